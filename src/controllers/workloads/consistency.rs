@@ -8,6 +8,7 @@ use std::fmt;
 use crate::cache::Lister;
 use crate::client::{Client, ListOptions};
 use crate::controllers::Error;
+use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::metrics::IntCounterVec;
 use crate::objects::{
     Object, ObjectKey, PartialObjectMetadata, Resource, ResourceType, Selector, Uid,
@@ -148,14 +149,6 @@ impl Consistency {
         self.writes().is_empty()
     }
 
-    /// Forgets the owner if it has this uid; `None`: any uid.
-    pub fn clear(&self, owner: &ObjectKey, uid: Option<&Uid>) {
-        let mut writes = self.writes();
-        if writes.get(owner).is_some_and(|written| uid.is_none_or(|uid| *uid == written.uid)) {
-            writes.remove(owner);
-        }
-    }
-
     /// The cache that lags behind what was written for `owner`, if there is one; if not, the record is
     /// dropped. Not to be called while a sync of `owner` writes.
     pub fn lagging(&self, owner: &ObjectKey) -> Option<Lag> {
@@ -193,6 +186,15 @@ impl Consistency {
     }
 }
 
+impl OwnerRecord for Consistency {
+    fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
+        let mut writes = self.writes();
+        if writes.get(owner).is_some_and(|written| uid.is_none_or(|uid| *uid == written.uid)) {
+            writes.remove(owner);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -227,14 +229,14 @@ mod tests {
 
         store.wrote_at(&owner, &uid, &ReplicaSet::RESOURCE, 6);
         assert!(matches!(store.ensure_ready(&owner), Err(Error::Stale(_))));
-        store.clear(&owner, Some(&Uid::new("2")));
-        assert!(store.ensure_ready(&owner).is_err(), "another uid clears nothing");
+        store.forget(&owner, Some(&Uid::new("2")));
+        assert!(store.ensure_ready(&owner).is_err(), "another uid forgets nothing");
         // A recreated owner does not wait for the writes of the one before.
         store.wrote_at(&owner, &Uid::new("2"), &Pod::RESOURCE, 9);
         assert!(store.ensure_ready(&owner).is_ok());
 
         store.wrote_at(&owner, &uid, &Pod::RESOURCE, 100);
-        store.clear(&owner, None);
+        store.forget(&owner, None);
         assert!(store.ensure_ready(&owner).is_ok());
     }
 }

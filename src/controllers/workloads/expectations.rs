@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 use crate::controllers::runner::keys::{Observer, Seen};
+use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::objects::{Meta, ObjectKey, Uid};
 
 /// After this long an expectation counts as met: an event must have been lost.
@@ -89,9 +90,11 @@ impl Expectations {
             expected.deletions.remove(dependent);
         }
     }
+}
 
-    /// For an owner that is gone. Upstream: `DeleteExpectations`.
-    pub fn forget(&self, owner: &ObjectKey) {
+/// Upstream: `DeleteExpectations`.
+impl OwnerRecord for Expectations {
+    fn forget(&self, owner: &ObjectKey, _: Option<&Uid>) {
         self.owners().remove(owner);
     }
 }
@@ -143,7 +146,7 @@ mod tests {
         assert!(expectations.satisfied(&a), "expired");
         expectations.expect_deletions(&a, vec![y]);
         assert!(!expectations.satisfied(&a));
-        expectations.forget(&a);
+        expectations.forget(&a, None);
         assert!(expectations.satisfied(&a));
     }
 }

@@ -11,6 +11,7 @@ pub mod expectations;
 pub mod history;
 pub mod job;
 pub mod new_pod;
+pub mod owner_records;
 pub mod percent;
 pub mod pod_batch;
 pub mod pod_control;

@@ -24,6 +24,7 @@ use crate::controllers::runner::{Change, Queue};
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
@@ -53,6 +54,7 @@ struct DaemonSets {
     queue: Queue,
     expectations: Arc<Expectations>,
     consistency: Arc<Consistency>,
+    records: OwnerRecords,
     backoff: Mutex<Backoff>,
     clock: SharedClock,
     /// Tolerations may compare numbers.
@@ -71,8 +73,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         true => Consistency::default().with(&pods).with(&sets),
         false => Consistency::default(),
     };
-    let consistency = Arc::new(consistency);
-    let expectations = Arc::new(Expectations::new(c.clock()));
+    let mut records = OwnerRecords::default();
+    let consistency = records.add(consistency);
+    let expectations = records.add(Expectations::new(c.clock()));
     let queue = c.queue(QueuePolicy::default().paced());
     let node_queue = c.queue_named("daemonset-node-updates", QueuePolicy::default());
     let this = Arc::new(DaemonSets {
@@ -85,7 +88,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         revisions: revisions.clone(),
         queue: queue.clone(),
         expectations: expectations.clone(),
-        consistency: consistency.clone(),
+        consistency,
+        records,
         backoff: Mutex::default(),
         clock: c.clock(),
         comparison: c.feature("TaintTolerationComparisonOperators"),
@@ -99,16 +103,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         .observing(&expectations)
         .again_after(again);
     let mut of_revisions = keys::of_controller(&sets).or_matching_orphans(selector).mapper();
-    c.watch(&sets, &queue, move |change, queue| {
-        let meta = &change.object().meta;
-        let key = meta.key();
-        if let Change::Deleted(_) = change {
-            // A new set of the same name starts without the old one's records.
-            consistency.clear(&key, Some(&meta.uid));
-            expectations.forget(&key);
-        }
-        queue.add(key);
-    });
+    c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, of_pods.mapper());
     c.watch(&revisions, &queue, move |change: Change<'_, ControllerRevision>, queue| {
         if !is_new_and_owned(&change) {

@@ -62,8 +62,7 @@ impl DaemonSets {
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(set) = self.sets.get(&key) else {
-            self.consistency.clear(&key, None);
-            self.expectations.forget(&key);
+            self.records.forget(&key, None);
             return Ok(Next::Done);
         };
         let selector = Selector::try_from(set.spec.selector.as_ref());
@@ -309,8 +308,8 @@ mod tests {
     use crate::clock::FakeClock;
     use crate::controllers::QueuePolicy;
     use crate::controllers::runner::Queue;
-    use crate::controllers::workloads::consistency::Consistency;
     use crate::controllers::workloads::expectations::Expectations;
+    use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
     use crate::controllers::workloads::pod_control::testing::{Heard, answering};
     use crate::events::Recorder;
@@ -335,7 +334,8 @@ mod tests {
             revisions: empty(),
             queue: Queue::new("", QueuePolicy::default(), clock.clone()),
             expectations: Arc::new(Expectations::new(clock.clone())),
-            consistency: Arc::new(Consistency::default()),
+            consistency: Arc::default(),
+            records: OwnerRecords::default(),
             backoff: Mutex::default(),
             clock,
             comparison: false,

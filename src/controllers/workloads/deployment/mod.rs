@@ -22,6 +22,7 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Queue;
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::controllers::workloads::ref_manager::{
     ControllerRefManager, controller_index, owned_or_orphaned,
 };
@@ -86,7 +87,7 @@ impl DeploymentController {
     /// Upstream: `syncDeployment`.
     async fn sync_deployment(&self, key: &ObjectKey) -> SyncResult {
         let Some(cached) = self.deployments.get(key) else {
-            self.consistency.clear(key, None);
+            self.consistency.forget(key, None);
             return Ok(Next::Done);
         };
         self.consistency.ensure_ready(key)?;

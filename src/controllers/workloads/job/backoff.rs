@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::objects::{ObjectKey, Pod, Timestamp};
+use crate::controllers::workloads::owner_records::OwnerRecord;
+use crate::objects::{ObjectKey, Pod, Timestamp, Uid};
 
 /// Upstream: `DefaultJobPodFailureBackOff`.
 const FIRST: Duration = Duration::from_secs(10);
@@ -55,8 +56,10 @@ impl BackoffStore {
             false => store.insert(job.clone(), failures),
         };
     }
+}
 
-    pub fn forget(&self, job: &ObjectKey) {
+impl OwnerRecord for BackoffStore {
+    fn forget(&self, job: &ObjectKey, _: Option<&Uid>) {
         self.0.lock().remove(job);
     }
 }

@@ -42,11 +42,12 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue, keys};
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::owner_records::{OwnerRecord, OwnerRecords};
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy};
 use crate::events::Recorder;
-use crate::objects::{Job, Pod, Selector, Timestamp, Uid};
+use crate::objects::{Job, ObjectKey, Pod, Selector, Timestamp, Uid};
 use crate::workqueue::exponential_failure_rate_limiter;
 
 /// Changes of pods and of a Job's status queue the Job this long after the first of them.
@@ -72,12 +73,21 @@ struct Jobs {
     released: Arc<Released>,
     consistency: Arc<Consistency>,
     backoff: Arc<BackoffStore>,
-    /// The Jobs whose end is written and not seen yet. Upstream: `finishedJobExpectations`.
-    finished: Arc<Mutex<HashSet<Uid>>>,
+    finished: Arc<Finished>,
+    records: OwnerRecords,
     /// `None`: the feature gate is off.
     groups: Option<Groups>,
     /// A Job that is suspended has no start time.
     resets_start_time: bool,
+}
+
+/// The Jobs whose end is written and not seen yet. Upstream: `finishedJobExpectations`.
+type Finished = Mutex<HashSet<Uid>>;
+
+impl OwnerRecord for Finished {
+    fn forget(&self, _: &ObjectKey, uid: Option<&Uid>) {
+        uid.into_iter().for_each(|uid| _ = self.lock().remove(uid));
+    }
 }
 
 /// The controller `job-controller`.
@@ -89,7 +99,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         true => Consistency::default().with(&pods).with(&jobs),
         false => Consistency::default(),
     };
-    let consistency = Arc::new(consistency);
+    let mut records = OwnerRecords::default();
+    let consistency = records.add(consistency);
     let retries = QueuePolicy::default();
     let queue =
         c.queue(retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)));
@@ -108,11 +119,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         queue: queue.clone(),
         orphans: orphans.clone(),
-        expectations: Arc::new(Expectations::new(c.clock())),
-        released: Arc::default(),
+        expectations: records.add(Expectations::new(c.clock())),
+        released: records.add(Released::default()),
         consistency,
-        backoff: Arc::default(),
-        finished: Arc::default(),
+        backoff: records.add(BackoffStore::default()),
+        finished: records.add(Finished::default()),
+        records,
         groups,
         resets_start_time: c.feature("MutableSchedulingDirectivesForSuspendedJobs"),
     });
@@ -158,11 +170,7 @@ impl Jobs {
                 let job = deleted.object();
                 let key = job.meta.key();
                 // A new Job of the same name starts without the old one's records.
-                self.consistency.clear(&key, Some(&job.meta.uid));
-                self.expectations.forget(&key);
-                self.released.forget(&key);
-                self.backoff.forget(&key);
-                self.finished.lock().remove(&job.meta.uid);
+                self.records.forget(&key, Some(&job.meta.uid));
                 Orphans::of(job).into_iter().for_each(|pods| self.orphans.add(pods));
                 self.queue.add(key);
             }
@@ -174,7 +182,7 @@ impl Jobs {
         if new.finished().is_some() {
             // No pod should have the finalizer any more.
             Orphans::of(new).into_iter().for_each(|pods| self.orphans.add(pods));
-            self.forget_finished(new);
+            self.records.forget(&key, Some(&new.meta.uid));
             return;
         }
         match new.meta.generation == old.meta.generation {
@@ -188,16 +196,6 @@ impl Jobs {
         {
             self.queue.add_after(key, left);
         }
-    }
-
-    /// Drops what is known of a Job beside its object, once the cache shows its end.
-    fn forget_finished(&self, job: &Job) {
-        let key = job.meta.key();
-        self.backoff.forget(&key);
-        self.expectations.forget(&key);
-        self.released.forget(&key);
-        self.consistency.clear(&key, Some(&job.meta.uid));
-        self.finished.lock().remove(&job.meta.uid);
     }
 
     /// The start of a new pod or condition.

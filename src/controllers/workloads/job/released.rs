@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::sync_state::TRACKING;
 use crate::controllers::runner::keys::{Observer, Seen};
+use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::objects::{Meta, ObjectKey, Uid};
 
 /// By Job.
@@ -31,8 +32,10 @@ impl Released {
             jobs.remove(job);
         }
     }
+}
 
-    pub fn forget(&self, job: &ObjectKey) {
+impl OwnerRecord for Released {
+    fn forget(&self, job: &ObjectKey, _: Option<&Uid>) {
         self.0.lock().remove(job);
     }
 }

@@ -17,17 +17,14 @@ impl Jobs {
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &metrics::STALE_SYNC_SKIPS)?;
         let Some(job) = self.jobs.get(&key) else {
-            self.expectations.forget(&key);
-            self.released.forget(&key);
-            self.backoff.forget(&key);
-            self.consistency.clear(&key, None);
+            self.records.forget(&key, None);
             return Ok(Next::Done);
         };
         if managed_by_another(&job) {
             return Ok(Next::Done);
         }
         if job.finished().is_some() {
-            self.forget_finished(&job);
+            self.records.forget(&key, Some(&job.meta.uid));
             return Ok(Next::Done);
         }
         if self.finished.lock().contains(&job.meta.uid) {
@@ -203,7 +200,7 @@ impl Jobs {
         self.record_end(&round.job, &ending.r#type, &ending.reason, &ending.message);
         let unfinished = |job: &Arc<Job>| job.meta.uid == uid && job.finished().is_none();
         if !self.jobs.get(key).is_some_and(|job| unfinished(&job)) {
-            self.forget_finished(&round.job);
+            self.records.forget(key, Some(&round.job.meta.uid));
         }
         Ok(())
     }

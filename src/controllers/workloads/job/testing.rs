@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::Jobs;
+use super::backoff::BackoffStore;
+use super::released::Released;
+use super::{Finished, Jobs};
 use crate::cache::{Indexer, Lister};
 use crate::client::Client;
 use crate::clock::FakeClock;
@@ -10,6 +12,7 @@ use crate::controllers::QueuePolicy;
 use crate::controllers::runner::Queue;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::pod_control::testing::NoSink;
 use crate::events::Recorder;
@@ -25,16 +28,18 @@ pub(super) fn controller(client: Client) -> (Arc<Jobs>, Caches) {
     let (jobs, pods) = (Lister::new(caches.jobs.clone()), Lister::new(caches.pods.clone()));
     let clock = FakeClock::new(Timestamp::from_secs(0));
     let recorder = Recorder::to_sink(Arc::new(NoSink));
-    let consistency = Arc::new(Consistency::default().with(&pods).with(&jobs));
+    let mut records = OwnerRecords::default();
+    let consistency = records.add(Consistency::default().with(&pods).with(&jobs));
     let pod_control = PodControl::new(client.clone(), recorder.clone(), clock.clone());
     let controller = Jobs {
         pod_control: pod_control.recording(&consistency),
         queue: Queue::new("job", QueuePolicy::default(), clock.clone()),
         orphans: Queue::new("job_orphan_pod", QueuePolicy::default(), clock.clone()),
-        expectations: Arc::new(Expectations::new(clock.clone())),
-        released: Arc::default(),
-        backoff: Arc::default(),
-        finished: Arc::default(),
+        expectations: records.add(Expectations::new(clock.clone())),
+        released: records.add(Released::default()),
+        backoff: records.add(BackoffStore::default()),
+        finished: records.add(Finished::default()),
+        records,
         groups: None,
         resets_start_time: true,
         client,

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
-use crate::controllers::runner::Change;
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy, keys};
@@ -69,6 +69,7 @@ struct ReplicaSets<S> {
     pods: Lister<Pod>,
     expectations: Arc<Expectations>,
     consistency: Arc<Consistency>,
+    records: OwnerRecords,
     clock: SharedClock,
     /// Whether the status counts pods that are being deleted.
     counts_terminating: bool,
@@ -87,15 +88,17 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         true => Consistency::default().with(&pods).with(&sets),
         false => Consistency::default(),
     };
-    let consistency = Arc::new(consistency);
-    let expectations = Arc::new(Expectations::new(c.clock()));
+    let mut records = OwnerRecords::default();
+    let consistency = records.add(consistency);
+    let expectations = records.add(Expectations::new(c.clock()));
     let this = Arc::new(ReplicaSets {
         pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
         client: c.client(),
         sets: sets.clone(),
         pods: pods.clone(),
         expectations: expectations.clone(),
-        consistency: consistency.clone(),
+        consistency,
+        records,
         clock: c.clock(),
         counts_terminating: S::COUNTS_TERMINATING
             && c.feature("DeploymentReplicaSetTerminatingReplicas"),
@@ -108,16 +111,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
             becomes_available(old, new, set.spec().min_ready_seconds)
         });
     let queue = c.queue(QueuePolicy::default().paced());
-    c.watch(&sets, &queue, move |change, queue| {
-        let meta = change.object().meta();
-        let key = meta.key();
-        if let Change::Deleted(_) = change {
-            // A new set of the same name starts without the old one's records.
-            consistency.clear(&key, Some(&meta.uid));
-            expectations.forget(&key);
-        }
-        queue.add(key);
-    });
+    c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, owned.mapper());
     c.sync(queue, &this, ReplicaSets::sync);
     Ok(())

@@ -60,8 +60,7 @@ impl<S: Replicating> ReplicaSets<S> {
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(set) = self.sets.get(&key) else {
-            self.consistency.clear(&key, None);
-            self.expectations.forget(&key);
+            self.records.forget(&key, None);
             return Ok(Next::Done);
         };
         let satisfied = self.expectations.satisfied(&key);
@@ -226,6 +225,7 @@ mod tests {
     use crate::cache::{Indexer, Lister};
     use crate::clock::{Clock, FakeClock, SystemClock};
     use crate::controllers::workloads::expectations::Expectations;
+    use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
     use crate::controllers::workloads::pod_control::testing::{NoSink, forgetful};
     use crate::events::Recorder;
@@ -252,6 +252,7 @@ mod tests {
             pods: Lister::new(cached),
             expectations: Arc::new(Expectations::new(SystemClock::shared())),
             consistency: Arc::default(),
+            records: OwnerRecords::default(),
             clock: clock.clone(),
             counts_terminating: true,
             uses_deletion_cost: true,

@@ -17,6 +17,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::events::Recorder;
@@ -31,6 +32,7 @@ struct StatefulSets {
     claims: Lister<PersistentVolumeClaim>,
     revisions: Lister<ControllerRevision>,
     consistency: Arc<Consistency>,
+    records: OwnerRecords,
     /// Whether an update may replace more than one pod at a time.
     honours_max_unavailable: bool,
     /// Whether a revision that another version of the manager wrote may be the current one.
@@ -49,7 +51,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         true => Consistency::default().with(&pods).with(&claims).with(&sets),
         false => Consistency::default(),
     };
-    let consistency = Arc::new(consistency);
+    let mut records = OwnerRecords::default();
     let this = Arc::new(StatefulSets {
         client: c.client(),
         recorder: c.recorder(),
@@ -58,7 +60,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         claims: claims.clone(),
         revisions,
-        consistency: consistency.clone(),
+        consistency: records.add(consistency),
+        records,
         honours_max_unavailable: c.feature("MaxUnavailableStatefulSet"),
         compares_semantically: c.feature("StatefulSetSemanticRevisionComparison"),
     });
@@ -68,14 +71,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             becomes_available(old, new, set.spec.min_ready_seconds)
         });
     let queue = c.queue(QueuePolicy::default().paced());
-    c.watch(&sets, &queue, move |change, queue| {
-        let meta = &change.object().meta;
-        if let Change::Deleted(_) = change {
-            // A new set of the same name starts without the old one's record.
-            consistency.clear(&meta.key(), Some(&meta.uid));
-        }
-        queue.add(meta.key());
-    });
+    c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, owned.mapper());
     c.watch(&claims, &queue, move |change, queue| {
         // A pod may wait until the claim of the one before it is gone.

@@ -55,7 +55,7 @@ impl StatefulSets {
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(set) = self.sets.get(&key) else {
-            self.consistency.clear(&key, None);
+            self.records.forget(&key, None);
             return Ok(Next::Done);
         };
         let selector = match Selector::try_from(set.spec.selector.as_ref()) {
