@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::Guard;
-use crate::clock::SystemClock;
+use crate::clock::{SharedClock, SystemClock};
 use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
 use crate::lines::escaped;
 use crate::options::{self, Options, validate};
@@ -36,11 +36,12 @@ use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
 use crate::task::{Latch, StopToken, TaskGroup, caught, panics};
 
-use connect::{Connect, Target, user_agent};
+use connect::{Connect, Connection, Target, user_agent};
 use futures_lite::future;
 use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
+use logging::Verbosity;
 use pipeline::Pipeline;
 use start::{Failed, RunContext};
 
@@ -80,6 +81,27 @@ pub fn usage() -> String {
 }
 
 async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec<String>> {
+    let prepared = prepare(options, connect)?;
+    match serve(prepared, connect).await? {
+        Some(served) => elect(served).await,
+        None => Ok(()),
+    }
+}
+
+/// What there is before anything is served.
+struct Prepared {
+    options: Arc<Options>,
+    clock: SharedClock,
+    verbosity: Verbosity,
+    /// Stops with a signal.
+    stop: StopToken,
+    migration: Option<LeaderMigration>,
+    connection: Arc<dyn Connection>,
+    shadow: Option<Shadow>,
+}
+
+/// Starts the log and the metrics, and makes what does not need the API server to answer.
+fn prepare(options: Options, connect: Connect) -> Result<Prepared, Vec<String>> {
     let clock = SystemClock::shared();
     if options.version.0.starts_with('v') {
         options::report_version(&options.version.0);
@@ -88,6 +110,37 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     crate::metrics::disable(&options.disabled_metrics);
     crate::metrics::process_stats::register();
     component_metrics::register(&options);
+    announce(&options);
+    if !options.trace_object.0.is_empty() {
+        traces::set(options.trace_object.0.clone(), &verbosity);
+    }
+    let options = Arc::new(if options.shadow { shadow::options(options) } else { options });
+    let stop = signals::stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
+    let migration = LeaderMigration::of(&options).map_err(|error| vec![error])?;
+    let target = Target {
+        kubeconfig: &options.kubeconfig,
+        master: &options.master,
+        qps: options.kube_api_qps,
+        burst: options.kube_api_burst,
+        content_type: &options.kube_api_content_type,
+        read_only: options.shadow,
+    };
+    let mut connection = connect(&target).map_err(|error| match options.kubeconfig.as_str() {
+        "" => vec![error],
+        _ => vec![format!("--kubeconfig: {error}")],
+    })?;
+    let shadow = options.shadow.then(|| {
+        let reader = connection.client(&user_agent("shadow"));
+        Shadow::new(&reader, clock.clone(), options.shadow_grace)
+    });
+    if let Some(shadow) = &shadow {
+        connection = connection.intercepted(shadow.interceptor());
+    }
+    Ok(Prepared { options, clock, verbosity, stop, migration, connection, shadow })
+}
+
+/// Logs what starts, and how; raises the limit of open files.
+fn announce(options: &Options) {
     if options.v.0 >= 1 {
         for (name, value) in options.pairs() {
             log::info!("FLAG: --{name}={value:?}");
@@ -98,39 +151,26 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         log::warn!("{} is set: it panics on purpose at {stations}", panics::VARIABLE);
     }
     open_files::raise_limit();
-    for notice in notices::of(&options) {
+    for notice in notices::of(options) {
         log::warn!("{notice}");
     }
-    if !options.trace_object.0.is_empty() {
-        traces::set(options.trace_object.0.clone(), &verbosity);
-    }
-    let options = if options.shadow { shadow::options(options) } else { options };
-    let stop = signals::stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
-    let options = Arc::new(options);
-    let migration = LeaderMigration::of(&options).map_err(|error| vec![error])?;
+}
 
-    let target = Target {
-        kubeconfig: &options.kubeconfig,
-        master: &options.master,
-        qps: options.kube_api_qps,
-        burst: options.kube_api_burst,
-        content_type: &options.kube_api_content_type,
-        read_only: options.shadow,
-    };
-    let connection = connect(&target).map_err(|error| match options.kubeconfig.as_str() {
-        "" => vec![error],
-        _ => vec![format!("--kubeconfig: {error}")],
-    })?;
+/// What there is before the lease is taken.
+struct Served {
+    context: RunContext,
+    /// The health of the elections; `None`: without an election.
+    main: Option<Arc<HealthzAdaptor>>,
+    second: Option<Arc<HealthzAdaptor>>,
+    stop: StopToken,
+    /// The tasks beside the controllers, and what stops them.
+    tasks: TaskGroup,
+    serving: StopToken,
+}
 
-    let mut connection = connection;
-    let shadow = options.shadow.then(|| {
-        let reader = connection.client(&user_agent("shadow"));
-        Shadow::new(&reader, clock.clone(), options.shadow_grace)
-    });
-    if let Some(shadow) = &shadow {
-        connection = connection.intercepted(shadow.interceptor());
-    }
-
+/// Serves health, metrics and the debug pages. `None`: it was stopped before.
+async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, Vec<String>> {
+    let Prepared { options, clock, verbosity, stop, migration, connection, shadow } = prepared;
     let health = HealthChecks::new();
     let checked = |name: &str| {
         let election = Arc::new(HealthzAdaptor::new(ELECTION_TOLERANCE));
@@ -154,48 +194,64 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     // It sends requests to the API server, which may not answer.
     match stop.unless_stopped(served).await {
         Some(served) => served.map_err(|error| vec![error])?,
-        None => return Ok(()),
+        None => return Ok(None),
     }
-
     if cfg!(target_env = "musl") {
         tasks.spawn(memory::release_regularly(clock.clone(), serving.clone()));
     }
-
-    let client = connection.client(&user_agent("leader-election")).for_lease();
-    let started = RunContext {
-        options: options.clone(),
+    let (lease, running) = (Lease::Main, Latch::new());
+    let context = RunContext {
+        options,
         connection,
-        health: health.clone(),
+        health,
         routes,
         pipeline,
-        clock: clock.clone(),
-        migration: migration.clone(),
-        lease: Lease::Main,
-        running: Latch::new(),
-        shadow: shadow.clone(),
+        clock,
+        migration,
+        lease,
+        running,
+        shadow,
     };
-    let Some(main) = main else {
-        let stop = stop.child();
-        let timed = shadow::ends(&options, shadow.as_ref(), &clock, &stop);
-        let ended = future::or(run_controllers(started, stop.clone()), timed).await;
-        serving.stop();
-        tasks.join().await;
-        let ended = ended.map_err(|failed| vec![failed.error]);
-        return match shadow.filter(Shadow::has_begun) {
-            Some(shadow) => shadow::conclude(&options, &shadow, ended),
-            None => ended,
-        };
-    };
+    Ok(Some(Served { context, main, second, stop, tasks, serving }))
+}
 
+/// Runs the controllers until stopped: under the lease, if there is an election.
+async fn elect(served: Served) -> Result<(), Vec<String>> {
+    let failure = match &served.main {
+        Some(main) => lead(&served, main).await?,
+        None => run_without_lease(&served).await,
+    };
+    served.serving.stop();
+    served.tasks.join().await;
+    let ended = failure.map_or(Ok(()), |error| Err(vec![error]));
+    match served.context.shadow.filter(Shadow::has_begun) {
+        Some(shadow) => shadow::conclude(&served.context.options, &shadow, ended),
+        None => ended,
+    }
+}
+
+/// Runs the controllers until stopped; returns their failure.
+async fn run_without_lease(served: &Served) -> Option<String> {
+    let (context, stop) = (&served.context, served.stop.child());
+    let timed = shadow::ends(&context.options, context.shadow.as_ref(), &context.clock, &stop);
+    let ended = future::or(run_controllers(context.clone(), stop.clone()), timed).await;
+    ended.err().map(|failed| failed.error)
+}
+
+/// Holds the lease, and that of a migration, while their controllers run. Returns the failure of
+/// these. `Err`: as [`settled`].
+async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, Vec<String>> {
+    let Served { context, second, stop, tasks, serving, .. } = served;
+    let RunContext { options, connection, clock, health, .. } = context;
     // Stops with the signal, and when the work ends by itself.
     let leading = stop.child();
     let failure = Arc::new(Mutex::new(None));
     let under = |lease: Lease| {
         let (over, cause) = (leading.clone(), failure.clone());
-        let started = RunContext { lease, ..started.clone() };
+        let context = RunContext { lease, ..context.clone() };
         move |stop: StopToken, guard: Guard| async move {
-            let connection = started.connection.guarded(guard);
-            let ended = run_controllers(RunContext { connection, ..started }, stop).await;
+            let connection = context.connection.guarded(guard);
+            let ended = run_controllers(RunContext { connection, ..context }, stop).await;
             let work = match ended {
                 Ok(()) => Work::Ended,
                 Err(Failed { error, work }) => {
@@ -208,28 +264,22 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
             work
         }
     };
-    let identity = new_identity();
-    let contender = Contender {
-        options: &options,
-        client: &client,
-        clock: &clock,
-        identity: &identity,
-        stop: &leading,
-    };
-    let name = &options.leader_elect_resource_name;
-    let coordinated = Contender::is_coordinated(&options);
+    let client = &connection.client(&user_agent("leader-election")).for_lease();
+    let identity = &new_identity();
+    let contender = Contender { options, client, clock, identity, stop: &leading };
+    let coordinated = Contender::is_coordinated(options);
     if coordinated {
-        let candidate = LeaseCandidate::new(&options, &started.connection, &identity, &clock)
+        let candidate = LeaseCandidate::new(options, connection, identity, clock)
             .map_err(|error| vec![error])?;
         health.add("informer-sync", candidate.check());
         tasks.spawn(candidate.run(serving.clone()));
     }
-    let work = under(Lease::Main);
-    let led = async { settled(contender.lead(name, coordinated, &main, work).await) };
+    let (name, work) = (&options.leader_elect_resource_name, under(Lease::Main));
+    let led = async { settled(contender.lead(name, coordinated, main, work).await) };
     let migrated = async {
-        let (Some(migration), Some(health)) = (&migration, &second) else { return Ok(()) };
+        let (Some(migration), Some(health)) = (&context.migration, second) else { return Ok(()) };
         // The holder of the first lease takes the second too: two managers never hold one each.
-        if leading.unless_stopped(started.running.opened()).await.is_none() {
+        if leading.unless_stopped(context.running.opened()).await.is_none() {
             return Ok(());
         }
         let name = &migration.leader_name;
@@ -238,12 +288,8 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     };
     future::try_zip(led, migrated).await?;
     log::info!("Requested to terminate. Exiting.");
-    serving.stop();
-    tasks.join().await;
-    match failure.lock().take() {
-        Some(error) => Err(vec![error]),
-        None => Ok(()),
-    }
+    let failure = failure.lock().take();
+    Ok(failure)
 }
 
 /// As [`start::run`]; a panic is an error too, so that no lease is held without controllers.
