@@ -2,6 +2,7 @@
 //! Upstream: `pkg/controller/podautoscaler`.
 
 mod calculator;
+mod decision;
 mod metrics_api;
 mod monitor;
 mod normalize;

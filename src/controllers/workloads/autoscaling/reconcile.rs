@@ -8,23 +8,23 @@ use serde_json::{Value, json};
 
 use super::Autoscaling;
 use super::calculator::Calculator;
+use super::decision::{Decision, Proposed, Recent, Reconcile, Scaling};
 use super::metrics_api::described;
 use super::monitor::{self, Action, Fault};
-use super::normalize::{Normalized, ReplicaBounds};
-use super::scaling_mode::{BELOW_MIN, ScalingMode, Zero, lifted};
+use super::normalize::History;
+use super::scaling_mode::ScalingMode;
 use super::sources::{self, Computed, Failed, Target};
-use super::status::{
-    ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED, remove_condition, set_condition,
-};
+use super::status::{ABLE_TO_SCALE, SCALING_ACTIVE, set_condition};
 use crate::client;
 use crate::objects::{
-    HorizontalPodAutoscaler, HorizontalPodAutoscalerStatus, ObjectKey, Pod, Resource, ResourceType,
-    Scale, Selector,
+    HorizontalPodAutoscaler, ObjectKey, Pod, Resource, ResourceType, Scale, Selector,
 };
 
 /// Tries and the time between them when the Scale changes meanwhile. Upstream: `retry.DefaultRetry`.
 const TRIES: u32 = 5;
 const BETWEEN_TRIES: Duration = Duration::from_millis(10);
+
+const SUCCEEDED_GET_SCALE: &str = "the HPA controller was able to get the target's current scale";
 
 /// Why it ended early.
 struct ReconcileError {
@@ -35,35 +35,6 @@ struct ReconcileError {
 impl From<String> for ReconcileError {
     fn from(error: String) -> ReconcileError {
         ReconcileError { fault: Fault::Internal, error }
-    }
-}
-
-/// What all metrics together ask for.
-struct Proposed {
-    replicas: i32,
-    name: String,
-    statuses: Vec<Value>,
-    /// Of the metrics that could not be read.
-    error: Option<String>,
-}
-
-/// An autoscaler and what becomes of its status.
-struct Reconcile<'a> {
-    autoscaler: &'a HorizontalPodAutoscaler,
-    key: &'a ObjectKey,
-    status: HorizontalPodAutoscalerStatus,
-    /// `Deployment/default/web`
-    reference: String,
-    action: Action,
-}
-
-impl Reconcile<'_> {
-    /// Upstream: `setStatus`.
-    fn set_counts(&mut self, current: i32, desired: i32, metrics: Vec<Value>) {
-        self.status.observed_generation = None;
-        self.status.current_replicas = current;
-        self.status.desired_replicas = desired;
-        self.status.current_metrics = metrics;
     }
 }
 
@@ -86,138 +57,109 @@ impl Autoscaling {
     }
 
     async fn run(&self, subject: &mut Reconcile<'_>) -> Result<(), ReconcileError> {
-        let (autoscaler, settings) = (subject.autoscaler, &self.settings);
-        let (resource, mut scale) = self.scale_of(subject).await?;
-        let now = self.clock.now();
-        set_condition(
-            &mut subject.status,
-            ABLE_TO_SCALE,
-            (
-                "True",
-                "SucceededGetScale",
-                "the HPA controller was able to get the target's current scale",
-            ),
-            now,
-        );
-        let current = scale.replicas;
-        let moment = self.clock.monotonic();
-        self.histories.lock().entry(subject.key.clone()).or_default().start(current, moment);
-
-        let (min, max) = (autoscaler.min_replicas(), autoscaler.spec.max_replicas);
-        let zero = Zero {
-            gate: settings.scale_to_zero,
-            was_scaled: autoscaler
-                .condition(SCALED_TO_ZERO)
-                .is_some_and(|known| known.status == "True"),
-            has_other_metrics: has_object_or_external_metrics(autoscaler),
+        let (resource, mut scale) = match self.scale_of(subject).await {
+            Ok(found) => found,
+            Err((cause, error)) => return Err(self.fail_scale(subject, &cause, error).await),
         };
-        let mut partial_error = None;
-        let mut statuses = Vec::new();
-        let (desired, reason) = match ScalingMode::of(current, min, max, zero) {
-            ScalingMode::Disabled => {
-                let message = "scaling is disabled since the replica count of the target is zero";
-                let disabled = ("False", "ScalingDisabled", message);
-                set_condition(&mut subject.status, SCALING_ACTIVE, disabled, now);
-                if !zero.gate {
-                    remove_condition(&mut subject.status, SCALED_TO_ZERO);
-                }
-                (0, String::new())
-            }
-            ScalingMode::Set(replicas, reason) => (replicas, reason.to_owned()),
-            ScalingMode::Follow => {
-                let proposed = self.proposed(subject, &scale).await?;
-                statuses = proposed.statuses;
-                partial_error = proposed.error;
-                let replicas = proposed.replicas.max(0);
-                let name = proposed.name;
-                log::debug!("{}: proposing {replicas} replicas by {name}", subject.reference);
-                let normalized =
-                    self.normalize(subject, ReplicaBounds { current, desired: replicas, min, max });
-                let desired = lifted(current, normalized, min, zero);
-                let reason = match replicas {
-                    more if more > current => format!("{name} above target"),
-                    less if less < current => "All metrics below target".to_owned(),
-                    _ if desired > normalized => BELOW_MIN.to_owned(),
-                    _ => String::new(),
-                };
-                (desired, reason)
-            }
+        let found = ("True", "SucceededGetScale", SUCCEEDED_GET_SCALE);
+        set_condition(&mut subject.status, ABLE_TO_SCALE, found, self.clock.now());
+        let scaling = Scaling::of(subject.autoscaler, scale.replicas, self.settings.scale_to_zero);
+        self.with_history(subject.key, |history, now| history.start(scaling.current, now));
+        let proposed = match scaling.mode() {
+            ScalingMode::Follow => match self.computed(subject, &scale).await {
+                Ok(proposed) => proposed,
+                Err(failed) => return Err(self.fail_metrics(subject, &scale, failed).await),
+            },
+            ScalingMode::Disabled | ScalingMode::Set(..) => Proposed::default(),
         };
 
-        let rescales = desired != current;
-        if rescales {
-            let rescaled = self.rescale(subject, &resource, &mut scale, desired).await;
+        let (now, window) = (self.clock.now(), self.settings.downscale_stabilization);
+        let decision = self.with_history(subject.key, |history, moment| {
+            subject.decide(scaling, &proposed, &mut Recent { history, window, moment }, now)
+        });
+
+        if decision.desired != scaling.current {
+            let rescaled = self.rescale(subject, &resource, &mut scale, decision.desired).await;
             if let Err(error) = rescaled {
-                let event = format!("New size: {desired}; reason: {reason}; error: {error}");
-                self.recorder.warning(autoscaler, "FailedRescale", event);
-                let message =
-                    format!("the HPA controller was unable to update the target scale: {error}");
-                let failed = ("False", "FailedUpdateScale", message);
-                set_condition(&mut subject.status, ABLE_TO_SCALE, failed, self.clock.now());
-                let known = autoscaler.status.desired_replicas;
-                subject.set_counts(current, known, statuses);
-                self.write_or_log(subject).await;
-                return Err(format!("failed to rescale {}: {error}", subject.reference).into());
+                let statuses = proposed.statuses;
+                return Err(self.fail_rescale(subject, scaling, &decision, statuses, error).await);
             }
-            let now = self.clock.now();
-            let message =
-                format!("the HPA controller was able to update the target scale to {desired}");
-            let succeeded = ("True", "SucceededRescale", message);
-            set_condition(&mut subject.status, ABLE_TO_SCALE, succeeded, now);
-            let event = format!("New size: {desired}; reason: {reason}");
-            self.recorder.normal(autoscaler, "SuccessfulRescale", event);
-            if let Some(behavior) = &autoscaler.spec.behavior {
-                let mut histories = self.histories.lock();
-                let history = histories.entry(subject.key.clone()).or_default();
-                history.scaled(behavior, current, desired, self.clock.monotonic());
-            }
-            let (from, to) = (current, desired);
-            log::info!("{}: rescaled from {from} to {to}: {reason}", subject.reference);
-            if zero.gate {
-                let is_reached = zero.is_reached(current, desired, min);
-                let condition = if is_reached { SCALED } else { NOT_SCALED };
-                set_condition(&mut subject.status, SCALED_TO_ZERO, condition, now);
-            } else {
-                remove_condition(&mut subject.status, SCALED_TO_ZERO);
-            }
-            subject.action = if desired > current { Action::ScaleUp } else { Action::ScaleDown };
-            subject.status.last_scale_time = Some(now.truncate_to_secs());
+            self.note_rescale(subject, scaling, &decision);
         }
-        subject.set_counts(current, desired, statuses);
-        monitor::desires(&subject.key.namespace, &subject.key.name, desired);
+        subject.set_counts(scaling.current, decision.desired, proposed.statuses);
+        monitor::desires(&subject.key.namespace, &subject.key.name, decision.desired);
         self.write(subject).await?;
-        partial_error.map_or(Ok(()), |error| Err(error.into()))
+        proposed.error.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// What `with` returns of the autoscaler's history and the monotonic time.
+    fn with_history<T>(
+        &self,
+        key: &ObjectKey,
+        with: impl FnOnce(&mut History, Duration) -> T,
+    ) -> T {
+        let mut histories = self.histories.lock();
+        with(histories.entry(key.clone()).or_default(), self.clock.monotonic())
+    }
+
+    /// The target has its new size: the conditions, the event, the history and the log.
+    fn note_rescale(&self, subject: &mut Reconcile<'_>, scaling: Scaling, decision: &Decision) {
+        let Decision { desired, reason } = decision;
+        subject.rescaled(scaling, *desired, self.clock.now());
+        let event = format!("New size: {desired}; reason: {reason}");
+        self.recorder.normal(subject.autoscaler, "SuccessfulRescale", event);
+        if let Some(behavior) = &subject.autoscaler.spec.behavior {
+            self.with_history(subject.key, |history, now| {
+                history.scaled(behavior, scaling.current, *desired, now);
+            });
+        }
+        let from = scaling.current;
+        log::info!("{}: rescaled from {from} to {desired}: {reason}", subject.reference);
+    }
+
+    /// The event and the status of a target that could not be scaled; returns the whole error.
+    async fn fail_rescale(
+        &self,
+        subject: &mut Reconcile<'_>,
+        scaling: Scaling,
+        Decision { desired, reason }: &Decision,
+        statuses: Vec<Value>,
+        error: String,
+    ) -> ReconcileError {
+        let event = format!("New size: {desired}; reason: {reason}; error: {error}");
+        self.recorder.warning(subject.autoscaler, "FailedRescale", event);
+        let message = format!("the HPA controller was unable to update the target scale: {error}");
+        let failed = ("False", "FailedUpdateScale", message);
+        set_condition(&mut subject.status, ABLE_TO_SCALE, failed, self.clock.now());
+        subject.set_counts(scaling.current, subject.autoscaler.status.desired_replicas, statuses);
+        self.write_or_log(subject).await;
+        format!("failed to rescale {}: {error}", subject.reference).into()
     }
 
     /// The Scale of the target, and its resource: the first that has one.
+    ///
+    /// # Errors
+    /// The cause, as the status shows it, and the whole error.
     async fn scale_of(
         &self,
-        subject: &mut Reconcile<'_>,
-    ) -> Result<(ResourceType, Scale), ReconcileError> {
+        subject: &Reconcile<'_>,
+    ) -> Result<(ResourceType, Scale), (String, ReconcileError)> {
         let target = &subject.autoscaler.spec.scale_target_ref;
-        let group = match group_of(&target.api_version) {
-            Ok(group) => group,
-            Err(error) => {
-                self.has_no_scale(subject, &error).await;
-                let error = format!("invalid API version in scale target reference: {error}");
-                return Err(ReconcileError { fault: Fault::Spec, error });
-            }
-        };
+        let group = group_of(&target.api_version).map_err(|cause| {
+            let error = format!("invalid API version in scale target reference: {cause}");
+            (cause, ReconcileError { fault: Fault::Spec, error })
+        })?;
         let kind = &target.kind;
-        let resources = self.scales.resources_of(group, kind, None).await;
-        let resources = match resources {
+        let resources = match self.scales.resources_of(group, kind, None).await {
             Ok(resources) if !resources.is_empty() => Ok(resources),
             Ok(_) => Err(format!("no matches for kind {:?} in group {group:?}", kind.as_str())),
             Err(error) => Err(described(&error, "get", "")),
         };
-        let resources = match resources {
-            Ok(resources) => resources,
-            Err(error) => {
-                self.has_no_scale(subject, &error).await;
-                let doing = "unable to determine resource for scale target reference";
-                return Err(format!("{doing}: {error}").into());
-            }
-        };
+        let resources = resources.map_err(|cause| {
+            let doing = "unable to determine resource for scale target reference";
+            let error = ReconcileError::from(format!("{doing}: {cause}"));
+            (cause, error)
+        })?;
         let key = ObjectKey::new(&subject.key.namespace, &target.name);
         let mut first = None;
         for resource in resources {
@@ -229,37 +171,40 @@ impl Autoscaling {
                 }
             }
         }
-        let error = first.unwrap_or_default();
-        self.has_no_scale(subject, &error).await;
-        let doing = "failed to query scale subresource for";
-        Err(format!("{doing} {}: {error}", subject.reference).into())
+        let cause = first.unwrap_or_default();
+        let error = format!("failed to query scale subresource for {}: {cause}", subject.reference);
+        Err((cause, error.into()))
     }
 
-    async fn has_no_scale(&self, subject: &mut Reconcile<'_>, error: &str) {
-        self.recorder.warning(subject.autoscaler, "FailedGetScale", error);
+    /// The event and the status of a target whose Scale was not found; returns `error`.
+    async fn fail_scale(
+        &self,
+        subject: &mut Reconcile<'_>,
+        cause: &str,
+        error: ReconcileError,
+    ) -> ReconcileError {
+        self.recorder.warning(subject.autoscaler, "FailedGetScale", cause);
         let message =
-            format!("the HPA controller was unable to get the target's current scale: {error}");
+            format!("the HPA controller was unable to get the target's current scale: {cause}");
         let failed = ("False", "FailedGetScale", message);
         set_condition(&mut subject.status, ABLE_TO_SCALE, failed, self.clock.now());
         self.write_or_log(subject).await;
+        error
     }
 
-    /// What the metrics ask for. When that is nothing, the status is written.
-    async fn proposed(
+    /// The status and the event of metrics that ask for nothing; returns the whole error.
+    async fn fail_metrics(
         &self,
         subject: &mut Reconcile<'_>,
         scale: &Scale,
-    ) -> Result<Proposed, ReconcileError> {
-        let (error, statuses) = match self.computed(subject, scale).await {
-            Ok(proposed) => return Ok(proposed),
-            Err(failed) => failed,
-        };
+        (error, statuses): (String, Vec<Value>),
+    ) -> ReconcileError {
         let desired = subject.autoscaler.status.desired_replicas;
         subject.set_counts(scale.replicas, desired, statuses);
         self.write_or_log(subject).await;
         self.recorder.warning(subject.autoscaler, "FailedComputeMetricsReplicas", &*error);
         let doing = "failed to compute desired number of replicas based on listed metrics for";
-        Err(format!("{doing} {}: {error}", subject.reference).into())
+        format!("{doing} {}: {error}", subject.reference).into()
     }
 
     /// The highest of what the metrics ask for. A metric that cannot be read may ask for more than the
@@ -375,20 +320,6 @@ impl Autoscaling {
         Ok((selector, pods))
     }
 
-    fn normalize(&self, subject: &mut Reconcile<'_>, wish: ReplicaBounds) -> i32 {
-        let now = self.clock.now();
-        let Normalized { desired, able, limited } = {
-            let mut histories = self.histories.lock();
-            let history = histories.entry(subject.key.clone()).or_default();
-            let behavior = subject.autoscaler.spec.behavior.as_ref();
-            let window = self.settings.downscale_stabilization;
-            history.normalize(wish, behavior, window, self.clock.monotonic())
-        };
-        set_condition(&mut subject.status, ABLE_TO_SCALE, able, now);
-        set_condition(&mut subject.status, SCALING_LIMITED, limited, now);
-        desired
-    }
-
     /// Asks for `replicas`, again when the Scale has changed meanwhile.
     async fn rescale(
         &self,
@@ -441,16 +372,6 @@ impl Autoscaling {
             log::error!("horizontal-pod-autoscaler-controller: {error}");
         }
     }
-}
-
-const SCALED: (&str, &str, &str) =
-    ("True", "ScaledToZero", "the HPA controller scaled the workload to zero");
-const NOT_SCALED: (&str, &str, &str) =
-    ("False", "NotScaledToZero", "the HPA controller did not scale the workload to zero");
-
-/// Metrics that are there without pods.
-fn has_object_or_external_metrics(autoscaler: &HorizontalPodAutoscaler) -> bool {
-    autoscaler.spec.metrics.iter().any(|spec| matches!(spec.r#type.as_str(), "Object" | "External"))
 }
 
 /// As errors name it: upstream's client of Scales serves all groups and names none.

@@ -1,0 +1,252 @@
+//! The decision about one target: how many replicas it is to have, why, and what the status says of
+//! it. No I/O. Upstream: parts of `reconcileAutoscaler`.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::monitor::Action;
+use super::normalize::{History, Normalized, ReplicaBounds};
+use super::scaling_mode::{BELOW_MIN, ScalingMode, Zero, lifted};
+use super::status::{
+    ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED, remove_condition, set_condition,
+};
+use crate::objects::{
+    HorizontalPodAutoscaler, HorizontalPodAutoscalerStatus, ObjectKey, Timestamp,
+};
+
+const SCALED: (&str, &str, &str) =
+    ("True", "ScaledToZero", "the HPA controller scaled the workload to zero");
+const NOT_SCALED: (&str, &str, &str) =
+    ("False", "NotScaledToZero", "the HPA controller did not scale the workload to zero");
+
+/// What all metrics together ask for.
+#[derive(Default)]
+pub(super) struct Proposed {
+    pub replicas: i32,
+    /// The metric that asks for the most.
+    pub name: String,
+    pub statuses: Vec<Value>,
+    /// Of the metrics that could not be read.
+    pub error: Option<String>,
+}
+
+/// The replicas of a target, and those that it may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scaling {
+    pub current: i32,
+    min: i32,
+    max: i32,
+    zero: Zero,
+}
+
+impl Scaling {
+    /// `gate`: HPAScaleToZero.
+    pub fn of(autoscaler: &HorizontalPodAutoscaler, current: i32, gate: bool) -> Scaling {
+        let known = autoscaler.condition(SCALED_TO_ZERO);
+        let needs_no_pods = |kind: &str| matches!(kind, "Object" | "External");
+        let metrics = &autoscaler.spec.metrics;
+        let zero = Zero {
+            gate,
+            was_scaled: known.is_some_and(|known| known.status == "True"),
+            has_other_metrics: metrics.iter().any(|spec| needs_no_pods(&spec.r#type)),
+        };
+        let (min, max) = (autoscaler.min_replicas(), autoscaler.spec.max_replicas);
+        Scaling { current, min, max, zero }
+    }
+
+    pub fn mode(self) -> ScalingMode {
+        ScalingMode::of(self.current, self.min, self.max, self.zero)
+    }
+}
+
+/// What an autoscaler did of late, and at which time it decides.
+pub(super) struct Recent<'a> {
+    pub history: &'a mut History,
+    /// `--horizontal-pod-autoscaler-downscale-stabilization`.
+    pub window: Duration,
+    /// On the monotonic clock.
+    pub moment: Duration,
+}
+
+/// How many replicas a target is to have, and why that is not the number that it has.
+#[derive(Debug, PartialEq)]
+pub(super) struct Decision {
+    pub desired: i32,
+    pub reason: String,
+}
+
+/// An autoscaler and what becomes of its status.
+pub(super) struct Reconcile<'a> {
+    pub autoscaler: &'a HorizontalPodAutoscaler,
+    pub key: &'a ObjectKey,
+    pub status: HorizontalPodAutoscalerStatus,
+    /// `Deployment/default/web`
+    pub reference: String,
+    pub action: Action,
+}
+
+impl Reconcile<'_> {
+    /// Upstream: `setStatus`.
+    pub fn set_counts(&mut self, current: i32, desired: i32, metrics: Vec<Value>) {
+        self.status.observed_generation = None;
+        self.status.current_replicas = current;
+        self.status.desired_replicas = desired;
+        self.status.current_metrics = metrics;
+    }
+
+    /// `proposed` counts only where the target follows its metrics.
+    pub fn decide(
+        &mut self,
+        scaling: Scaling,
+        proposed: &Proposed,
+        recent: &mut Recent<'_>,
+        now: Timestamp,
+    ) -> Decision {
+        let Scaling { current, min, max, zero } = scaling;
+        match scaling.mode() {
+            ScalingMode::Disabled => {
+                let message = "scaling is disabled since the replica count of the target is zero";
+                let disabled = ("False", "ScalingDisabled", message);
+                set_condition(&mut self.status, SCALING_ACTIVE, disabled, now);
+                if !zero.gate {
+                    remove_condition(&mut self.status, SCALED_TO_ZERO);
+                }
+                Decision { desired: 0, reason: String::new() }
+            }
+            ScalingMode::Set(desired, reason) => Decision { desired, reason: reason.to_owned() },
+            ScalingMode::Follow => {
+                let (wanted, name) = (proposed.replicas.max(0), &proposed.name);
+                log::debug!("{}: proposing {wanted} replicas by {name}", self.reference);
+                let bounds = ReplicaBounds { current, desired: wanted, min, max };
+                let behavior = self.autoscaler.spec.behavior.as_ref();
+                let Normalized { desired: normalized, able, limited } =
+                    recent.history.normalize(bounds, behavior, recent.window, recent.moment);
+                set_condition(&mut self.status, ABLE_TO_SCALE, able, now);
+                set_condition(&mut self.status, SCALING_LIMITED, limited, now);
+                let desired = lifted(current, normalized, min, zero);
+                let reason = match wanted {
+                    more if more > current => format!("{name} above target"),
+                    less if less < current => "All metrics below target".to_owned(),
+                    _ if desired > normalized => BELOW_MIN.to_owned(),
+                    _ => String::new(),
+                };
+                Decision { desired, reason }
+            }
+        }
+    }
+
+    /// The target has `desired` replicas now.
+    pub fn rescaled(&mut self, scaling: Scaling, desired: i32, now: Timestamp) {
+        let Scaling { current, min, zero, .. } = scaling;
+        let message =
+            format!("the HPA controller was able to update the target scale to {desired}");
+        let succeeded = ("True", "SucceededRescale", message);
+        set_condition(&mut self.status, ABLE_TO_SCALE, succeeded, now);
+        if zero.gate {
+            let is_reached = zero.is_reached(current, desired, min);
+            let condition = if is_reached { SCALED } else { NOT_SCALED };
+            set_condition(&mut self.status, SCALED_TO_ZERO, condition, now);
+        } else {
+            remove_condition(&mut self.status, SCALED_TO_ZERO);
+        }
+        self.action = if desired > current { Action::ScaleUp } else { Action::ScaleDown };
+        self.status.last_scale_time = Some(now.truncate_to_secs());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::scaling_mode::ABOVE_MAX;
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(100);
+
+    /// Between 2 and 10 replicas, by a metric that needs no pods.
+    fn autoscaler(was_scaled_to_zero: bool, behavior: bool) -> HorizontalPodAutoscaler {
+        let behavior = behavior.then(|| json!({}));
+        let is = if was_scaled_to_zero { "True" } else { "False" };
+        serde_json::from_value(json!({
+            "spec": { "minReplicas": 2, "maxReplicas": 10, "metrics": [{ "type": "External" }],
+                "behavior": behavior },
+            "status": { "conditions": [{ "type": SCALED_TO_ZERO, "status": is }] },
+        }))
+        .unwrap()
+    }
+
+    fn reconcile<'a>(of: &'a HorizontalPodAutoscaler, key: &'a ObjectKey) -> Reconcile<'a> {
+        let (status, reference) = (of.status.clone(), "Deployment/ns/web".into());
+        Reconcile { autoscaler: of, key, status, reference, action: Action::None }
+    }
+
+    /// Each condition as its type and its reason.
+    fn reasons(subject: &Reconcile<'_>) -> Vec<(String, String)> {
+        let conditions = subject.status.conditions.iter();
+        conditions.map(|known| (known.r#type.to_string(), known.reason.to_string())).collect()
+    }
+
+    #[test]
+    fn a_decision_has_its_reason_and_its_conditions() {
+        let (below, ready) = ("All metrics below target", "ReadyForNewScale");
+        let within = "DesiredWithinRange";
+        let nothing: [&str; 3] = [""; 3];
+        // Whether the autoscaler scaled to zero before, and has a behavior; replicas there are, and
+        // that metrics ask for; those decided on, with the reason; the reasons of AbleToScale,
+        // ScalingLimited and ScalingActive.
+        for ((own, behavior), current, proposed, desired, reason, conditions) in [
+            ((false, false), 3, 5, 5, "m above target", [ready, within, ""]),
+            ((false, false), 3, 1, 2, below, [ready, "TooFewReplicas", ""]),
+            ((false, false), 3, -1, 2, below, [ready, "TooFewReplicas", ""]),
+            ((false, false), 3, 20, 6, "m above target", [ready, "ScaleUpLimit", ""]),
+            ((false, false), 3, 3, 3, "", [ready, within, ""]),
+            ((false, false), 12, 3, 10, ABOVE_MAX, nothing),
+            ((false, false), 1, 9, 2, BELOW_MIN, nothing),
+            ((false, false), 0, 9, 0, "", ["", "", "ScalingDisabled"]),
+            ((true, false), 0, 3, 3, "m above target", [ready, within, ""]),
+            ((true, false), 0, 0, 2, "", [ready, "TooFewReplicas", ""]),
+            ((true, true), 0, 0, 2, BELOW_MIN, [ready, within, ""]),
+        ] {
+            let (of, key) = (autoscaler(own, behavior), ObjectKey::new("ns", "web"));
+            let mut subject = reconcile(&of, &key);
+            let (history, moment) = (&mut History::default(), Duration::from_secs(7));
+            let mut recent = Recent { history, window: Duration::ZERO, moment };
+            let proposed =
+                Proposed { replicas: proposed, name: "m".to_owned(), ..Proposed::default() };
+            let scaling = Scaling::of(&of, current, true);
+            let decision = subject.decide(scaling, &proposed, &mut recent, NOW);
+            assert_eq!(decision, Decision { desired, reason: reason.to_owned() }, "{current}");
+            let found = reasons(&subject);
+            let reason = |kind: &str| {
+                let known = found.iter().find(|(found, _)| found == kind);
+                known.map_or("", |(_, reason)| reason.as_str())
+            };
+            let found = [ABLE_TO_SCALE, SCALING_LIMITED, SCALING_ACTIVE].map(reason);
+            assert_eq!(found, conditions, "{current} {}", proposed.replicas);
+        }
+    }
+
+    #[test]
+    fn a_status_says_whether_its_autoscaler_scaled_to_zero() {
+        // The gate, the least number, the replicas before and after; the action, and the reason of
+        // ScaledToZero; empty: there is no such condition.
+        for (gate, min, current, desired, action, reason) in [
+            (true, 0, 3, 0, Action::ScaleDown, "ScaledToZero"),
+            (true, 0, 3, 1, Action::ScaleDown, "NotScaledToZero"),
+            (true, 2, 0, 2, Action::ScaleUp, "NotScaledToZero"),
+            (false, 0, 3, 4, Action::ScaleUp, ""),
+        ] {
+            let (mut of, key) = (autoscaler(true, false), ObjectKey::new("ns", "web"));
+            of.spec.min_replicas = Some(min);
+            let mut subject = reconcile(&of, &key);
+            subject.rescaled(Scaling::of(&of, current, gate), desired, NOW);
+            assert_eq!((subject.action, subject.status.last_scale_time), (action, Some(NOW)));
+            let mut expected = vec![(ABLE_TO_SCALE.to_owned(), "SucceededRescale".to_owned())];
+            if !reason.is_empty() {
+                expected.insert(0, (SCALED_TO_ZERO.to_owned(), reason.to_owned()));
+            }
+            assert_eq!(reasons(&subject), expected, "{current} {desired}");
+        }
+    }
+}
