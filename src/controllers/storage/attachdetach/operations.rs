@@ -188,6 +188,15 @@ impl Operations {
         }
     }
 
+    /// The change of the node's report that a detach on `node` waits for.
+    pub fn reporting(&self, node: &str) -> Option<u64> {
+        let mut pending = self.0.iter().filter(|op| op.node == *node && op.is_pending());
+        pending.next().and_then(|op| match op.stage {
+            Stage::Reporting(change) => Some(change),
+            _ => None,
+        })
+    }
+
     /// The operation under way on `node`.
     pub fn on(&mut self, node: &str) -> Option<&mut Operation> {
         self.0.iter_mut().find(|op| op.node == *node && op.is_pending())

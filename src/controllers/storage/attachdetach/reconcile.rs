@@ -90,19 +90,63 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Detaches without a look at the driver's answer where the node may not have unmounted.
-    fn detach(&mut self, node: &Istr, timed_out: bool, out_of_service: bool) {
-        let verify = !timed_out && !out_of_service;
-        if !verify {
-            let reason = if timed_out { "timeout" } else { "out-of-service" };
-            self.acts.push(Act::CountForcedDetach(reason));
-        }
-        self.acts.push(Act::Detach { node: node.clone(), verify });
+    /// Detaches; without a look at the driver's answer where it is forced, as the node may not have
+    /// unmounted.
+    fn detach(&mut self, node: &Istr, forced: Forced) {
+        self.acts.extend(forced.map(Act::CountForcedDetach));
+        self.acts.push(Act::Detach { node: node.clone(), verify: forced.is_none() });
     }
 
-    fn come_again_at(&mut self, at: Duration) {
-        self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
+    fn come_again_at(&mut self, at: Option<Duration>) {
+        self.wake_at = self.wake_at.into_iter().chain(at).min();
     }
+}
+
+/// Why a detach does not wait for the node; `None`: the node has let the volume go.
+type Forced = Option<&'static str>;
+
+/// What to do about a volume on one node. A time is when to look again, unless something changes
+/// before.
+#[derive(Debug, PartialEq)]
+enum Step {
+    /// It is wanted there or not attached, or an operation comes first.
+    Wait(Option<Duration>),
+    /// No pod wants it, but the node still uses it.
+    InUse(Option<Duration>),
+    /// The node lists it again: the detach that waits for its report does not begin.
+    TakeBack(Option<Duration>),
+    NoPlugin,
+    /// Take it from the node's report; detach it once that is written.
+    Begin(Forced),
+    /// Its report is written.
+    Request(Forced),
+}
+
+/// Whether a volume that no pod has wanted on a node since `since` may be detached from it. `Err`: not
+/// while the node uses it, or until this time.
+fn release(
+    is_in_use: bool,
+    since: Duration,
+    health: Health,
+    settings: Settings,
+    now: Duration,
+) -> Result<Forced, Option<Duration>> {
+    let timeout = since + MAX_WAIT_FOR_UNMOUNT;
+    let forces = settings.force_detach_on_timeout;
+    let timed_out = now >= timeout && forces;
+    let is_lost = health.out_of_service || (timed_out && !health.ready);
+    if is_in_use && !is_lost {
+        return Err((now < timeout && forces).then_some(timeout));
+    }
+    Ok(match timed_out {
+        true => Some("timeout"),
+        false => health.out_of_service.then_some("out-of-service"),
+    })
+}
+
+/// Whether one node at most has the volume.
+fn is_exclusive(spec: Option<&Spec>) -> bool {
+    spec.is_some_and(|spec| !spec.multi_attach)
 }
 
 impl StateOfWorld {
@@ -125,7 +169,7 @@ impl StateOfWorld {
             let found = (facts.attachment)(attachment);
             match operation.progress(found.as_deref(), facts.seen, facts.now) {
                 Ok(result) => answers.push((operation.node.clone(), result)),
-                Err(until) => plan.come_again_at(until),
+                Err(until) => plan.come_again_at(Some(until)),
             }
         }
         for (node, result) in answers {
@@ -191,7 +235,7 @@ impl StateOfWorld {
             }
             let due = *attached.verify_at.get_or_insert(facts.now + after);
             if facts.now < due {
-                plan.come_again_at(due);
+                plan.come_again_at(Some(due));
             } else if found.is_some() {
                 lost.push(node.clone());
             } else {
@@ -225,7 +269,7 @@ impl StateOfWorld {
                 attached.verify_at = Some(now + period);
                 plan.acts.push(Act::Ask { node: node.clone(), spec: spec.clone() });
             }
-            plan.come_again_at(attached.verify_at.unwrap_or(due));
+            plan.come_again_at(attached.verify_at);
         }
     }
 
@@ -238,78 +282,89 @@ impl StateOfWorld {
     }
 
     fn detach(&mut self, name: &Istr, node: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
-        let (now, health) = (facts.now, (facts.health)(node));
-        let is_in_use = self.is_in_use(name, node);
+        let (step, now) = (self.detach_step(name, node, facts), facts.now);
         let Some(volume) = self.volumes.get_mut(name) else { return };
-        let is_wanted = volume.wanted.contains_key(node);
-        let written = self.nodes.get(node).map_or(0, |node| node.written);
-        if let Some(operation) = volume.operations.on(node)
-            && let Stage::Reporting(change) = operation.stage
-        {
-            if is_wanted {
-                // Not begun yet.
+        let is_unwanted = matches!(step, Step::InUse(_) | Step::NoPlugin | Step::Begin(_));
+        if let Some(attached) = volume.attached.get_mut(node).filter(|_| is_unwanted) {
+            attached.unwanted_since.get_or_insert(now);
+        }
+        match step {
+            Step::Wait(until) | Step::InUse(until) => plan.come_again_at(until),
+            Step::TakeBack(until) => {
                 volume.operations.end(node, None);
                 self.report(name, node);
-            } else if change <= written {
-                let since = volume.attached.get(node).and_then(|attached| attached.unwanted_since);
-                let timeout = since.unwrap_or(now) + MAX_WAIT_FOR_UNMOUNT;
-                let timed_out = now >= timeout && facts.settings.force_detach_on_timeout;
-                let forced = timed_out && !health.ready;
-                if is_in_use && !forced && !health.out_of_service {
-                    // The node came back while its status could not be written.
-                    volume.operations.end(node, None);
-                    self.report(name, node);
-                    if now < timeout && facts.settings.force_detach_on_timeout {
-                        plan.come_again_at(timeout);
-                    }
-                    return;
+                plan.come_again_at(until);
+            }
+            Step::NoPlugin => {
+                log::warn!("no plugin can detach volume {name} from node {node}");
+                plan.come_again_at(Some(now + DRIVER_PATIENCE));
+            }
+            Step::Request(forced) => {
+                if let Some(operation) = volume.operations.on(node) {
+                    (operation.stage, operation.started) = (Stage::Requesting, now);
                 }
-                operation.stage = Stage::Requesting;
-                operation.started = now;
-                plan.detach(node, timed_out, health.out_of_service);
+                plan.detach(node, forced);
             }
-            return;
-        }
-        let spec = volume.spec.clone();
-        let exclusive = spec.as_ref().is_some_and(|spec| !spec.multi_attach);
-        if is_wanted {
-            return;
-        }
-        if let Some(operation) = volume.operations.find(node, exclusive) {
-            if operation.is_pending() {
-                return;
+            Step::Begin(forced) => {
+                let spec = volume.spec.clone();
+                let exclusive = is_exclusive(spec.as_deref());
+                let change = self.unreport(name, node);
+                let stage = if self.is_written(node, change) {
+                    plan.detach(node, forced);
+                    Stage::Requesting
+                } else {
+                    Stage::Reporting(change)
+                };
+                let (kind, node, pods) = (Kind::Detach, node.clone(), Vec::new());
+                let begin = Begin { kind, node, exclusive, stage, spec, pods };
+                if let Some(volume) = self.volumes.get_mut(name) {
+                    volume.operations.begin(begin.at(now));
+                }
             }
-            if let Some(at) = operation.retry_at(Kind::Detach, now) {
-                return plan.come_again_at(at);
-            }
         }
-        let Some(attached) = volume.attached.get_mut(node) else { return };
-        let timeout = *attached.unwanted_since.get_or_insert(now) + MAX_WAIT_FOR_UNMOUNT;
-        let timed_out = now >= timeout && facts.settings.force_detach_on_timeout;
-        let forced = timed_out && !health.ready;
-        if is_in_use && !forced && !health.out_of_service {
-            if now < timeout && facts.settings.force_detach_on_timeout {
-                plan.come_again_at(timeout);
-            }
-            return;
-        }
-        if !(facts.detaches)(spec.as_deref(), name) {
-            log::warn!("no plugin can detach volume {name} from node {node}");
-            return plan.come_again_at(now + DRIVER_PATIENCE);
-        }
-        let change = self.unreport(name, node);
-        let stage = match change <= self.nodes.get(node).map_or(0, |node| node.written) {
-            true => {
-                plan.detach(node, timed_out, health.out_of_service);
-                Stage::Requesting
-            }
-            false => Stage::Reporting(change),
+    }
+
+    /// What to do about the volume on a node that it is, or may be, attached to.
+    fn detach_step(&self, name: &Istr, node: &Istr, facts: &Facts<'_>) -> Step {
+        let Some(volume) = self.volumes.get(name) else { return Step::Wait(None) };
+        let is_wanted = volume.wanted.contains_key(node);
+        let attached = volume.attached.get(node);
+        let now = facts.now;
+        let release = || {
+            let since = attached.and_then(|attached| attached.unwanted_since).unwrap_or(now);
+            let is_in_use = self.is_in_use(name, node);
+            release(is_in_use, since, (facts.health)(node), facts.settings, now)
         };
-        let (kind, node, pods) = (Kind::Detach, node.clone(), Vec::new());
-        let begin = Begin { kind, node, exclusive, stage, spec, pods };
-        if let Some(volume) = self.volumes.get_mut(name) {
-            volume.operations.begin(begin.at(now));
+        if let Some(change) = volume.operations.reporting(node) {
+            if is_wanted {
+                // Not begun yet.
+                return Step::TakeBack(None);
+            }
+            if !self.is_written(node, change) {
+                return Step::Wait(None);
+            }
+            // In use: the node came back while its status could not be written.
+            return release().map_or_else(Step::TakeBack, Step::Request);
         }
+        let spec = volume.spec.as_deref();
+        let operation = volume.operations.find(node, is_exclusive(spec));
+        let retry_at = operation.and_then(|operation| operation.retry_at(Kind::Detach, now));
+        if is_wanted || operation.is_some_and(Operation::is_pending) {
+            return Step::Wait(None);
+        }
+        if retry_at.is_some() || attached.is_none() {
+            return Step::Wait(retry_at);
+        }
+        match release() {
+            Err(until) => Step::InUse(until),
+            Ok(_) if !(facts.detaches)(spec, name) => Step::NoPlugin,
+            Ok(forced) => Step::Begin(forced),
+        }
+    }
+
+    /// Whether the node's report is written with this change.
+    fn is_written(&self, node: &str, change: u64) -> bool {
+        change <= self.nodes.get(node).map_or(0, |node| node.written)
     }
 
     fn attach_wanted(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
@@ -346,11 +401,48 @@ impl StateOfWorld {
             return;
         }
         if let Some(at) = before.and_then(|before| before.retry_at(Kind::Attach, facts.now)) {
-            return plan.come_again_at(at);
+            return plan.come_again_at(Some(at));
         }
         plan.acts.push(Act::Attach { node: node.clone(), spec: spec.clone() });
         let (kind, node, stage) = (Kind::Attach, node.clone(), Stage::Requesting);
         let begin = Begin { kind, node, exclusive, stage, spec: Some(spec), pods };
         volume.operations.begin(begin.at(facts.now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_in_use_is_released_by_force_alone() {
+        let ready = Health { ready: true, out_of_service: false };
+        let silent = Health { ready: false, out_of_service: false };
+        let out = Health { ready: false, out_of_service: true };
+        let (since, second) = (Duration::from_secs(100), Duration::from_secs(1));
+        let timeout = since + MAX_WAIT_FOR_UNMOUNT;
+        let early = timeout - second;
+        let (busy, wait) = (Err(None), Err(Some(timeout)));
+        // The node, whether it uses the volume, and the results before and at the timeout, with the
+        // flag and without it.
+        for (health, in_use, forcing, never) in [
+            (ready, true, [wait, busy], [busy, busy]),
+            (silent, true, [wait, Ok(Some("timeout"))], [busy, busy]),
+            (
+                out,
+                true,
+                [Ok(Some("out-of-service")), Ok(Some("timeout"))],
+                [Ok(Some("out-of-service")); 2],
+            ),
+            (ready, false, [Ok(None), Ok(Some("timeout"))], [Ok(None), Ok(None)]),
+            (silent, false, [Ok(None), Ok(Some("timeout"))], [Ok(None), Ok(None)]),
+        ] {
+            for (force_detach_on_timeout, expected) in [(true, forcing), (false, never)] {
+                let settings = Settings { force_detach_on_timeout, verify_after: None };
+                let found =
+                    [early, timeout].map(|now| release(in_use, since, health, settings, now));
+                assert_eq!(found, expected, "{health:?} {in_use} {force_detach_on_timeout}");
+            }
+        }
     }
 }
