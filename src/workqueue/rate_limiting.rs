@@ -243,9 +243,9 @@ impl<K: Key> RateLimitingQueue<K> {
         self.inner.limiter.retries(key)
     }
 
-    /// Takes the next key; waits for one while there is none. `None`: the queue is shut down and
-    /// empty. Each key must be handed to [`done`](Self::done), or it never comes again. May be
-    /// dropped at any time. Upstream: `Get`.
+    /// Takes the next key; waits while the queue is empty. `None`: the queue is shut down and empty.
+    /// Each key must be handed to [`done`](Self::done), or it never comes again. May be dropped at
+    /// any time. Upstream: `Get`.
     pub async fn get(&self) -> Option<K> {
         let inner = &*self.inner;
         loop {

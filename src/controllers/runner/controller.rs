@@ -213,7 +213,7 @@ impl Controller {
 /// The caches that a controller reads.
 impl Controller {
     /// The cache of every `T` in the cluster, which controllers share. Workers wait until it has
-    /// synced; it is empty before.
+    /// synced; it lacks objects before.
     pub fn lister<T: Object + Resource>(&mut self) -> Lister<T> {
         self.lister_of(Scope::all(T::RESOURCE))
     }
@@ -232,7 +232,7 @@ impl Controller {
     /// Lets [`Lister::by_index`] find the objects of `lister` by `index`.
     ///
     /// # Panics
-    /// When `lister` is another controller's.
+    /// When this controller has no Lister of that cache.
     pub fn index<T: Object>(&mut self, lister: &Lister<T>, index: &Index<T>) {
         self.own_informer(lister).add_index(index);
     }
@@ -321,7 +321,7 @@ impl Controller {
     /// mapper that is slow delays no other: its events are buffered.
     ///
     /// # Panics
-    /// When `lister` is another controller's.
+    /// When this controller has no Lister of that cache.
     pub fn watch<T: Object, K: Key>(
         &mut self,
         lister: &Lister<T>,
