@@ -15,7 +15,6 @@ pub mod storm;
 pub mod task;
 pub mod trace;
 
-pub mod cel;
 pub mod objects;
 
 pub mod cache;

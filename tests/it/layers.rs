@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use crate::paths::{Named, Source};
 
 const GROUND: &[&str] = &[
-    "cel",
     "clock",
     "files",
     "jwt",
@@ -28,7 +27,7 @@ const GROUND: &[&str] = &[
 fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
         "clock" | "task" => return Some(vec!["objects"]),
-        "cel" | "options" => return Some(vec!["sort"]),
+        "options" => return Some(vec!["sort"]),
         "objects" => return Some(vec!["lookup", "sort", "buffer_pool"]),
         "files" | "metrics" | "jwt" | "lines" | "lookup" | "sort" | "buffer_pool" | "storm" => {
             return Some(vec![]);
@@ -67,11 +66,10 @@ const ACROSS: [(&str, &str); 4] = [
 ];
 
 /// The rooms of the library, or paths below them, that the sandbox may use.
-const SANDBOX: [&str; 14] = [
+const SANDBOX: [&str; 13] = [
     // The binary starts the embedded manager.
     "app",
     "cache",
-    "cel",
     "client",
     "clock",
     "events",

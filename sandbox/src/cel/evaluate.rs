@@ -4,11 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use cel_compiler::ast::{Comprehension, Expr, Literal, Node};
+
 use super::COST_LIMIT;
 use super::authorizer::Authorize;
 use super::value::{Key, Value};
 use super::{Result, functions, operators};
-use kube_controller_manager::cel::ast::{Comprehension, Expr, Literal, Node};
 
 /// The limit for steps of one expression. Upstream: `PerCallLimit`, in other units.
 const MAX_STEPS: u64 = 1_000_000;

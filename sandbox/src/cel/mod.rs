@@ -1,6 +1,6 @@
 //! Evaluates expressions of the Common Expression Language, as policies and schemas have them. The
-//! library parses them and expands their macros. Upstream: cel-go's `cel.Program`, with the
-//! functions of Kubernetes' `apiserver/pkg/cel/library`.
+//! crate `cel-compiler` parses them and expands their macros. Upstream: cel-go's `cel.Program`,
+//! with the functions of Kubernetes' `apiserver/pkg/cel/library`.
 //!
 //! Objects are untyped: a field is looked up when it is used, and a function looks at the values
 //! that it is given. Costs are counted in steps.
@@ -22,8 +22,7 @@ pub use self::evaluate::Variables;
 pub use self::times::parse_duration;
 pub use self::value::{Key, Value};
 
-use kube_controller_manager::cel;
-use kube_controller_manager::cel::ast::{Expr, Node};
+use cel_compiler::ast::{Expr, Node};
 
 /// Why there is no value, with cel-go's text.
 pub type Result<T> = std::result::Result<T, String>;
@@ -40,7 +39,7 @@ pub struct Program {
 impl Program {
     /// Errors: where the syntax is wrong.
     pub fn parse(source: &str) -> Result<Program> {
-        Ok(Program { expr: cel::parse(source)? })
+        Ok(Program { expr: cel_compiler::parse(source)? })
     }
 
     /// Whether the expression names this variable.
@@ -53,7 +52,7 @@ impl Program {
         names(&self.expr, variable)
     }
 
-    /// The value of the expression. Recursive: see [`cel::on_deep_stack`].
+    /// The value of the expression. Recursive: see [`cel_compiler::on_deep_stack`].
     pub fn evaluate(&self, variables: &Variables<'_>) -> Result<Value> {
         evaluate::evaluate(&self.expr, variables)
     }

@@ -1,12 +1,12 @@
 //! Rules of the other groups.
 
+use cel_compiler::{on_deep_stack, parse};
 use serde_json::{Value, json};
 
 use super::fault::{invalid, required, unsupported};
 use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
 use super::rules::Rules;
 use crate::status::Cause;
-use kube_controller_manager::cel::{on_deep_stack, parse};
 
 pub fn default_slice(slice: &mut Value) {
     drop_nulls(slice);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use cel_compiler::{RESERVED, on_deep_stack};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -12,7 +13,6 @@ use super::json::{list, members, text, truth};
 use super::schema::{additional, is_own, property};
 use crate::cel::{self, Key, Program, Variables, parse_duration};
 use crate::status::Cause;
-use kube_controller_manager::cel::on_deep_stack;
 
 const RULES: &str = "x-kubernetes-validations";
 /// The longest message that an expression may make. Upstream:
@@ -256,7 +256,6 @@ fn own(name: &str, value: &Value) -> cel::Value {
 
 /// The name by which rules call a property. `None`: they cannot. Upstream: `cel.Escape`.
 fn escaped(name: &str) -> Option<String> {
-    use kube_controller_manager::cel::RESERVED;
     let mut letters = name.chars();
     if letters.next().is_none_or(|first| first.is_ascii_digit()) {
         return None;

@@ -5,6 +5,7 @@ mod decision;
 mod matching;
 mod params;
 
+use cel_compiler::on_deep_stack;
 use serde_json::{Value, json};
 
 use self::decision::{Refusal, decide};
@@ -18,7 +19,6 @@ use crate::request::call::Call;
 use crate::status::ApiResult;
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
-use kube_controller_manager::cel::on_deep_stack;
 
 const GROUP: &str = "admissionregistration.k8s.io";
 const POLICIES: &str = "validatingadmissionpolicies";

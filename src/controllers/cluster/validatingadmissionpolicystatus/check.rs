@@ -6,11 +6,11 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use cel_compiler::{Environment, Fields, LazyFields, Type, on_deep_stack};
 use serde::Deserialize;
 
 use super::declared;
 use super::schema::{Definitions, GroupVersionKind};
-use crate::cel::{Environment, Fields, LazyFields, Type, on_deep_stack};
 use crate::client::{self, Call, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
@@ -280,7 +280,7 @@ fn environment(
     if let Some(params) = params {
         environment.variables.insert("params", params);
     }
-    let fields = Arc::new(Variables::default());
+    let fields = Variables::default();
     let variables = Type::structure(VARIABLES, Fields::Lazy(Box::new(fields.clone())));
     environment.types.insert(VARIABLES.to_owned(), variables.clone());
     environment.variables.insert("variables", variables);
@@ -293,11 +293,11 @@ fn environment(
     environment
 }
 
-/// The variables of a policy so far.
-#[derive(Default)]
-struct Variables(Mutex<BTreeMap<String, Type>>);
+/// The variables of a policy so far. Clones share them.
+#[derive(Clone, Default)]
+struct Variables(Arc<Mutex<BTreeMap<String, Type>>>);
 
-impl LazyFields for Arc<Variables> {
+impl LazyFields for Variables {
     fn field(&self, _: &str, name: &str) -> Option<Type> {
         self.0.lock().get(name).cloned()
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::cel::{Environment, Fields, Type};
+use cel_compiler::{Environment, Fields, Type};
 
 /// An environment with all variables but those that a policy decides.
 pub fn environment() -> Environment {

@@ -6,12 +6,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use cel_compiler::{Fields, LazyFields, RESERVED, Type};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::cel::{Fields, LazyFields, RESERVED, Type};
 use crate::objects::from_json;
 
 const PREFIX: &str = "#/components/schemas/";
@@ -348,10 +348,10 @@ fn escape(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use cel_compiler::Environment;
     use serde_json::json;
 
     use super::*;
-    use crate::cel::Environment;
 
     #[test]
     fn names_are_escaped() {

@@ -1,8 +1,6 @@
 //! Issues of an expression, printed as cel-go prints them.
 //! Upstream: cel-go's `common.Error`, `common.Errors`.
 
-use crate::sort::Order;
-
 /// The number of issues printed; further ones are counted.
 const MOST: usize = 100;
 /// The length in bytes from which a line of source is not shown.
@@ -20,7 +18,7 @@ pub struct Issue {
 pub fn display(source: &str, mut issues: Vec<Issue>) -> String {
     let excess = issues.len().saturating_sub(MOST);
     issues.truncate(MOST);
-    issues.order_by_key(|issue| issue.offset.map(i64::from).unwrap_or(-1));
+    issues.sort_by_key(|issue| issue.offset);
     let lines: Vec<&str> = source.split('\n').collect();
     let mut texts: Vec<String> = issues.iter().map(|issue| one(&lines, issue)).collect();
     if excess > 0 {
