@@ -8,7 +8,7 @@ use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
 use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer};
 use kube_controller_manager::clock::SystemClock;
-use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
 use kube_controller_manager::controllers::storage::claims::BY_CLAIM;
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Object, ObjectKey, Pod, Uid};

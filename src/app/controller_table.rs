@@ -219,21 +219,21 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("pod-garbage-collector-controller")
         .alias("podgc")
         .account("pod-garbage-collector")
-        .built(controllers::cluster::podgc::controller),
+        .built(controllers::cleanup::podgc::controller),
     row("resourcequota-controller")
         .alias("resourcequota")
         .queue("resourcequota_primary")
         .workers_of("ResourceQuotaController", "ConcurrentResourceQuotaSyncs", |o| {
             o.concurrent_resource_quota_syncs
         })
-        .built(controllers::cluster::resourcequota::controller),
+        .built(controllers::resourcequota::controller),
     row("namespace-controller")
         .alias("namespace")
         .queue("namespace")
         .workers_of("NamespaceController", "ConcurrentNamespaceSyncs", |o| {
             o.concurrent_namespace_syncs
         })
-        .built(controllers::cluster::namespace::controller),
+        .built(controllers::cleanup::namespace::controller),
     row("serviceaccount-controller")
         .alias("serviceaccount")
         .account("service-account-controller")
@@ -244,7 +244,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .account("generic-garbage-collector")
         .event_source("garbage-collector-controller")
         .workers_of("GarbageCollectorController", "ConcurrentGCSyncs", |o| o.concurrent_gc_syncs)
-        .built(controllers::cluster::garbagecollector::controller),
+        .built(controllers::cleanup::garbagecollector::controller),
     row("daemonset-controller")
         .alias("daemonset")
         .account("daemon-set-controller")
@@ -262,7 +262,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("podgroup-protection-controller")
         .queue("podgroupprotection")
         .gates(&["GenericWorkload"])
-        .built(controllers::cluster::podgroupprotection::controller),
+        .built(controllers::workloads::podgroupprotection::controller),
     row("deployment-controller")
         .alias("deployment")
         .queue("deployment")
@@ -420,7 +420,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("storage-version-gc")
         .account("storage-version-garbage-collector")
         .gates(&["APIServerIdentity", "StorageVersionAPI"])
-        .built(controllers::cluster::storageversiongc::controller),
+        .built(controllers::apiserver::storageversiongc::controller),
     row("resourceclaim-controller")
         .alias("resource-claim-controller")
         .account("resource-claim-controller")
@@ -451,7 +451,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .workers_of("ValidatingAdmissionPolicyStatusController", "ConcurrentPolicySyncs", |o| {
             o.concurrent_validating_admission_policy_status_syncs
         })
-        .built(controllers::cluster::validatingadmissionpolicystatus::controller),
+        .built(controllers::apiserver::validatingadmissionpolicystatus::controller),
     row("taint-eviction-controller")
         .account("node-controller")
         .event_source("taint-eviction-controller")
@@ -467,7 +467,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("storage-version-migrator-controller")
         .alias("svm")
         .gates(&["StorageVersionMigrator"])
-        .built(controllers::cluster::storageversionmigrator::controller),
+        .built(controllers::apiserver::storageversionmigrator::controller),
     row("selinux-warning-controller")
         .event_source("selinux_warning")
         .queue("selinux_warning")

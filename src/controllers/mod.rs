@@ -1,11 +1,13 @@
 //! The shared runner and helpers, then one module per controller.
 
 pub mod accounts;
+pub mod apiserver;
 pub mod bootstrap;
 pub mod certificates;
-pub mod cluster;
+pub mod cleanup;
 pub mod devices;
 pub mod nodes;
+pub mod resourcequota;
 pub mod runner;
 pub mod services;
 pub mod storage;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use kube_controller_manager::cache::Indexer;
-use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
 

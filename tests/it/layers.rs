@@ -60,9 +60,9 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
 /// The paths below `controllers` that a family may use of another one.
 const ACROSS: [(&str, &str); 4] = [
     ("accounts", "certificates::root_ca"),
-    ("cluster", "storage::protection"),
     ("runner", "workloads::expectations"),
     ("storage", "nodes::pods"),
+    ("workloads", "storage::protection"),
 ];
 
 /// The rooms of the library, or paths below them, that the sandbox may use.

@@ -15,6 +15,7 @@ mod error;
 pub mod keys;
 mod profile;
 mod queue;
+pub mod resource_monitors;
 mod supervisor;
 
 use std::sync::Arc;

@@ -15,6 +15,7 @@ pub mod owner_records;
 pub mod percent;
 pub mod pod_batch;
 pub mod pod_control;
+pub mod podgroupprotection;
 pub mod ref_manager;
 pub mod replicaset;
 pub mod statefulset;

@@ -15,8 +15,8 @@ use self::kinds::{claim_changes_usage, service_changes_usage, services, volume_c
 use self::pods::Pods;
 use crate::cache::{Lister, MetadataHandler};
 use crate::client::{ApiResource, Client};
-use crate::controllers::cluster::monitors::Monitors;
 use crate::controllers::runner::Change;
+use crate::controllers::runner::resource_monitors::Monitors;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{
     Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim, ResourceList,

@@ -13,7 +13,7 @@ use self::graph::{Graph, Identity, Wake};
 use crate::cache::MetadataHandler;
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
-use crate::controllers::cluster::monitors::Monitors;
+use crate::controllers::runner::resource_monitors::Monitors;
 use crate::controllers::{Controller, DebugAnswer, Queue, QueuePolicy};
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;

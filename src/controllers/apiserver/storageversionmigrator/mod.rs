@@ -1,9 +1,9 @@
 //! Rewrites the stored objects of a resource in its current storage version, one migration of a
 //! resource at a time. Upstream: `pkg/controller/storageversionmigrator`.
 //!
-//! Three queues work on a migration in turn: `turn` marks it as running, `freshness` notes the
-//! version up to which objects are to be migrated, `migrate` patches them. Each writes one condition
-//! or field of the status, which wakes the next.
+//! Three queues work on a migration in turn: `serializer` marks it as running, `freshness` notes
+//! the version up to which objects are to be migrated, `migrate` patches them. Each writes one
+//! condition or field of the status, which wakes the next.
 
 mod freshness;
 mod migrate;

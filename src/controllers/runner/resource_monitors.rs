@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 
+use super::{Controller, MetadataCaches};
 use crate::cache::{MetadataHandler, MetadataInformer, Registration};
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
-use crate::controllers::Controller;
-use crate::controllers::runner::MetadataCaches;
 use crate::metrics::IntCounter;
 use crate::objects::ResourceType;
 use crate::task::{Latch, StopToken};
