@@ -10,11 +10,12 @@ use std::sync::Arc;
 use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::controllers::runner::Change;
-use crate::controllers::services::service_endpoints::repack::repack;
-use crate::controllers::services::service_endpoints::trigger_time::TriggerTimes;
-use crate::controllers::services::service_endpoints::{
-    Body, HEADLESS, LAST_CHANGE, LEADER, MAX_RETRIES, of_pods, pods_of, relabelled,
+use crate::controllers::services::endpoint_writes::{
+    Body, HEADLESS, LAST_CHANGE, LEADER, MAX_RETRIES, relabelled,
 };
+use crate::controllers::services::repack_subsets::repack;
+use crate::controllers::services::service_pods::{of_pods, pods_of};
+use crate::controllers::services::trigger_times::TriggerTimes;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{EndpointSubset, Endpoints, Labels, Meta, ObjectKey, Pod, Service, Timestamp};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::controllers::services::service_endpoints::repack::Packer;
-use crate::controllers::services::service_endpoints::{
+use crate::controllers::services::repack_subsets::Packer;
+use crate::controllers::services::service_pods::{
     OfferedPort, belongs, hostname, offered_ports, target_ref,
 };
 use crate::objects::{

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::MANAGER;
-use crate::controllers::services::service_endpoints::slices::{MANAGED_BY, SERVICE_NAME, prefix};
-use crate::controllers::services::service_endpoints::{
-    HEADLESS, OfferedPort, hostname, offered_ports, target_ref,
+use crate::controllers::services::endpoint_writes::HEADLESS;
+use crate::controllers::services::service_pods::{
+    OfferedPort, hostname, offered_ports, target_ref,
 };
+use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::objects::{
     Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels, Meta, Node, Pod, Service,
     SlicePort,

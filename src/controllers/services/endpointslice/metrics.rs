@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::controllers::Error;
 use crate::controllers::SyncResult;
-use crate::controllers::services::service_endpoints::counts::{Gauges, SliceCounts};
+use crate::controllers::services::slice_counts::{Gauges, SliceCounts};
 use crate::metrics::{exponential, metrics};
 use crate::objects::{Istr, ObjectKey};
 

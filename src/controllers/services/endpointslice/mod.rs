@@ -15,11 +15,11 @@ use self::reconcile::Reconciler;
 use self::topology::TopologyCache;
 use crate::cache::Lister;
 use crate::controllers::runner::Change;
-use crate::controllers::services::service_endpoints::tracker::SliceTracker;
-use crate::controllers::services::service_endpoints::trigger_time::TriggerTimes;
-use crate::controllers::services::service_endpoints::{
-    MAX_RETRIES, of_pods, pods_of, slices, slow_retries,
-};
+use crate::controllers::services::endpoint_writes::{MAX_RETRIES, slow_retries};
+use crate::controllers::services::service_pods::{of_pods, pods_of};
+use crate::controllers::services::service_slices;
+use crate::controllers::services::slice_tracker::SliceTracker;
+use crate::controllers::services::trigger_times::TriggerTimes;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{EndpointSlice, Node, ObjectKey, Pod, Service};
@@ -48,7 +48,7 @@ struct EndpointSlices {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (services, pods) = (c.lister::<Service>(), c.lister::<Pod>());
-    let (slices, nodes) = (slices::lister(c), c.lister::<Node>());
+    let (slices, nodes) = (service_slices::lister(c), c.lister::<Node>());
     let (tracker, topology) = (Arc::<SliceTracker>::default(), Arc::<TopologyCache>::default());
     let recorder = c.recorder();
     let max = c.options().max_endpoints_per_slice.get();
@@ -80,7 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services, period));
     let delay = MIN_SLICE_DELAY.max(period);
-    c.watch(&slices, &queue, slices::wake_service(MANAGER, tracker, delay));
+    c.watch(&slices, &queue, service_slices::wake_service(MANAGER, tracker, delay));
     // One key for all Nodes together, in a queue without metrics.
     let topology_queue = c.queue_named("", QueuePolicy::default());
     c.watch(&nodes, &topology_queue, |change, queue| {
@@ -134,7 +134,7 @@ impl EndpointSlices {
             return Ok(Next::Done);
         }
         let seen = self.slices.last_seen_version();
-        let mut existing = slices::of_service(&self.slices, &key, MANAGER);
+        let mut existing = service_slices::of_service(&self.slices, &key, MANAGER);
         existing.retain(|slice| !slice.meta.is_being_deleted());
         if self.tracker.are_stale(&key, existing.iter().map(|slice| &**slice), seen) {
             return Err(Error::Stale("EndpointSlice informer cache is out of date".into()));

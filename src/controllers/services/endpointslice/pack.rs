@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::desired::Shape;
-use crate::controllers::services::service_endpoints::endpoint_set::{EndpointSet, equal};
+use crate::controllers::services::endpoint_set::{EndpointSet, equal};
 use crate::objects::{EndpointSlice, SlicePort};
 use crate::sort::Order;
 

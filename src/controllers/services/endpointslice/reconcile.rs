@@ -11,11 +11,12 @@ use super::topology::{self, HintEvent, TopologyCache};
 use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::controllers::Error;
-use crate::controllers::services::service_endpoints::counts::{Efficiency, SliceCounts};
-use crate::controllers::services::service_endpoints::endpoint_set::EndpointSet;
-use crate::controllers::services::service_endpoints::hash::in_order;
-use crate::controllers::services::service_endpoints::tracker::SliceTracker;
-use crate::controllers::services::service_endpoints::{Body, LAST_CHANGE, belongs, relabelled};
+use crate::controllers::services::endpoint_set::EndpointSet;
+use crate::controllers::services::endpoint_writes::{Body, LAST_CHANGE, relabelled};
+use crate::controllers::services::port_hash::in_order;
+use crate::controllers::services::service_pods::belongs;
+use crate::controllers::services::slice_counts::{Efficiency, SliceCounts};
+use crate::controllers::services::slice_tracker::SliceTracker;
 use crate::events::{ObjectReference, Recorder};
 use crate::objects::{
     Endpoint, EndpointSlice, Istr, Node, ObjectKey, Pod, Service, SlicePort, Timestamp,

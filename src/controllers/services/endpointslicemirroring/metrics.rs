@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::mirror::Changes;
-use crate::controllers::services::service_endpoints::counts::{Gauges, SliceCounts};
+use crate::controllers::services::slice_counts::{Gauges, SliceCounts};
 use crate::metrics::{exponential, metrics};
 
 metrics! {

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::MANAGER;
-use crate::controllers::services::service_endpoints::counts::Efficiency;
-use crate::controllers::services::service_endpoints::endpoint_set::{EndpointSet, equal};
-use crate::controllers::services::service_endpoints::hash::in_order;
-use crate::controllers::services::service_endpoints::repack::repack;
-use crate::controllers::services::service_endpoints::slices::{MANAGED_BY, SERVICE_NAME, prefix};
-use crate::controllers::services::service_endpoints::{LAST_CHANGE, relabelled};
+use crate::controllers::services::endpoint_set::{EndpointSet, equal};
+use crate::controllers::services::endpoint_writes::{LAST_CHANGE, relabelled};
+use crate::controllers::services::port_hash::in_order;
+use crate::controllers::services::repack_subsets::repack;
+use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
+use crate::controllers::services::slice_counts::Efficiency;
 use crate::objects::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice, EndpointSubset,
     Endpoints, Interned, Istr, Labels, Meta, SlicePort, parse_ip,

@@ -12,8 +12,9 @@ use self::reconcile::Reconciler;
 use crate::cache::Lister;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::services::service_endpoints::tracker::SliceTracker;
-use crate::controllers::services::service_endpoints::{LEADER, MAX_RETRIES, slices, slow_retries};
+use crate::controllers::services::endpoint_writes::{LEADER, MAX_RETRIES, slow_retries};
+use crate::controllers::services::service_slices;
+use crate::controllers::services::slice_tracker::SliceTracker;
 use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::objects::{EndpointSlice, Endpoints, ObjectKey, Service};
 
@@ -38,7 +39,7 @@ struct Mirroring {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (endpoints, services) = (c.lister::<Endpoints>(), c.lister::<Service>());
-    let slices = slices::lister(c);
+    let slices = service_slices::lister(c);
     let tracker = Arc::<SliceTracker>::default();
     let max = c.options().mirroring_max_endpoints_per_subset.get();
     let this = Arc::new(Mirroring {
@@ -81,7 +82,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let period = c.options().mirroring_endpointslice_updates_batch_period;
-    c.watch(&slices, &queue, slices::wake_service(MANAGER, tracker, period));
+    c.watch(&slices, &queue, service_slices::wake_service(MANAGER, tracker, period));
     c.sync(queue, &this, async |this, key| {
         let start = this.clock.monotonic();
         let result = this.clone().sync(key).await;
@@ -106,7 +107,7 @@ impl Mirroring {
         let endpoints = self.endpoints.get(&key).filter(|endpoints| is_mirrored(endpoints));
         let service = self.services.get(&key).filter(|service| !has_selector(service));
         let seen = self.slices.last_seen_version();
-        let slices = slices::of_service(&self.slices, &key, MANAGER);
+        let slices = service_slices::of_service(&self.slices, &key, MANAGER);
         let (Some(endpoints), Some(_)) = (endpoints, service) else {
             self.tracker.forget(&key);
             self.reconciler.remove(&key, &slices).await?;

@@ -6,9 +6,9 @@ use super::metrics;
 use super::mirror::{Plan, desired, plan};
 use crate::client::{Client, Delete};
 use crate::controllers::Error;
-use crate::controllers::services::service_endpoints::Body;
-use crate::controllers::services::service_endpoints::counts::SliceCounts;
-use crate::controllers::services::service_endpoints::tracker::SliceTracker;
+use crate::controllers::services::endpoint_writes::Body;
+use crate::controllers::services::slice_counts::SliceCounts;
+use crate::controllers::services::slice_tracker::SliceTracker;
 use crate::events::Recorder;
 use crate::objects::{EndpointSlice, Endpoints, ObjectKey};
 

@@ -4,7 +4,7 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 
-use super::slices::service_of;
+use super::service_slices::service_of;
 use crate::objects::{EndpointSlice, ObjectKey, Uid};
 
 /// What the watch is going to show of a slice.

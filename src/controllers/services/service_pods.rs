@@ -1,78 +1,16 @@
-//! What the controllers of Services' endpoints share: which pods are a Service's, what one of them
-//! offers, and what is to be known between two syncs.
-//! Upstream: `k8s.io/endpointslice/util`, `pkg/api/v1/endpoints`.
-
-pub mod counts;
-pub mod endpoint_set;
-pub mod hash;
-pub mod repack;
-pub mod slices;
-pub mod tracker;
-pub mod trigger_time;
+//! Which pods are a Service's, what one of them offers, and the Services that a change of a pod
+//! wakes. Upstream: `k8s.io/endpointslice/util`, `pkg/api/v1/endpoints`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::cache::Lister;
-use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Mapper};
 use crate::lookup::Lookup;
 use crate::objects::{
-    Labels, NamedPort, Object, ObjectKey, Pod, Resource, Service, ServicePort, TargetPort,
-    TargetRef,
+    Labels, NamedPort, Object, ObjectKey, Pod, Service, ServicePort, TargetPort, TargetRef,
 };
-use crate::workqueue::{
-    BucketRateLimiter, MaxOfRateLimiter, RateLimiter, exponential_failure_rate_limiter,
-};
-
-/// The label of EndpointSlices and Endpoints of headless Services. Upstream: `v1.IsHeadlessService`.
-pub const HEADLESS: &str = "service.kubernetes.io/headless";
-/// The annotation that says when a change happened that an object now shows.
-/// Upstream: `v1.EndpointsLastChangeTriggerTime`.
-pub const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Endpoints that carry it are a lock. Upstream: `resourcelock.LeaderElectionRecordAnnotationKey`.
-pub const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
-
-/// The number of failures in a row after which a key is given up. Upstream: `maxRetries`.
-pub const MAX_RETRIES: u32 = 15;
-
-/// An object with its `apiVersion` and `kind`, as it is sent.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Body<'a, T> {
-    api_version: String,
-    kind: &'static str,
-    #[serde(flatten)]
-    object: &'a T,
-}
-
-impl<'a, T: Resource> Body<'a, T> {
-    pub fn of(object: &'a T) -> Body<'a, T> {
-        let kind = match T::RESOURCE.kind {
-            std::borrow::Cow::Borrowed(kind) => kind,
-            std::borrow::Cow::Owned(_) => "",
-        };
-        Body { api_version: T::RESOURCE.api_version(), kind, object }
-    }
-}
-
-/// 1 s doubling to `max` for each key, and 10 a second, 100 at once, for all: writing the endpoints
-/// of a large Service is work for the API server.
-pub fn slow_retries(max: Duration, clock: SharedClock) -> Arc<dyn RateLimiter<ObjectKey>> {
-    Arc::new(MaxOfRateLimiter::new(vec![
-        exponential_failure_rate_limiter(Duration::from_secs(1), max),
-        Arc::new(BucketRateLimiter::new(10.0, 100, clock)),
-    ]))
-}
-
-/// The labels with some set (`Some`) and some removed (`None`).
-pub fn relabelled(labels: &Labels, changes: &[(&str, Option<&str>)]) -> Labels {
-    let kept = labels.iter().filter(|(key, _)| changes.iter().all(|(changed, _)| changed != key));
-    kept.chain(changes.iter().filter_map(|(key, value)| Some((*key, (*value)?)))).collect()
-}
 
 /// The pods that `service` selects, in no order.
 pub fn pods_of(pods: &Lister<Pod>, service: &Service) -> Vec<Arc<Pod>> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::hash;
+use super::port_hash;
 use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Uid};
 use crate::sort::Order;
 
@@ -59,12 +59,12 @@ impl Packer {
             }
             subset.addresses.order_by(by_ip_and_uid);
             subset.not_ready_addresses.order_by(by_ip_and_uid);
-            ports.order_by_key(hash::port);
+            ports.order_by_key(port_hash::port);
             subset.ports = ports;
             subset
         };
         let mut subsets: Vec<EndpointSubset> = by_offer.into_iter().map(subset).collect();
-        subsets.order_by_key(hash::subset);
+        subsets.order_by_key(port_hash::subset);
         subsets
     }
 }
@@ -141,7 +141,7 @@ mod tests {
         ] {
             let mut packed = subsets(&packed);
             for subset in &mut packed {
-                subset.ports.sort_by_cached_key(hash::port);
+                subset.ports.sort_by_cached_key(port_hash::port);
             }
             assert_eq!(repack(&subsets(&given)), packed, "{what}");
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::tracker::SliceTracker;
+use super::slice_tracker::SliceTracker;
 use crate::cache::{Index, IndexValue, Lister};
 use crate::controllers::Controller;
 use crate::controllers::runner::{Change, Mapper};

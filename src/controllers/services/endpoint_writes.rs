@@ -1,0 +1,59 @@
+//! How Endpoints and EndpointSlices are written: their labels and annotations, the body of a request,
+//! and the pace of retries. Upstream: `k8s.io/endpointslice/util`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::clock::SharedClock;
+use crate::objects::{Labels, ObjectKey, Resource};
+use crate::workqueue::{
+    BucketRateLimiter, MaxOfRateLimiter, RateLimiter, exponential_failure_rate_limiter,
+};
+
+/// The label of EndpointSlices and Endpoints of headless Services. Upstream: `v1.IsHeadlessService`.
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// The annotation that says when a change happened that an object now shows.
+/// Upstream: `v1.EndpointsLastChangeTriggerTime`.
+pub const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+/// Endpoints that carry it are a lock. Upstream: `resourcelock.LeaderElectionRecordAnnotationKey`.
+pub const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
+
+/// The number of failures in a row after which a key is given up. Upstream: `maxRetries`.
+pub const MAX_RETRIES: u32 = 15;
+
+/// An object with its `apiVersion` and `kind`, as it is sent.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Body<'a, T> {
+    api_version: String,
+    kind: &'static str,
+    #[serde(flatten)]
+    object: &'a T,
+}
+
+impl<'a, T: Resource> Body<'a, T> {
+    pub fn of(object: &'a T) -> Body<'a, T> {
+        let kind = match T::RESOURCE.kind {
+            std::borrow::Cow::Borrowed(kind) => kind,
+            std::borrow::Cow::Owned(_) => "",
+        };
+        Body { api_version: T::RESOURCE.api_version(), kind, object }
+    }
+}
+
+/// 1 s doubling to `max` for each key, and 10 a second, 100 at once, for all: writing the endpoints
+/// of a large Service is work for the API server.
+pub fn slow_retries(max: Duration, clock: SharedClock) -> Arc<dyn RateLimiter<ObjectKey>> {
+    Arc::new(MaxOfRateLimiter::new(vec![
+        exponential_failure_rate_limiter(Duration::from_secs(1), max),
+        Arc::new(BucketRateLimiter::new(10.0, 100, clock)),
+    ]))
+}
+
+/// The labels with some set (`Some`) and some removed (`None`).
+pub fn relabelled(labels: &Labels, changes: &[(&str, Option<&str>)]) -> Labels {
+    let kept = labels.iter().filter(|(key, _)| changes.iter().all(|(changed, _)| changed != key));
+    kept.chain(changes.iter().filter_map(|(key, value)| Some((*key, (*value)?)))).collect()
+}
