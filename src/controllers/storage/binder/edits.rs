@@ -7,7 +7,7 @@ use super::super::annotations::{
     BIND_COMPLETED, BOUND_BY_CONTROLLER, EXTERNAL_FINALIZER, IN_TREE_FINALIZER, IN_TREE_PREFIX,
     MIGRATED_TO, PRE_RESIZE_CAPACITY, PROVISIONED_BY, with, without,
 };
-use super::super::migration::driver_of;
+use super::super::csi_migration::driver_of;
 use super::matching::names;
 use crate::objects::{Labels, Meta, PersistentVolume, PersistentVolumeClaim, Quantity};
 

@@ -2,7 +2,7 @@
 //! Upstream: `findProvisionablePlugin`, `findDeletablePlugin` and `VolumePluginMgr`.
 
 use super::super::annotations::{IN_TREE_PREFIX, MIGRATED_TO, PROVISIONED_BY};
-use super::super::migration::driver_of;
+use super::super::csi_migration::driver_of;
 use crate::objects::{LocalSource, PersistentVolume, VolumeSource};
 
 /// The plugins that this manager holds. Only HostPath makes and deletes; both recycle.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::annotations::{PRE_RESIZE_CAPACITY, STORAGE_RESIZER};
-use super::migration;
+use super::csi_migration;
 use crate::cache::Lister;
 use crate::client::{Client, Patch};
 use crate::clock::SharedClock;
@@ -81,7 +81,7 @@ fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Plan {
     if !asks && !volume.meta.annotations.contains_key(PRE_RESIZE_CAPACITY) {
         return Plan::Nothing;
     }
-    match (migration::plugin_of(volume), volume.spec.local) {
+    match (csi_migration::plugin_of(volume), volume.spec.local) {
         (Some((plugin, driver)), _) => Plan::Migrated { plugin, driver },
         (None, Some(LocalSource::FlexVolume)) => Plan::Flex,
         (None, _) => Plan::External,

@@ -1,6 +1,8 @@
 //! In-tree plugins whose volumes CSI drivers have taken over. Upstream: `pkg/volume/csimigration`
 //! and `csi-translation-lib`.
 
+pub mod translation;
+
 use crate::objects::{InTreeKind, PersistentVolume, VolumeSource};
 
 /// In-tree plugins and their CSI drivers. All are migrated; no gate changes it.

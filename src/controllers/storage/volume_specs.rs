@@ -1,14 +1,13 @@
 //! The volumes of pods, their plugins and their unique names.
 //! Upstream: `volume.Spec`, `VolumePluginMgr`, `CreateVolumeSpecWithNodeMigration`.
 
-mod migration;
-
 use std::fmt::Write;
 use std::sync::Arc;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::csi_migration::translation;
 use super::flexvolume::{Drivers, Flex};
 use crate::cache::Lister;
 use crate::objects::{
@@ -166,11 +165,11 @@ pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
             } else if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
                 Spec::in_tree(name, plugin, &of_plugin?)
             } else {
-                let migrated = migration::of_volume(*kind, &fields, volume)?;
+                let migrated = translation::of_volume(*kind, &fields, volume)?;
                 let driver = migrated.driver.into();
                 let mut spec = Spec::csi(name, driver, migrated.handle.into(), source);
                 spec.migrated = true;
-                let modes = migration::access_modes(*kind, volume);
+                let modes = translation::access_modes(*kind, volume);
                 spec.multi_attach = multi_attach(modes.into_iter());
                 return Some(spec);
             }
@@ -196,7 +195,7 @@ pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
             if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
                 return Some(Spec::in_tree(name, plugin, &of_plugin?));
             }
-            let inline = migration::of_inline(*kind, &fields, &name, namespace)?;
+            let inline = translation::of_inline(*kind, &fields, &name, namespace)?;
             let (driver, handle) = (inline.driver.into(), inline.handle.into());
             let source = AttachmentSource::Inline(inline.spec);
             let mut spec = Spec::csi(inline.name.into(), driver, handle, source);

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::controllers::storage::migration::driver_of_kind as driver;
+use super::driver_of_kind as driver;
 use crate::objects::{InTreeKind, PersistentVolume};
 
 /// A PersistentVolume of an in-tree plugin, for its driver.
