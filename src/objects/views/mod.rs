@@ -1,8 +1,5 @@
 //! Lean views of the kinds, one for each resource: a second one would cost a second watch.
 
-#[cfg(test)]
-mod nulls;
-
 pub mod bootstrap_token;
 pub mod certificate_signing_request;
 pub mod cluster_role;
@@ -49,3 +46,6 @@ pub mod volume_attachment;
 pub mod volume_attributes_class;
 pub mod volume_source;
 pub mod workload;
+
+#[cfg(test)]
+mod tests;
