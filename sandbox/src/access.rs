@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// The key of the credential in the extra fields of a user.
 pub const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
-/// Who makes a request.
+/// The user who makes a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     pub name: String,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// Letters of generated names: no vowels, nothing that looks like another. Upstream: `util/rand`.
+/// The letters of generated names: no vowels, no letters that look alike. Upstream: `util/rand`.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
@@ -23,7 +23,7 @@ pub fn remove(object: &mut Value, key: &str) {
     }
 }
 
-/// Sets `key` as `from` has it, or removes it.
+/// Copies the member `key` of `from`, or removes it if `from` lacks it.
 pub fn carry(object: &mut Value, from: &Value, key: &str) {
     match from.get(key) {
         Some(value) => object[key] = value.clone(),

@@ -1,4 +1,4 @@
-//! How far the workloads of a demo have come, and what they wait for.
+//! The progress of a demo's workloads, and the reason why one is not complete.
 
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use serde_json::Value;
@@ -17,22 +17,22 @@ pub const WORKLOADS: [ResourceType; 5] = [
 pub struct Rollout {
     /// `deployment ns/name`
     pub name: String,
-    /// The controller manager has seen it.
+    /// Whether the controller manager has observed the newest generation.
     pub observed: bool,
     pub wanted: i64,
-    /// Up to date.
+    /// Pods of the newest template.
     pub created: i64,
     pub ready: i64,
     /// Available, or completed.
     pub done: i64,
-    /// With those that are to go.
+    /// All pods, including those to be deleted.
     pub total: i64,
-    /// What `done` is called.
+    /// The label of `done` in the output.
     done_means: &'static str,
 }
 
 impl Rollout {
-    /// Of an object of one of [`WORKLOADS`].
+    /// The progress of an object of one of [`WORKLOADS`].
     pub fn of(kind: &str, object: &Value) -> Rollout {
         let number = |at: &str| object.pointer(at).and_then(Value::as_i64);
         let status = |field: &str| number(&format!("/status/{field}")).unwrap_or(0);
@@ -100,7 +100,7 @@ impl Rollout {
     }
 }
 
-/// What the rollouts wait for now; `None` when all are complete.
+/// Describes the rollouts that are not complete; `None` when all are.
 pub fn waits_for(rollouts: &[Rollout]) -> Option<String> {
     if let Some(unseen) = rollouts.iter().find(|rollout| !rollout.observed) {
         return Some(format!("the controller manager to observe {}", unseen.name));
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wait_names_its_cause() {
+    fn the_wait_reports_its_cause() {
         let rollout = |observed, [created, total, ready, done]: [i64; 4]| Rollout {
             name: "deployment ns/web".to_owned(),
             wanted: 3,

@@ -11,7 +11,7 @@ use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
 /// The cost of an allocation beside its bytes: the allocator's header and rounding.
 const OVERHEAD_BYTES: i64 = 16;
 
-/// Just past the point where a hash table doubles to 4,096 slots: the most slack there is.
+/// A count just past the point where a hash table doubles to 4,096 slots: the most unused slots.
 pub const MANY: usize = 1_800;
 
 fn bytes_held(info: &AllocationInfo) -> i64 {

@@ -1,5 +1,4 @@
-//! Budgets of heap bytes, counted and not timed: every byte requested from malloc, and its
-//! overhead.
+//! Budgets of heap bytes: counts every byte requested from malloc, and its overhead.
 
 mod cost;
 
@@ -54,7 +53,8 @@ fn an_object_cached_by_metadata_costs_its_metadata() {
     assert!(cached < 480, "{cached} bytes");
 }
 
-/// Decoding allocates as often, and as many bytes, independent of what a skipped field holds.
+/// Decoding makes the same number of allocations, of the same size, independent of the content of a
+/// skipped field.
 #[test]
 fn a_skipped_field_is_not_allocated() {
     fn allocated<T: Object>(json: &[u8]) -> (u64, u64) {
@@ -92,7 +92,7 @@ fn a_skipped_field_is_not_allocated() {
     }
 }
 
-/// A source of nothing: an empty list, and a watch without events.
+/// A source without objects: an empty list, and a watch without events.
 struct Silent;
 
 impl Source for Silent {
@@ -142,9 +142,10 @@ fn idle_informer(source: Arc<dyn Source>) -> (i64, i64) {
         });
         (informer, handlers, running)
     };
-    // What all share is made with the first.
+    // The first informer allocates what all informers share.
     let mut all = vec![start(Pod::RESOURCE)];
-    // The least of several: with any of them a buffer that connections hand on may grow.
+    // The least of several costs, because a buffer that connections share may grow with any of
+    // them.
     let costs = (0..12).map(|_| {
         let info = measure(|| all.push(start(ReplicaSet::RESOURCE)));
         (info.bytes_current, info.count_current)

@@ -10,7 +10,7 @@ use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::faults::deafen;
+use crate::faults::cut_lists_and_watches;
 use crate::kinds::*;
 
 #[test]
@@ -23,13 +23,13 @@ fn every_namespace_has_its_account_and_the_ca() {
         let good = |map: &Value| map["data"] == json!({ "ca.crt": authority });
         for namespace in ["kube-system", "later"] {
             let account = ObjectKey::new(namespace, "default");
-            let first = comes(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
+            let first = wait_until_exists(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
             client.delete::<ServiceAccount>(&account, Delete::new()).await.unwrap();
             let other = |again: &Value| again["metadata"]["uid"] != first["metadata"]["uid"];
-            comes(env, &ServiceAccount::RESOURCE, &account, other).await;
+            wait_until_exists(env, &ServiceAccount::RESOURCE, &account, other).await;
 
             let key = ObjectKey::new(namespace, "kube-root-ca.crt");
-            let map = comes(env, &CONFIG_MAPS, &key, good).await;
+            let map = wait_until_exists(env, &CONFIG_MAPS, &key, good).await;
             let about = &map["metadata"]["annotations"]["kubernetes.io/description"];
             assert!(about.as_str().unwrap().starts_with("Contains a CA bundle"), "{about}");
             let maps = client.resource(&CONFIG_MAPS);
@@ -37,17 +37,17 @@ fn every_namespace_has_its_account_and_the_ca() {
                 "labels": { "kept": "yes" }, "annotations": { "kubernetes.io/description": null },
             } });
             maps.patch::<Value>(&key, &Patch::Merge(wrong)).await.unwrap();
-            let map = comes(env, &CONFIG_MAPS, &key, good).await;
+            let map = wait_until_exists(env, &CONFIG_MAPS, &key, good).await;
             assert_eq!(map["metadata"]["labels"]["kept"], "yes");
             maps.delete(&key, Delete::new()).await.unwrap();
             let fresh = |map: &Value| good(map) && map["metadata"]["labels"].is_null();
-            comes(env, &CONFIG_MAPS, &key, fresh).await;
+            wait_until_exists(env, &CONFIG_MAPS, &key, fresh).await;
         }
     });
 }
 
 /// The user that the API server sees behind `token`.
-async fn who(env: &Site, token: &str) -> Result<Value, String> {
+async fn user_of(env: &Site, token: &str) -> Result<Value, String> {
     let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
     (config.tls.certificate, config.tls.key) = (None, None);
     config.credentials = Credentials::Token(token.to_owned());
@@ -84,13 +84,14 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         create(client, secret("token", name.clone())).await;
         let key = ObjectKey::new("default", "token");
         let secrets = &TokenSecret::RESOURCE;
-        let filled = comes(env, secrets, &key, |secret| token_of(secret).is_some()).await;
+        let filled =
+            wait_until_exists(env, secrets, &key, |secret| token_of(secret).is_some()).await;
         assert!(filled["data"]["ca.crt"].is_string());
         assert_eq!(filled["data"]["namespace"], "ZGVmYXVsdA==");
         let uid = &account["metadata"]["uid"];
         assert_eq!(filled["metadata"]["annotations"][TokenSecret::ACCOUNT_UID], *uid);
         let token = token_of(&filled).unwrap();
-        let user = who(env, &token).await.unwrap();
+        let user = user_of(env, &token).await.unwrap();
         assert_eq!(
             (&user["username"], &user["uid"]),
             (&json!("system:serviceaccount:default:robot"), uid)
@@ -98,7 +99,7 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         let used = |secret: &Value| {
             secret["metadata"]["labels"]["kubernetes.io/legacy-token-last-used"].is_string()
         };
-        comes(env, secrets, &key, used).await;
+        wait_until_exists(env, secrets, &key, used).await;
 
         // Removed data is put back.
         let patch = Patch::Merge(json!({ "data": { "token": null, "ca.crt": "b2xk" } }));
@@ -106,30 +107,30 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         let whole = |secret: &Value| {
             token_of(secret).is_some() && secret["data"]["ca.crt"] == filled["data"]["ca.crt"]
         };
-        comes(env, secrets, &key, whole).await;
+        wait_until_exists(env, secrets, &key, whole).await;
 
         // A Secret for another account of that name is deleted.
         let stranger =
             json!({ TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "other" });
         create(client, secret("stranger", stranger)).await;
-        goes(env, secrets, &ObjectKey::new("default", "stranger")).await;
+        wait_until_deleted(env, secrets, &ObjectKey::new("default", "stranger")).await;
 
         // A deleted Secret is removed from the account's list.
         let referenced = ObjectKey::new("default", "referenced");
         create(client, secret("referenced", name)).await;
-        comes(env, secrets, &referenced, |secret| token_of(secret).is_some()).await;
+        wait_until_exists(env, secrets, &referenced, |secret| token_of(secret).is_some()).await;
         client.delete::<TokenSecret>(&referenced, Delete::new()).await.unwrap();
         let robot = ObjectKey::new("default", "robot");
         let left = |account: &Value| account["secrets"] == json!([{ "name": "other" }]);
-        comes(env, &ServiceAccount::RESOURCE, &robot, left).await;
+        wait_until_exists(env, &ServiceAccount::RESOURCE, &robot, left).await;
 
         client.delete::<ServiceAccount>(&robot, Delete::new()).await.unwrap();
-        // API servers cache tokens for a while.
+        // API servers cache the result of token authentication for some seconds.
         eventually(&env.clock, "the token is refused", || async {
-            who(env, &token).await.map_or(Ok(()), |user| Err(user.to_string()))
+            user_of(env, &token).await.map_or(Ok(()), |user| Err(user.to_string()))
         })
         .await;
-        goes(env, secrets, &key).await;
+        wait_until_deleted(env, secrets, &key).await;
     });
 }
 
@@ -145,15 +146,18 @@ fn no_token_is_logged() {
         create(client, account).await;
         create(client, secret("token", json!({ TokenSecret::ACCOUNT_NAME: "robot" }))).await;
         let key = ObjectKey::new("default", "token");
-        let filled =
-            comes(env, &TokenSecret::RESOURCE, &key, |secret| token_of(secret).is_some()).await;
+        let filled = wait_until_exists(env, &TokenSecret::RESOURCE, &key, |secret| {
+            token_of(secret).is_some()
+        })
+        .await;
         let token = token_of(&filled).unwrap();
         let log = eventually(&env.clock, "the write comes back", || async {
             let log = std::fs::read_to_string(&manager.log).unwrap();
             if log.contains("seen-again Secret default/token") { Ok(log) } else { Err(log) }
         })
         .await;
-        // The token in the Secret, and the start of any other: the manager's own.
+        // The token in the Secret, and the first letters of every token, for those of the manager
+        // itself.
         for shown in [&*token, filled["data"]["token"].as_str().unwrap(), "eyJ", "ZXlK"] {
             let line = log.lines().find(|line| line.contains(shown));
             assert_eq!(line, None, "{shown}");
@@ -171,10 +175,10 @@ fn an_account_missing_from_the_cache_alone_gets_its_token() {
             create(&env.client, account(name)).await;
             create(&env.client, token(name)).await;
             let key = ObjectKey::new("default", name);
-            comes(env, &TokenSecret::RESOURCE, &key, |it| token_of(it).is_some()).await;
+            wait_until_exists(env, &TokenSecret::RESOURCE, &key, |it| token_of(it).is_some()).await;
         };
         filled("early").await;
-        deafen(env.cluster.sandbox.faults(), "serviceaccounts");
+        cut_lists_and_watches(env.cluster.sandbox.faults(), "serviceaccounts");
         filled("late").await;
     });
 }
@@ -203,13 +207,14 @@ fn an_unused_token_is_marked_and_deleted_a_year_later() {
         create(client, pod).await;
         let tracking =
             ObjectKey::new("kube-system", "kube-apiserver-legacy-service-account-token-tracking");
-        comes(env, &CONFIG_MAPS, &tracking, |map| map["data"]["since"].is_string()).await;
+        wait_until_exists(env, &CONFIG_MAPS, &tracking, |map| map["data"]["since"].is_string())
+            .await;
 
         // The API server tracks uses since today, a year before this clock.
         let clock = FakeClock::new(env.clock.now() + YEAR);
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made("legacy-serviceaccount-token-cleaner-controller", &cx);
+        let controller = controller_of("legacy-serviceaccount-token-cleaner-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         let since = |secret: &Value| {
@@ -217,7 +222,8 @@ fn an_unused_token_is_marked_and_deleted_a_year_later() {
             labels["kubernetes.io/legacy-token-invalid-since"].as_str().map(str::to_owned)
         };
         let unused = ObjectKey::new("default", "unused");
-        let marked = comes(env, secrets, &unused, |secret| since(secret).is_some()).await;
+        let marked =
+            wait_until_exists(env, secrets, &unused, |secret| since(secret).is_some()).await;
         assert!(clock.now().to_string().starts_with(&since(&marked).unwrap()));
         eventually(&env.clock, "the token goes", || async {
             clock.advance(YEAR);
@@ -227,7 +233,8 @@ fn an_unused_token_is_marked_and_deleted_a_year_later() {
             }
         })
         .await;
-        // The pass that marked the first token was over before its deletion: it saw these two.
+        // The pass that marked the first token ended before that token was deleted: it has seen
+        // these two.
         for name in ["mounted", "manual"] {
             let key = ObjectKey::new("default", name);
             let left = client.resource(secrets).get::<Value>(&key).await.expect("it stays");
@@ -239,7 +246,7 @@ fn an_unused_token_is_marked_and_deleted_a_year_later() {
     });
 }
 
-/// With the admission plugin ServiceAccount a pod needs its account, which the manager makes.
+/// With the admission plugin ServiceAccount a pod needs its account, which the manager creates.
 #[test]
 fn pods_of_a_new_namespace_come_with_its_account() {
     Env::run_with_service_accounts("admission", async |env| {
@@ -262,6 +269,6 @@ fn pods_of_a_new_namespace_come_with_its_account() {
         assert_eq!(map, Some("kube-root-ca.crt"));
         // And it runs.
         let running = |pod: &Value| pod["status"]["phase"] == "Running";
-        comes(env, &Pod::RESOURCE, &ObjectKey::new("fresh", "p"), running).await;
+        wait_until_exists(env, &Pod::RESOURCE, &ObjectKey::new("fresh", "p"), running).await;
     });
 }

@@ -25,20 +25,20 @@ fn a_services_address_is_an_object_while_the_service_exists() {
         });
         let made = create(&env.client, service).await;
         let address = ObjectKey::cluster(made["spec"]["clusterIP"].as_str().unwrap());
-        let object = comes(env, &IPAddress::RESOURCE, &address, |_| true).await;
+        let object = wait_until_exists(env, &IPAddress::RESOURCE, &address, |_| true).await;
         let parent = json!({ "resource": "services", "namespace": "default", "name": "web" });
         assert_eq!(object["spec"]["parentRef"], parent);
         let web = ObjectKey::new("default", "web");
         env.client.resource(&SERVICES).delete(&web, Delete::new()).await.unwrap();
-        goes(env, &IPAddress::RESOURCE, &address).await;
+        wait_until_deleted(env, &IPAddress::RESOURCE, &address).await;
 
         // The server's own Service has endpoints with the port that it listens on.
         let own = ObjectKey::new("default", "kubernetes");
-        let service = comes(env, &SERVICES, &own, |_| true).await;
+        let service = wait_until_exists(env, &SERVICES, &own, |_| true).await;
         let port = &service["spec"]["ports"][0]["targetPort"];
-        let endpoints = comes(env, &ENDPOINTS, &own, |_| true).await;
+        let endpoints = wait_until_exists(env, &ENDPOINTS, &own, |_| true).await;
         assert_eq!(&endpoints["subsets"][0]["ports"][0]["port"], port);
-        let slice = comes(env, &SLICES, &own, |_| true).await;
+        let slice = wait_until_exists(env, &SLICES, &own, |_| true).await;
         assert_eq!(&slice["ports"][0]["port"], port);
         assert_eq!(slice["endpoints"][0]["conditions"], json!({ "ready": true }));
     });
@@ -50,14 +50,14 @@ fn a_definition_has_its_apiservice() {
         serve_widgets(env).await;
         let key = ObjectKey::cluster("v1.example.com");
         let available = |service: &Value| service["status"]["conditions"][0]["reason"] == "Local";
-        let first = comes(env, &API_SERVICES, &key, available).await;
+        let first = wait_until_exists(env, &API_SERVICES, &key, available).await;
         assert_eq!(first["spec"]["groupPriorityMinimum"], 1000);
         env.client.resource(&API_SERVICES).delete(&key, Delete::new()).await.unwrap();
         let other = |service: &Value| service["metadata"]["uid"] != first["metadata"]["uid"];
-        comes(env, &API_SERVICES, &key, other).await;
+        wait_until_exists(env, &API_SERVICES, &key, other).await;
         let definition = ObjectKey::cluster("widgets.example.com");
         env.client.resource(&DEFINITIONS).delete(&definition, Delete::new()).await.unwrap();
-        goes(env, &API_SERVICES, &key).await;
+        wait_until_deleted(env, &API_SERVICES, &key).await;
     });
 }
 
@@ -99,7 +99,7 @@ fn label_selectors_compare_numbers() {
 }
 
 #[test]
-fn a_cluster_has_at_birth_what_its_components_look_for() {
+fn a_new_cluster_has_the_objects_that_components_read() {
     Env::run("birth", async |env| {
         let client = &env.client;
         let read = async |path: &str| -> Value {

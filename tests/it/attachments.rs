@@ -18,7 +18,7 @@ use crate::kinds::*;
 
 /// The driver whose attachments are answered.
 const DRIVER: &str = "csi.sandbox.local";
-/// The one controller that these tests are about.
+/// The flag that runs only the controller under test.
 pub const ONLY: &str = "--controllers=persistentvolume-attach-detach-controller";
 
 fn manager(env: &Site, name: &str) -> Manager {
@@ -92,14 +92,14 @@ fn attachment(handle: &str, driver: &str, node: &str) -> ObjectKey {
 pub async fn attached(env: &Site, handle: &str, node: &str) -> Value {
     let key = attachment(handle, DRIVER, node);
     let done = |object: &Value| object["status"]["attached"] == true;
-    comes(env, &VolumeAttachment::RESOURCE, &key, done).await
+    wait_until_exists(env, &VolumeAttachment::RESOURCE, &key, done).await
 }
 
 async fn detached(env: &Site, handle: &str, node: &str) {
-    goes(env, &VolumeAttachment::RESOURCE, &attachment(handle, DRIVER, node)).await;
+    wait_until_deleted(env, &VolumeAttachment::RESOURCE, &attachment(handle, DRIVER, node)).await;
 }
 
-/// Waits until the status of the node lists just these volumes.
+/// Waits until the status of the node lists exactly these volumes.
 pub async fn lists(env: &Site, node: &str, volumes: &[&str]) {
     eventually(&env.clock, &format!("{node} lists {volumes:?}"), || async {
         let node: Value = env
@@ -135,7 +135,7 @@ async fn annotate_volume(env: &Site, name: &str, annotation: &str, value: Value)
 /// Waits until the stand-in kubelet has registered its nodes.
 pub async fn nodes_are_there(env: &Site) {
     for node in ["node-0", "node-1"] {
-        comes(env, &Node::RESOURCE, &ObjectKey::cluster(node), |_| true).await;
+        wait_until_exists(env, &Node::RESOURCE, &ObjectKey::cluster(node), |_| true).await;
     }
 }
 
@@ -213,7 +213,7 @@ fn errors_of_the_driver_are_events_and_are_tried_again() {
         delete_pod(env, &user).await;
         let key = attachment("h", DRIVER, "node-0");
         let failed = |object: &Value| object["status"]["detachError"]["message"].is_string();
-        comes(env, &VolumeAttachment::RESOURCE, &key, failed).await;
+        wait_until_exists(env, &VolumeAttachment::RESOURCE, &key, failed).await;
         lists(env, "node-0", &[]).await;
         annotate_volume(env, "data", "sandbox/detaching", Value::Null).await;
         detached(env, "h", "node-0").await;
@@ -236,7 +236,7 @@ fn a_manager_that_comes_back_finishes_what_another_began() {
         let stays = attached(env, "s", "node-0").await;
         lists(env, "node-0", &[&unique("g"), &unique("s")]).await;
         let hangs = attachment("n", DRIVER, "node-0");
-        comes(env, &VolumeAttachment::RESOURCE, &hangs, |_| true).await;
+        wait_until_exists(env, &VolumeAttachment::RESOURCE, &hangs, |_| true).await;
         first.stop(&env.clock, Duration::from_secs(20)).await.expect("it stops");
         delete_pod(env, &leaving).await;
         annotate_volume(env, "hangs", "sandbox/attaching", Value::Null).await;
@@ -260,7 +260,7 @@ fn a_node_that_is_out_of_service_loses_the_volumes_that_it_still_uses() {
         attached(env, "h", "node-0").await;
         let key = ObjectKey::cluster("node-0");
         let in_use = |node: &Value| node["status"]["volumesInUse"] == json!([unique("h")]);
-        comes(env, &Node::RESOURCE, &key, in_use).await;
+        wait_until_exists(env, &Node::RESOURCE, &key, in_use).await;
         lists(env, "node-0", &[&unique("h")]).await;
         // The kubelet does not answer any more: nothing is unmounted.
         env.steering.kill("node-0");
@@ -285,7 +285,8 @@ fn a_node_that_is_out_of_service_loses_the_volumes_that_it_still_uses() {
 fn the_volumes_of_a_node_that_goes_are_detached() {
     everywhere("attach-node", async |env| {
         let _manager = manager(env, "manager");
-        // A node without a kubelet: what is in use when a node goes is detached six minutes later.
+        // A node without a kubelet: the volumes in use are detached six minutes after the node is
+        // deleted.
         env.steering.kill("short-lived");
         let node = json!({
             "apiVersion": "v1", "kind": "Node",
@@ -363,12 +364,12 @@ fn in_tree_volumes_are_attached_by_the_drivers_that_replace_them() {
         ]);
         pod_with(env, "user", "node-0", volumes).await;
         let key = attachment("vol-1", "ebs.csi.aws.com", "node-0");
-        let made = comes(env, &VolumeAttachment::RESOURCE, &key, |_| true).await;
+        let made = wait_until_exists(env, &VolumeAttachment::RESOURCE, &key, |_| true).await;
         assert_eq!(made["spec"]["attacher"], "ebs.csi.aws.com");
         assert_eq!(made["spec"]["source"], json!({ "persistentVolumeName": "disk" }));
         let handle = "projects/UNSPECIFIED/zones/UNSPECIFIED/disks/d";
         let key = attachment(handle, "pd.csi.storage.gke.io", "node-0");
-        let made = comes(env, &VolumeAttachment::RESOURCE, &key, |_| true).await;
+        let made = wait_until_exists(env, &VolumeAttachment::RESOURCE, &key, |_| true).await;
         assert_eq!(
             made["spec"]["source"]["inlineVolumeSpec"],
             json!({
@@ -389,7 +390,7 @@ fn refused_writes_are_tried_again() {
         let faults = env.cluster.sandbox.faults();
         let _manager = manager(env, "manager");
         bound(env, "data", csi("h")).await;
-        // After a write whose answer is lost there is nothing left to write.
+        // After a write whose answer is lost, nothing more has to be written.
         let kinds = || [Fault::code(500, None), Fault::code(503, None), Fault::LoseAnswer];
         for fault in kinds() {
             faults.next(1, "create", "volumeattachments", fault.clone());
@@ -405,7 +406,7 @@ fn refused_writes_are_tried_again() {
     });
 }
 
-/// The write is carried out, its answer is lost, and the volume comes back before the next write.
+/// The write is executed, its answer is lost, and the volume is used again before the next write.
 #[test]
 fn a_volume_that_comes_back_after_a_lost_answer_is_listed() {
     Env::run("attach-unanswered", async |env| {
@@ -426,9 +427,9 @@ fn a_volume_that_comes_back_after_a_lost_answer_is_listed() {
         let first = pod(env, "first", "bare", &["data"]).await;
         attached(env, "h", "bare").await;
         lists(env, "bare", &[&unique("h")]).await;
-        // Without a kubelet it goes at once.
+        // Without a kubelet it is deleted immediately.
         env.client.delete::<Pod>(&first, Delete::new().grace_period(0)).await.expect("delete");
-        goes(env, &Pod::RESOURCE, &first).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &first).await;
 
         faults.next(1, "patch", "nodes/status", Fault::LoseAnswer);
         faults.next(usize::MAX, "patch", "nodes/status", Fault::code(429, None));
@@ -439,7 +440,7 @@ fn a_volume_that_comes_back_after_a_lost_answer_is_listed() {
         pod(env, "second", "bare", &["data", "never"]).await;
         // The attachment of the other volume, which no driver answers, shows that the pod is known.
         let never = attachment("h", "away.example.com", "bare");
-        comes(env, &VolumeAttachment::RESOURCE, &never, |_| true).await;
+        wait_until_exists(env, &VolumeAttachment::RESOURCE, &never, |_| true).await;
         faults.clear();
         lists(env, "bare", &[&unique("h")]).await;
     });

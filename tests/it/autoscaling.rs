@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use crate::disruption::{CACHES, serve_caches, serve_scaled};
 use crate::env::*;
-use crate::kinds::comes;
+use crate::kinds::wait_until_exists;
 
-/// Looks often, and counts the CPU of pods from their start.
+/// Flags: frequent syncs, and the CPU of pods counts from their start.
 const FLAGS: [&str; 3] = [
     "--horizontal-pod-autoscaler-sync-period=200ms",
     "--horizontal-pod-autoscaler-cpu-initialization-period=0s",
@@ -45,20 +45,21 @@ fn cpu(percent: i32) -> Value {
     } })
 }
 
-/// Waits until the target has this many replicas, and the status is `good`. Returns the status.
+/// Waits until the target has this number of replicas and `good` accepts the status. Returns the
+/// status.
 async fn scales(env: &Site, name: &str, replicas: i64, good: impl Fn(&Value) -> bool) -> Value {
     let key = ObjectKey::new("default", name);
     let of_size = |target: &Value| {
         target["spec"]["replicas"] == replicas && target["status"]["readyReplicas"] == replicas
     };
-    comes(env, &Deployment::RESOURCE, &key, of_size).await;
+    wait_until_exists(env, &Deployment::RESOURCE, &key, of_size).await;
     has_status(env, name, |status| status["desiredReplicas"] == replicas && good(status)).await
 }
 
 async fn has_status(env: &Site, name: &str, good: impl Fn(&Value) -> bool) -> Value {
     let key = ObjectKey::new("default", name);
     let good = |found: &Value| good(&found["status"]);
-    comes(env, &HorizontalPodAutoscaler::RESOURCE, &key, good).await["status"].clone()
+    wait_until_exists(env, &HorizontalPodAutoscaler::RESOURCE, &key, good).await["status"].clone()
 }
 
 /// The status and the reason of a condition.
@@ -80,7 +81,7 @@ fn annotate_pods(name: &str, value: &str) -> Patch {
 }
 
 #[test]
-fn a_target_s_name_makes_no_line_of_the_log_and_no_other_path() {
+fn names_of_targets_are_escaped_in_logs_and_paths() {
     everywhere("autoscaler-names", async |env| {
         let manager = env.manager("manager", &FLAGS);
         let forged = "x\nE1125 00:00:00.000000       1 forged.rs:1] oops\u{1b}[2K";
@@ -165,7 +166,7 @@ fn targets_are_brought_between_their_limits() {
 }
 
 #[test]
-fn an_autoscaler_cannot_scale_objects_of_the_cluster() {
+fn an_autoscaler_cannot_scale_cluster_scoped_objects() {
     const FLEETS: ResourceType = ResourceType::fixed("example.com", "v1", "Fleet", "fleets", false);
     everywhere("autoscaler-cluster", async |env| {
         serve_scaled(env, &FLEETS).await;
@@ -211,7 +212,7 @@ fn a_target_follows_the_usage_of_its_pods() {
             client.patch::<Pod>(&key, &annotate_pods("sandbox/cpu", "15m")).await.expect("patch");
         }
         let status = scales(env, "web", 2, |_| true).await;
-        // Which pass has written last is a matter of timing.
+        // The last pass that wrote depends on timing.
         let reasons = ["ReadyForNewScale", "SucceededRescale", "ScaleDownStabilized"];
         assert!(
             reasons.iter().any(|reason| is(&status, "AbleToScale", ("True", reason))),
@@ -219,7 +220,7 @@ fn a_target_follows_the_usage_of_its_pods() {
         );
         has_event(env, "web", "SuccessfulRescale", "reason: All metrics below target").await;
 
-        // Of one container only, and by memory.
+        // Metrics of one container only, and of memory.
         let container = json!({ "type": "ContainerResource", "containerResource": {
             "name": "memory", "container": "main",
             "target": { "type": "AverageValue", "averageValue": "1Mi" },
@@ -233,7 +234,7 @@ fn a_target_follows_the_usage_of_its_pods() {
                 .await
                 .expect("patch");
         }
-        // New pods use 1Mi each, so it goes on up to the limit.
+        // New pods use 1Mi each, so it scales up to the limit.
         let status = scales(env, "web", 6, |_| true).await;
         assert_eq!(status["currentMetrics"][0]["type"], "ContainerResource", "{status}");
         drop(manager);
@@ -369,7 +370,7 @@ fn a_custom_resource_is_brought_between_its_limits_by_its_scale() {
             create(&env.client, autoscaler).await;
         }
         let few = ObjectKey::new("default", "few");
-        comes(env, &CACHES, &few, |cache| cache["spec"]["size"] == 2).await;
+        wait_until_exists(env, &CACHES, &few, |cache| cache["spec"]["size"] == 2).await;
         let reason = "New size: 2; reason: Current number of replicas below Spec.MinReplicas";
         has_event(env, "few", "SuccessfulRescale", reason).await;
         let inactive = ("False", "InvalidSelector");

@@ -22,7 +22,7 @@ fn start(env: &Site, program: &ManagerProgram) -> Serving {
     Serving::start(env, "manager", program, &flags)
 }
 
-/// Asserts that the process lives and does its work: a Deployment gets its pods.
+/// Asserts that the process runs and works: a Deployment gets its pods.
 async fn works(env: &Site, serving: &mut Serving, replicas: i32) {
     merge::<Deployment>(&env.client, "web", json!({ "spec": { "replicas": replicas } })).await;
     rolled_out(&env.client, &env.clock, "web").await;
@@ -51,7 +51,7 @@ fn a_panic_in_a_sync_a_handler_or_a_reflector_is_caught() {
             "informer_handler_panics_total{handler=\"deployment-controller\",\
              informer=\"replicasets.apps\"} 1",
         ];
-        // The Deployment is seen after a new list alone, its key synced after a retry alone.
+        // Only a new list shows the Deployment, and only a retry syncs its key.
         create(&env.client, deployment("web", 1, "web:1")).await;
         rolled_out(&env.client, &env.clock, "web").await;
         let is_counted =
@@ -88,7 +88,7 @@ fn an_outage_of_the_api_server_is_survived_where_errors_have_backtraces() {
         rolled_out(&env.client, &env.clock, "web").await;
         let faults = env.cluster.sandbox.faults();
         let before = failures(&serving.metrics(env, "metrics are served", |_| true).await);
-        faults.go_away();
+        faults.cut_all();
         serving.metrics(env, "requests fail", |text| failures(text) > before).await;
         faults.come_back();
         works(env, &mut serving, 3).await;
@@ -96,7 +96,7 @@ fn an_outage_of_the_api_server_is_survived_where_errors_have_backtraces() {
 }
 
 #[test]
-fn it_ends_in_order_when_it_is_asked_to() {
+fn sigterm_stops_it_in_order() {
     Env::run("binary-ends", async |env| {
         let manager = env.candidate("manager", &[]);
         create(&env.client, deployment("web", 1, "web:1")).await;

@@ -1,4 +1,4 @@
-//! Which volumes claims are bound to, and bindings that fail or are cut off.
+//! The choice of volumes for claims, and bindings that fail or are interrupted.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn a_claim_takes_no_volume_of_another_kind() {
         for name in ["of-a-class", "read-many", "block", "of-attributes", "labelled", "larger"] {
             volume_in(env, name, "Available").await;
         }
-        // One after the other: none takes the volume of a later one, though it is free.
+        // One after the other: no claim takes the volume of a later one, although it is free.
         for (name, spec, volume) in [
             ("selects", json!({ "selector": { "matchLabels": { "tier": "db" } } }), "labelled"),
             ("plain", json!({}), "larger"),
@@ -143,7 +143,7 @@ fn a_binding_that_fails_again_and_again_is_tried_in_each_sync_period() {
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made(BINDER, &cx);
+        let controller = controller_of(BINDER, &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         eventually(&env.clock, "all failures", || async {
@@ -161,7 +161,8 @@ fn a_binding_that_fails_again_and_again_is_tried_in_each_sync_period() {
             if claim["status"]["phase"] == "Bound" { Ok(()) } else { Err(claim.to_string()) }
         })
         .await;
-        // Delays that double without the period's limit reach eleven minutes by then.
+        // Doubling delays without the limit of the period would have reached eleven minutes by
+        // then.
         let waited = clock.monotonic() - failed;
         assert!(waited < Duration::from_secs(300), "{waited:?}");
         stop.stop();
@@ -170,7 +171,7 @@ fn a_binding_that_fails_again_and_again_is_tried_in_each_sync_period() {
     });
 }
 
-/// A directory that is removed would be that of a volume with a claim.
+/// The directory must stay: it would be that of a volume with a claim.
 #[test]
 fn a_host_path_volume_that_may_exist_keeps_its_directory() {
     Env::run("hostpath-unanswered", async |env| {
@@ -182,7 +183,7 @@ fn a_host_path_volume_that_may_exist_keeps_its_directory() {
         let clock = FakeClock::new(env.clock.now());
         let options = Options { enable_hostpath_provisioner: true, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = made(BINDER, &cx);
+        let controller = controller_of(BINDER, &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         eventually(&env.clock, "all tries have failed", || async {

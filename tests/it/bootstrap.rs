@@ -1,4 +1,4 @@
-//! Bootstrap tokens: what they sign, and when they end.
+//! Bootstrap tokens: the signatures of cluster-info, and expiration.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub async fn create_token(env: &Site, id: &str, more: Value) -> ObjectKey {
     ObjectKey::new("kube-system", format!("bootstrap-token-{id}").as_str())
 }
 
-/// Those that kubeadm adds.
+/// The flag with the controllers that kubeadm adds.
 const CONTROLLERS: &str = "--controllers=*,bootstrap-signer-controller,token-cleaner-controller";
 
 #[test]
@@ -54,7 +54,7 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
         let signature = |map: &Value, id: &str| {
             map["data"][format!("jws-kubeconfig-{id}")].as_str().map(str::to_owned)
         };
-        comes(env, &CONFIG_MAPS, &key, |map| signature(map, "zzzzzz").is_none()).await;
+        wait_until_exists(env, &CONFIG_MAPS, &key, |map| signature(map, "zzzzzz").is_none()).await;
 
         let first = create_token(env, "abcdef", json!({})).await;
         let silent = json!({ "usage-bootstrap-signing": "false" });
@@ -62,7 +62,7 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
         create_token(env, "second", json!({})).await;
         let both =
             |map: &Value| signature(map, "abcdef").is_some() && signature(map, "second").is_some();
-        let signed = comes(env, &CONFIG_MAPS, &key, both).await;
+        let signed = wait_until_exists(env, &CONFIG_MAPS, &key, both).await;
         assert_eq!(signature(&signed, "silent"), None);
         assert_eq!(signed["data"]["x"], "y");
         let text = signature(&signed, "abcdef").unwrap();
@@ -72,16 +72,18 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
         // An HMAC-SHA256 of "apiVersion: v1\n" by the token's secret.
         assert_eq!(URL_SAFE_NO_PAD.decode(rest).unwrap().len(), 32);
 
-        // Another content has another signature, and a token that goes has none.
+        // New content gets a new signature, and a deleted token has none.
         let patch = Patch::Merge(json!({ "data": { "kubeconfig": "apiVersion: v2\n" } }));
         maps.patch::<Value>(&key, &patch).await.expect("patch");
         let other = |map: &Value| signature(map, "abcdef").is_some_and(|new| new != text);
-        comes(env, &CONFIG_MAPS, &key, other).await;
+        wait_until_exists(env, &CONFIG_MAPS, &key, other).await;
         client.delete::<BootstrapToken>(&first, Delete::new()).await.expect("delete");
-        let signed = comes(env, &CONFIG_MAPS, &key, |map| signature(map, "abcdef").is_none()).await;
+        let signed =
+            wait_until_exists(env, &CONFIG_MAPS, &key, |map| signature(map, "abcdef").is_none())
+                .await;
         assert!(signature(&signed, "second").is_some());
 
-        // Tokens that expire go, and their signatures with them.
+        // Expired tokens are deleted, and so are their signatures.
         let soon = |seconds: u64| env.clock.now() + Duration::from_secs(seconds);
         let ends = |at: Timestamp| json!({ "expiration": at.to_string() });
         let old = create_token(env, "oldold", json!({ "expiration": "sometime" })).await;
@@ -90,16 +92,18 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
         let long = create_token(env, "longer", ends(soon(3600))).await;
         let last = json!({ "expiration": "9999-12-31T23:59:59Z" });
         let last = create_token(env, "lasted", last).await;
-        comes(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_some()).await;
-        goes(env, &BootstrapToken::RESOURCE, &old).await;
-        goes(env, &BootstrapToken::RESOURCE, &short).await;
+        wait_until_exists(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_some()).await;
+        wait_until_deleted(env, &BootstrapToken::RESOURCE, &old).await;
+        wait_until_deleted(env, &BootstrapToken::RESOURCE, &short).await;
         assert!(env.clock.now() >= end.truncate_to_secs(), "deleted too early");
-        let signed = comes(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_none()).await;
+        let signed =
+            wait_until_exists(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_none())
+                .await;
         assert!(signature(&signed, "longer").is_some() && signature(&signed, "lasted").is_some());
-        // One whose end is moved here goes as well.
+        // A token whose expiration is moved to this time is deleted as well.
         let patch = Patch::Merge(json!({ "stringData": ends(soon(1)) }));
         client.patch::<BootstrapToken>(&long, &patch).await.expect("patch");
-        goes(env, &BootstrapToken::RESOURCE, &long).await;
+        wait_until_deleted(env, &BootstrapToken::RESOURCE, &long).await;
         client.get::<BootstrapToken>(&last).await.expect("the token that lasts");
         drop(manager);
     });

@@ -121,7 +121,7 @@ fn a_kubelet_gets_its_certificate_by_a_bootstrap_token_and_renews_it_by_itself()
         let user = user_of(&joining).await;
         assert_eq!(user["username"], "system:bootstrap:abcdef");
 
-        // Nothing is approved before the group may have it.
+        // Nothing is approved before the group has the right to it.
         let requests = &CertificateSigningRequest::RESOURCE;
         let (object, key) = request("first", "n1", &[], KUBELET, "client auth");
         submit(env, &joining, &object).await;
@@ -130,7 +130,8 @@ fn a_kubelet_gets_its_certificate_by_a_bootstrap_token_and_renews_it_by_itself()
         bind(env, APPROVED, JOINING).await;
         bind(env, RENEWED, "system:nodes").await;
         let first = ObjectKey::cluster("first");
-        let issued = comes(env, requests, &first, |object| certificate(object).is_some()).await;
+        let issued =
+            wait_until_exists(env, requests, &first, |object| certificate(object).is_some()).await;
         let approved = condition(&issued, "Approved").unwrap();
         assert_eq!(approved["reason"], "AutoApproved");
         assert_eq!(
@@ -151,21 +152,26 @@ fn a_kubelet_gets_its_certificate_by_a_bootstrap_token_and_renews_it_by_itself()
         let (object, _) = request("renewed", "n1", &[], KUBELET, "client auth");
         let renewed = ObjectKey::cluster("renewed");
         submit(env, &node, &object).await;
-        let issued = comes(env, requests, &renewed, |object| certificate(object).is_some()).await;
+        let issued =
+            wait_until_exists(env, requests, &renewed, |object| certificate(object).is_some())
+                .await;
         assert_eq!(
             condition(&issued, "Approved").unwrap()["message"],
             "Auto approving self kubelet client certificate after SubjectAccessReview."
         );
 
-        // Serving certificates are for a person to approve; what the signer does not sign fails.
+        // Serving certificates are approved by a person; a request that the signer cannot sign
+        // fails.
         let (object, _) = request("serving", "n1", &["n1", "10.0.0.7"], SERVING, "server auth");
         submit(env, &node, &object).await;
         let (object, _) = request("nameless", "n1", &[], SERVING, "server auth");
         submit(env, &node, &object).await;
         decide(env, "nameless", "Approved").await;
         let nameless = ObjectKey::cluster("nameless");
-        let failed =
-            comes(env, requests, &nameless, |object| condition(object, "Failed").is_some()).await;
+        let failed = wait_until_exists(env, requests, &nameless, |object| {
+            condition(object, "Failed").is_some()
+        })
+        .await;
         let failure = condition(&failed, "Failed").unwrap();
         assert_eq!(failure["reason"], "SignerValidationFailure");
         assert_eq!(failure["message"], "DNS or IP subjectAltName is required");
@@ -174,7 +180,7 @@ fn a_kubelet_gets_its_certificate_by_a_bootstrap_token_and_renews_it_by_itself()
         let waiting: Value = env.client.resource(requests).get(&serving).await.unwrap();
         assert!(condition(&waiting, "Approved").is_none(), "{waiting}");
         decide(env, "serving", "Approved").await;
-        comes(env, requests, &serving, |object| certificate(object).is_some()).await;
+        wait_until_exists(env, requests, &serving, |object| certificate(object).is_some()).await;
         let strange: Value =
             env.client.resource(requests).get(&ObjectKey::cluster("strange")).await.unwrap();
         assert!(condition(&strange, "Approved").is_none(), "{strange}");
@@ -199,7 +205,7 @@ fn an_authority_whose_files_change_signs_at_once() {
         let (certificate_one, key_one) = authority("one");
         std::fs::write(file("x.crt"), certificate_one).unwrap();
         std::fs::write(file("x.key"), key_one).unwrap();
-        // The shared files that other tests give must not be given beside these.
+        // These flags exclude those of the shared files that other tests set.
         let flags = [
             "--cluster-signing-cert-file=".to_owned(),
             "--cluster-signing-key-file=".to_owned(),
@@ -214,12 +220,14 @@ fn an_authority_whose_files_change_signs_at_once() {
             submit(env, &env.client, &object).await;
             decide(env, name, "Approved").await;
             let key = ObjectKey::cluster(name);
-            let issued = comes(env, requests, &key, |object| certificate(object).is_some()).await;
+            let issued =
+                wait_until_exists(env, requests, &key, |object| certificate(object).is_some())
+                    .await;
             let pem = certificate(&issued).unwrap();
             let issued = x509_cert::Certificate::from_der(&pem::certificates(&pem)[0]).unwrap();
             issued.tbs_certificate.issuer.to_string()
         };
-        // No other signer has files.
+        // The other signers have no files.
         let (object, _) = request("other", "n1", &[], KUBELET, "client auth");
         submit(env, &env.client, &object).await;
         decide(env, "other", "Approved").await;
@@ -249,7 +257,7 @@ fn requests_are_deleted_when_they_are_over() {
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made("certificatesigningrequest-cleaner-controller", &cx);
+        let controller = controller_of("certificatesigningrequest-cleaner-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         let start = clock.monotonic();

@@ -1,5 +1,5 @@
 //! A manager that dies at any of its writes leaves a state from which the next one reaches the same
-//! end.
+//! final state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,21 +16,22 @@ use serde_json::{Value, json};
 
 use crate::env::*;
 
-/// What a crash must not change.
+/// A scenario whose final state a crash must not change.
 pub struct Scenario<'a> {
     /// The controllers, by the names of their rows.
     pub controllers: &'a [&'a str],
     /// The objects of one run. Their names begin with the one given.
     pub objects: &'a dyn Fn(&str) -> Vec<Value>,
-    /// What happens to the first object, one after the other. Before each the objects are brought
-    /// to their end by a manager that lives; crashes come after the last.
+    /// The changes of the first object, in order. Before each, a manager that does not crash brings
+    /// the objects to their final state; crashes come after the last change.
     pub changes: Vec<Mutation>,
-    /// The end of one run, of its name and all that the cluster holds of it: without uids, versions
-    /// and times, so that the ends of all runs are equal. An error: it is not reached yet.
+    /// The final state of one run, from its name and the objects of the cluster: without uids,
+    /// versions and times, so that the final states of all runs are equal. An error: it is not
+    /// reached yet.
     pub end: &'a dyn Fn(&str, &Cluster) -> Result<Value, String>,
 }
 
-/// A change of the object that a scenario is about.
+/// A change of a scenario's object.
 #[derive(Clone)]
 pub enum Mutation {
     /// A merge patch.
@@ -63,7 +64,7 @@ impl Mutation {
     }
 }
 
-/// What a scenario looks at.
+/// The objects of the cluster, as a scenario reads them.
 pub struct Cluster {
     pub pods: Vec<Value>,
     pub nodes: Vec<Value>,
@@ -99,7 +100,7 @@ impl Cluster {
         found.ok_or_else(|| format!("{name} is not there"))
     }
 
-    /// The objects of a kind that go by this name.
+    /// The object of a kind with this name.
     pub fn find(&self, kind: &str, name: &str) -> Option<&Value> {
         // Lists leave the kind out.
         self.objects.iter().find(|object| {
@@ -141,7 +142,7 @@ impl Cluster {
     }
 }
 
-/// Controllers in the test's process, under a name that the API server knows them by.
+/// Controllers in the test's process; `name` is the program in their user agent.
 pub struct Manager {
     process: InProcess,
     running: Vec<Task<()>>,
@@ -157,7 +158,8 @@ impl Manager {
     ) -> Manager {
         let client = env.client.named(program);
         let process = InProcess::with_client(env, client, clock.clone(), options.clone());
-        let made = controllers.iter().map(|name| made(name, &process.cx)).collect::<Vec<_>>();
+        let made =
+            controllers.iter().map(|name| controller_of(name, &process.cx)).collect::<Vec<_>>();
         process.factory.start(&process.stop);
         let run = |controller: kube_controller_manager::controllers::Controller| {
             spawn(controller.run(StopToken::clone(&process.stop)))
@@ -166,17 +168,17 @@ impl Manager {
         Manager { process, running }
     }
 
-    /// Ends it without waiting for syncs under way.
-    pub async fn drop_dead(self) {
+    /// Stops it without waiting for running syncs.
+    pub async fn abort(self) {
         self.process.stop.stop();
         drop(self.running);
         self.process.factory.shutdown().await;
     }
 }
 
-/// Runs `scenario` with a manager that dies at its first write and another one that goes on, then
-/// with one that dies at its second, and so on, until one lives to the end. Every run must end as
-/// the last. Returns the number of writes of the last.
+/// Runs `scenario` with a manager that dies at its first write and another one that continues, then
+/// with one that dies at its second write, and so on, until one does not die. Every run must end in
+/// the final state of that last run. Returns the number of writes of the last run.
 pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
     survives_every_write_with(env, scenario, &Options::default()).await
 }
@@ -190,7 +192,7 @@ pub async fn survives_every_write_with(
     survives_every_write_at(env, scenario, options, EVERY_SECOND).await
 }
 
-/// How far the clock goes before the next look at the cluster, after what this one shows.
+/// The time by which the clock advances before the next read of the cluster, given this one.
 type Pace = fn(&Cluster) -> Duration;
 
 const EVERY_SECOND: Pace = |_| Duration::from_secs(1);
@@ -222,7 +224,7 @@ async fn survives_every_write_at(
             let living = format!("living-{writes}-{at}");
             let first = Manager::start(env, &clock, &living, scenario.controllers, options);
             eventually(&env.clock, &format!("{name} before its change {at}"), end).await;
-            first.drop_dead().await;
+            first.abort().await;
             change.apply(env, &kinds[0], &name).await;
         }
         let manager = Manager::start(env, &clock, &mortal, scenario.controllers, options);
@@ -231,7 +233,7 @@ async fn survives_every_write_at(
         })
         .await;
         let died = faults.has_died(&mortal);
-        manager.drop_dead().await;
+        manager.abort().await;
         let heir = died.then(|| {
             let name = format!("heir-{writes}");
             Manager::start(env, &clock, &name, scenario.controllers, options)
@@ -240,7 +242,7 @@ async fn survives_every_write_at(
         let reached = eventually(&env.clock, &what, end).await;
         ends.push(reached);
         let Some(heir) = heir else { break };
-        heir.drop_dead().await;
+        heir.abort().await;
     }
     let (last, crashed) = ends.split_last().expect("one run at least");
     for (writes, end) in crashed.iter().enumerate() {
@@ -249,10 +251,10 @@ async fn survives_every_write_at(
     crashed.len()
 }
 
-/// The flag of a manager that looks at its claims and volumes each second, not each fifteen.
+/// The flag of a manager that syncs its claims and volumes every second instead of every fifteen.
 pub const QUICK_BINDER: &str = "--pvclaimbinder-sync-period=1s";
 
-/// A manager that only binds claims. It is not one of those that die.
+/// A manager that only binds claims, and that does not crash.
 pub fn binder(env: &Site) -> sandbox::cluster::Manager {
     let only = "--controllers=persistentvolume-binder-controller";
     env.manager("binder", &[only, QUICK_BINDER])
@@ -388,7 +390,7 @@ fn a_job_with_a_deadline_survives_a_crash_at_every_write() {
         "uncountedTerminatedPods": {},
     });
     job_survives_at(
-        // Past the deadline once both pods are created.
+        // Passes the deadline once both pods are created.
         |cluster| Duration::from_secs(if cluster.pods.len() == 2 { 3_600 } else { 1 }),
         "crash-deadline",
         json!({ "completions": 2, "parallelism": 2, "activeDeadlineSeconds": 3_600 }),
@@ -546,7 +548,7 @@ pub fn images(name: &str, cluster: &Cluster) -> Vec<String> {
     images
 }
 
-/// The status of a set whose observed generation is the current one, if these counters of it are
+/// The status of a set, if its observed generation is the current one and these counters are
 /// `count`.
 pub fn counted<'a>(
     name: &str,
@@ -572,7 +574,7 @@ fn a_stateful_set_survives_a_crash_at_every_write() {
         let images = images(name, cluster);
         if images.len() == 2 { Ok(json!(images)) } else { Err(format!("{images:?}")) }
     };
-    // Of the sandbox's default class, whose volumes the stand-in driver makes.
+    // Claims of the sandbox's default class, whose volumes the stand-in driver provisions.
     let claims = json!([{
         "metadata": { "name": "data" },
         "spec": {

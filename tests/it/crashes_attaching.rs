@@ -47,8 +47,7 @@ fn pods_of_one_volume(name: &str, pods: &[(String, &str)]) -> Vec<Value> {
     objects
 }
 
-/// The nodes with an attachment of the volume that the driver has answered, if these are the nodes
-/// that list it.
+/// The nodes with an answered attachment of the volume, if the same nodes list the volume.
 fn nodes_with(name: &str, cluster: &Cluster) -> Result<Vec<String>, String> {
     let of_volume =
         |object: &&Value| object["spec"]["source"]["persistentVolumeName"].as_str() == Some(name);
@@ -70,7 +69,7 @@ fn nodes_with(name: &str, cluster: &Cluster) -> Result<Vec<String>, String> {
     if nodes == listing { Ok(nodes) } else { Err(format!("{nodes:?}, listed by {listing:?}")) }
 }
 
-/// Counts the attachments that appear, and notes each volume that has two at a time.
+/// Counts new attachments, and records each volume that has two at the same time.
 struct Attachments {
     seen: Arc<Mutex<(usize, Vec<String>)>>,
     process: InProcess,
@@ -141,7 +140,7 @@ fn an_attachment_survives_a_crash_at_every_write() {
         };
         let writes = survives_every_write(env, &scenario).await;
         assert!(writes >= 5, "{writes} writes");
-        // One in each run.
+        // One attachment in each run.
         attachments.end(env, writes + 1).await;
     });
 }
@@ -174,7 +173,7 @@ fn a_volume_that_moves_survives_a_crash_at_every_write() {
         };
         let writes = survives_every_write(env, &scenario).await;
         assert!(writes >= 4, "{writes} writes");
-        // Two in each run.
+        // Two attachments in each run.
         attachments.end(env, 2 * (writes + 1)).await;
     });
 }

@@ -1,5 +1,6 @@
-//! A manager that dies at any of its writes while a volume is made, recycled or left by its claim: the
-//! next one reaches the same end, no claim has two volumes, and no volume under Retain is deleted.
+//! A manager that dies at any of its writes while a volume is provisioned, recycled or released:
+//! the next one reaches the same final state, no claim has two volumes, and no volume with the
+//! policy Retain is deleted.
 
 use kube_controller_manager::client::ListOptions;
 use kube_controller_manager::objects::{PersistentVolume, Resource};
@@ -101,7 +102,7 @@ fn recycling_survives_a_crash_at_every_write() {
 }
 
 #[test]
-fn a_claim_that_goes_leaves_its_volume_as_its_policy_says_after_a_crash_at_every_write() {
+fn reclaiming_survives_a_crash_at_every_write() {
     for (test, policy, at_least) in [("crash-retain", "Retain", 1), ("crash-release", "Delete", 3)]
     {
         Env::run(test, async |env| {

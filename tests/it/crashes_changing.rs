@@ -6,7 +6,7 @@ use crate::crashes::*;
 use crate::env::*;
 use crate::statefulsets::{make_class, owners, with_claims};
 
-/// The pods that run, if no other is there.
+/// The number of running pods; an error if there are other pods.
 fn running(name: &str, cluster: &Cluster) -> Result<usize, String> {
     let pods = cluster.pods_of(name);
     let runs = |pod: &&Value| {
@@ -63,7 +63,8 @@ fn a_stateful_set_that_shrinks_survives_a_crash_at_every_write() {
         };
         let end = |name: &str, cluster: &Cluster| {
             let replicas = stateful_set_is_whole(name, cluster)?;
-            // No garbage collector runs: a claim that is to go with its pod stays with its owner.
+            // No garbage collector runs: a claim that would be deleted with its pod stays, with its
+            // owner.
             let claims: Vec<Value> = cluster
                 .claims
                 .iter()

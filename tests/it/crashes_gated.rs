@@ -1,5 +1,5 @@
-//! Controllers of kinds that are behind gates: one that dies at any of its writes, and one that finds
-//! nothing to do.
+//! Controllers of kinds that are behind gates: they die at any of their writes, and restart when
+//! there is nothing to do.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::crashes::{Mutation, Scenario, survives_every_write, survives_every_wr
 use crate::devices::*;
 use crate::devicetaints::rules_on;
 use crate::env::*;
-use crate::kinds::{CONFIG_MAPS, WIDGETS, comes, goes, serve_widgets};
+use crate::kinds::{CONFIG_MAPS, WIDGETS, serve_widgets, wait_until_deleted, wait_until_exists};
 use crate::storageversions::identity;
 
-/// Runs `step` again and again. It does a part that no controller of the test has.
-async fn again_and_again(env: &Env, step: impl AsyncFn()) -> usize {
+/// Repeats `step`, which does the part of a component that does not run in the test.
+async fn repeat_step(env: &Env, step: impl AsyncFn()) -> usize {
     loop {
         step().await;
         env.clock.sleep(Duration::from_millis(20)).await;
@@ -75,7 +75,7 @@ fn an_eviction_by_a_device_taint_survives_a_crash_at_every_write() {
                 Ok(condition["status"].clone())
             },
         };
-        let scheduler = again_and_again(env, async || {
+        let scheduler = repeat_step(env, async || {
             let claims = all::<ResourceClaim>(env).await;
             let is_free = |claim: &&Value| claim["status"]["allocation"].is_null();
             let free: Vec<&str> = claims.iter().filter(is_free).map(name_of).collect();
@@ -174,8 +174,8 @@ fn the_end_of_an_api_server_survives_a_crash_at_every_write() {
                 "apiServerID": server, "encodingVersion": version, "decodableVersions": [version],
             })
         };
-        // The API servers, of which one goes.
-        let servers = again_and_again(env, async || {
+        // The API servers, one of which stops.
+        let servers = repeat_step(env, async || {
             for version in all::<StorageVersion>(env).await {
                 let name = name_of(&version);
                 if !name.starts_with("run-") || !version["status"]["storageVersions"].is_null() {
@@ -237,13 +237,13 @@ fn a_storage_migration_survives_a_crash_at_every_write() {
     });
 }
 
-/// The gates of the controllers that this file is about.
+/// The gates of the controllers under test.
 const GATES: &str = "--feature-gates=GenericWorkload=true,DRAWorkloadResourceClaims=true,\
     DRADeviceTaintRules=true,DRAResourcePoolStatus=true,APIServerIdentity=true,\
     StorageVersionAPI=true,StorageVersionMigrator=true";
 
-/// What they write to, with subresources. Of pods only deletions count: the statuses are written by
-/// the stand-in nodes as well.
+/// The resources and subresources that they write. Of pods only deletions count, because the
+/// stand-in nodes write statuses as well.
 const WRITTEN: [&str; 8] = [
     "resourceclaims",
     "devicetaintrules",
@@ -314,28 +314,36 @@ fn a_new_manager_writes_nothing_where_all_is_settled() {
         };
         let of_cluster = ObjectKey::cluster;
         let rule_says = async |name: &str, reason: &str| {
-            comes(env, &DeviceTaintRule::RESOURCE, &of_cluster(name), |rule| {
+            wait_until_exists(env, &DeviceTaintRule::RESOURCE, &of_cluster(name), |rule| {
                 rule["status"]["conditions"][0]["reason"] == reason
             })
             .await;
         };
         let is_answered = async |name: &str| {
-            comes(env, &ResourcePoolStatusRequest::RESOURCE, &of_cluster(name), |request| {
-                request["status"]["poolCount"].is_u64()
-            })
+            wait_until_exists(
+                env,
+                &ResourcePoolStatusRequest::RESOURCE,
+                &of_cluster(name),
+                |request| request["status"]["poolCount"].is_u64(),
+            )
             .await;
         };
         let is_migrated = async |name: &str| {
-            comes(env, &StorageVersionMigration::RESOURCE, &of_cluster(name), |migration| {
-                let conditions = migration["status"]["conditions"].as_array();
-                let mut conditions = conditions.into_iter().flatten();
-                conditions.any(|it| it["reason"] == "MigrationCompleted")
-            })
+            wait_until_exists(
+                env,
+                &StorageVersionMigration::RESOURCE,
+                &of_cluster(name),
+                |migration| {
+                    let conditions = migration["status"]["conditions"].as_array();
+                    let mut conditions = conditions.into_iter().flatten();
+                    conditions.any(|it| it["reason"] == "MigrationCompleted")
+                },
+            )
             .await;
         };
 
-        // Something of each: a claim that is made and one that is given, both in use; a pod that
-        // tolerates a taint for an hour; a group with a pod; an answer; a migration.
+        // Objects of each kind: a claim from a template and a claim that exists, both in use; a pod
+        // that tolerates a taint for an hour; a group with a pod; an answered request; a migration.
         let manager = env.manager("manager", &[GATES]);
         make::<Pod>(env, pod("user", from_template(), "ready")).await;
         claim_of::<Pod>(env, "user").await;
@@ -356,7 +364,8 @@ fn a_new_manager_writes_nothing_where_all_is_settled() {
         is_migrated("migration").await;
         drop(manager);
 
-        // Behind what the new manager finds at its start comes one new object for each controller.
+        // After the objects that the new manager finds at its start, one new object for each
+        // controller.
         let before = writes(env);
         let _manager = env.manager("second-manager", &[GATES]);
         make::<Pod>(env, pod("later", from_template(), "ready")).await;
@@ -365,13 +374,13 @@ fn a_new_manager_writes_nothing_where_all_is_settled() {
         rule_says("later", "NoEffect").await;
         make::<PodGroup>(env, group("later")).await;
         env.client.delete::<PodGroup>(&key("later"), Delete::new()).await.expect("delete");
-        goes(env, &PodGroup::RESOURCE, &key("later")).await;
+        wait_until_deleted(env, &PodGroup::RESOURCE, &key("later")).await;
         make::<ResourcePoolStatusRequest>(env, request("later")).await;
         is_answered("later").await;
         let gone = json!({ "metadata": { "name": "example.com.later" }, "spec": {} });
         make::<StorageVersion>(env, gone).await;
         reports("example.com.later", "gone").await;
-        goes(env, &StorageVersion::RESOURCE, &of_cluster("example.com.later")).await;
+        wait_until_deleted(env, &StorageVersion::RESOURCE, &of_cluster("example.com.later")).await;
 
         let mut news = writes(env);
         for (what, count) in &before {

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::kinds::{BINDINGS, CONFIG_MAPS, SELF_REVIEWS};
 
-async fn who(client: &Client) -> Result<String> {
+async fn user_of(client: &Client) -> Result<String> {
     let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
     let answer: Value = client.resource(&SELF_REVIEWS).create("", &review).await?;
     Ok(answer["status"]["userInfo"]["username"].as_str().unwrap_or_default().to_owned())
@@ -45,12 +45,12 @@ fn a_new_certificate_is_used_at_once_when_it_is_complete() {
     Env::run("rotation", async |env| {
         let (config, next) = (user(env, "first"), user(env, "second"));
         let client = Client::new(config.clone(), env.clock.clone()).unwrap();
-        assert_eq!(who(&client).await.unwrap(), "first");
+        assert_eq!(user_of(&client).await.unwrap(), "first");
         std::fs::copy(file(&next.tls.certificate), file(&config.tls.certificate)).unwrap();
-        assert_eq!(who(&client).await.unwrap(), "first", "the new key is missing");
+        assert_eq!(user_of(&client).await.unwrap(), "first", "the new key is missing");
         std::fs::copy(file(&next.tls.key), file(&config.tls.key)).unwrap();
         assert_eq!(
-            who(&client).await.unwrap(),
+            user_of(&client).await.unwrap(),
             "second",
             "the first user's connection is not used"
         );
@@ -85,11 +85,11 @@ fn a_plugin_may_issue_a_certificate() {
             ..Exec::default()
         }));
         let client = Client::new(config, env.clock.clone()).unwrap();
-        let error = who(&client).await.unwrap_err();
+        let error = user_of(&client).await.unwrap_err();
         assert!(matches!(error, Error::Credentials(_)), "{error}");
         for name in ["first", "first", "second"] {
             issue(name);
-            assert_eq!(who(&client.named("other name")).await.unwrap(), name);
+            assert_eq!(user_of(&client.named("other name")).await.unwrap(), name);
         }
     });
 }
@@ -117,7 +117,7 @@ fn a_refused_token_is_replaced_and_the_request_repeated() {
             })
         };
         let client = env.client.with_tokens("robot", provider).unwrap();
-        assert_eq!(who(&client).await.unwrap(), "system:serviceaccount:default:robot");
+        assert_eq!(user_of(&client).await.unwrap(), "system:serviceaccount:default:robot");
         assert_eq!(*asked.lock().unwrap(), [None, Some("bad".to_owned())]);
     });
 }
@@ -156,11 +156,11 @@ fn a_proxy_is_asked_for_a_tunnel() {
         let target = config.host.strip_prefix("https://").unwrap().to_owned();
         config.proxy = Some(format!("http://u:p@{}", listener.local_addr().unwrap()));
         let client = Client::new(config, env.clock.clone()).unwrap();
-        let (head, error) = zip(proxy(&listener, "403 Forbidden"), who(&client)).await;
+        let (head, error) = zip(proxy(&listener, "403 Forbidden"), user_of(&client)).await;
         assert!(head.contains("\r\nproxy-authorization: Basic dTpw\r\n"), "{head}");
         let error = error.unwrap_err();
         assert!(error.is_transport() && error.to_string().contains("403"), "{error}");
-        let (head, found) = zip(proxy(&listener, "200 OK"), who(&client)).await;
+        let (head, found) = zip(proxy(&listener, "200 OK"), user_of(&client)).await;
         assert!(head.starts_with(&format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n")));
         assert_eq!(found.unwrap(), "first");
     });
@@ -212,14 +212,14 @@ fn a_proxy_forwards_requests_without_tls() {
 }
 
 /// The user that the API server sees.
-async fn who_in_full(client: &Client) -> Result<Value> {
+async fn whole_user(client: &Client) -> Result<Value> {
     let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
     let answer: Value = client.resource(&SELF_REVIEWS).create("", &review).await?;
     Ok(answer["status"]["userInfo"].clone())
 }
 
 /// Gives the manager all rights, impersonation included.
-async fn empower_manager(env: &Site) {
+async fn grant_manager_all_rights(env: &Site) {
     let group = "rbac.authorization.k8s.io";
     let binding = json!({
         "apiVersion": BINDINGS.api_version(), "kind": BINDINGS.kind,
@@ -235,7 +235,7 @@ async fn empower_manager(env: &Site) {
 #[test]
 fn a_user_impersonates_and_its_controllers_do_not() {
     everywhere("impersonation", async |env| {
-        empower_manager(env).await;
+        grant_manager_all_rights(env).await;
         let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
         config.impersonation = Some(Impersonation {
             user: "deputy".to_owned(),
@@ -246,7 +246,7 @@ fn a_user_impersonates_and_its_controllers_do_not() {
         let client = Client::new(config.clone(), env.clock.clone()).unwrap();
         for client in [client.clone(), client.named("other")] {
             let user = eventually(&env.clock, "it may act as another", || async {
-                who_in_full(&client).await.map_err(|error| error.to_string())
+                whole_user(&client).await.map_err(|error| error.to_string())
             })
             .await;
             assert_eq!((&user["username"], &user["uid"]), (&json!("deputy"), &json!("7")));
@@ -268,12 +268,12 @@ fn a_user_impersonates_and_its_controllers_do_not() {
             Box::pin(async { Ok(token) }) as futures_lite::future::Boxed<_>
         });
         let robot = client.with_tokens("robot", provider).unwrap();
-        assert_eq!(who(&robot).await.unwrap(), "system:serviceaccount:default:robot");
+        assert_eq!(user_of(&robot).await.unwrap(), "system:serviceaccount:default:robot");
     });
 }
 
 /// TLS with a server's certificate that no authority has signed.
-fn strange_tls() -> TlsAcceptor {
+fn untrusted_tls() -> TlsAcceptor {
     let pair = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let key = PrivateKeyDer::try_from(pair.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -293,13 +293,13 @@ fn a_proxy_with_tls_is_trusted_as_the_server_is() {
         let mut config = user(env, "first");
         let target = config.host.strip_prefix("https://").unwrap().to_owned();
         config.proxy = Some(format!("https://{}", listener.local_addr().unwrap()));
-        let acceptor = strange_tls();
+        let acceptor = untrusted_tls();
         let client = Client::new(config.clone(), env.clock.clone()).unwrap();
         let serve = async {
             let (stream, _) = listener.accept().await.unwrap();
             acceptor.accept(stream).await.map(drop)
         };
-        let (accepted, error) = zip(serve, who(&client)).await;
+        let (accepted, error) = zip(serve, user_of(&client)).await;
         assert!(accepted.is_err(), "it is not trusted");
         let error = error.unwrap_err();
         assert!(
@@ -325,7 +325,7 @@ fn a_proxy_with_tls_is_trusted_as_the_server_is() {
             async_std::task::spawn(zip(io::copy(from, server.clone()), io::copy(server, to)));
             String::from_utf8(head).unwrap()
         };
-        let (head, found) = zip(serve, who(&client)).await;
+        let (head, found) = zip(serve, user_of(&client)).await;
         assert!(head.starts_with(&format!("CONNECT {target} HTTP/1.1\r\n")), "{head}");
         assert_eq!(found.unwrap(), "first");
     });
@@ -351,7 +351,7 @@ fn a_socks_proxy_is_asked_for_a_connection() {
             async_std::task::spawn(zip(there, io::copy(server, client)));
             request
         };
-        let (request, found) = zip(serve, who(&client)).await;
+        let (request, found) = zip(serve, user_of(&client)).await;
         assert_eq!(request[..8], [5, 1, 0, 1, 127, 0, 0, 1]);
         assert_eq!(found.unwrap(), "first");
     });
@@ -380,7 +380,7 @@ fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
         };
         let ask = async move {
             let key = ObjectKey::new("a", "b");
-            // Moved here, so that its connections close when it is dropped.
+            // Moved into this block, so that its connections close when it is dropped.
             let client = client;
             let sent = client.delete::<ServiceAccount>(&key, Delete::new());
             let clock = SystemClock::shared();
@@ -430,14 +430,14 @@ fn a_watch_ends_with_the_certificate_that_it_was_started_with() {
         // The next request sees the new files.
         let watch = quiet_watch(&client).await;
         rotate(&next);
-        assert_eq!(who(&client).await.unwrap(), "second");
+        assert_eq!(user_of(&client).await.unwrap(), "second");
         assert!(ends(watch, &env.clock).await, "its certificate is out of date");
 
         // Without requests, a task looks at the files every few minutes. Files with a new date and
         // the same content change nothing.
         let mut watch = quiet_watch(&client).await;
         rotate(&next);
-        assert_eq!(who(&client).await.unwrap(), "second");
+        assert_eq!(user_of(&client).await.unwrap(), "second");
         let more = futures_lite::future::poll_once(watch.next()).await;
         assert!(more.is_none(), "the certificate is the same");
         rotate(&user(env, "third"));
@@ -448,6 +448,6 @@ fn a_watch_ends_with_the_certificate_that_it_was_started_with() {
             }
         };
         assert!(ends(watch, &env.clock).or(time_passes).await, "the files have changed");
-        assert_eq!(who(&client).await.unwrap(), "third");
+        assert_eq!(user_of(&client).await.unwrap(), "third");
     });
 }

@@ -10,7 +10,7 @@ use crate::env::*;
 
 const JOBS: ResourceType = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
 
-/// Of every minute, or of every year.
+/// A CronJob with this schedule.
 fn cron_job(name: &str, schedule: &str, spec: Value) -> Value {
     let mut all = json!({
         "schedule": schedule, "suspend": true,
@@ -33,8 +33,8 @@ async fn set_status(env: &Site, resource: &ResourceType, name: &str, status: Val
     patched.expect("patch");
 }
 
-/// Makes the starts of the last `ago` overdue, so that nothing waits for a minute.
-async fn miss(env: &Site, name: &str, ago: Duration) {
+/// Makes the starts of the last `ago` overdue, so that the test need not wait for the next minute.
+async fn make_starts_overdue(env: &Site, name: &str, ago: Duration) {
     let last = (env.clock.now() - ago).to_string();
     set_status(env, &CronJob::RESOURCE, name, json!({ "lastScheduleTime": last })).await;
 }
@@ -66,22 +66,23 @@ fn condition(kind: &str, reason: &str, now: &str) -> Value {
 }
 
 #[test]
-fn a_job_that_runs_stays_alone_has_company_or_is_replaced() {
+fn concurrency_policies_forbid_allow_or_replace_a_running_job() {
     everywhere("concurrency", async |env| {
         let _manager = env.manager("manager", &[]);
         let jobs = env.client.resource(&JOBS);
         for policy in ["Forbid", "Allow", "Replace"] {
             let name = policy.to_lowercase();
-            // The start of this year, and then one of the last minutes: two names.
+            // The start of this year, and then one of the last minutes: two Jobs with different
+            // names.
             let spec = json!({ "concurrencyPolicy": policy });
             create(&env.client, cron_job(&name, "0 0 1 1 *", spec)).await;
-            miss(env, &name, Duration::from_secs(400 * 86_400)).await;
+            make_starts_overdue(env, &name, Duration::from_secs(400 * 86_400)).await;
             merge::<CronJob>(&env.client, &name, json!({ "spec": { "suspend": false } })).await;
             let started = status(env, &name, "starts", |status| active(status).len() == 1).await;
             let first = active(&started).remove(0);
             let every_minute = json!({ "spec": { "schedule": "* * * * *" } });
             merge::<CronJob>(&env.client, &name, every_minute).await;
-            miss(env, &name, Duration::from_secs(300)).await;
+            make_starts_overdue(env, &name, Duration::from_secs(300)).await;
             let runs = |status: &Value| active(status).contains(&first);
             match policy {
                 "Forbid" => {
@@ -135,7 +136,7 @@ fn a_cron_job_starts_jobs_and_follows_them_to_their_end() {
         let (client, clock, name) = (&env.client, &env.clock, "tick");
         let spec = json!({ "timeZone": "Asia/Kolkata", "concurrencyPolicy": "Forbid" });
         create(client, cron_job(name, "* * * * *", spec)).await;
-        miss(env, name, Duration::from_secs(3600)).await;
+        make_starts_overdue(env, name, Duration::from_secs(3600)).await;
         merge::<CronJob>(client, name, json!({ "spec": { "suspend": false } })).await;
 
         let started = status(env, name, "a Job starts", |it| it["active"].is_array()).await;

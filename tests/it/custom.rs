@@ -1,5 +1,5 @@
-//! Kinds that are defined and removed while the manager runs: its controllers learn of them with their
-//! next look at discovery.
+//! Kinds that are defined and removed while the manager runs: its controllers find them when they
+//! next read discovery.
 
 use kube_controller_manager::client::Delete;
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::quota;
 fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
     everywhere("garbage-custom", async |env| {
         // The discovery of one group always fails.
-        send_away(env, "away.test.io").await;
+        register_unreachable_server(env, "away.test.io").await;
         let _manager = env.manager("manager", &[]);
         let (objects, maps) = (Objects(env), &CONFIG_MAPS);
         // The collector runs, with the resources served until now.
@@ -53,7 +53,7 @@ fn a_kind_is_counted_once_it_is_defined() {
         create(&env.client, quota::quota("all", spec)).await;
         let _manager = env.manager("manager", &[quota::ONLY, "--resource-quota-sync-period=1s"]);
         quota::uses(env, "all", &[("count/configmaps", "0")]).await;
-        // Before this pass a real server refuses to create any.
+        // Before this pass a real server refuses to create widgets.
         quota::define_widgets(env).await;
         let both = [("count/configmaps", "0"), ("count/widgets.example.com", "1")];
         quota::uses(env, "all", &both).await;

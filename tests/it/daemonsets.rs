@@ -1,4 +1,4 @@
-//! DaemonSets: one pod on each node that suits them, and their rollouts.
+//! DaemonSets: one pod on each eligible node, and rollouts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -72,7 +72,7 @@ async fn counts(env: &Site, what: &str, wanted: [i64; 5]) {
     .await;
 }
 
-/// The pods that stay, by the node they run on or are made for.
+/// The pods that are not being deleted, by the node that they run on or are created for.
 async fn by_node(env: &Site) -> BTreeMap<String, Vec<Pod>> {
     let mut nodes: BTreeMap<String, Vec<Pod>> = BTreeMap::new();
     for pod in env.pods().await.into_iter().filter(|pod| !pod.meta.is_being_deleted()) {
@@ -159,7 +159,7 @@ fn each_node_that_suits_has_one_pod() {
         assert_eq!(pod["metadata"]["labels"][REVISION], json!(revisions(env).await[0].1));
         assert_eq!(pod["metadata"]["labels"]["pod-template-generation"], "1");
 
-        // A node comes.
+        // A node is added.
         let node = json!({
             "apiVersion": "v1", "kind": "Node", "metadata": { "name": "extra" },
             "status": { "allocatable": { "cpu": "4", "memory": "8Gi", "pods": "10" },
@@ -169,8 +169,8 @@ fn each_node_that_suits_has_one_pod() {
         patch_node(env, "extra", tainted(None)).await;
         counts(env, "a fourth node has one", [4, 4, 0, 4, 4]).await;
 
-        // A taint drives the pod out; one that only keeps new pods away does not, and unwatched
-        // labels do nothing.
+        // A NoExecute taint evicts the pod; a NoSchedule taint does not, and unrelated labels have
+        // no effect.
         patch_node(env, "extra", tainted(Some("NoExecute"))).await;
         placed(env, &[("node-0", 1), ("node-1", 1), ("node-2", 1)]).await;
         counts(env, "the tainted node has none", [3, 3, 0, 3, 3]).await;
@@ -195,7 +195,7 @@ fn each_node_that_suits_has_one_pod() {
         patch_node(env, "node-0", disk("hdd")).await;
         let found = placed(env, &[("extra", 1)]).await;
 
-        // The node goes, and so does its pod, by other hands.
+        // The node is deleted, and its pod is deleted by another controller.
         client.delete::<Node>(&ObjectKey::cluster("extra"), Delete::new()).await.expect("delete");
         let last = found["extra"][0].meta.key();
         client.delete::<Pod>(&last, Delete::new().grace_period(0)).await.expect("delete");
@@ -231,7 +231,7 @@ fn a_duplicate_of_the_revision_goes_and_restarts_no_pod() {
         twin["metadata"]["labels"][REVISION] = json!("twin");
         twin["revision"] = json!(7);
         revisions.create::<Value>("default", &twin).await.expect("create");
-        // A set is not woken by a revision that appears, only by one that changes.
+        // A new revision does not enqueue the set; a changed one does.
         let patch = Patch::Merge(json!({ "metadata": { "annotations": { "seen": "" } } }));
         let key = ObjectKey::new("default", "agent-twin");
         env.client.patch::<ControllerRevision>(&key, &patch).await.expect("patch");
@@ -325,7 +325,7 @@ fn a_rollout_goes_on_within_max_unavailable_and_back_to_a_known_revision() {
         let back = all.iter().filter(|pod| pod.meta.labels.get(REVISION) == Some(&*after[2].1));
         assert_eq!(back.count(), 1);
 
-        // Old revisions that no pod is of are deleted beyond the limit.
+        // Old revisions without pods are deleted beyond the limit.
         change(env, json!({ "spec": { "revisionHistoryLimit": 0 } })).await;
         kept(&[(3, "agent:3"), (4, "agent:2")]).await;
         change(env, image("agent:3", true)).await;
@@ -354,7 +354,7 @@ fn new_pods_come_beside_old_ones_with_a_surge() {
             let stays = |pod: &Pod| pod.meta.uid == pods[0].meta.uid && pod.is_ready();
             assert!(all[node].iter().any(stays), "{node} keeps its old pod");
         }
-        // The pod that is not ready gives way at once, though none may be unavailable.
+        // The unready pod is replaced immediately, although no pod may become unavailable.
         change(env, image("agent:3", true)).await;
         counts(env, "the next version is everywhere", [3, 3, 0, 3, 3]).await;
         let new = placed(env, &[("node-0", 1), ("node-1", 1), ("node-2", 1)]).await;
@@ -373,7 +373,7 @@ fn pods_are_replaced_when_they_are_deleted_or_end() {
         counts(env, "it runs", [3, 3, 0, 3, 3]).await;
         let old = by_node(env).await;
 
-        // OnDelete: a new version waits for its turn.
+        // OnDelete: a pod gets the new version once its old pod is deleted.
         change(env, image("agent:2", true)).await;
         counts(env, "the new version is noticed", [3, 3, 0, 0, 3]).await;
         let key = old["node-0"][0].meta.key();
@@ -408,7 +408,7 @@ fn pods_are_replaced_when_they_are_deleted_or_end() {
         );
         has_event(env, "agent", "SucceededDaemonPod", &message).await;
 
-        // One that failed as well; the second time only after a while.
+        // A failed pod is replaced as well, the second time after a backoff.
         let begun = env.clock.monotonic();
         for _ in 0..3 {
             let failed = ends("node-2", "Failed").await;

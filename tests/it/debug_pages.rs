@@ -1,4 +1,4 @@
-//! What a manager shows of itself: the pipeline page, and the trace of an object.
+//! A manager's debug pages: the pipeline page, and the trace of an object.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -15,7 +15,8 @@ fn free_port() -> u16 {
     listener.local_addr().expect("its number").port()
 }
 
-/// The flags with which a manager serves on `port` and asks the API server who may call.
+/// The flags with which a manager serves on `port` and delegates authentication and authorization
+/// to the API server.
 fn serving(site: &Site, port: u16) -> [String; 3] {
     let conf = site.kubeconfig.display();
     [
@@ -239,7 +240,7 @@ fn a_deployment_is_traced_through_every_station() {
             let lines = of(sync, station);
             assert!(lines.iter().any(|line| line.contains(part)), "{station} {part}: {lines:?}");
         }
-        // What it wrote is seen again, and so on to the pods.
+        // Its writes are seen on the watch, and so on down to the pods.
         let by = format!(" by={sync} ");
         for (station, parts) in [
             ("seen-again", ["ReplicaSet default/web-", by.as_str()]),

@@ -41,8 +41,8 @@ fn a_deployment_scales_rolls_out_pauses_and_resumes() {
         let live: Vec<&ReplicaSet> = sets.iter().filter(|set| set.replicas() > 0).collect();
         assert_eq!(live.iter().map(|set| image_of(set)).collect::<Vec<_>>(), ["web:1"]);
 
-        // A paused Deployment makes no ReplicaSet for a new template; a resumed one does. The sync
-        // that would make it reports the generation as observed.
+        // A paused Deployment creates no ReplicaSet for a new template; a resumed one does. The
+        // sync that would create it reports the generation as observed.
         let pause = |paused: bool| json!({ "spec": { "paused": paused } });
         merge::<Deployment>(client, "web", pause(true)).await;
         merge::<Deployment>(client, "web", set_image("web:3")).await;
@@ -77,7 +77,7 @@ fn recreate_never_runs_two_versions_at_once() {
         let old: Vec<Pod> = list(client).await;
         let held = old[0].meta.name.to_string();
         let hold = |finalizers: Value| json!({ "metadata": { "finalizers": finalizers } });
-        // With a finalizer alone, the kubelet would report that the pod has ended.
+        // With only a finalizer, the kubelet would report that the pod has ended.
         env.steering.keep(&held, true);
         merge::<Pod>(client, &held, hold(json!(["test.io/hold"]))).await;
         merge::<Deployment>(client, "solo", set_image("solo:2")).await;
@@ -178,7 +178,7 @@ fn a_rollout_without_progress_has_its_condition() {
     });
 }
 
-/// As by a webhook: a conflict is no sign that the pod has gone.
+/// A conflict, as a webhook may return it, does not mean that the pod is deleted.
 #[test]
 fn a_delete_that_is_refused_has_an_event_and_is_repeated() {
     Env::run("refused-delete", async |env| {

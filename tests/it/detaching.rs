@@ -1,4 +1,4 @@
-//! Volumes of pods that are gone, on nodes that do not say that they have unmounted them.
+//! Volumes of deleted pods, on nodes that do not report that they have unmounted them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::attachments::{attached, bound, csi, delete_pod, lists, nodes_are_there, pod, unique};
 use crate::env::*;
-use crate::kinds::comes;
+use crate::kinds::wait_until_exists;
 
 fn of_volume<'a>(attachments: &'a [Value], volume: &str) -> Option<&'a Value> {
     attachments.iter().find(|it| it["spec"]["source"]["persistentVolumeName"] == *volume)
@@ -36,11 +36,11 @@ fn a_volume_that_is_not_unmounted_is_detached_after_six_minutes_unless_the_flag_
             let options =
                 Options { disable_force_detach_on_timeout: forbidden, ..Options::default() };
             let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-            let controller = made(CONTROLLER, &cx);
+            let controller = controller_of(CONTROLLER, &cx);
             factory.start(&stop);
             let running = spawn(controller.run(stop.clone()));
 
-            // The controller's clock goes on while something is waited for.
+            // Advances the controller's clock while it waits for a condition.
             let after = async |step: u64, look: &dyn Fn(&[Value]) -> bool| {
                 let all = env.client.resource(&VolumeAttachment::RESOURCE);
                 eventually(&env.clock, "the attachments change", || async {
@@ -60,7 +60,7 @@ fn a_volume_that_is_not_unmounted_is_detached_after_six_minutes_unless_the_flag_
             lists(env, "node-0", &[&unique("h")]).await;
             let key = ObjectKey::cluster("node-0");
             let in_use = |node: &Value| node["status"]["volumesInUse"] == json!([unique("h")]);
-            comes(env, &Node::RESOURCE, &key, in_use).await;
+            wait_until_exists(env, &Node::RESOURCE, &key, in_use).await;
             // The kubelet does not answer any more.
             env.steering.kill("node-0");
             let nodes = env.client.resource(&Node::RESOURCE).subresource("status");

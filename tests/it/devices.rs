@@ -1,5 +1,5 @@
-//! Claims of devices: made, reserved, released; pods that device taints evict; the status of pools.
-//! The tests are the scheduler.
+//! Claims of devices: created, reserved, released; pods that device taints evict; the status of
+//! pools. The tests take the part of the scheduler.
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::crashes::{Cluster, Scenario, survives_every_write};
 use crate::env::*;
-use crate::kinds::{comes, goes};
+use crate::kinds::{wait_until_deleted, wait_until_exists};
 
 pub const DRIVER: &str = "gpu.example.com";
 pub const POOL: &str = "pool-a";
@@ -27,7 +27,7 @@ pub async fn make<T: Resource>(env: &Site, mut object: Value) -> Value {
     env.client.resource(&T::RESOURCE).create("default", &object).await.expect("create")
 }
 
-/// What a claim asks for: one device of the class "gpu".
+/// The spec of a claim for one device of the class "gpu".
 pub fn one_device() -> Value {
     let exactly = json!({ "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1 });
     json!({ "devices": { "requests": [{ "name": "r", "exactly": exactly }] } })
@@ -78,7 +78,8 @@ pub async fn claim_of<T: Resource>(env: &Site, name: &str) -> ObjectKey {
         let name = &object["status"]["resourceClaimStatuses"][0]["resourceClaimName"];
         name.as_str().map(key)
     };
-    let pod = comes(env, &T::RESOURCE, &key(name), |object| named(object).is_some()).await;
+    let pod =
+        wait_until_exists(env, &T::RESOURCE, &key(name), |object| named(object).is_some()).await;
     named(&pod).expect("a name")
 }
 
@@ -123,7 +124,8 @@ pub async fn bind(env: &Site, pod: &str) {
 }
 
 async fn finishes(env: &Site, pod: &str) {
-    comes(env, &Pod::RESOURCE, &key(pod), |pod| pod["status"]["phase"] == "Succeeded").await;
+    wait_until_exists(env, &Pod::RESOURCE, &key(pod), |pod| pod["status"]["phase"] == "Succeeded")
+        .await;
 }
 
 /// The names of the consumers of a claim.
@@ -133,7 +135,7 @@ fn users(claim: &Value) -> Vec<String> {
 }
 
 pub async fn is_used_by(env: &Site, claim: &ObjectKey, wanted: &[&str]) -> Value {
-    comes(env, &ResourceClaim::RESOURCE, claim, |claim| users(claim) == wanted).await
+    wait_until_exists(env, &ResourceClaim::RESOURCE, claim, |claim| users(claim) == wanted).await
 }
 
 pub async fn claims(env: &Site) -> Vec<Value> {
@@ -167,29 +169,29 @@ fn a_claim_is_made_for_a_pod_and_goes_with_its_end() {
         );
         assert_eq!(claim["spec"], one_device());
 
-        // A new manager finds the claim, and makes one for the second pod alone.
+        // A new manager finds the claim, and creates one for the second pod only.
         drop(manager);
         let manager = env.manager("second-manager", &[]);
         let second = make::<Pod>(env, pod("second", from_template(), "exit")).await;
         let second_key = claim_of::<Pod>(env, "second").await;
         assert_eq!(claims(env).await.len(), 2);
 
-        // The claim of a pod that has finished goes, though the pod stays. It is not made again.
+        // The claim of a finished pod is deleted, although the pod stays. It is not created again.
         allocate(env, &claim_key, "d0", &[consumer(&first)]).await;
         bind(env, "first").await;
         finishes(env, "first").await;
-        goes(env, &ResourceClaim::RESOURCE, &claim_key).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &claim_key).await;
         allocate(env, &second_key, "d1", &[consumer(&second)]).await;
         bind(env, "second").await;
         finishes(env, "second").await;
-        goes(env, &ResourceClaim::RESOURCE, &second_key).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &second_key).await;
         make::<Pod>(env, pod("third", from_template(), "ready")).await;
         let third_key = claim_of::<Pod>(env, "third").await;
         assert_eq!(claims(env).await.len(), 1, "only that of the third pod");
 
         // A pod that is deleted before it has a node leaves nothing behind.
         env.client.delete::<Pod>(&key("third"), Delete::new()).await.expect("delete");
-        goes(env, &ResourceClaim::RESOURCE, &third_key).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &third_key).await;
         drop(manager);
     });
 }
@@ -199,7 +201,7 @@ fn a_claim_for_administrators_is_made_from_its_template() {
     everywhere("admin-claim", async |env| {
         let _manager = env.manager("manager", &[]);
         class(env).await;
-        // The API server lets no other namespace have such a template.
+        // The API server allows such a template only in a namespace with this label.
         let label = json!({ "resource.kubernetes.io/admin-access": "true" });
         let labelled = Patch::Merge(json!({ "metadata": { "labels": label } }));
         let namespace = ObjectKey::cluster("default");
@@ -213,13 +215,13 @@ fn a_claim_for_administrators_is_made_from_its_template() {
         let made: Value = env.client.resource(&ResourceClaim::RESOURCE).get(&claim).await.unwrap();
         assert_eq!(made["spec"], spec);
 
-        // It is deallocated and deleted as any other.
+        // It is deallocated and deleted as any other claim.
         allocate(env, &claim, "d0", &[consumer(&pod)]).await;
         env.client
             .delete::<Pod>(&key("admin"), Delete::new().grace_period(0))
             .await
             .expect("delete");
-        goes(env, &ResourceClaim::RESOURCE, &claim).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &claim).await;
     });
 }
 
@@ -248,19 +250,19 @@ fn a_shared_claim_is_deallocated_with_its_last_pod() {
             "nothing is written for a pod that has finished"
         );
 
-        // A restart changes nothing; a pod that goes meanwhile is noticed.
+        // A restart changes nothing; a pod that is deleted meanwhile is noticed.
         make::<Pod>(env, placed("c", "shared", "ready")).await;
         is_used_by(env, &shared, &["a", "c"]).await;
         drop(manager);
         let at_once = || Delete::new().grace_period(0);
         env.client.delete::<Pod>(&key("c"), at_once()).await.expect("delete");
-        goes(env, &Pod::RESOURCE, &key("c")).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &key("c")).await;
         let manager = env.manager("second-manager", &[]);
         let used = is_used_by(env, &shared, &["a"]).await;
         assert!(used["status"]["allocation"].is_object());
 
         env.client.delete::<Pod>(&key("a"), at_once()).await.expect("delete");
-        let free = comes(env, &ResourceClaim::RESOURCE, &shared, |claim| {
+        let free = wait_until_exists(env, &ResourceClaim::RESOURCE, &shared, |claim| {
             users(claim).is_empty() && claim["metadata"]["finalizers"].is_null()
         })
         .await;
@@ -269,7 +271,7 @@ fn a_shared_claim_is_deallocated_with_its_last_pod() {
         // A claim that is deleted while it is allocated and not in use.
         allocate(env, &shared, "d0", &[]).await;
         env.client.delete::<ResourceClaim>(&shared, Delete::new()).await.expect("delete");
-        goes(env, &ResourceClaim::RESOURCE, &shared).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &shared).await;
         drop(manager);
     });
 }
@@ -309,7 +311,7 @@ fn a_claim_for_extended_resources_goes_with_its_pod() {
         pods.patch::<Value>(&key("user"), &patch).await.expect("patch");
         bind(env, "user").await;
         finishes(env, "user").await;
-        goes(env, &ResourceClaim::RESOURCE, &key("user-extended")).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &key("user-extended")).await;
     });
 }
 
@@ -334,13 +336,14 @@ fn a_pod_waits_for_its_template_and_an_event_says_so() {
             let name = |s: &Value| (text(&s["name"]), text(&s["resourceClaimName"]));
             statuses.map(name).collect()
         };
-        let done = comes(env, &Pod::RESOURCE, &key("two"), |pod| names(pod).len() == 2).await;
+        let done =
+            wait_until_exists(env, &Pod::RESOURCE, &key("two"), |pod| names(pod).len() == 2).await;
         let before = names(&done);
 
-        // One of two claims is lost: it is made again, and the other one keeps its name.
+        // One of two claims is lost: it is created again, and the other one keeps its name.
         let lost = key(&before[0].1);
         env.client.delete::<ResourceClaim>(&lost, Delete::new()).await.expect("delete");
-        let done = comes(env, &Pod::RESOURCE, &key("two"), |pod| {
+        let done = wait_until_exists(env, &Pod::RESOURCE, &key("two"), |pod| {
             names(pod).len() == 2 && names(pod)[0].1 != before[0].1
         })
         .await;
@@ -459,7 +462,7 @@ fn refused_writes_of_claims_are_retried() {
         }
         let _manager = env.manager("second-manager", &[]);
         bind(env, "user").await;
-        goes(env, &ResourceClaim::RESOURCE, &claim).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &claim).await;
         eventually(&env.clock, "every fault has hit", || async {
             let pending = faults.pending();
             if pending.is_empty() { Ok(()) } else { Err(format!("{pending:?}")) }
@@ -525,8 +528,8 @@ fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
         // A taint of a slice.
         set_taints(env, &["d0", "d1"]).await;
         has_event(env, "on-d0", "DeviceTaintManagerEviction", "Marking for deletion").await;
-        goes(env, &Pod::RESOURCE, &key("on-d0")).await;
-        // The deletion of the pod that tolerates the taint is called off; also by a new manager.
+        wait_until_deleted(env, &Pod::RESOURCE, &key("on-d0")).await;
+        // The deletion of the pod that tolerates the taint is cancelled, also by a new manager.
         drop(manager);
         let _manager = env.manager("second-manager", &[RULE_GATE]);
         let rule = |effect: &str| {
@@ -539,7 +542,7 @@ fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
         let rules = env.client.resource(&DeviceTaintRule::RESOURCE);
         let rule_key = ObjectKey::cluster("rule");
         let condition = async |reason: &str| {
-            let found = comes(env, &DeviceTaintRule::RESOURCE, &rule_key, |rule| {
+            let found = wait_until_exists(env, &DeviceTaintRule::RESOURCE, &rule_key, |rule| {
                 rule["status"]["conditions"][0]["reason"] == reason
             })
             .await;
@@ -562,9 +565,9 @@ fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
         // A taint of a rule.
         let spec = json!({ "spec": { "taint": rule("NoExecute")["spec"]["taint"] } });
         rules.patch::<Value>(&rule_key, &Patch::Merge(spec)).await.expect("patch");
-        goes(env, &Pod::RESOURCE, &key("on-d2")).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &key("on-d2")).await;
         assert_eq!(condition("Completed").await, "1 pod evicted since starting the controller.");
-        let tolerating = comes(env, &Pod::RESOURCE, &key("on-d1"), |_| true).await;
+        let tolerating = wait_until_exists(env, &Pod::RESOURCE, &key("on-d1"), |_| true).await;
         assert!(tolerating["metadata"]["deletionTimestamp"].is_null());
         let conditions = tolerating["status"]["conditions"].as_array().cloned();
         assert!(conditions.iter().flatten().all(|c| c["type"] != "DisruptionTarget"));
@@ -586,8 +589,10 @@ fn a_request_for_the_status_of_pools_is_answered() {
             let request = json!({ "metadata": { "name": name }, "spec": { "driver": driver } });
             make::<ResourcePoolStatusRequest>(env, request).await;
             let (resource, key) = (&ResourcePoolStatusRequest::RESOURCE, ObjectKey::cluster(name));
-            let request =
-                comes(env, resource, &key, |request| request["status"]["poolCount"].is_u64()).await;
+            let request = wait_until_exists(env, resource, &key, |request| {
+                request["status"]["poolCount"].is_u64()
+            })
+            .await;
             request["status"].clone()
         };
         let mut status = json!(null);
@@ -610,7 +615,7 @@ fn a_request_for_the_status_of_pools_is_answered() {
         assert_eq!(status["conditions"][0]["message"], "Calculated status for 1 pools");
         assert_eq!(answer("none", "none.example.com").await["poolCount"], 0);
 
-        // A pool that lacks slices is waited for, and then reported as it is.
+        // The controller waits for a pool that lacks slices, and then reports it as incomplete.
         let mut part = slice(env, &[]);
         part["metadata"]["name"] = json!("part");
         part["spec"]["driver"] = json!("part.example.com");
@@ -673,10 +678,10 @@ fn the_pods_of_a_group_share_a_claim() {
                 "uid": group["metadata"]["uid"],
             }])
         );
-        // The claim is released when the group goes, and then belongs to no one.
+        // The claim is released when the group is deleted, and then has no owner.
         env.client.delete::<Pod>(&key("member"), Delete::new().grace_period(0)).await.unwrap();
-        goes(env, &Pod::RESOURCE, &key("member")).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &key("member")).await;
         env.client.delete::<PodGroup>(&key("group"), Delete::new()).await.expect("delete");
-        goes(env, &ResourceClaim::RESOURCE, &shared).await;
+        wait_until_deleted(env, &ResourceClaim::RESOURCE, &shared).await;
     });
 }

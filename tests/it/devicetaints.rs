@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use crate::crashes::Manager;
 use crate::devices::*;
 use crate::env::*;
-use crate::kinds::{comes, goes};
+use crate::kinds::{wait_until_deleted, wait_until_exists};
 
 const RULES_SERVED: &str = "--runtime-config=resource.k8s.io/v1beta2=true";
 
-/// DeviceTaintRules count, which is off by default.
+/// Options with DeviceTaintRules, which are off by default.
 pub fn rules_on() -> Options {
     let mut options = Options::default();
     options.feature_gates.0.push(("DRADeviceTaintRules".to_owned(), true));
@@ -36,10 +36,10 @@ async fn rule(env: &Site, name: &str, driver: &str, effect: &str, time: Value) -
     ObjectKey::cluster(name)
 }
 
-/// Waits until the controller has looked at a new rule: all that was due before has been done.
+/// Waits until the controller has handled a new rule: all earlier work is done then.
 async fn is_at_work(env: &Site, probe: &str) {
     let key = rule(env, probe, "none.example.com", "None", json!(env.clock.now())).await;
-    comes(env, &DeviceTaintRule::RESOURCE, &key, |rule| {
+    wait_until_exists(env, &DeviceTaintRule::RESOURCE, &key, |rule| {
         rule["status"]["conditions"][0]["reason"] == "NoEffect"
     })
     .await;
@@ -87,7 +87,7 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
             .await
         };
 
-        // All is in the caches when the first manager starts.
+        // All objects are in the caches when the first manager starts.
         let first = Manager::start(env, &clock, "first", &controllers, &rules_on());
         let message = "3 pods need to be evicted in 1 namespace.";
         let before = condition(message, Duration::ZERO).await;
@@ -103,10 +103,10 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
         );
 
         // Another manager counts the seconds from the time of the taint.
-        first.drop_dead().await;
+        first.abort().await;
         let second = Manager::start(env, &clock, "second", &controllers, &rules_on());
         clock.advance(Duration::from_secs(15));
-        goes(env, &Pod::RESOURCE, &key("on-d0")).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &key("on-d0")).await;
         let message = "2 pods need to be evicted in 1 namespace. \
                        1 pod evicted since starting the controller.";
         condition(message, Duration::from_secs(1)).await;
@@ -122,7 +122,7 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
         for pod in ["on-d1", "on-d2"] {
             stays(env, pod).await;
         }
-        second.drop_dead().await;
+        second.abort().await;
     });
 }
 
@@ -146,16 +146,17 @@ fn a_device_taint_evicts_all_pods_of_a_group() {
         is_used_by(env, &shared, &["group"]).await;
 
         set_taints(env, &["d0"]).await;
-        // A pod without a group whose device is tainted as well goes: so the taint was seen.
+        // A pod without a group, whose device has the same taint, is evicted: so the taint was
+        // seen.
         user_of(env, "d0", json!([])).await;
-        goes(env, &Pod::RESOURCE, &key("on-d0")).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &key("on-d0")).await;
         for name in names {
             stays(env, name).await;
         }
         set_taints(env, &["d0", "d1"]).await;
         for name in names {
             has_event(env, name, "DeviceTaintManagerEviction", "Marking for deletion").await;
-            goes(env, &Pod::RESOURCE, &key(name)).await;
+            wait_until_deleted(env, &Pod::RESOURCE, &key(name)).await;
         }
     });
 }
@@ -172,21 +173,24 @@ fn an_answered_request_for_the_status_of_pools_expires() {
             let request = json!({ "metadata": { "name": name }, "spec": { "driver": DRIVER } });
             make::<ResourcePoolStatusRequest>(env, request).await;
             let key = ObjectKey::cluster(name);
-            comes(env, resource, &key, |request| request["status"]["poolCount"].is_u64()).await
+            wait_until_exists(env, resource, &key, |request| {
+                request["status"]["poolCount"].is_u64()
+            })
+            .await
         };
         let first = Manager::start(env, &clock, "first", &controllers, &rules_on());
         let before = answered("first").await;
-        first.drop_dead().await;
+        first.abort().await;
         clock.advance(Duration::from_mins(59));
         let second = Manager::start(env, &clock, "second", &controllers, &rules_on());
         // The second manager is at work, and has nothing to write to the first request.
         answered("second").await;
         let key = ObjectKey::cluster("first");
-        let after = comes(env, resource, &key, |_| true).await;
+        let after = wait_until_exists(env, resource, &key, |_| true).await;
         assert_eq!(before["metadata"]["resourceVersion"], after["metadata"]["resourceVersion"]);
         clock.advance(Duration::from_secs(61));
-        goes(env, resource, &key).await;
-        comes(env, resource, &ObjectKey::cluster("second"), |_| true).await;
-        second.drop_dead().await;
+        wait_until_deleted(env, resource, &key).await;
+        wait_until_exists(env, resource, &ObjectKey::cluster("second"), |_| true).await;
+        second.abort().await;
     });
 }

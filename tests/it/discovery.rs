@@ -1,4 +1,4 @@
-//! How the client discovers what a server serves.
+//! The client's discovery of the resources that a server serves.
 
 use std::sync::Arc;
 
@@ -133,7 +133,7 @@ async fn answer(stream: &mut BufReader<TcpStream>, body: &str) {
     stream.get_mut().write_all(answer.as_bytes()).await.unwrap();
 }
 
-/// A server that is asked for discovery, and a client of it.
+/// A server that has received a request for discovery, and its client.
 async fn watched() -> (TcpListener, Client) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));
@@ -179,7 +179,7 @@ fn a_fetch_that_began_before_a_reset_is_not_kept() {
             client.reset_discovery();
             let late = client.discovery();
             let serve = async {
-                // The early fetch ends while the late one is under way.
+                // The early fetch ends while the late one is running.
                 let mut second = asked(&listener).await;
                 answer(&mut first, EMPTY).await;
                 answer(&mut asked(&listener).await, EMPTY).await;

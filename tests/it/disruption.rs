@@ -10,7 +10,7 @@ use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{DEFINITIONS, WIDGETS, comes, goes, serve_widgets};
+use crate::kinds::{DEFINITIONS, WIDGETS, serve_widgets, wait_until_deleted, wait_until_exists};
 
 /// Defined by [`serve_caches`], with a Scale.
 pub const CACHES: ResourceType = ResourceType::fixed("example.com", "v1", "Cache", "caches", true);
@@ -67,7 +67,7 @@ async fn has_counts(env: &Site, name: &str, counts: [i64; 3]) -> Value {
         [of("expectedPods"), of("desiredHealthy"), of("disruptionsAllowed")] == counts
             && status["observedGeneration"] == budget["metadata"]["generation"]
     };
-    comes(env, &PodDisruptionBudget::RESOURCE, &key, current).await["status"].clone()
+    wait_until_exists(env, &PodDisruptionBudget::RESOURCE, &key, current).await["status"].clone()
 }
 
 /// A pod that scheduler and kubelet leave alone.
@@ -122,7 +122,7 @@ fn a_budget_allows_as_many_evictions_as_it_can() {
 
         let pods: Vec<Pod> = list(client).await;
         evict(env, &pods[0].meta.name).await.expect("one may go");
-        goes(env, &Pod::RESOURCE, &pods[0].meta.key()).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &pods[0].meta.key()).await;
         rolled_out(client, clock, "web").await;
         let status = has_counts(env, "web", [3, 2, 1]).await;
         assert!(status["disruptedPods"].is_null(), "{status}");
@@ -184,7 +184,7 @@ fn a_budget_counts_the_pods_of_custom_controllers_by_their_scale() {
         has_event(env, "widget", "CalculateExpectedPodCountFailed", &message).await;
         let key = ObjectKey::new("default", "widget");
         let failed = |budget: &Value| budget["status"]["conditions"][0]["reason"] == "SyncFailed";
-        let found = comes(env, &PodDisruptionBudget::RESOURCE, &key, failed).await;
+        let found = wait_until_exists(env, &PodDisruptionBudget::RESOURCE, &key, failed).await;
         assert_eq!(found["status"]["conditions"][0]["message"], why);
         assert_eq!(found["status"]["disruptionsAllowed"], 0);
 
@@ -213,14 +213,14 @@ fn unhealthy_pods_go_as_the_budget_says() {
         let runs = |pod: &Value| pod["status"]["phase"] == "Running";
         let pods: Vec<Pod> = list(client).await;
         let key = pods[0].meta.key();
-        comes(env, &Pod::RESOURCE, &key, runs).await;
+        wait_until_exists(env, &Pod::RESOURCE, &key, runs).await;
         let refused = evict(env, &key.name).await.expect_err("the budget is not healthy");
         assert!(refused.is_too_many_requests(), "{refused}");
         let always = json!({ "spec": { "unhealthyPodEvictionPolicy": "AlwaysAllow" } });
         merge::<PodDisruptionBudget>(client, "sick", always).await;
         has_counts(env, "sick", [2, 1, 0]).await;
         evict(env, &key.name).await.expect("it is not healthy");
-        goes(env, &Pod::RESOURCE, &key).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &key).await;
         drop(manager);
     });
 }
@@ -243,7 +243,7 @@ fn disruptions_that_do_not_happen_are_taken_back() {
         has_event(env, "stays", "NotDeleted", message).await;
         let key = ObjectKey::new("default", "stays");
         let none = |budget: &Value| budget["status"]["disruptedPods"].is_null();
-        comes(env, &PodDisruptionBudget::RESOURCE, &key, none).await;
+        wait_until_exists(env, &PodDisruptionBudget::RESOURCE, &key, none).await;
 
         let condition = |reason: &str| {
             json!({ "conditions": [{
@@ -255,7 +255,7 @@ fn disruptions_that_do_not_happen_are_taken_back() {
         set_status(env, &Pod::RESOURCE, "kept", condition("TerminationByKubelet")).await;
         set_status(env, &Pod::RESOURCE, "stays", condition("EvictionByEvictionAPI")).await;
         let cleared = |pod: &Value| pod["status"]["conditions"][0]["status"] == "False";
-        let found = comes(env, &Pod::RESOURCE, &key, cleared).await;
+        let found = wait_until_exists(env, &Pod::RESOURCE, &key, cleared).await;
         let condition = &found["status"]["conditions"][0];
         assert!(condition["reason"].is_null() && condition["message"].is_null(), "{condition}");
         assert_ne!(condition["lastTransitionTime"], long_ago);
@@ -292,7 +292,7 @@ fn refused_writes_of_a_budget_are_made_later() {
             .await;
         has_counts(env, "stale", [1, 0, 0]).await;
         let cleared = |pod: &Value| pod["status"]["conditions"][0]["status"] == "False";
-        comes(env, &Pod::RESOURCE, &key, cleared).await;
+        wait_until_exists(env, &Pod::RESOURCE, &key, cleared).await;
         let pending = faults.pending();
         assert!(pending.is_empty(), "{pending:?}");
     });

@@ -1,4 +1,4 @@
-//! Two managers, one lease.
+//! Leader election: two managers and one lease.
 
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -119,7 +119,7 @@ fn leader_without_an_api_server_ends_and_its_successor_continues() {
         let mut first = env.candidate("first", &[]);
         create(client, deployment("web", 3, "web:1")).await;
         rolled_out(client, clock, "web").await;
-        faults.go_away();
+        faults.cut_all();
         let status = ended(env, &mut first).await;
         assert!(!status.success(), "{status}");
         let log = std::fs::read_to_string(&first.log).unwrap();
@@ -136,8 +136,7 @@ fn leader_without_an_api_server_ends_and_its_successor_continues() {
 #[test]
 fn leader_that_cannot_renew_ends_before_another_may_lead() {
     const LEASE: Duration = Duration::from_secs(60);
-    // Each API server fails renewals in its own way, and serves all other requests but in the last
-    // case.
+    // Each API server fails renewals in its own way; all but the last serve all other requests.
     let refusals: [(&str, Option<Fault>); 5] = [
         ("refused", Some(Fault::code(500, None))),
         ("conflict", Some(Fault::code(409, None))),
@@ -155,7 +154,7 @@ fn leader_that_cannot_renew_ends_before_another_may_lead() {
             let faults = env.cluster.sandbox.faults();
             match refusal {
                 Some(fault) => faults.next(usize::MAX, "update", "leases", fault.clone()),
-                None => faults.go_away(),
+                None => faults.cut_all(),
             }
         }
         for ((env, mut manager), (_, refusal)) in sites.iter().zip(managers).zip(&refusals) {
@@ -178,7 +177,7 @@ fn leader_that_cannot_renew_ends_before_another_may_lead() {
     });
 }
 
-/// Waits until the write that [`Fault::Hold`] is planned for is under way.
+/// Waits until the server has received the write for which [`Fault::Hold`] is planned.
 async fn is_held(env: &Env) {
     let faults = env.cluster.sandbox.faults();
     eventually(&env.clock, "a write is under way", || async {
@@ -202,7 +201,7 @@ fn leader_that_ends_with_a_write_under_way_keeps_its_lease() {
         assert_eq!(ended(env, &mut first).await.code(), Some(1));
         assert_eq!(holder(env).await.expect("the lease"), leader, "the API server may create it");
 
-        // The API server creates the pod only now; the next leader, who waits, counts it.
+        // The API server creates the pod only now; the next leader, which waits, counts it.
         let second = env.candidate("second", &[]);
         faults.clear();
         new_holder(env, &leader).await;
@@ -244,7 +243,8 @@ fn each_lease_of_a_migration_is_kept_for_the_writes_under_it() {
             sites.iter().zip([("replicasets", false), ("pods", true)])
         {
             let flag = migration(env);
-            // Long enough for the controllers under the other lease on a busy machine.
+            // A timeout that is long enough for the controllers under the other lease on a busy
+            // machine.
             let flags = ["--enable-leader-migration", &flag, "--controller-shutdown-timeout=15s"];
             let mut manager = env.candidate("manager", &flags);
             let leader = holder_of_both(env).await;
@@ -284,7 +284,7 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
         merge::<Deployment>(client, "web", set_image("web:2")).await;
         rolled_out(client, clock, "web").await;
 
-        // A manager that loses one of the leases may work under neither.
+        // A manager that loses one of the leases must stop the controllers under both.
         let key = ObjectKey::new("kube-system", "moving");
         let stolen = json!({ "spec": { "holderIdentity": "thief" } });
         let leases = client.resource(&LEASES);
@@ -354,7 +354,7 @@ fn coordinated_election_prefers_the_oldest_emulated_version() {
         create(client, deployment("web", 2, "web:1")).await;
         rolled_out(client, clock, "web").await;
 
-        // The term of the first manager ends: it is asked to, and does not renew.
+        // The first manager's term ends: it is asked to give up the lease, and does not renew it.
         let second = site.candidate("second", &flags(&["--emulated-version=1.35"]));
         let next = lease_that(site, "the second manager leads", |spec| {
             let holder = held_by(spec);
@@ -370,8 +370,8 @@ fn coordinated_election_prefers_the_oldest_emulated_version() {
         merge::<Deployment>(client, "web", set_image("web:2")).await;
         rolled_out(client, clock, "web").await;
 
-        // It releases the lease; whom the API server names then is a matter of timing, as candidates
-        // that have ended stay for a while.
+        // It releases the lease. The next leader depends on timing, because candidates that have
+        // ended stay for some time.
         let status = second.stop(clock, PATIENCE).await.expect("a process");
         assert!(status.success(), "{status}");
     });

@@ -271,11 +271,11 @@ fn a_sync_neither_computes_nor_writes_while_its_cache_lags_and_retries_ever_late
     });
 }
 
-/// Runs a controller whose watch of `resource`, which it writes, is silent for a minute.
+/// Runs a controller whose watch of `resource`, which it also writes, gets no events for a minute.
 async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
     let clock = FakeClock::new(env.clock.now());
     let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), Options::default());
-    let controller = made(controller, &cx);
+    let controller = controller_of(controller, &cx);
     let watcher = controller.watcher();
     factory.start(&stop);
     let ran = spawn(controller.run(stop.clone()));
@@ -292,7 +292,7 @@ async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
     let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
     let spec = json!({ "selector": { "app": plural }, "ports": [{ "port": 80 }] });
     create(&env.client, service(plural, spec)).await;
-    // What waits for a time goes on.
+    // Timers of waiting work expire.
     let passes = || clock.advance(Duration::from_millis(100));
     let cached = || {
         let all = factory.status().into_iter();
@@ -340,7 +340,7 @@ async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
     assert!(shown.to_string().contains(&first), "{shown}");
     let before = writes();
     let second = pod("second").await;
-    // Each sync from now on finds that its cache lags: nothing of it is written.
+    // Each sync from now on finds that its cache lags, and writes nothing.
     let syncs = || watcher.status().queues[0].syncs;
     let at_first = syncs();
     for _ in 0..300 {

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 use crate::{kinds, real};
 
-/// How long a condition may take before the test fails. Not a measure of speed.
+/// How long a condition may take before the test fails. Not a limit on performance.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -131,8 +131,8 @@ const UNREACHABLE: &str = "Internal error occurred: failed calling webhook \"ref
     dial tcp 127.0.0.1:1: connect: connection refused";
 
 impl Site {
-    /// Starts the built binary as a manager that logs to a file. It is killed on drop. It stands in
-    /// no election: on a slow machine it would lose its lease.
+    /// Starts the built binary as a manager that logs to a file. It is killed on drop. It runs
+    /// without leader election: on a slow machine it would lose its lease.
     pub fn manager(&self, name: &str, extra: &[&str]) -> Manager {
         self.spawn(name, vec!["--leader-elect=false".into()], extra)
     }
@@ -202,7 +202,7 @@ impl Site {
     }
 }
 
-/// What a controller needs to run in the test's process on the test's clock.
+/// The parts that a controller needs to run in the test's process on the test's clock.
 pub struct InProcess {
     pub cx: Arc<ControllerContext>,
     pub factory: SharedInformerFactory,
@@ -247,7 +247,7 @@ pub async fn discovery_is_read(env: &Env, clock: &FakeClock, times: u64) {
 }
 
 /// The controller of a row of the table.
-pub fn made(name: &str, cx: &Arc<ControllerContext>) -> Controller {
+pub fn controller_of(name: &str, cx: &Arc<ControllerContext>) -> Controller {
     let row = controller_table::find(name).expect("a row of this name");
     row.construct(cx).expect("a controller")
 }
@@ -261,7 +261,7 @@ pub fn quick_nodes() -> NodeOptions {
     }
 }
 
-/// What a test's cluster is like.
+/// The properties of a test's cluster.
 struct Setup {
     /// Whether a pod needs its service account.
     service_accounts: bool,
@@ -460,7 +460,7 @@ pub fn deployment(name: &str, replicas: i32, image: &str) -> Value {
     })
 }
 
-/// Of the kinds that [`create`] makes.
+/// Whether a kind that [`create`] creates is namespaced.
 pub fn is_namespaced(kind: &str) -> bool {
     const OF_CLUSTER: [&str; 6] = [
         "DeviceTaintRule",
@@ -502,7 +502,7 @@ pub fn set_image(image: &str) -> Value {
     json!({ "spec": { "template": { "spec": { "containers": [{ "name": "main", "image": image }] } } } })
 }
 
-/// Waits until every pod of the Deployment is available and of its newest template.
+/// Waits until every pod of the Deployment is available and has the newest template.
 pub async fn rolled_out(client: &Client, clock: &SharedClock, name: &str) -> Deployment {
     let key = ObjectKey::new("default", name);
     let deployment = eventually(clock, &format!("deployment {name} rolls out"), || async {

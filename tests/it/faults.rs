@@ -1,5 +1,5 @@
-//! Faults between the manager and the API server. After each of them the final state is right, and
-//! no pod was created twice.
+//! Faults between the manager and the API server. After each of them the final state is correct,
+//! and no pod was created twice.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 use crate::crashes::{job, set_of_pods};
 use crate::env::*;
-use crate::kinds::{CONFIG_MAPS, comes};
-use crate::rollouts::inhabit;
+use crate::kinds::{CONFIG_MAPS, wait_until_exists};
+use crate::rollouts::populate_namespace;
 
 /// The uids of all pods ever created, by their owner's uid.
 #[derive(Default)]
@@ -29,7 +29,7 @@ pub struct Births {
 }
 
 impl Births {
-    /// Adds the pods created since the last look. The store must still have that history.
+    /// Adds the pods created since the last call. The store must still have that history.
     pub fn look(&mut self, store: &Store) {
         let news =
             store.changes("pods", self.seen, usize::MAX, true).expect("the history is there");
@@ -51,7 +51,7 @@ impl Births {
 }
 
 /// Cuts every list and watch of `resource` until the faults are cleared.
-pub fn deafen(faults: &Faults, resource: &str) {
+pub fn cut_lists_and_watches(faults: &Faults, resource: &str) {
     for verb in ["watch", "list"] {
         faults.next(usize::MAX, verb, resource, Fault::Cut);
     }
@@ -87,8 +87,8 @@ fn a_watch_that_breaks_inside_an_object_loses_nothing() {
             let faults = env.cluster.sandbox.faults();
             faults.cut_watches();
             for resource in ["pods", "replicasets", "deployments"] {
-                // Inside the first object, and further on. More cuts would only add waits between
-                // the tries.
+                // Inside the first object, and later. More cuts would only add delays between the
+                // retries.
                 let bytes = [10, 700, 1700][step];
                 faults.next(1, "watch", resource, Fault::CutAfter(bytes));
             }
@@ -108,7 +108,7 @@ fn a_watch_may_expire_at_any_time() {
         let mut expire = || {
             let store = &sandbox.api().store;
             births.look(store);
-            // The history must hold all changes since the last look.
+            // The history must hold all changes since the last call.
             while !store.compact_at(births.seen) {
                 births.look(store);
             }
@@ -119,9 +119,9 @@ fn a_watch_may_expire_at_any_time() {
         expire();
         rolled_out(client, clock, "web").await;
 
-        // No later watch brings a deletion from a time that the server has compacted.
+        // No later watch delivers a deletion that the server has compacted.
         let lost = list::<Pod>(client).await.remove(0).meta;
-        deafen(sandbox.faults(), "pods");
+        cut_lists_and_watches(sandbox.faults(), "pods");
         client.delete::<Pod>(&lost.key(), Delete::new().grace_period(0)).await.expect("delete");
         expire();
         sandbox.faults().clear();
@@ -157,7 +157,7 @@ const WRITES: [(&str, &str); 6] = [
     ("delete", "pods"),
 ];
 
-/// A rollout whose first writes of every sort meet `faults`; `trouble` may plan others.
+/// A rollout whose first writes of each kind meet `faults`; `trouble` may plan further faults.
 fn failing_writes(name: &str, faults: &[Fault], trouble: impl Fn(&Env)) {
     Env::run(name, async |env| {
         let _manager = env.manager("manager", &[]);
@@ -173,7 +173,7 @@ fn failing_writes(name: &str, faults: &[Fault], trouble: impl Fn(&Env)) {
         })
         .await;
         assert_eq!(births.counts(), [6, 6]);
-        // Those of watches may be more than there are watches to meet them.
+        // More faults may be planned for watches than there are watches.
         let mut pending = env.cluster.sandbox.faults().pending();
         pending.retain(|target| target.verb != "watch");
         assert_eq!(pending, [], "every fault of a write has hit");
@@ -207,12 +207,12 @@ fn writes_whose_answer_is_lost_create_nothing_twice() {
 
 #[test]
 fn repeated_and_reordered_events_do_no_harm() {
-    Env::run("stutter", async |env| {
-        env.cluster.sandbox.faults().stutter(true);
+    Env::run("repeat_events", async |env| {
+        env.cluster.sandbox.faults().repeat_events(true);
         let _manager = env.manager("manager", &[]);
         rollout_in_trouble(env, |_, _| ()).await;
         // A wrong state would stay: no further events come.
-        env.cluster.sandbox.faults().stutter(false);
+        env.cluster.sandbox.faults().repeat_events(false);
         rolled_out(&env.client, &env.clock, "web").await;
     });
 }
@@ -228,7 +228,7 @@ fn the_manager_catches_up_after_an_outage_of_the_api_server() {
         rolled_out(client, clock, "web").await;
         let before: Vec<Pod> = list(client).await;
 
-        faults.go_away();
+        faults.cut_all();
         let tried = faults.count("*", "*");
         eventually(clock, "the manager tries while the server is away", || async {
             let tries = faults.count("*", "*") - tried;
@@ -271,7 +271,7 @@ fn failed_reads_are_repeated() {
                 faults.next(1, verb, &resource.plural, Fault::code(429, Some(1)));
                 faults.next(1, verb, &resource.plural, Fault::CutAfter(30));
             }
-            // A watch that is cut is opened again; after a refusal comes a list.
+            // A cut watch is opened again; after a refused watch the reflector lists.
             faults.next(1, "watch", &resource.plural, Fault::code(500, None));
         }
         let _manager = env.manager("manager", &[]);
@@ -287,12 +287,12 @@ fn failed_reads_are_repeated() {
 }
 
 /// The system's clock, but waits of exactly these lengths pass at once; it counts them.
-struct Hurried {
+struct SkippingClock {
     waits: [Duration; 3],
     passed: Mutex<Vec<Duration>>,
 }
 
-impl Clock for Hurried {
+impl Clock for SkippingClock {
     fn now(&self) -> Timestamp {
         SystemClock.now()
     }
@@ -316,7 +316,7 @@ fn retry_after_is_honoured() {
         let faults = env.cluster.sandbox.faults();
         let cases = [(429, 7), (503, 20), (500, 1)];
         let waits = cases.map(|(_, after)| Duration::from_secs(after));
-        let clock = Arc::new(Hurried { waits, passed: Mutex::default() });
+        let clock = Arc::new(SkippingClock { waits, passed: Mutex::default() });
         let admin = env.cluster.kubeconfig();
         let config = Config::from_kubeconfig(&admin, None, None).unwrap();
         let client = Client::new(config, clock.clone()).unwrap();
@@ -365,9 +365,9 @@ fn claim() -> Value {
 
 #[test]
 fn every_controller_retries_refused_writes() {
-    // The writes for a namespace, a Service, a token, a quota, a DaemonSet and their end, and how
-    // many of the faults below each meets: few where each failure doubles a wait of a second, or
-    // where one key makes several of these writes.
+    // The writes for a namespace, a Service, a token, a quota, a DaemonSet and their deletion, and
+    // the number of the faults below that each write meets: few where each failure doubles a delay
+    // of a second, or where one key makes several of these writes.
     const ALL: [(&str, &str, usize); 20] = [
         ("create", "controllerrevisions", 6),
         ("update", "daemonsets/status", 3),
@@ -416,7 +416,7 @@ fn every_controller_retries_refused_writes() {
             .await
             .unwrap();
         create(&env.client, claim()).await;
-        inhabit(env, "ns").await;
+        populate_namespace(env, "ns").await;
         let mut agent = deployment("agent", 0, "agent:1");
         agent["kind"] = json!("DaemonSet");
         agent["metadata"]["namespace"] = json!("ns");
@@ -496,7 +496,7 @@ fn jobs_and_daemon_sets_wait_for_a_stale_cache() {
         let (client, clock) = (&env.client, &env.clock);
         let choose = async |node: &str| {
             let key = ObjectKey::cluster(node);
-            comes(env, &Node::RESOURCE, &key, |_| true).await;
+            wait_until_exists(env, &Node::RESOURCE, &key, |_| true).await;
             let patch = Patch::Merge(json!({ "metadata": { "labels": { "chosen": "yes" } } }));
             client.patch::<Node>(&key, &patch).await.expect("patch");
         };
@@ -508,11 +508,12 @@ fn jobs_and_daemon_sets_wait_for_a_stale_cache() {
         create(client, job("work", json!({ "completions": 3, "parallelism": 1 }), runs)).await;
         let at = |name: &str| ObjectKey::new("default", name);
         let ready = async |daemons: i64, pods: i64| {
-            comes(env, &DaemonSet::RESOURCE, &at("agent"), |it| {
+            wait_until_exists(env, &DaemonSet::RESOURCE, &at("agent"), |it| {
                 it["status"]["numberReady"] == daemons
             })
             .await;
-            comes(env, &Job::RESOURCE, &at("work"), |it| it["status"]["ready"] == pods).await;
+            wait_until_exists(env, &Job::RESOURCE, &at("work"), |it| it["status"]["ready"] == pods)
+                .await;
         };
         ready(1, 1).await;
         let faults = env.cluster.sandbox.faults();
@@ -525,7 +526,7 @@ fn jobs_and_daemon_sets_wait_for_a_stale_cache() {
             .await;
         };
         // Watches of pods break; reads still work.
-        deafen(faults, "pods");
+        cut_lists_and_watches(faults, "pods");
         choose("node-1").await;
         merge::<Job>(client, "work", json!({ "spec": { "parallelism": 2 } })).await;
         creates(2).await;

@@ -93,7 +93,7 @@ fn flex_volumes_are_attached_and_detached_by_their_programs() {
         let key = ObjectKey::cluster("node-0");
         let has_device =
             |node: &Value| node["status"]["volumesAttached"][0]["devicePath"] == "/dev/node-0";
-        comes(env, &Node::RESOURCE, &key, has_device).await;
+        wait_until_exists(env, &Node::RESOURCE, &key, has_device).await;
         delete_pod(env, &user).await;
         lists(env, "node-0", &[]).await;
         let calls = eventually(&env.clock, "the driver detaches", || async {

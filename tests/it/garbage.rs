@@ -14,7 +14,7 @@ use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::faults::deafen;
+use crate::faults::cut_lists_and_watches;
 use crate::kinds::*;
 
 /// Deletes a rolled-out Deployment and waits until it is gone.
@@ -138,7 +138,7 @@ fn an_owner_whose_name_is_no_segment_of_a_path_is_not_gone() {
     everywhere("garbage-names", async |env| {
         let manager = env.manager("manager", &[]);
         let objects = Objects(env);
-        // As parts of a path they would address the namespace, the collection, a subresource.
+        // As path segments these names would address the namespace, the collection, a subresource.
         let names = ["..", ".", "a/b", "%2e%2e"];
         for (n, name) in names.iter().enumerate() {
             let owner =
@@ -146,7 +146,7 @@ fn an_owner_whose_name_is_no_segment_of_a_path_is_not_gone() {
             let key = format!("default/owned-{n}");
             objects.make(&CONFIG_MAPS, &key, json!({ "ownerReferences": [owner] })).await;
         }
-        // Each is tried, refused and tried again.
+        // Each request is refused and retried.
         eventually(&env.clock, "the names are refused", || async {
             let log = std::fs::read_to_string(&manager.log).unwrap();
             let is_refused = |name: &str| {
@@ -223,7 +223,7 @@ fn foreground_deletion_waits_for_blocking_dependents() {
         objects.make(maps, "default/blocking", hold(&blocking)).await;
         objects.make(maps, "default/free", hold(&owner)).await;
         objects.make(maps, "default/quick", json!({ "ownerReferences": [blocking] })).await;
-        // A dependent that does not block is looked at when its owner's deletion starts, if it is
+        // A non-blocking dependent is processed when the deletion of its owner starts, if it is
         // known by then.
         objects.collector_works("dependents").await;
         objects.delete(maps, "default/owner", Delete::foreground()).await;
@@ -258,7 +258,7 @@ fn a_cycle_of_owners_is_deleted() {
         let back = Patch::Merge(json!({ "metadata": blocks(three) }));
         let first = ObjectKey::new("default", "one");
         env.client.resource(maps).patch::<Value>(&first, &back).await.expect("patch");
-        // Each blocks the next, so none of them could go first.
+        // Each blocks the next, so none of them could be deleted first.
         objects.delete(maps, "default/one", Delete::foreground()).await;
         for key in ["default/one", "default/two", "default/three"] {
             objects.gone(maps, key).await;
@@ -302,7 +302,7 @@ fn a_refused_delete_is_retried() {
         objects.make(&ACCOUNTS, "default/allowed", owned).await;
         let refusal = env.refuse_deletes(maps).await;
         objects.delete(roles, "owner", Delete::background()).await;
-        // Other objects are not held up.
+        // Other objects are not delayed.
         objects.is(&ACCOUNTS, "default/allowed", "being deleted", Meta::is_being_deleted).await;
         eventually(&env.clock, "a delete is refused", || async {
             let log = std::fs::read_to_string(&manager.log).unwrap();
@@ -382,7 +382,7 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made("garbage-collector-controller", &cx);
+        let controller = controller_of("garbage-collector-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         let (objects, maps) = (Objects(env), &CONFIG_MAPS);
@@ -401,7 +401,7 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
         objects.gone(maps, "default/of-first").await;
         let watches = faults.count("watch", "widgets");
 
-        send_away(env, "example.com").await;
+        register_unreachable_server(env, "example.com").await;
         looks(3).await;
         // Its watch still brings deletions.
         objects.delete(&WIDGETS, "default/later", Delete::background()).await;
@@ -422,7 +422,7 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
         objects.delete(&API_SERVICES, "v1.example.com", Delete::new()).await;
         looks(2).await;
         eventually(&env.clock, "of-unknown goes", || async {
-            // It failed before, and each time waited longer, up to 1,000 s.
+            // It has failed before with growing delays, up to 1,000 s.
             clock.advance(Duration::from_secs(1000));
             let meta = objects.get(maps, "default/of-unknown").await;
             meta.map_or(Ok(()), |meta| Err(format!("{meta:?}")))
@@ -451,7 +451,7 @@ fn stale_cache_entries_are_checked_against_the_server() {
         // Now the collector knows them.
         objects.collector_works("start").await;
 
-        deafen(faults, "configmaps");
+        cut_lists_and_watches(faults, "configmaps");
         // Changes that the collector does not see: a new owner, and other references.
         let absent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
         let unheard = objects.make(maps, "default/unheard", json!({})).await;

@@ -79,7 +79,7 @@ fn jobs_run_to_their_ends() {
     let succeeds =
         |reason: &str| [format!("SuccessCriteriaMet {reason}"), format!("Complete {reason}")];
     let fails = |reason: &str| [format!("FailureTarget {reason}"), format!("Failed {reason}")];
-    // What its containers do, its spec, its conditions, and the rest of its status.
+    // The script of its containers, its spec, its conditions, and the rest of its status.
     let table = [
         (
             "plain",
@@ -195,7 +195,7 @@ fn jobs_run_to_their_ends() {
             ] } }),
             ),
             fails("PodFailurePolicy"),
-            // And the pod that has taken the place of the ignored one, if there is one yet.
+            // Also counts the pod that has replaced the ignored one, if there is one yet.
             json!({ "failed": [1, 2] }),
         ),
         (
@@ -294,7 +294,7 @@ fn a_finished_job_is_deleted_when_its_time_is_over() {
             status(env, name, "ends", |status| status["completionTime"].is_string()).await;
         }
         gone("soon").await;
-        // A time that is changed counts from the end of the Job as well.
+        // A changed TTL also counts from the end of the Job.
         let change = json!({ "spec": ttl(json!(0)) });
         merge::<Job>(&env.client, "hour", change).await;
         gone("hour").await;
@@ -329,7 +329,7 @@ fn a_suspended_job_has_no_pods_and_may_be_changed() {
         assert!(resumed["startTime"].is_string());
         has_event(env, "s", "Resumed", "Job resumed").await;
 
-        // An elastic Job: completions follow parallelism, and pods of other indexes go.
+        // An elastic Job: completions follow parallelism, and pods of other indexes are deleted.
         let smaller = json!({ "spec": { "completions": 1, "parallelism": 1 } });
         merge::<Job>(&env.client, "s", smaller).await;
         status(env, "s", "is smaller", |status| status["active"] == 1).await;
@@ -388,7 +388,7 @@ fn a_job_of_another_controller_is_left_alone() {
 #[test]
 fn with_the_policy_failed_a_pod_is_replaced_once_it_has_failed() {
     everywhere("replaced-failed", async |env| {
-        // The collector of pods would end those that are being deleted and have no node.
+        // The pod garbage collector would remove terminating pods without a node.
         let controllers = "--controllers=*,-pod-garbage-collector-controller";
         let _manager = env.manager("manager", &[controllers]);
         for policy in ["TerminatingOrFailed", "Failed"] {

@@ -1,4 +1,4 @@
-//! What kubeadm and OpenSSL say of the manager's work. Where one of them is not installed, its test
+//! Checks the manager's work with kubeadm and OpenSSL. Where one of them is not installed, its test
 //! prints that it skips.
 
 use std::path::{Path, PathBuf};
@@ -124,7 +124,10 @@ fn kubeadm_finds_the_cluster_by_a_token_and_joins_as_far_as_the_kubelet() {
         // Its signature is removed with the token, and no node joins by it any more.
         run(&kubeadm, &["token", "delete", "abcdef", "--kubeconfig", &admin]).await;
         let key = ObjectKey::new("kube-public", "cluster-info");
-        comes(env, &CONFIG_MAPS, &key, |map| map["data"]["jws-kubeconfig-abcdef"].is_null()).await;
+        wait_until_exists(env, &CONFIG_MAPS, &key, |map| {
+            map["data"]["jws-kubeconfig-abcdef"].is_null()
+        })
+        .await;
     });
 }
 
@@ -190,7 +193,7 @@ fn openssl_verifies_what_authorities_of_every_kind_sign_for_keys_of_every_kind()
                 }
                 let at = ObjectKey::cluster(name.as_str());
                 let is_issued = |object: &Value| certificate(object).is_some();
-                let issued = comes(env, resource, &at, is_issued).await;
+                let issued = wait_until_exists(env, resource, &at, is_issued).await;
                 let signed = file(&format!("{name}.crt"));
                 std::fs::write(&signed, certificate(&issued).unwrap()).expect("written");
                 let ca = file(&format!("{signer}.crt"));

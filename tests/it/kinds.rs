@@ -67,7 +67,7 @@ pub async fn serve_widgets(env: &Site) {
 }
 
 /// Registers an aggregated server that cannot be reached for version v1 of `group`.
-pub async fn send_away(env: &Site, group: &str) {
+pub async fn register_unreachable_server(env: &Site, group: &str) {
     let mut away = json!({
         "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
         "metadata": { "name": format!("v1.{group}") },
@@ -86,8 +86,8 @@ pub async fn send_away(env: &Site, group: &str) {
     services.patch::<Value>(&key, &Patch::Merge(away)).await.expect("patch");
 }
 
-/// Waits until the object exists and is `good`. Returns it.
-pub async fn comes(
+/// Waits until the object exists and `good` accepts it. Returns it.
+pub async fn wait_until_exists(
     env: &Site,
     resource: &ResourceType,
     key: &ObjectKey,
@@ -103,7 +103,7 @@ pub async fn comes(
 }
 
 /// Waits until the object does not exist.
-pub async fn goes(env: &Site, resource: &ResourceType, key: &ObjectKey) {
+pub async fn wait_until_deleted(env: &Site, resource: &ResourceType, key: &ObjectKey) {
     eventually(&env.clock, &format!("{resource} {key} goes"), || async {
         match env.client.resource(resource).get::<Value>(key).await {
             Err(error) if error.is_not_found() => Ok(()),

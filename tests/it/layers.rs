@@ -188,7 +188,7 @@ fn fault(module: &[String], path: &[String]) -> Option<String> {
     }
     match (room.as_str(), module.get(1), path.get(1)) {
         ("controllers", Some(family), Some(other)) => {
-            // Beside its families the room has what the runner exports.
+            // Besides the families, this room exports items of the runner.
             let is_family = other.starts_with(|c: char| c.is_ascii_lowercase()) && other != "keys";
             let crosses = ACROSS.iter();
             let is_fine = family == other
@@ -242,7 +242,7 @@ fn every_room_of_the_sandbox_uses_only_the_rooms_below_it() {
     let rooms = sandbox_rooms();
     let faults = faults("sandbox/src", None, |module, path| sandbox_fault(&rooms, module, path));
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    // Each row names a room that exists, so that the table has no rows of former rooms.
+    // Each row names a room that exists: the table has no rows of former rooms.
     let sources = sources("sandbox/src");
     for SandboxRoom { name, .. } in &rooms {
         let exists = sources.iter().any(|(_, module, _)| module.first() == Some(name));

@@ -59,7 +59,7 @@ fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
             })
             .await;
         }
-        // The election goes on, for longer than a lease that is not renewed lasts.
+        // The lease is renewed for longer than its duration.
         let key = ObjectKey::new("kube-system", "kube-controller-manager");
         let mut last = Value::Null;
         for _ in 0..10 {

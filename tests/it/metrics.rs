@@ -12,8 +12,9 @@ use crate::env::*;
 use crate::go_manager::handover::{CLAIMS, VOLUMES, claim, make, populate, volume};
 use crate::real;
 
-/// What the Go manager has and this one has not: of Go's runtime, and of parts of its libraries
-/// that a controller manager does not use or that do not exist here. See `docs/differences.md`.
+/// Metrics of the Go manager that this one lacks: those of Go's runtime, and of parts of its
+/// libraries that a controller manager does not use or that do not exist here. See
+/// `docs/differences.md`.
 const NOT_HERE: &[&str] = &[
     "aggregator_",
     "apiextensions_",
@@ -28,11 +29,11 @@ const NOT_HERE: &[&str] = &[
     "rest_client_transport_",
 ];
 
-/// How the names of those end that a run has by chance: of repeated requests, and of syncs that wait
-/// for a cache.
+/// The suffixes of metrics that not every run has: of repeated requests, and of syncs that wait for
+/// a cache.
 const BY_CHANCE: &[&str] = &["_request_retries_total", "_stale_sync_skips_total"];
 
-/// How the names of queues begin that exist here in another form: of certificates, and others.
+/// The prefixes of the names of queues that exist here in another form.
 const QUEUES_NOT_HERE: &[&str] = &[
     "Dynamic",
     "disruption_recheck",
@@ -41,8 +42,8 @@ const QUEUES_NOT_HERE: &[&str] = &[
     "resource_quota_controller_resource_changes",
 ];
 
-/// What the dashboard, the rules and the alerts of kubernetes-mixin read of a controller manager:
-/// the beginning of a series, with the labels that it is selected or grouped by.
+/// The series of a controller manager that the dashboard, the rules and the alerts of
+/// kubernetes-mixin read: the prefix of the name, with the labels by which they select or group.
 const ON_DASHBOARDS: &[(&str, &[&str])] = &[
     ("workqueue_adds_total", &["name"]),
     ("workqueue_depth", &["name"]),
@@ -62,7 +63,7 @@ struct Family {
     kind: String,
     labels: BTreeSet<String>,
     buckets: BTreeSet<String>,
-    /// The values of the label `name`: of queues, in most families.
+    /// The values of the label `name`: the names of queues, in most families.
     names: BTreeSet<String>,
 }
 
@@ -137,7 +138,7 @@ impl Serving {
         Serving { manager, client }
     }
 
-    /// The metrics once `is` holds of their text.
+    /// The metrics, once `is` accepts their text.
     pub async fn metrics(&self, site: &Site, what: &str, is: impl Fn(&str) -> bool) -> String {
         let is = &is;
         eventually(&site.clock, what, || async {
@@ -181,13 +182,13 @@ fn dashboards_find_every_series_and_label() {
     });
 }
 
-/// What a manager counts that starts on a populated API server of its own, once it has worked and has
-/// the families `wanted`.
+/// The metrics of a manager that starts on a populated API server of its own, once it has worked
+/// and has the families `wanted`.
 fn scrape(name: &str, program: &ManagerProgram, wanted: &[&str]) -> BTreeMap<String, Family> {
     let scraped = RefCell::default();
     on_real_server(name, &[], async |site: &Site| {
         populate(site).await;
-        // What stays unbound is counted as long as the manager runs.
+        // Unbound claims and volumes are counted while the manager runs.
         let (mut free, mut waits) = (volume("free"), claim("waits"));
         (free["spec"]["storageClassName"], waits["spec"]["storageClassName"]) =
             ("one".into(), "another".into());

@@ -13,7 +13,7 @@ const OWN: [&str; 11] = [
     "reflector_watches_total",
     "shadow_incumbent_writes",
     "shadow_intentions",
-    // Of the macro's own documentation and tests.
+    // From the macro's own documentation and tests.
     "pods_deleted_total",
     "sync_seconds",
 ];

@@ -62,7 +62,7 @@ async fn waits_with(env: &Site, name: &str, wanted: &[[&str; 3]]) {
     .await;
 }
 
-async fn goes(env: &Site, name: &str) {
+async fn wait_until_deleted(env: &Site, name: &str) {
     eventually(&env.clock, &format!("namespace {name} goes"), || async {
         match env.client.get::<Namespace>(&ObjectKey::cluster(name)).await {
             Err(error) if error.is_not_found() => Ok(()),
@@ -110,7 +110,8 @@ fn pods_go_before_anything_else() {
             if names == ["held"] { Ok(()) } else { Err(format!("{names:?}")) }
         })
         .await;
-        // The conditions show that the controller has made its pass and left the rest alone.
+        // The conditions prove that the controller has completed its pass without touching the
+        // rest.
         waits_with(env, "ns", &[]).await;
         for resource in &all[1..] {
             let left = items(env, resource, "ns").await;
@@ -118,14 +119,15 @@ fn pods_go_before_anything_else() {
             assert!(left[0]["metadata"]["deletionTimestamp"].is_null(), "{resource}");
         }
         let_go(env, &PODS, "ns", "held").await;
-        goes(env, "ns").await;
+        wait_until_deleted(env, "ns").await;
         for resource in all {
             assert_eq!(items(env, resource, "ns").await, [] as [Value; 0], "{resource}");
         }
     });
 }
 
-/// Makes a namespace with a pod that runs until the nodes let it go, and has an hour.
+/// Creates a namespace with a pod that runs until the nodes release it, and has a grace period of
+/// an hour.
 async fn with_a_slow_pod(env: &Site, namespace: &str, pod: &str) {
     make_namespace(&env.client, namespace).await;
     let slow = json!({
@@ -145,7 +147,8 @@ async fn with_a_slow_pod(env: &Site, namespace: &str, pod: &str) {
     env.steering.keep(pod, true);
 }
 
-/// By the time of its pod alone a namespace would be looked at again after half an hour.
+/// Without further events, the grace period of its pod would delay the next sync of a namespace by
+/// half an hour.
 #[test]
 fn the_last_pod_that_goes_ends_the_wait() {
     everywhere("namespace-emptied", async |env| {
@@ -156,7 +159,7 @@ fn the_last_pod_that_goes_ends_the_wait() {
         let namespaces = env.client.resource(&Namespace::RESOURCE);
         let first: Value = namespaces.get(&ObjectKey::cluster("first")).await.expect("first");
 
-        // With the conditions that it would get, its first look brings no second one.
+        // It already has the conditions that it would get, so its first sync causes no second one.
         with_a_slow_pod(env, "second", "slow-2").await;
         let conditions = &first["status"]["conditions"];
         let patch = Patch::Merge(json!({ "status": { "conditions": conditions } }));
@@ -170,9 +173,9 @@ fn the_last_pod_that_goes_ends_the_wait() {
         })
         .await;
         env.steering.keep("slow-2", false);
-        goes(env, "second").await;
+        wait_until_deleted(env, "second").await;
         env.steering.keep("slow-1", false);
-        goes(env, "first").await;
+        wait_until_deleted(env, "first").await;
     });
 }
 
@@ -217,7 +220,7 @@ fn a_finalizer_holds_a_namespace_and_its_conditions_name_it() {
             assert_eq!(items(env, &SECRETS, "ns").await, [] as [Value; 0]);
             let_go(env, &CONFIG_MAPS, "ns", name).await;
         }
-        goes(env, "ns").await;
+        wait_until_deleted(env, "ns").await;
         if let Some(faults) = &env.faults {
             assert_eq!(faults.count("delete", "secrets"), 1);
             assert_eq!(faults.count("deletecollection", "configmaps"), 1, "once is enough");
@@ -261,12 +264,12 @@ fn failed_discovery_and_refused_deletes_hold_a_namespace() {
         assert_eq!(items(env, &SECRETS, "ns").await, [] as [Value; 0]);
         let key = ObjectKey::cluster("v1beta1.metrics.example.com");
         env.client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
-        goes(env, "ns").await;
+        wait_until_deleted(env, "ns").await;
     });
 }
 
-/// A list of very many objects may never come to its end, and a delete of the collection goes on
-/// where the one before it stopped.
+/// A list of very many objects may never complete, and a delete of the collection continues where
+/// the previous one stopped.
 #[test]
 fn content_that_cannot_be_listed_is_deleted() {
     Env::run("namespace-unlisted", async |env| {
@@ -276,8 +279,8 @@ fn content_that_cannot_be_listed_is_deleted() {
         make(env, &SECRETS, "ns", json!({ "metadata": { "name": "a" } })).await;
         faults.next(usize::MAX, "list", "secrets", Fault::code(504, None));
         delete_namespace(env, "ns").await;
-        crate::kinds::goes(env, &SECRETS, &ObjectKey::new("ns", "a")).await;
+        crate::kinds::wait_until_deleted(env, &SECRETS, &ObjectKey::new("ns", "a")).await;
         faults.clear();
-        goes(env, "ns").await;
+        wait_until_deleted(env, "ns").await;
     });
 }

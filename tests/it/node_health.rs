@@ -1,4 +1,4 @@
-//! Nodes that come back in an outage, taints that take each other's place, and pods that come late.
+//! Nodes that recover in an outage, taints that replace each other, and pods that are created late.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::comes;
+use crate::kinds::wait_until_exists;
 use crate::metrics::Serving;
 use crate::nodes::{
     LEASES, QUICK, UNREACHABLE, condition, lively, node, pod, says, taints, tolerant,
 };
 
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
-/// Nodes that the controller writes to at once.
+/// The number of nodes to which the controller writes concurrently.
 const AT_ONCE: usize = 8;
 
 async fn has_taints(env: &Site, name: &str, expected: &[String]) {
@@ -57,7 +57,7 @@ fn a_node_that_gives_a_sign_of_life_before_its_turn_is_not_marked() {
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made("node-lifecycle-controller", &cx);
+        let controller = controller_of("node-lifecycle-controller", &cx);
         let mut observer = Controller::new(Profile::new("observer"), &cx).expect("a controller");
         let (seen, nodes) = (observer.lister::<Lease>(), observer.lister::<Node>());
         factory.start(&stop);
@@ -97,7 +97,7 @@ fn a_node_that_gives_a_sign_of_life_before_its_turn_is_not_marked() {
         assert_eq!(statuses() - before, AT_ONCE as u64, "the others wait for their turn");
         faults.clear();
 
-        // In the end all are silent again.
+        // In the end no node reports any more.
         let mut marked = eventually(&env.clock, "all are marked", || async {
             clock.advance(Duration::from_secs(5));
             let mut times = Vec::new();
@@ -175,19 +175,24 @@ fn a_pod_that_comes_to_a_node_that_is_not_ready_is_not_ready() {
             "target": { "apiVersion": "v1", "kind": "Node", "name": "node-0" },
         });
         pods.subresource("binding").create_for::<Value>(&key, &binding).await.expect("bound");
-        comes(env, &Pod::RESOURCE, &key, |pod| condition(pod, "Ready")["status"] == "False").await;
+        wait_until_exists(env, &Pod::RESOURCE, &key, |pod| {
+            condition(pod, "Ready")["status"] == "False"
+        })
+        .await;
         has_event(env, "late", "NodeNotReady", "Node is not ready").await;
-        // One that came after it and tolerates the taints for a second is evicted, it is not.
+        // A later pod that tolerates the taints for a second is evicted; this one is not.
         create(&env.client, tolerant("leaves", "node-0", Some(1))).await;
         let leaves = ObjectKey::new("default", "leaves");
-        comes(env, &Pod::RESOURCE, &leaves, |pod| pod["metadata"]["deletionTimestamp"].is_string())
-            .await;
+        wait_until_exists(env, &Pod::RESOURCE, &leaves, |pod| {
+            pod["metadata"]["deletionTimestamp"].is_string()
+        })
+        .await;
         assert!(pod(env, "late").await["metadata"]["deletionTimestamp"].is_null());
     });
 }
 
 #[test]
-fn when_a_third_of_the_nodes_dies_just_their_intolerant_pods_leave_once() {
+fn only_pods_that_do_not_tolerate_dead_nodes_are_evicted_once() {
     const NODES: usize = 9;
     let nine = NodeOptions { count: NODES, ..lively() };
     everywhere_with("nodes-third", nine, async |env| {
@@ -263,7 +268,7 @@ fn when_a_third_of_the_nodes_dies_just_their_intolerant_pods_leave_once() {
     });
 }
 
-/// After the write whose answer is lost the node is Unknown already, as if another manager had
+/// After the write whose answer is lost the node is already Unknown, as if another manager had
 /// marked its pods.
 #[test]
 fn pods_are_marked_although_the_answer_to_the_write_of_their_node_is_lost() {
@@ -275,10 +280,10 @@ fn pods_are_marked_although_the_answer_to_the_write_of_their_node_is_lost() {
         let key = ObjectKey::new("default", "stays");
         let is =
             |status: &'static str| move |pod: &Value| condition(pod, "Ready")["status"] == status;
-        comes(env, &Pod::RESOURCE, &key, is("True")).await;
+        wait_until_exists(env, &Pod::RESOURCE, &key, is("True")).await;
         faults.next(1, "patch", "nodes/status", Fault::LoseAnswer);
         env.steering.kill("node-0");
-        comes(env, &Pod::RESOURCE, &key, is("False")).await;
+        wait_until_exists(env, &Pod::RESOURCE, &key, is("False")).await;
         assert_eq!(faults.pending(), [], "the fault has hit");
     });
 }

@@ -1,4 +1,4 @@
-//! The node controllers: a node that goes silent and comes back, and the ranges of nodes.
+//! The node controllers: a node that stops reporting and recovers, and the pod CIDRs of nodes.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{EVENTS, goes};
+use crate::kinds::{EVENTS, wait_until_deleted};
 
 pub const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
-/// Leases are renewed far more often than the grace period asks for.
+/// Nodes that renew their leases far more often than the grace period requires.
 pub fn lively() -> NodeOptions {
     NodeOptions { heartbeat: Duration::from_secs(1), ..quick_nodes() }
 }
 
 pub const QUICK: [&str; 4] = [
-    // All nodes that go silent together do so in one pass.
+    // All nodes that stop reporting together are found in one pass.
     "--node-monitor-period=2s",
     "--node-monitor-grace-period=10s",
     "--node-startup-grace-period=10s",
@@ -79,12 +79,12 @@ pub fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
     })
 }
 
-/// What a kubelet writes: its lease, and that it is ready.
+/// Writes as a kubelet does: its lease, and the condition Ready.
 async fn live(env: &Site, name: &str) {
     says(env, name, "True").await;
 }
 
-/// What a kubelet writes: its lease, and whether it is ready.
+/// Writes as a kubelet does: its lease, and the status of the condition Ready.
 pub async fn says(env: &Site, name: &str, ready: &str) {
     let now = env.clock.now();
     let lease = Patch::Merge(json!({ "spec": { "renewTime": now.to_micro_string() } }));
@@ -119,7 +119,7 @@ fn a_silent_node_is_tainted_and_its_pods_leave_until_it_comes_back() {
         })
         .await;
         env.steering.kill("node-0");
-        // Each write meets both once.
+        // Each write meets both faults once.
         let writes = [
             ("patch", "nodes/status"),
             ("patch", "nodes"),
@@ -217,7 +217,7 @@ fn a_manager_that_starts_after_an_outage_gives_nodes_their_grace_period() {
             leases.get::<Value>(&key).await.map_err(|error| error.to_string())
         })
         .await;
-        // The node was last heard of an hour ago.
+        // The node last reported an hour ago.
         env.steering.kill("node-0");
         let lease = Patch::Merge(json!({ "spec": { "renewTime": ago.to_micro_string() } }));
         leases.patch::<Value>(&key, &lease).await.expect("patch");
@@ -370,7 +370,7 @@ fn a_range_that_cannot_be_written_is_an_event_and_is_tried_again() {
             })
             .await;
         }
-        // All attempts of the first try.
+        // All attempts of the first sync.
         faults.next(3, "patch", "nodes", Fault::code(500, None));
         env.steering.kill("extra");
         let body = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "extra" } });
@@ -430,10 +430,10 @@ fn an_eviction_that_is_refused_waits_for_the_taints_to_change() {
 
         create(&env.client, tolerant("later", "node-0", None)).await;
         let later = ObjectKey::new("default", "later");
-        goes(env, &Pod::RESOURCE, &later).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &later).await;
         assert!(pod(env, "refused").await["metadata"]["deletionTimestamp"].is_null());
         taint("example.com/out-for-long").await;
-        goes(env, &Pod::RESOURCE, &ObjectKey::new("default", "refused")).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &ObjectKey::new("default", "refused")).await;
     });
 }
 
@@ -483,7 +483,7 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
         faults.clear();
         // The controller evicts others.
         create(&env.client, tolerant("leaves", "node-0", None)).await;
-        goes(env, &Pod::RESOURCE, &ObjectKey::new("default", "leaves")).await;
+        wait_until_deleted(env, &Pod::RESOURCE, &ObjectKey::new("default", "leaves")).await;
         assert!(pod(env, "patient").await["metadata"]["deletionTimestamp"].is_null());
     });
 }

@@ -49,7 +49,7 @@ fn a_string_that_is_not_utf8_stops_no_cache() {
         create(&env.client, deployment("web", 1, "web:1")).await;
         rolled_out(&env.client, &env.clock, "web").await;
 
-        // ... and in the watches. One that is odd is collected itself.
+        // ... and in the watches. Such an object is garbage-collected itself.
         let owner = objects.make(maps, "default/owner", json!({})).await;
         let owned = json!({ "metadata": { "name": "second", "ownerReferences": [owner] } });
         create_odd(env, maps, owned).await;
@@ -80,7 +80,7 @@ fn a_time_at_the_end_of_the_calendar_stays_as_it_is() {
 
         let _manager = env.manager("manager", &[]);
         rolled_out(&env.client, &env.clock, "web").await;
-        let written = comes(env, &Deployment::RESOURCE, &key, |web| {
+        let written = wait_until_exists(env, &Deployment::RESOURCE, &key, |web| {
             web["status"]["conditions"].as_array().is_some_and(|found| found.len() > 1)
         })
         .await;

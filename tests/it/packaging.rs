@@ -1,4 +1,4 @@
-//! The manifests in `deploy/` do what they are for.
+//! The manifests in `deploy/` run a working manager.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
@@ -11,7 +11,7 @@ use sandbox::demo;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{ACCOUNTS, comes};
+use crate::kinds::{ACCOUNTS, wait_until_exists};
 
 /// The flags of a container, whose files are those of the test's cluster.
 fn flags(container: &Value, kubeconfig: &Path) -> Vec<String> {
@@ -58,7 +58,7 @@ async fn started(env: &Site, container: &Value, kubeconfig: &Path) -> Manager {
     manager
 }
 
-/// Ends it as a kubelet does. It has been refused nothing.
+/// Stops it as a kubelet does, and asserts that no request of it was refused.
 async fn ended(env: &Site, manager: Manager) {
     let log = manager.log.clone();
     let status = manager.stop(&env.clock, Duration::from_secs(20)).await.expect("it ended");
@@ -83,7 +83,7 @@ fn the_static_pod_of_kubeadm_runs_a_manager() {
         create(&env.client, deployment("web", 2, "web:1")).await;
         let web = ObjectKey::new("default", "web");
         let is_available = |web: &Value| web["status"]["availableReplicas"] == 2;
-        comes(env, &Deployment::RESOURCE, &web, is_available).await;
+        wait_until_exists(env, &Deployment::RESOURCE, &web, is_available).await;
         ended(env, manager).await;
     });
 }
@@ -118,10 +118,10 @@ fn the_deployment_has_the_rights_that_a_manager_needs() {
         });
         std::fs::write(&kubeconfig, config.to_string()).expect("written");
         let manager = started(env, &spec["containers"][0], &kubeconfig).await;
-        // Its own Pods come of it.
+        // The manager creates the Pods of its own workload.
         let key = ObjectKey::new("kube-system", workload["metadata"]["name"].as_str().unwrap());
         let is_available = |own: &Value| own["status"]["availableReplicas"] == 2;
-        comes(env, &Deployment::RESOURCE, &key, is_available).await;
+        wait_until_exists(env, &Deployment::RESOURCE, &key, is_available).await;
         ended(env, manager).await;
     });
 }

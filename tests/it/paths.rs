@@ -1,5 +1,5 @@
 //! Finds the paths in Rust source that name items of a crate, in every form and context. Works on
-//! tokens, so comments and strings count for nothing.
+//! tokens, so comments and strings are ignored.
 
 use std::collections::BTreeMap;
 
@@ -146,8 +146,8 @@ impl Source {
         self.tokens.get(n).map_or("", |token| &token.text)
     }
 
-    /// The paths that start with `crate`, `$crate`, `self` or `super`. Visibility is no use of a
-    /// path: `pub(in crate::a)`.
+    /// The paths that start with `crate`, `$crate`, `self` or `super`. Paths in visibility are
+    /// skipped: `pub(in crate::a)`.
     pub fn internal(&self) -> Vec<Named> {
         let mut found = Vec::new();
         for n in 0..self.tokens.len() {
@@ -209,7 +209,7 @@ impl Source {
                     path.push(word.to_owned());
                     n += 1;
                 }
-                // The type arguments of what came before; or no path at all.
+                // The type arguments of the preceding segment, or no path.
                 _ => {
                     found.push(Named { line, path });
                     return n + 1;
@@ -252,7 +252,7 @@ impl Source {
         found
     }
 
-    /// The lines that bring in other text, or the crate under another name: no path shows those.
+    /// The lines that include other text, or rename the crate: paths do not show these.
     pub fn detours(&self) -> Vec<usize> {
         let starts = |n: usize, words: &[&str]| {
             words.iter().enumerate().all(|(k, word)| self.text(n + k) == *word)

@@ -10,7 +10,7 @@ use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::faults::deafen;
+use crate::faults::cut_lists_and_watches;
 
 /// A pod that scheduler and kubelet ignore, and that a finalizer keeps.
 fn pod(name: &str, node: Option<&str>) -> Value {
@@ -44,7 +44,7 @@ fn excess_orphaned_and_unscheduled_pods_are_deleted() {
         // In the end all four are terminated: one more than the threshold.
         let options = Options { terminated_pod_gc_threshold: 3, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = made("pod-garbage-collector-controller", &cx);
+        let controller = controller_of("pod-garbage-collector-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
 
@@ -88,7 +88,7 @@ fn excess_orphaned_and_unscheduled_pods_are_deleted() {
         }
         for name in ["first", "second"] {
             create(client, pod(name, Some("no-such-node"))).await;
-            is_going(env, &clock, name).await;
+            wait_until_terminating(env, &clock, name).await;
             merge::<Pod>(client, name, json!({ "metadata": { "finalizers": null } })).await;
         }
         let kept: Pod = client.get(&ObjectKey::new("default", "b-new")).await.expect("get");
@@ -99,8 +99,8 @@ fn excess_orphaned_and_unscheduled_pods_are_deleted() {
     });
 }
 
-/// Lets time pass until the pod is being deleted.
-async fn is_going(env: &Site, clock: &FakeClock, name: &str) {
+/// Advances the clock until the pod is being deleted.
+async fn wait_until_terminating(env: &Site, clock: &FakeClock, name: &str) {
     eventually(&env.clock, &format!("{name} goes"), || async {
         clock.advance(Duration::from_secs(5));
         let pod: Pod = env.client.get(&ObjectKey::new("default", name)).await.expect("get");
@@ -115,19 +115,19 @@ fn pods_of_a_node_missing_from_the_cache_alone_are_kept() {
         let (client, clock) = (&env.client, FakeClock::new(env.clock.now()));
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made("pod-garbage-collector-controller", &cx);
+        let controller = controller_of("pod-garbage-collector-controller", &cx);
         let nodes = factory.informer::<Node>();
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         nodes.synced().await;
-        deafen(env.cluster.sandbox.faults(), "nodes");
+        cut_lists_and_watches(env.cluster.sandbox.faults(), "nodes");
         let late = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "late" } });
         client.resource(&Node::RESOURCE).create::<Value>("", &late).await.expect("create");
         create(client, pod("kept", Some("late"))).await;
         // The pass that deletes the second orphan follows a whole pass that saw all the pods.
         for name in ["orphan", "second"] {
             create(client, pod(name, Some("no-such-node"))).await;
-            is_going(env, &clock, name).await;
+            wait_until_terminating(env, &clock, name).await;
         }
         stop.stop();
         running.await;

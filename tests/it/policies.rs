@@ -22,7 +22,7 @@ struct Case {
     warnings: Vec<ExpressionWarning>,
 }
 
-/// A schema with a field of every sort.
+/// A schema with a field of every type.
 const SCHEMA: &str = r#"{ "type": "object", "properties": { "spec": {
   "type": "object",
   "properties": {
@@ -87,7 +87,7 @@ pub async fn create_policy(env: &Site, name: &str, spec: &Value) {
     let _: Value = resource.create("", &policy).await.expect("create");
 }
 
-/// What a policy applies to: the creation of objects of a resource of version `v1`.
+/// The match constraints of a policy: the creation of objects of a resource of version `v1`.
 fn rule(group: &str, resource: &str) -> Value {
     json!({
         "apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE"],
@@ -205,7 +205,8 @@ fn the_schema_of_a_built_in_kind_is_waited_for() {
     });
 }
 
-/// A failure that may pass is waited for; without the right to read schemas there are no findings.
+/// The controller retries after a temporary failure; without the right to read schemas it writes no
+/// warnings.
 #[test]
 fn without_schemas_a_policy_has_no_warnings() {
     Env::run("policies-forbidden", async |env| {
@@ -355,7 +356,8 @@ fn policies_are_evaluated_at_admission() {
         );
         assert_eq!((code, message), (403, format!("{denied}at most 3 replicas in default")));
 
-        // What a condition leaves out is created, and so is what the validations accept.
+        // Objects that a match condition excludes are created, and so are those that the
+        // validations accept.
         for (name, replicas) in [("free-many", 5), ("few", 2)] {
             creates(env, &DEPLOYMENTS, "default", &deployment(name, replicas)).await.expect(name);
         }

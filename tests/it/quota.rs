@@ -228,13 +228,13 @@ fn a_group_whose_discovery_fails_is_counted() {
         // No full pass comes: changes alone cause counts.
         let options = Options { resource_quota_sync_period: Duration::ZERO, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = made("resourcequota-controller", &cx);
+        let controller = controller_of("resourcequota-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         uses(env, "all", &widgets_maps("2", "2")).await;
         let watches = faults.count("watch", "widgets");
 
-        send_away(env, "example.com").await;
+        register_unreachable_server(env, "example.com").await;
         discovery_is_read(env, &clock, 3).await;
         delete(client, &CONFIG_MAPS, "one").await;
         uses(env, "all", &widgets_maps("2", "1")).await;
@@ -272,14 +272,14 @@ fn an_earlier_count_stays_while_discovery_fails() {
         let used = json!({ "count/configmaps": "7", "count/widgets.example.com": "7" });
         let before = Patch::Merge(json!({ "status": { "hard": hard, "used": used } }));
         status.patch::<Value>(&ObjectKey::new("default", "all"), &before).await.expect("patch");
-        send_away(env, "example.com").await;
+        register_unreachable_server(env, "example.com").await;
         client.reset_discovery();
 
         let clock = FakeClock::new(env.clock.now());
         let resource_quota_sync_period = Duration::from_secs(1);
         let options = Options { resource_quota_sync_period, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = made("resourcequota-controller", &cx);
+        let controller = controller_of("resourcequota-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         uses(env, "all", &widgets_maps("7", "2")).await;

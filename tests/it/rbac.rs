@@ -9,8 +9,8 @@ use kube_controller_manager::objects::{
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{BINDINGS, goes};
-use crate::rollouts::inhabit;
+use crate::kinds::{BINDINGS, wait_until_deleted};
+use crate::rollouts::populate_namespace;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 const ROLES: ResourceType = ResourceType::fixed(GROUP, "v1", "Role", "roles", true);
@@ -35,7 +35,7 @@ const ACCESS: ResourceType = ResourceType::fixed(
 const ROBOT: &str = "system:serviceaccount:default:robot";
 
 /// The client of a new service account.
-async fn robot(env: &Site) -> Client {
+async fn service_account_client(env: &Site) -> Client {
     let account =
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" } });
     create(&env.client, account).await;
@@ -82,7 +82,7 @@ async fn pods(client: &Client, namespace: Option<&str>) -> Result<()> {
 #[test]
 fn a_binding_grants_its_role_and_no_more() {
     everywhere("rbac", async |env| {
-        let robot = robot(env).await;
+        let robot = service_account_client(env).await;
         let cannot = |rest: &str| format!("User {ROBOT:?} cannot {rest}");
         let list = "list resource \"pods\" in API group \"\"";
         let here = format!("pods is forbidden: {}", cannot(list)) + " in the namespace \"default\"";
@@ -129,7 +129,7 @@ fn a_binding_grants_its_role_and_no_more() {
         let answer: Value = env.client.resource(&ACCESS).create("", &other).await.unwrap();
         assert_eq!(answer["status"], json!({ "allowed": false }));
 
-        // It grants no more than it holds.
+        // It cannot grant rights that it does not hold.
         let groups = "[\"system:serviceaccounts\" \"system:serviceaccounts:default\" \"system:authenticated\"]";
         let grant = format!(
             "user {ROBOT:?} (groups={groups}) is attempting to grant RBAC permissions not currently held:\n"
@@ -163,10 +163,10 @@ fn controllers_have_the_rights_they_need() {
     everywhere("rights", async |env| {
         let manager = env.manager("manager", &[]);
         // Requests of many controllers, any of which could be refused.
-        inhabit(env, "busy").await;
+        populate_namespace(env, "busy").await;
         let namespace = ObjectKey::cluster("busy");
         env.client.delete::<Namespace>(&namespace, Delete::new()).await.expect("delete");
-        goes(env, &Namespace::RESOURCE, &namespace).await;
+        wait_until_deleted(env, &Namespace::RESOURCE, &namespace).await;
         // Aggregated roles are filled.
         let admin = ObjectKey::cluster("admin");
         eventually(&env.clock, "the role of administrators has its rules", || async {

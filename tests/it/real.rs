@@ -39,7 +39,7 @@ pub struct ApiServer {
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        // The API server before its etcd.
+        // Stops the API server before its etcd.
         for process in self.processes.iter_mut().rev() {
             let _ = process.kill();
             let _ = process.wait();

@@ -5,7 +5,7 @@ use kube_controller_manager::objects::{ObjectKey, Pod, Resource};
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::comes;
+use crate::kinds::wait_until_exists;
 use crate::volumes::{bound, claim, delete_claim, make, manager, volume, volume_in};
 
 /// A template of recyclers. The stand-in kubelet takes a pod's behaviour from its annotation.
@@ -24,7 +24,7 @@ pub fn recycler_pod(behavior: &str) -> Value {
 }
 
 #[test]
-fn volumes_are_recycled_by_the_pods_of_the_flags_for_as_long_as_they_say() {
+fn recycler_pods_have_the_templates_and_timeouts_of_the_flags() {
     everywhere("recyclers", async |env| {
         let folder = Folder::new("recyclers");
         // These never end.
@@ -65,7 +65,7 @@ fn volumes_are_recycled_by_the_pods_of_the_flags_for_as_long_as_they_say() {
             bound(env, name).await;
             delete_claim(env, name).await;
             let recycler = ObjectKey::new("default", &format!("recycler-for-{name}"));
-            let pod = comes(env, &Pod::RESOURCE, &recycler, |_| true).await;
+            let pod = wait_until_exists(env, &Pod::RESOURCE, &recycler, |_| true).await;
             assert_eq!(pod["metadata"]["labels"], json!({ "by": by }), "{name}");
             assert_eq!(pod["spec"]["activeDeadlineSeconds"], seconds, "{name}");
             let source = &pod["spec"]["volumes"][0];
@@ -75,7 +75,7 @@ fn volumes_are_recycled_by_the_pods_of_the_flags_for_as_long_as_they_say() {
             };
             assert_eq!(*source, expected, "{name}");
             volume_in(env, name, "Released").await;
-            // It has run for too long: the volume is not available.
+            // It has run for too long: the volume does not become available.
             let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
             let failed = json!({ "status": {
                 "phase": "Failed", "reason": "DeadlineExceeded", "message": "too slow",

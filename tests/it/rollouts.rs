@@ -1,4 +1,4 @@
-//! The edges of Deployments and ReplicaSets.
+//! Edge cases of Deployments and ReplicaSets.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use kube_controller_manager::objects::{
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::faults::deafen;
+use crate::faults::cut_lists_and_watches;
 use crate::policies::{BINDINGS, create_policy};
 
-/// A ReplicaSet of pods with the labels `app: <name>, tier: x`, which selects by the first alone.
+/// A ReplicaSet of pods with the labels `app: <name>, tier: x`, which selects by the first label
+/// only.
 fn replica_set(name: &str, replicas: i32) -> Value {
     let mut template = deployment(name, 0, "web:1")["spec"]["template"].take();
     template["metadata"]["labels"]["tier"] = json!("x");
@@ -28,7 +29,7 @@ fn replica_set(name: &str, replicas: i32) -> Value {
     })
 }
 
-/// Waits until the object is `good`. Returns it.
+/// Waits until `good` accepts the object. Returns it.
 async fn is<T: Resource + serde::de::DeserializeOwned>(
     env: &Site,
     name: &str,
@@ -303,7 +304,7 @@ fn creates_slow_down_while_a_quota_forbids_them() {
         .await;
         has_event(env, "web", "FailedCreate", why).await;
         if let Some(faults) = &env.faults {
-            // One, then two at once; after that one each time, with growing delays.
+            // One create, then two at once; after that one each time, with growing delays.
             let asked = faults.count("create", "pods");
             assert!(asked < 30, "{asked} requests");
         }
@@ -326,7 +327,7 @@ fn terminating_pods_are_counted_and_replaced() {
         let name = env.pods().await[0].meta.name.to_string();
         let set = by_image(env).await["web:1"].meta.name.to_string();
         let hold = |finalizers: Value| json!({ "metadata": { "finalizers": finalizers } });
-        // With a finalizer alone, the kubelet would report that the pod has ended.
+        // With only a finalizer, the kubelet would report that the pod has ended.
         env.steering.keep(&name, true);
         merge::<Pod>(client, &name, hold(json!(["test.io/hold"]))).await;
         let key = ObjectKey::new("default", &name);
@@ -378,7 +379,7 @@ async fn served(env: &Site, kind: &str) -> (Dynamic, bool) {
 }
 
 /// Creates a namespace with work for most controllers, and waits until the work is done.
-pub async fn inhabit(env: &Site, name: &str) {
+pub async fn populate_namespace(env: &Site, name: &str) {
     let service = json!({ "apiVersion": "v1", "spec": { "selector": { "app": name }, "ports": [{ "port": 80 }] } });
     let token = json!({
         "apiVersion": "v1", "type": "kubernetes.io/service-account-token",
@@ -448,7 +449,7 @@ pub async fn inhabit(env: &Site, name: &str) {
     }
 }
 
-/// What is in the namespace `name`, and the namespace: uids and versions.
+/// The uids and versions of the namespace `name` and its objects.
 async fn versions(env: &Site, name: &str) -> BTreeMap<String, (Uid, u64)> {
     let mut versions = BTreeMap::new();
     for kind in [
@@ -482,13 +483,13 @@ async fn versions(env: &Site, name: &str) -> BTreeMap<String, (Uid, u64)> {
 fn a_manager_that_takes_over_changes_nothing() {
     everywhere("swap", async |env| {
         let first = env.manager("first", &[]);
-        inhabit(env, "before").await;
+        populate_namespace(env, "before").await;
         assert!(first.stop(&env.clock, PATIENCE).await.unwrap().success());
         let before = versions(env, "before").await;
         assert_eq!(before.len(), 14, "{before:?}");
         let _second = env.manager("second", &[]);
         // When this is done, every controller has seen the objects from before.
-        inhabit(env, "after").await;
+        populate_namespace(env, "after").await;
         assert_eq!(versions(env, "before").await, before);
     });
 }
@@ -540,7 +541,7 @@ fn a_sync_waits_until_its_cache_has_its_own_writes() {
             .await;
         };
         caught_up(env).await;
-        deafen(faults, "replicasets");
+        cut_lists_and_watches(faults, "replicasets");
         // The status written with this does not come back through the watch.
         replaced("web").await;
         let name = ready("web").await.remove(0);
@@ -575,7 +576,7 @@ fn an_owner_with_another_uid_on_the_server_adopts_nothing() {
         let known = |set: &Value| set["status"]["observedGeneration"] == 1;
         is::<ReplicaSet>(env, "web", "known", known).await;
         caught_up(env).await;
-        deafen(faults, "replicasets");
+        cut_lists_and_watches(faults, "replicasets");
         client
             .delete::<ReplicaSet>(&ObjectKey::new("default", "web"), Delete::new())
             .await

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::env::*;
 use crate::go_manager::handover::go_program;
 
-/// Those of the controllers that run by default.
+/// The accounts of the controllers that run by default.
 const DEFAULT: [&str; 35] = [
     "attachdetach-controller",
     "certificate-controller",
@@ -93,7 +93,7 @@ fn controllers_that_do_not_run_have_no_account() {
 }
 
 #[test]
-fn an_account_that_is_refused_is_made_later() {
+fn a_refused_account_is_created_later() {
     Env::run("accounts-refused", async |env| {
         const TIMES: usize = 20;
         let faults = env.cluster.sandbox.faults();
@@ -101,7 +101,7 @@ fn an_account_that_is_refused_is_made_later() {
             faults.next(TIMES, "create", "serviceaccounts", Fault::code(code, None));
         }
         let _manager = env.manager("manager", &[]);
-        // Nothing waits for the accounts of others.
+        // The controller does not wait for the accounts of others.
         create(&env.client, deployment("web", 1, "web:1")).await;
         rolled_out(&env.client, &env.clock, "web").await;
         accounts_are(env, &DEFAULT).await;

@@ -46,7 +46,7 @@ fn a_subnet_stays_while_an_address_is_in_it() {
         let ready = is_ready("True", "").await;
         assert!(ready.meta.has_finalizer("networking.k8s.io/service-cidr-finalizer"));
         client.delete::<ServiceCIDR>(&subnet, Delete::new()).await.unwrap();
-        // The controller writes this reason when an address keeps the subnet.
+        // The controller writes this reason while an address blocks the deletion of the subnet.
         let dying = is_ready("False", "Terminating").await;
 
         client.delete::<IPAddress>(&address, Delete::new()).await.unwrap();

@@ -135,7 +135,7 @@ fn who_may_call_is_looked_up_in_the_cluster() {
         ];
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let manager = site.manager("manager", &flags);
-        // The manager's own certificate, which may read nothing here.
+        // The manager's own certificate, which has no right to read these paths.
         let itself = {
             let mut config =
                 Config::from_kubeconfig(&site.kubeconfig, None, None).expect("a kubeconfig");

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::crashes::QUICK_BINDER;
 use crate::env::*;
-use crate::faults::deafen;
+use crate::faults::cut_lists_and_watches;
 
 /// A StatefulSet of one container, selected by `app: <name>`.
 fn stateful_set(name: &str, replicas: i32) -> Value {
@@ -30,7 +30,7 @@ async fn list_values<T: Resource>(env: &Site) -> BTreeMap<String, Value> {
     items.expect("list").items.into_iter().map(|item| (name(&item), item)).collect()
 }
 
-/// Waits until the list is `good`. Returns it by name.
+/// Waits until `good` accepts the list. Returns the objects by name.
 async fn listed<T: Resource>(
     env: &Site,
     what: &str,
@@ -225,7 +225,7 @@ fn updates_follow_partition_and_strategy_and_can_be_rolled_back() {
         let name = back["status"]["currentRevision"].as_str().expect("a name");
         assert_eq!(revisions[name]["revision"], 3);
 
-        // OnDelete leaves the pods to the user.
+        // With OnDelete the user deletes the pods.
         let strategy = json!({ "type": "OnDelete", "rollingUpdate": null });
         set_spec(env, "web", json!({ "updateStrategy": strategy, "revisionHistoryLimit": 0 }))
             .await;
@@ -243,7 +243,7 @@ fn updates_follow_partition_and_strategy_and_can_be_rolled_back() {
         env.client.delete::<Pod>(&key, Delete::new()).await.expect("delete");
         pods_are(env, &["web-0 db:1", "web-1 db:3", "web-2 db:1"]).await;
         settled(env, "web", 3).await;
-        // The revision that no pod has is gone.
+        // The revision without pods is deleted.
         listed::<ControllerRevision>(env, "the history is short", |all| all.len() == 2).await;
     });
 }
@@ -332,7 +332,7 @@ fn claims_are_kept_or_deleted_as_the_policy_says() {
         assert_eq!(again.len(), 3);
         assert_eq!(uid(&again["data-web-1"]), uid(claim));
 
-        // A claim of another controller is left alone.
+        // A claim of another controller is not changed.
         let other = json!([{
             "apiVersion": "example.com/v1", "kind": "Keeper", "name": "k", "uid": "k-1",
             "controller": true,
@@ -348,7 +348,7 @@ fn claims_are_kept_or_deleted_as_the_policy_says() {
         let owner = &claims["data-web-1"]["metadata"]["ownerReferences"][0];
         assert_eq!(owner["uid"], set["metadata"]["uid"]);
         assert_eq!(owner["controller"], true);
-        // The next pod that uses it says so; the word "manging" is upstream's.
+        // The event of the next pod that uses it says so; the word "manging" is upstream's.
         let first = ObjectKey::new("default", "web-0");
         env.client.delete::<Pod>(&first, Delete::new()).await.expect("delete");
         let text = "PersistentVolumeClaim data-web-0 has a conflicting OwnerReference that acts as \
@@ -445,7 +445,7 @@ fn pods_and_revisions_are_orphaned_and_adopted() {
         assert_eq!(names(&again), names(&revisions));
         assert!(again.values().all(|revision| owners(revision) == ["StatefulSet"]));
 
-        // A pod that is no longer selected is released, and its place is filled again.
+        // A pod that is no longer selected is released and replaced.
         let relabel = json!({ "metadata": { "labels": { "app": "other" } } });
         merge::<Pod>(&env.client, "web-1", relabel).await;
         listed::<Pod>(env, "web-1 is released", |pods| {
@@ -476,7 +476,7 @@ fn as_many_pods_are_updated_as_may_be_unavailable() {
         env.steering.hold(true);
         merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
         pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
-        // The status shows that the new pods are known; they let no others go.
+        // The status shows that the new pods are known; they allow no further deletions.
         eventually(&env.clock, "the new pods are counted", || async {
             let set: Value = env.client.resource(&StatefulSet::RESOURCE).get(&key).await.unwrap();
             let status = &set["status"];
@@ -500,7 +500,7 @@ fn a_stale_cache_is_waited_for() {
         updated(env, "web", 1).await;
         let faults = env.cluster.sandbox.faults();
         // Watches of pods break; reads still work.
-        deafen(faults, "pods");
+        cut_lists_and_watches(faults, "pods");
         set_spec(env, "web", json!({ "replicas": 2 })).await;
         eventually(&env.clock, "the sync waits for its cache", || async {
             let log = std::fs::read_to_string(&manager.log).unwrap();
@@ -532,7 +532,7 @@ fn refused_writes_are_retried() {
                 faults.next(1, verb, resource, fault);
             }
         };
-        // Few at a time: the wait for the next try doubles with each, until a sync succeeds.
+        // Few faults at a time: the delay doubles with each retry, until a sync succeeds.
         let all_hit = async || {
             eventually(&env.clock, "every fault has hit", || async {
                 let pending = faults.pending();

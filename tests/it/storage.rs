@@ -59,8 +59,9 @@ async fn gone<T: Resource>(env: &Site, key: &ObjectKey) {
     .await;
 }
 
-/// Deletes `used` and then `unused`, and waits until `unused` is gone: `used` was looked at before.
-async fn only_the_unused_goes<T: Resource>(env: &Site, used: &ObjectKey, unused: &ObjectKey) {
+/// Deletes `used` and then `unused`, and waits until `unused` is gone: `used` was checked before
+/// it.
+async fn only_unused_is_deleted<T: Resource>(env: &Site, used: &ObjectKey, unused: &ObjectKey) {
     for key in [used, unused] {
         env.client.delete::<T>(key, Delete::new()).await.expect("delete");
     }
@@ -85,7 +86,7 @@ fn a_claim_stays_while_a_pod_uses_it() {
         user_pod["spec"]["nodeName"] = json!("node-0");
         create(&env.client, user_pod).await;
 
-        only_the_unused_goes::<PersistentVolumeClaim>(env, &used, &unused).await;
+        only_unused_is_deleted::<PersistentVolumeClaim>(env, &used, &unused).await;
 
         let at_once = Delete::new().grace_period(0);
         env.client.delete::<Pod>(&user, at_once).await.expect("delete");
@@ -121,7 +122,7 @@ fn a_volume_stays_while_it_is_bound() {
             protected::<PersistentVolume>(env, key, "kubernetes.io/pv-protection").await;
         }
         set_phase("Bound").await;
-        only_the_unused_goes::<PersistentVolume>(env, &bound, &free).await;
+        only_unused_is_deleted::<PersistentVolume>(env, &bound, &free).await;
         set_phase("Released").await;
         gone::<PersistentVolume>(env, &bound).await;
         drop(manager);
@@ -147,7 +148,7 @@ fn a_class_stays_while_a_claim_or_a_volume_names_it() {
         // The controller knows the claim: another controller that watches claims has seen it.
         protected::<PersistentVolumeClaim>(env, &golden, "kubernetes.io/pvc-protection").await;
 
-        only_the_unused_goes::<VolumeAttributesClass>(env, &used, &unused).await;
+        only_unused_is_deleted::<VolumeAttributesClass>(env, &used, &unused).await;
         env.client.delete::<PersistentVolumeClaim>(&golden, Delete::new()).await.expect("delete");
         gone::<VolumeAttributesClass>(env, &used).await;
         drop(manager);
@@ -232,7 +233,7 @@ fn finished_jobs_go_when_their_time_is_over() {
             let verbs = jobs.clone().subresource("status");
             verbs.patch::<Value>(&key, &Patch::Merge(status)).await.expect("patch");
         }
-        // The last to be made is the first to go; the others were looked at before.
+        // The newest is deleted first; the others were checked before it.
         eventually(&env.clock, "the finished Job goes", || async {
             let done = jobs.get::<Value>(&ObjectKey::new("default", "done")).await;
             if done.as_ref().is_err_and(|error| error.is_not_found()) {

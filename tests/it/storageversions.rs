@@ -1,5 +1,5 @@
-//! What API servers store and how objects are moved to another version, and the groups that pods
-//! are scheduled in: kinds behind gates of the API server, which the sandbox serves as well.
+//! StorageVersions, StorageVersionMigrations and PodGroups: kinds behind gates of the API server,
+//! which the sandbox serves as well.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{ACCOUNTS, CONFIG_MAPS, DEFINITIONS, WIDGETS, comes};
+use crate::kinds::{ACCOUNTS, CONFIG_MAPS, DEFINITIONS, WIDGETS, wait_until_exists};
 
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
@@ -62,7 +62,7 @@ fn a_pod_group_stays_while_its_pods_run() {
         }
         let key = ObjectKey::new("default", "crew");
         env.client.delete::<PodGroup>(&key, Delete::new()).await.expect("delete");
-        // A second group that has no pods goes, so the controller has seen the first one.
+        // A second group without pods is removed, so the controller has seen the first one.
         let other = json!({
             "metadata": { "name": "empty", "namespace": "default" },
             "spec": { "schedulingPolicy": { "basic": {} } },
@@ -81,7 +81,7 @@ fn a_pod_group_stays_while_its_pods_run() {
         };
         gone(&empty).await;
         env.client.get::<PodGroup>(&key).await.expect("two pods run");
-        // One pod ends, the other goes.
+        // One pod ends, the other is deleted.
         let ended = Patch::Merge(json!({ "status": { "phase": "Succeeded" } }));
         let status = env.client.resource(&Pod::RESOURCE).subresource("status");
         status.patch::<Value>(&ObjectKey::new("default", "one"), &ended).await.expect("patch");
@@ -165,7 +165,7 @@ fn storage_versions_lose_servers_that_are_gone() {
             if is_good { Ok(()) } else { Err(status.to_string()) }
         })
         .await;
-        // A server goes for good with its lease.
+        // A server counts as gone once its lease is deleted.
         let lease = json!({ "metadata": { "name": "second", "namespace": "kube-system",
             "labels": { "apiserver.kubernetes.io/identity": "kube-apiserver" } },
             "apiVersion": LEASES.api_version(), "kind": "Lease",
@@ -254,7 +254,7 @@ fn a_migration_goes_on_after_errors_that_may_pass() {
         let Some(faults) = &env.faults else { return };
         assert_eq!(faults.pending(), []);
 
-        // It is carried out from its start by the next manager, and other errors end it.
+        // The next manager runs it from the start; other errors end it.
         drop(manager);
         let next = migration(env, "next", ["", "configmaps"], None).await;
         faults.next(1, "patch", "configmaps", Fault::code(403, None));
@@ -280,7 +280,7 @@ fn a_migration_of_what_is_not_served_fails_after_a_minute() {
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made("storage-version-migrator-controller", &cx);
+        let controller = controller_of("storage-version-migrator-controller", &cx);
         factory.start(&stop);
         let ran = spawn(controller.run(stop.clone()));
         let ends = async |key: &ObjectKey, how: &str, step: Duration| {
@@ -292,7 +292,7 @@ fn a_migration_of_what_is_not_served_fails_after_a_minute() {
             };
             migration_ends(env, key, how).or(passes).await
         };
-        // Both are given time: a minute does not pass before others have ended.
+        // Gives both time: the clock advances by a minute only after others have ended.
         let slowly = Duration::from_millis(5);
         ends(&done, "Succeeded", slowly).await;
         if let Some(odd) = odd {
@@ -336,7 +336,7 @@ fn objects_are_migrated_to_the_storage_version() {
         let after = read(env, &CONFIG_MAPS, &kept).await.unwrap();
         assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"]);
 
-        // What cannot be listed cannot be migrated.
+        // A resource that cannot be listed cannot be migrated.
         let reviews = ["authentication.k8s.io", "tokenreviews"];
         let reviews = migration(env, "reviews", reviews, None).await;
         assert_eq!(
@@ -390,7 +390,7 @@ async fn store_in(env: &Site, stored: &str, both: [&str; 2]) {
     let switch = Patch::Merge(json!({ "spec": stored_in(stored)["spec"] }));
     let definitions = env.client.resource(&DEFINITIONS);
     definitions.patch::<Value>(&widgets_definition(), &switch).await.expect("patch");
-    comes(env, &DEFINITIONS, &widgets_definition(), |definition| {
+    wait_until_exists(env, &DEFINITIONS, &widgets_definition(), |definition| {
         definition["status"]["storedVersions"] == json!(both)
     })
     .await;
@@ -471,7 +471,8 @@ fn a_definition_that_changed_meanwhile_keeps_its_stored_versions() {
         let version = w["metadata"]["resourceVersion"].as_str();
         let migration = migration(env, "begun", ["example.com", "widgets"], version).await;
         if let Some(faults) = &env.faults {
-            // Of the two writes to the migration the last one fails, behind that to the definition.
+            // The second of the two writes to the migration fails, after the write to the
+            // definition.
             let writes = ["update", "storageversionmigrations/status"];
             faults.next(1, writes[0], writes[1], Fault::Delay(Duration::ZERO));
             faults.next(2, writes[0], writes[1], Fault::code(500, None));
@@ -499,7 +500,7 @@ fn no_migration_runs_without_the_versions_of_informers() {
         make(env, &CONFIG_MAPS, json!({ "metadata": { "name": "kept" } })).await;
         let key = migration(env, "waits", ["", "configmaps"], None).await;
         // Other controllers are at work.
-        comes(env, &ACCOUNTS, &ObjectKey::new("default", "default"), |_| true).await;
+        wait_until_exists(env, &ACCOUNTS, &ObjectKey::new("default", "default"), |_| true).await;
         let log = std::fs::read_to_string(&manager.log).expect("a log");
         let skipped = "Warning: skipping controller: storage-version-migrator-controller";
         assert!(log.contains(skipped), "{log}");

@@ -1,4 +1,5 @@
-//! The kinds of certificates.k8s.io that are behind gates: requests of pods, and bundles of trust.
+//! The kinds of certificates.k8s.io that are behind gates: PodCertificateRequests and
+//! ClusterTrustBundles.
 
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ fn the_api_servers_authority_is_published_and_kept_as_it_is() {
             bundles.create::<Value>("", &made).await.expect("create");
         }
         let _manager = env.manager("manager", &[GATE]);
-        goes(env, &BUNDLES, &old).await;
+        wait_until_deleted(env, &BUNDLES, &old).await;
         let all = bundles.list::<Value>(None, &Default::default()).await.expect("list").items;
         let ours = all.iter().filter(|bundle| bundle["spec"]["signerName"] == SIGNER);
         let ours: Vec<&Value> = ours.collect();
@@ -57,16 +58,16 @@ fn the_api_servers_authority_is_published_and_kept_as_it_is() {
         let name = first["metadata"]["name"].as_str().unwrap().to_owned();
         assert!(name.starts_with(PREFIX), "{name}");
 
-        // Changed and deleted bundles are put right.
+        // Changed and deleted bundles are restored.
         let key = ObjectKey::cluster(name.as_str());
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let other = params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
         let edit = Patch::Merge(json!({ "spec": { "trustBundle": format!("{ca}{other}") } }));
         bundles.patch::<Value>(&key, &edit).await.expect("patch");
-        comes(env, &BUNDLES, &key, |bundle| bundle["spec"]["trustBundle"] == *ca).await;
+        wait_until_exists(env, &BUNDLES, &key, |bundle| bundle["spec"]["trustBundle"] == *ca).await;
         bundles.delete(&key, Delete::new()).await.expect("delete");
-        comes(env, &BUNDLES, &key, |bundle| bundle["spec"]["trustBundle"] == *ca).await;
+        wait_until_exists(env, &BUNDLES, &key, |bundle| bundle["spec"]["trustBundle"] == *ca).await;
         let foreign = ObjectKey::cluster("foreign");
         assert!(bundles.get::<Value>(&foreign).await.is_ok());
     });
@@ -107,7 +108,7 @@ fn nothing_is_published_without_an_authority() {
         {
             let options = Options { root_ca_file, ..Options::default() };
             let InProcess { cx, .. } = InProcess::new(env, env.clock.clone(), options);
-            assert_eq!(made(NAME, &cx).is_idle(), is_idle);
+            assert_eq!(controller_of(NAME, &cx).is_idle(), is_idle);
         }
     });
 }
@@ -133,7 +134,7 @@ fn requests_of_pods_are_deleted_after_a_quarter_of_an_hour() {
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = made("podcertificaterequest-cleaner-controller", &cx);
+        let controller = controller_of("podcertificaterequest-cleaner-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         let start = clock.monotonic();

@@ -1,4 +1,4 @@
-//! Claims and volumes: bound, provided, released, reclaimed, expanded.
+//! Claims and volumes: bound, provisioned, released, reclaimed, expanded.
 
 use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::objects::{
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::env::*;
 
-/// A manager whose claims and volumes wait for a second, not for fifteen.
+/// A manager that syncs claims and volumes every second instead of every fifteen.
 pub fn manager(env: &Site, extra: &[&str]) -> Manager {
     let mut flags = vec!["--pvclaimbinder-sync-period=1s"];
     flags.extend(extra);
@@ -163,7 +163,7 @@ fn bindings_that_were_prepared_or_cut_off_are_completed() {
         reserved["spec"]["claimRef"] = named("waits");
         make(client, &reserved).await;
         create(client, claim("waits", "1Gi", Some(""))).await;
-        // Only the first of the two references was written.
+        // A binding with only the first of its two references.
         let half = create(client, claim("half", "1Gi", Some(""))).await;
         let mut first = volume("first", "1Gi", "Retain", "/tmp/none");
         first["metadata"]["annotations"] = json!({ BY_CONTROLLER: "yes" });
@@ -226,7 +226,7 @@ fn a_claim_that_loses_its_volume_is_bound_again_when_it_is_back() {
         assert_eq!(found["status"]["capacity"], json!({ "storage": "1Gi" }));
         volume_in(env, "v", "Bound").await;
 
-        // A second volume of the claim, bound by hand, is freed.
+        // A second volume that was bound to the claim by hand is released.
         body["metadata"]["name"] = json!("second");
         make(client, &body).await;
         let second = volume_in(env, "second", "Available").await;
@@ -261,7 +261,7 @@ fn volumes_are_made_and_deleted_by_an_external_provisioner() {
         let made = volume_in(env, &name, "Bound").await;
         assert_eq!(annotation(&made, BY_CONTROLLER), None, "the provisioner bound it");
 
-        // An expansion is the resizer's.
+        // The external resizer expands the volume.
         let more = json!({ "spec": { "resources": { "requests": { "storage": "2Gi" } } } });
         merge::<PersistentVolumeClaim>(client, "data", more).await;
         let message = "waiting for an external controller to expand this PVC";
@@ -303,7 +303,7 @@ fn a_delayed_claim_is_bound_with_its_first_pod() {
         }))
         .await;
         has_event(env, "data", "WaitForPodScheduled", "waiting for pod user to be scheduled").await;
-        // The provisioner gives the node back until it can.
+        // The provisioner removes the selected node until provisioning succeeds.
         has_event(env, "data", "ProvisioningFailed", "the annotation asks for it").await;
         let allow = json!({ "metadata": { "annotations": { "sandbox/provisioning": null } } });
         merge::<PersistentVolumeClaim>(client, "data", allow).await;
@@ -356,7 +356,7 @@ fn host_path_volumes_are_made_deleted_and_recycled() {
         let manager = manager(env, &["--enable-hostpath-provisioner=true", &template]);
         let client = &env.client;
 
-        // Made by the plugin, and deleted.
+        // Provisioned and deleted by the plugin.
         make_class(client, "host", "kubernetes.io/host-path", "Immediate").await;
         create(client, claim("data", "1Gi", Some("host"))).await;
         let data = bound(env, "data").await;
@@ -373,7 +373,7 @@ fn host_path_volumes_are_made_deleted_and_recycled() {
         gone::<PersistentVolume>(env, &ObjectKey::cluster(&name)).await;
         assert!(!std::path::Path::new(&path).exists());
 
-        // A path that may not be deleted.
+        // A path that the plugin must not delete.
         make(client, &volume("root", "1Gi", "Delete", "/no/such/path")).await;
         create(client, claim("root", "1Gi", Some(""))).await;
         bound(env, "root").await;

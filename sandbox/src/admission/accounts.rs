@@ -75,7 +75,7 @@ pub fn account_of(store: &Store, kind: &Kind, pod: &Value) -> ApiResult<Option<A
 }
 
 /// Adds the token and pull secrets of its account to a new pod.
-pub fn equip(pod: &mut Value, account: &Value) {
+pub fn add_token_and_secrets(pod: &mut Value, account: &Value) {
     let name = account_name(pod).to_owned();
     let automount = [&pod["spec"], account]
         .into_iter()
@@ -150,7 +150,7 @@ mod tests {
     fn a_pod_gets_the_token_and_secrets_of_its_account() {
         let account = json!({ "imagePullSecrets": [{ "name": "s" }] });
         let mut plain = pod(json!({}));
-        equip(&mut plain, &account);
+        add_token_and_secrets(&mut plain, &account);
         assert_eq!(plain["spec"]["serviceAccountName"], "default");
         assert_eq!(plain["spec"].get("initContainers"), None);
         assert_eq!(plain["spec"]["imagePullSecrets"], json!([{ "name": "s" }]));
@@ -162,7 +162,7 @@ mod tests {
 
         let mut own = pod(json!({ "imagePullSecrets": [{ "name": "t" }],
             "volumes": [{ "name": "kube-api-access-x" }] }));
-        equip(&mut own, &account);
+        add_token_and_secrets(&mut own, &account);
         assert_eq!(own["spec"]["imagePullSecrets"], json!([{ "name": "t" }]));
         assert_eq!(volumes(&own), 1);
         let mount = &own["spec"]["containers"][0]["volumeMounts"][0];
@@ -178,7 +178,7 @@ mod tests {
             (json!(false), json!(true), false),
         ] {
             let mut pod = pod(json!({ "automountServiceAccountToken": of_pod }));
-            equip(&mut pod, &json!({ "automountServiceAccountToken": of_account }));
+            add_token_and_secrets(&mut pod, &json!({ "automountServiceAccountToken": of_account }));
             assert_eq!(volumes(&pod) == 1, mounted, "{of_pod} {of_account}");
         }
     }

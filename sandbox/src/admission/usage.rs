@@ -172,8 +172,9 @@ fn pod_usage(pod: &Value) -> ResourceList {
     usage
 }
 
-/// The requests or limits of a new pod: the larger of what runs together and what its start needs;
-/// pod-level values replace that, and the overhead is added. Upstream: `PodRequests`, `PodLimits`.
+/// The requests or limits of a new pod: the larger of the sum of the containers that run together
+/// and the need of the init containers; pod-level values replace that, and the overhead is added.
+/// Upstream: `PodRequests`, `PodLimits`.
 fn pod_total(pod: &Value, part: &str) -> ResourceList {
     let of = |container: &Value| amounts(&container["resources"][part]);
     let mut running = ResourceList::default();

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use crate::api::Api;
 use crate::api::rules::{
-    check_name, check_namespace, check_type, is_definition, is_namespace, kept_by_status, refuse,
-    updates_unconditionally, wrong_phase,
+    allows_unconditional_update, check_name, check_namespace, check_type, is_definition,
+    is_namespace, kept_by_status, refuse, wrong_phase,
 };
 use crate::api::write::Part;
 use crate::auth::rbac::is_certificate_request;
@@ -14,7 +14,7 @@ use crate::object::{carry, drop_empty, is_deleting, list, remove, same_content, 
 use crate::request::call::Call;
 use crate::status::ApiResult;
 
-/// Dates the conditions of a certificate request that come without times.
+/// Sets the missing times in the conditions of a certificate request.
 /// Upstream: `populateConditionTimestamps`.
 fn date_conditions(call: &Call, new: &mut Value, now: &str) {
     let conditions = new.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
@@ -51,8 +51,8 @@ impl Api {
         }
     }
 
-    /// Returns `new` with the members that this write may not change as `old` has them. Errors:
-    /// what validation and preconditions refuse.
+    /// Returns `new`, with the members that this write may not change restored from `old`. Errors:
+    /// from validation and preconditions.
     pub fn changed(
         &self,
         call: &Call,
@@ -83,7 +83,7 @@ impl Api {
             return Err(failures::invalid(&resource.group, &resource.kind, &call.name, &[set]));
         }
         let version = text(&new, "/metadata/resourceVersion");
-        if version.is_empty() && part != Part::Raw && !updates_unconditionally(kind) {
+        if version.is_empty() && part != Part::Raw && !allows_unconditional_update(kind) {
             let unset = failures::invalid_value(
                 "metadata.resourceVersion",
                 &0.into(),

@@ -38,15 +38,15 @@ pub fn local_status(now: &str) -> Value {
 impl Api {
     /// Updates the companions of an object after a write. `old`: `None` for a new object; `new`:
     /// `None` for a deleted one.
-    pub fn accompany(&self, kind: &Kind, old: Option<&Value>, new: Option<&Value>) {
+    pub fn sync_companions(&self, kind: &Kind, old: Option<&Value>, new: Option<&Value>) {
         let done = if is_service(kind) {
             self.keep_addresses(old, new)
         } else if is_definition(kind) {
-            self.keep_registered(new.or(old).map_or("", |of| text(of, "/spec/group")))
+            self.sync_api_services(new.or(old).map_or("", |of| text(of, "/spec/group")))
         } else if *kind.resource.group == *REGISTRATION
             && let (Some(gone), None) = (old, new)
         {
-            self.keep_registered(text(gone, "/spec/group"))
+            self.sync_api_services(text(gone, "/spec/group"))
         } else {
             return;
         };
@@ -84,7 +84,7 @@ impl Api {
     }
 
     /// Keeps one APIService for each version of a group that definitions serve.
-    fn keep_registered(&self, group: &str) -> ApiResult<()> {
+    fn sync_api_services(&self, group: &str) -> ApiResult<()> {
         let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
             return Ok(());
         };

@@ -26,8 +26,8 @@ fn terminating(definition: &mut Value, now: &str, status: &str, reason: &str, me
     set_condition(definition, now, condition);
 }
 
-/// The definition after its first delete.
-pub fn condemned(definition: &Value, now: &str) -> Value {
+/// Returns the definition as its first delete leaves it: with a deletion timestamp and a finalizer.
+pub fn marked_for_deletion(definition: &Value, now: &str) -> Value {
     let mut marked = definition.clone();
     marked["metadata"]["deletionTimestamp"] = now.into();
     let mut finalizers = list(definition, "/metadata/finalizers").to_vec();
@@ -42,8 +42,8 @@ pub fn condemned(definition: &Value, now: &str) -> Value {
 }
 
 impl Api {
-    /// The definition of that name, if it is deleted and its objects are not yet.
-    fn emptying(&self, name: &str) -> Option<Arc<Stored>> {
+    /// The definition of that name, if it is being deleted and still has its finalizer.
+    fn terminating_definition(&self, name: &str) -> Option<Arc<Stored>> {
         let found = self.store.get(&format!("{DEFINITIONS}.{GROUP}"), name)?;
         let waits = list(&found.value, "/metadata/finalizers").iter().any(|f| f == FINALIZER);
         (waits && is_deleting(&found.value)).then_some(found)
@@ -63,7 +63,7 @@ impl Api {
     /// Deletes the objects of a definition that was deleted.
     pub fn empty_definition(&self, definition: &Value) -> ApiResult<()> {
         let name = text(definition, "/metadata/name");
-        if self.emptying(name).is_none() {
+        if self.terminating_definition(name).is_none() {
             return Ok(());
         }
         self.change_definition(name, &|definition, now| {
@@ -90,7 +90,7 @@ impl Api {
         let served = self.registry.all().iter().any(|kind| kind.resource.to_string() == name);
         let objects = self.store.list(name, "", None, 1, None, &|_| true);
         let empty = objects.is_ok_and(|page| page.items.is_empty());
-        if self.emptying(name).is_none() || served && !empty {
+        if self.terminating_definition(name).is_none() || served && !empty {
             return Ok(());
         }
         let released = self.change_definition(name, &|definition, now| {
@@ -113,7 +113,7 @@ impl Api {
 
     /// Errors: 403 for a new object of a definition that was deleted.
     pub fn check_defined(&self, kind: &Kind, name: &str) -> ApiResult<()> {
-        if !kind.is_custom() || self.emptying(&kind.resource.to_string()).is_none() {
+        if !kind.is_custom() || self.terminating_definition(&kind.resource.to_string()).is_none() {
             return Ok(());
         }
         let why = "create not allowed while custom resource definition is terminating";

@@ -59,14 +59,14 @@ impl Api {
     }
 
     /// Cleans up after the removal of an object.
-    pub fn gone(&self, kind: &Kind, object: &Value) {
+    pub fn after_removal(&self, kind: &Kind, object: &Value) {
         if is_definition(kind) {
             self.registry.define(text(object, "/metadata/name"), Vec::new());
             let table =
                 format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
             self.store.clear(&table);
         }
-        self.accompany(kind, Some(object), None);
+        self.sync_companions(kind, Some(object), None);
         if kind.is_custom()
             && let Err(error) = self.release_definition(&kind.resource.to_string())
         {

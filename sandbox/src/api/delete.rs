@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::admission::policies::Request;
 use crate::api::Api;
-use crate::api::definition_finalizer::condemned;
+use crate::api::definition_finalizer::marked_for_deletion;
 use crate::api::delete_options::DeleteOptions;
 use crate::api::response::{json_response, success};
 use crate::api::rules::is_definition;
@@ -196,7 +196,7 @@ impl Api {
             })?;
             let definition = is_definition(kind) && !is_deleting(&old.value);
             let step = match definition {
-                true => Step::Mark(condemned(&old.value, &self.clock.now().to_string())),
+                true => Step::Mark(marked_for_deletion(&old.value, &self.clock.now().to_string())),
                 false => step(kind, &old.value, options, self.clock.now()),
             };
             if options.dry_run {
@@ -222,7 +222,7 @@ impl Api {
             };
             match written {
                 Ok(gone) => {
-                    self.gone(kind, &gone.value);
+                    self.after_removal(kind, &gone.value);
                     return Ok((gone.value.clone(), true));
                 }
                 Err(StoreError::Changed) => {}

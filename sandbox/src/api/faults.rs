@@ -1,4 +1,4 @@
-//! Failures on demand and counters of requests, with which tests steer the API server.
+//! Planned failures and request counters: with them tests control the API server.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ struct State {
     allowances: BTreeMap<String, Allowance>,
     counts: BTreeMap<(String, String), u64>,
     away: bool,
-    stutter: bool,
+    repeat_events: bool,
     clears: u64,
     epoch: Epoch,
 }
@@ -149,7 +149,7 @@ impl Faults {
     }
 
     /// Cuts every connection, the current and all later ones, as if the API server were gone.
-    pub fn go_away(&self) {
+    pub fn cut_all(&self) {
         self.change(|state| {
             state.away = true;
             state.epoch.cut += 1;
@@ -162,12 +162,12 @@ impl Faults {
 
     /// While on, watches repeat each change and the state before it. The old state comes last
     /// unless the change is a deletion.
-    pub fn stutter(&self, on: bool) {
-        self.lock().stutter = on;
+    pub fn repeat_events(&self, on: bool) {
+        self.lock().repeat_events = on;
     }
 
-    pub fn stutters(&self) -> bool {
-        self.lock().stutter
+    pub fn repeats_events(&self) -> bool {
+        self.lock().repeat_events
     }
 
     /// The number of planned faults that have not occurred yet.
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_hit_their_targets_so_many_times() {
+    fn a_fault_is_repeated_the_given_number_of_times() {
         let faults = Faults::default();
         faults.next(2, "create", "pods", Fault::Cut);
         faults.next(1, "*", "*", Fault::LoseAnswer);

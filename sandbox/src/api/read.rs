@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn continue_tokens_come_back() {
+    fn continue_tokens_survive_a_round_trip() {
         let token = encode_continue(1234, "ns/a");
         assert_eq!(decode_continue(&token).ok(), Some((1234, "ns/a".to_owned())));
         assert_eq!(decode_continue(&encode_continue(-1, "x")).ok(), Some((-1, "x".to_owned())));

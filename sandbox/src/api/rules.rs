@@ -1,5 +1,5 @@
-//! Rules of the kinds about writes: what an update may create, leave out or change. Upstream: the
-//! strategies of the registries.
+//! The rules of each kind for writes: whether an update may create an object or leave out the
+//! resource version, and which metadata it may change. Upstream: the strategies of the registries.
 
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ pub fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
 }
 
 /// Whether an update creates an object that does not exist. Upstream: `AllowCreateOnUpdate`.
-pub fn made_by_update(kind: &Kind) -> bool {
+pub fn allows_create_on_update(kind: &Kind) -> bool {
     match &*kind.resource.group {
         "" => matches!(&*kind.resource.plural, "endpoints" | "events" | "limitranges" | "services"),
         "coordination.k8s.io" | "rbac.authorization.k8s.io" => true,
@@ -60,7 +60,7 @@ pub fn made_by_update(kind: &Kind) -> bool {
 }
 
 /// Whether an update may leave out the resource version. Upstream: `AllowUnconditionalUpdate`.
-pub fn updates_unconditionally(kind: &Kind) -> bool {
+pub fn allows_unconditional_update(kind: &Kind) -> bool {
     let strict = matches!(
         (&*kind.resource.group, &*kind.resource.plural),
         ("admissionregistration.k8s.io" | "coordination.k8s.io" | "node.k8s.io" | "policy", _)
@@ -143,7 +143,7 @@ pub fn finalized_by_kubernetes(namespace: &mut Value) {
 
 /// Whether an update removes the object: it is being deleted and has no finalizers left.
 /// Upstream: `ShouldDeleteDuringUpdate`.
-pub fn goes_now(kind: &Kind, object: &Value) -> bool {
+pub fn is_removed_by_update(kind: &Kind, object: &Value) -> bool {
     let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();
     is_deleting(object)
         && list(object, "/metadata/finalizers").is_empty()

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_read_as_a_real_servers() {
+    fn rows_equal_those_of_a_real_server() {
         let meta = json!({"name": "x", "creationTimestamp": "2026-05-01T09:59:23Z"});
         let template = json!({"spec": {"containers": [
             {"name": "a", "image": "nginx"}, {"name": "b", "image": "redis"}]}});

@@ -44,7 +44,7 @@ fn call(api: &Arc<Api>, method: Method, path: &str, body: Value) -> (u16, Value)
 }
 
 #[test]
-fn the_authorizer_is_asked_what_the_path_says() {
+fn the_requested_access_follows_from_the_path() {
     for (method, path, wanted) in [
         ("GET", "/api/v1/pods", "list pods in  named "),
         ("GET", "/api/v1/namespaces/d/pods?watch=1", "watch pods in d named "),
@@ -128,7 +128,7 @@ fn a_body_that_is_no_object_is_refused() {
 }
 
 #[test]
-fn tokens_live_neither_too_short_nor_too_long() {
+fn token_lifetimes_have_bounds() {
     let api = api();
     let accounts = "/api/v1/namespaces/ns/serviceaccounts";
     let account = json!({ "metadata": { "name": "a" } });
@@ -143,7 +143,7 @@ fn tokens_live_neither_too_short_nor_too_long() {
 }
 
 #[test]
-fn what_no_watch_is_made_for_is_not_watched() {
+fn a_kind_without_watches_refuses_a_watch() {
     let (code, _) = call(&api(), Method::GET, "/api/v1/componentstatuses?watch=1", Value::Null);
     assert_eq!(code, 405);
 }
@@ -184,7 +184,7 @@ fn a_custom_object_without_room_for_its_scale_has_none_set() {
 }
 
 #[test]
-fn finalizers_keep_an_object_until_the_last_is_off() {
+fn an_object_stays_until_its_last_finalizer_is_removed() {
     let api = api();
     let mut held = map("a");
     held["metadata"]["finalizers"] = json!(["example.com/hold"]);
@@ -331,7 +331,7 @@ fn an_event_is_one_object_in_two_groups() {
 }
 
 #[test]
-fn a_dry_run_leaves_nothing() {
+fn a_dry_run_stores_nothing() {
     let api = api();
     let before = api.store.version();
     let dry = format!("{MAPS}?dryRun=All");
@@ -341,7 +341,7 @@ fn a_dry_run_leaves_nothing() {
 }
 
 #[test]
-fn nothing_is_made_where_no_namespace_is_or_will_be() {
+fn creation_fails_in_a_missing_or_terminating_namespace() {
     let api = api();
     let (code, status) = call(&api, Method::POST, "/api/v1/namespaces/x/configmaps", map("a"));
     assert_eq!((code, &status["message"]), (404, &json!("namespaces \"x\" not found")));
@@ -414,7 +414,7 @@ fn types(stream: &mut kube_controller_manager::server::http::BodyStream) -> Opti
 }
 
 #[test]
-fn watches_start_with_what_is_there_and_end_as_they_are_steered() {
+fn watches_start_with_existing_objects_and_end_on_request() {
     let api = api();
     call(&api, Method::POST, MAPS, map("a"));
     let from = api.store.version();

@@ -35,7 +35,7 @@ struct Watch {
     /// Objects still to be sent as added.
     initial: VecDeque<Arc<Stored>>,
     /// Whether the bookmark after the initial objects is still to be sent.
-    owes_end: bool,
+    initial_bookmark_due: bool,
     /// Every change up to this version has been sent.
     cursor: u64,
     /// Whether the cursor has once reached the newest version.
@@ -93,7 +93,7 @@ impl Api {
             next_bookmark: now + self.bookmark_every,
             deadline: now + Duration::from_secs(timeout),
             epoch: self.faults.epoch(),
-            owes_end: streamed_list && bookmarks,
+            initial_bookmark_due: streamed_list && bookmarks,
             running: false,
             done: false,
             api: self,
@@ -161,7 +161,7 @@ impl Watch {
                 return;
             }
         }
-        if std::mem::take(&mut self.owes_end) {
+        if std::mem::take(&mut self.initial_bookmark_due) {
             self.bookmark(chunk, true);
         }
     }
@@ -171,10 +171,10 @@ impl Watch {
             match self.api.store.changes(&self.table, self.cursor, BATCH, self.running) {
                 Ok(found) => {
                     let none = found.changes.is_empty();
-                    let stutters = self.api.faults.stutters();
+                    let repeats_events = self.api.faults.repeats_events();
                     for change in &found.changes {
                         self.send(chunk, change);
-                        if stutters {
+                        if repeats_events {
                             self.send_repeated(chunk, change);
                         }
                     }
@@ -232,7 +232,7 @@ impl Watch {
         self.put(chunk, r#type, &object);
     }
 
-    /// An event without a stored object.
+    /// Appends an event that has no stored object.
     fn notice(&self, chunk: &mut Vec<u8>, r#type: &str, object: &Value) {
         let object = match self.call.encoding {
             Encoding::Json => serde_json::to_vec(object).ok(),

@@ -9,8 +9,8 @@ use crate::admission::policies::Request;
 use crate::admission::{accounts, cluster_ip, pod_group, priority, quota, storage_class};
 use crate::api::Api;
 use crate::api::rules::{
-    check_name, check_namespace, check_type, finalized_by_kubernetes, goes_now, is_definition,
-    is_namespace, made_by_update, refuse,
+    allows_create_on_update, check_name, check_namespace, check_type, finalized_by_kubernetes,
+    is_definition, is_namespace, is_removed_by_update, refuse,
 };
 use crate::apply;
 use crate::failures;
@@ -151,7 +151,7 @@ impl Api {
             }
         }
         if let Some(account) = account {
-            accounts::equip(&mut object, &account.value);
+            accounts::add_token_and_secrets(&mut object, &account.value);
         }
         self.policies().admit(&Request {
             call,
@@ -171,7 +171,7 @@ impl Api {
         for _ in 0..8 {
             match self.store.create(&table, &call.key(&attempt), object.clone()) {
                 Ok(stored) => {
-                    self.accompany(kind, None, Some(&stored.value));
+                    self.sync_companions(kind, None, Some(&stored.value));
                     return Ok(stored);
                 }
                 Err(_) if !named && !base.is_empty() => {
@@ -308,7 +308,7 @@ impl Api {
     pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let object = call.object(payload)?;
         let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
-        if made_by_update(&call.kind) && missing() {
+        if allows_create_on_update(&call.kind) && missing() {
             check_name(call, &object)?;
             self.check_creates(call)?;
             let stored = self.create_object(call, object)?;
@@ -419,7 +419,7 @@ impl Api {
                 self.charge(call, &new, Some(&shown), dry_run)?;
             }
             call.kind.encode(&mut new);
-            let goes = goes_now(&call.kind, &new);
+            let goes = is_removed_by_update(&call.kind, &new);
             if dry_run {
                 return Ok(Arc::new(unversioned(new)));
             }
@@ -431,9 +431,9 @@ impl Api {
             match written {
                 Ok(stored) => {
                     if goes {
-                        self.gone(&call.kind, &stored.value);
+                        self.after_removal(&call.kind, &stored.value);
                     } else {
-                        self.accompany(&call.kind, Some(&old.value), Some(&stored.value));
+                        self.sync_companions(&call.kind, Some(&old.value), Some(&stored.value));
                     }
                     return Ok(stored);
                 }

@@ -130,7 +130,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn sets_come_back_from_their_json() {
+    fn sets_survive_a_round_trip_through_json() {
         let json = json!({"f:metadata": {"f:labels": {".": {}, "f:app": {}}}, "f:spec": {
             "f:replicas": {}, "f:containers": {"k:{\"name\":\"a\"}": {".": {}, "f:image": {}}},
             "f:finalizers": {"v:\"x/y\"": {}}}});
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_add_and_take_away() {
+    fn sets_are_united_and_subtracted() {
         let of = |json: Value| Fields::from_json(&json);
         let both = of(json!({"f:a": {".": {}, "f:b": {}}, "f:c": {}}));
         let mut rest = both.clone();

@@ -67,7 +67,7 @@ impl Managed {
             && (operation == "Apply" || self.api_version == api_version)
     }
 
-    /// As conflicts name it.
+    /// The manager as conflict errors show it.
     fn shown(&self) -> String {
         let mut shown = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
@@ -214,8 +214,8 @@ pub fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: &Writer
     store(new, entries);
 }
 
-/// `live`, or an empty object, after applying `config`.
-/// Errors: 409 when others manage what would change, unless forced.
+/// Applies `config` to `live`, or to an empty object. Errors: 409 when others manage what would
+/// change, unless forced.
 pub fn apply(
     kind: &Kind,
     live: &Value,
@@ -279,7 +279,8 @@ pub fn apply(
     Ok(merged)
 }
 
-/// The fields that apply on the client's side has left as they are: kubectl may take those over.
+/// The fields of `kubectl`'s last client-side apply that have not changed since: server-side apply
+/// may take them over.
 /// Upstream: `lastAppliedManager`.
 fn last_applied(schemas: &Schemas<'_>, live: &Value) -> Fields {
     let annotation =
@@ -379,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn who_applies_owns_what_was_applied() {
+    fn the_applier_owns_the_applied_fields() {
         let live = applied(&deployments());
         let expected = json!({"f:metadata": {"f:labels": {"f:app": {}}}, "f:spec": {
             "f:replicas": {}, "f:template": {"f:spec": {"f:containers": {"k:{\"name\":\"a\"}": {
@@ -387,14 +388,14 @@ mod tests {
                     "k:{\"containerPort\":80,\"protocol\":\"TCP\"}":
                         {".": {}, "f:containerPort": {}}}}}}}}});
         assert_eq!(managed(&live, "bob"), expected);
-        // The same again changes nothing, whenever it comes.
+        // A repeated apply changes nothing, also at a later time.
         let later = Writer { now: "2026-05-01T11:00:00Z", ..writer("bob") };
         let again = config(Some(2), one("x:1"));
         assert_eq!(apply(&deployments(), &live, &again, &later, false).unwrap(), live);
     }
 
     #[test]
-    fn what_another_manages_is_a_conflict_unless_forced_or_the_same() {
+    fn a_field_of_another_manager_is_a_conflict_unless_forced_or_equal() {
         let kind = deployments();
         let live = applied(&kind);
         let mut scaled = live.clone();
@@ -431,14 +432,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_longer_applied_goes_when_nobody_else_owns_it() {
+    fn fields_that_are_no_longer_applied_are_removed_unless_owned_by_others() {
         let kind = deployments();
         let live = applied(&kind);
         let both = json!([{"name": "a", "image": "x:1"}, {"name": "b", "image": "y:1"}]);
         let mut live =
             apply(&kind, &live, &config(None, both.clone()), &writer("bob"), false).unwrap();
         assert_eq!(live["spec"].get("replicas"), None);
-        // The ports went with their key; unowned fields stay.
+        // The ports were removed with their key; unowned fields stay.
         assert_eq!(live["spec"]["template"]["spec"]["containers"], both);
         assert_eq!(live["spec"]["paused"], false);
 

@@ -32,7 +32,7 @@ fn member<'a>(shape: Shape<'a>, key: &str) -> Shape<'a> {
     shape.member(key).unwrap_or(Shape::Open)
 }
 
-/// Members or items by their names, in order; `None` for what is one value as a whole.
+/// Members or items by their names, in order; `None` for an atomic value.
 fn parts<'v, 's>(
     shape: Shape<'s>,
     value: &'v Value,
@@ -89,7 +89,7 @@ impl Comparison {
     }
 }
 
-/// What differs between `old` and `new`, of which one is there.
+/// Compares `old` and `new`; at least one of them is present.
 pub fn compare(shape: Shape<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
     let mut found = Comparison::default();
     if old == new {
@@ -127,7 +127,7 @@ pub fn compare(shape: Shape<'_>, old: Option<&Value>, new: Option<&Value>) -> Co
     found
 }
 
-/// `config` laid over `live`.
+/// Merges `config` into `live`.
 pub fn merge(shape: Shape<'_>, live: &Value, config: &Value) -> Value {
     match (live, config) {
         (Value::Object(old), Value::Object(new)) if !shape.is_atomic() => {
@@ -151,7 +151,8 @@ pub fn merge(shape: Shape<'_>, live: &Value, config: &Value) -> Value {
 
 type Part<'v, 's> = (String, Shape<'s>, &'v Value);
 
-/// Items in the order of `config`; those that only `live` has stay after what they came after.
+/// Items in the order of `config`; an item that only `live` has stays behind the item that preceded
+/// it.
 fn merge_items(live: &[Part<'_, '_>], config: &[Part<'_, '_>]) -> Vec<Value> {
     let wanted: HashMap<&str, ()> = config.iter().map(|(name, ..)| (name.as_str(), ())).collect();
     let by_name: HashMap<&str, &Value> =
@@ -174,10 +175,10 @@ fn merge_items(live: &[Part<'_, '_>], config: &[Part<'_, '_>]) -> Vec<Value> {
     merged
 }
 
-/// Takes out of `value` the fields of `gone` that are not in `kept`, nor anything below them.
+/// Removes from `value` the fields in `gone`, unless they or fields below them are in `kept`.
 pub fn prune(shape: Shape<'_>, value: &mut Value, gone: &Fields, kept: &Fields) {
-    /// Whether a part goes as a whole; if it stays, it is pruned itself.
-    fn goes(
+    /// Whether a part is removed as a whole; if not, it is pruned.
+    fn is_removed(
         name: &str,
         of: Shape<'_>,
         part: &mut Value,
@@ -198,11 +199,11 @@ pub fn prune(shape: Shape<'_>, value: &mut Value, gone: &Fields, kept: &Fields) 
     match value {
         Value::Object(members) if !shape.is_atomic() => members.retain(|key, part| {
             let of = member(shape, key);
-            !goes(&format!("f:{key}"), of, part, shape.names(key), gone, kept)
+            !is_removed(&format!("f:{key}"), of, part, shape.names(key), gone, kept)
         }),
         Value::Array(items) => items.retain_mut(|item| {
             item_name(shape, item)
-                .is_none_or(|name| !goes(&name, shape.item(), item, false, gone, kept))
+                .is_none_or(|name| !is_removed(&name, shape.item(), item, false, gone, kept))
         }),
         _ => {}
     }

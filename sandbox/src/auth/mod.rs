@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_for_its_audiences() {
+    fn a_token_is_valid_for_its_audiences() {
         let auth = Auth::default();
         let (now, later) = (Timestamp::from_secs(100), Timestamp::from_secs(1000));
         let user = |audience: &str| {

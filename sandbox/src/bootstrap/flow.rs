@@ -16,11 +16,11 @@ struct Level(&'static str, i32, i32, Option<Queues>);
 struct Queues {
     count: i32,
     /// The number of queues that one flow may use.
-    hand: i32,
+    hand_size: i32,
 }
 
-const fn queues(count: i32, hand: i32) -> Option<Queues> {
-    Some(Queues { count, hand })
+const fn queues(count: i32, hand_size: i32) -> Option<Queues> {
+    Some(Queues { count, hand_size })
 }
 
 const LEVELS: [Level; 7] = [
@@ -103,8 +103,8 @@ fn object(kind: &str, name: &str, spec: Value) -> Value {
 fn level(Level(name, shares, lent, queues): &Level) -> Value {
     let response = match queues {
         None => json!({ "type": "Reject" }),
-        Some(Queues { count, hand }) => {
-            let queuing = json!({ "queues": count, "handSize": hand, "queueLengthLimit": 50 });
+        Some(Queues { count, hand_size }) => {
+            let queuing = json!({ "queues": count, "handSize": hand_size, "queueLengthLimit": 50 });
             json!({ "type": "Queue", "queuing": queuing })
         }
     };

@@ -14,7 +14,7 @@ use super::{Result, functions, operators};
 /// The limit for steps of one expression. Upstream: `PerCallLimit`, in other units.
 const MAX_STEPS: u64 = 1_000_000;
 
-/// The variables of an expression, and what it may ask.
+/// The variables of an expression, and the authorizer that it may call.
 #[derive(Default)]
 pub struct Variables<'a> {
     values: HashMap<&'a str, Value>,

@@ -10,7 +10,7 @@ use super::value::Value;
 
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 
-/// A format: its name, its pattern, its greatest length, and what is wrong with what does not
+/// A format: its name, its pattern, its greatest length, and the error for text that does not
 /// match.
 type Named = (&'static str, String, usize, &'static str);
 
@@ -69,7 +69,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     }))
 }
 
-/// What is wrong with `text`. `None`: nothing.
+/// The faults of `text`; `None` when it has none.
 fn faults(format: &str, text: &str) -> Option<Vec<String>> {
     if format == "uri" {
         let url = kubernetes::call("isURL", &[text.into()]);

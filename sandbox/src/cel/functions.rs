@@ -4,7 +4,7 @@ use super::authorizer::{self, Authorize};
 use super::value::Value;
 use super::{Result, formats, kubernetes, lists, net, operators, strings, times};
 
-/// What stands before the dot in the name of a function that is not called on a value.
+/// Whether `name` is a prefix of function names, as `sets` in `sets.contains`.
 pub fn is_namespace(name: &str) -> bool {
     matches!(name, "optional" | "sets" | "lists" | "strings" | "ip" | "format" | "cel")
 }
@@ -47,10 +47,10 @@ pub fn cost(name: &str, args: &[Value]) -> u64 {
     args.iter().map(size).sum::<usize>() as u64
 }
 
-/// The functions of one sort. `None`: it has none of this name for these arguments.
+/// A family of functions. Returns `None` when it has no function of this name for these arguments.
 type Family = fn(&str, &[Value]) -> Option<Result<Value>>;
 
-/// Calls a function; the first argument of a member is what it is called on.
+/// Calls a function. The first argument of a member function is its receiver.
 pub fn call(
     name: &str,
     is_member: bool,

@@ -1,4 +1,4 @@
-//! Quantities, addresses of the web and versions. Upstream: Kubernetes' `library.Quantity`,
+//! Quantities, URLs and semantic versions. Upstream: Kubernetes' `library.Quantity`,
 //! `library.URLs`, `library.SemverLib`.
 
 use std::cmp::Ordering;
@@ -9,7 +9,7 @@ use super::Result;
 use super::value::{Key, Value};
 use kube_controller_manager::objects::Quantity;
 
-/// A parsed address of the web.
+/// A parsed URL.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Url {
     scheme: String,
@@ -19,7 +19,7 @@ pub struct Url {
     query: String,
 }
 
-/// A version of three numbers. Build metadata is dropped: it has no part in the order.
+/// A semantic version. Build metadata is dropped: it does not affect the order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Semver {
     numbers: [u64; 3],
@@ -85,7 +85,7 @@ fn of_quantity(name: &str, quantity: Quantity, rest: &[Value]) -> Option<Result<
 }
 
 impl Url {
-    /// An absolute address, or a path from the root. Upstream: Go's `url.ParseRequestURI`.
+    /// Parses an absolute URL, or an absolute path. Upstream: Go's `url.ParseRequestURI`.
     fn parse(text: &str) -> Option<Url> {
         let is_clean = !text.chars().any(|c| c.is_ascii_control() || c == ' ');
         let text = Some(text).filter(|text| is_clean && !text.is_empty())?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::value::{Key, Value};
 use super::{COST_LIMIT, Result, operators};
 
-/// The most items that a function makes out of a number.
+/// The greatest number of items in a list that a function creates from a number.
 const LONGEST: i64 = 1_000_000;
 
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {

@@ -24,7 +24,7 @@ pub use self::value::{Key, Value};
 
 use cel_compiler::ast::{Expr, Node};
 
-/// Why there is no value, with cel-go's text.
+/// A value, or an error with cel-go's text.
 pub type Result<T> = std::result::Result<T, String>;
 
 /// The error of an expression that takes too many steps or makes too long a value.

@@ -14,7 +14,7 @@ fn no_overload<T>() -> Result<T> {
     Err(NO_OVERLOAD.to_owned())
 }
 
-/// The field of a value, if it has it. Errors: the value has no fields.
+/// The field of a value; `None` when it is absent. Errors: the value has no fields.
 pub fn field(of: &Value, name: &str) -> Result<Option<Value>> {
     match of {
         Value::Map(members) => Ok(members.get(&Key::String(name.into())).cloned()),
@@ -22,7 +22,7 @@ pub fn field(of: &Value, name: &str) -> Result<Option<Value>> {
     }
 }
 
-/// The operators of two values that evaluate both.
+/// The binary operators that evaluate both operands.
 pub fn binary(function: &str, a: &Value, b: &Value) -> Option<Result<Value>> {
     Some(match function {
         "_==_" => Ok((a == b).into()),

@@ -125,7 +125,7 @@ fn errors_have_the_text_of_cel_go() {
         ("[1, 'a'].all(x, x > 0)", "no such overload"),
         ("optional.none().value()", "optional.none() dereference"),
         ("variables.nope", "no such key: nope"),
-        // A variable sees those before it.
+        // A variable can use only those before it.
         ("variables.later", "composited variable \"later\" fails to evaluate: no such key: never"),
         ("variables.never", "composited variable \"never\" fails to evaluate: compilation failed"),
         ("object.x.map(a, a)", "no such key: x"),

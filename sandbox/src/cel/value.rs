@@ -45,13 +45,13 @@ pub enum Value {
 pub enum Key {
     Bool(bool),
     Int(i64),
-    /// More than an `i64` holds.
+    /// A number above `i64::MAX`.
     Uint(u64),
     String(Arc<str>),
 }
 
 impl Key {
-    /// `None`: a value of this type is not a key.
+    /// `None` when a value of this type cannot be a key.
     pub fn of(value: &Value) -> Option<Key> {
         Some(match value {
             Value::Bool(value) => Key::Bool(*value),
@@ -163,7 +163,7 @@ impl Value {
         }
     }
 
-    /// Whether the value is what an absent field of its type has. Upstream: `traits.Zeroer`.
+    /// Whether the value is the zero value of its type. Upstream: `traits.Zeroer`.
     pub fn is_zero(&self) -> bool {
         match self {
             Value::Null => true,
@@ -181,7 +181,7 @@ impl Value {
         }
     }
 
-    /// The order of two values. `None`: they have none.
+    /// Compares two values; `None` when they have no order.
     pub fn compare(&self, other: &Value) -> Option<Ordering> {
         Some(match (self, other) {
             (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
@@ -202,7 +202,7 @@ impl Value {
         })
     }
 
-    /// The text of `string()`. `None`: a value of this type has none.
+    /// The text of `string()`; `None` when values of this type cannot be converted.
     pub fn text(&self) -> Option<String> {
         Some(match self {
             Value::String(text) => text.to_string(),
@@ -220,7 +220,7 @@ impl Value {
     }
 }
 
-/// As Go prints it with the shortest form.
+/// The shortest form in which Go prints the number.
 pub fn double(value: f64) -> String {
     if value.is_nan() {
         "NaN".to_owned()

@@ -6,7 +6,7 @@ use super::json::drop_nulls;
 use super::metadata::NameRule;
 use super::rules::Rules;
 use super::{
-    Kind, Subresource, columns, core, devices, more, pod, pod_rules, rbac, views, workloads,
+    Kind, Subresource, columns, core, devices, other_groups, pod, pod_rules, rbac, views, workloads,
 };
 use crate::status::Cause;
 use kube_controller_manager::objects::ResourceType;
@@ -248,9 +248,9 @@ fn workload_kinds() -> Vec<Kind> {
             .fields(workloads::job_field),
         kind("autoscaling", "HorizontalPodAutoscaler", "horizontalpodautoscalers", &["hpa"], true)
             .category("all")
-            .status(more::hpa_status)
-            .default(more::default_hpa)
-            .check(more::check_new_hpa, more::update_hpa),
+            .status(other_groups::hpa_status)
+            .default(other_groups::default_hpa)
+            .check(other_groups::check_new_hpa, other_groups::update_hpa),
         {
             let mut of_v1 = kind(
                 "autoscaling",
@@ -267,8 +267,8 @@ fn workload_kinds() -> Vec<Kind> {
         },
         kind("policy", "PodDisruptionBudget", "poddisruptionbudgets", &["pdb"], true)
             .generation()
-            .status(more::budget_status)
-            .rules(Rules::of(more::budget_faults)),
+            .status(other_groups::budget_status)
+            .rules(Rules::of(other_groups::budget_faults)),
     ]
 }
 
@@ -303,20 +303,20 @@ fn cluster_kinds() -> Vec<Kind> {
     )
     .status(workloads::no_status)
     .sub([Subresource::Approval])
-    .default(more::default_csr)
-    .fields(more::csr_field);
-    requests.prepare_update = Box::new(more::keep_spec_and_status);
+    .default(other_groups::default_csr)
+    .fields(other_groups::csr_field);
+    requests.prepare_update = Box::new(other_groups::keep_spec_and_status);
     vec![
         kind(NET, "IngressClass", "ingressclasses", &[], false).generation(),
         kind(NET, "Ingress", "ingresses", &["ing"], true)
             .generation()
-            .status(more::ingress_status)
-            .rules(Rules::of(more::ingress_faults)),
+            .status(other_groups::ingress_status)
+            .rules(Rules::of(other_groups::ingress_faults)),
         kind(NET, "IPAddress", "ipaddresses", &["ip"], false)
             .rules(Rules::named(NameRule::Address)),
         kind(NET, "NetworkPolicy", "networkpolicies", &["netpol"], true)
             .generation()
-            .default(more::default_policy),
+            .default(other_groups::default_policy),
         kind(NET, "ServiceCIDR", "servicecidrs", &[], false).status(workloads::no_status),
         {
             let mut events =
@@ -326,30 +326,31 @@ fn cluster_kinds() -> Vec<Kind> {
         },
         kind("discovery.k8s.io", "EndpointSlice", "endpointslices", &[], true)
             .generation()
-            .default(more::default_slice)
-            .rules(Rules::of(more::slice_faults).fixed(&["/addressType"])),
+            .default(other_groups::default_slice)
+            .rules(Rules::of(other_groups::slice_faults).fixed(&["/addressType"])),
         kind("coordination.k8s.io", "Lease", "leases", &[], true)
-            .rules(Rules::of(more::lease_faults)),
+            .rules(Rules::of(other_groups::lease_faults)),
         binding("ClusterRoleBinding", "clusterrolebindings", false),
         role("ClusterRole", "clusterroles", false),
         binding("RoleBinding", "rolebindings", true),
         role("Role", "roles", true),
-        kind(STORAGE, "CSIDriver", "csidrivers", &[], false).default(more::default_csi_driver),
+        kind(STORAGE, "CSIDriver", "csidrivers", &[], false)
+            .default(other_groups::default_csi_driver),
         kind(STORAGE, "CSINode", "csinodes", &[], false),
         kind(STORAGE, "CSIStorageCapacity", "csistoragecapacities", &[], true),
         kind(STORAGE, "StorageClass", "storageclasses", &["sc"], false)
-            .default(more::default_storage_class)
-            .rules(Rules::of(more::class_faults).fixed(&[
+            .default(other_groups::default_storage_class)
+            .rules(Rules::of(other_groups::class_faults).fixed(&[
                 "/provisioner",
                 "/parameters",
                 "/reclaimPolicy",
                 "/volumeBindingMode",
             ])),
         kind(STORAGE, "VolumeAttachment", "volumeattachments", &[], false)
-            .status(more::attachment_status),
+            .status(other_groups::attachment_status),
         kind("scheduling.k8s.io", "PriorityClass", "priorityclasses", &["pc"], false)
             .generation()
-            .default(more::default_priority_class)
+            .default(other_groups::default_priority_class)
             .rules(Rules::named(NameRule::Subdomain).fixed(&["/value", "/preemptionPolicy"])),
         kind(STORAGE, "VolumeAttributesClass", "volumeattributesclasses", &["vac"], false),
         kind(FLOW, "FlowSchema", "flowschemas", &[], false)
@@ -382,25 +383,25 @@ fn cluster_kinds() -> Vec<Kind> {
             &[],
         ),
         extension(ADMISSION, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", &[])
-            .default(more::default_webhooks),
+            .default(other_groups::default_webhooks),
         extension(ADMISSION, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", &[])
             .status(workloads::no_status)
-            .default(more::default_admission_policy)
-            .check(more::policy_faults, |new, _| more::policy_faults(new)),
+            .default(other_groups::default_admission_policy)
+            .check(other_groups::policy_faults, |new, _| other_groups::policy_faults(new)),
         extension(
             ADMISSION,
             "ValidatingAdmissionPolicyBinding",
             "validatingadmissionpolicybindings",
             &[],
         )
-        .default(more::default_admission_policy_binding),
+        .default(other_groups::default_admission_policy_binding),
         extension(
             ADMISSION,
             "ValidatingWebhookConfiguration",
             "validatingwebhookconfigurations",
             &[],
         )
-        .default(more::default_webhooks),
+        .default(other_groups::default_webhooks),
         requests,
         extension(
             "apiextensions.k8s.io",
@@ -408,9 +409,9 @@ fn cluster_kinds() -> Vec<Kind> {
             "customresourcedefinitions",
             &["crd", "crds"],
         )
-        .status(more::accept_crd)
-        .default(more::default_crd)
-        .rules(Rules::of(more::crd_faults).fixed(&[
+        .status(other_groups::accept_crd)
+        .default(other_groups::default_crd)
+        .rules(Rules::of(other_groups::crd_faults).fixed(&[
             "/spec/group",
             "/spec/scope",
             "/spec/names/plural",
@@ -432,7 +433,7 @@ fn cluster_kinds() -> Vec<Kind> {
 mod tests {
     use super::*;
 
-    /// Pairs of what was sent to a real 1.36.2 server and what it stored.
+    /// Pairs of an object that was sent to a real 1.36.2 server, and the object that it stored.
     const GOLDEN: &str = include_str!("golden.json");
 
     #[test]

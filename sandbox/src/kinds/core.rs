@@ -84,7 +84,7 @@ fn allocate(service: &mut Value) {
     }
 }
 
-/// An update that leaves out what was allocated keeps it.
+/// Keeps the allocated fields that an update leaves out.
 pub fn prepare_service_update(service: &mut Value, old: &Value) {
     super::workloads::keep_status(service, old);
     let spec = object(service, "spec");
@@ -201,7 +201,7 @@ pub fn prepare_namespace(namespace: &mut Value) {
     fill(object(namespace, "spec"), "finalizers", json!(["kubernetes"]));
 }
 
-/// Finalizers change through `finalize` alone.
+/// Keeps the finalizers: only the subresource `finalize` changes them.
 pub fn prepare_namespace_update(new: &mut Value, old: &Value) {
     super::json::restore(new, old, "spec");
     super::workloads::keep_status(new, old);
@@ -334,7 +334,7 @@ pub fn check_secret(secret: &Value) -> Vec<Cause> {
     faults
 }
 
-/// An immutable object stays immutable, and its data fixed.
+/// Faults of an update of an immutable object: the field `immutable` and the data may not change.
 fn frozen(new: &Value, old: &Value) -> Vec<Cause> {
     if !truth(old, "/immutable") {
         return Vec::new();
@@ -380,7 +380,7 @@ pub fn secret_field(secret: &Value, path: &str) -> Option<String> {
     (path == "type").then(|| text(secret, "/type").to_owned())
 }
 
-/// A claim, of its own or as a template.
+/// Sets the defaults of a claim or claim template.
 pub fn default_claim(claim: &mut Value) {
     drop_nulls(claim);
     let spec = object(claim, "spec");
@@ -421,7 +421,8 @@ pub fn check_claim(claim: &Value) -> Vec<Cause> {
     faults
 }
 
-/// A claim's spec is fixed but for its size, class while unset, volume name while unbound.
+/// Only these parts of a claim's spec may change: the size, the class while it is unset, and the
+/// volume name while the claim is unbound.
 pub fn update_claim(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_claim(new));
@@ -465,7 +466,7 @@ pub fn prepare_volume(volume: &mut Value) {
     add_finalizer(volume, "kubernetes.io/pv-protection");
 }
 
-/// What is required of a new volume is not of a change.
+/// Checks only the metadata: the other rules for a new volume do not apply to an update.
 pub fn update_volume(new: &Value, old: &Value) -> Vec<Cause> {
     NAMED.check_change(new, old)
 }
@@ -571,7 +572,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_keeps_what_it_was_given() {
+    fn a_service_keeps_its_allocated_fields() {
         let mut service = json!({"metadata": {"name": "s"}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}});
         default_service(&mut service);
         prepare_service(&mut service);

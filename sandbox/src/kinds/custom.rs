@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_has_types_and_patterns_that_there_are() {
+    fn unknown_types_and_invalid_patterns_in_a_schema_are_refused() {
         let mut wrong = crd();
         wrong["spec"]["versions"].as_array_mut().unwrap().pop();
         wrong["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"] = json!({
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_lead_where_they_say() {
+    fn a_json_path_finds_its_values() {
         let root = json!({"a": [{"b": 1}, {"b": 2}], "c.d": {"e": "f"}});
         for (path, found) in [
             (".a[0].b", vec![json!(1)]),

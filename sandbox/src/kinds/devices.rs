@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::json::{drop_nulls, fill, list_mut};
 use kube_controller_manager::clock::SystemClock;
 
-/// A taint is dated when it is written, unless the writer has done so.
+/// Sets the time of a taint, unless the writer has set it.
 fn date(taint: &mut Value) {
     fill(taint, "timeAdded", SystemClock::shared().now().to_string());
 }
@@ -17,7 +17,7 @@ pub fn default_slice(slice: &mut Value) {
     }
 }
 
-/// A request is for one device, unless it says otherwise.
+/// Sets the defaults of the requests: each is for one device.
 fn default_requests(spec: &mut Value) {
     for request in list_mut(spec, "/devices/requests") {
         let alternatives = list_mut(request, "/firstAvailable").iter_mut();

@@ -1,4 +1,4 @@
-//! Faults in upstream's words. Upstream: `apimachinery/pkg/util/validation/field`.
+//! Faults with upstream's messages. Upstream: `apimachinery/pkg/util/validation/field`.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ pub fn required(field: impl Into<String>, detail: &str) -> Cause {
     cause("FieldValueRequired", field, with_detail("Required value", detail))
 }
 
-/// `value` prints as JSON, so text comes in quotes.
+/// `value` is printed as JSON, so text is quoted.
 pub fn invalid(field: impl Into<String>, value: &Value, detail: &str) -> Cause {
     cause("FieldValueInvalid", field, with_detail(&format!("Invalid value: {value}"), detail))
 }

@@ -7,7 +7,7 @@ use super::fault::{duplicate, invalid};
 use super::json::{list, text};
 use super::metadata::{self, NameRule, subdomain_fault};
 use super::rules::Rules;
-use super::{Kind, devices, more, workloads};
+use super::{Kind, devices, other_groups, workloads};
 use crate::status::Cause;
 
 pub fn behind_gates() -> Vec<Kind> {
@@ -36,7 +36,7 @@ pub fn behind_gates() -> Vec<Kind> {
                 .status(workloads::no_status)
                 .default(devices::default_taint_rule),
         ),
-        of("v1alpha3", requests.status(more::without_status)),
+        of("v1alpha3", requests.status(other_groups::without_status)),
         of("v1beta1", migrations.status(workloads::no_status)),
         of("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
         of("v1alpha2", groups.generation().status(workloads::no_status)),
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_of_a_storage_version_names_each_server_once_and_what_they_agree_on() {
+    fn a_storage_version_has_each_server_once_and_their_common_version() {
         let server = |id: &str, version: &str| {
             json!({
                 "apiServerID": id, "encodingVersion": version, "decodableVersions": [version],

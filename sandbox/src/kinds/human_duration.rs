@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_read_as_kubectls() {
+    fn ages_equal_those_of_kubectl() {
         for (seconds, text) in [
             (-2, "<invalid>"),
             (-1, "0s"),

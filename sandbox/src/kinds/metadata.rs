@@ -74,7 +74,7 @@ pub fn subdomain_fault(name: &str) -> Option<String> {
     (!name.split('.').all(is_label)).then(|| SUBDOMAIN.to_owned())
 }
 
-/// What is wrong with a name under the kind's rule.
+/// The fault of a name under the kind's rule.
 pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     match rule {
         NameRule::Subdomain => subdomain_fault(name),
@@ -118,7 +118,7 @@ pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     }
 }
 
-/// What is wrong with a label key or annotation key. Upstream: `validation.IsQualifiedName`.
+/// The fault of a label key or annotation key. Upstream: `validation.IsQualifiedName`.
 pub fn qualified_fault(key: &str) -> Option<String> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),

@@ -12,7 +12,7 @@ mod gated;
 mod human_duration;
 mod json;
 mod metadata;
-mod more;
+mod other_groups;
 mod pod;
 mod pod_rules;
 mod quantity;
@@ -50,10 +50,10 @@ pub type CheckFrom = Box<dyn Fn(&Value, &Value) -> Vec<Cause> + Send + Sync>;
 /// Makes a cell of a table from an object and the time now in seconds since 1970.
 pub type Cell = Box<dyn Fn(&Value, i64) -> Value + Send + Sync>;
 
-/// One served resource and its rules. Built-in kinds and those of CustomResourceDefinitions alike.
-/// Objects are JSON values with `apiVersion` and `kind` set; the handlers do everything that is the
-/// same for all kinds (names, uids, versions, generation, timestamps, finalizers, preconditions,
-/// managed `metadata`), a `Kind` what differs.
+/// One served resource and its rules: of a built-in kind or of a CustomResourceDefinition. Objects
+/// are JSON values with `apiVersion` and `kind` set; the handlers do everything that is the same
+/// for all kinds (names, uids, versions, generation, timestamps, finalizers, preconditions, managed
+/// `metadata`); a `Kind` has the differences.
 ///
 /// Order on create: name, uid and creation time set, `default`, `prepare_create`,
 /// `validate_create`. On update: `default`, `prepare_update`, `validate_update`.
@@ -69,18 +69,18 @@ pub struct Kind {
     pub default_grace: fn(&Value) -> Option<i64>,
     /// Fills in defaults, on create and update alike.
     pub default: Edit,
-    /// Before a create is validated: resets status and the like.
+    /// Runs before a create is validated: resets the status and similar fields.
     pub prepare_create: Edit,
-    /// Before an update is validated: puts back what this endpoint may not change.
+    /// Runs before an update is validated: restores the fields that this endpoint may not change.
     /// Arguments: the new object, the old one.
     pub prepare_update: EditFrom,
     pub validate_create: Check,
     /// The new object, the old one.
     pub validate_update: CheckFrom,
-    /// Whether `validate_update` is asked about writes of the status as well.
+    /// Whether `validate_update` also checks writes of the status.
     pub checks_status: bool,
-    /// Field selectors beyond metadata.name and metadata.namespace: path to value. `None`: not a
-    /// field one can select by.
+    /// Field selectors beyond metadata.name and metadata.namespace: path to value. `None` for a
+    /// field that cannot be selected by.
     pub field: fn(&Value, &str) -> Option<String>,
     /// Columns of `kubectl get`.
     pub columns: Vec<Column>,
@@ -133,13 +133,13 @@ impl Subresource {
 }
 
 impl Kind {
-    /// `true` for a kind that a CustomResourceDefinition brought.
+    /// Whether a CustomResourceDefinition defines the kind.
     pub fn is_custom(&self) -> bool {
         self.schema.is_some()
     }
 
-    /// A stored object as its definition's schema is today, if that makes a difference: members
-    /// that the schema does not know are dropped, and its defaults are filled in.
+    /// A stored object converted to the current schema of its definition: members that the schema
+    /// does not have are dropped, and its defaults are filled in. `None` when this changes nothing.
     /// Upstream: `schemaCoercingDecoder`.
     pub fn coerced(&self, stored: &Value) -> Option<Value> {
         if !self.is_custom() {

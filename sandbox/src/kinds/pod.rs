@@ -90,7 +90,7 @@ fn takes_latest(image: &str) -> bool {
     name.split_once(':').is_none_or(|(_, tag)| tag == "latest")
 }
 
-/// Canonical quantities; a limit without a request asks for as much (containers alone).
+/// Makes the quantities canonical; a limit without a request sets the request (of containers only).
 pub fn default_resources(resources: &mut Value) {
     canonicalize(resources.get_mut("limits"));
     canonicalize(resources.get_mut("requests"));

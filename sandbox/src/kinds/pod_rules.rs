@@ -1,4 +1,4 @@
-//! What makes a pod or pod template invalid. Upstream: `pkg/apis/core/validation`.
+//! Validates pods and pod templates. Upstream: `pkg/apis/core/validation`.
 
 use serde_json::Value;
 
@@ -205,7 +205,7 @@ pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// A pod spec without what an update may change.
+/// A pod spec without the fields that an update may change.
 fn fixed_part(pod: &Value) -> Value {
     let mut spec = pod.get("spec").cloned().unwrap_or_default();
     for key in ["activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations"] {

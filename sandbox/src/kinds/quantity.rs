@@ -15,8 +15,8 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// The form in a list of resources, rounded up to thousandths; `None` when it is
-/// none. Upstream: `Convert_v1_ResourceList_To_core_ResourceList`.
+/// The form in a list of resources, rounded up to thousandths; `None` when the value is no
+/// quantity. Upstream: `Convert_v1_ResourceList_To_core_ResourceList`.
 pub fn canonical(value: &Value) -> Option<String> {
     let text = text(value)?;
     let quantity: Quantity = text.parse().ok()?;

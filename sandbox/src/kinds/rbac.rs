@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_of_resources_or_of_paths() {
+    fn a_rule_has_resources_or_paths() {
         let role = |kind: &str, rule: Value| {
             let mut role = json!({ "kind": kind, "metadata": { "name": "r" }, "rules": [rule] });
             default_role(&mut role);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_keeps_its_role_and_names_whom_there_are() {
+    fn a_bindings_role_is_immutable_and_its_subjects_are_validated() {
         let binding = |kind: &str, role: &str, subject: Value| {
             let mut binding = json!({
                 "kind": kind, "metadata": { "name": "b", "resourceVersion": "1" },

@@ -1,4 +1,4 @@
-//! What is checked of the objects of a kind.
+//! The validation rules of a kind.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::fault::immutable;
 use super::metadata::{self, NameRule};
 use crate::status::Cause;
 
-/// The rules of a kind, beside those of all metadata.
+/// The rules of a kind, in addition to those for all metadata.
 #[derive(Clone, Copy)]
 pub struct Rules {
     pub name: NameRule,
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_checked_as_a_new_object_and_for_what_is_fixed() {
+    fn an_update_is_checked_as_a_new_object_and_keeps_fixed_fields() {
         let kind_is_missing = |object: &Value| {
             let is_missing = object.pointer("/spec/kind").is_none();
             Vec::from_iter(is_missing.then(|| super::super::fault::required("spec.kind", "")))

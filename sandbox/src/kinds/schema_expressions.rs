@@ -146,7 +146,7 @@ fn check_rules(
         }
         match program.evaluate(&variables) {
             Ok(cel::Value::Bool(true)) => {}
-            // What was wrong before and has not changed is accepted.
+            // An unchanged value that was already invalid is accepted.
             Ok(_) if !compares && old == Some(value) => {}
             Ok(_) => {
                 let path = match (at, text(rule, "/fieldPath").trim_start_matches('.')) {
@@ -196,7 +196,7 @@ fn refused(rule: &Value, path: String, value: &Value, detail: &str) -> Cause {
     }
 }
 
-/// A value with the types that its schema says. Upstream: `UnstructuredToVal`.
+/// A value, with the types from its schema. Upstream: `UnstructuredToVal`.
 fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
     let plain = || cel::Value::from(value);
     if truth(schema, "/x-kubernetes-int-or-string") {
@@ -243,7 +243,7 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
     }
 }
 
-/// Of the metadata rules see the name alone.
+/// A member of a resource as rules see it: of the metadata only the names.
 fn own(name: &str, value: &Value) -> cel::Value {
     if name != "metadata" {
         return value.into();
@@ -254,7 +254,7 @@ fn own(name: &str, value: &Value) -> cel::Value {
     cel::Value::Map(Arc::new(seen.collect()))
 }
 
-/// The name by which rules call a property. `None`: they cannot. Upstream: `cel.Escape`.
+/// The name of a property in rules; `None` when rules cannot use it. Upstream: `cel.Escape`.
 fn escaped(name: &str) -> Option<String> {
     let mut letters = name.chars();
     if letters.next().is_none_or(|first| first.is_ascii_digit()) {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_evaluated_where_they_stand() {
+    fn rules_are_evaluated_at_their_own_level() {
         let object =
             |name: &str, spec: Value| json!({ "metadata": { "name": name }, "spec": spec });
         for (spec, expected) in [
@@ -364,7 +364,7 @@ mod tests {
                 "spec.ports[0]: Invalid value: failed rule: self.n >= oldSelf.n",
             ]
         );
-        // A fault that is not new, in what has not changed, is accepted.
+        // An unchanged value that was already invalid is accepted.
         let bad = json!({ "spec": { "low": 3, "high": 2, "kind": "a" } });
         let mut more = bad.clone();
         more["x"] = 1.into();

@@ -314,7 +314,7 @@ mod tests {
 
     /// The faults that a kube-apiserver 1.36 reports for the same schema under `spec`.
     #[test]
-    fn faults_read_as_those_of_a_real_server() {
+    fn faults_equal_those_of_a_real_server() {
         let schema = json!({ "type": "object", "properties": { "spec": schema() } });
         for (spec, expected) in [
             (json!({ "size": 3 }), &[][..]),
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_wrong_before_may_stay_as_it_is() {
+    fn unchanged_invalid_values_are_accepted() {
         let old = json!({ "size": 0, "ports": [{ "id": 1, "to": "x" }], "ids": [] });
         let mut new = old.clone();
         new["color"] = "red".into();

@@ -1,5 +1,5 @@
-//! Kinds that show another's stored objects in their own form: events.k8s.io/v1 Events and
-//! autoscaling/v1 HorizontalPodAutoscalers.
+//! Kinds whose objects are stored as another kind, and shown in their own form: events.k8s.io/v1
+//! Events and autoscaling/v1 HorizontalPodAutoscalers.
 //! Upstream: `pkg/apis/events/v1/conversion.go`, `pkg/apis/autoscaling/v1/conversion.go`.
 
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn is_cpu_utilization(metric: &Value) -> bool {
         && metric.pointer("/resource/target/averageUtilization").is_some()
 }
 
-/// The one metric that v1 has a field for; others it does not show.
+/// Shows the one metric that v1 has a field for; v1 does not show other metrics.
 fn read_autoscaler(stored: &Value) -> Value {
     let mut scaler = stored.clone();
     set(&mut scaler, "apiVersion", "autoscaling/v1");

@@ -1,5 +1,5 @@
-//! How long one user's changes take, by the API server's own watches: from the event of the change
-//! to the event of its result. The same rounds run for every manager.
+//! Measures how long one user's changes take: from the watch event of the change to the watch event
+//! of its result. The same rounds run for every manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,10 +26,10 @@ use kube_controller_manager::objects::{
 };
 use kube_controller_manager::task::{self, StopToken};
 
-/// Between two changes, so that each begins on an idle cluster and finds the limits of the manager's
-/// client full again.
+/// The pause between two changes: the next one begins on an idle cluster, and the rate limiters of
+/// the manager's client have all their tokens again.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Longer than any run takes.
+/// The timeout of the watches: longer than any run.
 const WATCH: Duration = Duration::from_secs(6 * 3600);
 
 /// Rounds of single changes.
@@ -47,7 +47,7 @@ pub struct Latency {
     pub patience: Duration,
 }
 
-/// Milliseconds by what they were measured for.
+/// The measured milliseconds of each kind of change.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LatencyReport {
@@ -146,7 +146,7 @@ impl Event {
         self.object["metadata"]["name"].as_str().unwrap_or_default()
     }
 
-    /// Of the object itself, or of the application that it belongs to.
+    /// Whether the event is about a resource `plural` that is named `app` or has it as its label.
     fn is_of(&self, plural: &str, app: &str) -> bool {
         self.plural == plural
             && (self.name() == app || self.object["metadata"]["labels"]["app"] == app)
@@ -157,7 +157,7 @@ impl Event {
     }
 }
 
-/// What the watches have shown.
+/// The events that the watches have delivered.
 struct Seen {
     events: Vec<Event>,
     coming: Receiver<Event>,
@@ -212,7 +212,7 @@ async fn follow(
     Ok(())
 }
 
-/// One user at the keyboard.
+/// The user whose changes are measured.
 struct User {
     client: Client,
     clock: SharedClock,
@@ -220,10 +220,10 @@ struct User {
     process: ManagerProcess,
     stop: StopToken,
     patience: Duration,
-    /// Of this round.
+    /// The namespace of this round.
     namespace: String,
     measured: BTreeMap<(String, String), Vec<f64>>,
-    /// The rows, as they were first measured.
+    /// The rows, in the order of their first measurement.
     order: Vec<(String, String)>,
 }
 
@@ -251,7 +251,7 @@ impl User {
         Ok(())
     }
 
-    /// Waits until the manager has started: its time is no part of a change's.
+    /// Waits until the manager has started: the start does not count as part of a change.
     async fn manager_works(&mut self) -> Result<()> {
         self.namespace = "latency-0".to_owned();
         self.create(&NAMESPACES, "", &namespace(&self.namespace.clone())).await?;
@@ -286,7 +286,7 @@ impl User {
         Ok(())
     }
 
-    /// Where the events begin that are still to come.
+    /// The index of the next event: all that have arrived are before it.
     fn now(&mut self) -> usize {
         while let Ok(event) = self.seen.coming.try_recv() {
             self.seen.events.push(event);
@@ -385,7 +385,8 @@ impl User {
         self.rest().await
     }
 
-    /// A Deployment of three: available, a lost pod, a Service, a rollout.
+    /// Measures a Deployment of three replicas: until it is available, the loss of a pod, a
+    /// Service, a rollout.
     async fn available(&mut self) -> Result<()> {
         let (name, since) = ("web", self.now());
         self.make(&Deployment::RESOURCE, &deployment(name, 3)).await?;
@@ -475,7 +476,7 @@ impl User {
         self.remove(&StatefulSet::RESOURCE, name).await
     }
 
-    /// The namespace with a Deployment of three.
+    /// Measures the deletion of a namespace with a Deployment of three replicas.
     async fn end(&mut self) -> Result<()> {
         let since = self.now();
         self.make(&Deployment::RESOURCE, &deployment("last", 3)).await?;

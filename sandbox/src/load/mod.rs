@@ -137,7 +137,7 @@ struct Run {
     patience: Duration,
     program: ManagerProgram,
     flags: Vec<String>,
-    /// Managers so far.
+    /// The number of managers started so far.
     started: usize,
     stop: StopToken,
     report: Report,
@@ -146,7 +146,7 @@ struct Run {
 impl Run {
     async fn phases(&mut self, config_maps: usize, idle: Duration) -> Result<()> {
         self.create(&NAMESPACES, "", &namespace(NAMESPACE)).await?;
-        // Pods need it, whether or not the manager runs the controller that makes it.
+        // Pods need this account even if the manager does not run the controller that creates it.
         let account = json!({ "metadata": { "name": "default" } });
         self.create(&ServiceAccount::RESOURCE, NAMESPACE, &account).await?;
         let mut manager = self.start_manager()?;

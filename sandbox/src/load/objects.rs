@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 /// Pods of one ReplicaSet, and of one Deployment.
 pub const PODS_A_SET: usize = 100;
 
-/// Neighbours in a zone, of nodes that are made one after the other.
+/// The number of consecutive nodes in one zone.
 const NODES_A_ZONE: usize = 3;
 
-/// A UUID that is `kind`'s `n`th.
+/// The UUID of the `n`th object of a kind.
 fn uid(kind: u16, n: usize) -> String {
     format!("5f0c{kind:04x}-7a3e-4d21-9b68-{n:012x}")
 }
 
-/// Five letters as a ReplicaSet's pods end in them.
+/// Five letters, as at the end of the names of a ReplicaSet's pods.
 fn suffix(n: usize) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut rest = n;

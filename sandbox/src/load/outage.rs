@@ -1,4 +1,4 @@
-//! A large cluster at rest, and then a part of its nodes dies at once.
+//! The load of a large idle cluster, of which a part of the nodes then dies at once.
 //!
 //! No kubelet runs: the nodes' leases and statuses are replaced in the store at a kubelet's
 //! periods, and pods are stored as bound and running. So the server has time for the manager, and
@@ -31,7 +31,7 @@ const LEASE_NAMESPACE: &str = "kube-node-lease";
 /// The periods of a kubelet: `nodeLeaseDurationSeconds / 4`, `nodeStatusReportFrequency`.
 const RENEWAL: Duration = Duration::from_secs(10);
 const STATUS: Duration = Duration::from_secs(300);
-/// One node of this number dies.
+/// One in this number of nodes dies.
 const DYING: usize = 3;
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 /// At the default rate the last of 1,667 nodes would be tainted after an hour and a half.
@@ -77,17 +77,17 @@ pub struct OutageReport {
 #[serde(rename_all = "camelCase")]
 pub struct Found {
     pub dead: usize,
-    /// Dead nodes with the taint that evicts, and living ones.
+    /// Dead nodes with the taint that evicts, and living nodes with it.
     pub tainted: usize,
     pub tainted_wrongly: usize,
     /// Pods that have to leave dead nodes.
     pub leaving: usize,
-    /// Those of them that are being deleted, and other pods that are.
+    /// Leaving pods that are being deleted, and other pods that are being deleted.
     pub evicted: usize,
     pub evicted_wrongly: usize,
     /// Requests that delete a pod.
     pub deletions: u64,
-    /// Pods of dead nodes that are marked as not ready, and others that are.
+    /// Pods of dead nodes that are marked as not ready, and other pods that are.
     pub not_ready: usize,
     pub not_ready_wrongly: usize,
 }
@@ -327,7 +327,7 @@ impl Run<'_> {
     }
 }
 
-/// The third of each zone's nodes that dies.
+/// Whether the `n`th node dies: a third of each zone does.
 fn dies(n: usize) -> bool {
     n.is_multiple_of(DYING)
 }
@@ -392,7 +392,7 @@ impl Heartbeats {
         });
     }
 
-    /// A write that loses against the manager's is left to the next period.
+    /// A write that conflicts with one of the manager's is repeated in the next period.
     fn change(&self, table: &str, key: &str, change: impl FnOnce(&mut Value)) {
         let Some(stored) = self.api.store.get(table, key) else { return };
         let mut value = stored.value.clone();

@@ -24,14 +24,14 @@ use super::worker::{Event, Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-attacher";
 const WORKERS: usize = 4;
-/// Of VolumeAttachments and PersistentVolumes, as external-attacher names it.
+/// The finalizer of VolumeAttachments and PersistentVolumes, with external-attacher's name for it.
 const FINALIZER: &str = "external-attacher/csi-sandbox-local";
-/// Before a failure that an annotation asks for is repeated.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The pause before a failure that an annotation requests is repeated.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The namespaces of keys that stand for PersistentVolumes, and for Nodes.
 const VOLUME: &str = "persistentvolume";
 const NODE: &str = "node";
-/// As kubelets report it for a driver.
+/// The limit of volumes per node that kubelets report for a driver.
 const VOLUMES_OF_A_NODE: u32 = 100;
 
 const DRIVERS: ResourceType =
@@ -190,7 +190,7 @@ impl Attacher {
         let how = volume.as_ref().and_then(|volume| volume.meta.annotations.get(steered));
         let other = volume.as_ref().and_then(|volume| self.other_node(&attachment, volume));
         match step(&attachment, how.unwrap_or_default(), other.as_deref()) {
-            Step::Nothing if how == Some("hang") => return Ok(Next::After(AGAIN)),
+            Step::Nothing if how == Some("hang") => return Ok(Next::After(RETRY_DELAY)),
             Step::Nothing => {}
             Step::Protect => {
                 if let Some(volume) = &volume {
@@ -203,11 +203,11 @@ impl Attacher {
             }
             Step::Refuse(message) => {
                 self.report(&key, "attachError", &attachment.status.attach_error, message).await?;
-                return Ok(Next::After(AGAIN));
+                return Ok(Next::After(RETRY_DELAY));
             }
             Step::Keep(message) => {
                 self.report(&key, "detachError", &attachment.status.detach_error, message).await?;
-                return Ok(Next::After(AGAIN));
+                return Ok(Next::After(RETRY_DELAY));
             }
             Step::Release => {
                 self.set_status(&key, json!({ "attached": false, "detachError": null })).await?;
@@ -239,7 +239,7 @@ impl Attacher {
         Ok(Next::Done)
     }
 
-    /// Another node that has a volume of one writer.
+    /// Another node to which the volume is attached, if it may have only one writer.
     fn other_node(&self, attachment: &Attachment, volume: &PersistentVolume) -> Option<Istr> {
         let several = |mode: &Istr| mode.ends_with("Many");
         if volume.spec.access_modes.iter().any(several) {
@@ -274,7 +274,7 @@ impl Attacher {
         ignore_gone(attachments.patch::<Value>(key, &patch).await)
     }
 
-    /// A volume that is being deleted goes once it is attached to no node.
+    /// Releases a volume that is being deleted once it is attached to no node.
     async fn release_volume(&self, key: &ObjectKey) -> SyncResult {
         let Some(volume) = self.volumes.get(key) else { return Ok(Next::Done) };
         let is_attached = self.attachments.list().iter().any(|attachment| {
@@ -307,7 +307,7 @@ impl Attacher {
         ignore_gone(self.client.resource(resource).patch::<Value>(&meta.key(), &patch).await)
     }
 
-    /// Of the live object: its status has just been written.
+    /// Removes the finalizer from the live object, because its status has just been written.
     async fn drop_finalizer(&self, key: &ObjectKey, resource: &ResourceType) -> client::Result<()> {
         match self.client.resource(resource).get::<Attachment>(key).await {
             Ok(live) => self.set_finalizer(&live.meta, resource, false).await,

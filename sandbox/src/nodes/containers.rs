@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use super::ports::HostPorts;
 use super::script::Script;
 
-/// The annotation that names what all containers of a pod do; with `.NAME` behind it those of one
-/// container, with `.index-N` those of the pod of one completion index. `A | B`: `A` first, and `B`
+/// The annotation with the script of all containers of a pod. With the suffix `.NAME` it is for one
+/// container, with `.index-N` for the pods of one completion index. `A | B`: `A` first, and `B`
 /// after a restart in place.
 const RUN: &str = "sandbox/run";
-/// `false`: the readiness probe fails. With `.NAME` behind it that of one container.
+/// `false`: the readiness probe fails. With the suffix `.NAME` it is for one container.
 const READY: &str = "sandbox/ready";
 /// `false`: the startup probe fails; the container does not get ready.
 const STARTED: &str = "sandbox/started";
@@ -69,14 +69,14 @@ impl Container {
         self.image.rsplit('/').next().is_some_and(|name| name.starts_with("busybox"))
     }
 
-    /// When the readiness probe of a container that started at `since` comes first, if it has a
-    /// delay.
+    /// The time of the first readiness probe of a container that started at `since`, if the probe
+    /// has a delay.
     fn first_probe(&self, since: Timestamp) -> Option<Timestamp> {
         let delay = self.readiness_probe.as_ref()?.initial_delay_seconds;
         Some(since + Duration::from_secs(u64::try_from(delay).ok()?))
     }
 
-    /// Whether the readiness probe succeeds, where it is a command that is understood.
+    /// Whether the readiness probe succeeds, if it is a command that this kubelet understands.
     fn passes_probe(&self) -> bool {
         let command = self.readiness_probe.as_ref().and_then(|probe| probe.exec.as_ref());
         let script = command.and_then(|exec| Script::of_command(&exec.command));
@@ -127,7 +127,7 @@ struct Terminated {
     finished_at: Option<Timestamp>,
 }
 
-/// One run of a container that is over.
+/// A finished run of a container.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ended {
     code: i32,
@@ -220,7 +220,8 @@ impl Run {
         matches!(self.state, State::Running(_))
     }
 
-    /// Lets the container go on by one step. Returns when it goes on by itself.
+    /// Advances the container by one step. Returns the time of its next step, if it has one without
+    /// further events.
     fn advance(
         &mut self,
         script: Script,
@@ -264,8 +265,8 @@ impl Run {
         None
     }
 
-    /// Finds whether the container is ready. Returns when its readiness probe comes first, if that
-    /// is still ahead.
+    /// Sets whether the container is ready. Returns the time of its first readiness probe, if that
+    /// is in the future.
     fn probe(&mut self, of: &Container, rules: &Rules<'_>) -> Option<Timestamp> {
         let State::Running(since) = self.state else {
             self.ready = false;
@@ -367,8 +368,8 @@ impl Containers {
         Containers { init: read(rules.init_containers, init), main: read(rules.containers, main) }
     }
 
-    /// Lets each container go on by one step. Returns the pod's phase, and when something happens
-    /// by itself.
+    /// Advances each container by one step. Returns the pod's phase, and the time of the next step,
+    /// if there is one without further events.
     pub fn advance(&mut self, rules: &Rules<'_>) -> (Phase, Option<Timestamp>) {
         let now = rules.now;
         let mut wakes = Vec::new();
@@ -481,7 +482,7 @@ mod tests {
     use super::*;
 
     /// A pod whose status is what was last reported.
-    struct Scene {
+    struct TestPod {
         spec: Value,
         annotations: Value,
         init: Vec<Reported>,
@@ -489,9 +490,9 @@ mod tests {
         now: i64,
     }
 
-    impl Scene {
-        fn new(spec: Value, annotations: Value) -> Scene {
-            Scene { spec, annotations, init: Vec::new(), main: Vec::new(), now: 0 }
+    impl TestPod {
+        fn new(spec: Value, annotations: Value) -> TestPod {
+            TestPod { spec, annotations, init: Vec::new(), main: Vec::new(), now: 0 }
         }
 
         /// One step at `now`: the phase, the state of each container with its restarts, and the
@@ -541,15 +542,15 @@ mod tests {
         let spec = json!({ "restartPolicy": "Never", "containers": [
             command("sleep 5; exit 3"), { "name": "d", "command": ["true"] },
         ] });
-        let mut scene = Scene::new(spec, json!({}));
-        scene.expect(0, Phase::Running, &["runs ready 0", "runs ready 0"], None);
-        scene.expect(0, Phase::Running, &["runs ready 0", "ended 0 0"], Some(5));
-        scene.expect(5, Phase::Failed, &["ended 3 0", "ended 0 0"], None);
+        let mut pod = TestPod::new(spec, json!({}));
+        pod.expect(0, Phase::Running, &["runs ready 0", "runs ready 0"], None);
+        pod.expect(0, Phase::Running, &["runs ready 0", "ended 0 0"], Some(5));
+        pod.expect(5, Phase::Failed, &["ended 3 0", "ended 0 0"], None);
 
         let spec = json!({ "containers": [{ "name": "web", "command": ["nginx"] }] });
-        let mut scene = Scene::new(spec, json!({}));
-        scene.expect(0, Phase::Running, &["runs ready 0"], None);
-        scene.expect(9, Phase::Running, &["runs ready 0"], None);
+        let mut pod = TestPod::new(spec, json!({}));
+        pod.expect(0, Phase::Running, &["runs ready 0"], None);
+        pod.expect(9, Phase::Running, &["runs ready 0"], None);
     }
 
     #[test]
@@ -557,20 +558,20 @@ mod tests {
         let spec =
             |policy: &str| json!({ "restartPolicy": policy, "containers": [{ "name": "c" }] });
         let run = json!({ "sandbox/run": "exit 1 | exit 1 | exit 0" });
-        let mut scene = Scene::new(spec("OnFailure"), run);
-        scene.expect(0, Phase::Running, &["runs ready 0"], None);
-        scene.expect(0, Phase::Running, &["ended 1 0"], None);
-        scene.expect(0, Phase::Running, &["runs ready 1"], None);
-        scene.expect(0, Phase::Running, &["ended 1 1"], None);
-        scene.expect(0, Phase::Running, &["waits 1"], Some(1));
-        scene.expect(0, Phase::Running, &["waits 1"], Some(1));
-        scene.expect(1, Phase::Running, &["runs ready 2"], None);
-        scene.expect(1, Phase::Succeeded, &["ended 0 2"], None);
+        let mut pod = TestPod::new(spec("OnFailure"), run);
+        pod.expect(0, Phase::Running, &["runs ready 0"], None);
+        pod.expect(0, Phase::Running, &["ended 1 0"], None);
+        pod.expect(0, Phase::Running, &["runs ready 1"], None);
+        pod.expect(0, Phase::Running, &["ended 1 1"], None);
+        pod.expect(0, Phase::Running, &["waits 1"], Some(1));
+        pod.expect(0, Phase::Running, &["waits 1"], Some(1));
+        pod.expect(1, Phase::Running, &["runs ready 2"], None);
+        pod.expect(1, Phase::Succeeded, &["ended 0 2"], None);
 
-        let mut scene = Scene::new(spec("Always"), json!({ "sandbox/behavior": "exit" }));
-        scene.expect(0, Phase::Running, &["runs ready 0"], None);
-        scene.expect(0, Phase::Running, &["ended 0 0"], None);
-        scene.expect(0, Phase::Running, &["runs ready 1"], None);
+        let mut pod = TestPod::new(spec("Always"), json!({ "sandbox/behavior": "exit" }));
+        pod.expect(0, Phase::Running, &["runs ready 0"], None);
+        pod.expect(0, Phase::Running, &["ended 0 0"], None);
+        pod.expect(0, Phase::Running, &["runs ready 1"], None);
     }
 
     #[test]
@@ -583,19 +584,19 @@ mod tests {
             ],
             "containers": [{ "name": "c", "command": ["sleep", "1"] }],
         });
-        let mut scene = Scene::new(spec.clone(), json!({}));
+        let mut pod = TestPod::new(spec.clone(), json!({}));
         let waits = "waits 0";
         let proxy = "runs ready 0";
-        scene.expect(0, Phase::Pending, &[proxy, "runs 0", waits, waits], None);
-        scene.expect(0, Phase::Pending, &[proxy, "ended 0 ready 0", "runs 0", waits], None);
-        scene.expect(1, Phase::Pending, &[proxy, "ended 0 ready 0", "runs 0", waits], Some(2));
+        pod.expect(0, Phase::Pending, &[proxy, "runs 0", waits, waits], None);
+        pod.expect(0, Phase::Pending, &[proxy, "ended 0 ready 0", "runs 0", waits], None);
+        pod.expect(1, Phase::Pending, &[proxy, "ended 0 ready 0", "runs 0", waits], Some(2));
         let done = "ended 0 ready 0";
-        scene.expect(2, Phase::Running, &[proxy, done, done, "runs ready 0"], None);
-        scene.expect(3, Phase::Succeeded, &["ended 0 0", done, done, "ended 0 0"], None);
+        pod.expect(2, Phase::Running, &[proxy, done, done, "runs ready 0"], None);
+        pod.expect(3, Phase::Succeeded, &["ended 0 0", done, done, "ended 0 0"], None);
 
-        let mut scene = Scene::new(spec, json!({ "sandbox/run.first": "exit 4" }));
-        scene.expect(0, Phase::Pending, &[proxy, "runs 0", waits, waits], None);
-        scene.expect(0, Phase::Failed, &["ended 0 0", "ended 4 0", waits, waits], None);
+        let mut pod = TestPod::new(spec, json!({ "sandbox/run.first": "exit 4" }));
+        pod.expect(0, Phase::Pending, &[proxy, "runs 0", waits, waits], None);
+        pod.expect(0, Phase::Failed, &["ended 0 0", "ended 4 0", waits, waits], None);
     }
 
     #[test]
@@ -603,9 +604,9 @@ mod tests {
         let spec = json!({ "containers": [
             { "name": "a", "image": "web:404" }, { "name": "b", "image": "web:1" },
         ] });
-        let mut scene = Scene::new(spec, json!({}));
-        scene.expect(0, Phase::Pending, &["waits 0", "runs ready 0"], None);
-        scene.expect(9, Phase::Pending, &["waits 0", "runs ready 0"], None);
+        let mut pod = TestPod::new(spec, json!({}));
+        pod.expect(0, Phase::Pending, &["waits 0", "runs ready 0"], None);
+        pod.expect(9, Phase::Pending, &["waits 0", "runs ready 0"], None);
 
         let probe = |command: &str| {
             json!({ "containers": [{ "name": "a", "readinessProbe": {
@@ -614,8 +615,8 @@ mod tests {
         for (command, state) in
             [("/bin/false", "runs 0"), ("/bin/true", "runs ready 0"), ("ls", "runs ready 0")]
         {
-            let mut scene = Scene::new(probe(command), json!({}));
-            scene.expect(0, Phase::Running, &[state], None);
+            let mut pod = TestPod::new(probe(command), json!({}));
+            pod.expect(0, Phase::Running, &[state], None);
         }
     }
 
@@ -625,19 +626,19 @@ mod tests {
         let spec = json!({ "containers": [
             { "name": "a", "readinessProbe": probe }, { "name": "b", "command": ["sleep", "9"] },
         ] });
-        let mut scene = Scene::new(spec, json!({}));
-        scene.expect(2, Phase::Running, &["runs 0", "runs ready 0"], Some(7));
-        scene.expect(6, Phase::Running, &["runs 0", "runs ready 0"], Some(7));
-        scene.expect(7, Phase::Running, &["runs ready 0", "runs ready 0"], Some(11));
-        scene.expect(11, Phase::Running, &["runs ready 0", "ended 0 0"], None);
-        scene.expect(12, Phase::Running, &["runs ready 0", "runs ready 1"], None);
+        let mut pod = TestPod::new(spec, json!({}));
+        pod.expect(2, Phase::Running, &["runs 0", "runs ready 0"], Some(7));
+        pod.expect(6, Phase::Running, &["runs 0", "runs ready 0"], Some(7));
+        pod.expect(7, Phase::Running, &["runs ready 0", "runs ready 0"], Some(11));
+        pod.expect(11, Phase::Running, &["runs ready 0", "ended 0 0"], None);
+        pod.expect(12, Phase::Running, &["runs ready 0", "runs ready 1"], None);
 
         let spec = json!({ "containers": [{ "name": "c" }], "initContainers": [
             { "name": "proxy", "restartPolicy": "Always", "readinessProbe": probe },
         ] });
-        let mut scene = Scene::new(spec, json!({}));
-        scene.expect(0, Phase::Running, &["runs 0", "runs ready 0"], Some(5));
-        scene.expect(5, Phase::Running, &["runs ready 0", "runs ready 0"], None);
+        let mut pod = TestPod::new(spec, json!({}));
+        pod.expect(0, Phase::Running, &["runs 0", "runs ready 0"], Some(5));
+        pod.expect(5, Phase::Running, &["runs ready 0", "runs ready 0"], None);
     }
 
     #[test]
@@ -648,9 +649,9 @@ mod tests {
             (json!({ "image": "busybox/web" }), "runs ready 0"),
         ] {
             let spec = json!({ "restartPolicy": "Never", "containers": [container] });
-            let mut scene = Scene::new(spec, json!({}));
-            scene.step();
-            assert_eq!(scene.step().1, [state], "{container}");
+            let mut pod = TestPod::new(spec, json!({}));
+            pod.step();
+            assert_eq!(pod.step().1, [state], "{container}");
         }
     }
 
@@ -672,9 +673,9 @@ mod tests {
                 ["runs ready 0", "ended 7 0"],
             ),
         ] {
-            let mut scene = Scene::new(spec.clone(), annotations.clone());
-            scene.step();
-            assert_eq!(scene.step().1, states, "{annotations}");
+            let mut pod = TestPod::new(spec.clone(), annotations.clone());
+            pod.step();
+            assert_eq!(pod.step().1, states, "{annotations}");
         }
     }
 }

@@ -23,12 +23,12 @@ use super::worker::{Event, Next, SyncResult, Worker};
 const NAME: &str = "sandbox-coordinator";
 /// How long candidates have to answer, and how long an answer counts.
 const ELECTION: Duration = Duration::from_secs(5);
-/// A candidate that did not renew for so long is ignored.
+/// A candidate that has not renewed within this time is ignored.
 const CANDIDATE_VALID: Duration = Duration::from_secs(30 * 60);
 /// How long the chosen leader has to renew its lease for the first time.
 const FIRST_LEASE_SECONDS: i64 = 5;
-/// The time to the next look at a lease that has candidates.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The delay to the next sync of a lease that has candidates.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The fields of a LeaseCandidate by which a leader is picked.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -159,7 +159,7 @@ impl Coordinator {
                 }
             }
         }
-        Ok(Next::After(AGAIN))
+        Ok(Next::After(RETRY_DELAY))
     }
 }
 
@@ -176,7 +176,7 @@ impl Candidate {
         self.spec.ping_time > self.spec.renew_time
     }
 
-    /// The better of two comes first.
+    /// Orders candidates: the better one first.
     fn order(&self, other: &Candidate) -> Ordering {
         let versions = |c: &Candidate| {
             let numbers = |text: &str| -> Vec<u64> {

@@ -122,7 +122,7 @@ impl BoundPod {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// The ports that it takes of its node.
+    /// The host ports that the pod uses.
     fn host_ports(&self) -> impl Iterator<Item = &HostPort> {
         self.spec.containers.iter().flat_map(|container| &container.ports.0)
     }
@@ -132,8 +132,8 @@ impl BoundPod {
         !self.has_ended() && !self.status.container_statuses.is_empty()
     }
 
-    /// Whether `other` has a port of the node that this pod asks for.
-    fn lacks_ports_beside(&self, other: &BoundPod) -> bool {
+    /// Whether `other` uses a host port that this pod requests.
+    fn conflicts_on_port_with(&self, other: &BoundPod) -> bool {
         self.spec.node_name == other.spec.node_name
             && other.is_under_way()
             && other.host_ports().any(|taken| self.host_ports().any(|port| port.conflicts(taken)))
@@ -199,9 +199,9 @@ enum Step {
     Nothing,
     Wait(Duration),
     Start,
-    /// The containers go on.
+    /// Advance the containers.
     Run,
-    /// The containers are killed, and the end is reported.
+    /// Kill the containers, and report their end.
     Kill,
     Remove,
 }
@@ -252,7 +252,7 @@ impl Kubelet {
             Step::Nothing => Ok(Next::Done),
             Step::Wait(after) => Ok(Next::After(after)),
             Step::Start => self.start(&pod, &key, now).await,
-            Step::Run if self.lacks_ports(&pod) => self.reject(&pod, &key, now).await,
+            Step::Run if self.has_port_conflict(&pod) => self.reject(&pod, &key, now).await,
             Step::Run => self.run(&pod, &key, now).await,
             Step::Kill => {
                 let (rules, mut containers) = containers(&pod, now);
@@ -279,12 +279,12 @@ impl Kubelet {
         Ok(Next::After(self.options.start_delay))
     }
 
-    /// Whether another pod has a port that this one asks for. The scheduler prevents it, but not each
-    /// pod comes from there.
-    fn lacks_ports(&self, pod: &BoundPod) -> bool {
+    /// Whether another pod uses a host port that this one requests. The scheduler prevents this,
+    /// but it does not bind every pod.
+    fn has_port_conflict(&self, pod: &BoundPod) -> bool {
         !pod.is_under_way()
             && pod.host_ports().next().is_some()
-            && self.pods.list().iter().any(|other| pod.lacks_ports_beside(other))
+            && self.pods.list().iter().any(|other| pod.conflicts_on_port_with(other))
     }
 
     async fn reject(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
@@ -350,7 +350,8 @@ impl Kubelet {
         recorder.event(&about, EventType::Normal, reason, message);
     }
 
-    /// A status made of an older pod than the live one is dropped: the pod comes again.
+    /// A status computed from an older pod than the live one is dropped: an event for the live pod
+    /// follows.
     async fn patch_status(
         &self,
         pod: &BoundPod,
@@ -633,7 +634,7 @@ mod tests {
             (of("a", 80, "", ""), &of("a", 80, "", ""), false),
             (of("a", 80, "10.0.0.1", ""), &of("a", 80, "10.0.0.2", "Running"), false),
         ] {
-            assert_eq!(new.lacks_ports_beside(other), lacks, "{new:?} beside {other:?}");
+            assert_eq!(new.conflicts_on_port_with(other), lacks, "{new:?} beside {other:?}");
         }
     }
 }

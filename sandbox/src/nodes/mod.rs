@@ -72,7 +72,7 @@ impl Steering {
         self.state.lock()
     }
 
-    /// The node stops renewing its lease and touching its pods.
+    /// The node stops renewing its lease and writing to its pods.
     pub fn kill(&self, node: &str) {
         self.state().dead.insert(Istr::new(node));
     }

@@ -1,4 +1,4 @@
-//! The ports that pods take of their nodes.
+//! The host ports of pods.
 
 use kube_controller_manager::objects::Istr;
 use serde::{Deserialize, Deserializer};
@@ -12,7 +12,7 @@ pub struct HostPort {
     protocol: Istr,
 }
 
-/// Those of a container's ports that are a node's as well. Few are.
+/// The host ports of a container. Few containers have any.
 #[derive(Clone, Debug, Default)]
 pub struct HostPorts(pub Vec<HostPort>);
 

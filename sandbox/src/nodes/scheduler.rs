@@ -26,7 +26,7 @@ use super::worker::{Event, Keys, Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-scheduler";
 const WORKERS: usize = 4;
-/// The rest of a pod whose claim lost its node.
+/// The backoff of a pod whose claim lost its selected node.
 const BACKOFF: Duration = Duration::from_secs(1);
 
 /// The fields of a pod that the scheduler reads.
@@ -176,7 +176,7 @@ fn allows(node: &Node, pod: &Unscheduled) -> bool {
         && !(node.spec.unschedulable && kept_off(&[cordon()]))
 }
 
-/// The ports of nodes that a pod asks for.
+/// The host ports that a pod requests.
 fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &HostPort> {
     pod.spec.containers.iter().flat_map(|container| &container.ports.0)
 }
@@ -186,9 +186,10 @@ fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &HostPort> {
 struct Ledger {
     placed: HashMap<ObjectKey, (Istr, Room)>,
     used: HashMap<Istr, Room>,
-    /// The ports that pods take of their nodes. Few do.
+    /// The host ports of pods. Few pods have any.
     ports: HashMap<ObjectKey, Vec<HostPort>>,
-    /// The pods whose claims were given a node. One that loses it again is tried after a rest.
+    /// The pods whose claims were given a node. A pod whose claim loses it again is retried after a
+    /// backoff.
     asked: HashSet<ObjectKey>,
 }
 
@@ -218,8 +219,8 @@ impl Ledger {
         free
     }
 
-    /// Whether another pod on the node has one of the ports that the pod asks for.
-    fn lacks_port(&self, node: &Node, pod: &Unscheduled) -> bool {
+    /// Whether another pod on the node uses a host port that the pod requests.
+    fn has_port_conflict(&self, node: &Node, pod: &Unscheduled) -> bool {
         host_ports(pod).any(|wanted| {
             self.ports.iter().any(|(key, taken)| {
                 self.placed.get(key).is_some_and(|(at, _)| **at == *node.meta.name)
@@ -232,7 +233,7 @@ impl Ledger {
     fn choose(&self, pod: &Unscheduled, nodes: &[Arc<Node>]) -> Option<Istr> {
         let room = Room::of_pod(pod);
         let fitting = nodes.iter().filter(|node| {
-            allows(node, pod) && room.fits(self.free(node)) && !self.lacks_port(node, pod)
+            allows(node, pod) && room.fits(self.free(node)) && !self.has_port_conflict(node, pod)
         });
         let pods = |name: &str| self.used.get(name).map_or(0, |used| used.pods);
         let best = fitting.min_by_key(|node| (pods(&node.meta.name), node.meta.name.clone()))?;
@@ -334,8 +335,8 @@ impl Scheduler {
         }
     }
 
-    /// Wakes the pods that wait for a claim; where its node was given back, after a rest, as the
-    /// scheduler's backoff would.
+    /// Wakes the pods that wait for a claim. If the claim lost its selected node, they wake after a
+    /// backoff, as with the real scheduler.
     fn wake_users(&self, claim: &PersistentVolumeClaim) {
         let uses = |pod: &Unscheduled| {
             pod.meta.namespace == claim.meta.namespace

@@ -17,7 +17,7 @@ pub enum Script {
 }
 
 impl Script {
-    /// Of the text of an annotation or of a shell command. `None`: not made of these statements.
+    /// Parses an annotation or a shell command; `None` when it contains other statements.
     pub fn parse(text: &str) -> Option<Script> {
         let mut after = Duration::ZERO;
         let mut code = 0;
@@ -47,7 +47,7 @@ impl Script {
         (!text.trim().is_empty()).then_some(Script::Ends { after, code })
     }
 
-    /// Of a container's command line.
+    /// Parses a container's command line.
     pub fn of_command(words: &[String]) -> Option<Script> {
         match words {
             [] => None,

@@ -1,5 +1,5 @@
-//! What the scheduler does about a pod's claims: it waits until they are bound, and for a class
-//! that waits for its first consumer it chooses a volume or a node.
+//! The scheduler's treatment of a pod's claims: it waits until they are bound, and for a class that
+//! waits for its first consumer it chooses a volume or a node.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use kube_controller_manager::objects::{
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// A volume of a pod, as far as it is a claim.
+/// The fields of a pod's volume that refer to a claim.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodVolume {
@@ -42,11 +42,11 @@ impl PodVolume {
 /// Whether the claims of a pod permit a node.
 #[derive(Debug, PartialEq)]
 pub enum Claims {
-    /// Nothing: all are bound.
+    /// All are bound.
     Ready,
-    /// They will be bound once there is a node.
+    /// These will be bound once a node is chosen.
     Delayed(Vec<ObjectKey>),
-    /// No node helps; the message of the event.
+    /// The pod cannot be scheduled to any node; contains the message of the event.
     Missing(String),
 }
 

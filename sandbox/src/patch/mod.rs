@@ -136,8 +136,8 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// An object's missing member can be replaced, and is null to a test: upstream's library takes
-/// that, against the standard.
+/// Against the standard, but as upstream's library: `replace` may add a missing member, and to
+/// `test` it is null.
 fn lenient(operation: PatchOperation, object: &Value) -> Vec<PatchOperation> {
     let missing = |path: &json_patch::jsonptr::Pointer| {
         let parent = path.parent().and_then(|parent| object.pointer(parent.as_str()));

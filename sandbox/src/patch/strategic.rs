@@ -79,7 +79,7 @@ fn merge_object(
         let order = patch.get(&format!("{ORDER}{key}")).and_then(Value::as_array);
         merge_member(types, of, rule, original, key, value, order)?;
     }
-    // An order may come without changes.
+    // A patch may contain an order without changes.
     for (key, order) in patch {
         if let Some(field) = key.strip_prefix(ORDER)
             && !patch.contains_key(field)
@@ -194,7 +194,7 @@ fn merge_list(
     Ok(items)
 }
 
-/// Errors: what `patch` sets, it must set in the `order` that it asks for.
+/// Errors: the items of `patch` are not in the `order` that its directive gives.
 fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
     let mut wanted = order.iter();
     let set = || patch.iter().filter(|item| item.get(DIRECTIVE).is_none());
@@ -214,9 +214,9 @@ fn same(a: &Value, b: &Value, key: &str) -> bool {
     if key.is_empty() { a == b } else { a.get(key).is_some() && a.get(key) == b.get(key) }
 }
 
-/// Puts `items` into an order: those that `order` names as it names them, the others as they stood
-/// in the list `before`. Where the two meet, an item goes ahead of a named one only if it did so
-/// before; so what a patch adds comes first. Upstream: `normalizeElementOrder`.
+/// Sorts `items`: those in `order` follow that order, the others keep their order from the list
+/// `before`. An item that is not in `order` precedes one that is only if it did so in `before`; so
+/// items that a patch adds come first. Upstream: `normalizeElementOrder`.
 fn sort(items: &mut Vec<Value>, order: &[Value], before: &[Value], key: &str) {
     let rank = |list: &[Value], item: &Value| list.iter().position(|at| same(at, item, key));
     let (mut named, mut others): (Vec<Value>, Vec<Value>) =
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn reaches_into_templates_and_refuses_nonsense() {
+    fn nested_lists_merge_and_invalid_patches_are_refused() {
         let deployments = types("deployments");
         let original = json!({"spec": {"template": {"spec": {"containers": [
             {"name": "a", "env": [{"name": "X", "value": "1"}]}]}}}});

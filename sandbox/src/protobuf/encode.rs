@@ -1,5 +1,5 @@
-//! Objects written as a real server writes them: all fields in the order of their numbers, those of
-//! no pointer even when they are zero, the keys of maps sorted.
+//! Encodes objects as a real server does: fields in the order of their numbers, non-pointer fields
+//! even when they are zero, and maps with sorted keys.
 
 use std::str::FromStr;
 
@@ -104,8 +104,8 @@ pub fn event(chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
     chunk.extend_from_slice(object);
 }
 
-/// An answer in protobuf in place of JSON; as it is where it is no JSON, or of a kind that the
-/// table lacks.
+/// Converts a JSON answer to protobuf. Returns it unchanged if it is not JSON, or is of a kind that
+/// the table lacks.
 pub fn answer(mut response: Response) -> Response {
     let json = |value: &HeaderValue| value.as_bytes().starts_with(b"application/json");
     let header = response.headers.iter_mut().find(|(name, _)| name == CONTENT_TYPE);
@@ -123,7 +123,7 @@ pub fn answer(mut response: Response) -> Response {
 static NULL: Value = Value::Null;
 static ALLOWED: Value = Value::Bool(true);
 
-/// Writes from the end to the start, so that the length of what a message holds is known when its
+/// Writes from the end to the start, so that the length of a message's content is known when its
 /// head is written.
 #[derive(Default)]
 struct Backwards(Vec<u8>);
@@ -252,7 +252,7 @@ impl Backwards {
                 for field in table().message(*place).into_iter().flatten().rev() {
                     let (is_set, shown) = match (&field.of, field.shape) {
                         (_, Shape::List) => (value.is_array(), value),
-                        // What has a schema is allowed.
+                        // A schema implies that values are allowed.
                         (Type::Bool, _) if value.is_object() => (true, &ALLOWED),
                         (Type::Bool, _) => (value.is_boolean(), value),
                         _ => (value.is_object(), value),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_comes_back_as_it_was() {
+    fn every_message_survives_a_round_trip() {
         for (name, place) in table().all() {
             let object = Value::Object(full(place, &[]));
             let mut writer = Backwards::default();
@@ -351,8 +351,8 @@ mod tests {
         assert_eq!(encode(&status).unwrap(), expected);
     }
 
-    /// Both forms were read from a real 1.36 server: every kind of field of a pod, and who manages
-    /// them.
+    /// Both forms were read from a real 1.36 server: every kind of field of a pod, and its managed
+    /// fields.
     #[test]
     fn a_pod_is_written_as_a_real_server_writes_it() {
         let pod: Value = serde_json::from_str(include_str!("pod.json")).unwrap();

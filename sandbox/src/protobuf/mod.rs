@@ -20,7 +20,7 @@ use kube_controller_manager::objects::protobuf::{MAGIC, Wire, field};
 pub use encode::{answer, encode, envelope, event, knows, list, message};
 use table::{Shape, Type, table};
 
-/// Deeper than any message of the API nests.
+/// The limit of nesting: no message of the API nests as deeply.
 const MAX_DEPTH: usize = 40;
 
 /// The object that `body` holds. Errors: 400 for a body that cannot be read, 415 for a kind that is
@@ -59,7 +59,7 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
     Ok(Value::Object(object))
 }
 
-/// Field numbers and values; `None` once where the bytes make no sense.
+/// Field numbers and values; one `None` at bytes that cannot be parsed.
 fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
     let mut sound = true;
     std::iter::from_fn(move || {
@@ -124,7 +124,7 @@ fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     Some((key, value))
 }
 
-/// What JSON shows of such a message with no member set: none is allowed, or an empty list.
+/// The JSON of a [`Type::Either`] message with no member set: `false`, or an empty list.
 fn either_empty(place: usize) -> Value {
     let message = table().message(place).into_iter().flatten();
     match message.into_iter().any(|field| matches!(field.of, Type::Bool)) {
@@ -133,9 +133,9 @@ fn either_empty(place: usize) -> Value {
     }
 }
 
-/// A string may hold bytes that are not UTF-8. A real server stores them as they are, writes them so
-/// in protobuf, and as U+FFFD in JSON. Here each stands in the stored JSON as a character of private
-/// use, which JSON shows.
+/// A string may hold bytes that are not UTF-8. A real server stores them as they are, writes them
+/// so in protobuf, and as U+FFFD in JSON. This server stores each such byte as a private-use
+/// character, which its JSON answers contain.
 fn text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -148,10 +148,10 @@ fn text(bytes: &[u8]) -> String {
     }
 }
 
-/// Of the bytes that are not UTF-8: U+10FF80 to U+10FFFF.
+/// The base of the characters for bytes that are not UTF-8: U+10FF80 to U+10FFFF.
 const RAW: u32 = 0x0010_FF00;
 
-/// The character that stands for a byte which is no part of one.
+/// The character that replaces a byte that is not UTF-8.
 ///
 /// # Panics
 /// When the byte is ASCII.
@@ -254,11 +254,11 @@ fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
             let mut object = Map::new();
             read(*place, bytes, &mut object, depth + 1)?;
             let set = object.into_iter().map(|(_, value)| value);
-            // The last one: a schema counts more than that any value is allowed.
+            // The last member that is set; a schema takes precedence over a boolean.
             let set = set.reduce(|one, other| if other.is_boolean() { one } else { other });
             Some(set.unwrap_or_else(|| either_empty(*place)))
         }
-        // None are bytes.
+        // These types are never encoded as bytes.
         Type::Int | Type::Bool | Type::Double => None,
     }
 }
@@ -348,7 +348,7 @@ mod tests {
             |number: u8, value: f64| [vec![number << 3 | 1], value.to_le_bytes().to_vec()].concat();
         let count = [bytes(5, b"integer"), number(11, 1.0), number(9, 2.5)].concat();
         let property = [bytes(1, b"count"), bytes(2, &count)].concat();
-        // Of a number above 15.
+        // A field number above 15 takes two bytes.
         let field = |number: usize, of: &[u8]| {
             [varint(number << 3 | 2), varint(of.len()), of.to_vec()].concat()
         };
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_bodies_are_refused_and_never_a_panic() {
+    fn broken_bodies_are_refused_without_a_panic() {
         let whole = deployment();
         for end in 0..whole.len() {
             if let Err(error) = decode(&whole[..end]) {

@@ -5,8 +5,9 @@ use std::sync::OnceLock;
 
 /// A message a line: `group.Name number:field:type ...`, in the order of the numbers. The field `-`
 /// is inlined in JSON. A type is plain (left out: text), or a message's name; before it `*` (a
-/// pointer: a zero counts), `|` (a message of which JSON shows the one member that is set), `!` (JSON shows a zero), `[]` (repeated) or `{}` (a map from text);
-/// `*[]` and `{}[]` are lists that stand in a message of their own.
+/// pointer: a zero counts), `|` (a message that JSON replaces with its one set member), `!` (JSON
+/// shows a zero), `[]` (repeated) or `{}` (a map from text); `*[]` and `{}[]` are lists that stand
+/// in a message of their own.
 const MESSAGES: &str = include_str!("messages.txt");
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +16,7 @@ pub enum Shape {
     Value,
     /// A zero is shown in the JSON too.
     Shown,
-    /// Set when it is there.
+    /// Present whenever it is set, even to zero.
     Pointer,
     List,
     Map,
@@ -36,9 +37,9 @@ pub enum Type {
     Raw,
     /// A list in a message of its own.
     Items(Box<Type>),
-    /// Where it stands in the table.
+    /// The index of a message in the table.
     Message(usize),
-    /// The same; JSON shows the member that is set, without its name.
+    /// The index of a message whose JSON is the one member that is set, without its name.
     Either(usize),
 }
 

@@ -239,7 +239,7 @@ impl Store {
     }
 
     /// Objects whose key starts with `prefix` and follows `after`, in the order of their keys:
-    /// those that `keep` wants, at most `limit` of them. `at`: as they were at that version.
+    /// those that `keep` accepts, at most `limit` of them. `at`: as they were at that version.
     pub fn list(
         &self,
         table: &str,

@@ -114,7 +114,7 @@ struct Reader<'a, 'f, 'p> {
 }
 
 impl Reader<'_, '_, '_> {
-    /// Notes a value that the type does not take; `json` names what it is.
+    /// Records a value that does not fit the type; `json` names its JSON type.
     fn expect(&mut self, json: &str, shown: Option<String>) {
         let Some(schema) = self.place.schema.filter(|_| self.found.mismatch.is_none()) else {
             return;
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_kinds_go_by_their_schema() {
+    fn custom_kinds_are_decoded_by_their_schema() {
         let crd = json!({"metadata": {"name": "foos.x.io"}, "spec": {"group": "x.io", "scope": "Cluster",
             "names": {"kind": "Foo", "plural": "foos"}, "versions": [{"name": "v1", "served": true,
             "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec":

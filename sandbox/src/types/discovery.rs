@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::kinds::{Kind, Subresource};
 
-/// What a subresource answers with, and its verbs.
+/// A subresource: the kind of its answers, and its verbs.
 struct Sub {
     name: &'static str,
     /// Group, version and kind; the two first are empty when they are the resource's own.
@@ -207,8 +207,8 @@ pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
     })
 }
 
-/// Makes stale, or adds, the versions of APIServices that other servers would answer for: none
-/// does.
+/// Marks as stale, or adds, the versions whose APIService names another server: no such server
+/// answers here.
 pub fn add_unavailable<'a>(groups: &mut Value, services: impl Iterator<Item = &'a Value>) {
     for spec in services.map(|service| &service["spec"]).filter(|spec| spec["service"].is_object())
     {
@@ -271,7 +271,7 @@ mod tests {
     use crate::kinds::builtin;
 
     #[test]
-    fn shows_what_is_served_in_both_forms() {
+    fn discovery_shows_served_kinds_in_both_forms() {
         let kinds: Vec<Arc<Kind>> = builtin().into_iter().map(Arc::new).collect();
         let apps = resources_legacy(&kinds, "apps", "v1");
         let names: Vec<&str> = apps["resources"]

@@ -93,7 +93,7 @@ fn custom_schema(kind: &Kind, schema: &Value) -> Value {
     schema
 }
 
-/// Adds what every resource has.
+/// Adds the members that every resource has.
 fn complete_resource(schema: &mut Value) {
     if !schema["properties"].is_object() {
         schema["properties"] = json!({});
@@ -119,7 +119,7 @@ fn complete_resource(schema: &mut Value) {
     });
 }
 
-/// The same for the resources within.
+/// Completes the embedded resources in the same way.
 fn complete_embedded(schema: &mut Value) {
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.values_mut().for_each(complete_embedded);
@@ -133,7 +133,8 @@ fn complete_embedded(schema: &mut Value) {
     }
 }
 
-/// The paths of a resource: kubectl looks here for what writes take, and which patches.
+/// The paths of a resource: kubectl reads from it the parameters of writes and the supported
+/// patches.
 fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
     let resource = &kind.resource;
     let base = document_path(&resource.group, &resource.version);

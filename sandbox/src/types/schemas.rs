@@ -37,7 +37,7 @@ impl Types {
     }
 }
 
-/// The name a schema refers to, at once or in its `allOf`.
+/// The name to which a schema refers, directly or in its `allOf`.
 pub fn reference(schema: &Value) -> Option<&str> {
     let direct = schema.get("$ref").or_else(|| schema.get("allOf")?.get(0)?.get("$ref"));
     direct?.as_str()?.strip_prefix(SCHEMAS)
@@ -123,7 +123,7 @@ mod tests {
     use crate::types::schema_fixes::FIELDS;
 
     #[test]
-    fn every_field_of_the_table_is_one() {
+    fn every_field_of_the_table_exists() {
         let mut kinds = builtin();
         kinds.extend(behind_gates());
         let mut known: HashMap<&str, Arc<Types>> = HashMap::new();

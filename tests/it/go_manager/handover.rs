@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::certificates::{request, submit};
 use crate::env::*;
-use crate::kinds::comes;
+use crate::kinds::wait_until_exists;
 use crate::real;
 
 const fn apps(kind: &'static str, plural: &'static str) -> ResourceType {
@@ -46,10 +46,10 @@ const AUTOSCALERS: ResourceType = ResourceType::fixed(
 const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
-/// The namespace of what only shows that a manager works.
+/// The namespace of objects that only prove that a manager works.
 pub const PROBES: &str = "probes";
 
-/// The Go manager, where its binary is at hand.
+/// The Go manager, where its binary is present.
 pub fn go_program() -> Option<ManagerProgram> {
     let beside = real::assets().map(|assets| assets.join("kube-controller-manager"));
     beside.filter(|path| path.exists()).map(ManagerProgram::Path)
@@ -114,7 +114,7 @@ pub async fn make(env: &Site, resource: &ResourceType, namespace: &str, object: 
     made.unwrap_or_else(|error| panic!("{resource}: {error}"));
 }
 
-/// Something of each kind that controllers work on.
+/// Creates objects of each kind that controllers work on.
 pub async fn populate(env: &Site) {
     let space = "default";
     make(env, &DEPLOYMENTS, space, workload("Deployment", "web", json!({ "replicas": 2 }))).await;
@@ -150,9 +150,9 @@ pub async fn populate(env: &Site) {
     .await;
 }
 
-/// Work that is under way: a Job of which one index is done, a namespace that cannot end yet, a
-/// request without an approval, a scale that is watched, claims of a StatefulSet; and what waits
-/// for its time.
+/// Creates unfinished work: a Job with one completed index, a namespace that cannot be removed yet,
+/// a request without an approval, an autoscaled workload, claims of a StatefulSet; and objects that
+/// wait for a time.
 async fn populate_work(env: &Site) {
     let space = "default";
     let mut half = job("half-done");
@@ -209,16 +209,16 @@ fn autoscaler(deployment: &str, replicas: i32) -> Value {
     })
 }
 
-/// Whether the autoscaler has looked at its metrics, or found that there are none.
+/// Whether the autoscaler has read its metrics, or found that there are none.
 fn has_measured(autoscaler: &Value) -> bool {
     let conditions = autoscaler["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|condition| condition["type"] == "ScalingActive")
 }
 
-/// What [`populate_work`] made has come to where it stays.
+/// Waits until the objects of [`populate_work`] no longer change.
 async fn work_settled(env: &Site) {
     let at = |name: &str| ObjectKey::new("default", name);
-    comes(env, &JOBS, &at("half-done"), |j| {
+    wait_until_exists(env, &JOBS, &at("half-done"), |j| {
         let status = &j["status"];
         status["succeeded"] == 1
             && status["ready"] == 1
@@ -226,11 +226,15 @@ async fn work_settled(env: &Site) {
             && status["uncountedTerminatedPods"].as_object().is_none_or(|pods| pods.is_empty())
     })
     .await;
-    comes(env, &REPLICA_SETS, &at("bare"), |r| r["status"]["availableReplicas"] == 1).await;
-    comes(env, &STATEFUL_SETS, &at("stored"), |s| s["status"]["availableReplicas"] == 2).await;
-    comes(env, &AUTOSCALERS, &at("half"), has_measured).await;
+    wait_until_exists(env, &REPLICA_SETS, &at("bare"), |r| r["status"]["availableReplicas"] == 1)
+        .await;
+    wait_until_exists(env, &STATEFUL_SETS, &at("stored"), |s| {
+        s["status"]["availableReplicas"] == 2
+    })
+    .await;
+    wait_until_exists(env, &AUTOSCALERS, &at("half"), has_measured).await;
     let ending = ObjectKey::cluster("ending");
-    comes(env, &NAMESPACES, &ending, |n| {
+    wait_until_exists(env, &NAMESPACES, &ending, |n| {
         let conditions = n["status"]["conditions"].as_array();
         let remain = "NamespaceFinalizersRemaining";
         conditions.into_iter().flatten().any(|c| c["type"] == remain && c["status"] == "True")
@@ -238,33 +242,35 @@ async fn work_settled(env: &Site) {
     .await;
 }
 
-/// What [`populate`] made has come to rest.
+/// Waits until the objects of [`populate`] no longer change.
 pub async fn settled(env: &Site) {
     let at = |name: &str| ObjectKey::new("default", name);
     for name in ["web", "half"] {
-        comes(env, &DEPLOYMENTS, &at(name), |d| d["status"]["availableReplicas"] == 2).await;
+        wait_until_exists(env, &DEPLOYMENTS, &at(name), |d| d["status"]["availableReplicas"] == 2)
+            .await;
     }
-    comes(env, &STATEFUL_SETS, &at("db"), |s| s["status"]["availableReplicas"] == 2).await;
-    comes(env, &DAEMON_SETS, &at("agent"), |d| {
+    wait_until_exists(env, &STATEFUL_SETS, &at("db"), |s| s["status"]["availableReplicas"] == 2)
+        .await;
+    wait_until_exists(env, &DAEMON_SETS, &at("agent"), |d| {
         let (ready, wanted) =
             (&d["status"]["numberAvailable"], &d["status"]["desiredNumberScheduled"]);
         wanted.as_i64() > Some(0) && ready == wanted
     })
     .await;
-    comes(env, &JOBS, &at("work"), |j| j["status"]["ready"] == 2).await;
-    comes(env, &BUDGETS, &at("web"), |b| b["status"]["currentHealthy"] == 2).await;
-    comes(env, &CLAIMS, &at("disk"), |c| c["status"]["phase"] == "Bound").await;
+    wait_until_exists(env, &JOBS, &at("work"), |j| j["status"]["ready"] == 2).await;
+    wait_until_exists(env, &BUDGETS, &at("web"), |b| b["status"]["currentHealthy"] == 2).await;
+    wait_until_exists(env, &CLAIMS, &at("disk"), |c| c["status"]["phase"] == "Bound").await;
     // Pods that were created at the same time as the quota are counted with its next change.
     let more = Patch::Merge(json!({ "spec": { "hard": { "pods": "101" } } }));
     env.client.resource(&QUOTAS).patch::<Value>(&at("limits"), &more).await.expect("patch");
     let pods = env.pods().await;
     let pods =
         pods.iter().filter(|pod| pod.status.phase != PodPhase::Succeeded).count().to_string();
-    comes(env, &QUOTAS, &at("limits"), |q| q["status"]["used"]["pods"] == *pods).await;
+    wait_until_exists(env, &QUOTAS, &at("limits"), |q| q["status"]["used"]["pods"] == *pods).await;
 }
 
-/// Waits until the manager in charge has brought new workloads to their end and cleaned up after
-/// them, by when it has looked at all that was there before. `scales`: autoscalers as well.
+/// Waits until the manager in charge has completed new workloads and cleaned them up: then it has
+/// also processed all older objects. `scales`: includes autoscalers.
 pub async fn works(env: &Site, round: usize, scales: bool) {
     let name = format!("probe-{round}");
     let at = ObjectKey::new(PROBES, &name);
@@ -272,27 +278,30 @@ pub async fn works(env: &Site, round: usize, scales: bool) {
     let replicas = || json!({ "replicas": 1 });
     let set = json!({ "replicas": 1, "serviceName": "probe" });
     make(env, &DEPLOYMENTS, PROBES, workload("Deployment", &name, replicas())).await;
-    comes(env, &DEPLOYMENTS, &at, |d| d["status"]["availableReplicas"] == 1).await;
+    wait_until_exists(env, &DEPLOYMENTS, &at, |d| d["status"]["availableReplicas"] == 1).await;
     if scales {
         make(env, &AUTOSCALERS, PROBES, autoscaler(&name, 1)).await;
-        comes(env, &AUTOSCALERS, &at, has_measured).await;
+        wait_until_exists(env, &AUTOSCALERS, &at, has_measured).await;
         env.client.resource(&AUTOSCALERS).delete(&at, Delete::background()).await.expect("delete");
     }
     env.client.resource(&DEPLOYMENTS).delete(&at, Delete::foreground()).await.expect("delete");
-    crate::kinds::goes(env, &DEPLOYMENTS, &at).await;
+    crate::kinds::wait_until_deleted(env, &DEPLOYMENTS, &at).await;
     make(env, &STATEFUL_SETS, PROBES, workload("StatefulSet", &name, set)).await;
-    comes(env, &STATEFUL_SETS, &at, |s| s["status"]["availableReplicas"] == 1).await;
+    wait_until_exists(env, &STATEFUL_SETS, &at, |s| s["status"]["availableReplicas"] == 1).await;
     make(env, &DAEMON_SETS, PROBES, workload("DaemonSet", &name, json!({}))).await;
-    comes(env, &DAEMON_SETS, &at, |d| d["status"]["numberAvailable"].as_i64() > Some(0)).await;
+    wait_until_exists(env, &DAEMON_SETS, &at, |d| {
+        d["status"]["numberAvailable"].as_i64() > Some(0)
+    })
+    .await;
     make(env, &JOBS, PROBES, job(&name)).await;
-    comes(env, &JOBS, &at, |j| j["status"]["ready"] == 2).await;
+    wait_until_exists(env, &JOBS, &at, |j| j["status"]["ready"] == 2).await;
     for resource in [&STATEFUL_SETS, &DAEMON_SETS, &JOBS] {
         env.client.resource(resource).delete(&at, Delete::foreground()).await.expect("delete");
-        crate::kinds::goes(env, resource, &at).await;
+        crate::kinds::wait_until_deleted(env, resource, &at).await;
     }
 }
 
-/// Every object outside of [`PROBES`], by path; what others than a manager write is left out.
+/// Every object outside of [`PROBES`], by path, without the fields that other programs write.
 async fn everything(env: &Site) -> BTreeMap<String, Value> {
     let read = async |path: &str| -> Value {
         let bytes = env.client.get_path(path).await.unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -341,7 +350,7 @@ async fn everything(env: &Site) -> BTreeMap<String, Value> {
     objects
 }
 
-/// What differs, an object a line.
+/// The differences, one object per line.
 fn written(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> String {
     let mut lines = Vec::new();
     for (key, old) in before {
@@ -365,7 +374,7 @@ async fn start(env: &Site, program: &ManagerProgram, round: usize) -> Manager {
 }
 
 pub async fn end(env: &Site, manager: Manager) {
-    // Whether it ends well is another test's matter: the Go manager always exits with a failure.
+    // Its exit code is not checked here: the Go manager always exits with a failure.
     let _ = manager.stop(&env.clock, Duration::from_secs(30)).await;
 }
 
@@ -391,7 +400,7 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
             assert!(found.is_empty(), "{name} in round {round} wrote\n{found}");
         }
 
-        // A rollout that stands half-way, for no new pod becomes ready.
+        // A rollout that is incomplete because no new pod becomes ready.
         let pods = |app: &'static str| async move {
             let options = ListOptions {
                 label_selector: Some(format!("app={app}")),
@@ -419,7 +428,7 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
         let deployments = env.client.resource(&DEPLOYMENTS);
         let patch = Patch::Merge(set_image("two"));
         deployments.patch::<Value>(&half, &patch).await.expect("patch");
-        comes(env, &DEPLOYMENTS, &half, |d| d["status"]["updatedReplicas"] == 1).await;
+        wait_until_exists(env, &DEPLOYMENTS, &half, |d| d["status"]["updatedReplicas"] == 1).await;
         let standing = pods("half").await;
         for (round, program) in [&other, &ours].into_iter().enumerate() {
             end(env, manager).await;
@@ -428,11 +437,11 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
             let web = ObjectKey::new("default", "web");
             deployments.patch::<Value>(&web, &Patch::Merge(marked)).await.expect("patch");
             let wanted = 2 + round + 1;
-            comes(env, &DEPLOYMENTS, &web, |d| d["status"]["replicas"] == wanted).await;
+            wait_until_exists(env, &DEPLOYMENTS, &web, |d| d["status"]["replicas"] == wanted).await;
             assert_eq!(pods("half").await, standing, "the rollout stands");
         }
         env.steering.hold(false);
-        comes(env, &DEPLOYMENTS, &half, |d| {
+        wait_until_exists(env, &DEPLOYMENTS, &half, |d| {
             let status = &d["status"];
             status["updatedReplicas"] == 2
                 && status["replicas"] == 2
@@ -444,7 +453,7 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
             assert!(before.iter().all(|uid| after.contains(uid)), "{before:?} {after:?}");
         }
 
-        // The Job goes on at its second index, and the namespace ends.
+        // The Job continues at its second index, and the namespace is removed.
         let second = pods("half-done").await;
         let index = ListOptions {
             label_selector: Some("batch.kubernetes.io/job-completion-index=1".into()),
@@ -454,15 +463,18 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
         let deleted = deleted.delete_collection(Some("default"), Delete::new(), &index).await;
         deleted.expect("delete");
         let half_done = ObjectKey::new("default", "half-done");
-        comes(env, &JOBS, &half_done, |j| j["status"]["failed"] == 1 && j["status"]["ready"] == 1)
-            .await;
-        let done = comes(env, &JOBS, &half_done, |j| j["status"]["succeeded"] == 1).await;
+        wait_until_exists(env, &JOBS, &half_done, |j| {
+            j["status"]["failed"] == 1 && j["status"]["ready"] == 1
+        })
+        .await;
+        let done =
+            wait_until_exists(env, &JOBS, &half_done, |j| j["status"]["succeeded"] == 1).await;
         assert_eq!(done["status"]["completedIndexes"], "0");
         assert_ne!(pods("half-done").await, second);
         let unheld = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
         let held = ObjectKey::new("ending", "held");
         env.client.resource(&CONFIG_MAPS).patch::<Value>(&held, &unheld).await.expect("patch");
-        crate::kinds::goes(env, &NAMESPACES, &ObjectKey::cluster("ending")).await;
+        crate::kinds::wait_until_deleted(env, &NAMESPACES, &ObjectKey::cluster("ending")).await;
         end(env, manager).await;
     });
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::handover::{PROBES, end, other_program, populate, settled, works};
 use crate::env::*;
-use crate::kinds::{BINDINGS, comes, goes};
+use crate::kinds::{BINDINGS, wait_until_deleted, wait_until_exists};
 
 const ROLES: ResourceType =
     ResourceType::fixed("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", false);
@@ -25,7 +25,7 @@ const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "nam
 const REPLICA_SETS: ResourceType =
     ResourceType::fixed("apps", "v1", "ReplicaSet", "replicasets", true);
 
-/// A shadow, and the way to its report.
+/// A shadow, and access to its report.
 struct Watcher {
     manager: Manager,
     caller: Client,
@@ -86,7 +86,7 @@ impl Watcher {
         serde_json::from_slice(&body).map_err(|error| error.to_string())
     }
 
-    /// Waits for a report of which `is_wanted` holds.
+    /// Waits for a report that `is_wanted` accepts.
     async fn reports(&self, env: &Site, what: &str, is_wanted: impl Fn(&Value) -> bool) -> Value {
         eventually(&env.clock, what, || async {
             let report = self.report().await?;
@@ -112,7 +112,7 @@ fn is_clean(report: &Value) -> bool {
     ["outstanding", "contradicted", "unexpected"].iter().all(|what| count(report, what) == 0)
 }
 
-/// Starts the manager in charge and waits until it has made what each namespace has.
+/// Starts the manager in charge and waits until it has created the objects of each namespace.
 async fn incumbent(env: &Site, flags: &[&str]) -> Manager {
     let mut all = vec!["--leader-elect=false".to_owned()];
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -122,7 +122,7 @@ async fn incumbent(env: &Site, flags: &[&str]) -> Manager {
     for namespace in &namespaces.items {
         let name = namespace["metadata"]["name"].as_str().expect("a name");
         let key = ObjectKey::new(name, "kube-root-ca.crt");
-        comes(env, &CONFIG_MAPS, &key, |map| map["data"]["ca.crt"].is_string()).await;
+        wait_until_exists(env, &CONFIG_MAPS, &key, |map| map["data"]["ca.crt"].is_string()).await;
     }
     manager.expect("it starts")
 }
@@ -136,7 +136,7 @@ async fn over_quota(env: &Site) {
     });
     env.client.resource(&QUOTAS).create::<Value>("tight", &quota).await.expect("create");
     let one = ObjectKey::new("tight", "one");
-    comes(env, &QUOTAS, &one, |quota| quota["status"]["used"]["pods"] == "0").await;
+    wait_until_exists(env, &QUOTAS, &one, |quota| quota["status"]["used"]["pods"] == "0").await;
     let template = json!({
         "metadata": { "labels": { "app": "over" } },
         "spec": { "containers": [{ "name": "main", "image": "one" }] },
@@ -169,7 +169,7 @@ fn a_report_beside_a_manager_that_does_the_same_is_clean() {
             .delete(&ObjectKey::cluster("tight"), Delete::new())
             .await
             .expect("delete");
-        goes(env, &NAMESPACES, &ObjectKey::cluster("tight")).await;
+        wait_until_deleted(env, &NAMESPACES, &ObjectKey::cluster("tight")).await;
         let report = watcher.decides(env).await;
         assert!(is_clean(&report), "{report:#}");
         assert!(report["expectedWrites"].as_u64() > Some(20), "{report:#}");
@@ -180,7 +180,7 @@ fn a_report_beside_a_manager_that_does_the_same_is_clean() {
 }
 
 #[test]
-fn a_controller_that_the_one_in_charge_lacks_is_named() {
+fn a_controller_that_the_manager_in_charge_lacks_is_reported() {
     everywhere("shadow-outstanding", async |env| {
         let manager = incumbent(env, &["--controllers=*,-disruption-controller"]).await;
         let watcher = shadow(env, &["--shadow-for=20s"]).await;
@@ -237,7 +237,7 @@ fn a_controller_that_the_shadow_lacks_is_seen_by_its_writes() {
 }
 
 #[test]
-fn a_value_that_the_one_in_charge_writes_otherwise_is_named() {
+fn a_value_that_the_manager_in_charge_writes_differently_is_reported() {
     everywhere("shadow-contradicted", async |env| {
         let manager = incumbent(env, &[]).await;
         let key = ObjectKey::new("default", "kube-root-ca.crt");
@@ -289,7 +289,7 @@ fn no_secret_is_shown() {
         // Without a key it makes no tokens.
         let manager = incumbent(env, &["--service-account-private-key-file="]).await;
         let account = ObjectKey::new("default", "default");
-        comes(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
+        wait_until_exists(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
         let watcher = shadow(env, &["-v=9", "--trace-object=Secret/default/known"]).await;
         create(&env.client, known_secret(KNOWN)).await;
         let paths = |report: &Value| -> Vec<String> {

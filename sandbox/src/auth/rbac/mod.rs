@@ -307,7 +307,7 @@ impl Authorizer<'_> {
     }
 }
 
-/// The answer to a user without the right. Upstream: `responsewriters.ForbiddenStatusError`.
+/// The 403 for a user without the right. Upstream: `responsewriters.ForbiddenStatusError`.
 pub fn refusal(user: &User, access: &Access, why: &str) -> ApiError {
     let (name, Access { verb, group, resource, namespace, path, .. }) = (&user.name, access);
     let mut message = format!("User {name:?} cannot {verb} ");
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_in_upstreams_words() {
+    fn refusals_have_upstreams_messages() {
         let bob = User::new("b<o>b", &[]);
         let mut named = access("get", "pods/log", "d");
         named.name = "p".into();

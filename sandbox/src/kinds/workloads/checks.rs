@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_read_as_a_real_servers() {
+    fn faults_equal_those_of_a_real_server() {
         let mut bad = deployment();
         bad["spec"]["replicas"] = json!(-1);
         bad["spec"]["selector"]["matchLabels"]["a"] = json!("c");

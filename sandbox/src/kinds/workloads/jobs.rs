@@ -140,8 +140,8 @@ pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Whether the Job is suspended and has no pods. Then where its pods may run, and what they ask for,
-/// may change. Upstream: `shouldAllowMutablePodTemplate`.
+/// Whether the Job is suspended and has no pods. Then the scheduling directives and the resources
+/// of its template may change. Upstream: `shouldAllowMutablePodTemplate`.
 fn is_at_rest(job: &Value) -> bool {
     let has_started = job.pointer("/status/startTime").is_some();
     let is_suspended = list(job, "/status/conditions").iter().any(|condition| {
@@ -152,7 +152,7 @@ fn is_at_rest(job: &Value) -> bool {
         && job.pointer("/status/active").is_none_or(|active| active == 0)
 }
 
-/// A template's spec without what may change while the Job is suspended.
+/// A template's spec without the fields that may change while the Job is suspended.
 fn fixed_spec(template: &Value) -> Value {
     let mut spec = template.get("spec").cloned().unwrap_or_default();
     for free in ["nodeSelector", "tolerations", "schedulingGates"] {
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_template_of_a_job_at_rest_changes_where_pods_run_and_what_they_ask_for() {
+    fn a_suspended_job_without_pods_may_change_scheduling_and_resources() {
         let job = |suspend: bool, status: Value| {
             json!({
                 "metadata": { "name": "j", "namespace": "n" },

@@ -1,4 +1,4 @@
-//! Rules of apps and batch.
+//! Defaults and validation of the groups apps and batch.
 
 mod checks;
 mod defaults;

@@ -1,4 +1,4 @@
-//! Makes and deletes volumes as external-provisioner does.
+//! Provisions and deletes volumes as external-provisioner does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +20,12 @@ const WORKERS: usize = 4;
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
-/// The annotation of a claim by which its volume fails to be made.
+/// The annotation of a claim that makes provisioning fail.
 const ASKED: &str = "sandbox/provisioning";
-/// Its value by which the claim's node is given back.
+/// The value of the annotation with which the claim also loses its selected node.
 const RESCHEDULE: &str = "reschedule";
-/// Before a failure that an annotation asks for is repeated.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The pause before a failure that an annotation requests is repeated.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 struct Provisioner {
     client: Client,
@@ -42,8 +42,8 @@ pub fn provisioner(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + u
     let volumes = factory.informer::<PersistentVolume>();
     let classes = factory.informer::<StorageClass>();
     let mut worker = Worker::new(NAME, &clock);
-    worker.wake(&claims, is_asked);
-    worker.wake(&volumes, is_to_go);
+    worker.wake(&claims, must_be_provisioned);
+    worker.wake(&volumes, must_be_deleted);
     worker.read(&classes);
     let this = Arc::new(Provisioner {
         client,
@@ -55,8 +55,8 @@ pub fn provisioner(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + u
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
-/// A volume is to be made for the claim.
-fn is_asked(claim: &PersistentVolumeClaim) -> bool {
+/// Whether a volume must be provisioned for the claim.
+fn must_be_provisioned(claim: &PersistentVolumeClaim) -> bool {
     let annotations = &claim.meta.annotations;
     let asked = annotations
         .get("volume.kubernetes.io/storage-provisioner")
@@ -64,8 +64,8 @@ fn is_asked(claim: &PersistentVolumeClaim) -> bool {
     asked == Some(DRIVER) && claim.spec.volume_name.is_empty() && !claim.meta.is_being_deleted()
 }
 
-/// The volume is one of ours, and to be deleted.
-fn is_to_go(volume: &PersistentVolume) -> bool {
+/// Whether the volume is one of this driver and must be deleted.
+fn must_be_deleted(volume: &PersistentVolume) -> bool {
     volume.meta.annotations.get(PROVISIONED_BY) == Some(DRIVER)
         && volume.spec.reclaim_policy == "Delete"
         && volume.status.phase == "Released"
@@ -77,7 +77,7 @@ fn asks(meta: &Meta, annotation: &str, value: &str) -> bool {
     meta.annotations.get(annotation) == Some(value)
 }
 
-/// A conflict or an object that is gone brings an event.
+/// Ignores a conflict or a missing object: an event for it follows.
 fn routine(result: client::Result<Next>) -> SyncResult {
     match result {
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(Next::Done),
@@ -88,11 +88,11 @@ fn routine(result: client::Result<Next>) -> SyncResult {
 impl Provisioner {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         match key.namespace.is_empty() {
-            true => match self.volumes.get(&key).filter(|volume| is_to_go(volume)) {
+            true => match self.volumes.get(&key).filter(|volume| must_be_deleted(volume)) {
                 Some(volume) => routine(self.delete(&volume).await),
                 None => Ok(Next::Done),
             },
-            false => match self.claims.get(&key).filter(|claim| is_asked(claim)) {
+            false => match self.claims.get(&key).filter(|claim| must_be_provisioned(claim)) {
                 Some(claim) => routine(self.make(&claim).await),
                 None => Ok(Next::Done),
             },
@@ -101,7 +101,7 @@ impl Provisioner {
 
     async fn make(&self, claim: &PersistentVolumeClaim) -> SyncResult {
         let key = ObjectKey::cluster(claim.storage_class());
-        let Some(class) = self.classes.get(&key) else { return Ok(Next::After(AGAIN)) };
+        let Some(class) = self.classes.get(&key) else { return Ok(Next::After(RETRY_DELAY)) };
         let delayed = class.volume_binding_mode == "WaitForFirstConsumer";
         if delayed && !claim.meta.annotations.contains_key(SELECTED_NODE) {
             return Ok(Next::Done);
@@ -119,9 +119,10 @@ impl Provisioner {
             );
             self.events.warning(claim, "ProvisioningFailed", message);
             if !reschedules || !delayed {
-                return Ok(Next::After(AGAIN));
+                return Ok(Next::After(RETRY_DELAY));
             }
-            // A claim that asks for it no longer keeps its node: the next sync makes its volume.
+            // A claim with this annotation loses its selected node; the next sync provisions its
+            // volume.
             let forget = |live: &mut Value| {
                 let annotations = live.pointer_mut("/metadata/annotations");
                 let annotations = annotations.and_then(Value::as_object_mut);
@@ -148,7 +149,7 @@ impl Provisioner {
         if asks(&volume.meta, "sandbox/deletion", "fail") {
             let message = "rpc error: code = Internal desc = the annotation asks for it".to_owned();
             self.events.warning(volume, "VolumeFailedDelete", message);
-            return Ok(Next::After(AGAIN));
+            return Ok(Next::After(RETRY_DELAY));
         }
         let key = volume.meta.key();
         if !volume.meta.is_being_deleted() {
@@ -226,10 +227,10 @@ mod tests {
             "volume.kubernetes.io/storage-provisioner",
             "volume.beta.kubernetes.io/storage-provisioner",
         );
-        assert!(is_asked(&claim(new, DRIVER, "")));
-        assert!(is_asked(&claim(beta, DRIVER, "")));
-        assert!(!is_asked(&claim(new, "another", "")));
-        assert!(!is_asked(&claim(new, DRIVER, "v")));
+        assert!(must_be_provisioned(&claim(new, DRIVER, "")));
+        assert!(must_be_provisioned(&claim(beta, DRIVER, "")));
+        assert!(!must_be_provisioned(&claim(new, "another", "")));
+        assert!(!must_be_provisioned(&claim(new, DRIVER, "v")));
     }
 
     #[test]
@@ -241,9 +242,9 @@ mod tests {
             }))
             .unwrap()
         };
-        assert!(is_to_go(&volume(DRIVER, "Delete", "Released")));
-        assert!(!is_to_go(&volume(DRIVER, "Retain", "Released")));
-        assert!(!is_to_go(&volume(DRIVER, "Delete", "Bound")));
-        assert!(!is_to_go(&volume("another", "Delete", "Released")));
+        assert!(must_be_deleted(&volume(DRIVER, "Delete", "Released")));
+        assert!(!must_be_deleted(&volume(DRIVER, "Retain", "Released")));
+        assert!(!must_be_deleted(&volume(DRIVER, "Delete", "Bound")));
+        assert!(!must_be_deleted(&volume("another", "Delete", "Released")));
     }
 }

@@ -19,8 +19,8 @@ use crate::nodes::worker::{Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-resizer";
 const WORKERS: usize = 2;
-/// Before a failure that an annotation asks for is repeated.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The pause before a failure that an annotation requests is repeated.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 struct Resizer {
     client: Client,
@@ -44,7 +44,7 @@ pub fn resizer(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<>
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
-/// A bound claim that asks for more than it has.
+/// Whether a bound claim requests more than its capacity.
 fn grows(claim: &PersistentVolumeClaim) -> bool {
     let (wanted, has) = (claim.spec.storage, claim.status.capacity);
     claim.status.phase == "Bound"
@@ -92,7 +92,7 @@ impl Resizer {
                  desc = the annotation asks for it"
             );
             self.events.warning(claim, "VolumeResizeFailed", message);
-            return Ok(Next::After(AGAIN));
+            return Ok(Next::After(RETRY_DELAY));
         }
         let grown = json!({ "spec": { "capacity": { "storage": size } } });
         let grown = Patch::StrategicMerge(grown);

@@ -1,4 +1,4 @@
-//! Rules of the other groups.
+//! Defaults and validation of the groups without a file of their own.
 
 use cel_compiler::{on_deep_stack, parse};
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ pub fn hpa_status(hpa: &mut Value) {
     set(hpa, "status", json!({ "currentMetrics": null, "desiredReplicas": 0 }));
 }
 
-/// The status shows that it is answered.
+/// Removes the status of a new request: a status marks it as answered.
 pub fn without_status(object: &mut Value) {
     if let Some(members) = object.as_object_mut() {
         members.remove("status");
@@ -299,7 +299,7 @@ pub fn csr_field(csr: &Value, path: &str) -> Option<String> {
     (path == "spec.signerName").then(|| text(csr, "/spec/signerName").to_owned())
 }
 
-/// A request's spec never changes.
+/// Keeps the spec and status of a request: its main endpoint changes neither.
 pub fn keep_spec_and_status(new: &mut Value, old: &Value) {
     super::json::restore(new, old, "spec");
     super::json::restore(new, old, "status");
@@ -315,7 +315,7 @@ pub fn default_crd(crd: &mut Value) {
     fill(object(spec, "conversion"), "strategy", "None");
 }
 
-/// The sandbox takes every valid definition at once.
+/// Accepts and establishes every valid definition immediately.
 pub fn accept_crd(crd: &mut Value) {
     let time = text(crd, "/metadata/creationTimestamp").to_owned();
     let condition = |kind: &str, reason: &str, message: &str| {
