@@ -6,7 +6,7 @@ use cost::{cost, cost_in_graph};
 use kube_controller_manager::objects::{PartialObjectMetadata, Pod, ReplicaSet};
 use sandbox::load::objects;
 
-/// Before and after a hash table has doubled, and many times over.
+/// Counts before and after a hash table doubles, and a large one.
 const COUNTS: [usize; 4] = [100, 1_700, cost::MANY, 50_000];
 
 fn main() {

@@ -1,4 +1,4 @@
-//! Lists and watches, from bytes as they arrive to objects.
+//! Decoding of lists and watches, from arriving bytes to objects.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use sandbox::protobuf;
 use serde_json::json;
 
 const COUNTS: [usize; 3] = [100, 1_000, 10_000];
-/// The transport reads as much at once.
+/// The size of the transport's reads.
 const PIECE_BYTES: usize = 16 << 10;
 
 fn main() {
@@ -80,7 +80,7 @@ fn pod_list_in_protobuf(bencher: Bencher, count: usize) {
         .bench_values(read_list::<Pod>);
 }
 
-/// The share of splitting the list into items.
+/// Only splits the list into items.
 #[divan::bench(args = COUNTS)]
 fn pod_list_cut_only(bencher: Bencher, count: usize) {
     let list = objects::list("PodList", (0..count).map(objects::pod));
@@ -93,7 +93,7 @@ fn pod_list_cut_only(bencher: Bencher, count: usize) {
     });
 }
 
-/// The share of serde.
+/// Only decodes the items.
 #[divan::bench(args = COUNTS)]
 fn pod_list_decode_only(bencher: Bencher, count: usize) {
     let pods: Vec<_> = (0..count).map(objects::pod).map(Encoded::json).collect();
@@ -104,7 +104,7 @@ fn pod_list_decode_only(bencher: Bencher, count: usize) {
         .bench(|| pods.iter().map(decode::<Pod>).collect::<Vec<_>>());
 }
 
-/// The metadata of ConfigMaps of 10 KB.
+/// Decodes the metadata of ConfigMaps of 10 KB.
 #[divan::bench(args = [100, 1_000])]
 fn config_map_list_by_metadata(bencher: Bencher, count: usize) {
     let list = objects::list("ConfigMapList", (0..count).map(|n| objects::config_map(n, 10_000)));
@@ -115,7 +115,7 @@ fn config_map_list_by_metadata(bencher: Bencher, count: usize) {
         .bench_values(read_list::<PartialObjectMetadata>);
 }
 
-/// Events a second.
+/// Decodes the events of a watch.
 #[divan::bench(args = COUNTS)]
 fn pod_watch(bencher: Bencher, count: usize) {
     let events: Vec<u8> =

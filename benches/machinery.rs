@@ -96,7 +96,7 @@ fn indexer_update_of_many_values(bencher: Bencher, count: usize) {
     });
 }
 
-/// Every object by its key.
+/// Gets every object by its key.
 #[divan::bench(args = COUNTS)]
 fn indexer_get(bencher: Bencher, count: usize) {
     let pods = pods(count);
@@ -136,7 +136,7 @@ fn delta_fifo_list(bencher: Bencher, count: usize) {
     });
 }
 
-/// Three changes of each waiting object.
+/// Adds three changes of each object that waits in the queue.
 #[divan::bench(args = COUNTS)]
 fn delta_fifo_changes(bencher: Bencher, count: usize) {
     let pods = pods(count);
@@ -169,7 +169,7 @@ fn queue() -> RateLimitingQueue<ObjectKey> {
     RateLimitingQueue::new("", clock.clone(), default_controller_rate_limiter(clock))
 }
 
-/// Each key added twice, taken once.
+/// Adds each key twice and takes it once.
 #[divan::bench(args = COUNTS)]
 fn workqueue_add_get_done(bencher: Bencher, count: usize) {
     let keys = keys(count);

@@ -1,14 +1,14 @@
-//! The format gzip, for profiles and for answers to those who accept it.
+//! The format gzip, for profiles and for answers to clients that accept it.
 
 use miniz_oxide::deflate::compress_to_vec;
 
-/// As Go's writer of gzip: no name, no time, an unknown system.
+/// The header as Go writes it: no name, no time, an unknown system.
 const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
 
-/// The fastest that still compresses.
+/// The fastest level that compresses.
 const LEVEL: u8 = 1;
 
-/// One member that holds `bytes`.
+/// Compresses `bytes` into one gzip member.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = HEAD.to_vec();
     out.append(&mut compress_to_vec(bytes, LEVEL));
@@ -17,7 +17,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What each byte adds to the checksum.
+/// The table of the checksum CRC-32.
 const CRC: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_compressed_comes_back() {
+    fn compressed_bytes_can_be_decompressed() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
         for text in [String::new(), "a_metric{a=\"label\"} 1\n".repeat(5000)] {
             let out = gzip(text.as_bytes());

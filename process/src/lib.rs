@@ -1,12 +1,12 @@
-//! What needs the kernel's C interfaces about the own process.
+//! Functions for the own process that need the kernel's C interfaces.
 //!
 //! CPU profiles: a timer of the kernel interrupts the running threads 100 times a second of CPU
 //! time, a signal handler records their stacks, and the counts are written in pprof's format, which
 //! `go tool pprof` reads. Nothing runs and no memory is held before the first profile.
 //!
-//! Memory: a thread keeps free blocks for itself while it is busy.
+//! Memory: a cache of free blocks for a thread that allocates much.
 //!
-//! And the format gzip, which profiles come in.
+//! Gzip: the format of profiles.
 //!
 //! Linux only.
 

@@ -8,25 +8,25 @@ use crate::maps::Mapping;
 use crate::sampler::{PERIOD, Stacks};
 use crate::symbols::Symbols;
 
-/// What a profile is written from.
+/// The data of a profile.
 pub struct Profile<'a> {
     /// The names and units of a sample's values.
     values: &'a [(&'a str, &'a str)],
-    /// The name, the unit and the size of what lies between two samples.
+    /// The name, the unit and the size of the sampling period.
     period: (&'a str, &'a str, i64),
     /// Since 1970.
     began: Duration,
     lasted: Duration,
     mappings: &'a [Mapping],
     samples: Vec<(Vec<Frame>, Vec<i64>)>,
-    /// The names of functions are known.
+    /// Whether the names of functions are known.
     named: bool,
 }
 
-/// One place of a stack.
+/// One frame of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// 0: known by name alone.
+    /// 0: known only by name.
     pub address: u64,
     pub function: String,
     pub file: String,
@@ -78,8 +78,8 @@ impl<'a> Profile<'a> {
         }
     }
 
-    /// A profile of things that exist now, by where in the source they were made.
-    /// `what`: the name and the unit of what is counted. `now`: since 1970.
+    /// A profile of the things that exist now, by the place in the source that created them.
+    /// `what`: the name and the unit of the count. `now`: since 1970.
     pub fn of_counts(
         what: &'a [(&'a str, &'a str)],
         counts: &[Counted],
@@ -140,7 +140,7 @@ impl<'a> Profile<'a> {
             out.message(3, &message);
         }
         if self.mappings.is_empty() {
-            // Addresses mean nothing here: given a binary, a reader would look them up in it.
+            // Addresses are left out: with a binary at hand, a reader would look them up in it.
             let mut message = Message::default();
             message.number(1, 1);
             for has_functions_files_and_lines in 7..=9 {

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use crate::stack::Walker;
 
-/// The CPU time between two samples, as Go's.
+/// The CPU time between two samples, as in Go.
 pub const PERIOD: Duration = Duration::from_millis(10);
 /// The deepest stack that is recorded.
 const DEPTH: usize = 64;
-/// Samples that may wait for the reader: more than a second's on one core.
+/// The capacity of the table: more samples than one core takes in a second.
 const SLOTS: usize = 128;
 
 const FREE: usize = 0;
@@ -32,7 +32,7 @@ struct Slot {
 
 /// Made with the first profile, and kept: a handler may still run when a profile ends.
 static TABLE: OnceLock<Vec<Slot>> = OnceLock::new();
-/// Knows the code that was loaded when the first profile began.
+/// The stack walker for the code that was loaded when the first profile began.
 static WALKER: OnceLock<Walker> = OnceLock::new();
 /// Whether a profile is recorded now.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -45,7 +45,7 @@ static LOST: AtomicU64 = AtomicU64::new(0);
 /// instruction after a call.
 pub type Stacks = HashMap<Vec<usize>, u64>;
 
-/// Another profile is being recorded.
+/// The error when another profile is being recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
 
@@ -208,7 +208,7 @@ mod tests {
         let symbols = Symbols::of_this_process().expect("a test has symbols");
         let mappings = mappings();
         let name = |address: usize| symbols.name(address, &mappings).unwrap_or_default();
-        // Ends with what is seen; the bound is for a broken timer.
+        // Ends once the functions are seen; the bound is for a broken timer.
         for round in 0.. {
             black_box(spin_for_the_profile(1_000_000));
             sampler.drain();

@@ -1,4 +1,4 @@
-//! On processors whose stacks cannot be walked: the innermost address alone.
+//! For processors whose stacks cannot be walked: records only the innermost address.
 #![expect(unsafe_code, reason = "registers are a C interface")]
 
 use std::ffi::c_void;

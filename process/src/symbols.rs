@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use crate::maps::Mapping;
 
 const PROGRAM: &str = "/proc/self/exe";
-/// Largest tables that are read, in bytes.
+/// The size of the largest table that is read, in bytes.
 const MOST: u64 = 256 << 20;
 
 /// The functions of the program's file.
@@ -31,7 +31,7 @@ struct Segment {
 struct Function {
     address: u64,
     size: u64,
-    /// Where its name begins.
+    /// The offset of its name.
     name: u32,
 }
 
@@ -49,7 +49,7 @@ impl Symbols {
         parse(file, &read)?.ok_or_else(malformed)
     }
 
-    /// No function is known.
+    /// Whether no function is known.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
@@ -75,7 +75,7 @@ impl Symbols {
     }
 }
 
-/// Numbers of a table's entry, by their offsets.
+/// An entry of a table, whose numbers are read by their offsets.
 struct Entry<'a>(&'a [u8]);
 
 impl Entry<'_> {

@@ -8,13 +8,13 @@ use std::ptr;
 /// Allocates from the C library, whose free blocks the threads that called
 /// [`ThreadCache::enable`] keep for themselves: of each size up to 32 KB or 8 blocks, 3 MB in all.
 ///
-/// glibc has the like built in (tcache); musl's malloc searches its tables for each block, and gives
-/// the pages of a group of blocks back to the kernel as soon as the last of them is free.
+/// glibc has a similar cache built in (tcache); musl's malloc searches its tables for each block,
+/// and gives the pages of a group of blocks back to the kernel as soon as the last of them is free.
 pub struct ThreadCache;
 
 impl ThreadCache {
-    /// From here on the calling thread keeps blocks. For threads that do not end: what they have
-    /// kept then would be lost.
+    /// From this call on, the calling thread keeps free blocks. Only for threads that do not end:
+    /// the blocks that they keep would be lost.
     pub fn enable() {
         CACHE.with(|cache| cache.is_enabled.set(true));
     }
@@ -46,7 +46,7 @@ const UNITS: [u16; CLASSES] = [
 const CLASSES: usize = 42;
 const UNIT: usize = 16;
 const OVERHEAD: usize = 4;
-/// How malloc aligns every block.
+/// The alignment of every block from malloc.
 const ALIGNED: usize = 2 * size_of::<usize>();
 /// At most this number of bytes of one class is kept, or `FEWEST` blocks if that is more.
 const KEPT: usize = 32 << 10;
@@ -81,7 +81,8 @@ fn size(class: usize) -> usize {
     usize::from(UNITS[class]) * UNIT - OVERHEAD
 }
 
-/// What `System` is asked for. For this it calls malloc, which aligns every block to `ALIGNED`.
+/// The layout that is passed to `System`. For this layout it calls malloc, which aligns every block
+/// to `ALIGNED`.
 fn layout(bytes: usize) -> Layout {
     // SAFETY: the size of a class or of a valid layout, and so at most `isize::MAX`.
     unsafe { Layout::from_size_align_unchecked(bytes, 1) }
@@ -120,7 +121,7 @@ impl Cache {
         Some(block.cast())
     }
 
-    /// Whether the block is kept.
+    /// Keeps a free block, if there is room. Returns whether it did.
     ///
     /// # Safety
     ///
