@@ -15,10 +15,10 @@ use crate::clock::SharedClock;
 use crate::controllers::ClientBuilder;
 use crate::objects::{ObjectKey, Timestamp};
 
-/// What a token is asked for, and the least that it is taken to last.
+/// The requested lifetime of a token, and the shortest lifetime that is assumed for one.
 const EXPIRATION_SECONDS: i64 = 3600;
 const LEAST_LIFETIME: Duration = Duration::from_secs(600);
-/// A token is replaced when this part of its life is left.
+/// A token is replaced when only this share of its lifetime remains.
 const LEEWAY: f64 = 0.2;
 const TRIES: u32 = 4;
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ impl ClientBuilder for SimpleClients {
 /// Upstream: `DynamicControllerClientBuilder`.
 pub struct ServiceAccountClients {
     pub connection: Arc<dyn Connection>,
-    /// Makes accounts and tokens.
+    /// Creates accounts and tokens.
     pub root: Client,
     pub clock: SharedClock,
 }
@@ -59,14 +59,14 @@ impl ClientBuilder for ServiceAccountClients {
     }
 }
 
-/// A token, and when it ends.
+/// A token and its expiration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     pub text: String,
     pub expires: Timestamp,
 }
 
-/// Makes tokens, one after another. `Err`: for the log.
+/// Requests tokens, one after another. `Err`: for the log.
 pub trait TokenRequests: Send + Sync + 'static {
     fn request(&self) -> Boxed<Result<Token, String>>;
 }
@@ -100,8 +100,9 @@ impl TokenRequests for ApiTokens {
     }
 }
 
-/// Keeps a token until a fifth of its life is left, then replaces it; an old one goes on where a
-/// new one can't be had. One request at a time. Upstream: `transport.cachingTokenSource`.
+/// Keeps a token until a fifth of its lifetime remains, then replaces it. If the request for a new
+/// one fails, the old one stays in use. One request at a time. Upstream:
+/// `transport.cachingTokenSource`.
 pub struct CachedTokens {
     state: Arc<TokenState>,
 }
@@ -125,7 +126,7 @@ impl TokenSource for CachedTokens {
         let state = self.state.clone();
         Box::pin(async move {
             let mut current = state.current.lock().await;
-            // Its account may have been deleted and made again.
+            // The account may have been deleted and created again.
             if refused.is_some() && refused.as_ref() == current.as_ref().map(|(text, _)| text) {
                 *current = None;
             }

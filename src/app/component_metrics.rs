@@ -12,7 +12,7 @@ use crate::options::{
 };
 use crate::task;
 
-/// Registers them, once for the process.
+/// Registers these metrics, once for the process.
 pub fn register(options: &Options) {
     let registered = register_build_info()
         .and_then(|()| register_version(options))
@@ -59,7 +59,8 @@ fn register_version(options: &Options) -> prometheus::Result<()> {
     prometheus::register(Box::new(gauge))
 }
 
-/// Made when it is asked for: hundreds of gates need not stand in memory between two scrapes.
+/// Collects the gates at each scrape, so that hundreds of series take no memory between two
+/// scrapes.
 struct FeatureGates {
     gates: Gates,
     desc: Desc,
@@ -98,7 +99,7 @@ impl Collector for FeatureGates {
     }
 }
 
-/// The tasks that run, under the name by which dashboards know a Go program's goroutines.
+/// The number of running tasks, under the name of Go's goroutines, which dashboards use.
 struct Tasks(IntGauge);
 
 impl Tasks {
@@ -120,7 +121,7 @@ impl Collector for Tasks {
     }
 }
 
-/// The controllers that say whether they run: those that may run in more than one manager.
+/// The metric of the controllers that may run in more than one manager: whether each runs here.
 pub struct RunningControllers;
 
 metrics! {
@@ -129,7 +130,7 @@ metrics! {
 }
 
 impl RunningControllers {
-    /// Their names here and in the metric.
+    /// The names of these controllers, here and in the metric.
     const NAMES: &[(&str, &str)] = &[("node-ipam-controller", "nodeipam")];
 
     pub fn set(controller: &str, runs: bool) {

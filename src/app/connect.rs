@@ -1,5 +1,5 @@
-//! Connections for start-up: by kubeconfig, with clients of other names and tokens, and the API
-//! server's health.
+//! The connection to the API server at start-up: by kubeconfig, with clients under other names and
+//! tokens, and the API server's health.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
 use crate::source::ClientSource;
 
-/// Bearer tokens that change. Called before each request; answers from memory where it can.
+/// A source of bearer tokens that change. Called before each request; answers from memory if
+/// possible.
 pub trait TokenSource: Send + Sync + 'static {
     /// `refused` is the token that the server refused; it is not returned again.
     fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>>;
@@ -25,8 +26,7 @@ pub trait Connection: Send + Sync + 'static {
     fn client(&self, user_agent: &str) -> Client;
     /// A client whose only credentials are the source's tokens.
     ///
-    /// # Errors
-    /// When the authorities that vouch for the server cannot be read.
+    /// # Errors When the CA certificates for the server cannot be read.
     fn client_with_tokens(
         &self,
         user_agent: &str,
@@ -63,7 +63,8 @@ pub struct Target<'a> {
 /// Makes a [`Connection`]. `Err`: one line naming the fault.
 pub type Connect = fn(&Target<'_>) -> Result<Arc<dyn Connection>, String>;
 
-/// As upstream's, so that audit logs read the same. `name` is the controller or another part.
+/// The User-Agent, as upstream's, so that audit logs are the same. `name` is the controller or
+/// another part.
 pub fn user_agent(name: &str) -> String {
     format!("{PROGRAM}/{} ({}) kubernetes/{name}", git_version(), platform())
 }
@@ -77,7 +78,7 @@ pub fn connect(target: &Target<'_>) -> Result<Arc<dyn Connection>, String> {
     let load = || {
         let mut config =
             Config::load(given(target.kubeconfig).map(Path::new), given(target.master))?;
-        // As client-go, which takes zero for its own default.
+        // As in client-go, zero means client-go's default.
         if target.qps != 0.0 {
             config.qps = target.qps.into();
         }
@@ -144,7 +145,7 @@ impl Connection for ApiServer {
 mod tests {
     use super::*;
 
-    /// A controller that goes on under the manager's own rights would have too many of them.
+    /// A controller that continued under the manager's own credentials would have too many rights.
     #[test]
     fn a_client_of_tokens_needs_the_authorities() {
         struct None;

@@ -1,4 +1,4 @@
-//! The controllers of 1.36: one row each, and which of them `--controllers` asks for.
+//! The controllers of 1.36, one row each, and the selection by `--controllers`.
 //! Upstream: `cmd/kube-controller-manager/app/controller_descriptor.go`.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Descriptor {
     pub profile: Profile,
     /// The section and the member of `/configz` with the number of workers, if a flag gives it.
     pub configured_workers: Option<(&'static str, &'static str)>,
-    /// The name that it had in older releases, if it was renamed.
+    /// The name in older releases, if it was renamed.
     pub alias: Option<&'static str>,
     /// All of them must be on.
     pub gates: &'static [&'static str],
@@ -106,7 +106,8 @@ impl Descriptor {
         self.name() == name || self.alias == Some(name)
     }
 
-    /// Whether `list`, the value of `--controllers`, asks for it. The first item about it decides.
+    /// Whether `list`, the value of `--controllers`, enables the controller. The first item about
+    /// it decides.
     pub fn enabled(&self, list: &[String]) -> bool {
         let decided = list.iter().find_map(|item| match item.strip_prefix('-') {
             Some(name) => self.is(name).then_some(false),
@@ -115,7 +116,7 @@ impl Descriptor {
         decided.unwrap_or(self.on_by_default && list.iter().any(|item| item == "*"))
     }
 
-    /// Whether the gates let it run.
+    /// Whether the feature gates permit the controller.
     pub fn gated_on(&self, gates: &Gates) -> bool {
         self.gates.iter().all(|gate| gates.enabled(gate))
     }
@@ -159,7 +160,7 @@ pub fn names() -> (Vec<&'static str>, Vec<&'static str>) {
     (sorted(&mut CONTROLLERS.iter()), off)
 }
 
-/// `list` with today's names in place of older ones.
+/// `list` with current names in place of older ones.
 pub fn canonical(list: &[String]) -> Vec<String> {
     let today = |item: &String| {
         let (sign, name) = item.strip_prefix('-').map_or(("", item.as_str()), |name| ("-", name));
@@ -171,7 +172,7 @@ pub fn canonical(list: &[String]) -> Vec<String> {
     list.iter().map(today).collect()
 }
 
-/// Starts first: it makes the tokens that other controllers may need.
+/// Starts first: it creates the tokens that other controllers may need.
 pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
 
 /// In the order in which they start.

@@ -81,7 +81,7 @@ impl Lookup {
         Ok(Lookup { options, client })
     }
 
-    /// The trusted authorities now.
+    /// Reads the trusted authorities.
     ///
     /// # Errors
     /// One line naming the flag or the cluster's fault.

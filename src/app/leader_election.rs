@@ -1,4 +1,4 @@
-//! Holds a lease while the controllers run.
+//! Runs the controllers while holding a lease.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl Contender<'_> {
     }
 
     /// Waits for the lease `name` and runs `work` under it. `work` has to end when its token stops,
-    /// and to write only what its guard passes. The lease is released if nothing of the work is
-    /// left and all its writes have been answered.
+    /// and to write only what its guard passes. The lease is released if all of the work has ended
+    /// and all its writes have been answered.
     ///
     /// # Errors
     /// When the flags describe an impossible election.

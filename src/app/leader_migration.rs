@@ -1,5 +1,6 @@
 //! Leader migration: some controllers run under a second lease, which another manager may take
-//! over. So controllers move from this manager to a cloud's without ever running twice.
+//! over. So controllers can move from this manager to a cloud controller manager and never run in
+//! both.
 //! Upstream: `controller-manager/pkg/leadermigration`.
 
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! Stands for a lease in a coordinated election: an object of kind LeaseCandidate says which
-//! versions this process has, and the API server picks the leader among the candidates that answer
+//! The candidate for a lease in a coordinated election: an object of kind LeaseCandidate has the
+//! versions of this process, and the API server picks the leader among the candidates that answer
 //! its pings. Upstream: client-go's `leaderelection.LeaseCandidate`.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::task::StopToken;
 
 const NAME: &str = "leasecandidate";
 /// The candidate with the oldest emulated version leads: during an upgrade no new feature is used
-/// before the last old process has gone.
+/// before the last old process has ended.
 const STRATEGY: &str = "OldestEmulationVersion";
 /// The candidate is renewed, or made again, at least this often.
 const RENEWAL: Duration = Duration::from_secs(5 * 60);
@@ -48,8 +48,8 @@ impl LeaseCandidate {
     ) -> Result<LeaseCandidate, String> {
         let streams = options.feature_gates.enabled("WatchListClient");
         let source = connection.source(connection.client(&user_agent("lease-candidate")), streams);
-        // Upstream resyncs this informer as well; a resync of one object that is renewed as often
-        // changes nothing.
+        // Upstream also resyncs this informer. That has no effect here, because the one object is
+        // renewed as often.
         let factory = SharedInformerFactory::new(source, clock.clone());
         let context = ControllerContext::new(ControllerContextParts {
             options: options.clone(),

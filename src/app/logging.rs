@@ -45,12 +45,12 @@ impl Verbosity {
         Ok(format!("successfully set klog.logging.verbosity to {text}"))
     }
 
-    /// Lets `log` pass what may be logged. To be called again when a trace begins or ends.
+    /// Sets the maximum level of `log`. Must be called again when a trace begins or ends.
     pub fn apply(&self) {
         log::set_max_level(self.most());
     }
 
-    /// The highest level of any file, and of what is traced.
+    /// The highest level of any file, and of traces.
     fn most(&self) -> LevelFilter {
         let most = level_of(self.modules.iter().map(|(_, v)| *v).fold(self.get(), i32::max));
         if trace::is_on() { most.max(LevelFilter::Debug) } else { most }
@@ -128,7 +128,7 @@ impl Log for Klog {
 
     fn log(&self, record: &Record<'_>) {
         if trace::is_on() && said_in_a_span(record) {
-            // What a traced sync or handler logs is its decision, at any level.
+            // Lines that a traced sync or handler logs are its decisions, at any level.
             let (span, args) = (trace::current(), record.args());
             self.write(
                 &Record::builder()
@@ -149,13 +149,13 @@ impl Log for Klog {
     }
 }
 
-/// Whether a controller says something about what is traced, and not the trace itself.
+/// Whether a controller logged the record in a traced span; lines of the trace itself do not count.
 fn said_in_a_span(record: &Record<'_>) -> bool {
     let part = record.target().strip_prefix(env!("CARGO_CRATE_NAME")).unwrap_or_default();
     part.starts_with("::controllers") && trace::current() != 0 && record.level() <= Level::Debug
 }
 
-/// Makes a line of a record.
+/// Formats a record as a line.
 type Line = fn(Timestamp, &Record<'_>) -> String;
 
 /// The file's name.

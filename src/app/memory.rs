@@ -1,11 +1,11 @@
-//! Free blocks that the executor's thread keeps for itself while it is busy.
+//! The cache of free blocks of the executor's thread: enabled at start, released regularly.
 
 use std::time::Duration;
 
 use crate::clock::SharedClock;
 use crate::task::StopToken;
 
-/// Between two releases, while the thread frees much and while it frees little.
+/// The time between two releases, while the thread frees much and while it frees little.
 const BUSY: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(10);
 /// Bytes of free blocks that a process at rest may keep until the next release.

@@ -48,11 +48,11 @@ use start::{Failed, RunContext};
 /// The name of the health check of the second lease.
 const MIGRATION_CHECK: &str = "leaderMigration";
 
-/// How long past its lease's end a leader that cannot renew counts as healthy.
+/// How long after its lease has expired a leader that cannot renew counts as healthy.
 const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 
-/// The threads that run the manager's tasks. One thread does the work of a large cluster with time
-/// to spare; a second one costs a fifth more CPU: see `docs/performance-history.md`.
+/// The threads that run the manager's tasks. One thread suffices for a large cluster; a second one
+/// costs a fifth more CPU: see `docs/performance-history.md`.
 pub const THREADS: usize = 1;
 
 /// Runs the manager with `options` until a signal, a lost lease or an error; errors are printed on
@@ -191,7 +191,7 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
         routes.add_unlisted("/debug/shadow", shadow::served(shadow));
     }
     let served = serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving);
-    // It sends requests to the API server, which may not answer.
+    // Serving starts with requests to the API server, which may not answer.
     match stop.unless_stopped(served).await {
         Some(served) => served.map_err(|error| vec![error])?,
         None => return Ok(None),
@@ -283,7 +283,7 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
             return Ok(());
         }
         let name = &migration.leader_name;
-        // No candidate stands for the second lease, so the API server would give it to none.
+        // There is no candidate for the second lease, so the API server would give it to no one.
         settled(contender.lead(name, false, health, under(Lease::Migration)).await)
     };
     future::try_zip(led, migrated).await?;
@@ -301,7 +301,7 @@ async fn run_controllers(started: RunContext, stop: StopToken) -> Result<(), Fai
     })
 }
 
-/// `Err`: the process has to end at once, with the errors still to be printed.
+/// `Err`: the process must end immediately; contains the errors to print.
 fn settled(ended: Result<Ended, String>) -> Result<(), Vec<String>> {
     match ended.map_err(|error| vec![error])? {
         Ended::NeverLed | Ended::Stopped => Ok(()),

@@ -1,4 +1,4 @@
-//! The log's notices about flags that are accepted but differ in effect from the Go manager's.
+//! Notices in the log about accepted flags whose effect differs from the Go manager's.
 
 use crate::options::{Options, all_feature_gates, emulated, git_version};
 

@@ -16,7 +16,7 @@ use crate::task::StopToken;
 pub const NAMESPACE: &str = "kube-system";
 pub const RESOURCE: ResourceType = ServiceAccount::RESOURCE;
 
-/// The time between two tries to make what is missing: at first, and at most.
+/// The first and the longest delay between two attempts to create missing accounts.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -31,10 +31,10 @@ pub async fn ensure(client: &Client, name: &str) -> client::Result<()> {
     create(client, name).await
 }
 
-/// Makes the accounts of these names that are missing, and tries again until none is. They would be
-/// made when they are needed, but who lists accounts or binds roles to them expects all of them.
+/// Creates the missing accounts of these names, and retries until all exist. Accounts are also
+/// created on demand, but users who list them or bind roles to them expect all of them.
 ///
-/// Ends after the stop, with no write under way: the lease is kept as long as one has no answer.
+/// Ends after the stop, when no write is in flight: the lease is kept while a write has no answer.
 pub async fn make_all(
     client: Client,
     mut names: BTreeSet<&'static str>,
@@ -52,11 +52,10 @@ pub async fn make_all(
     }
 }
 
-/// One after another, so that the tokens which controllers wait for come first. Takes those that
-/// are there out of `names`. After the stop no further one is made.
+/// Creates the accounts one after another, so that the tokens for which controllers wait come
+/// first. Removes existing accounts from `names`. Creates no account after the stop.
 ///
-/// # Errors
-/// The first one. The others are tried all the same.
+/// # Errors The first error. The other accounts are created nevertheless.
 async fn make_missing(
     client: &Client,
     names: &mut BTreeSet<&'static str>,
@@ -106,7 +105,7 @@ async fn create(client: &Client, name: &str) -> client::Result<()> {
         "metadata": { "name": name, "namespace": NAMESPACE },
     });
     match client.resource(&RESOURCE).create::<Value>(NAMESPACE, &body).await {
-        // Another one made it meanwhile.
+        // Another process has created it meanwhile.
         Err(error) if error.is_already_exists() => Ok(()),
         other => other.map(drop),
     }

@@ -25,8 +25,8 @@ use crate::server::tls::{Tls, TlsOptions, pair_in};
 use crate::server::{Handler, Request, Response, handler, profiling, zpages};
 use crate::task::{self, StopToken, TaskGroup};
 
-/// How often the cluster's authorities of client certificates are read again, in looks at files.
-const LOOKS: u32 = 6;
+/// The cluster's authorities of client certificates are read again after this number of file polls.
+const POLLS: u32 = 6;
 
 /// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
@@ -149,15 +149,15 @@ pub async fn serve(
     tasks.spawn(async move { tls.reload(timer, stopped).await });
     let stop = stop.clone();
     tasks.spawn(async move {
-        // The first look reads what may have changed since the start.
-        let (mut read, mut looks) = (Default::default(), 0);
+        // The first poll reads files that may have changed since the start.
+        let (mut read, mut polls) = (Default::default(), 0);
         while stop.unless_stopped(clock.sleep(POLL_PERIOD)).await.is_some() {
             let now = lookup.stamps().await;
-            looks += 1;
-            if now == read && looks < LOOKS {
+            polls += 1;
+            if now == read && polls < POLLS {
                 continue;
             }
-            (read, looks) = (now, 0);
+            (read, polls) = (now, 0);
             match stop.unless_stopped(lookup.trust()).await {
                 Some(Ok(trust)) => auth.set_trust(trust),
                 Some(Err(error)) => {

@@ -1,4 +1,4 @@
-//! Shadow mode: the manager only reads, beside the one in charge.
+//! Shadow mode: the manager only reads, beside the manager in charge.
 
 use std::io::Write;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::server::page::Page;
 use crate::shadow::Shadow;
 use crate::task::StopToken;
 
-/// Volumes are looked at this often, so that a binding is wanted here while it is held back.
+/// The sync period of volumes: short, so that this manager wants a binding while it is held back.
 const BINDER_PERIOD: Duration = Duration::from_secs(5);
 
-/// The flags as shadow mode has them: no lease is taken, no token is requested, and objects come in
-/// JSON, whose metadata says who wrote them.
+/// The flags, changed for shadow mode: no lease is taken, no token is requested, and objects come
+/// in JSON, whose metadata says who wrote them.
 pub fn options(options: Options) -> Options {
     Options {
         leader_elect: false,
@@ -47,16 +47,16 @@ pub async fn ends<T>(
     if let Some(shadow) = shadow.filter(|_| !options.shadow_for.is_zero()) {
         shadow.begun().await;
         clock.sleep(options.shadow_for).await;
-        // What is late is compared once more.
-        shadow.look().await;
+        // Late intentions are compared once more.
+        shadow.compare_late().await;
         shadow.close();
         stop.stop();
     }
     std::future::pending().await
 }
 
-/// Prints the report. `Err`: with `--shadow-for`, when it is not clean. `ended`: how the controllers
-/// ended, which does not matter once the time is over, because nothing is under way.
+/// Prints the report. `Err`: with `--shadow-for`, when it is not clean. `ended`: how the
+/// controllers ended, which does not matter after `--shadow-for`, because no write is in flight.
 pub fn conclude(
     options: &Options,
     shadow: &Shadow,

@@ -1,5 +1,5 @@
-//! What is done under the lease: wait for the API server, make the context, build the controllers,
-//! start the informers, run until stopped.
+//! The work under the lease: waits for the API server, creates the context, builds the controllers,
+//! starts the informers, runs until stopped.
 //! Upstream: `CreateControllerContext`, `BuildControllers`, `RunControllers`.
 
 use parking_lot::Mutex;
@@ -33,20 +33,20 @@ use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
-/// For how long is waited for all controllers to work: a server may never fill the caches of some.
+/// The longest wait for all controllers to run: the caches of some may never sync.
 const START_PATIENCE: Duration = Duration::from_secs(60);
-/// The name of the client that makes accounts and their tokens.
+/// The name of the client that creates accounts and their tokens.
 const ACCOUNTS: &str = "token-requests";
 /// A controller starts after the start interval and up to as much again.
 const START_JITTER: f64 = 1.0;
 
-/// What start-up has made before it takes the lease.
+/// The parts that start-up creates before it takes the lease.
 #[derive(Clone)]
 pub struct RunContext {
     pub options: Arc<Options>,
     pub connection: Arc<dyn Connection>,
     pub health: HealthChecks,
-    /// What is served; the controllers add their debug handlers.
+    /// The served paths; the controllers add their debug handlers.
     pub routes: Routes,
     /// Shows what runs.
     pub pipeline: Pipeline,
@@ -56,7 +56,7 @@ pub struct RunContext {
     pub lease: Lease,
     /// Opens when controllers have been started under the main lease.
     pub running: Latch,
-    /// In shadow mode: what compares this manager with the one in charge.
+    /// In shadow mode: compares this manager with the manager in charge.
     pub shadow: Option<Shadow>,
 }
 
@@ -67,7 +67,7 @@ impl RunContext {
     }
 }
 
-/// Why the controllers do not run, or did not end as they should.
+/// The reason why the controllers do not run, or did not end in order.
 #[derive(Debug, PartialEq)]
 pub struct Failed {
     pub error: String,
@@ -139,7 +139,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     if let Some(shadow) = started.shadow.clone() {
         let stop = stop.clone();
         tasks.spawn(async move {
-            // A write that comes before the monitors of the collector watch is not seen.
+            // The garbage collector's monitors do not see a write before their watches begin.
             if stop.unless_stopped(all_run).await.is_some() {
                 shadow.begin(watchers);
                 shadow.run(&stop).await;
@@ -149,7 +149,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
         let client = connection.client(&user_agent(ACCOUNTS));
         let (clock, stop) = (clock.clone(), stop.clone());
         tasks.spawn(async move {
-            // Not before: nothing of the start has to wait for accounts that are not needed yet.
+            // Not earlier: the start must not wait for accounts that are not needed yet.
             if stop.unless_stopped(all_run).await.is_some() {
                 service_accounts::make_all(client, accounts, clock, stop).await;
             }
@@ -273,7 +273,8 @@ fn build<'a>(
     Ok(controllers)
 }
 
-/// Between once and twice `--min-resync-period`, so that not all managers do it at once.
+/// A random time between once and twice `--min-resync-period`, so that managers do not resync
+/// together.
 /// Upstream: `ResyncPeriod`.
 fn resync_period(options: &Options) -> Duration {
     options.min_resync_period.mul_f64(1.0 + fastrand::f64())
@@ -290,9 +291,9 @@ fn served(debug: DebugHandler) -> Handler {
     })
 }
 
-/// A controller from its start, a jittered interval from now, to its end. Its failure, and an end
-/// before the stop, are reported to `failure`. One that panics stays in `running`: nothing waits for
-/// its tasks any more.
+/// Runs a controller after a jittered start interval, until it ends. Its failure, and an end before
+/// the stop, are reported to `failure`. A controller that panics stays in `running`: its tasks are
+/// no longer joined.
 fn run_one(
     controller: Controller,
     options: &Options,

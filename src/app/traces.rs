@@ -41,7 +41,7 @@ pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
     })
 }
 
-/// What is traced after a request; `None`: what was. `below`: the object that the path names.
+/// The traced objects after a request; `None`: unchanged. `below`: the object that the path names.
 fn changed(
     method: &Method,
     mut traced: Vec<TraceObject>,

@@ -11,7 +11,8 @@ use super::{Request, Response};
 use crate::metrics;
 use crate::sort::Order;
 
-/// `Err`: why it is not healthy. Shown in the log and under the check's own path only.
+/// A health check. `Err`: the reason why it fails. Shown in the log and under the check's own path
+/// only.
 pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// Cheap to clone; clones share their checks.

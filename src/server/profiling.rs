@@ -15,7 +15,7 @@ use crate::task;
 
 const BASE: &str = "/debug/pprof";
 const BINARY: &str = "application/octet-stream";
-/// How long a CPU profile is recorded unless the request says.
+/// The duration of a CPU profile, unless the request has one.
 const SECONDS: u64 = 30;
 /// How often samples are taken out of the sampler's table.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -39,7 +39,7 @@ Types of profiles available:
 </html>
 ";
 
-/// The answer for profiles that a Go program has and this one has not.
+/// The answer for profiles that a Go program has and this one lacks.
 const UNKNOWN: &str = "Unknown profile: this build records CPU time (profile) and counts tasks \
     (goroutine). It has no heap, allocs, block, mutex or threadcreate profile and no trace.\n";
 
@@ -77,7 +77,7 @@ fn number(request: &Request, name: &str) -> Option<u64> {
     request.query_values(name).next()?.parse().ok()
 }
 
-/// Records for the requested time. When the client goes away, the recording ends.
+/// Records for the requested time. The recording ends when the client disconnects.
 async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
     let seconds = number(&request, "seconds").filter(|seconds| *seconds > 0).unwrap_or(SECONDS);
     let mut sampler = match Sampler::start() {
@@ -109,7 +109,7 @@ async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
     download("profile", profile.await)
 }
 
-/// Tasks stand for goroutines.
+/// The profile `goroutine`, with tasks in place of goroutines.
 fn tasks(request: &Request, clock: &SharedClock) -> Response {
     let running = task::running();
     if number(request, "debug").is_some_and(|debug| debug > 0) {
@@ -129,7 +129,8 @@ fn tasks(request: &Request, clock: &SharedClock) -> Response {
     download("goroutine", profile.encoded())
 }
 
-/// The functions at the addresses `0x1+0x2` of the body. Without a body, whether any is known.
+/// Answers with the functions at the addresses `0x1+0x2` in the body; without a body, with whether
+/// any symbols are known.
 async fn symbol(request: Request) -> Response {
     let body = match request.method == Method::POST {
         true => request.body.read(ADDRESSES).await.unwrap_or_default(),
@@ -170,7 +171,7 @@ mod tests {
         let second = block_on(ask("/debug/pprof/profile?seconds=2"));
         assert_eq!(second.status, 500);
         assert!(second.content().starts_with(b"Could not enable CPU profiling: "));
-        // A client that goes away ends its profile.
+        // A client that disconnects ends its profile.
         drop(first);
         let mut third = ask("/debug/pprof/profile?seconds=1");
         for _ in 0..4 {

@@ -17,7 +17,7 @@ pub struct Routes {
 #[derive(Default)]
 struct Table {
     exact: BTreeMap<String, Handler>,
-    /// By the prefix, with its trailing slash.
+    /// Handlers of trees, by their prefix with a trailing slash.
     below: BTreeMap<String, Handler>,
     /// Left out of [`Routes::paths`].
     unlisted: Vec<String>,
@@ -33,21 +33,21 @@ impl Routes {
         table.exact.insert(path.into(), handler);
     }
 
-    /// `path` and all paths below it.
+    /// Adds a handler for `path` and all paths below it.
     pub fn add_tree(&self, path: &str, handler: Handler) {
         self.add(path, handler.clone());
         let mut table = self.table.write();
         table.below.insert(format!("{path}/"), handler);
     }
 
-    /// The same, left out of [`Routes::paths`].
+    /// Adds a handler that is left out of [`Routes::paths`].
     pub fn add_unlisted(&self, path: &str, handler: Handler) {
         self.add_tree(path, handler);
         self.table.write().unlisted.push(path.into());
     }
 
-    /// The debug handler of a controller, for `/debug/controllers/NAME` and all paths below it. It
-    /// gets the paths without this prefix.
+    /// Adds the debug handler of a controller, for `/debug/controllers/NAME` and all paths below
+    /// it. The handler gets the paths without this prefix.
     pub fn add_debug(&self, controller: &str, handler: Handler) {
         let base = format!("/debug/controllers/{controller}");
         let stripped = base.clone();
@@ -58,7 +58,7 @@ impl Routes {
         self.add_unlisted(&base, strip);
     }
 
-    /// Sorted, without the unlisted ones.
+    /// The paths, sorted, without the unlisted ones.
     pub fn paths(&self) -> Vec<String> {
         let table = self.table.read();
         table.exact.keys().filter(|path| !table.unlisted.contains(path)).cloned().collect()

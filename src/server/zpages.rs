@@ -78,7 +78,7 @@ pub fn install_statusz(routes: &Routes, build: Build, clock: SharedClock) {
     routes.add("/statusz", handler(answer));
 }
 
-/// The forms of a page.
+/// The formats of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Text,
@@ -86,7 +86,7 @@ enum Form {
     Yaml(&'static str),
 }
 
-/// The best form that `accept` names. `kind` is that of the object in lower case.
+/// The best format that `accept` names. `kind` is that of the object in lower case.
 fn form(accept: &str, kind: &str) -> Option<Form> {
     let mut ranges: Vec<(f32, Form)> = Vec::new();
     for range in accept.split(',') {

@@ -14,13 +14,13 @@ use crate::client::{
 };
 use crate::task::{Run, current_run};
 
-/// Pages of a collection that is to be deleted: one shows whether there is anything.
+/// The page size of a list before a collection is deleted: one page shows whether it has items.
 const PAGE: &str = "500";
 
-/// A write on its way.
+/// A write that a client wants to send.
 struct Asked {
     call: Call,
-    /// What asked, where it is no controller's work.
+    /// The User-Agent, used when no controller wrote.
     agent: String,
     run: Option<Arc<Run>>,
 }
@@ -32,7 +32,7 @@ impl Interceptor for Shadow {
         let place =
             Place { resource: target.resource(), namespace: target.namespace, name: target.name };
         let run = current_run();
-        self.inner.claim(&place, Kind::Look, run.map_or("", |run| run.controller));
+        self.inner.claim(&place, Kind::Read, run.map_or("", |run| run.controller));
     }
 
     fn handle_write(&self, call: &Call, agent: &str) -> Boxed<Result<Vec<u8>>> {
@@ -47,13 +47,13 @@ impl Asked {
         Error::Shadowed { request: self.call.to_string() }
     }
 
-    /// The controller; of other work the part of the program that the User-Agent names.
+    /// The controller; for other writes, the part of the program that the User-Agent names.
     fn controller(&self) -> String {
         let named = || self.agent.rsplit('/').next().unwrap_or_default();
         self.run.as_ref().map_or_else(named, |run| run.controller).to_owned()
     }
 
-    /// What the write addresses, with the name that a creation has in its body.
+    /// The object of the write; the name of a creation comes from its body.
     fn place(&self, target: &Target, body: &Value) -> Place {
         let metadata = &body["metadata"];
         let text = |field: &str| metadata[field].as_str().unwrap_or_default();
@@ -112,7 +112,7 @@ impl Inner {
         };
         let controller = asked.controller();
         self.claim(&place, kind_of(&request), &controller);
-        // A sync wants the first of several objects; the others are its siblings.
+        // A sync records only the first of several objects; the others count as its siblings.
         let owners = request.body["metadata"]["ownerReferences"].as_array().into_iter().flatten();
         let owner = owners.filter_map(|owner| owner["uid"].as_str()).next();
         if let Some(owner) = owner.filter(|_| request.is_create()) {
@@ -124,7 +124,7 @@ impl Inner {
         let run = asked.run.as_deref();
         let in_sync = run.is_some_and(|run| !run.key.is_empty() && !run.has_ended());
         if in_sync && run.is_some_and(Run::is_derailed) {
-            // What a sync does after a failed write is not what it would do.
+            // The writes of a sync after a failed write differ from those after a successful one.
             return Err(asked.shadowed());
         }
         let mut wish = IntendedWrite {
@@ -176,7 +176,7 @@ impl Inner {
         Err(asked.shadowed())
     }
 
-    /// Why no object can be created in a namespace.
+    /// The reason why no object can be created in a namespace, if there is one.
     async fn namespace_refusal(&self, wish: &IntendedWrite) -> Option<Refusal> {
         let namespace = &wish.place.namespace;
         if !wish.request.is_create() || namespace.is_empty() {
@@ -194,7 +194,7 @@ impl Inner {
     }
 }
 
-/// Lists the collection that a call deletes; `None`: it does another thing.
+/// The call that lists the collection that `call` deletes; `None` for other calls.
 fn collection(call: &Call, place: &Place) -> Option<Call> {
     (call.method == "DELETE" && place.name.is_empty()).then(|| {
         let mut list = Call::new("GET", call.path.clone());
@@ -204,7 +204,7 @@ fn collection(call: &Call, place: &Place) -> Option<Call> {
     })
 }
 
-/// Where the object is that a write changes or creates; `None`: it has no name yet.
+/// The path of the object that a write changes or creates; `None` when it has no name yet.
 fn object_path(target: &Target, place: &Place) -> Option<String> {
     if place.name.is_empty() || place.name.ends_with('*') {
         return None;

@@ -1,4 +1,4 @@
-//! Which changes of objects the manager in charge made, by their `managedFields`.
+//! Finds the changes that the manager in charge made, by `managedFields`.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ const REVISIONS: &str = "controllerrevisions.apps";
 
 const SECOND_MICROS: i64 = 1_000_000;
 
-/// What an object says of itself.
+/// The metadata that is read of an object.
 #[derive(Deserialize, Default)]
 pub struct Head {
     #[serde(default)]
@@ -65,15 +65,15 @@ pub struct Entry {
     time: Option<Timestamp>,
 }
 
-/// The last writes of the manager in charge to each object, by subresource, and what users last
-/// asked of it.
+/// The last writes of the manager in charge to each object, by subresource, and the last request of
+/// users.
 #[derive(Default)]
 pub struct Authors {
     objects: HashMap<Uid, Vec<(String, Timestamp)>>,
     asked: HashMap<Uid, Asked>,
 }
 
-/// What users change of an object: the generation of its spec, and whether it is to be deleted.
+/// The request of users for an object: the generation of its spec, and whether it is being deleted.
 type Asked = (i64, bool);
 
 impl Metadata {
@@ -96,10 +96,10 @@ impl Metadata {
 }
 
 impl Authors {
-    /// A state of an object. Returns the write that made it, if the manager in charge made it: its
-    /// entry has a new time. Removals of fields leave no trace.
+    /// Records a state of an object. Returns the write that led to it, if it is of the manager in
+    /// charge: then the manager's entry has a new time. Removals of fields leave no trace.
     pub fn observe(&mut self, resource: &str, meta: &Metadata) -> Option<Write> {
-        // With --use-service-account-credentials the manager makes accounts for its controllers.
+        // With --use-service-account-credentials the manager creates accounts for its controllers.
         let is_own_account = resource == "serviceaccounts"
             && meta.namespace == "kube-system"
             && meta.name != "default";
@@ -130,12 +130,12 @@ impl Authors {
             }
         }
         let (time, subresource) = written?;
-        // The API server takes both times, maybe in two seconds.
+        // The API server takes both times from its clock, perhaps in different seconds.
         let at_creation = meta
             .creation_timestamp
             .is_some_and(|created| (time.as_micros() - created.as_micros()).abs() <= SECOND_MICROS);
         let is_new = at_creation && subresource.is_empty() && meta.managed_fields.len() == 1;
-        // A sync makes at most one revision, with a name of its own.
+        // A sync creates at most one revision, with a name of its own.
         let owner = meta.owner_references.first().filter(|_| resource != REVISIONS);
         Some(Write {
             place: meta.place(resource),
@@ -147,22 +147,22 @@ impl Authors {
         })
     }
 
-    /// Whether a state of an object asks for other work than the last one did.
+    /// Whether the request of users in this state differs from that in the last state.
     pub fn asks(&mut self, meta: &Metadata) -> bool {
         let asked = (meta.generation, meta.deletion_timestamp.is_some());
         let former = self.asked.insert(meta.uid.clone(), asked);
         former.is_some_and(|former| former != asked)
     }
 
-    /// The object is gone. Returns whether its deletion is news.
+    /// Forgets a deleted object. Returns whether its deletion was not known before.
     pub fn forget(&mut self, uid: &Uid) -> bool {
         self.objects.remove(uid);
         self.asked.remove(uid).is_some_and(|(_, is_deleted)| !is_deleted)
     }
 }
 
-/// What a volume is bound to stands for its owner: of several volumes that fit equally well the
-/// managers may take different ones.
+/// The uid of the claim that a volume is bound to, used as its owner: of several volumes that fit
+/// equally well, the managers may choose different ones.
 pub fn bound_to<'a>(resource: &str, object: &'a Value) -> Option<&'a str> {
     object["spec"]["claimRef"]["uid"].as_str().filter(|_| resource == "persistentvolumes")
 }

@@ -1,5 +1,5 @@
-//! What creations say. Most objects are compared by the updates that each manager wants of them;
-//! those that are written once are compared when they are created.
+//! Compares the content of creations. Most objects are compared by the updates that each manager
+//! wants; those that are written only once are compared when they are created.
 
 use std::collections::HashMap;
 
@@ -44,12 +44,13 @@ const WRITTEN_ONCE: &[(&str, &[&str])] = &[
 /// Resources whose labels, annotations and finalizers only their controllers write.
 const NOTHING_ADDED: [&str; 3] = ["controllerrevisions.apps", "pods", "replicasets.apps"];
 
-/// Conditions that end an object's life: a manager that finds one has nothing left to write.
+/// Final conditions: a manager that finds one writes nothing more.
 const FINAL: &[(&str, &[&str])] =
     &[("jobs.batch", &["Complete", "Failed", "FailureTarget", "SuccessCriteriaMet"])];
 
-/// The Node that a Pod of a DaemonSet is for: a batch begins with any of them.
-const CHOSEN: &str = "matchFields";
+/// The member that names the Node of a DaemonSet's Pod. It is not compared: a batch may begin with
+/// any Node.
+const NODE_OF_DAEMON_POD: &str = "matchFields";
 
 /// Members of containers that admission changes: by registries' mirrors and by autoscalers.
 const ADMITTED: [&str; 3] = ["image", "imagePullPolicy", "resources"];
@@ -66,8 +67,8 @@ pub fn part(resource: &str, object: &Value) -> Option<Value> {
     Some(part.into())
 }
 
-/// In what a created object differs from what this manager would have created, both as [`part`]
-/// has them. The API server and its admission may have added to it.
+/// The differences between a created object and the one that this manager would have created, both
+/// as returned by [`part`]. Fields that the API server and admission may have added do not count.
 pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Change> {
     let mut found = Vec::new();
     contained("", wanted, created, &mut found);
@@ -97,8 +98,8 @@ pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Chang
     found
 }
 
-/// Final conditions that this manager wants where `live` has others: those of the one in charge,
-/// which was faster.
+/// Final conditions that this manager wants where `live` has other ones, because the manager in
+/// charge was faster.
 pub fn other_verdicts(resource: &str, wanted: &Value, live: &Value) -> Vec<Change> {
     let Some((_, types)) = FINAL.iter().find(|(name, _)| *name == resource) else {
         return Vec::new();
@@ -146,7 +147,7 @@ fn push(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>) {
     into.push(Change { path: path.to_owned(), old: created.clone(), new: wanted.clone() });
 }
 
-/// Finds what `wanted` names and `created` lacks or has otherwise.
+/// Finds the fields of `wanted` that `created` lacks or has with another value.
 fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>) {
     if same(wanted, created) {
         return;
@@ -158,7 +159,7 @@ fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>
         (Value::Object(wanted), Value::Object(created)) => {
             let is_container = path.contains("ontainers[");
             for (key, value) in wanted {
-                if key == CHOSEN || (is_container && ADMITTED.contains(&key.as_str())) {
+                if key == NODE_OF_DAEMON_POD || (is_container && ADMITTED.contains(&key.as_str())) {
                     continue;
                 }
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
@@ -181,7 +182,8 @@ fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>
                         contained(path, item, other, &mut found);
                         found.is_empty()
                     };
-                    // Both are likely in one order, so the search goes on where the last one ended.
+                    // Both probably have the same order, so the search continues where the last one
+                    // ended.
                     let (before, behind) = created.split_at(next);
                     let place = behind.iter().chain(before).position(has);
                     if let Some(place) = place {

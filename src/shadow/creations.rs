@@ -1,5 +1,5 @@
-//! What both managers write once: the content that this one wanted against the content that came.
-//! No I/O: time is an argument.
+//! Compares objects that are written only once: the content that this manager wanted, and the
+//! content that the manager in charge wrote. No I/O: time is an argument.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use super::contents::{differences, part};
 use super::diff::Change;
 use super::ledger::{IntendedWrite, Place};
 
-/// A creation of the one in charge is compared with what this manager wants up to so much later.
+/// How long after a creation by the manager in charge this manager's wish is compared with it.
 const RECENT: Duration = Duration::from_secs(15);
 
-/// Of one place: how many recent creations are kept.
+/// The number of recent creations that are kept for each place.
 const KEPT: usize = 50;
 
-/// What this manager wanted otherwise.
+/// A creation whose content this manager wanted to be different.
 pub struct Differing {
     pub wish: IntendedWrite,
-    /// With what came instead as the old value.
+    /// The changes, with the values of the manager in charge as old values.
     pub changes: Vec<Change>,
-    /// What it wanted.
+    /// The content that this manager wanted.
     part: Value,
     pub since: Duration,
     pub times: u64,
 }
 
-/// How a creation of the one in charge compares with what this manager wants.
+/// How a creation by the manager in charge compares with the one that this manager wants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Verdict {
     /// `is_first`: this one of several equal creations was not wanted before.
@@ -40,19 +40,19 @@ pub enum Verdict {
 struct Made {
     part: Value,
     at: Duration,
-    /// This manager has wanted it too.
+    /// Whether this manager has wanted it too.
     is_wanted: bool,
 }
 
 #[derive(Default)]
 pub struct Creations {
-    /// Of the one in charge.
+    /// The recent creations by the manager in charge.
     recent: HashMap<Place, Vec<Made>>,
     differing: Vec<Differing>,
 }
 
 impl Creations {
-    /// The one in charge has created an object.
+    /// Records an object that the manager in charge has created.
     pub fn made(&mut self, now: Duration, place: &Place, object: &Value) {
         let Some(part) = part(&place.resource, object) else { return };
         self.differing.retain(|differing| {
@@ -66,9 +66,10 @@ impl Creations {
         recent.push(Made { part, at: now, is_wanted: false });
     }
 
-    /// Whether the one in charge has made what this manager wants to create. `None`: it has lately
-    /// created nothing there, or objects of this kind are not compared. One content of those that
-    /// share a name's prefix is enough: a batch begins with any of them.
+    /// Compares the creation that this manager wants with those of the manager in charge. `None`:
+    /// there is no recent creation at this place, or objects of this kind are not compared. One
+    /// equal content among those with the same name prefix is enough: a batch may begin with any of
+    /// them.
     pub fn agrees(&mut self, now: Duration, wish: &IntendedWrite) -> Option<Verdict> {
         let wanted = part(&wish.place.resource, &wish.request.body)?;
         let is_recent = |made: &&mut Made| now.saturating_sub(made.at) < RECENT;
@@ -91,7 +92,7 @@ impl Creations {
         Some(Verdict::Differs)
     }
 
-    /// What is at a place differs for good from what this manager wants.
+    /// Records that the object at a place permanently differs from the one that this manager wants.
     pub fn differs(
         &mut self,
         now: Duration,
@@ -118,7 +119,7 @@ impl Creations {
         self.differing.iter()
     }
 
-    /// Forgets what is no longer recent.
+    /// Forgets creations that are no longer recent.
     pub fn tick(&mut self, now: Duration) {
         self.recent.retain(|_, made| {
             made.retain(|made| now.saturating_sub(made.at) < RECENT);

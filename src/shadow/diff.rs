@@ -1,4 +1,4 @@
-//! Which fields differ between two states of an object.
+//! Finds the fields that differ between two states of an object.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ pub fn changes(old: &Value, new: &Value) -> Vec<Change> {
     changes
 }
 
-/// As [`changes`], of whole objects, without what the server sets.
+/// As [`changes`], for whole objects, without the fields that the server sets.
 pub fn object_changes(old: &Value, new: &Value) -> Vec<Change> {
     let mut changes = changes(old, new);
     changes.retain(|change| {

@@ -1,10 +1,11 @@
-//! The order of what happens in a namespace, where some of it waits. What others ask after a write of
-//! the manager in charge passes after it, and what that manager writes then is an answer.
+//! The order of events in a namespace while some of them are held back. A request of another user
+//! that came after a write of the manager in charge passes after it; a later write of that manager
+//! is the answer to the request.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// A namespace is forgotten when nothing in it was wanted for so long.
+/// A namespace is forgotten when no write in it was wanted for this time.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -14,18 +15,18 @@ pub struct Turns {
 
 #[derive(Default)]
 struct Namespace {
-    /// What waits, by its version: in how many watches.
+    /// The events that wait: their versions, and the number of watches in which each waits.
     waiting: [BTreeMap<u64, usize>; 2],
-    /// When this manager last wanted one of them.
+    /// The time when this manager last wanted one of them.
     wanted: Duration,
 }
 
-/// What waits.
+/// The kind of an event that waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum What {
-    /// A write of the one in charge.
+    /// A write of the manager in charge.
     Write,
-    /// What others ask.
+    /// A request of another user.
     ForeignRequest,
 }
 
@@ -36,7 +37,7 @@ pub fn number(version: &str) -> Option<u64> {
 }
 
 impl Turns {
-    /// Something waits, until [`passes`](Self::passes).
+    /// Records an event that waits until [`passes`](Self::passes) is called.
     pub fn waits(&mut self, what: What, namespace: &str, version: u64, now: Duration) {
         if !self.namespaces.contains_key(namespace) {
             self.namespaces.retain(|_, of| {
@@ -72,7 +73,7 @@ impl Turns {
         }
     }
 
-    /// When a write in this namespace was last wanted; zero: not lately.
+    /// The time when a write in this namespace was last wanted; zero: not recently.
     pub fn last_wanted(&self, namespace: &str) -> Duration {
         self.namespaces.get(namespace).map_or(Duration::ZERO, |of| of.wanted)
     }

@@ -19,18 +19,19 @@ use super::ledger::{Kind, Seen, Write};
 use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::objects::{Encoded, Form, ListPart, ObjectKey, WatchEvent};
 
-/// How long a write of the one in charge waits to be wanted here.
+/// How long a write of the manager in charge waits until this manager wants it too.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// It waits until so long after the last write that was let pass without being wanted, and after the
-/// last one in its namespace that was wanted: this manager follows. Up to a limit.
+/// A write also waits for this time after the last write that passed without being wanted, and
+/// after the last write in its namespace that was wanted, because this manager is catching up. Up
+/// to a limit.
 const MORE_PATIENCE: Duration = Duration::from_secs(1);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(10);
-/// The limit while a controller still works on what came before, or has not seen what a write
-/// answers; and of what waits for writes.
+/// The limit while a controller still works on earlier events, or has not seen the request that a
+/// write answers; also the limit for events that wait for writes.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often a write that waits for a controller is looked at.
-const LOOK: Duration = Duration::from_millis(250);
-/// Resources on which controllers work at times of their own: how long their writes wait.
+/// The poll period of a write that waits for a controller.
+const POLL_PERIOD: Duration = Duration::from_millis(250);
+/// Resources that controllers sync periodically: how long their writes wait.
 const PERIODS: [(&str, Duration); 3] = [
     ("nodes", Duration::from_secs(7)),
     ("persistentvolumeclaims", Duration::from_secs(7)),
@@ -43,7 +44,8 @@ type Events = BoxStream<Result<Event, Error>>;
 pub struct Tap {
     source: Arc<dyn Source>,
     shadow: Arc<Inner>,
-    /// What watches held that were dropped half-way; their successors begin after it.
+    /// Events that were held by watches that have been dropped; the next watch continues after
+    /// them.
     left: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
 }
 
@@ -117,15 +119,15 @@ struct Held {
 }
 
 enum Waits {
-    /// A write of the one in charge: until this manager has wanted it.
+    /// A write of the manager in charge: waits until this manager has wanted it.
     ToBeWanted(Box<Write>, Option<Turn>),
-    /// What others ask of an object: until no write before it in its namespace waits.
+    /// A request of another user: waits until no earlier write in its namespace waits.
     ForWrites(Turn),
-    /// What comes after an event of the same object that waits.
+    /// An event that follows a waiting event of the same object.
     ForItsObject,
 }
 
-/// A place among all that waits in a namespace.
+/// A position in the order of the waiting events of a namespace.
 struct Turn {
     what: What,
     namespace: String,
@@ -134,7 +136,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// `None`: what has no namespace, or no version with an order, is in no order.
+    /// `None` for an event without a namespace or without a version that can be ordered.
     fn take(what: What, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
         let version = event_order::number(version).filter(|_| !namespace.is_empty())?;
         shadow.turns.lock().waits(what, namespace, version, shadow.clock.monotonic());
@@ -212,7 +214,7 @@ impl Flow {
         }
     }
 
-    /// The watch has ended: nothing waits any more.
+    /// Ends the watch and lets all events pass.
     fn finish(&mut self, error: Option<Error>) {
         self.end = Some(error);
         self.ready.extend(self.held.drain(..).map(|held| held.event));
@@ -243,7 +245,7 @@ impl Flow {
         let generated = if is_new { meta.generated(&self.resource) } else { None };
         let is_judged = !self.is_initial && shadow.is_judging.load(Ordering::Relaxed);
         let mut write = write.filter(|_| is_judged);
-        // What becomes an object of its own is a creation, also where it was not the first write.
+        // A new object counts as a creation, even if this was not the first write.
         if let Some(write) = write.as_mut().filter(|_| !is_new)
             && write.kind == Kind::Create
         {
@@ -288,7 +290,8 @@ impl Flow {
         self.held.push(Held { event, object, waits, since: now });
     }
 
-    /// Lets pass what was wanted or has waited for too long. Returns how long the next one waits.
+    /// Lets events pass that were wanted or have waited for too long. Returns the remaining wait of
+    /// the next one.
     fn release(&mut self) -> Option<Duration> {
         if self.held.is_empty() {
             return None;
@@ -321,7 +324,7 @@ impl Flow {
                     let is_answer =
                         || turn.as_ref().is_some_and(|turn| turn.comes_after(What::ForeignRequest));
                     if now < until || (now < limit && (is_answer() || !has_caught_up(age))) {
-                        until.max(now + LOOK)
+                        until.max(now + POLL_PERIOD)
                     } else {
                         write.fields = fields_of(&held.event, &write.kind);
                         *last_suspect = now;
@@ -342,8 +345,8 @@ impl Flow {
     }
 }
 
-/// Until when a write waits at least that came at `since`; `followed`: when this manager last made
-/// progress.
+/// The earliest time at which a write that came at `since` may pass unwanted. `followed`: when this
+/// manager last made progress.
 fn until(since: Duration, patience: Duration, followed: Duration) -> Duration {
     (since + patience).max((followed + MORE_PATIENCE).min(since + LONGEST_PATIENCE))
 }
@@ -373,7 +376,7 @@ fn fields_of(event: &Event, kind: &Kind) -> Vec<String> {
     };
     let subresource = match kind {
         Kind::Change(subresource) => subresource.as_str(),
-        Kind::Create | Kind::Look => "",
+        Kind::Create | Kind::Read => "",
     };
     whole(object).map(|object| owned_fields(&object, subresource)).unwrap_or_default()
 }

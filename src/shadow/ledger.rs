@@ -1,4 +1,5 @@
-//! What this manager would write, and what the one in charge wrote. No I/O: time is an argument.
+//! Compares the writes that this manager would have made with those of the manager in charge. No
+//! I/O: time is an argument.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -14,25 +15,25 @@ use super::request::{Effect, Request};
 use crate::lookup::Lookup;
 use crate::sort::Order;
 
-/// A write of the one in charge is expected when this manager wanted one of the same place and kind
-/// so long before, without a wait.
+/// A write of the manager in charge is expected at once if this manager wanted a write of the same
+/// place and kind within this time before it.
 const CLAIM_WINDOW: Duration = Duration::from_secs(10);
 
-/// An intention that is not repeated for so long is dropped: it was the only try.
+/// An intention that is not repeated within this time is dropped: it was a single attempt.
 const REPEATED_WITHIN: Duration = Duration::from_secs(3 * 60);
 
 /// An intention whose content changes all the time is late after this many times the grace period.
 const RESTLESS: u32 = 4;
 
-/// The first and the longest wait of a key whose sync wanted to write.
+/// The first and the longest delay of a key whose sync wanted to write.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(15);
 
-/// Of unexpected writes, and of intentions that were met: how many are kept to be shown.
+/// The number of unexpected writes, and of met intentions, that are kept for the report.
 const SHOWN: usize = 1000;
 const SHOWN_MET: usize = 20;
 
-/// An object, or what a name is generated for: then the name ends with `*`.
+/// An object, or all objects with a generated name: then the name ends with `*`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// `deployments.apps`
@@ -43,7 +44,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Stands for all objects of this kind with the same first owner.
+    /// The place that represents all objects of this kind with the same first owner.
     pub fn of_owner(&self, uid: &str) -> Place {
         Place { name: format!("{uid}/*"), ..self.clone() }
     }
@@ -65,9 +66,10 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug)]
 pub struct IntendedWrite {
     pub controller: String,
-    /// The key whose sync wanted it; empty: none.
+    /// The key whose sync wanted the write; empty: none.
     pub key: String,
-    /// How much longer than the grace period the one in charge may take: it may look at a later time.
+    /// Extra time beyond the grace period for the manager in charge, which may run the job at
+    /// another time.
     pub patience: Duration,
     pub place: Place,
     pub request: Request,
@@ -79,10 +81,10 @@ pub struct IntendedWrite {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     Create,
-    /// Of a subresource, or of the object itself (empty).
+    /// An update of a subresource, or of the object itself (empty).
     Change(String),
     /// The object was read, most likely to write it.
-    Look,
+    Read,
 }
 
 /// A write of the manager in charge.
@@ -91,15 +93,15 @@ pub struct Write {
     pub place: Place,
     /// The place of its generated name.
     pub generated: Option<Place>,
-    /// The place of all that its owner has, or that its claim may be bound to.
+    /// The place of all objects of its owner, or of all volumes to which its claim may be bound.
     pub siblings: Option<Place>,
     pub kind: Kind,
     pub version: String,
-    /// The fields that it owns since.
+    /// The fields that the manager owns after the write.
     pub fields: Vec<String>,
 }
 
-/// What happened to an object.
+/// The kind of a change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     Present,
@@ -108,19 +110,19 @@ pub enum Seen {
 
 struct Intention {
     wish: IntendedWrite,
-    /// Wanted with this content since.
+    /// The time since when it is wanted with this content.
     first: Duration,
-    /// Wanted with any content since.
+    /// The time since when it is wanted with any content.
     since: Duration,
     last: Duration,
     times: u64,
-    /// The one in charge has written to the place since.
+    /// Whether the manager in charge has written to the place since.
     touched: bool,
-    /// It has written other values than wanted to a field that is to change.
+    /// Whether it has written other values than the wanted ones to a field of the intention.
     rewritten: bool,
     /// When the live object was last compared, after the grace period.
     checked: Option<Duration>,
-    /// When it was last found that the one in charge tries too and is refused.
+    /// When it was last found that the API server refuses the same write to the manager in charge.
     refused: Option<Duration>,
 }
 
@@ -135,7 +137,7 @@ struct Claim {
 enum End {
     Met,
     Dropped,
-    /// The one in charge has created an object with another content.
+    /// The manager in charge has created an object with another content.
     Differs,
 }
 
@@ -157,7 +159,7 @@ struct Counts {
     dropped: u64,
 }
 
-/// What an intention is compared with after its grace period.
+/// The object with which an intention is compared after its grace period.
 pub struct Check {
     pub place: Place,
     pub controller: String,
@@ -167,13 +169,14 @@ pub struct Check {
     pub request: Request,
 }
 
-/// What there is at the place of a [`Check`].
+/// The live object at the place of a [`Check`].
 #[derive(Clone, Copy, Debug)]
 pub enum Live<'a> {
     Object(&'a Value),
-    /// Nothing, or nothing that stays.
+    /// There is no object, or it is being deleted.
     Absent,
-    /// As absent, and the one in charge says that it could not create it.
+    /// As absent, and an event of the manager in charge reports that it could not create the
+    /// object.
     Refused,
     Unknown,
 }
@@ -184,7 +187,7 @@ pub struct Ledger {
     open: HashMap<Place, Vec<Intention>>,
     claims: HashMap<Place, Vec<Claim>>,
     suspects: Vec<Suspect>,
-    /// The last write at a place that was judged: another watch may see it too.
+    /// The last judged write at each place: another watch may deliver the same write.
     judged: HashMap<Place, (String, Duration)>,
     unexpected: Vec<Unexpected>,
     unexpected_count: u64,
@@ -225,7 +228,7 @@ impl Intention {
         item(&self.wish, outcome, now.saturating_sub(self.since), self.times)
     }
 
-    /// Compares with the object as it is. Returns whether the write would change nothing.
+    /// Compares the intention with the live object. Returns whether the write would change nothing.
     fn compare(&mut self, live: &Value, by_incumbent: bool) -> bool {
         let found = match self.wish.request.effect(live) {
             Effect::Nothing => return true,
@@ -238,7 +241,7 @@ impl Intention {
             let Some(now) = now.filter(|now| !same(&wanted.old, &now.old)) else { continue };
             match by_incumbent {
                 true => self.rewritten = true,
-                // Someone else's value is what the one in charge finds.
+                // The manager in charge finds the value of the other writer.
                 false => wanted.old = now.old.clone(),
             }
         }
@@ -247,7 +250,7 @@ impl Intention {
 }
 
 impl Ledger {
-    /// `now`: from when on writes of the one in charge are judged.
+    /// `now`: the time from which writes of the manager in charge are judged.
     pub fn new(grace: Duration, now: Duration) -> Ledger {
         Ledger {
             grace,
@@ -310,7 +313,7 @@ impl Ledger {
         }
     }
 
-    /// This manager would have made a write.
+    /// Records a write that this manager would have made.
     pub fn wish(&mut self, now: Duration, wish: IntendedWrite) {
         self.claim(now, &wish.place, kind_of(&wish.request), &wish.controller);
         let intentions = self.open.entry(wish.place.clone()).or_default();
@@ -336,7 +339,7 @@ impl Ledger {
         let mut wish = wish;
         for change in &mut wish.changes {
             if let Some(former) = former.get(&change.path) {
-                // What it was before any of both wrote.
+                // The value before either manager wrote.
                 known.rewritten |= known.touched && !same(&former.old, &change.old);
                 change.old = former.old.clone();
             }
@@ -350,7 +353,7 @@ impl Ledger {
         known.wish = wish;
     }
 
-    /// This manager would have made a write of this kind, or has found it made.
+    /// Records that this manager would have made a write of this kind, or has found it done.
     pub fn claim(&mut self, now: Duration, place: &Place, kind: Kind, controller: &str) {
         let claims = self.claims.entry(place.clone()).or_default();
         match claims.iter_mut().find(|c| c.kind == kind && c.controller == controller) {
@@ -359,8 +362,8 @@ impl Ledger {
         }
     }
 
-    /// Whether the one in charge has lately made what this manager wants to create, be its content
-    /// the same or not.
+    /// Whether the manager in charge has recently created the object that this manager wants to
+    /// create, with the same content or another.
     pub fn is_made(&mut self, now: Duration, wish: &IntendedWrite) -> bool {
         let agrees = self.creations.agrees(now, wish);
         if agrees == Some(Verdict::Agrees { is_first: true }) {
@@ -369,8 +372,8 @@ impl Ledger {
         agrees.is_some()
     }
 
-    /// The one in charge was faster, and what this manager wants is no longer possible. `live`: the
-    /// object as it is.
+    /// Records that the manager in charge was faster, so that this manager's write is no longer
+    /// possible. `live`: the live object.
     pub fn overtaken(&mut self, now: Duration, wish: &IntendedWrite, live: &Value) {
         let changes = other_verdicts(&wish.place.resource, &wish.request.body, live);
         if !changes.is_empty() {
@@ -378,7 +381,7 @@ impl Ledger {
         }
     }
 
-    /// The one in charge has created an object.
+    /// Records an object that the manager in charge has created.
     pub fn made(&mut self, now: Duration, write: &Write, object: &Value) {
         let mut creations = std::mem::take(&mut self.creations);
         for place in write.generated.iter().chain([&write.place]) {
@@ -395,8 +398,8 @@ impl Ledger {
         self.creations = creations;
     }
 
-    /// The sync of a key has ended that began at `began`. `is_whole`: it reached its end and wanted no
-    /// write. Returns when it is to be called again if it wanted one.
+    /// Records the end of a key's sync that began at `began`. `is_whole`: it completed and wanted
+    /// no write. Returns when to call it again, if it wanted one.
     pub fn run_ended(
         &mut self,
         now: Duration,
@@ -415,7 +418,8 @@ impl Ledger {
             .map(|(place, _)| place.clone())
             .collect();
         if !is_whole {
-            // What comes after the first write is not reached: only the object can say.
+            // The sync does not reach the writes after its first one, so only the live object shows
+            // their state.
             let ages = places.iter().flat_map(|place| &self.open[place]).filter(|i| of_key(i));
             let youngest = ages.map(|intention| now.saturating_sub(intention.since)).min();
             return (youngest.unwrap_or_default() / 4).clamp(FIRST_RETRY, LAST_RETRY);
@@ -429,15 +433,16 @@ impl Ledger {
         FIRST_RETRY
     }
 
-    /// The API server would refuse a write that this manager wants. `is_met`: it is done already.
+    /// Records that the API server would refuse a write that this manager wants. `is_met`: it is
+    /// already done.
     pub fn refused(&mut self, now: Duration, wish: &IntendedWrite, is_met: bool) {
         self.settle(&wish.place, now, |intention| {
             intention.is_same(wish).then(|| End::met_if(is_met))
         });
     }
 
-    /// An object was seen in a watch. `raw`: called when it counts; `by_incumbent`: the one in charge
-    /// wrote this state.
+    /// Records an object from a watch. `raw`: called if the object is needed; `by_incumbent`: the
+    /// manager in charge wrote this state.
     pub fn saw(
         &mut self,
         now: Duration,
@@ -468,7 +473,7 @@ impl Ledger {
         });
     }
 
-    /// Whether this manager wanted such a write lately. Then it is expected.
+    /// Whether this manager recently wanted such a write, which makes the write expected.
     pub fn expects(&mut self, now: Duration, write: &Write) -> bool {
         let since = now.saturating_sub(CLAIM_WINDOW);
         let Some(controller) = self.claimed_since(since, write).map(str::to_owned) else {
@@ -496,15 +501,15 @@ impl Ledger {
         let claims = |place: &Place| self.claims.get(place).into_iter().flatten();
         let related = write.generated.iter().chain(&write.siblings).flat_map(claims);
         claims(&write.place)
-            .filter(|claim| claim.kind == write.kind || claim.kind == Kind::Look)
+            .filter(|claim| claim.kind == write.kind || claim.kind == Kind::Read)
             .chain(related.filter(|claim| claim.kind == Kind::Create || claim.kind == write.kind))
             .filter(|claim| claim.last >= since)
-            // One that only read it is the last to be asked.
-            .min_by_key(|claim| claim.kind == Kind::Look)
+            // A controller that only read the object is the last choice.
+            .min_by_key(|claim| claim.kind == Kind::Read)
             .map(|claim| claim.controller.as_str())
     }
 
-    /// A write of the one in charge that this manager has not wanted yet.
+    /// Records a write of the manager in charge that this manager has not wanted yet.
     pub fn suspect(&mut self, now: Duration, write: Write) {
         if self.is_news(now, &write) {
             self.suspects.push(Suspect { write, at: now });
@@ -528,7 +533,7 @@ impl Ledger {
         late.map(check).collect()
     }
 
-    /// What was found for a [`Check`].
+    /// Records the result of a [`Check`].
     pub fn checked(&mut self, now: Duration, check: &Check, live: Live<'_>) {
         self.settle(&check.place, now, |intention| {
             if intention.wish.controller != check.controller
@@ -551,7 +556,7 @@ impl Ledger {
         });
     }
 
-    /// Judges what time decides.
+    /// Judges intentions and writes whose time is over.
     pub fn tick(&mut self, now: Duration) {
         let grace = self.grace;
         let forgotten: Vec<Place> = self
@@ -594,7 +599,7 @@ impl Ledger {
         let (verb, subresource) = match write.kind {
             Kind::Create => ("create", String::new()),
             Kind::Change(subresource) => ("update", subresource),
-            Kind::Look => return,
+            Kind::Read => return,
         };
         let Place { resource, namespace, name } = write.place;
         let has_room = self.unexpected.len() < SHOWN;
@@ -633,7 +638,7 @@ impl Ledger {
             .collect();
         items.extend(self.creations.differing().map(|differing| {
             let age = now.saturating_sub(differing.since);
-            // Another one of a batch may follow that agrees.
+            // Another object of the batch may follow that agrees.
             let is_late = age >= self.grace;
             let outcome = if is_late { Outcome::Contradicted } else { Outcome::Pending };
             let wish =

@@ -1,11 +1,12 @@
-//! Shadow mode: this manager works beside the one in charge and writes nothing. Each write that a
-//! controller asks for is recorded as an intention, and compared with what the other manager writes.
+//! Shadow mode: this manager works beside the manager in charge and writes nothing. Each write that
+//! a controller asks for is recorded as an intention, and compared with what the other manager
+//! writes.
 //!
-//! No controller knows of it. Below all of them, [`Shadow`] answers writes in place of the API server
-//! (`answer`): as the server would where it would refuse or change nothing, else with
+//! No controller knows of it. Below all of them, [`Shadow`] answers writes in place of the API
+//! server (`answer`): as the server would where it would refuse or change nothing, else with
 //! [`client::Error::Shadowed`](crate::client::Error::Shadowed), which a sync treats as any failed
-//! write. Around them it sees each sync (`supervisor`), and before the caches each object that comes
-//! in a watch (`tap`). What it sees goes into the [`ledger`].
+//! write. Around them it observes each sync (`supervisor`), and before the caches each object that
+//! comes in a watch (`held_watch`). What it sees goes into the [`ledger`].
 
 mod answer;
 mod author;
@@ -44,14 +45,14 @@ use crate::controllers::{Supervisor, Watcher};
 use crate::objects::Uid;
 use crate::task::{Latch, StopToken};
 
-/// How often time alone decides about intentions.
+/// The period in which expired intentions are judged.
 const TICK: Duration = Duration::from_secs(1);
 
 /// The rate of the reads that compare live objects, in requests a second, as a multiple of that of a
 /// controller.
 const READS: f64 = 10.0;
 
-/// Compares two managers. Cheap to clone.
+/// The comparison of two managers. Cheap to clone.
 #[derive(Clone)]
 pub struct Shadow {
     inner: Arc<Inner>,
@@ -61,10 +62,10 @@ struct Inner {
     ledger: Mutex<Ledger>,
     /// A watch for each scope: each holds back the writes that it sees.
     authors: Mutex<HashMap<Scope, Authors>>,
-    /// Notified when an event that waits may pass: with each new claim, and when another one passes.
+    /// Notified when a waiting event may pass: at each new claim, and when another event passes.
     moved: Event,
     turns: Mutex<Turns>,
-    /// When a write of the one in charge was last let pass without a claim.
+    /// When a write of the manager in charge last passed without a claim.
     last_suspect: Mutex<Duration>,
     is_judging: AtomicBool,
     begun: Latch,
@@ -98,23 +99,22 @@ impl Shadow {
         Shadow { inner: Arc::new(inner) }
     }
 
-    /// What answers the writes of all clients.
+    /// The interceptor that answers the writes of all clients.
     pub fn interceptor(&self) -> Arc<dyn Interceptor> {
         Arc::new(self.clone())
     }
 
-    /// What stands around the controllers' work.
+    /// The supervisor around the controllers' syncs.
     pub fn supervisor(&self) -> Arc<dyn Supervisor> {
         Arc::new(self.clone())
     }
 
-    /// `source`, whose objects are seen on their way into the caches.
+    /// Wraps `source`, so that its objects are observed on their way into the caches.
     pub fn tap(&self, source: Arc<dyn Source>) -> Arc<dyn Source> {
         held_watch::Tap::new(source, self.inner.clone())
     }
 
-    /// From now on writes of the one in charge are judged: the controllers, of which `watchers` know,
-    /// run.
+    /// Begins to judge writes of the manager in charge. `watchers`: the controllers, which run now.
     pub fn begin(&self, watchers: Vec<Watcher>) {
         *self.inner.watchers.lock() = watchers;
         let now = self.inner.clock.monotonic();
@@ -137,24 +137,24 @@ impl Shadow {
         self.inner.last.lock().is_some()
     }
 
-    /// The report stays as it is now.
+    /// Freezes the report.
     pub fn close(&self) {
         let report = self.report();
         *self.inner.last.lock() = Some(report);
     }
 
-    /// Judges what time decides, until stopped.
+    /// Judges intentions and writes whose time is over, until stopped.
     pub async fn run(&self, stop: &StopToken) {
         let Inner { clock, .. } = &*self.inner;
         while stop.unless_stopped(clock.sleep(TICK)).await.is_some() {
-            if stop.unless_stopped(self.look()).await.is_none() {
+            if stop.unless_stopped(self.compare_late()).await.is_none() {
                 return;
             }
         }
     }
 
     /// Compares the live objects of intentions that are late.
-    pub async fn look(&self) {
+    pub async fn compare_late(&self) {
         let Inner { ledger, clock, .. } = &*self.inner;
         let due = ledger.lock().due(clock.monotonic());
         for check in due {
@@ -170,7 +170,7 @@ impl Shadow {
                 Ok((None, _)) if self.inner.was_tried(&check).await => Live::Refused,
                 Ok((None, true)) => Live::Absent,
                 Ok((None, false)) => Live::Unknown,
-                // It stays as it is until it can be read.
+                // The intention stays unchanged until the object can be read.
                 Err(error) => {
                     log::warn!("shadow: {}: {error}", check.place);
                     continue;
@@ -201,8 +201,8 @@ impl Inner {
         }
     }
 
-    /// The write of the one in charge that made this state of an object, and whether it asks for
-    /// other work than the last one.
+    /// The write of the manager in charge that led to this state of an object, and whether the
+    /// request of users in this state differs from that in the last state.
     fn observe(&self, scope: &Scope, meta: &Metadata) -> (Option<Write>, bool) {
         let mut all = self.authors.lock();
         if !all.contains_key(scope) {
@@ -212,7 +212,7 @@ impl Inner {
         (authors.observe(&scope.resource.to_string(), meta), authors.asks(meta))
     }
 
-    /// An object is gone. Returns whether that asks for other work than its last state.
+    /// Forgets a deleted object. Returns whether its deletion was not known before.
     fn forget(&self, scope: &Scope, uid: &Uid) -> bool {
         self.authors.lock().get_mut(scope).is_some_and(|authors| authors.forget(uid))
     }
@@ -224,7 +224,7 @@ impl Inner {
         namespace.is_some_and(|of| self.turns.lock().is_before(What::Write, of, u64::MAX))
     }
 
-    /// For how long the oldest key of any controller has waited or been worked on.
+    /// How long the oldest key of any controller has waited or been processed.
     fn backlog(&self) -> Duration {
         self.watchers.lock().iter().map(Watcher::backlog).max().unwrap_or_default()
     }
@@ -234,12 +234,12 @@ impl Inner {
         self.moved.notify(usize::MAX);
     }
 
-    /// Whether the one in charge has lately made what is to be created.
+    /// Whether the manager in charge has recently created the wanted object.
     fn is_made(&self, wish: &IntendedWrite) -> bool {
         self.ledger.lock().is_made(self.clock.monotonic(), wish)
     }
 
-    /// The API server would refuse it: it is no longer an intention.
+    /// Records that the API server would refuse the write: it is no longer an intention.
     fn refused(&self, wish: &IntendedWrite, refusal: Refusal, live: Option<&Value>) {
         let IntendedWrite { controller, request, place, .. } = wish;
         log::debug!("shadow: {controller}: {} {place}: {refusal:?}", request.method);

@@ -1,5 +1,5 @@
-//! What an object is after a patch, without the types of its kind: lists merge by the names of
-//! their fields.
+//! Applies patches to objects without the types of their kinds: lists merge by the names of their
+//! fields.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 const DIRECTIVE: &str = "$patch";
 const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
 
-/// How the lists merge that controllers patch: the field, and the member that identifies an item,
-/// empty for lists of plain values. Other lists are replaced.
+/// The merge keys of the lists that controllers patch: the field, and the member that identifies an
+/// item, empty for lists of plain values. Other lists are replaced.
 const LISTS: &[(&str, &str)] = &[
     ("addresses", "type"),
     ("conditions", "type"),
@@ -112,7 +112,7 @@ fn merge_list(list: &mut Value, changes: &[Value], id: &str) {
         *list = Value::Array(Vec::new());
     }
     let Some(items) = list.as_array_mut() else { return };
-    // By text: a value cannot be hashed. An item without an identity is like no other.
+    // By text: a value cannot be hashed. An item without an identity equals no other.
     let name = |item: &Value| match id {
         "" => Some(item.to_string()),
         id => item.get(id).map(Value::to_string),

@@ -1,5 +1,5 @@
-//! Whether the manager in charge tries a creation that the API server refuses, for a quota or
-//! another admission: its controllers say so in events.
+//! Finds whether the manager in charge attempts a creation that the API server refuses, for a quota
+//! or another admission plugin: its controllers report this in events.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::ledger::Check;
 use crate::client::Call;
 use crate::objects::Timestamp;
 
-/// The longest time between two tries of a controller.
+/// The longest time between two attempts of a controller.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(1000);
 
 impl Inner {
-    /// Whether an event says that a creation failed.
+    /// Whether an event reports that the creation failed.
     pub async fn was_tried(&self, check: &Check) -> bool {
         let owner = check.key.rsplit('/').next().unwrap_or_default();
         let namespace = &check.place.namespace;
@@ -30,7 +30,7 @@ impl Inner {
     }
 }
 
-/// Whether a controller says that it could not create something.
+/// Whether the event reports that a controller could not create an object.
 fn is_failure(event: &Value) -> bool {
     let by = [&event["source"]["component"], &event["reportingComponent"]];
     event["reason"].as_str().is_some_and(|reason| reason.starts_with("FailedCreate"))

@@ -1,4 +1,4 @@
-//! What shadow mode has found: as JSON, as text, as metrics.
+//! The report of shadow mode: as JSON, as text, as metrics.
 
 use std::fmt::{self, Write as _};
 
@@ -25,7 +25,7 @@ const FIELDS: usize = 12;
 pub enum Outcome {
     /// Wanted for less than the grace period.
     Pending,
-    /// The one in charge tries too, and the API server refuses it.
+    /// The manager in charge attempts it too, and the API server refuses it.
     Refused,
     Met,
     Outstanding,
@@ -62,7 +62,7 @@ pub struct Unexpected {
     pub subresource: String,
     pub namespace: String,
     pub name: String,
-    /// Of the last such write.
+    /// The version of the last such write.
     pub resource_version: String,
     pub times: u64,
     /// The fields that the manager in charge owned after the first one.
@@ -73,10 +73,10 @@ pub struct Unexpected {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub controller: String,
-    /// Writes of the one in charge that it wanted too.
+    /// Writes of the manager in charge that this controller wanted too.
     pub expected: u64,
     pub met: u64,
-    /// No longer wanted, without a write of the one in charge.
+    /// Intentions that are no longer wanted, without a write of the manager in charge.
     pub dropped: u64,
     pub pending: u64,
     pub outstanding: u64,
@@ -94,18 +94,18 @@ pub struct Report {
     pub unexpected: Vec<Unexpected>,
     pub unexpected_writes: u64,
     pub expected_writes: u64,
-    /// Seen for less than the grace period.
+    /// Unexpected writes that are younger than the grace period.
     pub undecided_writes: u64,
     pub pending: Vec<Item>,
     /// Creations that the API server refuses to the manager in charge as well.
     pub refused: Vec<Item>,
     pub controllers: Vec<Row>,
-    /// The last ones.
+    /// The most recent met intentions.
     pub met: Vec<Item>,
 }
 
 impl Report {
-    /// Nothing is outstanding, contradicted or unexpected.
+    /// Whether nothing is outstanding, contradicted or unexpected.
     pub fn is_clean(&self) -> bool {
         self.outstanding.is_empty() && self.contradicted.is_empty() && self.unexpected_writes == 0
     }

@@ -1,4 +1,4 @@
-//! A write that was not sent: what it would change in an object as it is now.
+//! A write that was not sent, and its effect on the live object.
 
 use serde_json::{Value, json};
 
@@ -13,25 +13,25 @@ pub struct Request {
     pub method: &'static str,
     pub content_type: &'static str,
     pub subresource: String,
-    /// Null without one. Of a Secret, as it may be shown.
+    /// The body; null without one. The values of a Secret are digests.
     pub body: Value,
     /// The object is a Secret: its values are compared and shown as digests.
     pub is_of_secret: bool,
-    /// Where the object is read that the write changes; `None`: it has no name yet, or there is a
-    /// collection.
+    /// The path of the object that the write changes; `None` for an object without a name yet, or
+    /// for a collection.
     pub object_path: Option<String>,
-    /// Lists the collection that is to be deleted.
+    /// The call that lists the collection to be deleted.
     pub collection: Option<Call>,
 }
 
-/// What a write would do.
+/// The effect that a write would have.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Nothing: the object is already as the write would leave it.
+    /// None: the object already has the content of the write.
     Nothing,
     /// These fields, where the write names fields.
     Changes(Vec<Change>),
-    /// The object as it was read does not say.
+    /// The effect cannot be computed from the object that was read.
     Unknown,
 }
 
@@ -41,7 +41,7 @@ pub enum Refusal {
     NotFound,
     AlreadyExists,
     Conflict,
-    /// Of a namespace that is not there, or is being deleted.
+    /// The namespace does not exist or is being deleted.
     NoNamespace,
     NamespaceTerminating,
 }
@@ -67,7 +67,7 @@ impl Refusal {
     }
 }
 
-/// Whether an object was read by its metadata alone.
+/// Whether only the metadata of an object was read.
 fn is_partial(object: &Value) -> bool {
     object["kind"] == "PartialObjectMetadata"
 }
@@ -100,7 +100,7 @@ impl Request {
         self.content_type.starts_with("application/apply-patch")
     }
 
-    /// Why the server would refuse a creation for its namespace as it is.
+    /// The reason why the server would refuse a creation in this namespace, if there is one.
     pub fn namespace_refusal(namespace: Option<&Value>) -> Option<Refusal> {
         match namespace {
             None => Some(Refusal::NoNamespace),
@@ -109,7 +109,8 @@ impl Request {
         }
     }
 
-    /// Why the server would refuse the write; `None`: it would not. `live`: the object as it is.
+    /// The reason why the server would refuse the write; `None` if it would not. `live`: the live
+    /// object.
     pub fn refusal(&self, live: Option<&Value>) -> Option<Refusal> {
         let Some(live) = live else {
             let makes_it = self.is_create() || (self.method == "PATCH" && self.is_apply());

@@ -1,4 +1,4 @@
-//! Secrets as they may be shown: with digests in place of their values.
+//! Conceals the values of Secrets: replaces them with digests.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 pub const RESOURCE: &str = "secrets";
 
-/// Holds the whole object again, with its values.
+/// The annotation that contains the whole object with its values.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// With a key of this process: values cannot be guessed by comparing digests.
+/// The hasher, with a random key of this process: values cannot be guessed by comparing digests.
 static KEYED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// Replaces the values in a Secret, or in a patch of one. Equal values have equal digests, whether
@@ -48,7 +48,7 @@ fn digest_of_base64(value: &mut Value) {
     }
 }
 
-/// An absent or empty value stays: it reveals nothing, and compares as such.
+/// Replaces a text with its digest. An absent or empty value stays, because it reveals nothing.
 fn digest_of_text(value: &mut Value) {
     *value = match &*value {
         Value::Null => return,
@@ -77,7 +77,7 @@ mod tests {
             (json!({ "stringData": { "k": "hunter2" }, "type": "kept" }), true),
             (json!({ "metadata": applied("{\"data\":{\"k\":\"aHVudGVyMg==\"}}") }), true),
             (json!({ "data": { "k": "hunter2, which is no base64" } }), false),
-            // What no server takes.
+            // Bodies that no server accepts.
             (json!({ "data": "hunter2" }), false),
             (json!({ "data": { "k": { "deep": ["hunter2"] } } }), false),
             (json!([{ "op": "add", "path": "/data/k", "value": "aHVudGVyMg==" }]), false),

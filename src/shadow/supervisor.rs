@@ -9,13 +9,13 @@ use crate::client;
 use crate::controllers::{Error, Next, Supervisor, SyncResult};
 use crate::task::{Run, in_run};
 
-/// Jobs that are done at least so often are done this many times as often: the manager in charge does
-/// them at another time, and what it writes then is to be wanted here while it is held back.
-const OFTEN: Duration = Duration::from_secs(60);
-const OFTENER: u32 = 20;
+/// Periodic jobs with at most this period run this many times as often: the manager in charge runs
+/// them at another time, and this manager must want the same writes while they are held back.
+const FREQUENT_PERIOD: Duration = Duration::from_secs(60);
+const FREQUENCY_FACTOR: u32 = 20;
 
-/// Whether the object is not what the caches say.
-fn is_of_another_time(error: &Error) -> bool {
+/// Whether the error shows that the live object differs from the cached one.
+fn is_from_stale_cache(error: &Error) -> bool {
     let is = |error: &client::Error| {
         error.is_not_found() || error.is_conflict() || error.is_already_exists()
     };
@@ -38,12 +38,12 @@ impl Supervisor for Shadow {
             let (now, derailed) = (shadow.clock.monotonic(), run.is_derailed());
             let is_whole = !derailed && result.is_ok();
             let retry = shadow.ledger.lock().run_ended(now, controller, &run.key, began, is_whole);
-            // What the controller makes of a failed write (a back-off, a last retry) does not count:
-            // the write did not fail. Nor do objects that the cluster no longer has as the caches,
-            // behind which it is, still have them.
+            // The controller's reaction to a failed write (a back-off, a last retry) does not
+            // count, because no write failed. Nor do errors about objects that changed on the
+            // server before the caches saw it.
             match result {
                 _ if derailed => Ok(Next::After(retry)),
-                Err(error) if is_of_another_time(&error) && shadow.is_ahead(&run.key) => {
+                Err(error) if is_from_stale_cache(&error) && shadow.is_ahead(&run.key) => {
                     log::debug!("shadow: {controller}: {}, behind the cluster: {error}", run.key);
                     Ok(Next::After(retry))
                 }
@@ -53,7 +53,7 @@ impl Supervisor for Shadow {
     }
 
     fn rest(&self, period: Duration) -> Duration {
-        if period <= OFTEN { period / OFTENER } else { period }
+        if period <= FREQUENT_PERIOD { period / FREQUENCY_FACTOR } else { period }
     }
 
     fn job(

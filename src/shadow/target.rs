@@ -1,6 +1,6 @@
-//! What a request addresses, from its path. Upstream: `RequestInfoFactory.NewRequestInfo`.
+//! The target of a request, from its path. Upstream: `RequestInfoFactory.NewRequestInfo`.
 
-/// A resource, an object of it, or a subresource of that.
+/// A resource, one of its objects, or a subresource of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
     /// Empty for the core group.
@@ -15,7 +15,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// `None` for a path that is not of the API's resources.
+    /// `None` for a path of no API resource.
     pub fn of(path: &str) -> Option<Target> {
         let mut segments = path.trim_matches('/').split('/');
         let group = match segments.next()? {

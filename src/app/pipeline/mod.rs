@@ -1,5 +1,5 @@
 //! `/debug/pipeline`: the informers, queues, syncs and writes of this process, as a page that
-//! refreshes itself or as JSON. The numbers are read when someone asks.
+//! refreshes itself or as JSON. The numbers are read at each request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const PAGE: Page = Page {
     script: include_str!("page.js"),
 };
 
-/// What `bytes` counts.
+/// The explanation of `bytes`.
 const BYTES_COUNT: &str = "Bytes held are an estimate: each cached object with its name, and the \
                            tables that find it. Strings, labels, templates and lists behind it are \
                            not counted; most are shared.";
@@ -33,7 +33,7 @@ pub struct Pipeline {
     parts: Arc<Mutex<HashMap<u64, Part>>>,
 }
 
-/// What runs under one lease.
+/// The informers and controllers under one lease.
 #[derive(Clone)]
 struct Part {
     factory: SharedInformerFactory,
@@ -69,11 +69,12 @@ impl Pipeline {
         self.parts.lock().values().cloned().collect()
     }
 
-    /// Shows the trace what is cached, so that it follows what traced objects own already.
+    /// Passes cached objects to the trace, so that it follows the existing dependents of traced
+    /// objects.
     pub fn teach_trace(&self) {
         let parts = self.parts();
         let mut is_new = true;
-        // An owner may be visited after what it owns.
+        // An owner may be visited after its dependents.
         while is_new {
             is_new = false;
             for part in &parts {

@@ -1,4 +1,4 @@
-//! Certificate authorities, and the users that client certificates name.
+//! Certificate authorities, and the users in client certificates.
 //! Upstream: `apiserver/pkg/authentication/request/x509`.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Answers of the API server that are kept for a time.
+//! A cache of the API server's answers.
 //! Upstream: `k8s.io/apimachinery/pkg/util/cache.LRUExpireCache`.
 
 use std::hash::{Hash, Hasher};
@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 /// The most answers that a cache keeps.
 const CAPACITY: NonZeroUsize = NonZeroUsize::new(1024).expect("a constant above zero");
 
-/// The digest of a question. Strangers choose its fields, which may be long; a digest makes every
-/// entry small.
+/// The digest of a review's attributes. Unauthenticated clients choose these, and they may be long;
+/// a digest makes every entry small.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key([u8; 32]);
 
@@ -32,13 +32,13 @@ impl Hasher for Digesting {
         self.0.update(bytes);
     }
 
-    /// The digest does not fit; [`Key::of`] takes it from the state.
+    /// Not used: the digest has more bits, and [`Key::of`] takes it from the state.
     fn finish(&self) -> u64 {
         0
     }
 }
 
-/// The answers used last, each until it expires.
+/// The most recently used answers, each until it expires.
 pub(super) struct Cache<V> {
     entries: Mutex<LruCache<Key, (V, Duration)>>,
 }

@@ -1,4 +1,4 @@
-//! How many requests were authenticated and authorized, and how fast.
+//! Counts and durations of authentication and authorization.
 //! Upstream: `apiserver/pkg/endpoints/filters/metrics.go`.
 
 use std::time::Duration;

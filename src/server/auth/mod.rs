@@ -30,7 +30,8 @@ const ALL_AUTHENTICATED: &str = "system:authenticated";
 const ALL_UNAUTHENTICATED: &str = "system:unauthenticated";
 const MASTERS: &str = "system:masters";
 
-/// Reviews by the API server at a time; further ones wait. Strangers cause reviews too.
+/// Reviews by the API server at a time; further ones wait. Unauthenticated clients cause reviews
+/// too.
 const MAX_REVIEWS: usize = 16;
 
 /// Attributes of this many bytes are not cached. Upstream: `maxControlledAttrCacheSize`.
@@ -105,7 +106,7 @@ impl Auth {
         self.trust.read().clone()
     }
 
-    /// `inner` behind this filter.
+    /// Wraps `inner` in this filter.
     pub fn wrap(self: Arc<Auth>, inner: Handler) -> Handler {
         Arc::new(move |request| {
             let (auth, inner) = (self.clone(), inner.clone());
@@ -202,7 +203,7 @@ impl Auth {
         }
     }
 
-    /// Fails when the review does.
+    /// Whether the user may make the request. Errors: from the review.
     async fn authorize(&self, user: &User, request: &Request) -> Result<bool, String> {
         let path = &request.path;
         let bare = |path: &str| path.strip_prefix('/').unwrap_or(path).to_string();
@@ -268,7 +269,7 @@ mod tests {
         silent: AtomicBool,
         /// The users whose access was reviewed.
         users: Mutex<Vec<User>>,
-        /// Reviews of this path wait for it.
+        /// Reviews of this path wait for this token.
         slow: StopToken,
     }
 

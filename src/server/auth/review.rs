@@ -14,20 +14,20 @@ use crate::client::{self, Client};
 use crate::clock::SharedClock;
 use crate::objects::ResourceType;
 
-/// For a review, with all that is asked for it again: those of strangers hold up others.
+/// The limit for one review with its retries: reviews for unauthenticated clients delay others.
 /// Upstream: `TokenRequestTimeout`, and `ClientTimeout` for each request about access.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Before a review is asked for again. Upstream: `DefaultAuthWebhookRetryBackoff`.
+/// The pauses before each retry of a review. Upstream: `DefaultAuthWebhookRetryBackoff`.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(500),
     Duration::from_millis(750),
     Duration::from_millis(1_125),
     Duration::from_millis(1_687),
 ];
-/// A pause takes up to this part of it longer.
+/// Each pause is prolonged by up to this share of it.
 const JITTER: f64 = 0.2;
 
-/// Asks the API server. Errors are for the log.
+/// Reviews by the API server. Errors are for the log.
 pub trait Reviewer: Send + Sync {
     /// Whether tokens can be reviewed.
     fn reviews_tokens(&self) -> bool;
@@ -100,7 +100,7 @@ async fn review(
     persistently(clock, || reviews.create("", body)).await
 }
 
-/// Asks until there is an answer, or a failure that would come again, or the time is over.
+/// Retries until there is an answer, a permanent failure, or a timeout.
 /// Upstream: `webhook.WithExponentialBackoff`.
 async fn persistently<Fut>(clock: &SharedClock, ask: impl Fn() -> Fut) -> Result<Value, String>
 where

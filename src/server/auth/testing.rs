@@ -25,7 +25,7 @@ impl Authority {
         self.sign_names(&[name], group)
     }
 
-    /// With up to two common names.
+    /// A chain with up to two common names.
     pub fn sign_names(&self, names: &[&str], group: &str) -> Chain {
         let key = rcgen::KeyPair::generate().expect("a key");
         let mut params = rcgen::CertificateParams::new([]).expect("parameters");

@@ -1,4 +1,4 @@
-//! One connection, from its TLS handshake to its end.
+//! Serves one connection, from its TLS handshake to its end.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -39,7 +39,7 @@ pub(super) struct Connection {
 enum Cut {
     /// A phase took too long.
     Late(Phase),
-    /// Another connection needs the place.
+    /// The connection was closed in favour of another one.
     Evicted,
 }
 
@@ -105,7 +105,7 @@ impl Connection {
     }
 
     /// `work`'s output, unless a phase takes too long or the connection is evicted. Phases begin
-    /// only while `work` is polled, so its deadline is looked at afterwards.
+    /// only while `work` is polled, so the deadline is checked afterwards.
     async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, Cut> {
         let (clock, progress) = (&self.serving.clock, &self.slot.progress);
         let mut work = pin!(work);
@@ -145,8 +145,8 @@ impl Cut {
     }
 }
 
-/// `future`, polled in turns with the others of `turns`: a poll of one, then a poll of each other
-/// task that is ready, then a poll of the next.
+/// Polls `future` in alternation with the others of `turns`: one of them is polled, then each other
+/// task that is ready, then the next one.
 async fn in_turns<F: Future>(turns: &Semaphore, future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
@@ -267,7 +267,7 @@ async fn answer(
     Ok(built)
 }
 
-/// The handler aborts the connection.
+/// The error of a handler that aborts the connection.
 #[derive(Debug)]
 struct Aborted;
 

@@ -1,5 +1,5 @@
-//! The open connections: what each waits for, how long it may, and which one makes room when there
-//! are too many.
+//! The table of open connections: the phase of each, its deadline, and the choice of the one to
+//! close when there are too many.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -41,7 +41,7 @@ pub(super) struct Progress {
     clock: SharedClock,
     /// The phase and when it began.
     phase: Mutex<(Phase, Duration)>,
-    /// Stops when the connection has to make room for another.
+    /// Stops when the connection must be closed in favour of another.
     pub evicted: StopToken,
 }
 
@@ -81,8 +81,8 @@ impl Progress {
     }
 }
 
-/// The clients that are treated as one: an IPv4 address, or the /64 network of an IPv6 address,
-/// within which a host may choose its addresses.
+/// The origin of connections: an IPv4 address, or the /64 network of an IPv6 address, within which
+/// a host may choose its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Origin(u64);
 
@@ -109,7 +109,7 @@ struct Table {
     open: HashMap<u64, (Origin, Arc<Progress>)>,
 }
 
-/// A connection's place in the table, until dropped.
+/// A connection's entry in the table, until dropped.
 pub(super) struct Slot {
     id: u64,
     connections: Arc<Connections>,
@@ -121,7 +121,7 @@ impl Connections {
         Arc::new(Connections { clock, most, table: Mutex::default() })
     }
 
-    /// A place for a connection from `address` that begins in `phase`.
+    /// Adds an entry for a connection from `address` that begins in `phase`.
     pub fn admit(self: &Arc<Connections>, address: IpAddr, phase: Phase) -> Slot {
         let progress = Progress::new(self.clock.clone(), phase);
         let mut table = self.table.lock();
@@ -134,15 +134,15 @@ impl Connections {
         Slot { id, connections: self.clone(), progress }
     }
 
-    /// Closes the connection that is most likely a stranger's.
+    /// Closes the connection that is least likely to belong to a legitimate client.
     pub fn evict(&self) {
         self.table.lock().evict();
     }
 }
 
 impl Table {
-    /// Of the origin with the most connections, the one that has been longest in its phase; one
-    /// that waits for its response only when all of them do.
+    /// Evicts a connection of the origin with the most connections: the one that has been longest
+    /// in its phase. One that waits for its response is evicted only if all of them do.
     fn evict(&mut self) {
         let mut counts: HashMap<Origin, usize> = HashMap::new();
         for (origin, _) in self.open.values() {

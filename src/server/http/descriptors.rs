@@ -1,11 +1,11 @@
-//! File descriptors that are held back for connections, so that health is answered when the rest of
-//! the process has used up all others.
+//! File descriptors that are reserved for connections, so that health checks are answered when the
+//! rest of the process has used all others.
 
 use std::fs::File;
 
 use parking_lot::Mutex;
 
-/// Descriptors that stand in for connections to come.
+/// Open descriptors that are closed when a connection needs one.
 pub(super) struct Reserve {
     size: usize,
     held: Mutex<Vec<File>>,
@@ -21,7 +21,7 @@ impl Reserve {
         self.held.lock().pop().is_some()
     }
 
-    /// Holds as many descriptors as the process can spare, up to the full number; false when it
+    /// Opens descriptors up to the full number, as far as the process can open more; false when it
     /// should hold some and has none.
     pub fn refill(&self) -> bool {
         let mut held = self.held.lock();

@@ -49,8 +49,8 @@ impl Request {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// How much the client wants `item` by a header with qualities, such as `Accept`: 0 to 1, and 0
-    /// where it is not named.
+    /// The quality (0 to 1) that a header such as `Accept` gives `item`; 0 when the header does not
+    /// name it.
     pub fn quality(&self, header: &str, item: &str) -> f32 {
         let lines = self.headers.get_all(header).iter().filter_map(|line| line.to_str().ok());
         let items = lines.flat_map(|line| line.split(',')).filter_map(|named| {
@@ -113,7 +113,7 @@ pub type BodyStream = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
 pub enum Body {
     Full(Bytes),
-    /// Sent chunked, each item once it is ready. Dropped when the client goes away.
+    /// Sent chunked, each item once it is ready. Dropped when the client disconnects.
     Stream(BodyStream),
     /// No response: the connection is cut.
     Abort,
@@ -142,7 +142,7 @@ impl Response {
         Response::new(status, "application/json", body.to_string())
     }
 
-    /// The same, gzipped where the client accepts it.
+    /// The same response, gzipped if the client accepts it.
     pub fn gzipped_for(mut self, request: &Request) -> Response {
         if let Body::Full(body) = &mut self.body
             && request.quality("accept-encoding", "gzip") > 0.0
@@ -188,7 +188,7 @@ impl Response {
 }
 
 /// Answers requests concurrently. A panic is answered with 500. The future is dropped when the
-/// client goes away.
+/// client disconnects.
 pub type Handler = Arc<dyn Fn(Request) -> Boxed<Response> + Send + Sync>;
 
 /// A handler that answers without waiting.

@@ -1,9 +1,9 @@
 //! An HTTP/1.1 server, over TLS or plain: keep-alive, chunked streams, client certificates.
 //! Upstream: `apiserver/pkg/server.SecureServingInfo`.
 //!
-//! Clients are strangers until a handler has authenticated them, and they share the manager's only
-//! thread. A [`Guard`] bounds what they cost: connections, bytes of a request's head, and TLS
-//! handshakes, which take turns. It also holds descriptors back, so that health is answered when
+//! Clients are untrusted until a handler has authenticated them, and they share the manager's only
+//! thread. A [`Guard`] bounds their cost: connections, bytes of a request's head, and concurrent
+//! steps of TLS handshakes. It also reserves descriptors, so that health checks are answered when
 //! the process has no others.
 
 mod connection;

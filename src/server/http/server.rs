@@ -21,7 +21,7 @@ use crate::task::{StopToken, Task, spawn};
 /// The first and the longest wait when no connection can be accepted.
 const ACCEPT_RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// What clients may use.
+/// Limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Guard {
     /// Open connections. There is always room for a new one: one of the origin with the most
@@ -29,13 +29,13 @@ pub struct Guard {
     pub connections: usize,
     /// Bytes of a request's head, and of each buffer of a connection; `None`: hyper's 400 KiB.
     pub head_bytes: Option<usize>,
-    /// Descriptors held back for connections.
+    /// Descriptors that are reserved for connections.
     pub descriptors: usize,
 }
 
 impl Guard {
-    /// For a port that strangers reach. A connection costs up to 70 KiB, most of it for a long
-    /// head, so that all of them cost 5 MB. A manager has few clients: probes, monitoring, people.
+    /// For a port that untrusted clients reach. A connection costs up to 70 KiB, most of it for a
+    /// long head; all of them cost 5 MB. A manager has few clients: probes, monitoring, people.
     pub const STRANGERS: Guard =
         Guard { connections: 64, head_bytes: Some(16 << 10), descriptors: 8 };
 
@@ -62,7 +62,7 @@ impl Server {
         Server::on(TcpListener::bind(address)?, tls, handler, Guard::NONE, clock, stop)
     }
 
-    /// The same on a listener, with a guard.
+    /// Serves on a listener, with a guard.
     pub fn on(
         listener: TcpListener,
         tls: Option<Tls>,
@@ -99,7 +99,7 @@ impl Server {
 pub(super) struct Serving {
     connections: Arc<Connections>,
     reserve: Reserve,
-    /// Whose turn it is to do a step of a TLS handshake.
+    /// Permits one step of a TLS handshake at a time.
     pub handshakes: Semaphore,
     pub head_bytes: Option<usize>,
     pub tls: Option<Tls>,
@@ -115,7 +115,8 @@ impl Serving {
         let mut wait = ACCEPT_RETRY.0;
         loop {
             if !self.reserve.refill() {
-                // The next connection needs the descriptor of an old one, which ends at its turn.
+                // The next connection needs the descriptor of an old one, which ends when its task
+                // runs.
                 self.connections.evict();
                 yield_now().await;
             }
@@ -131,13 +132,13 @@ impl Serving {
                         serving.reserve.refill();
                         drop(open);
                     });
-                    // Many connections may wait here; other tasks have their turns in between.
+                    // Many connections may wait to be accepted; other tasks run in between.
                     yield_now().await;
                 }
-                // The client is gone already.
+                // The client has already disconnected.
                 Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => (),
                 Some(Err(error)) => {
-                    // Logged once in a row.
+                    // Only the first of several failures in a row is logged.
                     let first = wait == ACCEPT_RETRY.0;
                     let level = if first { log::Level::Warn } else { log::Level::Debug };
                     log::log!(level, "accepting a connection: {error}");
@@ -152,8 +153,8 @@ impl Serving {
         while all_closed.recv().await.is_ok() {}
     }
 
-    /// The next connection. The kernel refuses without a free descriptor even when no client
-    /// waits; so one of the reserve is freed first and then a client waited for.
+    /// The next connection. Without a free descriptor the kernel returns an error even when no
+    /// client waits; so this frees one of the reserve first, and then waits for a client.
     async fn next(&self, listener: &Async<TcpListener>) -> io::Result<(Async<TcpStream>, IpAddr)> {
         loop {
             match listener.get_ref().accept() {
@@ -198,7 +199,7 @@ mod tests {
         let mut connection = connect(address).await.unwrap();
         connection.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
-        // A cut connection may show as an error; the bytes before it count.
+        // A cut connection may cause an error; only the bytes before it matter.
         let _cut = connection.read_to_end(&mut answer).await;
         String::from_utf8_lossy(&answer).into_owned()
     }
@@ -319,7 +320,7 @@ mod tests {
         String::from_utf8(answer).unwrap()
     }
 
-    /// How far the clock has to be advanced until the server closes the connection.
+    /// The time by which the clock must advance until the server closes the connection.
     async fn closed_after(connection: &mut Client, clock: &FakeClock) -> Duration {
         let (since, mut byte) = (clock.monotonic(), [0]);
         loop {

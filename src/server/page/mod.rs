@@ -34,7 +34,7 @@ impl Page {
                 let refused = Response::text(405, "method not allowed\n");
                 return refused.with_header(ALLOW, "GET, HEAD");
             }
-            // Where neither is named, people get the page.
+            // If neither is named, the answer is the page.
             let wanted = |media: &str| request.quality("accept", media);
             let answer = match wanted("application/json") > wanted("text/html") {
                 true => Response::json(200, &data(request)),
@@ -45,7 +45,7 @@ impl Page {
         })
     }
 
-    /// The whole page. It is made when someone asks for it, and not kept.
+    /// The whole page. It is rendered at each request and not cached.
     pub fn html(&self) -> String {
         let Page { title, style, script } = self;
         format!(

@@ -51,7 +51,7 @@ impl Certificates {
     pub fn set(&self, mut fresh: Loaded) {
         let mut current = self.current.write();
         if self.options.files.is_none() {
-            // A certificate made in memory lives as long as the process.
+            // A certificate that was created in memory stays for the life of the process.
             fresh.default = current.default.clone();
         }
         *current = fresh;

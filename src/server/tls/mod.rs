@@ -1,5 +1,5 @@
-//! The TLS side of serving. Certificates come from files, which are read again when they change,
-//! or are made in memory. Client certificates are requested; [`super::auth`] verifies them.
+//! The TLS side of serving. Certificates come from files, which are read again when they change, or
+//! are created in memory. Client certificates are requested; [`super::auth`] verifies them.
 //! Upstream: `apiserver/pkg/server/dynamiccertificates`.
 
 mod certificates;
@@ -39,8 +39,8 @@ pub struct TlsOptions {
     pub cipher_suites: Vec<String>,
     /// Go's CurveIDs; empty: all that rustls supports.
     pub curves: Vec<i32>,
-    /// No certificate was given: that of the server is one that it has made, with an ECDSA key,
-    /// where Go's has an RSA key.
+    /// Whether the server has created its own certificate, because none was given. It has an ECDSA
+    /// key, where Go's has an RSA key.
     pub is_self_made: bool,
     /// Go's name of the oldest version. Versions below 1.2 count as 1.2.
     pub min_version: String,
@@ -99,7 +99,8 @@ impl Tls {
             .with_client_cert_verifier(Arc::new(RequestOnly(provider)))
             .with_cert_resolver(certificates.clone());
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // A kept session holds the client's certificates, which a stranger may make large.
+        // A stored session holds the client's certificates, which an untrusted client may make
+        // large.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Tls { config: Arc::new(config), certificates })
@@ -117,7 +118,7 @@ impl Tls {
         if certificates.options.files.is_none() && certificates.options.named.is_empty() {
             return;
         }
-        // The first look reads what may have changed since the start.
+        // The first poll reads files that may have changed since the start.
         let (mut read, mut known) = (Vec::new(), String::new());
         while stop.unless_stopped(clock.sleep(POLL_PERIOD)).await.is_some() {
             let (options, provider) =
@@ -133,7 +134,7 @@ impl Tls {
                     certificates.set(fresh);
                     (read, known) = (now, String::new());
                 }
-                // Tried again at the next look, and logged once.
+                // Retried at the next poll, and logged once.
                 Some((_, Err(error))) if error != known => {
                     log::error!("serving certificate not reloaded: {error}");
                     known = error;
@@ -167,8 +168,8 @@ fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
     Ok(Arc::new(provider))
 }
 
-/// Whether `wanted`, in Go's spelling, names this suite. For a certificate that the server has made
-/// a suite for RSA stands for its twin for ECDSA as well.
+/// Whether `wanted`, in Go's spelling, names this suite. For a certificate that the server has
+/// created, a suite for RSA also selects its counterpart for ECDSA.
 fn is_suite(suite: &SupportedCipherSuite, wanted: &str, options: &TlsOptions) -> bool {
     let name = format!("{:?}", suite.suite());
     // Some older names in Go lack it.

@@ -14,7 +14,7 @@ const PODS: ResourceType = ResourceType::fixed("", "v1", "Pod", "pods", true);
 const CLAIMS: ResourceType =
     ResourceType::fixed("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", true);
 
-/// A source that has one watch of what is sent.
+/// A source with one watch, which yields the sent events.
 struct Sent(Receiver<Event>);
 
 impl Source for Sent {
@@ -114,7 +114,7 @@ fn what_users_ask_passes_after_the_writes_before_it() {
     case.pods.send(WatchEvent::Added, object("db-0", 2, 5, INCUMBENT));
     assert_eq!(case.pods.passes(), NONE, "it is not wanted yet");
     case.sets.send(WatchEvent::Deleted, object("db", 1, 8, USER));
-    // The next of this name comes after it.
+    // A new object with this name passes after it.
     case.sets.send(WatchEvent::Added, object("db", 3, 9, USER));
     assert_eq!(case.sets.passes(), NONE);
     case.sets.send(WatchEvent::Added, object("other", 4, 10, USER));

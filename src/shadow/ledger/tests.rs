@@ -62,7 +62,7 @@ fn ledger() -> Ledger {
     Ledger::new(GRACE, at(0))
 }
 
-/// Met, dropped, pending, outstanding, contradicted.
+/// The counts: met, dropped, pending, outstanding, contradicted.
 fn counts(ledger: &Ledger, now: u64) -> [u64; 5] {
     let report = ledger.report(at(now));
     report.controllers.iter().fold([0; 5], |sum, row| {
@@ -71,7 +71,7 @@ fn counts(ledger: &Ledger, now: u64) -> [u64; 5] {
     })
 }
 
-/// Reads the live object of all that is late.
+/// Compares the live object for all late intentions.
 fn check(ledger: &mut Ledger, now: u64, live: Option<&Value>) {
     let live = live.map_or(Live::Absent, Live::Object);
     for check in ledger.due(at(now)) {
@@ -198,7 +198,7 @@ fn a_write_that_was_never_wanted_is_unexpected() {
     for (claim, claimed_at, expected) in [
         (Some(change()), 5, true),
         (Some(change()), 95, true),
-        (Some(Kind::Look), 95, true),
+        (Some(Kind::Read), 95, true),
         (Some(Kind::Create), 95, false),
         (Some(Kind::Change(String::new())), 95, false),
         (None, 0, false),
@@ -358,7 +358,7 @@ fn no_value_of_a_secret_is_kept() {
     let wish = IntendedWrite { place: place.clone(), request, changes, ..scale(1, 2) };
     let mut ledger = ledger();
     ledger.wish(at(1), wish);
-    // Someone changes it, and later the one in charge.
+    // Another user changes it, and later the manager in charge.
     for (now, value, by_incumbent) in [(2, "aHVudGVyMw==", false), (3, "aHVudGVyNA==", true)] {
         let seen = || Some(known(value));
         ledger.saw(at(now), &place, None, Seen::Present, by_incumbent, seen);
