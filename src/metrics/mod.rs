@@ -65,7 +65,7 @@ macro_rules! metric {
 }
 pub(crate) use {metric, metrics};
 
-/// What [`metrics!`] says of one metric.
+/// The declaration of one metric in [`metrics!`].
 pub struct Spec<'a> {
     pub name: &'a str,
     pub help: &'a str,
@@ -129,7 +129,7 @@ impl Spec<'_> {
     }
 }
 
-/// The content type of what [`render`] gives.
+/// The content type of [`render`]'s text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
 /// Metrics that are not served.
@@ -158,8 +158,8 @@ pub fn text(families: &[MetricFamily]) -> Vec<u8> {
     with_gos_bounds(&text).into_bytes()
 }
 
-/// Upper bounds of buckets as Go writes them. They are labels: `1e-08` and `0.00000001` would be
-/// two series, and a graph over a swap of managers would break.
+/// Writes the upper bounds of buckets as Go does. They are labels: `1e-08` and `0.00000001` would
+/// be two series, and a graph would break when one manager replaces the other.
 fn with_gos_bounds(text: &str) -> String {
     const BOUND: &str = "le=\"";
     let mut out = String::with_capacity(text.len());

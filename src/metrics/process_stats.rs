@@ -20,7 +20,7 @@ pub fn register() {
 }
 
 struct Process {
-    /// What the kernel counts.
+    /// Counters whose values come from the kernel.
     counters: Vec<(Counter, Pick)>,
     gauges: Vec<(Gauge, Pick)>,
 }
@@ -103,7 +103,7 @@ impl Collector for Process {
         reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
         (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
         (reading.received_bytes, reading.sent_bytes) = octets(&text("/proc/self/net/netstat"));
-        // The kernel counts; the counters take its values.
+        // Sets the counters to the kernel's values.
         let counters = self.counters.iter().flat_map(|(counter, value)| {
             counter.reset();
             counter.inc_by(value(&reading));

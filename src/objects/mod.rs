@@ -1,9 +1,9 @@
-//! What the cache holds: lean views of the kinds, and what is computed from objects.
+//! The objects in the cache: lean views of the kinds, and values computed from objects.
 //!
-//! A view holds what some controller reads; everything else in the JSON is skipped without an
-//! allocation. What a view left out is never written back: such kinds are created, patched and
-//! deleted, and their status alone is replaced (see [`WholeMeta`]). Endpoints and EndpointSlices are
-//! held whole, and replaced.
+//! A view holds the fields that some controller reads; all others in the JSON are skipped without
+//! an allocation. A view with skipped fields is never written back: such kinds are created, patched
+//! and deleted, and only their status is replaced (see [`WholeMeta`]). Endpoints and EndpointSlices
+//! are held whole, and replaced.
 
 pub mod golang;
 mod values;

@@ -18,7 +18,7 @@ pub fn min_compatible(o: &Options) -> u32 {
     given.unwrap_or_else(|| (emulated(o) - 1).max(OLDEST))
 }
 
-/// Of `1.35` or `kube=1.35`.
+/// The minor version in `1.35` or `kube=1.35`.
 fn minor(text: &str) -> Option<u32> {
     let version = text.strip_prefix("kube=").unwrap_or(text);
     version.trim_start_matches('v').strip_prefix("1.")?.parse().ok().filter(|minor| *minor > 0)

@@ -1,4 +1,4 @@
-//! Flags as data: the table of flags, how they are parsed, checked and shown.
+//! Flags as data: the table of flags, their parser, checks and `--help`.
 
 mod compatibility;
 mod duration;

@@ -11,7 +11,7 @@ use super::values::Value;
 /// The name in messages and in `--help`.
 pub const PROGRAM: &str = "kube-controller-manager";
 
-/// The command that the command line gives.
+/// The command of a command line.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "a process has one")]
 pub enum Command {
@@ -24,8 +24,7 @@ pub enum Command {
 /// Parses the arguments after the program's name. Deprecated flags cause a
 /// warning on stderr.
 ///
-/// # Errors
-/// One line naming the flag, as pflag words it where it does.
+/// # Errors One line naming the flag, with pflag's text where pflag has one.
 pub fn parse(args: &[String]) -> Result<Command, String> {
     let normal = normalize(args)?;
     if normal.help {

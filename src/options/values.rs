@@ -1,4 +1,4 @@
-//! The types of flags: how each is parsed and shown.
+//! The types of flags, each with its parser and its text.
 //! Upstream: `spf13/pflag`, `component-base/cli/flag`.
 
 use std::collections::BTreeMap;
@@ -93,7 +93,8 @@ number!(i32, "int32", whole, "not a whole number of 32 bits");
 number!(f32, "float32", |text| decimal(text, f32::is_infinite), "not a number of 32 bits");
 number!(f64, "float", |text| decimal(text, f64::is_infinite), "not a number of 64 bits");
 
-/// Infinity only where the text says so: not what is too large. Upstream: `strconv.ParseFloat`.
+/// Parses a decimal number. Returns infinity only for the text of infinity, not for numbers that
+/// are too large. Upstream: `strconv.ParseFloat`.
 fn decimal<T: FromStr + Copy>(text: &str, is_infinite: fn(T) -> bool) -> Option<T> {
     let number = text.parse().ok()?;
     let is_word = text.contains(['i', 'I']);

@@ -1,5 +1,5 @@
-//! The trace of chosen objects: one line in the log for each station that they, and what they own,
-//! pass on the way from the watch through the cache and the queues to the requests that follow.
+//! The trace of chosen objects and their dependents: one line in the log for each station on their
+//! way from the watch through the cache and the queues to the requests that follow.
 //! `docs/client-go.md` shows one.
 //!
 //! Everything here costs one relaxed load of [`is_on`] while nothing is traced, and holds no
@@ -35,14 +35,14 @@ pub fn is_on() -> bool {
 
 /// Traces these objects from now on, in place of those before; none: the trace ends.
 ///
-/// What is cached already has to be shown with [`learn`], else it is followed from its next event.
+/// Cached objects must be passed to [`learn`]; otherwise they are followed from their next event.
 pub fn set(objects: Vec<TraceObject>) {
     let mut tracer = TRACER.lock();
     ON.store(!objects.is_empty(), Ordering::Relaxed);
     *tracer = (!objects.is_empty()).then(|| Box::new(Tracer::new(objects)));
 }
 
-/// What is traced, and how many objects are followed because of it.
+/// The traced objects, and the number of objects that are followed because of them.
 pub fn followed() -> (Vec<TraceObject>, usize) {
     let tracer = TRACER.lock();
     tracer.as_ref().map_or_else(Default::default, |tracer| (tracer.objects(), tracer.len()))

@@ -1,4 +1,4 @@
-//! Under which span the code on this thread runs.
+//! The current span of the code on this thread.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -10,7 +10,7 @@ use pin_project::pin_project;
 use super::is_on;
 
 thread_local! {
-    /// 0: under none.
+    /// 0: no span.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -19,13 +19,13 @@ pub fn current() -> u64 {
     CURRENT.get()
 }
 
-/// Code runs under a span until this is dropped.
+/// The guard of [`enter`].
 #[must_use]
 pub struct Entered {
     before: u64,
 }
 
-/// Lets the code that follows run under `span`. Not to be held across an `await`.
+/// Makes `span` the current one until the result is dropped. Must not be held across an `await`.
 pub fn enter(span: u64) -> Entered {
     Entered { before: CURRENT.replace(span) }
 }
@@ -51,7 +51,7 @@ impl<F> Traced<F> {
     }
 }
 
-/// A future that runs, wherever it is spawned, under the span of this call.
+/// Wraps a future: it runs under the span that is current now, wherever it is spawned.
 pub fn carried<F>(future: F) -> Traced<F> {
     Traced::new(if is_on() { current() } else { 0 }, future)
 }

@@ -92,7 +92,7 @@ pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: usize) -> u64 {
     handled.flatten().unwrap_or(0)
 }
 
-/// How a key is queued.
+/// The way in which a key is queued.
 pub enum How {
     Now,
     After(Duration),
@@ -128,7 +128,7 @@ pub struct SyncSpan {
     began: Duration,
 }
 
-/// A worker begins with a key; `None` when nothing that is followed queued it.
+/// A worker begins a key; `None` when no followed object queued it.
 #[cold]
 pub fn sync_begins(
     queue: usize,
@@ -143,7 +143,7 @@ pub fn sync_begins(
     Some(SyncSpan { span, began: now })
 }
 
-/// The sync has ended; `result`: what becomes of the key.
+/// The sync has ended; `result`: what the queue does with the key.
 #[cold]
 pub fn sync_ends(
     sync: &SyncSpan,
@@ -182,7 +182,7 @@ pub fn sent(request: &dyn Display, bytes: usize, waited: Duration) {
     }
 }
 
-/// Its answer, or the error in place of one.
+/// The answer to a request, or its error.
 #[cold]
 pub fn answered(request: &dyn Display, answer: &str, took: Duration) {
     let span = current();
@@ -191,7 +191,7 @@ pub fn answered(request: &dyn Display, answer: &str, took: Duration) {
     }
 }
 
-/// What the answer says of the object: it is written at this version, or deleted (0).
+/// The answer has confirmed a write: the object has this version, or is deleted (0).
 #[cold]
 pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration) {
     let span = current();
@@ -204,7 +204,7 @@ pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration
         _ => line!(span, "wrote {name} version={version}"),
     }
     with(|tracer| match tracer.brought(uid, version) {
-        // The watch was faster than the answer.
+        // The watch delivered the write before the answer came.
         Some(seen) => line!(seen, "seen-again {name} version={version} by={span} after=0ns"),
         None => tracer.wrote(uid, version, span, now),
     });

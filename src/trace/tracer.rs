@@ -1,4 +1,5 @@
-//! What is known of the objects that are followed, while anything is traced. Every table has a bound.
+//! The state of the trace: the followed objects, their events and the keys that they queued. Every
+//! table has a bound.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -6,17 +7,18 @@ use std::time::Duration;
 use crate::objects::{Meta, ObjectKey, ResourceType, Uid};
 use crate::options::TraceObject;
 
-/// Objects that are followed at once. More are not, and a line says so.
+/// The limit of followed objects. Further objects are not followed, and the log says so.
 const OBJECTS: usize = 4096;
-/// Deleted objects that are still known: their deletion goes on through handlers and queues.
+/// The limit of deleted objects that are still known, while handlers and queues process their
+/// deletion.
 const GONE: usize = 256;
-/// Keys that wait with a cause.
+/// The limit of waiting keys with causes.
 const KEYS: usize = 4096;
-/// Causes of one key.
+/// The limit of causes of one key.
 const CAUSES: usize = 16;
-/// Writes that the watch has not shown yet.
+/// The limit of writes that the watch has not delivered yet.
 const WRITES: usize = 1024;
-/// Versions of one object whose spans are known.
+/// The limit of versions of one object whose spans are known.
 const VERSIONS: usize = 8;
 
 pub struct Tracer {
@@ -127,7 +129,7 @@ impl Tracer {
         Some((span, followed.name.clone()))
     }
 
-    /// The span of the event that brought this version of an object, and the object's name.
+    /// The span of the event that delivered this version of an object, and the object's name.
     pub fn of(&self, meta: &Meta) -> Option<(u64, &str)> {
         let followed = self.followed.get(&meta.uid)?;
         let brought = followed.events.iter().rev();
@@ -140,7 +142,7 @@ impl Tracer {
         Some((span, &followed.name))
     }
 
-    /// The object is deleted. It is forgotten later.
+    /// Records that an object is deleted. It is forgotten later.
     pub fn gone(&mut self, uid: &Uid) {
         if !self.followed.contains_key(uid) {
             return;
@@ -153,7 +155,7 @@ impl Tracer {
         }
     }
 
-    /// `cause` queued `key`.
+    /// Records that `cause` queued `key`.
     pub fn queued(&mut self, queue: usize, key: String, cause: u64, now: Duration) {
         if self.waiting.len() >= KEYS {
             return;
@@ -165,20 +167,21 @@ impl Tracer {
         }
     }
 
-    /// A sync of `key` begins: its span and its causes. `None`: nothing that is followed caused it.
+    /// Begins a sync of `key`. Returns its span and its causes; `None` when no followed object
+    /// caused it.
     pub fn taken(&mut self, queue: usize, key: &str) -> Option<(u64, Waiting)> {
         let waiting = self.waiting.remove(&(queue, key.to_owned()))?;
         self.spans += 1;
         Some((self.spans, waiting))
     }
 
-    /// The span of the event that brought this version, if it came already.
+    /// The span of the event that delivered this version, if it has arrived.
     pub fn brought(&self, uid: &Uid, version: u64) -> Option<u64> {
         let mut events = self.followed.get(uid)?.events.iter();
         events.find(|(seen, _)| *seen == version).map(|(_, span)| *span)
     }
 
-    /// `span` wrote an object. `version` 0: it deleted it.
+    /// Records that `span` wrote an object; with `version` 0, that it deleted it.
     pub fn wrote(&mut self, uid: &Uid, version: u64, span: u64, at: Duration) {
         if self.written.len() == WRITES {
             self.written.pop_front();

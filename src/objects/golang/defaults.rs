@@ -1,5 +1,5 @@
 //! The defaults that the API server gives a pod template.
-//! Upstream: `SetObjectDefaults_StatefulSet`, as far as it is about the template.
+//! Upstream: the part of `SetObjectDefaults_StatefulSet` about the template.
 
 use serde_json::{Value, json};
 
@@ -64,7 +64,8 @@ const CONTAINER: &[(&str, &str)] = &[
     ("terminationMessagePolicy", r#""File""#),
 ];
 
-/// Gives a pod template, written when the API had fewer fields, what the API server gives it today.
+/// Sets the defaults of the current API server in a pod template that may have been written when
+/// the API had fewer fields.
 pub fn complete_pod_template(template: &mut Value) {
     complete(Type::parse(POD_TEMPLATE_SPEC), template);
 }
@@ -105,7 +106,7 @@ fn complete_fields(name: &str, object: &mut Value) {
         {
             object[&json_name] = default;
         }
-        // Structs in structs are always there in Go, but only what has a default matters here.
+        // Nested structs always exist in Go, but only those with a default matter here.
         if let Some(inner) = object.get_mut(&json_name) {
             complete(field.r#type, inner);
         }

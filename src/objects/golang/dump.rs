@@ -9,7 +9,8 @@ use super::quantity::GoQuantity;
 use super::types::{Kind, POD_TEMPLATE_SPEC, Type, fields, is_nil};
 use crate::sort::Order;
 
-/// What the Go manager hashes for the name of a template's ReplicaSet or ControllerRevision.
+/// The text that the Go manager hashes for the name of a template's ReplicaSet or
+/// ControllerRevision.
 /// Upstream: `hashutil.DeepHashObject`.
 ///
 /// Not the same as upstream's for a template whose own metadata has a creationTimestamp, as the

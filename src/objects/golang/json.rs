@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::types::{Kind, POD_TEMPLATE_SPEC, Type, fields, is_nil};
 use crate::sort::Order;
 
-/// What becomes of integers on their way through a Go map of any values.
+/// The treatment of integers that are decoded into a Go map with values of any type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbers {
     /// Decoded by apimachinery's JSON package, which keeps integers.
@@ -30,10 +30,10 @@ pub fn pod_template_patch(template: &Value, numbers: Numbers) -> String {
     writer.out
 }
 
-/// Name, type and value of what a struct writes.
+/// The name, type and value of a member that a struct writes.
 type Member<'v> = (String, Type, Option<&'v Value>);
 
-/// The members of a struct that are not left out, those of embedded structs among them.
+/// The members of a struct that are not omitted, including those of embedded structs.
 fn members_of<'v>(name: &str, object: Option<&'v Value>) -> Vec<Member<'v>> {
     let mut members = Vec::new();
     for field in fields(name) {
@@ -49,7 +49,7 @@ fn members_of<'v>(name: &str, object: Option<&'v Value>) -> Vec<Member<'v>> {
     members
 }
 
-/// What `omitempty` leaves out; never a struct.
+/// Whether `omitempty` omits the value; never true for a struct.
 pub(super) fn is_empty(kind: Kind, value: Option<&Value>) -> bool {
     match kind {
         Kind::String => value.and_then(Value::as_str).unwrap_or_default().is_empty(),
@@ -157,7 +157,8 @@ impl Writer {
     }
 
     fn number(&mut self, number: i64) {
-        // Both languages print the shortest digits that give the float back, without an exponent.
+        // Both languages print the shortest digits that parse to the same float, without an
+        // exponent.
         match self.numbers {
             Numbers::Integers => _ = write!(self.out, "{number}"),
             Numbers::Floats => _ = write!(self.out, "{}", number as f64),

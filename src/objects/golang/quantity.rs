@@ -1,4 +1,4 @@
-//! The inside of a Go `resource.Quantity`, which dumps show.
+//! The fields of a Go `resource.Quantity`, which dumps show.
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use crate::objects::values::quantity::DECIMAL;
 pub struct GoQuantity {
     value: i64,
     scale: i32,
-    /// Where the amount has no room in `value`: the unscaled number and how many of its digits are
-    /// decimals.
+    /// For an amount that does not fit into `value`: the unscaled number, and the number of its
+    /// decimal digits.
     decimal: Option<(i128, i32)>,
     /// The text, where Go keeps it.
     cached: String,
     format: &'static str,
 }
 
-/// Decimal digits of which every number fits into an int64. Upstream: `maxInt64Factors`.
+/// The number of decimal digits that always fit into an int64. Upstream: `maxInt64Factors`.
 const INT64_DIGITS: i32 = 18;
 const NANO: i32 = -9;
 
@@ -80,7 +80,7 @@ impl GoQuantity {
             }
         }
 
-        // Upstream keeps any number of digits; this many suffice for what is of practical use.
+        // Upstream keeps any number of digits; this number suffices in practice.
         let mut unscaled: i128 = format!("{whole}{decimals}").parse().ok()?;
         let mut decimals = digits.1;
         match is_binary {

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// The structs that `v1.PodTemplateSpec` of Kubernetes 1.36 consists of, with their fields in the
-/// order of declaration. One struct a paragraph: its name, then a line a field.
+/// The structs of `v1.PodTemplateSpec` in Kubernetes 1.36, with their fields in the order of
+/// declaration. One struct a paragraph: its name, then a line a field.
 ///
 /// ```text
 ///  Name[:jsonName][?[?]] type
@@ -77,7 +77,7 @@ impl Field {
     }
 }
 
-/// A Go type: how it prints, and what it is.
+/// A Go type: its printed name and its kind.
 #[derive(Clone, Copy)]
 pub struct Type {
     pub name: &'static str,
@@ -89,7 +89,7 @@ pub enum Kind {
     String,
     Bool,
     Int,
-    /// With the notation of what it points to.
+    /// With the notation of the type that it points to.
     Pointer(&'static str),
     /// With the notation of the elements.
     Slice(&'static str),

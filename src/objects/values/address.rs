@@ -1,9 +1,9 @@
-//! Addresses of IP, as the API reads them.
+//! IP addresses, as the API parses them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Reads an address as the API does: an IPv4 address may have leading zeros, and one that is mapped
-/// into IPv6 is one of IPv4. Upstream: `netutils.ParseIPSloppy`.
+/// Parses an address as the API does: an IPv4 address may have leading zeros, and an IPv4-mapped
+/// IPv6 address is an IPv4 address. Upstream: `netutils.ParseIPSloppy`.
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Some(address.to_canonical());

@@ -1,4 +1,4 @@
-//! Interned strings and label maps: what thousands of objects repeat is kept once.
+//! Interned strings and label maps: one copy of values that thousands of objects repeat.
 
 use parking_lot::Mutex;
 use std::borrow::Borrow;
@@ -12,12 +12,11 @@ use hashbrown::HashSet;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// A value of which there is one copy, held by one word: strings and slices too, which stand behind
-/// a pointer of their own.
+/// A shared value with one copy, held by one word. Strings and slices are behind a second pointer.
 pub struct Interned<T: ?Sized>(Arc<Box<T>>);
 
 impl<T: ?Sized> Interned<T> {
-    /// One that no pool knows.
+    /// A value outside of any pool.
     pub fn alone(value: impl Into<Box<T>>) -> Interned<T> {
         Interned(Arc::new(value.into()))
     }
@@ -94,14 +93,14 @@ impl<T: ?Sized + Serialize> Serialize for Interned<T> {
     }
 }
 
-/// Values of one type, each kept once while something holds it.
+/// A pool of values of one type, with one copy of each while something holds it.
 pub struct Pool<T: ?Sized> {
     state: Mutex<PoolState<T>>,
 }
 
 struct PoolState<T: ?Sized> {
     values: HashSet<Interned<T>>,
-    /// Sweep what nothing else holds when the pool has grown to this size.
+    /// When the pool has this size, values that nothing else holds are removed.
     sweep_at: usize,
 }
 
@@ -134,7 +133,7 @@ impl<T: ?Sized + Hash + Eq> Pool<T> {
 static STRINGS: LazyLock<Pool<str>> = LazyLock::new(Pool::new);
 static MAPS: LazyLock<Pool<[(Istr, Istr)]>> = LazyLock::new(Pool::new);
 
-/// A string of which there is one copy. For what repeats: namespaces, label keys, node names.
+/// An interned string, for values that repeat: namespaces, label keys, node names.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Istr(Interned<str>);
 
@@ -229,7 +228,7 @@ impl<'de> Deserialize<'de> for Istr {
     }
 }
 
-/// A label or annotation map, sorted by key, of which there is one copy.
+/// An interned label or annotation map, sorted by key.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Labels(Option<Interned<[(Istr, Istr)]>>);
 
@@ -270,9 +269,9 @@ impl Labels {
         if pairs.is_empty() {
             return Labels(None);
         }
-        // Of a key given twice the last value counts, as in Go.
+        // The last value of a duplicate key counts, as in Go.
         pairs.reverse();
-        // Not `order_by`: each pod that is decoded comes by here.
+        // Not `order_by`: this runs for each decoded pod.
         pairs.sort_by(|a, b| a.0.cmp(&b.0));
         pairs.dedup_by(|later, kept| later.0 == kept.0);
         Labels(Some(MAPS.intern(pairs)))

@@ -1,4 +1,4 @@
-//! What names an object: namespace and name, and its uid.
+//! The identifiers of an object: namespace and name, and uid.
 
 use std::fmt;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl From<&str> for Uid {
 }
 
 /// The bytes of a lower-case, hyphenated UUID; `None` for any other spelling, so that printing
-/// gives back what came.
+/// returns the original text.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let text: &[u8; 36] = text.as_bytes().try_into().ok()?;
     let digit = |byte: u8| match byte {

@@ -1,4 +1,4 @@
-//! What may be the key and the value of a label. Upstream: `api/validate/content`.
+//! The syntax of label keys and label values. Upstream: `api/validate/content`.
 
 /// The longest name in a key, and the longest value.
 const MAX_BYTES: usize = 63;
@@ -30,7 +30,7 @@ pub fn is_label_value(value: &str) -> bool {
     value.len() <= MAX_BYTES && (value.is_empty() || is_word(value))
 }
 
-/// What is wrong with a key; empty for one that is valid.
+/// The faults of a key; empty for a valid one.
 #[cold]
 pub fn label_key_fault(key: &str) -> String {
     let (prefix, name) = parts(key);
@@ -63,7 +63,7 @@ pub fn label_key_fault(key: &str) -> String {
     faults.join("; ")
 }
 
-/// What is wrong with a value; empty for one that is valid.
+/// The faults of a value; empty for a valid one.
 #[cold]
 pub fn label_value_fault(value: &str) -> String {
     let long = (value.len() > MAX_BYTES).then(|| too_long(MAX_BYTES));

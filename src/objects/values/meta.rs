@@ -41,7 +41,7 @@ pub struct Meta {
     pub labels: Labels,
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub annotations: Labels,
-    /// One copy for all that one owner has.
+    /// One copy for all dependents of the same owners.
     #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "owner_references")]
     pub owner_references: Option<Interned<[OwnerReference]>>,
     #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "finalizer_list")]
@@ -78,8 +78,8 @@ impl Meta {
         self.controller().is_some_and(|owner| owner.uid == *uid)
     }
 
-    /// A reference that makes the object of kind `T` with this metadata the controller of what
-    /// carries it. Upstream: `metav1.NewControllerRef`.
+    /// A reference that makes the object of kind `T` with this metadata the controller of the
+    /// object that carries the reference. Upstream: `metav1.NewControllerRef`.
     pub fn controller_ref<T: Resource>(&self) -> OwnerReference {
         OwnerReference {
             api_version: T::RESOURCE.api_version().into(),
@@ -92,7 +92,7 @@ impl Meta {
     }
 }
 
-/// What the answer to a write says of the object, for its writer.
+/// The part of the answer to a write that the writer reads.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Written {
@@ -114,8 +114,7 @@ pub struct WrittenMeta {
     pub resource_version: u64,
 }
 
-/// Which object something is, and at which version: what can be known of one whose other fields
-/// cannot be decoded.
+/// The identity and version of an object, also of one whose other fields cannot be decoded.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Identity {
@@ -130,7 +129,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of an object of any kind; `None` when not even its name can be read.
+    /// The identity of an object of any kind; `None` when even its name cannot be read.
     pub fn of(object: &Encoded) -> Option<Identity> {
         #[derive(Deserialize)]
         struct Identified {
@@ -150,8 +149,8 @@ fn version_or_zero<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> 
     Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
-/// A view whose `meta` holds all the metadata there is, so that a request which replaces the
-/// object's status, and with it its metadata, loses nothing.
+/// A view whose `meta` holds all metadata, so that a request that replaces the object's status, and
+/// with it its metadata, loses nothing.
 pub trait WholeMeta: Object + Resource {}
 
 fn str_is_empty(text: &str) -> bool {
@@ -170,7 +169,7 @@ fn none_or_empty<T>(list: &Option<Interned<[T]>>) -> bool {
     list.as_ref().is_none_or(|list| list.is_empty())
 }
 
-/// Straight into its one allocation.
+/// Decodes the name with a single allocation.
 fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
     struct Text;
     impl Visitor<'_> for Text {
@@ -241,7 +240,7 @@ mod resource_version {
     }
 }
 
-/// Any object, of any kind, by its metadata alone. Upstream: `metav1.PartialObjectMetadata`.
+/// Only the metadata of an object of any kind. Upstream: `metav1.PartialObjectMetadata`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PartialObjectMetadata {

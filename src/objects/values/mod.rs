@@ -1,4 +1,5 @@
-//! The vocabulary of objects: keys, labels and selectors, quantities, times, templates, metadata.
+//! The parts of objects that many kinds share: keys, labels and selectors, quantities, times,
+//! templates, metadata.
 
 pub mod address;
 pub mod condition;

@@ -1,5 +1,5 @@
-//! Which nodes are meant: a pod's node selector and required node affinity, and the node affinity
-//! of a volume. Upstream: `component-helpers/scheduling/corev1/nodeaffinity`.
+//! Selectors of nodes: a pod's node selector and required node affinity, and the node affinity of a
+//! volume. Upstream: `component-helpers/scheduling/corev1/nodeaffinity`.
 
 use serde::Deserialize;
 
@@ -7,15 +7,16 @@ use super::label_syntax::{is_label_key, is_label_value};
 use super::one_of::OneOf;
 use crate::objects::{Istr, Labels, null_as_default};
 
-/// Ready to match: terms, of which one has to hold. Terms that are empty or malformed match no
-/// node and are left out. Upstream: `v1.NodeSelector`, `nodeaffinity.LazyErrorNodeSelector`.
+/// A node selector that is ready to match: one of its terms has to hold. Terms that are empty or
+/// malformed match no node and are left out. Upstream: `v1.NodeSelector`,
+/// `nodeaffinity.LazyErrorNodeSelector`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(from = "WireSelector")]
 pub struct NodeSelector {
     terms: Box<[Term]>,
 }
 
-/// All of a term has to hold.
+/// A term: all of its requirements have to hold.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Term {
     labels: Box<[(Istr, Test)]>,
@@ -70,18 +71,18 @@ impl Test {
 
 impl FieldTest {
     fn holds(&self, name: &str) -> bool {
-        // A field that nodes do not have is empty.
+        // A field that nodes lack counts as empty.
         let actual = if self.field == NAME { name } else { "" };
         (self.value == *actual) == self.is_equal
     }
 }
 
-/// As `strconv.ParseInt` reads it: with a sign of either kind, and with leading zeros.
+/// Parses a number as `strconv.ParseInt` does: with a sign, and with leading zeros.
 fn number(text: &str) -> Option<i64> {
     text.parse().ok()
 }
 
-/// What a pod requires of its node by `spec.nodeSelector` and `spec.affinity`. Upstream:
+/// The requirements of a pod for its node, from `spec.nodeSelector` and `spec.affinity`. Upstream:
 /// `nodeaffinity.RequiredNodeAffinity`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAffinity {
@@ -204,7 +205,7 @@ mod tests {
             (vec![both(&zone("a"), &name("In", "n2"))], false),
             (vec![fields(&[expression("metadata.other", "In", r#"["x"]"#)])], false),
             (vec![fields(&[expression("metadata.other", "NotIn", r#"["x"]"#)])], true),
-            // A malformed part makes its term match nothing, and leaves the others alone.
+            // A malformed part makes its term match nothing; the other terms still match.
             (vec![fields(&[expression(NAME, "In", r#"["n1", "n2"]"#)])], false),
             (vec![fields(&[expression(NAME, "Exists", "[]")])], false),
             (vec![labelled(&[zone("a"), expression("x", "Near", "[]")])], false),

@@ -2,11 +2,11 @@
 
 use crate::objects::Istr;
 
-/// Fewer stay as they are given.
+/// Fewer values than this are not sorted.
 const MANY: usize = 16;
 
-/// Values, of which a label may be one. Many are sorted: a user chooses how many there are, and a
-/// selector is matched with the labels of every pod of a namespace.
+/// A set of values of a label. Large sets are sorted: a user chooses their size, and a selector is
+/// matched with the labels of every pod of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OneOf(Box<[Istr]>);
 
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn few_and_many_values_are_found() {
         for count in [1, 2, MANY - 1, MANY, 1000] {
-            // Not in their order.
+            // Unsorted values.
             let values: Vec<Istr> =
                 (0..count).rev().map(|n| format!("v{}", n * 2).into()).collect();
             let one_of = OneOf::from(values);

@@ -27,9 +27,9 @@ const UNIT: i128 = 1_000_000_000;
 /// Binary amounts end here, as upstream's.
 const MAX_BINARY: i128 = i64::MAX as i128 * UNIT;
 
-/// An amount, exact to 10^-9, and the family of units that it is written in.
+/// An amount, exact to 10^-9, and the family of its units.
 ///
-/// Amounts beyond 1.7 * 10^29 cannot be read, and sums end there.
+/// Amounts beyond 1.7 * 10^29 cannot be parsed, and sums are limited to it.
 ///
 /// Equality and hash distinguish `1024Mi` (the same as `1Gi`) from `1073741824`; [`Quantity::compare`] does
 /// not. Displayed in the canonical form. Upstream: `resource.Quantity`.
@@ -55,9 +55,9 @@ pub enum Format {
 pub enum QuantityError {
     /// Not a sign, a number and a unit.
     Format,
-    /// What follows the number is not a unit.
+    /// The suffix of the number is not a unit.
     Unit,
-    /// More than there is room for.
+    /// The amount is too large.
     TooLarge,
 }
 
@@ -79,12 +79,12 @@ impl std::error::Error for QuantityError {}
 impl Quantity {
     pub const ZERO: Quantity = Quantity { nanos: 0, format: Format::DecimalSi };
     pub const ONE: Quantity = Quantity { nanos: UNIT, format: Format::DecimalSi };
-    /// The largest that there is room for.
+    /// The largest amount.
     pub const MAX: Quantity = Quantity { nanos: i128::MAX, format: Format::DecimalSi };
-    /// The smallest that there is room for.
+    /// The smallest amount.
     pub const MIN: Quantity = Quantity { nanos: -i128::MAX, format: Format::DecimalSi };
 
-    /// This number, counted in decimal units.
+    /// A whole number, with decimal units.
     pub fn new(count: i64) -> Quantity {
         Quantity { nanos: i128::from(count) * UNIT, format: Format::DecimalSi }
     }
@@ -92,7 +92,7 @@ impl Quantity {
     /// `count` thousandths, written in units of `format`. Upstream: `NewMilliQuantity`.
     pub fn from_milli(count: i64, format: Format) -> Quantity {
         let nanos = i128::from(count) * (UNIT / 1000);
-        // Less than 1024, and what is not whole, has no binary form.
+        // Amounts below 1024 and fractions have no binary form.
         let is_binary = nanos % UNIT == 0 && nanos.abs() >= 1024 * UNIT;
         let format = match format {
             Format::BinarySi if !is_binary => Format::DecimalSi,
@@ -118,17 +118,17 @@ impl Quantity {
         self.nanos > 0
     }
 
-    /// By amount; the units do not count.
+    /// Compares the amounts and ignores the units.
     pub fn compare(self, other: Quantity) -> Ordering {
         self.nanos.cmp(&other.nanos)
     }
 
-    /// Rounded away from zero; at most what an `i64` holds.
+    /// The amount, rounded away from zero and limited to the range of `i64`.
     pub fn value(self) -> i64 {
         saturate(divided_away_from_zero(self.nanos, UNIT))
     }
 
-    /// Thousandths, rounded away from zero; at most what an `i64` holds.
+    /// The amount in thousandths, rounded away from zero and limited to the range of `i64`.
     pub fn milli_value(self) -> i64 {
         saturate(divided_away_from_zero(self.nanos, UNIT / 1000))
     }
@@ -199,7 +199,7 @@ impl FromStr for Quantity {
     }
 }
 
-/// The text of a quantity, taken apart.
+/// The parts of a quantity's text.
 struct Parts<'a> {
     negative: bool,
     /// Without leading zeros.
@@ -260,7 +260,7 @@ impl Parts<'_> {
         Ok(Quantity { nanos: if self.negative { -nanos } else { nanos }, format })
     }
 
-    /// Whether upstream writes the text as it was read.
+    /// Whether upstream keeps the original text.
     fn is_kept(&self) -> bool {
         let digits = format!("{}{}", self.whole, self.fraction);
         if self.whole.is_empty() {
@@ -305,7 +305,7 @@ fn scaled(digits: &str, factor: i128, power: i32) -> Option<i128> {
         let number = digits.parse::<i128>().ok()?.checked_mul(factor)?;
         return number.checked_mul(10i128.checked_pow(power.unsigned_abs())?);
     }
-    // Digits far below the last one that counts only decide whether to round.
+    // Digits far below the last significant one only decide whether to round up.
     let places = usize::try_from(power.unsigned_abs()).ok()?;
     let dropped = places.saturating_sub(36).min(digits.len());
     let (digits, tail) = digits.split_at(digits.len() - dropped);
@@ -340,7 +340,7 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// `count` over the highest power of `base`, below the `end`th, that divides it.
+/// Divides `count` by the highest power of `base`, below the `end`th, that divides it.
 fn reduced(mut count: i128, base: i128, end: usize) -> (i128, usize) {
     let mut power = 0;
     while power + 1 < end && count % base == 0 {
@@ -356,8 +356,8 @@ impl Serialize for Quantity {
     }
 }
 
-/// From a string, or a number that stands for itself. What is too large is [`Quantity::MAX`], or
-/// [`Quantity::MIN`]: one odd object must not keep a list from being read.
+/// From a string or a number. Amounts that are too large become [`Quantity::MAX`] or
+/// [`Quantity::MIN`]: one odd object must not prevent a list from being read.
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Quantity, D::Error> {
         struct Text;
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn canonical_forms_are_gos() {
-        // Text, what Go stores, and what it writes after arithmetic.
+        // The text, the form that Go stores, and the form that it writes after arithmetic.
         for (given, stored, canonical) in [
             ("0", "0", "0"),
             ("0Gi", "0", "0"),

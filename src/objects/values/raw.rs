@@ -10,11 +10,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// A JSON object whose members can be set and edited. The order of the members, their numbers,
-/// their escapes and the inside of what is not touched stay as they came; white space between the
-/// members goes once an object is edited.
+/// their escapes and the inside of unedited members stay unchanged; white space between the members
+/// is lost once an object is edited.
 #[derive(Clone, Debug, Default)]
 pub struct RawObject {
-    /// Names and values as they are written.
+    /// Names and values, in their original text.
     members: Vec<(Box<RawValue>, Box<RawValue>)>,
 }
 
@@ -47,7 +47,7 @@ impl RawObject {
         Ok(())
     }
 
-    /// Sets the text of many members. A user may choose how many there are, here and there.
+    /// Sets the text of many members. Users may choose the number of both old and new members.
     pub fn set_all<'a>(
         &mut self,
         values: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -67,7 +67,7 @@ impl RawObject {
         Ok(())
     }
 
-    /// Leaves the member out, if it is there.
+    /// Removes the member, if it exists.
     pub fn remove(&mut self, name: &str) {
         while let Some(at) = self.place(name) {
             self.members.remove(at);
@@ -107,7 +107,7 @@ impl RawObject {
     }
 
     fn place(&self, name: &str) -> Option<usize> {
-        // Of a name given twice the last value counts, as for every reader of JSON in use here.
+        // The last value of a duplicate name counts, as in the other JSON decoders used here.
         self.members.iter().rposition(|(known, _)| {
             let bare = known.get().strip_prefix('"').and_then(|text| text.strip_suffix('"'));
             match bare {

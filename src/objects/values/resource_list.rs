@@ -1,4 +1,4 @@
-//! Amounts by the names of resources. Upstream: `v1.ResourceList`, `apiserver/pkg/quota/v1`.
+//! Lists of resources and their amounts. Upstream: `v1.ResourceList`, `apiserver/pkg/quota/v1`.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -20,7 +20,7 @@ impl ResourceList {
         self.find(name).ok().map(|at| self.0[at].1)
     }
 
-    /// Where it is, or belongs.
+    /// The index of the resource, or the index at which to insert it.
     fn find(&self, name: &str) -> Result<usize, usize> {
         self.0.binary_search_by(|(other, _)| other.as_str().cmp(name))
     }
@@ -41,7 +41,7 @@ impl ResourceList {
         self.0.retain(|(name, _)| keep(name));
     }
 
-    /// Adds to one resource.
+    /// Adds to the amount of one resource.
     pub fn add_to(&mut self, name: &Istr, amount: Quantity) {
         match self.find(name) {
             Ok(at) => self.0[at].1 = self.0[at].1 + amount,
@@ -78,7 +78,7 @@ impl<N: Into<Istr>> FromIterator<(N, Quantity)> for ResourceList {
     fn from_iter<I: IntoIterator<Item = (N, Quantity)>>(amounts: I) -> ResourceList {
         let mut list: Vec<_> =
             amounts.into_iter().map(|(name, amount)| (name.into(), amount)).collect();
-        // Of a name given twice the last amount counts.
+        // The last amount of a duplicate name counts.
         list.reverse();
         list.sort_by(|(a, _): &(Istr, _), (b, _)| a.cmp(b));
         list.dedup_by(|(later, _), (kept, _)| later == kept);

@@ -13,7 +13,7 @@ use super::one_of::OneOf;
 use crate::objects::{Istr, Labels, null_as_default};
 use crate::sort::Order;
 
-/// As written in an object's spec.
+/// A selector as in an object's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LabelSelector {
@@ -43,7 +43,8 @@ impl fmt::Display for SelectorError {
 
 impl std::error::Error for SelectorError {}
 
-/// Ready to match. An absent LabelSelector selects nothing, an empty one everything.
+/// A selector that is ready to match. An absent LabelSelector selects nothing, an empty one
+/// everything.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Selector {
     nothing: bool,
@@ -56,7 +57,8 @@ struct Term {
     test: Test,
 }
 
-/// By its operator, which is printed as it was given. Upstream: `selection.Operator`.
+/// The operator of a term, which is printed as in the original text. Upstream:
+/// `selection.Operator`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Test {
     Equals(Istr),
@@ -88,12 +90,12 @@ impl Test {
     }
 }
 
-/// As numbers, if both are.
+/// Compares both as numbers; `None` unless both are numbers.
 fn compared(label: &str, bound: &str) -> Option<Ordering> {
     Some(number(label)?.cmp(&number(bound)?))
 }
 
-/// As `strconv.ParseInt` reads it.
+/// Parses a number as `strconv.ParseInt` does.
 fn number(text: &str) -> Option<i64> {
     text.parse().ok()
 }
@@ -107,7 +109,8 @@ impl Selector {
         Selector { nothing: true, terms: Vec::new() }
     }
 
-    /// Every label with its value, which need not be valid. Upstream: `labels.SelectorFromSet`.
+    /// A selector of these labels with their values, which are not validated. Upstream:
+    /// `labels.SelectorFromSet`.
     pub fn from_labels(labels: &Labels) -> Selector {
         let of_label = |(key, value): &(Istr, Istr)| Term {
             key: key.clone(),
@@ -116,17 +119,17 @@ impl Selector {
         Selector { nothing: false, terms: labels.pairs().iter().map(of_label).collect() }
     }
 
-    /// True of a selector that has no term and so matches everything.
+    /// Whether the selector has no terms, and so matches everything.
     pub fn is_empty(&self) -> bool {
         !self.nothing && self.terms.is_empty()
     }
 
-    /// It matches no labels.
+    /// Whether the selector matches no labels.
     pub fn is_nothing(&self) -> bool {
         self.nothing
     }
 
-    /// The key and the value of a label that everything it matches has, if there is one.
+    /// The key and the value of a label that all matching objects have, if there is one.
     pub fn required_label(&self) -> Option<(&Istr, &Istr)> {
         self.terms.iter().find_map(|Term { key, test }| match test {
             Test::Equals(value) | Test::DoubleEquals(value) => Some((key, value)),
@@ -181,7 +184,7 @@ fn term_of(Requirement { key, operator, values }: &Requirement) -> Result<Term, 
 const NOT_EMPTY: &str = "for 'in', 'notin' operators, values set can't be empty";
 const EMPTY: &str = "values set must be empty for exists and does not exist";
 
-/// An operator has too many values, or too few.
+/// The fault of an operator with too many or too few values.
 #[cold]
 fn misused(values: &[Istr], rule: &str) -> String {
     // Go's empty list is nil.

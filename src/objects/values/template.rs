@@ -1,4 +1,4 @@
-//! Pod templates, kept as the JSON they came in.
+//! Pod templates, kept as their original JSON.
 
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
@@ -12,13 +12,13 @@ use serde_json::value::RawValue;
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::{Istr, Labels, from_json, null_as_default};
 
-/// A pod template: every byte that the API sent, and a lens on the few fields that are read. So a
-/// field that this build has never heard of still reaches the pods. There is one copy of each text,
-/// however many objects, and versions of them, hold it.
+/// A pod template: its original JSON, and a lens on the few fields that are read. So a field that
+/// this build does not know still reaches the pods. All objects and versions with the same text
+/// share one copy.
 #[derive(Clone, Debug)]
 pub struct Template(Interned<Shared>);
 
-/// What the lens shows of a [`Template`], which derefs to it.
+/// The fields of a [`Template`] that are read; a template derefs to them.
 #[derive(Debug)]
 pub struct Shared {
     json: Box<RawValue>,
@@ -73,9 +73,9 @@ impl Template {
         self.json.get()
     }
 
-    /// Parsed, for comparing and for making pods from. JSON that is valid but not readable, for its
-    /// depth or a number's size, is given as one text: equal templates stay equal, and the API
-    /// server refuses what is made from it.
+    /// The parsed template, for comparisons and for new pods. Valid JSON that cannot be parsed,
+    /// because of its depth or the size of a number, is returned as one string: equal templates
+    /// stay equal, and the API server refuses pods made from it.
     pub fn to_value(&self) -> Value {
         let text = self.json.get();
         from_json(text).unwrap_or_else(|_| Value::String(text.to_owned()))
@@ -92,8 +92,8 @@ impl Template {
         Ok(Template(TEMPLATES.intern(Shared { json, labels, annotations, finalizers, digest })))
     }
 
-    /// What `compute` makes of the template: computed once for all that hold it, so every caller
-    /// must ask for the same.
+    /// The result of `compute` for the template: computed once for all holders of this text, so
+    /// every caller must pass the same function.
     pub fn digest(&self, compute: impl FnOnce(&Template) -> u128) -> u128 {
         *self.0.digest.get_or_init(|| compute(self))
     }

@@ -1,5 +1,5 @@
-//! Points in time as integers. A Kubernetes object may hold any time that Go can write, which is
-//! more than jiff's type can: `9999-12-31T23:59:59Z` is a frequent one.
+//! Points in time as integers. A Kubernetes object may hold any time that Go can write, which
+//! jiff's type cannot: `9999-12-31T23:59:59Z` is frequent.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -15,14 +15,13 @@ use serde::{Deserialize, Serialize};
 /// `metav1.MicroTime`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(
-    /// Moved up by 2^63, so that an `Option` takes no more room.
+    /// The microseconds plus 2^63, so that an `Option` has the same size.
     NonZeroU64,
 );
 
 const SIGN: u64 = 1 << 63;
 
-/// Maps a number to one that is not zero, and keeps the order. The very least of all numbers is taken
-/// for the one after it.
+/// Maps a number to a non-zero one, and keeps the order. The least number counts as the next one.
 const fn moved(number: i64) -> NonZeroU64 {
     match NonZeroU64::new(number.cast_unsigned() ^ SIGN) {
         Some(moved) => moved,
@@ -77,7 +76,7 @@ impl Timestamp {
         self.as_micros().div_euclid(1_000_000)
     }
 
-    /// Without the part below a second, as the API stores `metav1.Time`.
+    /// The time without fractions of a second, as the API stores `metav1.Time`.
     pub const fn truncate_to_secs(self) -> Timestamp {
         Timestamp::from_secs(self.as_secs())
     }
@@ -88,8 +87,8 @@ impl Timestamp {
         Duration::from_micros(micros.max(0).cast_unsigned())
     }
 
-    /// The closest time of jiff's, which has those from the year -9999 up to
-    /// `9999-12-30T22:00:00.999999999Z`. For what no object is made from.
+    /// The closest time of jiff, whose range is from the year -9999 to
+    /// `9999-12-30T22:00:00.999999999Z`. Only for values that are not written to objects.
     pub fn to_jiff(self) -> jiff::Timestamp {
         let (first, last) = (jiff::Timestamp::MIN, jiff::Timestamp::MAX);
         let end = if self.as_micros() < 0 { first } else { last };
@@ -133,7 +132,7 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// The forms that Go takes for RFC 3339: the hour may be of one digit, the fraction of any length.
+/// The forms that Go accepts for RFC 3339: the hour may have one digit, the fraction any length.
 /// There is no leap second. Upstream: `time.Parse(time.RFC3339, ...)`.
 impl FromStr for Timestamp {
     type Err = ParseTimestampError;
@@ -144,8 +143,8 @@ impl FromStr for Timestamp {
     }
 }
 
-/// A time in the forms that Go takes or writes: a year that does not have four digits has more, or a
-/// sign. The closest time where there is no room for it.
+/// Parses the forms that Go accepts or writes: a year has four digits, or more, or a sign. Returns
+/// the closest time if it is out of range.
 fn read(text: &str) -> Option<Timestamp> {
     let (date, time) = text.split_once('T')?;
     let unsigned = date.strip_prefix('-');
@@ -201,7 +200,7 @@ fn read(text: &str) -> Option<Timestamp> {
     i64::try_from(micros).ok().map(Timestamp::from_micros)
 }
 
-/// Digits and nothing else; at most 10^12, beyond every year that there is.
+/// Parses only digits; the result is at most 10^12, which is beyond the range of years.
 fn number(digits: &str) -> Option<i64> {
     let all = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     all.then(|| digits.parse().unwrap_or(i64::MAX).min(1_000_000_000_000))
@@ -239,7 +238,7 @@ struct Civil {
     year: i64,
     month: i64,
     day: i64,
-    /// Of the day.
+    /// The second of the day.
     second: i64,
 }
 
@@ -248,7 +247,7 @@ impl Civil {
     fn of(time: Timestamp) -> Civil {
         let (days, second) = (time.as_secs().div_euclid(86_400), time.as_secs().rem_euclid(86_400));
         let (cycle, day) = ((days + EPOCH).div_euclid(CYCLE), (days + EPOCH).rem_euclid(CYCLE));
-        // Without the leap days before it.
+        // The day of the cycle without the leap days before it.
         let plain = day - day / 1460 + day / 36_524 - day / 146_096;
         let in_cycle = plain / 365;
         let in_year = day - (365 * in_cycle + in_cycle / 4 - in_cycle / 100);
@@ -299,7 +298,7 @@ impl<'de> Deserialize<'de> for Timestamp {
             ) -> Result<Timestamp, D::Error> {
                 deserializer.deserialize_str(Text)
             }
-            /// From protobuf, which has no text of it.
+            /// From protobuf, where a time is a number.
             fn visit_i64<E: de::Error>(self, micros: i64) -> Result<Timestamp, E> {
                 Ok(Timestamp::from_micros(micros))
             }
@@ -308,7 +307,7 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// Whole seconds; an `Option` takes no more room.
+/// Whole seconds; an `Option` has the same size.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "i64", into = "i64")]
 pub struct Seconds(NonZeroU64);
@@ -427,7 +426,7 @@ mod tests {
         assert_eq!(half.as_micros(), 1_000_000_000_500_000);
     }
 
-    /// Protobuf has times that JSON cannot be read from by Go, which writes them all the same.
+    /// Protobuf can hold times whose JSON Go writes but cannot parse.
     #[test]
     fn every_time_that_go_writes_is_read_and_written_as_it_came() {
         for (text, seconds) in [
@@ -444,7 +443,7 @@ mod tests {
             assert_eq!(serde_json::to_string(&time).unwrap(), json);
             assert_eq!(time.to_micro_string(), text.replace('Z', ".000000Z"));
         }
-        // Beyond the room that there is.
+        // Times that are out of range.
         let read = |text: &str| serde_json::from_str::<Timestamp>(text).unwrap().as_micros();
         assert_eq!(read(r#""292277026596-12-04T15:30:07Z""#), i64::MAX);
         assert_eq!(read(r#""-99999999999999999999-01-01T00:00:00Z""#), i64::MIN + 1);

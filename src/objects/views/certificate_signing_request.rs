@@ -37,7 +37,7 @@ pub struct CertificateSigningRequestSpec {
     pub expiration_seconds: Option<i32>,
     #[serde(deserialize_with = "null_as_default")]
     pub usages: Vec<Istr>,
-    /// Who made the request.
+    /// The user who created the request.
     pub username: Istr,
     pub uid: Istr,
     #[serde(deserialize_with = "null_as_default")]
@@ -83,7 +83,7 @@ impl CertificateSigningRequestStatus {
         !self.certificate.is_empty()
     }
 
-    /// Of any status.
+    /// Whether the request has a condition of this type, with any status.
     pub fn has(&self, kind: &str) -> bool {
         self.conditions.iter().any(|condition| condition.kind == *kind)
     }

@@ -11,7 +11,7 @@ pub struct ClusterRole {
     pub meta: Meta,
     #[serde(deserialize_with = "nullable")]
     pub rules: Box<[PolicyRule]>,
-    /// With it the role's rules are those of the roles that it selects.
+    /// The selectors of other roles, whose rules this role aggregates.
     pub aggregation_rule: Option<AggregationRule>,
 }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::objects::{Labels, Meta, null_as_default, resource};
 
-/// All that a ConfigMap has, so that it can be written back.
+/// A ConfigMap with all its fields, so that it can be written back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigMap {
@@ -13,7 +13,7 @@ pub struct ConfigMap {
     pub meta: Meta,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub immutable: Option<bool>,
-    /// One copy of equal contents serves all that hold them.
+    /// ConfigMaps with equal contents share one copy.
     #[serde(deserialize_with = "null_as_default")]
     pub data: Labels,
     #[serde(skip_serializing_if = "Labels::is_empty", deserialize_with = "null_as_default")]
@@ -23,7 +23,7 @@ pub struct ConfigMap {
 resource!(ConfigMap, "", "v1", "configmaps", namespaced);
 
 impl ConfigMap {
-    /// As the API server takes it.
+    /// The object for the API server.
     ///
     /// # Errors
     /// None of these types fail.

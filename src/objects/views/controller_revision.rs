@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 
 use crate::objects::{Meta, WholeMeta, from_json, null_as_default, resource};
 
-/// Whole, so that it can be written back.
+/// A ControllerRevision with all its fields, so that it can be written back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ControllerRevision {

@@ -34,7 +34,7 @@ pub struct CronJobSpec {
     pub job_template: JobTemplate,
 }
 
-/// What Jobs are made from, each byte of their `spec` kept.
+/// The template of Jobs, with every byte of its `spec`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct JobTemplate {

@@ -23,7 +23,7 @@ pub struct CSIDriverSpec {
 resource!(CSIDriver, "storage.k8s.io", "v1", "csidrivers", cluster);
 
 impl CSIDriver {
-    /// Volumes of the driver are attached before they are mounted. Upstream: `skipAttach`.
+    /// Whether volumes of the driver are attached before they are mounted. Upstream: `skipAttach`.
     pub fn attaches(&self) -> bool {
         self.spec.attach_required != Some(false)
     }

@@ -23,7 +23,7 @@ pub struct DaemonSet {
 pub struct DaemonSetSpec {
     pub selector: Option<LabelSelector>,
     pub template: Template,
-    /// Of the template.
+    /// The template's placement.
     pub placement: Placement,
     pub update_strategy: DaemonSetUpdateStrategy,
     pub min_ready_seconds: i32,
@@ -56,10 +56,10 @@ pub struct DaemonSetStatus {
     pub updated_number_scheduled: Option<i32>,
 }
 
-/// On which nodes a template may run.
+/// The nodes on which pods of a template may run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
-    /// If not empty, on this node alone.
+    /// If not empty, the only node.
     pub node_name: Istr,
     pub affinity: NodeAffinity,
     pub tolerations: Box<[Toleration]>,

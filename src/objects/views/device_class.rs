@@ -16,7 +16,7 @@ pub struct DeviceClass {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeviceClassSpec {
-    /// The resource by which containers may ask for its devices.
+    /// The resource by which containers may request its devices.
     pub extended_resource_name: Option<Istr>,
 }
 

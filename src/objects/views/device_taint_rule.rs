@@ -25,7 +25,7 @@ pub struct DeviceTaintRuleSpec {
     pub taint: DeviceTaint,
 }
 
-/// Selects the devices that agree with all that is given.
+/// Selects the devices that match all fields that are set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DeviceSelector {

@@ -1,4 +1,4 @@
-//! Endpoints and EndpointSlices, whole: all that these kinds have, so that they can be written back.
+//! Endpoints and EndpointSlices with all their fields, so that they can be written back.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ pub struct TargetRef {
 }
 
 impl TargetRef {
-    /// Whether both name the same; the version is ignored.
+    /// Whether both refer to the same object; the version is ignored.
     pub fn same(a: Option<&TargetRef>, b: Option<&TargetRef>) -> bool {
         match (a, b) {
             (Some(a), Some(b)) => {
@@ -125,7 +125,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// The condition `ready` is there and true.
+    /// Whether the condition `ready` is set and true.
     pub fn is_ready(&self) -> bool {
         self.conditions.ready == Some(true)
     }
@@ -142,7 +142,7 @@ pub struct EndpointConditions {
     pub terminating: Option<bool>,
 }
 
-/// Who should use an endpoint.
+/// The consumers that should use an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointHints {
@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// What is read is written back the same: nothing is lost and nothing is added.
+    /// An object that is read and written is unchanged.
     #[test]
     fn both_kinds_come_back_whole() {
         let target = json!({

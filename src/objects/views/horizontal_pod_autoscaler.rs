@@ -41,7 +41,7 @@ pub struct CrossVersionObjectReference {
     pub api_version: Istr,
 }
 
-/// One metric. The member that `type` names is there.
+/// One metric. The member that `type` names is set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MetricSpec {
@@ -57,7 +57,7 @@ pub struct MetricSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MetricSource {
-    /// Of the resource.
+    /// The name of the resource.
     pub name: Istr,
     pub container: Istr,
     #[serde(deserialize_with = "null_as_default")]
@@ -125,7 +125,7 @@ pub struct HorizontalPodAutoscalerStatus {
     pub current_replicas: i32,
     #[serde(deserialize_with = "null_as_default")]
     pub desired_replicas: i32,
-    /// As they are written: only compared.
+    /// In their original form: they are only compared.
     #[serde(deserialize_with = "null_as_default", serialize_with = "null_for_none")]
     pub current_metrics: Vec<Value>,
     #[serde(deserialize_with = "null_as_default")]

@@ -31,13 +31,13 @@ pub struct JobSpec {
     /// `TerminatingOrFailed` or `Failed`.
     pub pod_replacement_policy: Option<Istr>,
     pub selector: Option<LabelSelector>,
-    /// Empty once the Job has finished: no further pod is made of it.
+    /// Empty once the Job has finished: no further pods are created from it.
     #[serde(deserialize_with = "null_as_default")]
     pub template: Template,
-    /// The template's restart policy is `OnFailure`.
+    /// Whether the template's restart policy is `OnFailure`.
     #[serde(skip)]
     pub restarts_containers: bool,
-    /// The template names a scheduling group.
+    /// Whether the template names a scheduling group.
     #[serde(skip)]
     pub has_scheduling_group: bool,
     pub backoff_limit_per_index: Option<i32>,
@@ -94,7 +94,7 @@ pub struct OnPodCondition {
     pub status: Istr,
 }
 
-/// All of a Job's status: it is replaced whole.
+/// A Job's whole status, which is replaced as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct JobStatus {
@@ -151,7 +151,7 @@ resource!(Job, "batch", "v1", "jobs", namespaced);
 impl WholeMeta for Job {}
 
 impl Job {
-    /// The condition that says how the Job finished. Upstream: `jobutil.FinishedCondition`.
+    /// The condition with which the Job finished. Upstream: `jobutil.FinishedCondition`.
     pub fn finished(&self) -> Option<&JobCondition> {
         self.status.finished()
     }
@@ -186,7 +186,7 @@ impl JobSpec {
     }
 }
 
-/// A Job as it comes.
+/// The wire form of a Job.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WireJob {
@@ -203,7 +203,7 @@ impl From<WireJob> for Job {
         if status.finished().is_some() {
             spec.template = Template::default();
         }
-        // A template that cannot be read has neither: its pods are refused.
+        // A template that cannot be parsed has neither, and its pods are refused.
         let Lens { spec: lens } = from_json(spec.template.json()).unwrap_or_default();
         spec.restarts_containers = lens.restart_policy == "OnFailure";
         spec.has_scheduling_group = lens.scheduling_group.is_some();
@@ -211,7 +211,7 @@ impl From<WireJob> for Job {
     }
 }
 
-/// What is read of a template beside what every template shows.
+/// The fields of a Job's template that [`Template`] does not have.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Lens {

@@ -1,4 +1,4 @@
-//! The lean view of a Lease: when its holder was last alive.
+//! The lean view of a Lease: its last renewal.
 
 use serde::Deserialize;
 

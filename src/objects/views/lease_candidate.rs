@@ -1,4 +1,4 @@
-//! The lean view of a LeaseCandidate: when it was asked for a sign of life, and when it gave one.
+//! The lean view of a LeaseCandidate: the times of its last ping and of its last renewal.
 
 use serde::Deserialize;
 
@@ -23,7 +23,7 @@ pub struct LeaseCandidateSpec {
 }
 
 impl LeaseCandidateSpec {
-    /// The API server waits for a renewal.
+    /// Whether the API server waits for a renewal.
     pub fn is_pinged(&self) -> bool {
         self.ping_time > self.renew_time
     }

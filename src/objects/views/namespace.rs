@@ -15,11 +15,11 @@ pub struct Namespace {
     pub status: NamespaceStatus,
 }
 
-/// All there is in the spec, so it may be written back.
+/// The whole spec, so that it can be written back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamespaceSpec {
-    /// Who must be done with the namespace's content before the namespace goes.
+    /// The finalizers that must be removed before the namespace is.
     #[serde(deserialize_with = "null_as_default")]
     pub finalizers: Vec<Istr>,
 }
@@ -37,12 +37,12 @@ resource!(Namespace, "", "v1", "namespaces", cluster);
 impl WholeMeta for Namespace {}
 
 impl Namespace {
-    /// `status.phase` is `Active`.
+    /// Whether `status.phase` is `Active`.
     pub fn is_active(&self) -> bool {
         self.status.phase.as_deref() == Some("Active")
     }
 
-    /// `status.phase` is `Terminating`.
+    /// Whether `status.phase` is `Terminating`.
     pub fn is_terminating(&self) -> bool {
         self.status.phase.as_deref() == Some("Terminating")
     }

@@ -22,7 +22,7 @@ pub struct NodeSpec {
     pub taints: Vec<Taint>,
     #[serde(deserialize_with = "null_as_default")]
     pub unschedulable: bool,
-    /// The ranges of its pods' addresses, one of each family.
+    /// The CIDRs of its pods, one of each family.
     #[serde(rename = "podCIDRs", deserialize_with = "null_as_default")]
     pub pod_cidrs: Box<[Box<str>]>,
 }
@@ -30,7 +30,7 @@ pub struct NodeSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// Whole, so that they can be replaced.
+    /// All fields, so that they can be replaced.
     #[serde(deserialize_with = "null_as_default")]
     pub conditions: Box<[NodeCondition]>,
     #[serde(rename = "allocatable", deserialize_with = "cpu")]
@@ -41,7 +41,7 @@ pub struct NodeStatus {
     pub volumes_in_use: Box<[Istr]>,
 }
 
-/// What the status says of a volume that is attached.
+/// An attached volume in the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AttachedVolume {
@@ -72,7 +72,7 @@ impl NodeStatus {
         self.conditions.iter().find(|condition| condition.r#type == *name)
     }
 
-    /// The condition that says whether the kubelet can run pods.
+    /// The condition Ready.
     pub fn ready(&self) -> Option<&NodeCondition> {
         self.condition("Ready")
     }
@@ -81,7 +81,7 @@ impl NodeStatus {
 resource!(Node, "", "v1", "nodes", cluster, NODE);
 
 impl Node {
-    /// The label `topology.kubernetes.io/zone`, if it says anything.
+    /// The label `topology.kubernetes.io/zone`, if it is not empty.
     pub fn zone(&self) -> Option<&str> {
         self.meta.labels.get("topology.kubernetes.io/zone").filter(|zone| !zone.is_empty())
     }

@@ -31,13 +31,13 @@ pub struct PersistentVolumeSpec {
     pub reclaim_policy: Istr,
     pub storage_class_name: Istr,
     pub volume_attributes_class_name: Option<Istr>,
-    /// `volumeMode` is `Block`.
+    /// Whether `volumeMode` is `Block`.
     pub is_block: bool,
     /// `None`: a source that is never attached to a node.
     pub source: Option<Box<VolumeSource>>,
-    /// The sources that other controllers act on than that which attaches volumes.
+    /// The sources that other controllers than the attach/detach controller read.
     pub local: Option<LocalSource>,
-    /// The spec's JSON, as long as the volume is not bound: it is needed to bind it.
+    /// The spec's JSON while the volume is not bound: it is needed to bind it.
     pub text: Option<Box<str>>,
 }
 
@@ -54,7 +54,7 @@ pub enum LocalSource {
 pub struct ClaimRef {
     pub namespace: Istr,
     pub name: Istr,
-    /// Empty: reserved for a claim of this name.
+    /// Empty: the volume is reserved for a claim of this name.
     #[serde(deserialize_with = "null_as_default")]
     pub uid: Uid,
 }

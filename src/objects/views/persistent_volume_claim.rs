@@ -28,18 +28,18 @@ pub struct PersistentVolumeClaimSpec {
     #[serde(rename = "resources", deserialize_with = "requested_storage")]
     pub storage: Option<Quantity>,
     pub access_modes: Option<Box<[Istr]>>,
-    /// `volumeMode` is `Block`.
+    /// Whether `volumeMode` is `Block`.
     #[serde(rename = "volumeMode", deserialize_with = "is_block")]
     pub is_block: bool,
     pub storage_class_name: Option<Istr>,
     pub volume_attributes_class_name: Option<Istr>,
-    /// The labels of the volumes that it may be bound to.
+    /// The selector of the volumes to which it may be bound.
     pub selector: Option<Box<LabelSelector>>,
     #[serde(rename = "dataSource", deserialize_with = "is_there")]
     pub has_data_source: bool,
     /// Empty: not bound.
     pub volume_name: Istr,
-    /// The spec's JSON, as long as the claim names no volume: it is needed to bind it.
+    /// The spec's JSON while the claim names no volume: it is needed to bind it.
     #[serde(skip)]
     pub text: Option<Box<str>>,
 }
@@ -52,13 +52,13 @@ pub struct PersistentVolumeClaimStatus {
     /// `capacity.storage`
     #[serde(deserialize_with = "storage")]
     pub capacity: Option<Quantity>,
-    /// The storage that an expansion under way has set aside.
+    /// The storage that is allocated for an expansion in progress.
     #[serde(rename = "allocatedResources", deserialize_with = "storage")]
     pub allocated_storage: Option<Quantity>,
     pub current_volume_attributes_class_name: Option<Istr>,
     pub modify_volume_status: Option<ModifyVolumeStatus>,
     pub conditions: Option<Box<[ClaimCondition]>>,
-    /// The status's JSON, as long as the claim is not bound.
+    /// The status's JSON while the claim is not bound.
     #[serde(skip)]
     pub text: Option<Box<str>>,
 }
@@ -90,7 +90,7 @@ impl PersistentVolumeClaim {
         annotated.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()
     }
 
-    /// The VolumeAttributesClasses it has, wants, or is on the way to.
+    /// The current, the wanted and the target VolumeAttributesClass.
     /// Upstream: `getReferencedVolumeAttributesClassNames`.
     pub fn volume_attributes_classes(&self) -> Vec<&Istr> {
         let PersistentVolumeClaim { spec, status, .. } = self;

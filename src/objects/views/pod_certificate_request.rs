@@ -1,4 +1,4 @@
-//! A PodCertificateRequest: that it is there, and for how long.
+//! The lean view of a PodCertificateRequest: only its metadata.
 
 use serde::Deserialize;
 

@@ -23,7 +23,7 @@ pub struct PodDisruptionBudget {
 pub struct PodDisruptionBudgetSpec {
     pub min_available: Option<IntOrString>,
     pub max_unavailable: Option<IntOrString>,
-    /// An empty one selects every pod of the namespace, an absent one none.
+    /// An empty selector selects every pod of the namespace, an absent one none.
     pub selector: Option<LabelSelector>,
 }
 
@@ -32,7 +32,8 @@ pub struct PodDisruptionBudgetSpec {
 pub struct PodDisruptionBudgetStatus {
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_zero")]
     pub observed_generation: i64,
-    /// When the eviction of a pod, by its name, was allowed. The pod is not deleted yet.
+    /// The times when evictions were allowed, by the names of the pods. These pods are not deleted
+    /// yet.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub disrupted_pods: BTreeMap<Box<str>, Option<Timestamp>>,
     #[serde(deserialize_with = "null_as_default")]

@@ -43,7 +43,7 @@ pub struct PodGroupTemplateRef {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WorkloadTemplateRef {
-    /// Empty when the group is of no Workload.
+    /// Empty when the group does not belong to a Workload.
     pub workload_name: Istr,
 }
 

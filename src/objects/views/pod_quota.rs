@@ -1,4 +1,4 @@
-//! What quotas ask of a Pod. Upstream: `component-helpers/resource`, `quota/v1/evaluator/core`.
+//! The quota usage of a Pod. Upstream: `component-helpers/resource`, `quota/v1/evaluator/core`.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -11,16 +11,16 @@ use crate::objects::views::pod::{
 };
 use crate::objects::{Istr, Quantity, ResourceList};
 
-/// What quotas ask of a pod. Pods of one template and one state share one.
+/// The quota usage of a pod. Pods with the same template and state share one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodQuota {
-    /// What the pod is charged as long as it has not ended, under the names that quotas use
-    /// (`pods`, `requests.cpu` …). Upstream: `podComputeUsageHelper`.
+    /// The usage of the pod while it has not ended, under the names that quotas use (`pods`,
+    /// `requests.cpu` …). Upstream: `podComputeUsageHelper`.
     pub usage: ResourceList,
-    /// The same without what the pod as a whole names. `None`: it names nothing.
+    /// The usage without pod-level resources; `None` when the pod has none.
     usage_of_containers: Option<Box<ResourceList>>,
     pub is_best_effort: bool,
-    /// It may run only so long. Upstream: `IsTerminating`.
+    /// Whether the pod has an active deadline. Upstream: `IsTerminating`.
     pub has_deadline: bool,
     pub priority_class: Istr,
     /// Upstream: `usesCrossNamespacePodAffinity`.
@@ -51,7 +51,7 @@ impl PodQuota {
         })
     }
 
-    /// What the pod is charged, with or without what it names as a whole: the gate
+    /// The usage of the pod, with or without its pod-level resources, by the gate
     /// `PodLevelResources`.
     pub fn usage_by(&self, whole: bool) -> &ResourceList {
         match &self.usage_of_containers {
@@ -61,8 +61,8 @@ impl PodQuota {
     }
 }
 
-/// What a pod requests that names requests as a whole; empty if it does not. The resources of a
-/// resize in flight do not count.
+/// The requests of a pod with pod-level requests; empty for others. The resources of a resize in
+/// progress do not count.
 pub(super) fn requests_as_a_whole(spec: &WireSpec) -> ResourceList {
     let mut named = spec.resources.iter().flat_map(|resources| resources.requests.iter());
     match named.any(|(name, _)| counts_as_a_whole(name)) {
@@ -79,13 +79,13 @@ fn counts_as_a_whole(name: &str) -> bool {
 /// Requests or limits of a [`WireResources`].
 type Part = fn(&WireResources) -> &ResourceList;
 
-/// The resources of a pod, a resize in flight included.
+/// The resources of a pod, including a resize in progress.
 struct Resources<'a> {
     spec: &'a WireSpec,
-    /// What each container was given, if its status says so, and the requests promised to it.
+    /// The actual resources of each container, from its status, and its allocated requests.
     given: HashMap<&'a str, (&'a WireResources, &'a ResourceList)>,
     is_infeasible: bool,
-    /// What the pod names as a whole counts.
+    /// Whether pod-level resources count.
     is_whole: bool,
 }
 
@@ -146,8 +146,8 @@ impl<'a> Resources<'a> {
         limits
     }
 
-    /// What the pod needs at most at one time: its containers and sidecars together, or an init
-    /// container and the sidecars before it; what the pod as a whole names stands above both.
+    /// The largest need of the pod at one time: its containers and sidecars together, or an init
+    /// container and the sidecars before it. Pod-level resources replace both.
     fn sum(
         &self,
         part: Part,
@@ -173,7 +173,8 @@ impl<'a> Resources<'a> {
                 false => add(Role::Init, asked(container).unwrap_or(&none)),
             }
         }
-        // Each resource by itself, so that it does not matter how many names all containers use.
+        // Each resource is computed separately, so that the number of different names does not
+        // matter.
         needs.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         let by_name = needs.chunk_by(|(a, ..), (b, ..)| a == b);
         let mut sum: ResourceList =
@@ -193,17 +194,17 @@ impl<'a> Resources<'a> {
     }
 }
 
-/// How a container runs.
+/// The role of a container.
 #[derive(Clone, Copy)]
 enum Role {
     Main,
     Sidecar,
-    /// To its end, before the next one begins.
+    /// Runs to its end before the next one begins.
     Init,
 }
 
-/// What of one resource is needed at one time, by the needs of the containers in their order; at
-/// least one.
+/// The largest need of one resource at one time, from the needs of the containers in their order
+/// (at least one).
 fn at_most(needs: &[(Istr, Role, Quantity)]) -> Quantity {
     let sum = |one: Option<Quantity>, other| one.map_or(other, |one| one + other);
     let (mut together, mut sidecars, mut at_start) = (None, None, None);
@@ -231,7 +232,7 @@ fn at_most(needs: &[(Istr, Role, Quantity)]) -> Quantity {
 
 static PODS: LazyLock<Istr> = LazyLock::new(|| Istr::new("pods"));
 
-/// `requests.cpu` and `limits.cpu`, and so on, of what nearly every pod asks for.
+/// The names `requests.cpu`, `limits.cpu` and so on of the most common resources.
 static PREFIXED: LazyLock<[[Istr; 3]; 3]> = LazyLock::new(|| {
     ["cpu", "memory", "ephemeral-storage"].map(|name| {
         [name.to_owned(), format!("requests.{name}"), format!("limits.{name}")].map(Istr::from)
@@ -245,7 +246,7 @@ fn with_prefix(prefix: &str, name: &Istr) -> Istr {
     known.cloned().unwrap_or_else(|| format!("{prefix}{name}").into())
 }
 
-/// Under the names of quotas. Upstream: `podComputeUsageHelper`.
+/// The usage under the names of quotas. Upstream: `podComputeUsageHelper`.
 fn charged(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut charged = vec![(PODS.clone(), Quantity::ONE)];
     for (name, amount) in requests.iter() {
@@ -325,7 +326,7 @@ mod tests {
         container
     }
 
-    /// Of each resource by itself: the names of the sidecars before do not matter.
+    /// Each resource is computed separately: the resources of preceding sidecars do not matter.
     #[test]
     fn resources_that_few_containers_name_are_charged_too() {
         let names = |name: &str, requests: Value| json!({ "name": name, "resources": { "requests": requests } });
@@ -417,7 +418,7 @@ mod tests {
             "type": "PodResizePending", "status": "True", "reason": "Infeasible",
         }]);
         assert_eq!(usage(spec(), infeasible), "cpu=1 limits.cpu=1 pods=1 requests.cpu=1");
-        // Of init containers only a sidecar's status counts.
+        // Among init containers, only the status of sidecars counts.
         let init = |container: Value| json!({ "initContainers": [container] });
         let mut given = status("3", "3");
         given["initContainerStatuses"] = given["containerStatuses"].take();

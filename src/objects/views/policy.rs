@@ -1,4 +1,4 @@
-//! The lean view of a ValidatingAdmissionPolicy: what type checking reads.
+//! The lean view of a ValidatingAdmissionPolicy: the fields that type checking reads.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -44,7 +44,7 @@ pub struct MatchConstraints {
     pub resource_rules: Vec<NamedRuleWithOperations>,
 }
 
-/// Which resources a policy is about: every combination of what it names, `*` for all.
+/// The resources that a policy matches: every combination of the given names, `*` for all.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NamedRuleWithOperations {
@@ -82,7 +82,7 @@ pub struct ValidatingAdmissionPolicyStatus {
     pub observed_generation: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub type_checking: Option<TypeChecking>,
-    /// Others': kept as they are.
+    /// Conditions of other writers: kept unchanged.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Value>,
 }
@@ -94,7 +94,7 @@ pub struct TypeChecking {
     pub expression_warnings: Vec<ExpressionWarning>,
 }
 
-/// What is wrong with one expression, in lines for people.
+/// The warning about one expression, in human-readable lines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExpressionWarning {

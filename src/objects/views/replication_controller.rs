@@ -7,7 +7,8 @@ use crate::objects::{
     null_as_default, resource,
 };
 
-/// Seen as the ReplicaSet that it would be. Upstream: `pkg/controller/replication/conversion.go`.
+/// A ReplicationController, converted to a ReplicaSet. Upstream:
+/// `pkg/controller/replication/conversion.go`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ReplicationController {

@@ -23,15 +23,15 @@ pub struct ResourceClaim {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "WireSpec")]
 pub struct ResourceClaimSpec {
-    /// How many devices of each class it may be given at most.
+    /// The greatest number of devices of each class that may be allocated to it.
     pub devices: Box<[(Istr, i64)]>,
-    /// A request asks for the rights of an administrator.
+    /// Whether a request asks for admin access.
     pub admin_access: bool,
-    /// A request lists alternatives.
+    /// Whether a request lists alternatives.
     pub has_alternatives: bool,
 }
 
-/// What a claim was given, and who uses it. Upstream: `ResourceClaimStatus`.
+/// The allocation of a claim, and its consumers. Upstream: `ResourceClaimStatus`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ResourceClaimUse {
@@ -136,7 +136,7 @@ impl WireWanted {
         match self.allocation_mode.as_str() {
             "ExactCount" => self.count,
             "All" => MOST_DEVICES,
-            // A mode that this build does not know is not charged, as upstream.
+            // An unknown mode is not charged, as upstream.
             _ => 0,
         }
     }
@@ -154,7 +154,7 @@ impl From<WireSpec> for ResourceClaimSpec {
         let has_alternatives = requests.iter().any(alternatives);
         let mut most: BTreeMap<Istr, i64> = BTreeMap::new();
         for request in requests {
-            // One of the alternatives is given: the most of each class is charged.
+            // One of the alternatives is allocated: the largest number for each class is charged.
             let alternatives = request.first_available.filter(|wanted| !wanted.is_empty());
             let mut of_request: BTreeMap<Istr, i64> = BTreeMap::new();
             for wanted in alternatives.unwrap_or_else(|| request.exactly.into_iter().collect()) {

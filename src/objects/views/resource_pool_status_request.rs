@@ -20,7 +20,7 @@ pub struct ResourcePoolStatusRequest {
 pub struct ResourcePoolStatusRequestSpec {
     pub driver: Istr,
     pub pool_name: Istr,
-    /// How many pools the answer has at most.
+    /// The greatest number of pools in the answer.
     pub limit: Option<u32>,
 }
 

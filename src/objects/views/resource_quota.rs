@@ -53,7 +53,7 @@ pub struct ResourceQuotaStatus {
     pub used: Amounts,
 }
 
-/// Quantities by the names of resources, as they are written.
+/// Quantities by the names of resources, in their original text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Amounts(BTreeMap<Istr, String>);
 
@@ -66,7 +66,7 @@ impl ResourceQuota {
         self.spec.hard.quantities()
     }
 
-    /// What an object must match to be counted. Upstream: `getScopeSelectorsFromQuota`.
+    /// The scopes that an object must match to be counted. Upstream: `getScopeSelectorsFromQuota`.
     pub fn scopes(&self) -> Vec<ScopeRequirement> {
         let exists = |scope: &Istr| ScopeRequirement {
             scope_name: scope.clone(),
@@ -110,7 +110,7 @@ impl Amounts {
         self.0.contains_key(name)
     }
 
-    /// What is too large is [`Quantity::MAX`]; what is no quantity is left out.
+    /// Amounts that are too large become [`Quantity::MAX`]; malformed ones are left out.
     pub fn quantities(&self) -> ResourceList {
         let quantity = |text: &str| match text.parse() {
             Err(QuantityError::TooLarge) => Some(Quantity::MAX),

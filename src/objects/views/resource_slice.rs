@@ -30,7 +30,7 @@ pub struct ResourcePool {
     pub name: Istr,
     #[serde(deserialize_with = "null_as_default")]
     pub generation: i64,
-    /// Of how many slices the pool consists at this generation.
+    /// The number of slices of the pool at this generation.
     #[serde(deserialize_with = "null_as_default")]
     pub resource_slice_count: i64,
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::objects::{Labels, Meta, RawObject, Selector, from_json, null_as_default};
 
-/// A Scale of any version. What it does not read is written back as it came.
+/// A Scale of any version. Fields that this build does not know are written back unchanged.
 /// Upstream: `autoscaling/v1.Scale`, to which client-go converts all others.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "RawObject")]
@@ -13,7 +13,7 @@ pub struct Scale {
     pub meta: Meta,
     pub replicas: i32,
     pub status_replicas: i32,
-    /// Of the pods, in the form of a query; empty without a selector.
+    /// The selector of the pods, as in a query; empty without one.
     pub selector: String,
     json: RawObject,
 }
@@ -41,7 +41,7 @@ struct Spec {
 struct Status {
     #[serde(deserialize_with = "null_as_default")]
     replicas: i32,
-    /// A text, but a map of labels in the Scales of `extensions` and of the betas of `apps`.
+    /// A string; in the Scales of `extensions` and of the beta versions of `apps` a map of labels.
     selector: Value,
     #[serde(deserialize_with = "null_as_default")]
     target_selector: String,
@@ -66,7 +66,8 @@ impl TryFrom<RawObject> for Scale {
 }
 
 impl Scale {
-    /// What asks for `replicas`, if nothing has changed since this was read.
+    /// The body of an update to `replicas`, which fails if the object has changed since it was
+    /// read.
     ///
     /// # Errors
     /// When its spec is no object.

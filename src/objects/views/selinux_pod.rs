@@ -1,5 +1,5 @@
-//! A view of pods for the controller that warns about SELinux labels. It is off by default, and what
-//! it alone reads is not in the view that all others share.
+//! A view of pods for the controller that warns about SELinux labels. It is off by default, so the
+//! fields that only it reads are not in the shared view.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -18,12 +18,12 @@ use crate::objects::{
 #[serde(from = "WirePod<WireSpec, WireStatus>")]
 pub struct SelinuxPod {
     pub meta: Meta,
-    /// Succeeded or failed.
+    /// Whether the pod has succeeded or failed.
     pub has_ended: bool,
     pub shape: Interned<ConfinedShape>,
 }
 
-/// What pods of one template have in common; one copy for all that are alike.
+/// The fields that pods of one template have in common; pods with equal fields share one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConfinedShape {
     pub claims: Box<[ClaimVolume]>,
@@ -37,7 +37,7 @@ pub struct ConfinedShape {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ConfinedMount {
     pub volume: Istr,
-    /// Those of the containers that have a context, each once: `user:role:type:level`, or empty.
+    /// The distinct labels of the containers with a context: `user:role:type:level`, or empty.
     pub labels: Box<[Istr]>,
 }
 

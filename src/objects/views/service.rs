@@ -17,9 +17,9 @@ pub struct Service {
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
     pub r#type: Istr,
-    /// Empty: its endpoints are somebody else's to write.
+    /// Empty: the endpoints controllers do not write its endpoints.
     pub selector: Labels,
-    /// `None` in words: headless.
+    /// The text `None`: headless.
     #[serde(rename = "clusterIP", deserialize_with = "null_as_default")]
     pub cluster_ip: Box<str>,
     /// `IPv4`, `IPv6`, the first one first.
@@ -46,7 +46,7 @@ pub struct ServicePort {
     pub node_port: i32,
 }
 
-/// Where a Service's port leads to in a pod: a number, or the name of a container's port.
+/// The target of a Service's port in a pod: a number, or the name of a container's port.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum TargetPort {
@@ -63,22 +63,22 @@ impl Default for TargetPort {
 resource!(Service, "", "v1", "services", namespaced);
 
 impl Service {
-    /// Without an address of its own by wish: `clusterIP: None`.
+    /// Whether the Service is headless: `clusterIP: None`.
     pub fn is_headless(&self) -> bool {
         &*self.spec.cluster_ip == "None"
     }
 
-    /// It has an address of its own. Upstream: `helper.IsServiceIPSet`.
+    /// Whether the Service has a cluster IP. Upstream: `helper.IsServiceIPSet`.
     pub fn has_cluster_ip(&self) -> bool {
         !self.spec.cluster_ip.is_empty() && !self.is_headless()
     }
 
-    /// Whether pods are to be found for it: it selects, and does not stand for a name elsewhere.
+    /// Whether the Service selects pods: it has a selector and is not an ExternalName.
     pub fn selects_pods(&self) -> bool {
         !self.spec.selector.is_empty() && self.spec.r#type != "ExternalName"
     }
 
-    /// Whether a pod with these labels is one of its own. An empty selector selects nothing.
+    /// Whether the Service selects a pod with these labels. An empty selector selects nothing.
     pub fn selects(&self, labels: &Labels) -> bool {
         !self.spec.selector.is_empty() && labels.include(&self.spec.selector)
     }

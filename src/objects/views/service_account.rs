@@ -9,7 +9,7 @@ use crate::objects::{Istr, Meta, Object, Resource, ResourceType, Uid, null_as_de
 pub struct ServiceAccount {
     #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
-    /// The names of the Secrets that the account names as its own.
+    /// The names of the Secrets that the account refers to.
     #[serde(deserialize_with = "names")]
     pub secrets: Box<[Box<str>]>,
 }
@@ -33,8 +33,8 @@ fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[Box<str>]>, D::Error
     Ok(references.into_iter().map(|reference| reference.name).collect())
 }
 
-/// A Secret of type [`TokenSecret::TYPE`]: which account it is for, and what of its content is
-/// there. The token itself is not kept.
+/// A Secret of type [`TokenSecret::TYPE`]: its account, and which parts of its content exist. The
+/// token itself is not kept.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct TokenSecret {
@@ -82,7 +82,8 @@ impl TokenSecret {
         self.meta.annotations.get(TokenSecret::ACCOUNT_UID).map(Uid::new).unwrap_or_default()
     }
 
-    /// For the account of this name and, where the Secret says so, of this uid.
+    /// Whether the Secret is for the account of this name and, if the Secret has a uid, of this
+    /// uid.
     /// Upstream: `serviceaccount.IsServiceAccountToken`.
     pub fn is_for(&self, name: &str, uid: &Uid) -> bool {
         let wanted = self.account_uid();
@@ -90,7 +91,7 @@ impl TokenSecret {
     }
 }
 
-/// Whether a string is there and not empty, without a copy of it.
+/// Whether a string is present and not empty, without copying it.
 fn is_given<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     struct Given;
     impl serde::de::Visitor<'_> for Given {

@@ -73,10 +73,10 @@ pub struct StatefulSetOrdinals {
     pub start: i32,
 }
 
-/// A claim that each pod gets, kept as the JSON it came in.
+/// A claim template, kept as its original JSON.
 #[derive(Clone, Debug)]
 pub struct ClaimTemplate {
-    /// That of the pod's volume as well.
+    /// The name, which is also that of the pod's volume.
     pub name: Istr,
     json: Box<RawValue>,
 }

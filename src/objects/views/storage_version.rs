@@ -16,7 +16,7 @@ pub struct StorageVersion {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StorageVersionStatus {
-    /// One of each API server.
+    /// One entry for each API server.
     #[serde(deserialize_with = "null_as_default")]
     pub storage_versions: Vec<ServerStorageVersion>,
 }

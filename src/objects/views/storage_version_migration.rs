@@ -44,7 +44,7 @@ impl std::fmt::Display for GroupResource {
 pub struct StorageVersionMigrationStatus {
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Objects of a newer version are migrated already; empty until it is known.
+    /// Objects with a newer version are already migrated; empty until it is known.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub resource_version: Istr,
 }

@@ -1,5 +1,5 @@
-//! An explicit null is what an absent field is, in every field of every view: Go writes null for an
-//! empty list or map whose field it does not leave out.
+//! Tests that in every field of every view an explicit null is the same as an absent field: Go
+//! writes null for an empty list or map without `omitempty`.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ fn check<T: Resource + DeserializeOwned>(mut sample: Value) {
         sample["metadata"] = metadata();
     }
     let decode = |value: &Value, path: &str| {
-        // Decoded from text, as what the API sends.
+        // Decoded from text, as from the API.
         if let Err(error) = serde_json::from_str::<T>(&value.to_string()) {
             panic!("{} with {path}: {error}", T::RESOURCE);
         }
@@ -120,7 +120,7 @@ fn check<T: Resource + DeserializeOwned>(mut sample: Value) {
     }
 }
 
-/// The paths of all members of objects. The entries of maps are the user's, and never null.
+/// The paths of all members of objects. Entries of maps come from users and are never null.
 fn members(value: &Value, at: String, into: &mut Vec<String>) {
     const MAPS: [&str; 11] = [
         "capacity",

@@ -26,7 +26,7 @@ pub struct VolumeAttachmentSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeAttachmentSource {
-    /// `None`: the volume is written inline.
+    /// `None`: the volume is inline.
     pub persistent_volume_name: Option<Istr>,
 }
 

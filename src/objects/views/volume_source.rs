@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use crate::objects::{Istr, null_as_default};
 
-/// The source of a PersistentVolume, or of a volume that a pod names itself.
+/// The source of a PersistentVolume, or of an inline volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum VolumeSource {
     Csi {
         driver: Istr,
-        /// Empty for a volume of a pod: it lives and dies with the pod and is never attached.
+        /// Empty for an ephemeral volume of a pod, which is never attached.
         handle: Box<str>,
     },
     InTree {
@@ -51,8 +51,8 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// Defines a struct that has the sources of a volume beside its own fields, and `source`, which takes
-/// the one that is there.
+/// Defines a struct with the sources of a volume in addition to its own fields, and the method
+/// `source`, which returns the one that is set.
 macro_rules! with_volume_sources {
     (
         $(#[$attribute:meta])*
@@ -99,7 +99,7 @@ macro_rules! with_volume_sources {
 pub(super) use with_volume_sources;
 
 impl VolumeSource {
-    /// Of the sources as they come.
+    /// Selects the source that is set.
     pub(super) fn of(
         csi: Option<WireCsi>,
         in_tree: [(InTreeKind, Option<Fields>); 10],

@@ -22,7 +22,7 @@ pub struct WorkloadSpec {
     pub pod_group_templates: Vec<PodGroupTemplate>,
 }
 
-/// The object, in the same namespace, whose pods the Workload is about.
+/// The object, in the same namespace, whose pods belong to the Workload.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WorkloadOwner {

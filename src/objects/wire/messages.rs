@@ -1,4 +1,4 @@
-//! The protobuf messages of what is decoded from them, as far as it is read.
+//! The protobuf messages of the decoded kinds, with the fields that are read.
 //! Upstream: `generated.proto` of `core/v1` and `meta/v1`.
 
 use crate::objects::wire::protobuf::{Field, Kind, Message};
@@ -29,13 +29,13 @@ static OWNER: Message = Message(&[
     Field::one(7, "blockOwnerDeletion", Bool),
 ]);
 
-/// Any object, by its metadata.
+/// The metadata of any object.
 pub static PARTIAL: Message = Message(&[Field::one(1, "metadata", Kind::Message(&METADATA))]);
 
-/// Of any object, what its deletion depends on.
+/// The fields of any object on which its deletion depends.
 pub static DELETION: Message = Message(&[Field::one(1, "metadata", Kind::Message(&DELETION_META))]);
 
-/// The same of a Pod.
+/// The fields of a Pod on which its deletion depends.
 pub static POD_DELETION: Message = Message(&[
     Field::one(1, "metadata", Kind::Message(&DELETION_META)),
     Field::one(2, "spec", Kind::Message(&DELETION_SPEC)),

@@ -1,4 +1,4 @@
-//! How objects arrive: JSON and protobuf, and which resource a view is of.
+//! The encodings of objects (JSON and protobuf), and the resource types of views.
 
 pub(crate) mod messages;
 pub mod parts;

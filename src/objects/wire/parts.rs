@@ -10,7 +10,7 @@ use crate::objects::{Encoded, PartialObjectMetadata};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListPart<O> {
     Item(O),
-    /// The last part of a page that came whole.
+    /// The last part of a complete page.
     End {
         resource_version: String,
         /// Fetches the next page; never empty.
@@ -45,7 +45,7 @@ impl<O> WatchEvent<O> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bookmark {
     pub version: u64,
-    /// What came before is the whole state; what follows are changes.
+    /// The events before it are the whole state; the events after it are changes.
     pub initial_events_end: bool,
 }
 
@@ -53,7 +53,7 @@ impl Bookmark {
     /// Upstream: `metav1.InitialEventsAnnotationKey`.
     const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-    /// From a bookmark's object, which is of the watched kind and holds nothing but metadata.
+    /// From a bookmark's object, which has the watched kind and only metadata.
     pub fn decode(object: &Encoded) -> Result<Bookmark, Box<dyn Error + Send + Sync>> {
         let PartialObjectMetadata { meta } = object.decode()?;
         let end = meta.annotations.get(Bookmark::INITIAL_EVENTS_END);

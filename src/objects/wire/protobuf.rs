@@ -1,5 +1,5 @@
-//! Objects in the API's binary form, decoded into the same views as JSON: a table of messages says
-//! which number a field has, and what a table does not name is stepped over unread.
+//! Objects in the API's binary form, decoded into the same views as JSON: a table of messages has
+//! the number of each field, and fields that are not in the table are skipped.
 //! Upstream: `generated.proto` of each group, `apimachinery/pkg/runtime/serializer/protobuf`.
 
 use std::borrow::Cow;
@@ -18,7 +18,7 @@ pub struct Message(pub &'static [Field]);
 #[derive(Debug)]
 pub struct Field {
     number: u64,
-    /// As JSON names it.
+    /// The name in JSON.
     name: &'static str,
     kind: Kind,
     shape: Shape,
@@ -40,7 +40,7 @@ pub enum Kind {
 enum Shape {
     One,
     List,
-    /// By text.
+    /// A map with text keys.
     Map,
     /// A message whose fields JSON writes among those of the outer one.
     Inline,
@@ -77,7 +77,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// Within the field `name`; empty where it is known already.
+    /// Adds the field `name` to the error's path; empty if the path is already known.
     fn of(self, name: &str) -> Error {
         if name.is_empty() { self } else { Error(format!("{name}: {}", self.0)) }
     }
@@ -98,19 +98,19 @@ pub fn from_slice<'de, T: Deserialize<'de>>(
     T::deserialize(Value { kind, shape, number: 0, wire: Wire::Bytes(bytes), rest: &mut &[][..] })
 }
 
-/// What stands behind a field's number.
+/// The value after a field's number.
 #[derive(Clone, Copy, Debug)]
 pub enum Wire<'de> {
     Varint(u64),
     Bytes(&'de [u8]),
-    /// 4 or 8 bytes: the API has none that a view reads.
+    /// 4 or 8 bytes: views read no such field.
     Fixed(&'de [u8]),
 }
 
 /// Why the rest of a message cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Short {
-    /// So far it may be right.
+    /// The message ends early; its bytes so far may be valid.
     CutOff,
     Malformed,
 }
@@ -205,7 +205,7 @@ fn micros(mut message: &[u8]) -> Result<i64, Error> {
     Ok(seconds.saturating_mul(1_000_000))
 }
 
-/// One field's value; of a list or a map the first, the others are taken from `rest`.
+/// One field's value; for a list or a map the first one, the others are taken from `rest`.
 struct Value<'de, 'r> {
     kind: Kind,
     shape: Shape,
@@ -268,8 +268,8 @@ impl<'de, 'r> Value<'de, 'r> {
 impl<'de> Deserializer<'de> for Value<'de, '_> {
     type Error = Error;
 
-    /// For views that take a field as it comes. The methods written out below do not call this one:
-    /// a type that asks for one form gets no code for the others.
+    /// For views that accept a field of any type. The methods written out below do not call this
+    /// one: a type that asks for one form gets no code for the others.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match (self.shape, self.kind) {
             (Shape::List, _) => self.deserialize_seq(visitor),
@@ -358,7 +358,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
     }
 }
 
-/// What a struct or a map is read from, so that a type has code for one of them.
+/// The source of a struct or a map: one enum, so that a type is compiled only once for both.
 enum Pairs<'de, 'r> {
     Fields(Fields<'de>),
     Entries(Repeated<'de, 'r>),
@@ -391,7 +391,7 @@ impl<'de> MapAccess<'de> for Pairs<'de, '_> {
 struct Fields<'de> {
     message: &'static Message,
     rest: &'de [u8],
-    /// While the fields of an inline message are read: the message that it is in.
+    /// While the fields of an inline message are read: the outer message.
     outer: Option<(&'static Message, &'de [u8])>,
     next: Option<(&'static Field, Wire<'de>)>,
 }
@@ -428,17 +428,17 @@ impl<'de> Fields<'de> {
     }
 }
 
-/// The values of one number that follow upon each other: a list, or the entries of a map.
+/// The consecutive values of one number: a list, or the entries of a map.
 struct Repeated<'de, 'r> {
     kind: Kind,
     number: u64,
     next: Option<Wire<'de>>,
     rest: &'r mut &'de [u8],
-    /// Of the entry whose key was read.
+    /// The entry whose key was read.
     entry: Option<Wire<'de>>,
 }
 
-/// What a map's entry lacks is empty.
+/// The value of a part that a map's entry lacks.
 const EMPTY: Wire<'static> = Wire::Bytes(&[]);
 
 impl<'de, 'r> Repeated<'de, 'r> {
@@ -475,7 +475,7 @@ impl<'de, 'r> Repeated<'de, 'r> {
         Value::one(Kind::Text, 1, key, &mut &[][..]).text().map(Some)
     }
 
-    /// The value of the entry whose key was read last. Nothing of a map's entry is repeated, so its
+    /// The value of the entry whose key was read last. A map's entry has no repeated fields, so its
     /// value takes nothing from `rest`.
     fn entry(&mut self) -> Value<'de, '_> {
         Value::one(self.kind, 2, self.entry.take().unwrap_or(EMPTY), self.rest)
@@ -494,10 +494,10 @@ impl<'de> SeqAccess<'de> for Repeated<'de, '_> {
     }
 }
 
-/// What every envelope begins with.
+/// The first bytes of every envelope.
 pub const MAGIC: &[u8] = b"k8s\0";
 
-/// Where the envelope's magic is not: JSON, or a text.
+/// Whether the bytes begin with the envelope's magic; others are JSON or text.
 pub fn is_enveloped(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
@@ -545,7 +545,7 @@ mod tests {
         assert_eq!(pod.meta.owners().len(), 2);
     }
 
-    /// Of a node's resources the view is a struct that names one.
+    /// The view of a node's resources is a struct with one of the map's keys.
     #[test]
     fn a_struct_is_read_from_a_map() {
         let nested = |number: u8, inner: &[u8]| {
@@ -564,7 +564,8 @@ mod tests {
     #[test]
     fn a_pod_that_is_cut_off_is_refused() {
         let message = open(PROTOBUF).unwrap();
-        // Where one of its three fields ends, it is a pod with less in it.
+        // A message that is cut at the end of one of its three fields is a valid pod with fewer
+        // fields.
         let (mut rest, mut ends) = (message, vec![0]);
         while field(&mut rest).unwrap().is_some() {
             ends.push(message.len() - rest.len());
@@ -593,8 +594,8 @@ mod tests {
             assert!(decode(&metadata(bytes)).is_err(), "{why}");
         }
         let found = decode(&metadata(
-            // Text; a negative number; a time; one that is null; an entry without a value; of
-            // unknown numbers one of every wire type.
+            // Text; a negative number; a time; a null time; an entry without a value; one unknown
+            // number of each wire type.
             b"\x0a\x01n\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x42\x05\x08\x02\x10\x80\x64\x4a\x00\
               \x5a\x03\x0a\x01k\xf8\x01\x01\xfa\x01\x01?\xf9\x01........\xfd\x01....",
         ));

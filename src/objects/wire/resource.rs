@@ -1,4 +1,4 @@
-//! What kind of object something is, and how the API names it.
+//! Resource types: the kind of an object, and its names in the API.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::buffer_pool;
 use crate::objects::Meta;
 use crate::objects::wire::protobuf::{self, Message};
 
-/// A served resource: what is needed to build its paths and to name it.
+/// A served resource: the parts of its paths and its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceType {
     /// Empty for the core group.
@@ -59,22 +59,22 @@ impl fmt::Display for ResourceType {
     }
 }
 
-/// A Rust type that stands for one resource.
+/// A Rust type of the objects of one resource.
 pub trait Resource: Send + Sync + 'static {
     const RESOURCE: ResourceType;
 }
 
-/// What a cache can hold.
+/// An object that a cache can hold.
 pub trait Object: DeserializeOwned + Send + Sync + 'static {
-    /// Its fields' numbers in protobuf; `None`: it is read from JSON alone.
+    /// The fields' numbers in protobuf; `None`: the object is read only from JSON.
     const MESSAGE: Option<&'static Message> = None;
-    /// How long the events of a watch are gathered in a storm. Zero: each is handled as it comes.
+    /// How long the events of a watch are gathered in a storm. Zero: each is handled immediately.
     const GATHERED: Duration = Duration::ZERO;
 
     fn meta(&self) -> &Meta;
 }
 
-/// The ways in which objects are written.
+/// The encodings of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
     #[default]
@@ -83,7 +83,7 @@ pub enum Form {
     Protobuf,
 }
 
-/// An object as the API server wrote it.
+/// An object in the API server's encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
     pub form: Form,
@@ -110,10 +110,10 @@ impl Drop for Encoded {
     }
 }
 
-/// Why bytes are not an object of a kind.
+/// The reason why bytes cannot be decoded as an object of a kind.
 pub type DecodeError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Any type, from bytes where they stand. `message`: its fields' numbers in protobuf.
+/// Decodes any type from bytes, without copying them. `message`: its fields' numbers in protobuf.
 pub fn decode<T: DeserializeOwned>(
     form: Form,
     message: Option<&'static Message>,
@@ -165,13 +165,13 @@ macro_rules! resource {
 }
 pub(crate) use resource;
 
-/// As `serde_json::from_str`, with the decoder for bytes. Answers are read with that one, so a type
+/// As `serde_json::from_str`, but with the decoder for bytes. Answers use that decoder, so a type
 /// that is read in both ways is compiled once.
 pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> serde_json::Result<T> {
     serde_json::from_slice(text.as_bytes())
 }
 
-/// `#[serde(deserialize_with = "null_as_default")]`: an explicit null is what an absent field is.
+/// `#[serde(deserialize_with = "null_as_default")]`: treats an explicit null as an absent field.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {

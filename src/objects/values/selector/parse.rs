@@ -21,7 +21,7 @@ impl FromStr for Selector {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
     End,
-    /// `in` and `notin` too: as an operator where one is due, else as a key or a value.
+    /// A word; `in` and `notin` are operators where one is expected, otherwise keys or values.
     Word(&'a str),
     Symbol(&'a str),
 }
@@ -29,8 +29,8 @@ enum Token<'a> {
 use Token::{End, Symbol, Word};
 
 impl<'a> Token<'a> {
-    /// The first token of a text, and what follows it. A byte of zero ends the text, but directly
-    /// after a token it is skipped.
+    /// The first token of a text, and the rest. A zero byte ends the text, but directly after a
+    /// token it is skipped.
     fn first(text: &str) -> (Token<'_>, &str) {
         let is_space = |c| matches!(c, ' ' | '\t' | '\r' | '\n');
         let is_symbol = |c| matches!(c, '=' | '!' | '(' | ')' | ',' | '>' | '<');
@@ -55,7 +55,7 @@ impl<'a> Token<'a> {
         matches!(self, Word(_) | Symbol("!"))
     }
 
-    /// In the words of the parser's errors.
+    /// The token as the parser's errors show it.
     fn text(self) -> &'a str {
         match self {
             End => "",
@@ -102,7 +102,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A key, and what is asked of its value.
+    /// A key with its operator and values.
     fn term(&mut self) -> Result<Term, String> {
         let is_negated = self.peek() == Symbol("!");
         if is_negated {

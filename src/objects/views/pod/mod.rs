@@ -21,7 +21,7 @@ pub struct Pod {
     pub meta: Meta,
     pub spec: PodSpec,
     pub status: PodStatus,
-    /// Of spec and status.
+    /// The quota usage, from spec and status.
     pub quota: Interned<PodQuota>,
 }
 
@@ -33,8 +33,8 @@ pub struct PodSpec {
     pub rare: Option<Box<RareSpec>>,
 }
 
-/// What differs among pods of one template: those of StatefulSets and indexed Jobs have a hostname,
-/// those of DaemonSets a node.
+/// The fields that differ among pods of one template: those of StatefulSets and indexed Jobs have a
+/// hostname, those of DaemonSets a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RareSpec {
     pub hostname: Istr,
@@ -44,12 +44,12 @@ pub struct RareSpec {
 }
 
 impl PodSpec {
-    /// The hostname that the spec asks for; empty without one.
+    /// The hostname in the spec; empty without one.
     pub fn hostname(&self) -> &str {
         self.rare.as_ref().map_or("", |rare| &rare.hostname)
     }
 
-    /// The node that the pod runs on, or is made for. Upstream: `GetTargetNodeName`.
+    /// The node that the pod runs on, or was created for. Upstream: `GetTargetNodeName`.
     pub fn target(&self) -> Option<&Istr> {
         let made_for = || self.rare.as_ref().map(|rare| &rare.target_node);
         let node = if self.node_name.is_empty() { made_for()? } else { &self.node_name };
@@ -57,22 +57,22 @@ impl PodSpec {
     }
 }
 
-/// What pods of one template have in common; one copy for all that are alike.
+/// The fields that pods of one template have in common; pods with equal fields share one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodShape {
     pub subdomain: Istr,
-    /// Those with a name of all containers, in their order.
+    /// The named ports of all containers, in their order.
     pub ports: Box<[NamedPort]>,
     pub containers: Box<[ContainerRequests]>,
-    /// The init containers that run as long as the pod does.
+    /// The init containers that run for the life of the pod.
     pub sidecars: Box<[Sidecar]>,
-    /// What the pod requests by its spec alone, with its overhead; empty unless it names requests
-    /// as a whole. Upstream: `PodRequests`, `IsPodLevelRequestsSet`.
+    /// The pod-level requests in the spec, with the overhead; empty without pod-level requests.
+    /// Upstream: `PodRequests`, `IsPodLevelRequestsSet`.
     pub requests: ResourceList,
     pub tolerations: Box<[Toleration]>,
     /// The volumes that are PersistentVolumeClaims, in their order.
     pub claims: Box<[ClaimVolume]>,
-    /// The volumes that name what is attached to the node themselves, in their order.
+    /// The volumes with an inline source that is attached to the node, in their order.
     pub inline_volumes: Box<[InlineVolume]>,
     pub resource_claims: Box<[PodResourceClaim]>,
     /// The PodGroup that the pod is scheduled with; empty without one.
@@ -98,7 +98,7 @@ pub struct ClaimVolume {
 pub enum ClaimSource {
     /// The claim of this name.
     Existing(Istr),
-    /// The claim is made for the pod and owned by it.
+    /// The claim is created for the pod and owned by it.
     Ephemeral,
 }
 
@@ -131,7 +131,7 @@ pub struct PodResourceClaim {
 pub struct Sidecar {
     pub name: Istr,
     pub requests: ResourceList,
-    /// Those with a name, in their order.
+    /// The named ports, in their order.
     pub ports: Box<[NamedPort]>,
 }
 
@@ -149,33 +149,34 @@ pub struct PodStatus {
     pub is_ready: Option<bool>,
     /// When the condition Ready last changed.
     pub ready_changed: Option<Timestamp>,
-    /// All of them, in their order. Pods in one state share one copy.
+    /// All conditions, in their order. Pods in the same state share one copy.
     pub conditions: Interned<[PodCondition]>,
     pub start_time: Option<Timestamp>,
-    /// Failed because the kubelet evicted it.
+    /// Whether the pod failed because the kubelet evicted it.
     pub evicted: bool,
-    /// In the order of the pod's families; what is not an address is left out.
+    /// The addresses, in the order of the pod's families; malformed ones are left out.
     pub ips: Addresses,
-    /// Every container that has a status waits or has terminated.
+    /// Whether every container with a status waits or has terminated.
     pub nothing_runs: bool,
     /// `None` when all of it is empty.
     pub rare: Option<Box<RareStatus>>,
 }
 
-/// What few pods have.
+/// Status fields that few pods have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RareStatus {
-    /// The containers that have terminated, init containers behind the others.
+    /// The terminated containers, init containers after the others.
     pub terminated: Box<[Terminated]>,
-    /// The end of the last container or sidecar; `None` while one has not terminated or does not say
-    /// when. Upstream: `getFinishTimeFromContainers`.
+    /// The end of the last container or sidecar; `None` while one has not terminated or has no end
+    /// time. Upstream: `getFinishTimeFromContainers`.
     pub finished_at: Option<Timestamp>,
-    /// Of all containers and init containers together.
+    /// The restarts of all containers and init containers together.
     pub restarts: i32,
-    /// The most of any container, and of any sidecar. Upstream: `maxContainerRestarts`.
+    /// The highest restart count of any container, and of any sidecar.
+    /// Upstream: `maxContainerRestarts`.
     pub max_restarts: (i32, i32),
     pub resource_claims: Box<[ResourceClaimStatus]>,
-    /// When the condition DisruptionTarget last changed.
+    /// The time when the condition DisruptionTarget last changed.
     pub disruption_target_since: Option<Timestamp>,
 }
 
@@ -208,12 +209,13 @@ impl PodCondition {
 }
 
 impl PodStatus {
-    /// Since when the condition Ready is true.
+    /// The time since when the condition Ready is true.
     pub fn ready_since(&self) -> Option<Timestamp> {
         self.ready_changed.filter(|_| self.is_ready == Some(true))
     }
 
-    /// The most of any container, and of any sidecar. Upstream: `maxContainerRestarts`.
+    /// The highest restart count of any container, and of any sidecar.
+    /// Upstream: `maxContainerRestarts`.
     pub fn max_restarts(&self) -> (i32, i32) {
         self.rare.as_ref().map_or((0, 0), |rare| rare.max_restarts)
     }
@@ -222,12 +224,12 @@ impl PodStatus {
         self.conditions.iter().find(|condition| condition.r#type == *name)
     }
 
-    /// The pod is being disrupted, or was.
+    /// Whether the pod is or was being disrupted.
     pub fn is_disruption_target(&self) -> bool {
         self.condition("DisruptionTarget").is_some_and(PodCondition::is_true)
     }
 
-    /// How often containers and init containers were restarted, all together.
+    /// The restarts of all containers and init containers together.
     pub fn restarts(&self) -> i32 {
         self.rare.as_ref().map_or(0, |rare| rare.restarts)
     }
@@ -244,14 +246,14 @@ pub enum PodPhase {
     Running,
     Succeeded,
     Failed,
-    /// Absent, or not known to this build.
+    /// An absent or unknown phase.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
-// Pods come and go by the thousands, and each change costs a sync and a status of its owner and of the
-// owner's owner.
+// Thousands of pods are created and deleted at a time, and each change costs a sync and a status of
+// its owner and of the owner's owner.
 resource!(Pod, "", "v1", "pods", namespaced, POD, 50);
 
 impl Pod {
@@ -273,7 +275,7 @@ impl Pod {
         matches!(self.status.phase, PodPhase::Failed | PodPhase::Succeeded)
     }
 
-    /// No container runs any more, nor will. Upstream: `volumeutil.IsPodTerminated`.
+    /// Whether no container runs, and none will start. Upstream: `volumeutil.IsPodTerminated`.
     pub fn is_terminated(&self) -> bool {
         self.is_terminal() || self.meta.is_being_deleted() && self.status.nothing_runs
     }
@@ -291,12 +293,13 @@ impl Pod {
         Istr::new(&format!("{}-{volume}", self.meta.name))
     }
 
-    /// Neither finished nor being deleted. Upstream: `controller.IsPodActive`.
+    /// Whether the pod is neither finished nor being deleted. Upstream: `controller.IsPodActive`.
     pub fn is_active(&self) -> bool {
         !self.is_terminal() && !self.meta.is_being_deleted()
     }
 
-    /// Being deleted and not finished yet. Upstream: `controller.IsPodTerminating`.
+    /// Whether the pod is being deleted and not finished yet. Upstream:
+    /// `controller.IsPodTerminating`.
     pub fn is_terminating(&self) -> bool {
         !self.is_terminal() && self.meta.is_being_deleted()
     }
@@ -308,7 +311,7 @@ impl Pod {
     }
 }
 
-/// A pod as it comes, with all that a view is computed from.
+/// The wire form of a pod, with all fields from which a view is computed.
 #[derive(Default, Deserialize)]
 #[serde(
     default,
@@ -337,7 +340,7 @@ impl From<WirePod<WireSpec, WireStatus>> for Pod {
 mod tests {
     use super::*;
 
-    /// Behind the two counts of an `Arc`. musl's next larger block has 48 bytes more.
+    /// The size after the two counts of an `Arc`. musl's next larger block has 48 bytes more.
     #[cfg(target_pointer_width = "64")]
     #[test]
     fn a_pod_fits_into_a_block_of_236_bytes() {

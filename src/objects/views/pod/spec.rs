@@ -1,4 +1,4 @@
-//! The spec of a pod as it comes, and what the view keeps of it.
+//! The wire form of a pod's spec, and the part that the view keeps.
 
 use std::sync::LazyLock;
 
@@ -60,13 +60,14 @@ struct WireClaimSource {
     read_only: bool,
 }
 
-/// What a view keeps of a volume.
+/// The part of a volume that a view keeps.
 enum KeptVolume {
     Claim(ClaimVolume),
     Inline(InlineVolume),
 }
 
-/// The volumes that are claims, and those that name what is attached to the node; in their order.
+/// The volumes that are claims, and those with an inline source that is attached to the node; in
+/// their order.
 pub(in crate::objects::views) fn kept(
     volumes: Option<Vec<WireVolume>>,
 ) -> (Box<[ClaimVolume]>, Box<[InlineVolume]>) {
@@ -202,7 +203,7 @@ pub(in crate::objects::views) struct WireWeightedTerm {
     pub pod_affinity_term: WireTerm,
 }
 
-/// The ports with a name.
+/// The named ports.
 fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
     let named = ports.filter(|port| !port.name.is_empty());
     let named = named.map(|WirePort { name, protocol, container_port: number }| {

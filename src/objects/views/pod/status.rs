@@ -1,4 +1,4 @@
-//! The status of a pod as it comes, and what the view keeps of it.
+//! The wire form of a pod's status, and the part that the view keeps.
 
 use std::sync::LazyLock;
 
