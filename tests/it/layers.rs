@@ -29,7 +29,8 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
         "clock" | "task" => return Some(vec!["objects"]),
         "options" => return Some(vec!["sort"]),
         "objects" => return Some(vec!["lookup", "sort", "buffer_pool"]),
-        "files" | "metrics" | "jwt" | "lines" | "lookup" | "sort" | "buffer_pool" | "storm" => {
+        "cel" | "files" | "metrics" | "jwt" | "lines" | "lookup" | "sort" | "buffer_pool"
+        | "storm" => {
             return Some(vec![]);
         }
         "trace" => return Some(vec!["objects", "options"]),
