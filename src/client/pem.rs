@@ -1,5 +1,6 @@
 //! Certificates in files, as Go reads them.
 
+use der::pem::LineEnding;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
@@ -18,14 +19,7 @@ pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
 
 /// A certificate in PEM, as Go writes it.
 pub fn certificate_text(der: &[u8]) -> String {
-    use base64::Engine;
-    let base64 = base64::engine::general_purpose::STANDARD.encode(der);
-    let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
-    for line in base64.as_bytes().chunks(64) {
-        text.extend(line.iter().copied().map(char::from));
-        text.push('\n');
-    }
-    text + "-----END CERTIFICATE-----\n"
+    der::pem::encode_string("CERTIFICATE", LineEnding::LF, der).expect("the label is valid")
 }
 
 #[cfg(test)]

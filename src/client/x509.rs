@@ -100,6 +100,7 @@ fn text(value: &Any) -> Option<String> {
 }
 
 /// The text of a string in DER, of which `tag` is the type; `None` of a type that is no text to Go.
+/// By hand: `der` refuses what Go takes, `*` and `&` in a PrintableString and Latin-1.
 ///
 /// # Errors
 /// When a byte is not allowed in a string of this type.
@@ -135,7 +136,7 @@ pub fn string(tag: u8, bytes: &[u8]) -> Result<Option<String>, String> {
 }
 
 /// Whether this byte may be in a PrintableString.
-pub fn is_printable(byte: u8) -> bool {
+fn is_printable(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte)
 }
 

@@ -3,10 +3,22 @@
 
 use std::time::Duration;
 
+use der::asn1::{
+    AnyRef, BitStringRef, GeneralizedTime, ObjectIdentifier, OctetString, UintRef, UtcTime,
+};
+use der::flagset::FlagSet;
+use der::oid::AssociatedOid;
+use der::{Decode, Encode, Sequence};
 use rsa::rand_core::{OsRng, RngCore};
+use x509_cert::certificate::Version;
+use x509_cert::ext::Extension;
+use x509_cert::ext::pkix::{
+    AuthorityKeyIdentifier, BasicConstraints, ExtendedKeyUsage, KeyUsage, KeyUsages,
+};
+use x509_cert::spki::{AlgorithmIdentifierRef, SubjectPublicKeyInfoRef};
+use x509_cert::time::{Time, Validity};
 
-use super::der;
-use super::request::{CertificateRequest, SUBJECT_ALTERNATIVE_NAME};
+use super::request::CertificateRequest;
 use super::signature::SigningKey;
 use crate::client::pem;
 use crate::client::x509::Certificate;
@@ -18,49 +30,35 @@ const BACKDATE: Duration = Duration::from_secs(5 * 60);
 /// A shorter life is not cut by [`BACKDATE`].
 const SHORT: Duration = Duration::from_secs(8 * 60 * 60);
 
-/// The bits of the KeyUsage extension.
-const KEY_USAGES: [(&str, u16); 10] = [
-    ("signing", 0),
-    ("digital signature", 0),
-    ("content commitment", 1),
-    ("key encipherment", 2),
-    ("data encipherment", 3),
-    ("key agreement", 4),
-    ("cert sign", 5),
-    ("crl sign", 6),
-    ("encipher only", 7),
-    ("decipher only", 8),
+const KEY_USAGES: [(&str, KeyUsages); 10] = [
+    ("signing", KeyUsages::DigitalSignature),
+    ("digital signature", KeyUsages::DigitalSignature),
+    ("content commitment", KeyUsages::NonRepudiation),
+    ("key encipherment", KeyUsages::KeyEncipherment),
+    ("data encipherment", KeyUsages::DataEncipherment),
+    ("key agreement", KeyUsages::KeyAgreement),
+    ("cert sign", KeyUsages::KeyCertSign),
+    ("crl sign", KeyUsages::CRLSign),
+    ("encipher only", KeyUsages::EncipherOnly),
+    ("decipher only", KeyUsages::DecipherOnly),
 ];
 
-/// 1.3.6.1.5.5.7.3.x
-macro_rules! purpose {
-    ($number:literal) => {
-        &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, $number]
-    };
-}
-
-/// The identifiers of the ExtKeyUsage extension, in the order in which they are written.
-const EXTENDED_USAGES: [(&str, &[u8]); 13] = [
-    ("any", &[0x55, 0x1d, 0x25, 0x00]),
-    ("server auth", purpose!(1)),
-    ("client auth", purpose!(2)),
-    ("code signing", purpose!(3)),
-    ("email protection", purpose!(4)),
-    ("s/mime", purpose!(4)),
-    ("ipsec end system", purpose!(5)),
-    ("ipsec tunnel", purpose!(6)),
-    ("ipsec user", purpose!(7)),
-    ("timestamping", purpose!(8)),
-    ("ocsp signing", purpose!(9)),
-    ("microsoft sgc", &[0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x37, 0x0a, 0x03, 0x03]),
-    ("netscape sgc", &[0x60, 0x86, 0x48, 0x01, 0x86, 0xf8, 0x42, 0x04, 0x01]),
+/// In the order in which they are written.
+const EXTENDED_USAGES: [(&str, ObjectIdentifier); 13] = [
+    ("any", ObjectIdentifier::new_unwrap("2.5.29.37.0")),
+    ("server auth", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.1")),
+    ("client auth", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.2")),
+    ("code signing", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.3")),
+    ("email protection", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.4")),
+    ("s/mime", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.4")),
+    ("ipsec end system", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.5")),
+    ("ipsec tunnel", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.6")),
+    ("ipsec user", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.7")),
+    ("timestamping", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.8")),
+    ("ocsp signing", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.9")),
+    ("microsoft sgc", ObjectIdentifier::new_unwrap("1.3.6.1.4.1.311.10.3.3")),
+    ("netscape sgc", ObjectIdentifier::new_unwrap("2.16.840.1.113730.4.1")),
 ];
-
-/// The last number of 2.5.29.x
-const KEY_USAGE: u8 = 15;
-const BASIC_CONSTRAINTS: u8 = 19;
-const AUTHORITY_KEY_ID: u8 = 35;
-const EXTENDED_KEY_USAGE: u8 = 37;
 
 /// A certificate and its private key.
 pub struct Authority {
@@ -78,6 +76,29 @@ pub struct Template<'a> {
     pub usages: &'a [Istr],
     pub lifetime: Duration,
     pub now: Timestamp,
+}
+
+/// The part of a certificate that is signed. `x509_cert`'s has no room for a subject that holds a
+/// value twice.
+#[derive(Sequence)]
+struct TbsCertificate<'a> {
+    #[asn1(context_specific = "0", tag_mode = "EXPLICIT")]
+    version: Version,
+    serial_number: UintRef<'a>,
+    signature: AlgorithmIdentifierRef<'a>,
+    issuer: AnyRef<'a>,
+    validity: Validity,
+    subject: AnyRef<'a>,
+    public_key: SubjectPublicKeyInfoRef<'a>,
+    #[asn1(context_specific = "3", tag_mode = "EXPLICIT")]
+    extensions: Vec<Extension>,
+}
+
+#[derive(Sequence)]
+struct SignedCertificate<'a> {
+    contents: AnyRef<'a>,
+    algorithm: AlgorithmIdentifierRef<'a>,
+    signature: BitStringRef<'a>,
 }
 
 impl Authority {
@@ -123,8 +144,12 @@ impl Authority {
         let signature = self.key.sign(&contents);
         let signature =
             signature.map_err(|error| format!("failed to sign certificate: {error}"))?;
-        let algorithm = self.key.algorithm().to_vec();
-        Ok(der::sequence(&[contents, algorithm, der::bit_string(&signature, 0)]))
+        let certificate = || {
+            let contents = AnyRef::from_der(&contents)?;
+            let signature = BitStringRef::from_bytes(&signature)?;
+            SignedCertificate { contents, algorithm: self.key.algorithm(), signature }.to_der()
+        };
+        certificate().map_err(unencoded)
     }
 
     /// The part that is signed.
@@ -136,31 +161,41 @@ impl Authority {
     ) -> Result<Vec<u8>, String> {
         let usages = Usages::parse(template.usages)?;
         let (not_before, not_after) = validity(template, self.not_after)?;
-        let subject = request.subject.to_der();
-        let mut extensions = usages.extensions();
-        // Of no authority.
-        extensions.push(extension(&[BASIC_CONSTRAINTS], true, der::EMPTY_SEQUENCE));
-        if subject != self.subject && !self.key_id.is_empty() {
-            let id = der::sequence(&[der::element(der::context(0), &self.key_id)]);
-            extensions.push(extension(&[AUTHORITY_KEY_ID], false, &id));
-        }
-        if !request.names.is_empty() {
-            let kind = SUBJECT_ALTERNATIVE_NAME.split_at(2).1;
-            let critical = subject == der::EMPTY_SEQUENCE;
-            extensions.push(extension(kind, critical, &request.names.to_der()));
-        }
-        let version = der::element(der::constructed(0), &der::unsigned(&[2]));
-        Ok(der::sequence(&[
-            version,
-            der::unsigned(serial),
-            self.key.algorithm().to_vec(),
-            self.subject.clone(),
-            der::sequence(&[time(not_before), time(not_after)]),
-            subject,
-            request.public_key.clone(),
-            der::element(der::constructed(3), &der::sequence(&extensions)),
-        ]))
+        let contents = || {
+            let subject = request.subject.to_der()?;
+            let subject = AnyRef::from_der(&subject)?;
+            let issuer = AnyRef::from_der(&self.subject)?;
+            let mut extensions = usages.extensions()?;
+            let no_authority = BasicConstraints { ca: false, path_len_constraint: None };
+            extensions.push(extension(true, &no_authority)?);
+            if subject != issuer && !self.key_id.is_empty() {
+                let key_identifier = Some(OctetString::new(&*self.key_id)?);
+                let id = AuthorityKeyIdentifier { key_identifier, ..Default::default() };
+                extensions.push(extension(false, &id)?);
+            }
+            if !request.names.is_empty() {
+                let critical = subject.value().is_empty();
+                extensions.push(extension(critical, &request.names.to_extension()?)?);
+            }
+            let validity = Validity { not_before: time(not_before)?, not_after: time(not_after)? };
+            let contents = TbsCertificate {
+                version: Version::V3,
+                serial_number: UintRef::new(serial)?,
+                signature: self.key.algorithm(),
+                issuer,
+                validity,
+                subject,
+                public_key: SubjectPublicKeyInfoRef::from_der(&request.public_key)?,
+                extensions,
+            };
+            contents.to_der()
+        };
+        contents().map_err(unencoded)
     }
+}
+
+fn unencoded(error: der::Error) -> String {
+    format!("failed to encode certificate: {error}")
 }
 
 /// The first and the last moment of a certificate. Upstream: `PermissiveSigningPolicy.apply`.
@@ -187,8 +222,7 @@ fn validity(
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Usages {
-    /// Bit 0 is the lowest.
-    key: u16,
+    key: FlagSet<KeyUsages>,
     /// Places in [`EXTENDED_USAGES`].
     extended: Vec<usize>,
 }
@@ -200,7 +234,7 @@ impl Usages {
         for usage in usages.iter().map(Istr::as_str) {
             let at = EXTENDED_USAGES.iter().position(|(name, _)| *name == usage);
             match (KEY_USAGES.iter().find(|(name, _)| *name == usage), at) {
-                (Some((_, bit)), _) => parsed.key |= 1 << bit,
+                (Some((_, bit)), _) => parsed.key |= *bit,
                 (None, Some(at)) => parsed.extended.push(at),
                 (None, None) => unknown.push(format!("{usage:?}")),
             }
@@ -214,43 +248,32 @@ impl Usages {
         }
     }
 
-    fn extensions(&self) -> Vec<Vec<u8>> {
+    fn extensions(&self) -> der::Result<Vec<Extension>> {
         let mut extensions = Vec::new();
-        if self.key != 0 {
-            let [high, low] = self.key.reverse_bits().to_be_bytes();
-            let bits: &[u8] = if low == 0 { &[high] } else { &[high, low] };
-            // At most seven.
-            let unused = u8::try_from(bits[bits.len() - 1].trailing_zeros()).unwrap_or_default();
-            extensions.push(extension(&[KEY_USAGE], true, &der::bit_string(bits, unused)));
+        if !self.key.is_empty() {
+            extensions.push(extension(true, &KeyUsage(self.key))?);
         }
         if !self.extended.is_empty() {
-            let purpose = |at: &usize| der::element(der::OBJECT_IDENTIFIER, EXTENDED_USAGES[*at].1);
-            let purposes: Vec<Vec<u8>> = self.extended.iter().map(purpose).collect();
-            extensions.push(extension(&[EXTENDED_KEY_USAGE], false, &der::sequence(&purposes)));
+            let purposes = self.extended.iter().map(|at| EXTENDED_USAGES[*at].1).collect();
+            extensions.push(extension(false, &ExtendedKeyUsage(purposes))?);
         }
-        extensions
+        Ok(extensions)
     }
 }
 
-/// Of the kind 2.5.29.`kind`.
-fn extension(kind: &[u8], critical: bool, value: &[u8]) -> Vec<u8> {
-    let mut parts = vec![der::element(der::OBJECT_IDENTIFIER, &[&[0x55, 0x1d], kind].concat())];
-    if critical {
-        parts.push(der::element(der::BOOLEAN, &[0xff]));
-    }
-    parts.push(der::element(der::OCTET_STRING, value));
-    der::sequence(&parts)
+fn extension<T: AssociatedOid + Encode>(critical: bool, value: &T) -> der::Result<Extension> {
+    let extn_value = OctetString::new(value.to_der()?)?;
+    Ok(Extension { extn_id: T::OID, critical, extn_value })
 }
 
-/// Whole seconds, with two digits of the year where these are enough.
-fn time(time: Timestamp) -> Vec<u8> {
-    /// From 1950 up to 2050.
-    const SHORT_YEARS: std::ops::Range<i64> = -631_152_000..2_524_608_000;
-    let text = time.to_string().replace(['-', ':', 'T'], "");
-    match SHORT_YEARS.contains(&time.as_secs()) {
-        true => der::element(der::UTC_TIME, &text.as_bytes()[2..]),
-        false => der::element(der::GENERALIZED_TIME, text.as_bytes()),
-    }
+/// Whole seconds, with two digits of the year where these are enough. No certificate begins or ends
+/// before 1970.
+fn time(time: Timestamp) -> der::Result<Time> {
+    let since_1970 = Duration::from_secs(time.as_secs().try_into().unwrap_or_default());
+    Ok(match UtcTime::from_unix_duration(since_1970) {
+        Ok(short) => short.into(),
+        Err(_) => GeneralizedTime::from_unix_duration(since_1970)?.into(),
+    })
 }
 
 #[cfg(test)]
@@ -377,9 +400,10 @@ mod tests {
             let golden = Golden { certificate: signed, ..goldens().remove(0) };
             let (ours, theirs, signature) = both(&authority, &golden);
             assert_eq!(ours, theirs);
-            let (public, algorithm) = (authority.key.public_key(), authority.key.algorithm());
+            let public = authority.key.public_key();
+            let algorithm = authority.key.algorithm().to_der().unwrap();
             for signature in [signature, authority.key.sign(&ours).unwrap()] {
-                let verify = |text: &[u8]| signature::verify(public, algorithm, text, &signature);
+                let verify = |text: &[u8]| signature::verify(public, &algorithm, text, &signature);
                 assert_eq!(verify(&ours), Ok(()));
                 assert!(verify(&ours[1..]).is_err());
             }
@@ -456,18 +480,19 @@ mod tests {
         let parsed = Usages::parse(&usages(&["client auth", "a", "s/mime", "b"]));
         assert_eq!(parsed, Err(r#"unrecognized usage values: ["a" "b"]"#.to_owned()));
         let twice = usages(&["s/mime", "email protection", "signing", "digital signature"]);
-        assert_eq!(Usages::parse(&twice), Ok(Usages { key: 1, extended: vec![4] }));
+        assert_eq!(
+            Usages::parse(&twice),
+            Ok(Usages { key: KeyUsages::DigitalSignature.into(), extended: vec![4] })
+        );
     }
 
     #[test]
     fn years_have_four_digits_where_two_are_not_enough() {
-        for (seconds, text) in [
-            (2_524_607_999, "491231235959Z"),
-            (2_524_608_000, "20500101000000Z"),
-            (-631_152_000, "500101000000Z"),
-            (-631_152_001, "19491231235959Z"),
-        ] {
-            assert_eq!(&time(Timestamp::from_secs(seconds))[2..], text.as_bytes());
+        for (seconds, text) in
+            [(2_524_607_999, "491231235959Z"), (2_524_608_000, "20500101000000Z")]
+        {
+            let time = time(Timestamp::from_secs(seconds)).unwrap();
+            assert_eq!(&time.to_der().unwrap()[2..], text.as_bytes());
         }
     }
 }

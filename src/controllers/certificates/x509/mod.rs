@@ -1,7 +1,6 @@
 //! X.509 certificates: requests for them, and their signing by an authority.
 
 mod authority;
-mod der;
 mod request;
 mod signature;
 mod uri;

@@ -3,13 +3,23 @@
 use std::collections::HashSet;
 use std::net::Ipv6Addr;
 
+use der::asn1::{
+    Any, AnyRef, BitStringRef, Ia5String, IntRef, ObjectIdentifier, OctetString,
+    PrintableStringRef, Utf8StringRef,
+};
+use der::oid::AssociatedOid;
+use der::oid::db::rfc4519::{C, CN, L, O, OU, POSTAL_CODE, SERIAL_NUMBER, ST, STREET};
+use der::oid::db::rfc5912::ID_EXTENSION_REQ;
+use der::{Decode, Encode, ErrorKind, Reader, Sequence, SliceReader, Tag, TagNumber, Tagged};
 use rustls::pki_types::pem::{self, SectionKind};
+use x509_cert::ext::Extension;
+use x509_cert::ext::pkix::SubjectAltName;
+use x509_cert::ext::pkix::name::GeneralName;
+use x509_cert::spki::{AlgorithmIdentifierRef, SubjectPublicKeyInfoRef};
 
-use super::der::{self, Malformed, Reader};
 use super::signature;
 use super::uri::normal_form;
-use crate::client::x509::{is_printable, string};
-use crate::sort::Order;
+use crate::client::x509::string;
 
 /// What a certificate request asks for.
 #[derive(Debug)]
@@ -32,9 +42,8 @@ pub struct Subject {
     values: [Vec<String>; ATTRIBUTES.len()],
 }
 
-/// The last number of 2.5.4.x, in the order in which Go writes them: country, province, locality,
-/// street, postal code, organization, its unit, common name, serial number.
-const ATTRIBUTES: [u8; 9] = [6, 8, 7, 9, 17, 10, 11, 3, 5];
+/// In the order in which Go writes them.
+const ATTRIBUTES: [ObjectIdentifier; 9] = [C, ST, L, STREET, POSTAL_CODE, O, OU, CN, SERIAL_NUMBER];
 const ORGANIZATION: usize = 5;
 const COMMON_NAME: usize = 7;
 
@@ -48,17 +57,46 @@ pub struct AlternativeNames {
     pub uris: Vec<String>,
 }
 
-/// 2.5.4, of the attributes of a name.
-const ATTRIBUTE: &[u8] = &[0x55, 0x04];
-/// 1.2.840.113549.1.9.14
-const EXTENSION_REQUEST: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
-/// 2.5.29.17
-pub(super) const SUBJECT_ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
+const EMAIL: Tag = Tag::ContextSpecific { constructed: false, number: TagNumber::N1 };
+const DNS: Tag = Tag::ContextSpecific { constructed: false, number: TagNumber::N2 };
+const URI: Tag = Tag::ContextSpecific { constructed: false, number: TagNumber::N6 };
+const IP: Tag = Tag::ContextSpecific { constructed: false, number: TagNumber::N7 };
 
-const EMAIL: u8 = der::context(1);
-const DNS: u8 = der::context(2);
-const URI: u8 = der::context(6);
-const IP: u8 = der::context(7);
+// `x509_cert` has these as well, but refuses what Go takes: a set that holds a value twice, an
+// attribute or an alternative name of a form that is not used, a version that is not 0. Nor does it
+// keep the order of a set, of which Go takes the last common name.
+
+/// `CertificationRequest`.
+#[derive(Sequence)]
+struct SignedRequest<'a> {
+    info: AnyRef<'a>,
+    algorithm: AlgorithmIdentifierRef<'a>,
+    signature: BitStringRef<'a>,
+}
+
+/// `CertificationRequestInfo`.
+#[derive(Sequence)]
+struct RequestInfo<'a> {
+    version: IntRef<'a>,
+    subject: AnyRef<'a>,
+    public_key: SubjectPublicKeyInfoRef<'a>,
+    #[asn1(context_specific = "0", tag_mode = "IMPLICIT")]
+    attributes: Vec<AnyRef<'a>>,
+}
+
+/// An attribute of a request; `values` is a set.
+#[derive(Sequence)]
+struct Attribute<'a> {
+    kind: ObjectIdentifier,
+    values: AnyRef<'a>,
+}
+
+/// `AttributeTypeAndValue`.
+#[derive(Sequence)]
+struct NameAttribute<'a> {
+    kind: ObjectIdentifier,
+    value: AnyRef<'a>,
+}
 
 impl CertificateRequest {
     /// The first block of `text`, which must be a request. Upstream: `ParseCSR`.
@@ -73,27 +111,16 @@ impl CertificateRequest {
     }
 
     pub(super) fn from_der(der: &[u8]) -> Result<CertificateRequest, String> {
-        let mut outer = Reader::new(der);
-        let mut request = outer.nested(der::SEQUENCE, "request").map_err(text)?;
-        outer.end("end of request").map_err(text)?;
-        let signed = request.expect(der::SEQUENCE, "request info").map_err(text)?;
-        let algorithm = request.expect(der::SEQUENCE, "signature algorithm").map_err(text)?.whole;
-        let signature = request.bytes("signature").map_err(text)?;
-        request.end("end of request").map_err(text)?;
-
-        let mut info = Reader::new(signed.content);
-        info.expect(der::INTEGER, "version").map_err(text)?;
-        let subject = Subject::read(info.nested(der::SEQUENCE, "subject").map_err(text)?)?;
-        let public_key = info.expect(der::SEQUENCE, "public key").map_err(text)?.whole;
-        let attributes = info.nested(der::constructed(0), "attributes").map_err(text)?;
-        info.end("end of request info").map_err(text)?;
+        let request = SignedRequest::from_der(der).map_err(text)?;
+        let info: RequestInfo = request.info.decode_as().map_err(text)?;
+        let signature = request.signature.as_bytes();
         Ok(CertificateRequest {
-            subject,
-            names: alternative_names(attributes)?,
-            public_key: public_key.to_vec(),
-            signed: signed.whole.to_vec(),
-            algorithm: algorithm.to_vec(),
-            signature: signature.to_vec(),
+            subject: Subject::read(info.subject)?,
+            names: alternative_names(&info.attributes)?,
+            public_key: info.public_key.to_der().map_err(text)?,
+            signed: request.info.to_der().map_err(text)?,
+            algorithm: request.algorithm.to_der().map_err(text)?,
+            signature: signature.ok_or("asn1: the signature has a part of a byte")?.to_vec(),
         })
     }
 
@@ -107,8 +134,19 @@ impl CertificateRequest {
     }
 }
 
-fn text(error: Malformed) -> String {
-    error.to_string()
+fn text(error: der::Error) -> String {
+    format!("asn1: {error}")
+}
+
+/// The elements of a set, as they stand.
+fn elements(set: AnyRef<'_>) -> der::Result<Vec<AnyRef<'_>>> {
+    set.tag().assert_eq(Tag::Set)?;
+    let mut reader = SliceReader::new(set.value())?;
+    let mut elements = Vec::new();
+    while !reader.is_finished() {
+        elements.push(reader.decode()?);
+    }
+    Ok(elements)
 }
 
 impl Subject {
@@ -120,21 +158,16 @@ impl Subject {
         &self.values[ORGANIZATION]
     }
 
-    fn read(mut names: Reader<'_>) -> Result<Subject, String> {
+    fn read(name: AnyRef<'_>) -> Result<Subject, String> {
         let mut subject = Subject::default();
-        while !names.is_empty() {
-            let mut set = names.nested(der::SET, "subject").map_err(text)?;
-            while !set.is_empty() {
-                let mut attribute = set.nested(der::SEQUENCE, "attribute").map_err(text)?;
-                let kind = attribute.expect(der::OBJECT_IDENTIFIER, "attribute").map_err(text)?;
-                let value = attribute.any("attribute").map_err(text)?;
-                attribute.end("attribute").map_err(text)?;
-                let value = string(value.tag, value.content)?;
-                let known = kind.content.strip_prefix(ATTRIBUTE).and_then(|last| match last {
-                    [last] => ATTRIBUTES.iter().position(|attribute| attribute == last),
-                    _ => None,
-                });
-                if let (Some(at), Some(value)) = (known, value) {
+        for set in name.decode_as::<Vec<AnyRef>>().map_err(text)? {
+            for attribute in elements(set).map_err(text)? {
+                let Some(NameAttribute { kind, value }) = known(attribute).map_err(text)? else {
+                    continue;
+                };
+                let value = string(value.tag().into(), value.value())?;
+                let at = ATTRIBUTES.iter().position(|attribute| *attribute == kind);
+                if let (Some(at), Some(value)) = (at, value) {
                     let values = &mut subject.values[at];
                     // Of common names and serial numbers the last one counts.
                     if at >= COMMON_NAME {
@@ -147,53 +180,60 @@ impl Subject {
         Ok(subject)
     }
 
-    pub fn to_der(&self) -> Vec<u8> {
+    /// A `Name`. `x509_cert`'s has no room for a value that is there twice, which Go writes.
+    pub fn to_der(&self) -> der::Result<Vec<u8>> {
         let mut names = Vec::new();
         for (at, (kind, values)) in ATTRIBUTES.iter().zip(&self.values).enumerate() {
             if values.is_empty() || at >= COMMON_NAME && values[0].is_empty() {
                 continue;
             }
-            let kind = der::element(der::OBJECT_IDENTIFIER, &[ATTRIBUTE, &[*kind]].concat());
-            let attribute = |value: &String| der::sequence(&[kind.clone(), encoded(value)]);
-            let mut set: Vec<Vec<u8>> = values.iter().map(attribute).collect();
-            set.order();
-            names.push(der::element(der::SET, &set.concat()));
+            let attribute = |value: &String| encoded(*kind, value);
+            let mut set: Vec<Vec<u8>> = values.iter().map(attribute).collect::<der::Result<_>>()?;
+            set.sort();
+            names.push(Any::new(Tag::Set, set.concat())?);
         }
-        der::sequence(&names)
+        names.to_der()
     }
 }
 
-/// As a PrintableString where that is possible.
-fn encoded(value: &str) -> Vec<u8> {
-    let tag = match value.bytes().all(is_printable) {
-        true => der::PRINTABLE_STRING,
-        false => der::UTF8_STRING,
+/// The parts of an attribute; `None` if its value has a type that `der` does not know. Go reads no
+/// text of such a type either.
+fn known(attribute: AnyRef<'_>) -> der::Result<Option<NameAttribute<'_>>> {
+    attribute.sequence(|reader| {
+        let kind = reader.decode()?;
+        if reader
+            .peek_tag()
+            .is_err_and(|error| matches!(error.kind(), ErrorKind::TagUnknown { .. }))
+        {
+            reader.read_slice(reader.remaining_len())?;
+            return Ok(None);
+        }
+        Ok(Some(NameAttribute { kind, value: reader.decode()? }))
+    })
+}
+
+/// An attribute with this value: as a PrintableString where that is possible.
+fn encoded(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>> {
+    let value = match PrintableStringRef::new(value) {
+        Ok(printable) => printable.into(),
+        Err(_) => Utf8StringRef::new(value)?.into(),
     };
-    der::element(tag, value.as_bytes())
+    NameAttribute { kind, value }.to_der()
 }
 
 /// The names in the extensions that a request's attributes ask for. Attributes of other forms are
 /// ignored.
-fn alternative_names(mut attributes: Reader<'_>) -> Result<AlternativeNames, String> {
+fn alternative_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, String> {
     let mut names = AlternativeNames::default();
-    let mut seen: HashSet<&[u8]> = HashSet::new();
-    while !attributes.is_empty() {
-        let attribute = attributes.any("attribute").map_err(text)?;
-        let Some(mut extensions) = requested(attribute.whole) else { continue };
-        let mut extensions = extensions.nested(der::SEQUENCE, "extensions").map_err(text)?;
-        while !extensions.is_empty() {
-            let mut extension = extensions.nested(der::SEQUENCE, "extension").map_err(text)?;
-            let kind = extension.expect(der::OBJECT_IDENTIFIER, "extension").map_err(text)?;
-            // Whether it is critical.
-            let _ = extension.expect(der::BOOLEAN, "extension");
-            let value = extension.expect(der::OCTET_STRING, "extension").map_err(text)?;
-            extension.end("extension").map_err(text)?;
-            if !seen.insert(kind.content) {
+    let mut seen: HashSet<ObjectIdentifier> = HashSet::new();
+    for extensions in attributes.iter().filter_map(|attribute| requested(*attribute)) {
+        for extension in extensions.decode_as::<Vec<Extension>>().map_err(text)? {
+            if !seen.insert(extension.extn_id) {
                 let twice = "x509: certificate request contains duplicate requested extensions";
                 return Err(twice.to_owned());
             }
-            if kind.content == SUBJECT_ALTERNATIVE_NAME {
-                names = AlternativeNames::read(value.content)?;
+            if extension.extn_id == SubjectAltName::OID {
+                names = AlternativeNames::read(extension.extn_value.as_bytes())?;
             }
         }
     }
@@ -201,12 +241,10 @@ fn alternative_names(mut attributes: Reader<'_>) -> Result<AlternativeNames, Str
 }
 
 /// The first value of an attribute that asks for extensions.
-fn requested(attribute: &[u8]) -> Option<Reader<'_>> {
-    let mut attribute = Reader::new(attribute).nested(der::SEQUENCE, "attribute").ok()?;
-    let kind = attribute.expect(der::OBJECT_IDENTIFIER, "attribute").ok()?;
-    let values = attribute.nested(der::SET, "attribute").ok()?;
-    let wanted = kind.content == EXTENSION_REQUEST && attribute.is_empty() && !values.is_empty();
-    wanted.then_some(values)
+fn requested(attribute: AnyRef<'_>) -> Option<AnyRef<'_>> {
+    let Attribute { kind, values } = attribute.decode_as().ok()?;
+    let values = elements(values).ok()?;
+    values.first().copied().filter(|_| kind == ID_EXTENSION_REQ)
 }
 
 impl AlternativeNames {
@@ -215,17 +253,17 @@ impl AlternativeNames {
     }
 
     fn read(extension: &[u8]) -> Result<AlternativeNames, String> {
-        let names = Reader::new(extension).nested(der::SEQUENCE, "");
-        let mut names = names.map_err(|_| "x509: invalid subject alternative names".to_owned())?;
+        let mut names =
+            sequence(extension).map_err(|_| "x509: invalid subject alternative names")?;
         let mut found = AlternativeNames::default();
-        while !names.is_empty() {
-            let name =
-                names.any("").map_err(|_| "x509: invalid subject alternative name".to_owned())?;
-            let ascii = |what: &str| match name.content.is_ascii() {
-                true => Ok(String::from_utf8_lossy(name.content).into_owned()),
+        while !names.is_finished() {
+            let name = AnyRef::decode(&mut names);
+            let name = name.map_err(|_| "x509: invalid subject alternative name")?;
+            let ascii = |what: &str| match name.value().is_ascii() {
+                true => Ok(String::from_utf8_lossy(name.value()).into_owned()),
                 false => Err(format!("x509: SAN {what} is malformed")),
             };
-            match name.tag {
+            match name.tag() {
                 EMAIL => found.emails.push(ascii("rfc822Name")?),
                 DNS => found.dns.push(ascii("dNSName")?),
                 URI => {
@@ -235,8 +273,8 @@ impl AlternativeNames {
                         form.map_err(|why| format!("x509: cannot parse URI {given:?}: {why}"))?,
                     );
                 }
-                IP => match name.content.len() {
-                    4 | 16 => found.ips.push(name.content.to_vec()),
+                IP => match name.value().len() {
+                    4 | 16 => found.ips.push(name.value().to_vec()),
                     n => return Err(format!("x509: cannot parse IP address of length {n}")),
                 },
                 _ => {}
@@ -245,15 +283,30 @@ impl AlternativeNames {
         Ok(found)
     }
 
-    /// The extension's value: the names by their kind.
-    pub fn to_der(&self) -> Vec<u8> {
-        let text = |tag: u8, names: &[String]| -> Vec<Vec<u8>> {
-            names.iter().map(|name| der::element(tag, name.as_bytes())).collect()
-        };
-        let ips = self.ips.iter().map(|ip| der::element(IP, shortest(ip).as_slice())).collect();
-        let all = [text(DNS, &self.dns), text(EMAIL, &self.emails), ips, text(URI, &self.uris)];
-        der::sequence(&all.concat())
+    /// The extension: the names by their kind.
+    pub fn to_extension(&self) -> der::Result<SubjectAltName> {
+        let mut names = Vec::new();
+        for name in &self.dns {
+            names.push(GeneralName::DnsName(Ia5String::new(name)?));
+        }
+        for name in &self.emails {
+            names.push(GeneralName::Rfc822Name(Ia5String::new(name)?));
+        }
+        for ip in &self.ips {
+            names.push(GeneralName::IpAddress(OctetString::new(shortest(ip))?));
+        }
+        for uri in &self.uris {
+            names.push(GeneralName::UniformResourceIdentifier(Ia5String::new(uri)?));
+        }
+        Ok(SubjectAltName(names))
     }
+}
+
+/// The elements of the sequence that `bytes` begin with.
+fn sequence(bytes: &[u8]) -> der::Result<SliceReader<'_>> {
+    let sequence: AnyRef = SliceReader::new(bytes)?.decode()?;
+    sequence.tag().assert_eq(Tag::Sequence)?;
+    SliceReader::new(sequence.value())
 }
 
 /// An IPv4 address in 4 bytes, also when it came within an IPv6 address.
@@ -266,80 +319,86 @@ fn shortest(ip: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    const T61_STRING: u8 = 0x14;
-    const IA5_STRING: u8 = 0x16;
-    const BMP_STRING: u8 = 0x1e;
+    fn read(name: &[u8]) -> Subject {
+        Subject::read(AnyRef::from_der(name).unwrap()).unwrap()
+    }
 
-    fn read(names: &[u8]) -> Subject {
-        let names = Reader::new(names).nested(der::SEQUENCE, "").unwrap();
-        Subject::read(names).unwrap()
+    fn element(tag: Tag, content: &[u8]) -> Vec<u8> {
+        AnyRef::new(tag, content).unwrap().to_der().unwrap()
+    }
+
+    fn joined(parts: &[Vec<u8>]) -> Vec<u8> {
+        element(Tag::Sequence, &parts.concat())
     }
 
     #[test]
     fn a_subject_is_written_in_gos_order() {
-        let attribute = |kind: u8, tag: u8, value: &[u8]| {
-            let kind = der::element(der::OBJECT_IDENTIFIER, &[0x55, 0x04, kind]);
-            der::sequence(&[kind, der::element(tag, value)])
+        let attribute = |kind: u8, tag: Tag, value: &[u8]| {
+            let kind = element(Tag::ObjectIdentifier, &[0x55, 0x04, kind]);
+            joined(&[kind, element(tag, value)])
         };
         let name = |attributes: &[Vec<u8>]| {
-            let set = |one: &Vec<u8>| der::element(der::SET, one);
-            der::sequence(&attributes.iter().map(set).collect::<Vec<_>>())
+            let set = |one: &Vec<u8>| element(Tag::Set, one);
+            joined(&attributes.iter().map(set).collect::<Vec<_>>())
         };
+        // Of a type that `der` does not know.
+        let universal = joined(&[vec![6, 3, 0x55, 4, 3], vec![0x1c, 4, 0, 0, 0, b'u']]);
         let given = name(&[
-            attribute(3, der::UTF8_STRING, b"first"),
-            attribute(10, BMP_STRING, &[0, b'z']),
-            attribute(10, T61_STRING, &[0xfc]),
-            attribute(10, der::BIT_STRING, &[0, 1]),
-            attribute(42, der::UTF8_STRING, b"unknown"),
-            attribute(3, der::PRINTABLE_STRING, b"star*"),
-            attribute(6, IA5_STRING, b"DE"),
-            attribute(5, der::UTF8_STRING, b""),
+            attribute(3, Tag::Utf8String, b"first"),
+            attribute(10, Tag::BmpString, &[0, b'z']),
+            attribute(10, Tag::TeletexString, &[0xfc]),
+            attribute(10, Tag::BitString, &[0, 1]),
+            attribute(42, Tag::Utf8String, b"unknown"),
+            attribute(3, Tag::PrintableString, b"star*"),
+            attribute(6, Tag::Ia5String, b"DE"),
+            attribute(5, Tag::Utf8String, b""),
+            universal,
         ]);
         let subject = read(&given);
         assert_eq!(subject.common_name(), "star*");
         assert_eq!(subject.organizations(), ["z", "\u{fc}"]);
         // Sets are sorted by their bytes.
         let organizations = [
-            attribute(10, der::PRINTABLE_STRING, b"z"),
-            attribute(10, der::UTF8_STRING, "\u{fc}".as_bytes()),
+            attribute(10, Tag::PrintableString, b"z"),
+            attribute(10, Tag::Utf8String, "\u{fc}".as_bytes()),
         ]
         .concat();
         let wanted = name(&[
-            attribute(6, der::PRINTABLE_STRING, b"DE"),
+            attribute(6, Tag::PrintableString, b"DE"),
             organizations,
-            attribute(3, der::UTF8_STRING, b"star*"),
+            attribute(3, Tag::Utf8String, b"star*"),
         ]);
-        assert_eq!(subject.to_der(), wanted);
-        assert_eq!(read(&wanted).to_der(), wanted);
+        assert_eq!(subject.to_der().unwrap(), wanted);
+        assert_eq!(read(&wanted).to_der().unwrap(), wanted);
     }
 
     #[test]
     fn alternative_names_are_sorted_by_kind() {
-        let name = der::element;
-        let given = der::sequence(&[
+        let name = element;
+        let given = joined(&[
             name(URI, b"SPIFFE://td/a b"),
             name(IP, &[1, 2, 3, 4]),
             name(EMAIL, b"a@b"),
             name(DNS, b"x"),
-            name(der::constructed(4), b""),
+            name(Tag::ContextSpecific { constructed: true, number: TagNumber::N4 }, b""),
             name(IP, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 5, 6, 7, 8]),
         ]);
         let names = AlternativeNames::read(&given).unwrap();
-        let wanted = der::sequence(&[
+        let wanted = joined(&[
             name(DNS, b"x"),
             name(EMAIL, b"a@b"),
             name(IP, &[1, 2, 3, 4]),
             name(IP, &[5, 6, 7, 8]),
             name(URI, b"spiffe://td/a%20b"),
         ]);
-        assert_eq!(names.to_der(), wanted);
+        assert_eq!(names.to_extension().unwrap().to_der().unwrap(), wanted);
         for (bad, why) in [
             (name(IP, &[1]), "x509: cannot parse IP address of length 1"),
             (name(DNS, b"\xff"), "x509: SAN dNSName is malformed"),
             (name(URI, b":"), "x509: cannot parse URI \":\": parse \":\": missing protocol scheme"),
-            (vec![DNS], "x509: invalid subject alternative name"),
+            (vec![DNS.into()], "x509: invalid subject alternative name"),
         ] {
-            let read = AlternativeNames::read(&der::sequence(&[bad]));
+            let read = AlternativeNames::read(&joined(&[bad]));
             assert_eq!(read.unwrap_err(), why);
         }
     }

@@ -3,6 +3,14 @@
 
 use std::sync::Arc;
 
+use der::asn1::{Any, AnyRef, ObjectIdentifier, OctetStringRef};
+use der::oid::db::rfc5912::{
+    ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512, ID_SHA_1, ID_SHA_256, ID_SHA_384,
+    ID_SHA_512, SECP_256_R_1, SECP_384_R_1, SECP_521_R_1, SHA_1_WITH_RSA_ENCRYPTION,
+    SHA_256_WITH_RSA_ENCRYPTION, SHA_384_WITH_RSA_ENCRYPTION, SHA_512_WITH_RSA_ENCRYPTION,
+};
+use der::oid::db::rfc8410::ID_ED_25519;
+use der::{Decode, Encode, Sequence};
 use ring::digest;
 use rsa::pkcs1::DecodeRsaPublicKey;
 use rsa::pkcs8::EncodePublicKey;
@@ -16,29 +24,22 @@ use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use sha2::Sha256;
+use x509_cert::spki::{AlgorithmIdentifierRef, SubjectPublicKeyInfoRef};
 
-use super::der::{self, Malformed, Reader};
 use crate::jwt;
 
-/// 1.2.840.113549.1.1, of RSA's algorithms.
-const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01];
-/// 1.2.840.10045.4, of ECDSA's.
-const ECDSA: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04];
-/// 1.2.840.10045.3.1.7, 1.3.132.0.34 and 1.3.132.0.35
-const P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
-const P384: &[u8] = &[0x2b, 0x81, 0x04, 0x00, 0x22];
-const P521: &[u8] = &[0x2b, 0x81, 0x04, 0x00, 0x23];
+const ECDSA_WITH_SHA_1: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.4.1");
 
-/// Whole AlgorithmIdentifiers.
-const SHA256_WITH_RSA: &[u8] =
-    &[0x30, 0x0d, 0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0b, 0x05, 0x00];
-const ECDSA_WITH_SHA256: &[u8] =
-    &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02];
-const ECDSA_WITH_SHA384: &[u8] =
-    &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x03];
-const ECDSA_WITH_SHA512: &[u8] =
-    &[0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x04];
-const ED25519: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70];
+const SHA256_WITH_RSA: AlgorithmIdentifierRef<'_> =
+    AlgorithmIdentifierRef { oid: SHA_256_WITH_RSA_ENCRYPTION, parameters: Some(AnyRef::NULL) };
+const ECDSA_WITH_SHA256: AlgorithmIdentifierRef<'_> = without_parameters(ECDSA_WITH_SHA_256);
+const ECDSA_WITH_SHA384: AlgorithmIdentifierRef<'_> = without_parameters(ECDSA_WITH_SHA_384);
+const ECDSA_WITH_SHA512: AlgorithmIdentifierRef<'_> = without_parameters(ECDSA_WITH_SHA_512);
+const ED25519: AlgorithmIdentifierRef<'_> = without_parameters(ID_ED_25519);
+
+const fn without_parameters(oid: ObjectIdentifier) -> AlgorithmIdentifierRef<'static> {
+    AlgorithmIdentifierRef { oid, parameters: None }
+}
 
 /// Of an RSA key, as in Go.
 const MIN_RSA_BITS: usize = 1024;
@@ -54,68 +55,72 @@ pub fn verify(
     message: &[u8],
     signature: &[u8],
 ) -> Result<(), String> {
-    let parts = || -> Result<_, Malformed> {
-        let mut info = Reader::new(public_key).nested(der::SEQUENCE, "public key")?;
-        let kind = info.expect(der::SEQUENCE, "public key")?.content;
-        let key = info.bytes("public key")?;
-        let algorithm = Reader::new(algorithm).expect(der::SEQUENCE, "algorithm")?.content;
-        Ok((kind, key, algorithm))
-    };
-    let (kind, key, algorithm) = parts().map_err(|error| error.to_string())?;
-    let provider = rustls::crypto::ring::default_provider();
-    let mut known = provider.signature_verification_algorithms.all.iter().filter(|known| {
-        *known.public_key_alg_id() == *kind && *known.signature_alg_id() == *algorithm
-    });
-    if known.any(|known| known.verify_signature(key, message, signature).is_ok()) {
+    let text = |error: der::Error| format!("asn1: {error}");
+    let info = SubjectPublicKeyInfoRef::from_der(public_key).map_err(text)?;
+    let algorithm = AlgorithmIdentifierRef::from_der(algorithm).map_err(text)?;
+    let key = info.subject_public_key.as_bytes().ok_or("asn1: the key has a part of a byte")?;
+    if is_verified(&info.algorithm, key, &algorithm, message, signature).map_err(text)? {
         return Ok(());
     }
-    let oid = |bytes| Some(Reader::new(bytes).expect(der::OBJECT_IDENTIFIER, "").ok()?.content);
-    let algorithm = oid(algorithm).unwrap_or_default();
-    let unsupported = || "x509: cannot verify signature: algorithm unimplemented".to_owned();
-    if let Some([number]) = algorithm.strip_prefix(RSA) {
-        let hash = match number {
-            5 => Hash::Sha1,
-            11 => Hash::Sha256,
-            12 => Hash::Sha384,
-            13 => Hash::Sha512,
-            _ => return Err(unsupported()),
-        };
+    let hash = match algorithm.oid {
+        SHA_1_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_1 => Hash::Sha1,
+        SHA_256_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_256 => Hash::Sha256,
+        SHA_384_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_384 => Hash::Sha384,
+        SHA_512_WITH_RSA_ENCRYPTION | ECDSA_WITH_SHA_512 => Hash::Sha512,
+        _ => return Err("x509: cannot verify signature: algorithm unimplemented".to_owned()),
+    };
+    let ecdsa = [ECDSA_WITH_SHA_1, ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512];
+    if !ecdsa.contains(&algorithm.oid) {
         let key = RsaPublicKey::from_pkcs1_der(key).map_err(|error| error.to_string())?;
         if key.n().bits() < MIN_RSA_BITS {
             let bits = key.n().bits();
             return Err(format!("crypto/rsa: {bits}-bit keys are insecure"));
         }
-        let digest = hash.of(message);
-        let padding = Pkcs1v15Sign { hash_len: Some(digest.len()), prefix: hash.prefix().into() };
-        let verified = key.verify(padding, &digest, signature);
+        let digest = hash.info(message).map_err(text)?;
+        let verified = key.verify(Pkcs1v15Sign::new_unprefixed(), &digest, signature);
         return verified.map_err(|_| "crypto/rsa: verification error".to_owned());
     }
-    let hash = match algorithm.strip_prefix(ECDSA) {
-        Some([1]) => Hash::Sha1,
-        Some([3, 2]) => Hash::Sha256,
-        Some([3, 3]) => Hash::Sha384,
-        Some([3, 4]) => Hash::Sha512,
-        _ => return Err(unsupported()),
-    };
-    let mut parameters = Reader::new(kind);
-    let _ = parameters.any("");
-    let curve = parameters.expect(der::OBJECT_IDENTIFIER, "").map_or(&[][..], |oid| oid.content);
-    let verified = match curve {
-        P256 => p256::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
+    let verified = match info.algorithm.parameters_oid() {
+        Ok(SECP_256_R_1) => p256::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
             let signature = p256::ecdsa::Signature::from_der(signature)?;
             key.verify_prehash(&hash.padded(message, 32), &signature)
         }),
-        P384 => p384::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
+        Ok(SECP_384_R_1) => p384::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
             let signature = p384::ecdsa::Signature::from_der(signature)?;
             key.verify_prehash(&hash.padded(message, 48), &signature)
         }),
-        P521 => p521::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
+        Ok(SECP_521_R_1) => p521::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
             let signature = p521::ecdsa::Signature::from_der(signature)?;
             key.verify_prehash(&hash.padded(message, 66), &signature)
         }),
         _ => return Err("x509: unsupported elliptic curve".to_owned()),
     };
     verified.map_err(|_| "x509: ECDSA verification failure".to_owned())
+}
+
+/// Whether this is a signature of one of the algorithms that rustls has.
+fn is_verified(
+    kind: &AlgorithmIdentifierRef<'_>,
+    key: &[u8],
+    algorithm: &AlgorithmIdentifierRef<'_>,
+    message: &[u8],
+    signature: &[u8],
+) -> der::Result<bool> {
+    // rustls names them without tag and length.
+    let (kind, algorithm) = (Any::encode_from(kind)?, Any::encode_from(algorithm)?);
+    let provider = rustls::crypto::ring::default_provider();
+    let mut known = provider.signature_verification_algorithms.all.iter().filter(|known| {
+        *known.public_key_alg_id() == *kind.value()
+            && *known.signature_alg_id() == *algorithm.value()
+    });
+    Ok(known.any(|known| known.verify_signature(key, message, signature).is_ok()))
+}
+
+/// What a PKCS #1 signature signs.
+#[derive(Sequence)]
+struct DigestInfo<'a> {
+    algorithm: AlgorithmIdentifierRef<'a>,
+    digest: OctetStringRef<'a>,
 }
 
 #[derive(Clone, Copy)]
@@ -143,30 +148,24 @@ impl Hash {
         [vec![0; bytes.saturating_sub(digest.len())], digest].concat()
     }
 
-    /// What stands before the digest in a PKCS #1 signature.
-    fn prefix(self) -> Vec<u8> {
-        // 1.3.14.3.2.26, and 2.16.840.1.101.3.4.2.x
-        let sha2 = |number| vec![0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, number];
-        let (oid, length) = match self {
-            Hash::Sha1 => (vec![0x2b, 0x0e, 0x03, 0x02, 0x1a], 20),
-            Hash::Sha256 => (sha2(1), 32),
-            Hash::Sha384 => (sha2(2), 48),
-            Hash::Sha512 => (sha2(3), 64),
+    /// A [`DigestInfo`].
+    fn info(self, message: &[u8]) -> der::Result<Vec<u8>> {
+        let oid = match self {
+            Hash::Sha1 => ID_SHA_1,
+            Hash::Sha256 => ID_SHA_256,
+            Hash::Sha384 => ID_SHA_384,
+            Hash::Sha512 => ID_SHA_512,
         };
-        let oid = der::element(der::OBJECT_IDENTIFIER, &oid);
-        let algorithm = der::sequence(&[oid, der::element(der::NULL, &[])]);
-        let mut whole =
-            der::sequence(&[algorithm, der::element(der::OCTET_STRING, &vec![0; length])]);
-        whole.truncate(whole.len() - length);
-        whole
+        let algorithm = AlgorithmIdentifierRef { oid, parameters: Some(AnyRef::NULL) };
+        DigestInfo { algorithm, digest: OctetStringRef::new(&self.of(message))? }.to_der()
     }
 }
 
 /// A private key that signs certificates.
 pub struct SigningKey {
     key: Kind,
-    /// The AlgorithmIdentifier of its signatures.
-    algorithm: &'static [u8],
+    /// Of its signatures.
+    algorithm: AlgorithmIdentifierRef<'static>,
     /// `SubjectPublicKeyInfo`.
     public_key: Vec<u8>,
 }
@@ -206,7 +205,7 @@ impl SigningKey {
     }
 
     fn common(key: Arc<dyn rustls::sign::SigningKey>) -> Option<SigningKey> {
-        const SCHEMES: [(SignatureScheme, &[u8]); 4] = [
+        const SCHEMES: [(SignatureScheme, AlgorithmIdentifierRef<'_>); 4] = [
             (SignatureScheme::RSA_PKCS1_SHA256, SHA256_WITH_RSA),
             (SignatureScheme::ECDSA_NISTP256_SHA256, ECDSA_WITH_SHA256),
             (SignatureScheme::ECDSA_NISTP384_SHA384, ECDSA_WITH_SHA384),
@@ -218,7 +217,7 @@ impl SigningKey {
         Some(SigningKey { key: Kind::Common(signer), algorithm, public_key })
     }
 
-    pub fn algorithm(&self) -> &'static [u8] {
+    pub fn algorithm(&self) -> AlgorithmIdentifierRef<'static> {
         self.algorithm
     }
 
