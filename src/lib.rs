@@ -10,7 +10,6 @@ pub mod jwt;
 mod lines;
 mod lookup;
 pub mod metrics;
-pub mod sort;
 pub mod storm;
 pub mod task;
 pub mod trace;

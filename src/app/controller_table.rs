@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::controllers::{self, Controller, ControllerContext, Profile, Workers};
 use crate::objects::{ReplicaSet, ReplicationController};
 use crate::options::{Count, Gates, Options};
-use crate::sort::Order;
 
 /// Wires a new controller up. A constructor that adds no work leaves the controller idle, and the
 /// log says why; an idle controller is not started.
@@ -153,7 +152,7 @@ pub fn is_known(name: &str) -> bool {
 pub fn names() -> (Vec<&'static str>, Vec<&'static str>) {
     let sorted = |rows: &mut dyn Iterator<Item = &Descriptor>| {
         let mut names: Vec<&str> = rows.map(Descriptor::name).collect();
-        names.order();
+        names.sort();
         names
     };
     let off = sorted(&mut CONTROLLERS.iter().filter(|row| !row.on_by_default));

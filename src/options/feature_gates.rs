@@ -3,7 +3,6 @@
 
 use super::feature_gate_table::GROUPS;
 use super::values::Gates;
-use crate::sort::Order;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -126,7 +125,7 @@ pub fn all() -> Vec<(&'static str, Stage, bool)> {
         .iter()
         .flat_map(|group| group.names.iter().map(|name| (*name, group.stage, group.default)));
     let mut all: Vec<_> = rows.chain(stages).collect();
-    all.order_by_key(|(name, ..)| *name);
+    all.sort_by_key(|(name, ..)| *name);
     all
 }
 

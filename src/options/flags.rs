@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::values::{
     CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObjects, Value, Version, Vmodule,
 };
-use crate::sort::Order;
 
 /// A flag, for the parser and `--help`.
 pub struct FlagInfo {
@@ -101,7 +100,7 @@ macro_rules! flags {
                 let mut pairs = vec![
                     $($( (stringify!($field).replace('_', "-"), self.$field.text()), )*)*
                 ];
-                pairs.order();
+                pairs.sort();
                 pairs
             }
         }

@@ -9,7 +9,6 @@ use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use super::http::Method;
 use super::{Request, Response};
 use crate::metrics;
-use crate::sort::Order;
 
 /// A health check. `Err`: the reason why it fails. Shown in the log and under the check's own path
 /// only.
@@ -81,7 +80,7 @@ impl HealthChecks {
             .filter(|name| !name.is_empty() && !checks.iter().any(|(n, _)| n == *name))
             .map(|name| format!("{name:?}"))
             .collect();
-        unknown.order();
+        unknown.sort();
         if !unknown.is_empty() {
             let unknown = unknown.join(",");
             text.push_str(&format!(

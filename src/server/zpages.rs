@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::routes::Routes;
 use super::{Request, Response, handler};
 use crate::clock::SharedClock;
-use crate::sort::Order;
 
 const NOT_FOR_MACHINES: &str = "Warning: This endpoint is not meant to be machine parseable, has \
                                 no formatting compatibility guarantees and is for debugging \
@@ -117,7 +116,7 @@ fn form(accept: &str, kind: &str) -> Option<Form> {
     }
     // The first of the best: the sort is stable.
     ranges.retain(|(quality, _)| *quality > 0.0);
-    ranges.order_by(|(a, _), (b, _)| b.total_cmp(a));
+    ranges.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     ranges.first().map(|(_, form)| *form)
 }
 

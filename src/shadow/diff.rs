@@ -6,7 +6,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::objects::Timestamp;
-use crate::sort::Order;
 
 /// Times of two managers differ by this much, in seconds, and count as the same.
 const SAME_TIME_SECONDS: i64 = 60;
@@ -94,7 +93,7 @@ pub fn identity<'a>(a: &[Value], b: &[Value]) -> Option<&'a str> {
             let ids: Option<Vec<&str>> =
                 items.iter().map(|item| item.get(*key).and_then(Value::as_str)).collect();
             ids.is_some_and(|mut ids| {
-                ids.order();
+                ids.sort();
                 ids.windows(2).all(|pair| pair[0] != pair[1])
             })
         };

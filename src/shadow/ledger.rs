@@ -13,7 +13,6 @@ use super::diff::{Change, same};
 use super::report::{Item, Outcome, Report, Row, Unexpected};
 use super::request::{Effect, Request};
 use crate::lookup::Lookup;
-use crate::sort::Order;
 
 /// A write of the manager in charge is expected at once if this manager wanted a write of the same
 /// place and kind within this time before it.
@@ -645,7 +644,7 @@ impl Ledger {
                 IntendedWrite { changes: differing.changes.clone(), ..differing.wish.clone() };
             item(&wish, outcome, age, differing.times)
         }));
-        items.order_by(|a, b| {
+        items.sort_by(|a, b| {
             (&a.controller, &a.resource, &a.namespace, &a.name).cmp(&(
                 &b.controller,
                 &b.resource,

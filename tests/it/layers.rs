@@ -17,7 +17,6 @@ const GROUND: &[&str] = &[
     "objects",
     "metrics",
     "options",
-    "sort",
     "buffer_pool",
     "storm",
     "trace",
@@ -27,9 +26,8 @@ const GROUND: &[&str] = &[
 fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
         "clock" | "task" => return Some(vec!["objects"]),
-        "options" => return Some(vec!["sort"]),
-        "objects" => return Some(vec!["lookup", "sort", "buffer_pool"]),
-        "cel" | "files" | "metrics" | "jwt" | "lines" | "lookup" | "sort" | "buffer_pool"
+        "objects" => return Some(vec!["lookup", "buffer_pool"]),
+        "cel" | "files" | "metrics" | "jwt" | "lines" | "lookup" | "options" | "buffer_pool"
         | "storm" => {
             return Some(vec![]);
         }

@@ -8,7 +8,6 @@ use crate::client::call::Call;
 use crate::client::error::undecoded;
 use crate::client::{Client, Result};
 use crate::objects::{Istr, ResourceType, null_as_default};
-use crate::sort::Order;
 
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -60,7 +59,7 @@ impl Discovery {
     pub fn failure(&self) -> Option<String> {
         let mut texts: Vec<String> =
             self.failures.iter().map(|(version, why)| format!("{version}: {why}")).collect();
-        texts.order();
+        texts.sort();
         let all = || texts.join(", ");
         (!texts.is_empty())
             .then(|| format!("unable to retrieve the complete list of server APIs: {}", all()))
@@ -210,7 +209,7 @@ impl Client {
     async fn add_legacy(&self, found: &mut Discovery, group: LegacyGroup) {
         let first = group.preferred_version.version.clone();
         let mut versions = group.versions;
-        versions.order_by_key(|version| version.version != first);
+        versions.sort_by_key(|version| version.version != first);
         for LegacyVersion { version } in versions {
             let path = match group.name.as_str() {
                 "" => format!("/api/{version}"),

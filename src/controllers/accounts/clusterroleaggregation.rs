@@ -13,7 +13,6 @@ use crate::objects::{
     AggregationRule, ClusterRole, Istr, Object, ObjectKey, PolicyRule, Resource, Selector,
     SelectorError,
 };
-use crate::sort::Order;
 
 const FIELD_MANAGER: &str = "clusterrole-aggregation-controller";
 
@@ -92,7 +91,7 @@ fn aggregated(
     rule: &AggregationRule,
     mut roles: Vec<Arc<ClusterRole>>,
 ) -> Result<Vec<PolicyRule>, SelectorError> {
-    roles.order_by(|a, b| a.meta.name.cmp(&b.meta.name));
+    roles.sort_by(|a, b| a.meta.name.cmp(&b.meta.name));
     let (mut seen, mut rules) = (HashSet::new(), Vec::new());
     for selector in &rule.cluster_role_selectors {
         let selector = Selector::try_from(selector)?;

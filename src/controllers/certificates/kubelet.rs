@@ -2,7 +2,6 @@
 
 use super::x509::CertificateRequest;
 use crate::objects::Istr;
-use crate::sort::Order;
 
 const ORGANIZATION: &str = "system:nodes";
 const NAME_PREFIX: &str = "system:node:";
@@ -73,7 +72,7 @@ fn check_usages(usages: &[Istr], purpose: &str) -> Result<(), String> {
         return Ok(());
     }
     let mut required = [SIGNATURE, ENCIPHERMENT, purpose];
-    required.order();
+    required.sort();
     Err(format!("usages did not match [{}]", required.join(" ")))
 }
 

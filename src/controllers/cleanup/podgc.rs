@@ -16,7 +16,6 @@ use crate::controllers::runner::batch::together;
 use crate::controllers::{Controller, Error};
 use crate::metrics::metrics;
 use crate::objects::{Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
-use crate::sort::Order;
 
 const PERIOD: Duration = Duration::from_secs(20);
 /// How long a pod's node is missing from the cache before it is looked up in the API.
@@ -186,7 +185,7 @@ fn surplus(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
 
 /// Upstream: `byEvictionAndCreationTimestamp`.
 fn sort_by_eviction_and_age(pods: &mut [Arc<Pod>]) {
-    pods.order_by(|a, b| {
+    pods.sort_by(|a, b| {
         let rank = |pod: &Pod| (!pod.status.evicted, pod.meta.creation_timestamp);
         rank(a).cmp(&rank(b)).then_with(|| a.meta.name.cmp(&b.meta.name))
     });

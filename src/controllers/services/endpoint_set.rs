@@ -6,7 +6,6 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use crate::objects::{Endpoint, TargetRef};
-use crate::sort::Order;
 
 /// Endpoints, each once. Two are the same when their addresses, their hostname and the name of what
 /// is behind them are; the rest may change in place.
@@ -23,11 +22,11 @@ impl EndpointSet {
     pub fn new(mut endpoints: Vec<Endpoint>) -> EndpointSet {
         for endpoint in &mut endpoints {
             if !endpoint.addresses.is_sorted() {
-                endpoint.addresses.order();
+                endpoint.addresses.sort();
             }
         }
         endpoints.reverse();
-        endpoints.order_by(compare);
+        endpoints.sort_by(compare);
         endpoints.dedup_by(|later, kept| compare(later, kept).is_eq());
         let left = endpoints.len();
         let endpoints = endpoints.into_iter().map(|endpoint| (endpoint, false)).collect();
@@ -83,7 +82,7 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
             return Cow::Borrowed(&endpoint.addresses);
         }
         let mut addresses = endpoint.addresses.to_vec();
-        addresses.order();
+        addresses.sort();
         Cow::Owned(addresses)
     }
     fn names(endpoint: &Endpoint) -> (&str, &str, &str) {

@@ -5,7 +5,6 @@
 use std::fmt::{Display, Write};
 
 use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, SlicePort, TargetRef};
-use crate::sort::Order;
 
 /// FNV-1a of 128 bits.
 struct Fnv(u128);
@@ -30,7 +29,7 @@ fn hash(print: impl FnOnce(&mut dyn Write) -> std::fmt::Result) -> u128 {
 /// The one order in which the ports of slices are stored, and by which lists of them are compared.
 /// Upstream: `portsInOrder`.
 pub fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
-    ports.order_by_key(slice_port);
+    ports.sort_by_cached_key(slice_port);
     ports
 }
 

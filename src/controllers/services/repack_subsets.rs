@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::port_hash;
 use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Uid};
-use crate::sort::Order;
 
 /// Gathers addresses and the ports they offer.
 #[derive(Default)]
@@ -57,14 +56,14 @@ impl Packer {
                     false => subset.not_ready_addresses.push(address),
                 }
             }
-            subset.addresses.order_by(by_ip_and_uid);
-            subset.not_ready_addresses.order_by(by_ip_and_uid);
-            ports.order_by_key(port_hash::port);
+            subset.addresses.sort_by(by_ip_and_uid);
+            subset.not_ready_addresses.sort_by(by_ip_and_uid);
+            ports.sort_by_cached_key(port_hash::port);
             subset.ports = ports;
             subset
         };
         let mut subsets: Vec<EndpointSubset> = by_offer.into_iter().map(subset).collect();
-        subsets.order_by_key(port_hash::subset);
+        subsets.sort_by_cached_key(port_hash::subset);
         subsets
     }
 }

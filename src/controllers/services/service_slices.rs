@@ -8,7 +8,6 @@ use crate::cache::{Index, IndexValue, Lister};
 use crate::controllers::Controller;
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{EndpointSlice, Labels, ObjectKey};
-use crate::sort::Order;
 
 /// The label that names the Service. Upstream: `discovery.LabelServiceName`.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -46,7 +45,7 @@ pub fn of_service(
 ) -> Vec<Arc<EndpointSlice>> {
     let mut found = slices.by_index(&BY_SERVICE, &IndexValue::Key(service.clone()));
     found.retain(|slice| is_managed(&slice.meta.labels, manager));
-    found.order_by(|a, b| a.meta.name.cmp(&b.meta.name));
+    found.sort_by(|a, b| a.meta.name.cmp(&b.meta.name));
     found
 }
 

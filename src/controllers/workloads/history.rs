@@ -23,7 +23,6 @@ use crate::objects::{
     ControllerRevision, Istr, Labels, Meta, Object, ObjectKey, OwnerReference, Resource,
     RevisionData, Selector, Template, from_json,
 };
-use crate::sort::Order;
 
 /// The label that holds the hash of a StatefulSet's revision.
 /// Upstream: `ControllerRevisionHashLabel`.
@@ -238,7 +237,7 @@ pub async fn claimed<O: Object + Resource>(
 
 /// Oldest first: by number, then age, then name. Upstream: `SortControllerRevisions`.
 fn sort(revisions: &mut [Arc<ControllerRevision>]) {
-    revisions.order_by(|one, other| {
+    revisions.sort_by(|one, other| {
         let order = |revision: &ControllerRevision| {
             (revision.revision, revision.meta.creation_timestamp.map(|at| at.as_secs()))
         };

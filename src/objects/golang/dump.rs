@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::quantity::GoQuantity;
 use super::types::{Kind, POD_TEMPLATE_SPEC, Type, fields, is_nil};
-use crate::sort::Order;
 
 /// The text that the Go manager hashes for the name of a template's ReplicaSet or
 /// ControllerRevision.
@@ -50,7 +49,7 @@ fn dump(out: &mut String, of: Type, value: Option<&Value>, typed: bool) {
             let values = Type::parse(values);
             let mut entries: Vec<_> =
                 value.and_then(Value::as_object).into_iter().flatten().collect();
-            entries.order_by_key(|(key, _)| *key);
+            entries.sort_by_key(|(key, _)| *key);
             out.push_str("map[");
             for (at, (key, value)) in entries.into_iter().enumerate() {
                 separate(out, at);

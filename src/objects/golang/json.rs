@@ -5,7 +5,6 @@ use std::fmt::Write;
 use serde_json::{Map, Value};
 
 use super::types::{Kind, POD_TEMPLATE_SPEC, Type, fields, is_nil};
-use crate::sort::Order;
 
 /// The treatment of integers that are decoded into a Go map with values of any type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +67,7 @@ struct Writer {
 
 impl Writer {
     fn members(&mut self, mut members: Vec<Member<'_>>) {
-        members.order_by(|one, other| one.0.cmp(&other.0));
+        members.sort_by(|one, other| one.0.cmp(&other.0));
         self.list('{', '}', members, |writer, (name, of, value)| {
             writer.string(&name);
             writer.out.push(':');
@@ -131,7 +130,7 @@ impl Writer {
 
     fn any_members(&mut self, members: &Map<String, Value>) {
         let mut members: Vec<_> = members.iter().collect();
-        members.order_by_key(|(name, _)| *name);
+        members.sort_by_key(|(name, _)| *name);
         self.list('{', '}', members, |writer, (name, value)| {
             writer.string(name);
             writer.out.push(':');

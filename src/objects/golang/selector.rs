@@ -1,7 +1,6 @@
 //! Selectors as Go's messages print them.
 
 use crate::objects::{LabelSelector, Requirement};
-use crate::sort::Order;
 
 /// As `%v` prints a pointer to a LabelSelector. Upstream: `LabelSelector.String`.
 pub fn label_selector(selector: Option<&LabelSelector>) -> String {
@@ -9,7 +8,7 @@ pub fn label_selector(selector: Option<&LabelSelector>) -> String {
         return "nil".to_owned();
     };
     let mut labels: Vec<_> = match_labels.iter().collect();
-    labels.order();
+    labels.sort();
     let labels = labels.iter().map(|(key, value)| format!("{key}: {value},"));
     let expression = |Requirement { key, operator, values }: &Requirement| {
         let values: Vec<&str> = values.iter().map(|value| value.as_str()).collect();

@@ -271,7 +271,6 @@ impl Labels {
         }
         // The last value of a duplicate key counts, as in Go.
         pairs.reverse();
-        // Not `order_by`: this runs for each decoded pod.
         pairs.sort_by(|a, b| a.0.cmp(&b.0));
         pairs.dedup_by(|later, kept| later.0 == kept.0);
         Labels(Some(MAPS.intern(pairs)))

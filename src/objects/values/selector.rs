@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use super::label_syntax::{is_label_key, is_label_value, label_key_fault, label_value_fault};
 use super::one_of::OneOf;
 use crate::objects::{Istr, Labels, null_as_default};
-use crate::sort::Order;
 
 /// A selector as in an object's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -234,7 +233,7 @@ impl TryFrom<Option<&LabelSelector>> for Selector {
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut terms: Vec<&Term> = self.terms.iter().collect();
-        terms.order_by(|a, b| a.key.cmp(&b.key));
+        terms.sort_by(|a, b| a.key.cmp(&b.key));
         for (at, term) in terms.into_iter().enumerate() {
             if at > 0 {
                 f.write_str(",")?;
@@ -249,7 +248,7 @@ impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let set = |values: &[Istr]| {
             let mut values: Vec<&str> = values.iter().map(Istr::as_str).collect();
-            values.order();
+            values.sort();
             values.join(",")
         };
         let Term { key, test } = self;

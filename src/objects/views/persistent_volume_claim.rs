@@ -8,7 +8,6 @@ use crate::objects::{
     Istr, LabelSelector, Meta, Quantity, ResourceList, WholeMeta, from_json, null_as_default,
     resource,
 };
-use crate::sort::Order;
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -102,7 +101,7 @@ impl PersistentVolumeClaim {
         ];
         let mut names: Vec<&Istr> =
             names.into_iter().flatten().filter(|name| !name.is_empty()).collect();
-        names.order();
+        names.sort();
         names.dedup();
         names
     }

@@ -15,7 +15,6 @@ use crate::client::{self, Call, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::objects::{ExpressionWarning, NamedRuleWithOperations, ValidatingAdmissionPolicy};
-use crate::sort::Order;
 use crate::task;
 
 /// Upstream: `maxTypesToCheck`.
@@ -327,7 +326,7 @@ fn triples(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
             triples.extend(plain.map(|name| (group.as_str(), version.as_str(), name.as_str())));
         }
     }
-    triples.order();
+    triples.sort();
     triples
 }
 

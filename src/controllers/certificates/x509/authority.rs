@@ -23,7 +23,6 @@ use super::signature::SigningKey;
 use crate::client::pem;
 use crate::client::x509::Certificate;
 use crate::objects::{Istr, Timestamp};
-use crate::sort::Order;
 
 /// How long before now a certificate begins, for clocks that are slow.
 const BACKDATE: Duration = Duration::from_secs(5 * 60);
@@ -239,7 +238,7 @@ impl Usages {
                 (None, None) => unknown.push(format!("{usage:?}")),
             }
         }
-        parsed.extended.order();
+        parsed.extended.sort();
         // Two names may be of one purpose.
         parsed.extended.dedup_by_key(|at| EXTENDED_USAGES[*at].1);
         match unknown.is_empty() {

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 
 use super::graph::{Graph, Node};
 use crate::objects::{OwnerReference, Uid};
-use crate::sort::Order;
 
 /// A node of the graph, or an owner that is not in it.
 struct Vertex<'a> {
@@ -111,8 +110,8 @@ impl Graph {
             }
             vertices.push((uid, Vertex::of(node)));
         }
-        vertices.order_by(|(a, _), (b, _)| a.cmp(b));
-        edges.order();
+        vertices.sort_by(|(a, _), (b, _)| a.cmp(b));
+        edges.sort();
 
         let mut text = String::from("strict digraph full {\n");
         if !vertices.is_empty() {

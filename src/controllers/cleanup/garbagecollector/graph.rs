@@ -10,7 +10,6 @@ use std::sync::Arc;
 use super::nodes::{Dependents, Nodes};
 use crate::lookup::Lookup;
 use crate::objects::{Interned, Istr, Meta, OwnerReference, Uid};
-use crate::sort::Order;
 
 pub const ORPHAN: &str = "orphan";
 pub const FOREGROUND: &str = "foregroundDeletion";
@@ -382,7 +381,7 @@ fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity
             }
         }
     }
-    others.order_by(|a, b| a.rank().cmp(&b.rank()));
+    others.sort_by(|a, b| a.rank().cmp(&b.rank()));
     let following = others.iter().find(|other| absent.rank() < other.rank());
     following.or(others.first()).cloned()
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use super::content::Content;
 use crate::objects::{Condition, Istr, ResourceType, Timestamp};
-use crate::sort::Order;
 
 /// What a pass found: empty, when all went well and nothing is left.
 #[derive(Debug, Default)]
@@ -139,7 +138,7 @@ const KINDS: [Kind; 5] = [
 /// The texts, always in the same order; `None` when there are none.
 fn sorted(texts: impl Iterator<Item = String>) -> Option<String> {
     let mut texts: Vec<String> = texts.collect();
-    texts.order();
+    texts.sort();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 

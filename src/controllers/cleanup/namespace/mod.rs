@@ -23,7 +23,6 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{Istr, Namespace, ObjectKey, Pod, Resource, ResourceType};
-use crate::sort::Order;
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
 /// The finalizer of a namespace's spec that this controller takes off.
@@ -182,7 +181,7 @@ impl NamespaceController {
             Step::RemoveFinalizer => {
                 let mut left: Vec<&Istr> =
                     namespace.spec.finalizers.iter().filter(|name| *name != FINALIZER).collect();
-                left.order();
+                left.sort();
                 left.dedup();
                 let body = json!({
                     "apiVersion": "v1", "kind": "Namespace",

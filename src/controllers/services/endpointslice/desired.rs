@@ -12,7 +12,6 @@ use crate::objects::{
     Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels, Meta, Node, Pod, Service,
     SlicePort,
 };
-use crate::sort::Order;
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
 pub fn address_types(service: &Service) -> Vec<Istr> {
@@ -48,7 +47,7 @@ pub fn endpoint(
     if addresses.is_empty() {
         return None;
     }
-    addresses.order();
+    addresses.sort();
     let (serving, terminating) = (pod.is_ready(), pod.meta.is_being_deleted());
     let ready = service.spec.publish_not_ready_addresses || (serving && !terminating);
     let node_name = &pod.spec.node_name;

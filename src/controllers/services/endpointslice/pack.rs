@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::desired::Shape;
 use crate::controllers::services::endpoint_set::{EndpointSet, equal};
 use crate::objects::{EndpointSlice, SlicePort};
-use crate::sort::Order;
 
 /// What is to become of slices.
 #[derive(Debug, Default, PartialEq)]
@@ -83,7 +82,7 @@ pub fn pack(
     }
     plan.added = desired.len();
 
-    plan.update.order_by_key(|slice| std::cmp::Reverse(slice.endpoints.len()));
+    plan.update.sort_by_key(|slice| std::cmp::Reverse(slice.endpoints.len()));
     for slice in &mut plan.update {
         desired.fill(&mut slice.endpoints, max);
     }

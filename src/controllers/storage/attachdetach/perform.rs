@@ -18,7 +18,6 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{
     AttachedVolume, Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, VolumeAttachment,
 };
-use crate::sort::Order;
 
 const FAILED: &str = "FailedAttachVolume";
 const SUCCEEDED: &str = "SuccessfulAttachVolume";
@@ -322,7 +321,7 @@ impl AttachDetach {
 
 fn sorted(volumes: &[AttachedVolume]) -> Vec<AttachedVolume> {
     let mut volumes = volumes.to_vec();
-    volumes.order();
+    volumes.sort();
     volumes
 }
 

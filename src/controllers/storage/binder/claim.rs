@@ -14,7 +14,6 @@ use super::{Binder, edits};
 use crate::cache::IndexValue;
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, StorageClass};
-use crate::sort::Order;
 
 /// What to do with a claim.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,7 +97,7 @@ pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&StorageClass> {
 /// The event about a claim whose class waits for its first consumer. `pods`: those that use the
 /// claim and have no node.
 fn awaited(mut pods: Vec<String>) -> Notice {
-    pods.order();
+    pods.sort();
     let (reason, message) = match &*pods {
         [] => {
             let message = "waiting for first consumer to be created before binding".to_owned();

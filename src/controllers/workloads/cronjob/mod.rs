@@ -23,7 +23,6 @@ use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::metrics;
 use crate::objects::{CronJob, Job, Labels, Object, ObjectKey, Resource, Timestamp};
-use crate::sort::Order;
 
 /// Upstream: `batch.CronJobScheduledTimestampAnnotation`.
 const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
@@ -386,7 +385,7 @@ fn surplus(jobs: &[Arc<Job>], condition: &str, limit: i32) -> Vec<Arc<Job>> {
     let finished = |job: &&Arc<Job>| job.finished().is_some_and(|it| it.r#type == *condition);
     let mut jobs: Vec<Arc<Job>> = jobs.iter().filter(finished).cloned().collect();
     // Those that never started come last.
-    jobs.order_by_key(|job| {
+    jobs.sort_by_cached_key(|job| {
         let started = job.status.start_time;
         (started.is_none(), started, job.meta.name.clone())
     });

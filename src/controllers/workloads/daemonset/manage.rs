@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::sites::{Availability, Site, order};
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::objects::{Pod, PodPhase};
-use crate::sort::Order;
 
 /// What a plan is made from, besides the sites.
 pub(super) struct Situation<'a> {
@@ -85,7 +84,7 @@ fn plan_site(
     if running.len() < 2 {
         return;
     }
-    running.order_by(|one, other| order(one, other));
+    running.sort_by(|one, other| order(one, other));
     if !situation.surges {
         plan.delete.extend(running.into_iter().skip(1).cloned());
         return;

@@ -8,7 +8,6 @@ use super::status::is_complete;
 use super::sync::Owned;
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet};
-use crate::sort::Order;
 
 impl DeploymentController {
     /// One step up, or one step down. Upstream: `rolloutRolling`.
@@ -69,7 +68,7 @@ impl DeploymentController {
         if old.is_empty() {
             return Ok(false);
         }
-        old.order_by(|a, b| by_creation(a, b));
+        old.sort_by(|a, b| by_creation(a, b));
         let view: Vec<Old> = old.iter().map(|set| Old::from(&**set)).collect();
         let min_available = deployment.replicas() - Limits::of(deployment).max_unavailable;
         let Shrink { steps, scaled } = scaling::shrink(&view, Old::from(new), min_available);

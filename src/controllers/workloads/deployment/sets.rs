@@ -7,7 +7,6 @@ use super::annotations::{self, DESIRED_REPLICAS, MAX_REPLICAS};
 use super::scaling::{Old, Share};
 use super::template::equal_ignoring_hash;
 use crate::objects::{ReplicaSet, Template};
-use crate::sort::Order;
 
 /// The ReplicaSets of a Deployment.
 #[derive(Clone, Default)]
@@ -22,7 +21,7 @@ impl Sets {
     /// Sorts `owned`, oldest first, and splits it by `template`.
     /// Upstream: `FindNewReplicaSet`, `FindOldReplicaSets`.
     pub fn of(template: &Template, owned: &mut [Arc<ReplicaSet>]) -> Sets {
-        owned.order_by(|a, b| by_creation(a, b));
+        owned.sort_by(|a, b| by_creation(a, b));
         let at = owned.iter().position(|set| equal_ignoring_hash(&set.spec.template, template));
         let old = owned.iter().enumerate().filter(|(index, _)| Some(*index) != at);
         Sets { new: at.map(|at| owned[at].clone()), old: old.map(|(_, set)| set.clone()).collect() }
@@ -102,7 +101,7 @@ const INSERTED: usize = 12;
 /// By revision, then oldest first. One whose revision cannot be read has the highest revision of
 /// those before it in age, which gives every set its place.
 fn in_history(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
-    sets.order_by(|a, b| by_creation(a, b));
+    sets.sort_by(|a, b| by_creation(a, b));
     let mut highest = i64::MIN;
     let mut placed: Vec<(i64, &Arc<ReplicaSet>)> = Vec::with_capacity(sets.len());
     for set in sets {
@@ -111,7 +110,7 @@ fn in_history(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
         placed.push((revision.unwrap_or(highest), set));
     }
     // Stable: those of one revision stay oldest first.
-    placed.order_by_key(|(revision, _)| *revision);
+    placed.sort_by_key(|(revision, _)| *revision);
     placed.into_iter().map(|(_, set)| set).collect()
 }
 

@@ -15,7 +15,6 @@ use super::template::{HASH_LABEL, equal_ignoring_hash, hash, replica_set_name};
 use crate::client::{self, Delete, Patch};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet, Resource, ResourceType};
-use crate::sort::Order;
 
 /// The ReplicaSets that a Deployment owns, kept up with what this sync writes.
 pub(super) type Owned = Vec<Arc<ReplicaSet>>;
@@ -229,9 +228,9 @@ impl DeploymentController {
         let total = sets.replicas();
         let to_add = scaling::to_add(desired, most, total);
         match to_add {
-            1.. => active.order_by(|a, b| by_size_newer(a, b)),
+            1.. => active.sort_by(|a, b| by_size_newer(a, b)),
             0 => {}
-            _ => active.order_by(|a, b| by_size_older(a, b)),
+            _ => active.sort_by(|a, b| by_size_older(a, b)),
         }
         let shares: Vec<Share> = active.iter().map(|set| Share::from(&**set)).collect();
         let current = deployment.status.replicas.unwrap_or(0);

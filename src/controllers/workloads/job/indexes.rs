@@ -4,7 +4,6 @@
 use std::fmt;
 
 use crate::objects::Pod;
-use crate::sort::Order;
 
 /// Upstream: `batch.JobCompletionIndexAnnotation`.
 pub const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
@@ -62,7 +61,7 @@ impl Indexes {
     /// Both together.
     pub fn union(&self, other: &Indexes) -> Indexes {
         let mut all: Vec<Interval> = self.0.iter().chain(&other.0).copied().collect();
-        all.order_by_key(|interval| interval.first);
+        all.sort_by_key(|interval| interval.first);
         let mut union = Indexes::default();
         all.into_iter().for_each(|interval| union.push(interval.first, interval.last));
         union
@@ -121,7 +120,7 @@ impl Indexes {
 impl FromIterator<i32> for Indexes {
     fn from_iter<I: IntoIterator<Item = i32>>(indexes: I) -> Indexes {
         let mut indexes: Vec<i32> = indexes.into_iter().collect();
-        indexes.order();
+        indexes.sort();
         let mut all = Indexes::default();
         indexes.into_iter().for_each(|index| all.push(index, index));
         all

@@ -13,7 +13,6 @@ use super::sync_state::{
     replaces_failed_only,
 };
 use crate::objects::{JobSpec, Pod, PodPhase, Timestamp};
-use crate::sort::Order;
 
 /// The most pods that one sync creates or deletes. Upstream: `MaxPodCreateDeletePerSync`.
 const MOST: usize = 500;
@@ -169,7 +168,7 @@ fn choose(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
 
 /// The pods that have got the least far come first. Upstream: `controller.ActivePods`.
 fn sort(pods: &mut [Arc<Pod>]) {
-    pods.order_by_key(|pod| {
+    pods.sort_by_cached_key(|pod| {
         let phase = match pod.status.phase {
             PodPhase::Unknown => 1,
             PodPhase::Running => 2,

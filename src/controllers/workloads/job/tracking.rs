@@ -12,7 +12,6 @@ use super::indexes::{index_of, valid_index_of};
 use super::policies::judge;
 use super::sync_state::{SyncState, completions, condition, count, ensure_condition, is_failed};
 use crate::objects::{JobCondition, JobStatus, Pod, PodPhase, Timestamp, Uid};
-use crate::sort::Order;
 
 /// The most uids, and new indexes, in a status: about 20 KB. Upstream: `MaxUncountedPods`.
 const MOST_UNCOUNTED: usize = 500;
@@ -37,7 +36,7 @@ pub fn tally(round: &mut SyncState, now: Timestamp) -> Tally {
     let mut tally = Tally::default();
     if round.indexed.is_some() {
         // The indexes that fit into the status are the lowest.
-        round.pods.order_by_key(|pod| index_of(pod));
+        round.pods.sort_by_cached_key(|pod| index_of(pod));
     }
     let tracked = round.pods.iter().filter(|pod| round.is_tracked(pod));
     tally.tracked = tracked.map(|pod| pod.meta.uid.clone()).collect();

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::objects::{Istr, Pod, PodPhase, Timestamp, Uid};
-use crate::sort::Order;
 
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -67,7 +66,7 @@ pub fn choose(
             }
         }
     }
-    pods.order_by_key(|pod| Preference {
+    pods.sort_by_cached_key(|pod| Preference {
         assigned: !pod.spec.node_name.is_empty(),
         phase: match pod.status.phase {
             PodPhase::Unknown => 1,

@@ -11,7 +11,6 @@ use super::retention::{self, Owners};
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::controllers::workloads::percent::scaled;
 use crate::objects::{PersistentVolumeClaim, Pod, PodPhase, StatefulSet, Timestamp};
-use crate::sort::Order;
 
 /// The most pods that one sync creates. Upstream: `MaxBatchSize`.
 const MAX_BATCH_SIZE: usize = 500;
@@ -87,7 +86,7 @@ impl Members {
                 members.replicas.entry(ordinal).or_insert_with(|| pod.clone());
             }
         }
-        members.condemned.order_by_key(|pod| std::cmp::Reverse(ordinal(pod)));
+        members.condemned.sort_by_cached_key(|pod| std::cmp::Reverse(ordinal(pod)));
         members
     }
 

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use super::{Selector, SelectorError, Term, Test, check, number};
 use crate::objects::Istr;
 use crate::objects::values::label_syntax::{is_label_key, label_key_fault};
-use crate::sort::Order;
 
 /// From the form that [`Selector`]'s `Display` writes, and its variants.
 impl FromStr for Selector {
@@ -191,7 +190,7 @@ impl<'a> Parser<'a> {
                 token => return token.instead_of("',' or ')'"),
             }
         }
-        values.order();
+        values.sort();
         values.dedup();
         let values: Vec<Istr> = values.into_iter().map(Istr::new).collect();
         checked(key, &values, None)?;
