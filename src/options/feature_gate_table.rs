@@ -1,6 +1,35 @@
 //! The table of feature gates. Upstream: `pkg/features/kube_features.go`.
 
-use super::feature_gates::{Group, Stage};
+/// How mature a gate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Alpha,
+    Beta,
+    Ga,
+    Deprecated,
+}
+
+/// Gates that differ in their names only.
+pub struct Group {
+    pub stage: Stage,
+    pub default: bool,
+    /// The default cannot be changed.
+    pub locked: bool,
+    /// Sorted.
+    pub names: &'static [&'static str],
+}
+
+impl Stage {
+    /// The name in `--help` and metrics. Upstream: `featuregate.prerelease`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Alpha => "ALPHA",
+            Stage::Beta => "BETA",
+            Stage::Ga => "",
+            Stage::Deprecated => "DEPRECATED",
+        }
+    }
+}
 
 /// Every gate of the manager of 1.36.
 pub const GROUPS: &[Group] = &[

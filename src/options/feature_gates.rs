@@ -1,26 +1,8 @@
 //! The feature gates of 1.36 and their states.
 //! Upstream: `pkg/features`, `component-base/featuregate`.
 
-use super::feature_gate_table::GROUPS;
+use super::feature_gate_table::{GROUPS, Group, Stage};
 use super::values::Gates;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    Alpha,
-    Beta,
-    Ga,
-    Deprecated,
-}
-
-/// Gates that differ in their names only.
-pub struct Group {
-    pub stage: Stage,
-    pub default: bool,
-    /// The default cannot be changed.
-    pub locked: bool,
-    /// Sorted.
-    pub names: &'static [&'static str],
-}
 
 impl Gates {
     /// Whether a gate is on. Unknown gates are off.
@@ -127,18 +109,6 @@ pub fn all() -> Vec<(&'static str, Stage, bool)> {
     let mut all: Vec<_> = rows.chain(stages).collect();
     all.sort_by_key(|(name, ..)| *name);
     all
-}
-
-impl Stage {
-    /// The name in `--help` and metrics. Upstream: `featuregate.prerelease`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stage::Alpha => "ALPHA",
-            Stage::Beta => "BETA",
-            Stage::Ga => "",
-            Stage::Deprecated => "DEPRECATED",
-        }
-    }
 }
 
 fn group_of(name: &str) -> Option<&'static Group> {

@@ -9,16 +9,18 @@ mod parse;
 mod usage;
 mod validate;
 mod values;
+mod version;
 
 pub use compatibility::{emulated, min_compatible};
 pub use duration::{parse_duration, show_duration};
-pub use feature_gate_table::GROUPS as FEATURE_GATES;
-pub use feature_gates::{Group as FeatureGateGroup, Stage, all as all_feature_gates};
+pub use feature_gate_table::{GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage};
+pub use feature_gates::all as all_feature_gates;
 pub use flags::{FLAGS, FlagInfo, Options};
 pub use parse::{Command, PROGRAM, parse};
-pub use usage::{VERSION, git_version, platform, report_version, usage, version, version_info};
+pub use usage::usage;
 pub use validate::validate;
 pub use values::{
     CertKey, CertKeys, Count, Gates, Level, Map, Quantity, TraceObject, TraceObjects, Value,
     Version, Vmodule,
 };
+pub use version::{VERSION, git_version, platform, report_version, version, version_info};

@@ -1,40 +1,10 @@
-//! `--help` and `--version`.
+//! `--help`.
 
 use std::iter::repeat;
-use std::sync::OnceLock;
 
-use super::feature_gates::Stage;
+use super::feature_gate_table::Stage;
 use super::flags::{FLAGS, Options};
 use super::parse::PROGRAM;
-
-/// The release of Kubernetes whose manager this one replaces.
-pub const VERSION: &str = "v1.36.2";
-
-/// The version to report, where `--version` names one.
-static REPORTED: OnceLock<String> = OnceLock::new();
-
-/// Sets the version to report. Only the first call counts.
-/// Upstream: `version.SetDynamicVersion`.
-pub fn report_version(version: &str) {
-    REPORTED.get_or_init(|| version.into());
-}
-
-/// The version that `--version` set, or else [`VERSION`].
-pub fn git_version() -> &'static str {
-    REPORTED.get().map_or(VERSION, String::as_str)
-}
-
-/// Operating system and processor, as Go names them.
-pub fn platform() -> String {
-    let arch = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        "powerpc64" => "ppc64le",
-        other => other,
-    };
-    format!("{}/{arch}", std::env::consts::OS)
-}
 
 /// The text of `--help`: the flags in groups, with kinds and defaults. `controllers` are the names
 /// that `--controllers` accepts; `off` are those that are off by default.
@@ -103,46 +73,6 @@ fn gates() -> Vec<String> {
         .collect()
 }
 
-/// The text of `--version`. `how`: `true` or `raw`.
-pub fn version(how: &str) -> String {
-    let info = version_info();
-    let field = |name: &str| info[name].as_str().unwrap_or_default().to_string();
-    match how {
-        "raw" => format!(
-            "version.Info{{Major:{:?}, Minor:{:?}, EmulationMajor:\"\", EmulationMinor:\"\", \
-             MinCompatibilityMajor:\"\", MinCompatibilityMinor:\"\", GitVersion:{:?}, \
-             GitCommit:{:?}, GitTreeState:{:?}, BuildDate:{:?}, GoVersion:{:?}, Compiler:{:?}, \
-             Platform:{:?}}}\n",
-            field("major"),
-            field("minor"),
-            field("gitVersion"),
-            field("gitCommit"),
-            field("gitTreeState"),
-            field("buildDate"),
-            field("goVersion"),
-            field("compiler"),
-            field("platform"),
-        ),
-        _ => format!("Kubernetes {VERSION}\n"),
-    }
-}
-
-/// Upstream: `apimachinery/pkg/version.Info`, as served under `/version`.
-pub fn version_info() -> serde_json::Value {
-    let mut numbers = VERSION.trim_start_matches('v').split('.');
-    serde_json::json!({
-        "major": numbers.next(),
-        "minor": numbers.next(),
-        "gitVersion": git_version(),
-        "gitCommit": "",
-        "gitTreeState": "",
-        "buildDate": "",
-        "goVersion": "",
-        "compiler": "rustc",
-        "platform": platform(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,14 +129,5 @@ mod tests {
             let row = format!("| `--{}`", flag.name());
             assert!(rows.clone().any(|line| line.starts_with(&row)), "{row}");
         }
-    }
-
-    #[test]
-    fn versions() {
-        assert_eq!(version("true"), "Kubernetes v1.36.2\n");
-        assert_eq!(version_info()["minor"], "36");
-        let raw = version("raw");
-        assert!(raw.starts_with("version.Info{Major:\"1\", Minor:\"36\", "), "{raw}");
-        assert!(raw.contains(", GitVersion:\"v1.36.2\", "), "{raw}");
     }
 }

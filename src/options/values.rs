@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::duration::{parse_duration, show_duration};
-use super::usage::VERSION;
+use super::version::VERSION;
 
 /// A type that a flag can have.
 pub trait Value: Sized {

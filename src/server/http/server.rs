@@ -368,23 +368,28 @@ mod tests {
         block_on(async {
             let guard = Guard { connections: 2, ..Guard::STRANGERS };
             let (clock, server, stop) = serve(guard, false);
-            let mut old = connect(server.address()).await.unwrap();
-            ask(&mut old).await;
-            clock.advance(Duration::from_secs(1));
-            let mut others = Vec::new();
+            let mut open = Vec::new();
             for _ in 0..10 {
-                let mut other = connect(server.address()).await.unwrap();
-                ask(&mut other).await;
+                let mut new = connect(server.address()).await.unwrap();
+                ask(&mut new).await;
                 clock.advance(Duration::from_secs(1));
-                others.push(other);
+                open.push(new);
             }
-            let mut byte = [0];
-            for closed in [&mut old].into_iter().chain(&mut others[..8]) {
-                assert_eq!(closed.read(&mut byte).await.unwrap_or_default(), 0);
+            let mut last = connect(server.address()).await.unwrap();
+            ask(&mut last).await;
+            while open.len() > 1 {
+                let mut still_open = Vec::new();
+                for mut connection in open {
+                    match poll_once(connection.read(&mut [0])).await {
+                        Some(read) => assert_eq!(read.unwrap_or_default(), 0),
+                        None => still_open.push(connection),
+                    }
+                }
+                open = still_open;
+                yield_now().await;
             }
-            for open in &mut others[8..] {
-                ask(open).await;
-            }
+            ask(&mut last).await;
+            ask(&mut open[0]).await;
             stop.stop();
             server.join().await;
         });
