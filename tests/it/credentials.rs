@@ -16,6 +16,7 @@ use kube_controller_manager::client::{
 };
 use kube_controller_manager::clock::{FakeClock, SharedClock, SystemClock};
 use kube_controller_manager::objects::{ObjectKey, Resource, ServiceAccount};
+use kube_controller_manager::task::spawn;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 
@@ -449,5 +450,61 @@ fn a_watch_ends_with_the_certificate_that_it_was_started_with() {
         };
         assert!(ends(watch, &env.clock).or(time_passes).await, "the files have changed");
         assert_eq!(user_of(&client).await.unwrap(), "third");
+    });
+}
+
+/// Connections are opened by a proxy that the test plays: the second one is not opened before a
+/// request has got the first one back.
+#[test]
+fn a_request_uses_the_connection_that_is_free_first() {
+    async fn open(listener: &TcpListener) -> TcpStream {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let (mut greeting, mut request) = ([0; 3], [0; 16]);
+        stream.read_exact(&mut greeting).await.unwrap();
+        stream.write_all(&[5, 0]).await.unwrap();
+        stream.read_exact(&mut request).await.unwrap();
+        stream
+    }
+    const OPENED: [u8; 10] = [5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    /// The path of the next request on `stream`.
+    async fn path(stream: &TcpStream) -> String {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            (&*stream).read_exact(&mut byte).await.unwrap();
+            head.push(byte[0]);
+        }
+        String::from_utf8(head).unwrap().split(' ').nth(1).unwrap().to_owned()
+    }
+    async fn answer(stream: &TcpStream) {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+        (&*stream).write_all(answer).await.unwrap();
+    }
+    block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut config = Config::new("http://k.example:8080");
+        config.proxy = Some(format!("socks5://{}", listener.local_addr().unwrap()));
+        let client = Client::new(config, SystemClock::shared()).unwrap();
+        let get = |name: &'static str| {
+            let client = client.clone();
+            spawn(async move { client.get::<ServiceAccount>(&ObjectKey::new("a", name)).await })
+        };
+        let first = get("first");
+        let mut one = open(&listener).await;
+        one.write_all(&OPENED).await.unwrap();
+        assert!(path(&one).await.ends_with("/first"));
+        let second = get("second");
+        let mut two = open(&listener).await;
+        answer(&one).await;
+        first.await.unwrap();
+        assert!(path(&one).await.ends_with("/second"));
+        // The connection that nobody waits for any more serves the next request.
+        two.write_all(&OPENED).await.unwrap();
+        let third = get("third");
+        assert!(path(&two).await.ends_with("/third"));
+        answer(&two).await;
+        answer(&one).await;
+        second.await.unwrap();
+        third.await.unwrap();
     });
 }

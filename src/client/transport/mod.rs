@@ -30,9 +30,10 @@ use std::time::Duration;
 use futures_lite::{AsyncBufReadExt, FutureExt};
 use http_client::http_types::{self, Method, StatusCode, Url};
 use http_client::{HttpClient, Request, Response};
+use rustls::ClientConfig;
 
 use self::body::{BodyReader, IdleLimit};
-use self::connect::Connector;
+use self::connect::{Connection, Connector};
 use self::head::{Framing, read_head, write_head};
 use self::pool::Pool;
 pub(super) use self::proxy::Proxy;
@@ -48,10 +49,14 @@ use super::credentials::Plugin;
 use super::{Guard, Result};
 use crate::clock::SharedClock;
 use crate::objects::protobuf;
+use crate::task::Task;
 use crate::{buffer_pool, task};
 
 /// The longest that connecting may take, with proxy and TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a request waits for a connection that another one gives back, while several are being
+/// opened already. A handshake costs both sides more than several short requests.
+const DIAL_ANYWAY: Duration = Duration::from_millis(5);
 /// How often the files of the client certificate are checked while no request does it.
 const FILE_CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);
 
@@ -174,6 +179,69 @@ impl Shared {
         work.or(late).await
     }
 
+    async fn connect(
+        &self,
+        url: &Url,
+        config: Option<Arc<ClientConfig>>,
+        purpose: Purpose,
+    ) -> io::Result<Connection> {
+        let connecting = self.connector.connect(url, config, purpose);
+        self.within(CONNECT_TIMEOUT, "the connection", connecting).await
+    }
+
+    /// A new connection, or one that another request gives back before the new one is there; the
+    /// new one is then kept for the next request. So a burst opens connections while it goes on.
+    /// Upstream: `http.Transport.getConn`.
+    async fn first_free(
+        self: &Arc<Self>,
+        url: &Url,
+        config: Option<Arc<ClientConfig>>,
+    ) -> io::Result<Connection> {
+        let mut patience = Some(self.connector.clock.sleep(DIAL_ANYWAY));
+        let mut dialing: Option<Task<io::Result<()>>> = None;
+        loop {
+            let returned = self.pool.returned();
+            if let Some(connection) = self.pool.take(config.as_ref()) {
+                return Ok(connection);
+            }
+            if let Some(dial) = &mut dialing {
+                let returned = async {
+                    returned.await;
+                    None
+                };
+                match async { Some(dial.await) }.or(returned).await {
+                    Some(Err(error)) => return Err(error),
+                    // Another request may have taken the new one.
+                    Some(Ok(())) => dialing = None,
+                    None => {}
+                }
+                continue;
+            }
+            let slot = self.pool.dial_slot();
+            if let (None, Some(wait)) = (&slot, &mut patience) {
+                let returned = async {
+                    returned.await;
+                    false
+                };
+                let is_late = async {
+                    wait.await;
+                    true
+                };
+                if is_late.or(returned).await {
+                    patience = None;
+                }
+                continue;
+            }
+            let (shared, url, config) = (self.clone(), url.clone(), config.clone());
+            dialing = Some(task::spawn(async move {
+                let connection = shared.connect(&url, config, Purpose::Request).await?;
+                shared.pool.put(connection);
+                drop(slot);
+                Ok(())
+            }));
+        }
+    }
+
     async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
         if let Some(prefix) = &self.only_reads_below {
             let path = request.url().path().strip_prefix(prefix.as_str());
@@ -201,12 +269,12 @@ impl Shared {
             Purpose::Watch => None,
             Purpose::Request | Purpose::Lease => self.pool.take(config.as_ref()),
         };
-        let mut connection = match pooled {
-            Some(connection) => connection,
-            None => {
-                let connecting = self.connector.connect(request.url(), config, purpose);
-                // Boxed, so that this future does not enlarge the tasks of all watches.
-                self.within(CONNECT_TIMEOUT, "the connection", Box::pin(connecting)).await?
+        let mut connection = match (pooled, purpose) {
+            (Some(connection), _) => connection,
+            // Boxed, so that these futures do not enlarge the tasks of all watches.
+            (None, Purpose::Request) => Box::pin(self.first_free(request.url(), config)).await?,
+            (None, Purpose::Watch | Purpose::Lease) => {
+                Box::pin(self.connect(request.url(), config, purpose)).await?
             }
         };
         let guard = request.ext().get::<WriteGuard>().map(|WriteGuard(guard)| guard.clone());

@@ -7,6 +7,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuardArc};
+use event_listener::{Event, EventListener, IntoNotification};
 use futures_lite::FutureExt;
 use futures_lite::io::AsyncBufRead;
 use rustls::ClientConfig;
@@ -24,6 +25,8 @@ const POOL_SIZE: usize = 96;
 const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
 /// Requests that may be under way beyond [`POOL_SIZE`], once they have waited.
 const OVERFLOW: usize = 32;
+/// Connections that are opened at once. More are opened when no request ends soon.
+const DIALS: usize = 4;
 /// Shorter than the 90 s after which the API server closes an idle connection.
 const IDLE_LIFETIME: Duration = Duration::from_secs(75);
 /// How long a connection stays idle, by the number of idle connections beside it. Those of a burst
@@ -37,6 +40,9 @@ pub(super) struct Pool {
     overflow: Arc<Semaphore>,
     traffic: Arc<Traffic>,
     clock: SharedClock,
+    /// A connection has become idle.
+    returned: Event,
+    dial_slots: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -55,7 +61,8 @@ impl Pool {
     pub fn new(traffic: Arc<Traffic>, clock: SharedClock) -> Pool {
         let (in_use, overflow) = (Semaphore::new(POOL_SIZE), Semaphore::new(OVERFLOW));
         let (in_use, overflow) = (Arc::new(in_use), Arc::new(overflow));
-        Pool { idle: Mutex::default(), in_use, overflow, traffic, clock }
+        let (returned, dial_slots) = (Event::new(), Arc::new(Semaphore::new(DIALS)));
+        Pool { idle: Mutex::default(), in_use, overflow, traffic, clock, returned, dial_slots }
     }
 
     /// Waits until one more request may be under way. May be dropped at any time.
@@ -90,11 +97,23 @@ impl Pool {
         None
     }
 
+    /// Resolves when a connection has become idle since this call. Of those who wait, each
+    /// connection wakes one; one who is dropped passes the notification on.
+    pub fn returned(&self) -> EventListener {
+        self.returned.listen()
+    }
+
+    /// `None` while several connections are being opened.
+    pub fn dial_slot(&self) -> Option<SemaphoreGuardArc> {
+        self.dial_slots.try_acquire_arc()
+    }
+
     /// Keeps a connection, if there is room.
     pub fn put(self: &Arc<Self>, connection: Connection) {
         let mut idle = self.idle.lock();
         if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE + OVERFLOW {
             idle.connections.push((connection, self.clock.monotonic()));
+            self.returned.notify(1.additional());
             for (at, (others, _)) in LIFETIMES.iter().enumerate() {
                 if idle.connections.len() > *others && !idle.is_reaped[at] {
                     idle.is_reaped[at] = true;
