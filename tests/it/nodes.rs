@@ -382,26 +382,29 @@ fn a_range_that_cannot_be_written_is_an_event_and_is_tried_again() {
 }
 
 #[test]
-fn a_range_that_the_flags_exclude_ends_the_manager() {
-    Env::run("nodes-excluded", async |env| {
+fn a_range_that_the_flags_exclude_is_left_alone() {
+    everywhere_with("nodes-excluded", lively(), async |env| {
         let body = json!({
             "apiVersion": "v1", "kind": "Node", "metadata": { "name": "odd" },
             "spec": { "podCIDR": "10.99.0.0/24", "podCIDRs": ["10.99.0.0/24"] },
         });
         env.client.resource(&Node::RESOURCE).create::<Value>("", &body).await.expect("create");
         let flags = ["--allocate-node-cidrs", "--cluster-cidr=10.40.0.0/16"];
-        let mut manager = env.manager("manager", &flags);
-        eventually(&env.clock, "the manager ends", || async {
-            let log = std::fs::read_to_string(&manager.log).unwrap_or_default();
-            let why = "failed to mark cidr[10.99.0.0/24] at idx [0] as occupied for node: odd";
-            if log.contains(why) { Ok(()) } else { Err(log) }
-        })
-        .await;
-        let mut ended = false;
-        while !ended {
-            ended = manager.ended().expect("a status").is_some();
-            env.clock.sleep(Duration::from_millis(50)).await;
+        let _manager = env.manager("manager", &flags);
+        let message = "The pod CIDR 10.99.0.0/24 is outside of --cluster-cidr, so it is left alone";
+        has_event(env, "odd", "CIDROutOfRange", message).await;
+        // All other nodes and controllers are served.
+        for name in ["node-0", "node-1", "node-2"] {
+            eventually(&env.clock, "the node has a range", || async {
+                let node = node(env, name).await;
+                let is_own = |cidr: &String| cidr.starts_with("10.40.");
+                if cidrs(&node).iter().any(is_own) { Ok(()) } else { Err(format!("{node:#}")) }
+            })
+            .await;
         }
+        create(&env.client, deployment("web", 1, "web:1")).await;
+        rolled_out(&env.client, &env.clock, "web").await;
+        assert_eq!(cidrs(&node(env, "odd").await), ["10.99.0.0/24"]);
     });
 }
 

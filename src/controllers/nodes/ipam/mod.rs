@@ -5,6 +5,7 @@ mod cidr_set;
 mod config;
 mod ranges;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ use crate::client::{self, Client, Patch};
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::{EventType, ObjectReference, Recorder};
-use crate::objects::{Node, ObjectKey, PartialObjectMetadata, Resource};
+use crate::objects::{Node, ObjectKey, PartialObjectMetadata, Resource, Uid};
 use crate::task::Latch;
 
 /// Upstream: `cidrUpdateRetries`.
@@ -36,6 +37,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         recorder: c.recorder(),
         nodes: nodes.clone(),
         ranges: Mutex::new(Ranges::new(&config)?),
+        reported: Mutex::default(),
     });
     let queue = c.queue(QueuePolicy::default());
     let ranges = this.clone();
@@ -43,19 +45,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         Change::Deleted(deleted) => ranges.release(deleted.object()),
         _ => queue.add(change.object().meta.key()),
     });
-    // No node gets a range before those of all nodes are known. A range that the flags exclude ends
-    // the manager, as upstream.
+    // No node gets a range before those of all nodes are known.
     let occupied = Latch::new();
     c.ready_when(&occupied);
     let known = this.clone();
-    c.background(move |stop| async move {
-        match known.occupy_all() {
-            Ok(()) => {
-                occupied.open();
-                stop.stopped().await;
-            }
-            Err(error) => log::error!("node-ipam-controller: {error}"),
-        }
+    c.at_start(move || {
+        known.occupy_all();
+        occupied.open();
     });
     c.sync(queue, &this, Ipam::sync);
     Ok(())
@@ -66,20 +62,22 @@ struct Ipam {
     recorder: Recorder,
     nodes: Lister<Node>,
     ranges: Mutex<Ranges>,
+    /// Nodes with ranges outside of the cluster's, which one event each has named.
+    reported: Mutex<HashSet<Uid>>,
 }
 
 impl Ipam {
-    fn occupy_all(&self) -> Result<(), String> {
+    /// A node with a range outside of the cluster's is reported by its first sync.
+    fn occupy_all(&self) {
         let mut ranges = self.ranges.lock();
-        self.nodes.list().iter().try_for_each(|node| ranges.occupy(node))
+        self.nodes.list().iter().for_each(|node| drop(ranges.occupy(node)));
     }
 
     fn release(&self, node: &Node) {
         let successor = self.nodes.get(&node.meta.key());
         let successor = successor.filter(|successor| successor.meta.uid != node.meta.uid);
-        if let Err(error) = self.ranges.lock().gone(node, successor.as_deref()) {
-            log::error!("Error while processing CIDR Release: {error}");
-        }
+        self.ranges.lock().gone(node, successor.as_deref());
+        self.reported.lock().remove(&node.meta.uid);
     }
 
     /// Upstream: `AllocateOrOccupyCIDR`, `updateCIDRsAllocation`.
@@ -89,7 +87,10 @@ impl Ipam {
             return Ok(Next::Done);
         }
         if !node.spec.pod_cidrs.is_empty() {
-            self.ranges.lock().occupy(&node).map_err(Error::other)?;
+            let foreign = self.ranges.lock().occupy(&node);
+            if !foreign.is_empty() && self.reported.lock().insert(node.meta.uid.clone()) {
+                self.report(&node, &foreign);
+            }
             return Ok(Next::Done);
         }
         let allocated = self.ranges.lock().allocate(&node);
@@ -148,11 +149,22 @@ impl Ipam {
 
     /// Upstream: `RecordNodeStatusChange`.
     fn record(&self, node: &Node, status: &str) {
-        let mut about = ObjectReference::to(node);
-        about.resource_version = 0;
         let message = format!("Node {} status is now: {status}", node.meta.name);
-        self.recorder.event(&about, EventType::Normal, status, message);
+        self.recorder.event(&about(node), EventType::Normal, status, message);
     }
+
+    fn report(&self, node: &Node, foreign: &[String]) {
+        let message = format!(
+            "The pod CIDR {} is outside of --cluster-cidr, so it is left alone",
+            foreign.join(", ")
+        );
+        log::warn!("Node {}: {message}", node.meta.name);
+        self.recorder.event(&about(node), EventType::Warning, "CIDROutOfRange", message);
+    }
+}
+
+fn about(node: &Node) -> ObjectReference {
+    ObjectReference { resource_version: 0, ..ObjectReference::to(node) }
 }
 
 fn list(ranges: &[Cidr]) -> Vec<String> {

@@ -123,17 +123,14 @@ impl Ranges {
         }
     }
 
-    /// Takes the ranges that a node has. Upstream: `occupyCIDRs`.
-    ///
-    /// # Errors
-    /// When it has a range that the cluster's do not hold.
-    pub fn occupy(&mut self, node: &Node) -> Result<(), String> {
-        let name = &node.meta.name;
-        if node.spec.pod_cidrs.is_empty() {
-            return Ok(());
+    /// Takes the ranges that a node has, and returns those that the cluster's do not hold.
+    /// Upstream: `occupyCIDRs`, which fails at the first of them.
+    pub fn occupy(&mut self, node: &Node) -> Vec<String> {
+        let own = &node.spec.pod_cidrs;
+        if own.is_empty() {
+            return Vec::new();
         }
-        if let Some(given) = self.given.remove(name) {
-            let own = &node.spec.pod_cidrs;
+        if let Some(given) = self.given.remove(&node.meta.name) {
             let has = |range: &Cidr| own.iter().any(|own| **own == *range.to_string());
             for (set, range) in self.sets.iter_mut().zip(&given.ranges) {
                 if !has(range)
@@ -143,48 +140,24 @@ impl Ranges {
                 }
             }
         }
-        for (index, text) in node.spec.pod_cidrs.iter().enumerate() {
-            let first = &node.spec.pod_cidrs[0];
-            let range = Cidr::parse(text)
-                .ok_or_else(|| format!("failed to parse node {name}, CIDR {first}"))?;
-            let set = self.sets.get_mut(index).ok_or_else(|| unknown_family(node, text, index))?;
-            set.occupy(&range).map_err(|error| {
-                format!(
-                    "failed to mark cidr[{range}] at idx [{index}] as occupied for node: {name}: \
-                     {error}"
-                )
-            })?;
-        }
-        Ok(())
+        let is_foreign = |text: &&Box<str>| match Cidr::parse(text) {
+            Some(range) => !self.sets.iter_mut().any(|set| set.occupy(&range).is_ok()),
+            None => true,
+        };
+        own.iter().filter(is_foreign).map(|text| text.to_string()).collect()
     }
 
     /// Frees the ranges of a node that is gone, but for those that `successor` has: a node of the same
     /// name. Upstream: `ReleaseCIDR`.
-    ///
-    /// # Errors
-    /// As [`Ranges::occupy`].
-    pub fn gone(&mut self, node: &Node, successor: Option<&Node>) -> Result<(), String> {
+    pub fn gone(&mut self, node: &Node, successor: Option<&Node>) {
         self.take_back(node);
         let kept = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
-        for (index, text) in node.spec.pod_cidrs.iter().enumerate() {
-            let range = Cidr::parse(text)
-                .ok_or_else(|| format!("failed to parse CIDR {text} on Node {}", node.meta.name))?;
-            let set = self.sets.get_mut(index).ok_or_else(|| unknown_family(node, text, index))?;
-            if !kept.contains(text) {
-                set.release(&range)
-                    .map_err(|error| format!("error when releasing CIDR {text}: {error}"))?;
-            }
+        let freed = node.spec.pod_cidrs.iter().filter(|text| !kept.contains(text));
+        for range in freed.filter_map(|text| Cidr::parse(text)) {
+            // At most one family holds it.
+            self.sets.iter_mut().any(|set| set.release(&range).is_ok());
         }
-        Ok(())
     }
-}
-
-fn unknown_family(node: &Node, text: &str, index: usize) -> String {
-    format!(
-        "node:{} has an allocated cidr: {text} at index:{index} that does not exist in cluster cidrs \
-         configuration",
-        node.meta.name
-    )
 }
 
 #[cfg(test)]
@@ -246,31 +219,37 @@ mod tests {
         ] {
             let mut ranges = ranges(clusters, services);
             for cidrs in nodes {
-                ranges.occupy(&node("old", cidrs)).unwrap();
+                assert!(ranges.occupy(&node("old", cidrs)).is_empty());
             }
             assert_eq!(next(&mut ranges), allocated);
         }
     }
 
     #[test]
-    fn ranges_that_the_cluster_does_not_hold_are_errors() {
-        for (cidrs, error) in [
-            (&["x"][..], "failed to parse node n, CIDR x"),
-            (
-                &["10.0.0.0/24", "fd00::/64"],
-                "node:n has an allocated cidr: fd00::/64 at index:1 that does not exist in cluster \
-                 cidrs configuration",
-            ),
-            (
-                &["172.10.1.0/24"],
-                "failed to mark cidr[172.10.1.0/24] at idx [0] as occupied for node: n: cidr \
-                 172.10.1.0/24 is out the range of cluster cidr 10.0.0.0/16",
-            ),
+    fn ranges_that_the_cluster_does_not_hold_are_left_alone() {
+        // The ranges of a node, those of them that are foreign, and the next one that is given.
+        for (cidrs, foreign, allocated) in [
+            (&["10.0.0.0/24"][..], &[][..], "10.0.1.0/24"),
+            (&["x"], &["x"], "10.0.0.0/24"),
+            (&["172.10.1.0/24"], &["172.10.1.0/24"], "10.0.0.0/24"),
+            (&["10.0.0.0/24", "fd00::/64"], &["fd00::/64"], "10.0.1.0/24"),
+            (&["fd00::/64", "10.0.0.0/24"], &["fd00::/64"], "10.0.1.0/24"),
         ] {
             let mut ranges = ranges(&[("10.0.0.0/16", 24)], &[]);
-            assert_eq!(ranges.occupy(&node("n", cidrs)), Err(error.to_owned()));
-            assert!(ranges.gone(&node("n", cidrs), None).is_err());
+            let odd = node("n", cidrs);
+            assert_eq!(ranges.occupy(&odd), foreign, "{cidrs:?}");
+            assert_eq!(next(&mut ranges), allocated, "{cidrs:?}");
+            ranges.gone(&odd, None);
+            assert_eq!(ranges.occupy(&odd), foreign, "{cidrs:?}");
         }
+    }
+
+    #[test]
+    fn a_range_is_taken_from_the_family_that_holds_it() {
+        let mut ranges = ranges(&[("fd00::/48", 64), ("10.0.0.0/16", 24)], &[]);
+        let older = node("n", &["10.0.0.0/24", "fd00::/64"]);
+        assert!(ranges.occupy(&older).is_empty());
+        assert_eq!(next(&mut ranges), "fd00:0:0:1::/64 10.0.1.0/24");
     }
 
     #[test]
@@ -282,7 +261,7 @@ mod tests {
                 next(&mut ranges).starts_with("failed to allocate cidr from cluster cidr at idx:1")
             );
         }
-        ranges.gone(&node("first", &["10.0.0.0/24", "fd00::/64"]), None).unwrap();
+        ranges.gone(&node("first", &["10.0.0.0/24", "fd00::/64"]), None);
         assert!(next(&mut ranges).ends_with(" fd00::/64"));
     }
 
@@ -290,30 +269,30 @@ mod tests {
     fn a_range_stays_with_its_node_or_its_successor() {
         let mut ranges = ranges(&[("10.0.0.0/23", 24)], &[]);
         let old = node("n", &["10.0.0.0/24"]);
-        ranges.occupy(&old).unwrap();
-        ranges.gone(&old, Some(&node("n", &["10.0.0.0/24"]))).unwrap();
+        assert!(ranges.occupy(&old).is_empty());
+        ranges.gone(&old, Some(&node("n", &["10.0.0.0/24"])));
         assert_eq!(next(&mut ranges), "10.0.1.0/24");
         // A write with an unsure end: the node gets the same range again.
         let x = node("x", &[]);
-        ranges.gone(&node("new-0", &[]), None).unwrap();
+        ranges.gone(&node("new-0", &[]), None);
         let given = ranges.allocate(&x).unwrap();
         assert!(given.is_some());
         assert_eq!(ranges.allocate(&x).unwrap(), given);
         ranges.written(&x);
         assert_eq!(ranges.allocate(&x), Ok(None), "until the cache shows it");
         assert!(next(&mut ranges).starts_with("failed"));
-        ranges.occupy(&node("x", &["10.0.1.0/24"])).unwrap();
+        assert!(ranges.occupy(&node("x", &["10.0.1.0/24"])).is_empty());
         ranges.refused(&x);
         assert!(next(&mut ranges).starts_with("failed"), "it is not the node's to refuse any more");
         // A node got another one in the meantime, was refused, or is gone.
-        ranges.gone(&old, None).unwrap();
+        ranges.gone(&old, None);
         let y = node("y", &[]);
         assert!(ranges.allocate(&y).unwrap().is_some());
-        ranges.occupy(&node("y", &["10.0.1.0/24"])).unwrap();
+        assert!(ranges.occupy(&node("y", &["10.0.1.0/24"])).is_empty());
         assert!(ranges.allocate(&y).unwrap().is_some());
         ranges.refused(&y);
         assert!(ranges.allocate(&y).unwrap().is_some());
-        ranges.gone(&y, None).unwrap();
+        ranges.gone(&y, None);
         assert_eq!(next(&mut ranges), "10.0.0.0/24");
     }
 
@@ -326,7 +305,7 @@ mod tests {
         ranges.refused(&x);
         assert!(ranges.allocate(&y).is_err(), "the only range may be the node's");
         assert_eq!(ranges.allocate(&x).unwrap(), given);
-        ranges.gone(&x, None).unwrap();
+        ranges.gone(&x, None);
         assert_eq!(ranges.allocate(&y).unwrap(), given);
     }
 }
