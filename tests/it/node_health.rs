@@ -122,6 +122,38 @@ fn a_node_that_gives_a_sign_of_life_before_its_turn_is_not_marked() {
     });
 }
 
+/// Only the leases of both nodes are renewed, and one of them by a clock that is an hour slow.
+#[test]
+fn a_node_whose_clock_is_set_back_lives_while_it_renews_its_lease() {
+    everywhere_with("nodes-set-back", lively(), async |env| {
+        let _manager = env.manager("manager", &QUICK);
+        for name in ["node-0", "node-1"] {
+            let message = format!("Registered Node {name} in Controller");
+            has_event(env, name, "RegisteredNode", &message).await;
+        }
+        let leases = env.client.resource(&LEASES);
+        let renew = async || {
+            let time = env.clock.now() - Duration::from_secs(3600);
+            let lease = Patch::Merge(json!({ "spec": { "renewTime": time.to_micro_string() } }));
+            let key = ObjectKey::new("kube-node-lease", "node-0");
+            leases.patch::<Value>(&key, &lease).await.expect("patch");
+        };
+        env.steering.kill("node-0");
+        renew().await;
+        // A node that falls silent later is lost.
+        env.steering.kill("node-1");
+        eventually(&env.clock, "the other node is lost", || async {
+            renew().await;
+            let ready = condition(&node(env, "node-1").await, "Ready");
+            if ready["status"] == "Unknown" { Ok(()) } else { Err(ready.to_string()) }
+        })
+        .await;
+        let lives = node(env, "node-0").await;
+        assert!(taints(&lives).is_empty(), "{lives:#}");
+        assert_eq!(condition(&lives, "Ready")["status"], "True", "{lives:#}");
+    });
+}
+
 #[test]
 fn the_taints_of_a_node_follow_its_condition() {
     everywhere_with("nodes-swap", lively(), async |env| {

@@ -48,7 +48,8 @@ pub struct Health {
 
 impl Health {
     /// What is known after a look at the node and its lease. A node without the condition Ready lives
-    /// from its creation on. Upstream: the first half of `tryUpdateNodeHealth`.
+    /// from its creation on. Each change of the lease's time counts: the node's clock may be set back.
+    /// Upstream: the first half of `tryUpdateNodeHealth`, where only a later time counts.
     pub fn observe(
         before: Option<&Health>,
         node: &Node,
@@ -69,7 +70,7 @@ impl Health {
         };
         let renewed = before.and_then(|before| before.renewed);
         if let Some(lease) = lease
-            && renewed.is_none_or(|renewed| is_later(lease.spec.renew_time, renewed))
+            && renewed != Some(lease.spec.renew_time)
         {
             health.renewed = Some(lease.spec.renew_time);
             health.probe = now;
@@ -82,10 +83,6 @@ impl Health {
         let grace = if self.ready.is_some() { grace.monitor } else { grace.startup };
         now > self.probe + grace
     }
-}
-
-fn is_later(one: Option<Timestamp>, other: Option<Timestamp>) -> bool {
-    matches!((one, other), (Some(one), Some(other)) if one > other)
 }
 
 /// The conditions of a silent node; `None` when its condition Ready says Unknown already.
@@ -239,8 +236,18 @@ mod tests {
             ]),
             [false, false, false, true]
         );
-        // A lease that goes back in time is no sign of life.
-        assert_eq!(silent(&[(up(10), Some(95), 100), (up(10), Some(90), 141)]), [false, true]);
+        // The node's clock is set back by an hour.
+        assert_eq!(
+            silent(&[
+                (up(10), Some(4000), 100),
+                (up(10), Some(410), 110),
+                (up(10), Some(420), 141),
+                (up(10), Some(430), 181),
+                (up(10), Some(430), 221),
+                (up(10), Some(430), 222),
+            ]),
+            [false, false, false, false, false, true]
+        );
         // Upstream forgets the lease with a heartbeat, so the same renewal counts once more.
         assert_eq!(
             silent(&[
