@@ -67,6 +67,34 @@ fn dependents_are_deleted_or_orphaned_as_requested() {
     });
 }
 
+/// No API server serves `extensions/v1beta1` any more.
+#[test]
+fn dependents_that_name_their_owner_by_an_older_version_are_deleted_with_it() {
+    everywhere("garbage-renamed", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let (objects, deployments) = (Objects(env), &Deployment::RESOURCE);
+        for (name, how) in
+            [("foreground", Delete::foreground()), ("background", Delete::background())]
+        {
+            let (key, child) = (format!("default/{name}"), format!("default/{name}-map"));
+            create(&env.client, deployment(name, 1, "web:1")).await;
+            rolled_out(&env.client, &env.clock, name).await;
+            let made = objects.get(deployments, &key).await.expect("the owner");
+            let owner = json!({
+                "apiVersion": "extensions/v1beta1", "kind": "Deployment", "name": name,
+                "uid": made.uid, "blockOwnerDeletion": true,
+            });
+            objects.make(&CONFIG_MAPS, &child, json!({ "ownerReferences": [owner] })).await;
+            objects.collector_works(name).await;
+            let kept = objects.get(&CONFIG_MAPS, &child).await;
+            assert!(kept.is_some_and(|meta| !meta.is_being_deleted()), "its owner exists");
+            objects.delete(deployments, &key, how).await;
+            objects.gone(&CONFIG_MAPS, &child).await;
+            objects.gone(deployments, &key).await;
+        }
+    });
+}
+
 /// Creates, reads and deletes objects without content, of any kind.
 pub struct Objects<'a>(pub &'a Site);
 

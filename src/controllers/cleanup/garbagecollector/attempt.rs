@@ -181,7 +181,16 @@ impl GarbageCollector {
         if self.graph().is_absent(&named) || self.graph().is_absent(&cluster) {
             return Ok(Some(Owner::Dangling));
         }
-        let Some((verbs, key)) = self.verbs(&named).await? else {
+        let mut named = named;
+        let mut found = self.verbs(&named).await;
+        if matches!(found, Err(Error::NotYet(_))) {
+            let present = self.graph().present_identity(owner, &item.namespace).cloned();
+            if let Some(present) = present {
+                found = self.verbs(&present).await;
+                named = present;
+            }
+        }
+        let Some((verbs, key)) = found? else {
             log::info!("{item} is cluster-scoped, but refers to a namespaced owner: {named}");
             return Ok(None);
         };

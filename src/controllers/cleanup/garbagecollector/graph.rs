@@ -47,6 +47,14 @@ impl Identity {
             && reference.api_version == self.api_version
     }
 
+    /// The API's group and version may change while the object stays: its uid does not.
+    fn differs_in_version(&self, reference: &OwnerReference) -> bool {
+        reference.uid == self.uid
+            && reference.name == *self.name
+            && reference.kind == self.kind
+            && reference.api_version != self.api_version
+    }
+
     fn rank(&self) -> (&str, &str, &str, &str, &Uid) {
         (&self.kind, &self.api_version, &self.namespace, &self.name, &self.uid)
     }
@@ -114,6 +122,19 @@ impl Graph {
         let blocks =
             |owner: &OwnerReference| owner.uid == *uid && owner.block_owner_deletion == Some(true);
         self.dependents(uid).filter(move |node| node.owners().iter().any(blocks))
+    }
+
+    /// The owner that `reference` in an object of `namespace` names by another group or version than
+    /// the one that a watch shows it with.
+    pub fn present_identity(
+        &self,
+        reference: &OwnerReference,
+        namespace: &Istr,
+    ) -> Option<&Identity> {
+        let known = self.nodes.get(&reference.uid).filter(|node| !node.is_virtual)?;
+        let known = &known.identity;
+        let is_here = known.namespace.is_empty() || known.namespace == *namespace;
+        (is_here && known.differs_in_version(reference)).then_some(known)
     }
 
     /// Counts as a use of what is remembered.
@@ -320,6 +341,14 @@ impl Graph {
         if !node.dependents.is_empty() {
             self.absent.insert(identity.clone());
         }
+        // Those that name it by a version that is not served cannot look it up.
+        for dependent in node.dependents.iter().filter_map(|uid| self.nodes.get(uid)) {
+            let owners = dependent.owners().iter();
+            for owner in owners.filter(|owner| identity.differs_in_version(owner)) {
+                let api_version = owner.api_version.clone();
+                self.absent.insert(Identity { api_version, ..identity.clone() });
+            }
+        }
         for dependent in node.dependents.iter() {
             wake(Wake::AttemptToDelete(dependent.clone()));
         }
@@ -476,6 +505,38 @@ mod tests {
         assert!(world.0.is_absent(&owner));
         assert_eq!(world.deleted(&child), []);
         assert!(world.0.nodes.is_empty());
+    }
+
+    #[test]
+    fn an_owner_is_found_by_its_uid_under_another_version() {
+        // The namespace of the owner, how its dependent in `a` names it, whether the graph has it
+        // under another version, and whether the dependent knows that it went.
+        for (namespace, api_version, kind, is_found, is_absent) in [
+            ("a", "old/v1", "Owner", true, true),
+            ("", "old/v1", "Owner", true, true),
+            ("b", "old/v1", "Owner", false, false),
+            ("a", "old/v1", "Other", false, false),
+            ("a", "v1", "Owner", false, true),
+        ] {
+            let case = format!("{namespace} {api_version} {kind}");
+            let mut world = World(Graph::default(), Vec::new());
+            let owner = identity("Owner", namespace, "owner");
+            let child = identity("Pod", "a", "child");
+            let owned = json!({ "ownerReferences": [{
+                "apiVersion": api_version, "kind": kind, "name": "owner", "uid": "owner",
+            }]});
+            let reference = meta(owned.clone()).owners()[0].clone();
+            world.observe(&child, None, owned);
+            assert_eq!(world.0.present_identity(&reference, &child.namespace), None, "{case}");
+            world.observe(&owner, None, json!({}));
+            let found = world.0.present_identity(&reference, &child.namespace);
+            assert_eq!(found, is_found.then_some(&owner), "{case}");
+            world.deleted(&owner);
+            let named = Identity::of_owner(&reference, &child.namespace);
+            let cluster = Identity { namespace: Istr::default(), ..named.clone() };
+            let absent = world.0.is_absent(&named) || world.0.is_absent(&cluster);
+            assert_eq!(absent, is_absent, "{case}");
+        }
     }
 
     #[test]
