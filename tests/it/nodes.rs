@@ -441,6 +441,57 @@ fn an_eviction_that_is_refused_waits_for_the_taints_to_change() {
 }
 
 #[test]
+fn an_eviction_that_waits_follows_the_tolerations_of_its_pod() {
+    everywhere_with("nodes-tolerations", lively(), async |env| {
+        let _manager = env.manager("manager", &["--controllers=taint-eviction-controller"]);
+        let key = "example.com/out";
+        let tolerates = |name: &str, seconds: i64| {
+            let mut pod = tolerant(name, "node-0", None);
+            pod["spec"]["tolerations"] = json!([{
+                "key": key, "operator": "Exists", "effect": "NoExecute",
+                "tolerationSeconds": seconds,
+            }]);
+            pod
+        };
+        let out = ObjectKey::cluster("node-0");
+        eventually(&env.clock, "the node has registered", || async {
+            let found = env.client.get::<Node>(&out).await;
+            found.map(drop).map_err(|error| error.to_string())
+        })
+        .await;
+        let pods = [("longer", 20), ("leaves", 20), ("shorter", 3600), ("endless", 18_446_744_074)];
+        for (name, seconds) in pods {
+            create(&env.client, tolerates(name, seconds)).await;
+        }
+        create(&env.client, tolerant("first", "node-0", None)).await;
+        let taints = json!([{ "key": key, "effect": "NoExecute" }]);
+        let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
+        env.client.patch::<Node>(&out, &patch).await.expect("patch");
+        // One pass plans for all.
+        let text = "Marking for deletion Pod default/first";
+        has_event(env, "first", "TaintManagerEviction", text).await;
+        for (name, seconds) in [("longer", 3600), ("shorter", 1)] {
+            let pod = ObjectKey::new("default", name);
+            let modified = env.client.modify::<Pod>(&pod, |live| {
+                let tolerations = live["spec"]["tolerations"].as_array_mut().expect("a list");
+                let own = tolerations.iter_mut().find(|toleration| toleration["key"] == key);
+                own.expect("its own")["tolerationSeconds"] = seconds.into();
+                true
+            });
+            modified.await.expect("modified");
+        }
+        let text = "Cancelling deletion of Pod default/longer";
+        has_event(env, "longer", "TaintManagerEviction", text).await;
+        for name in ["shorter", "leaves"] {
+            wait_until_deleted(env, &Pod::RESOURCE, &ObjectKey::new("default", name)).await;
+        }
+        for name in ["longer", "endless"] {
+            assert!(pod(env, name).await["metadata"]["deletionTimestamp"].is_null(), "{name}");
+        }
+    });
+}
+
+#[test]
 fn an_eviction_that_fails_waits_for_a_longer_toleration() {
     Env::run("nodes-postponed", async |env| {
         let faults = env.faults.as_ref().expect("the sandbox has faults");

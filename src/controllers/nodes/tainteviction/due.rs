@@ -13,13 +13,34 @@ pub enum Due {
     After(Duration),
 }
 
+/// What changed while an eviction waits.
+#[derive(Clone, Copy, Debug)]
+pub enum Cause {
+    Taints,
+    Tolerations,
+}
+
 impl Due {
-    /// Whether an eviction that waits since `planned` is planned again. Other tolerations do not move
-    /// it, not even to now. Upstream: `processPodOnNode`.
-    pub fn replaces(self, planned: Duration, now: Duration) -> bool {
-        match self {
-            Due::Now => true,
-            Due::Never | Due::After(_) => planned >= now,
+    /// The start and the end of the wait in place of the one from `planned` to `due`, if another one
+    /// comes in its place. Other taints do not move it, unless one is not tolerated.
+    /// Upstream: `processPodOnNode`, where other tolerations do not move it either.
+    pub fn replaces(
+        self,
+        planned: Duration,
+        due: Duration,
+        cause: Cause,
+        now: Duration,
+    ) -> Option<(Duration, Duration)> {
+        match (self, cause) {
+            (Due::Never, _) => None,
+            (Due::Now, _) => Some((now, now)),
+            (Due::After(after), Cause::Taints) => {
+                (planned >= now).then(|| (now, now.saturating_add(after)))
+            }
+            (Due::After(after), Cause::Tolerations) => {
+                let moved = planned.saturating_add(after);
+                (moved != due).then(|| (planned, moved.max(now)))
+            }
         }
     }
 
@@ -77,6 +98,8 @@ mod tests {
             (&["a"], &[("a", Some(100))], after(100)),
             (&["a"], &[("a", Some(0))], after(0)),
             (&["a"], &[("a", Some(-5))], after(0)),
+            // More nanoseconds than 64 bits hold.
+            (&["a"], &[("a", Some(18446744074))], after(18446744074)),
             (&["a"], &[("b", Some(100))], Due::Now),
             (&["a", "b"], &[("a", Some(100)), ("b", Some(10))], after(10)),
             (&["a", "b"], &[("a", None), ("b", Some(10))], after(10)),
@@ -95,19 +118,32 @@ mod tests {
         let huge = toleration("a", Some(i64::MAX));
         assert_eq!(of(&[&taint("a")], &[huge], false), after(i64::MAX.unsigned_abs()));
     }
+
     #[test]
-    fn an_eviction_that_waits_is_replaced_only_by_a_taint_that_is_not_tolerated() {
+    fn an_eviction_that_waits_follows_the_tolerations() {
+        use Cause::{Taints, Tolerations};
         let secs = Duration::from_secs;
-        for (due, planned, replaced) in [
-            (Due::Now, 10, true),
-            (Due::After(secs(0)), 10, false),
-            (Due::After(secs(5)), 10, false),
-            (Due::After(secs(500)), 10, false),
+        // Planned at a second for second 100, and seen again at second 20.
+        for (due, planned, cause, replaced) in [
+            (Due::Never, 10, Tolerations, None),
+            (Due::Now, 10, Taints, Some((20, 20))),
+            (Due::Now, 10, Tolerations, Some((20, 20))),
+            (Due::After(secs(0)), 10, Taints, None),
+            (Due::After(secs(500)), 10, Taints, None),
             // Planned in the same sync.
-            (Due::After(secs(5)), 20, true),
+            (Due::After(secs(5)), 20, Taints, Some((20, 25))),
+            (Due::After(secs(90)), 10, Tolerations, None),
+            (Due::After(secs(500)), 10, Tolerations, Some((10, 510))),
+            (Due::After(secs(30)), 10, Tolerations, Some((10, 40))),
+            (Due::After(secs(5)), 10, Tolerations, Some((10, 20))),
         ] {
-            assert_eq!(due.replaces(secs(planned), secs(20)), replaced, "{due:?} {planned}");
+            let found = due.replaces(secs(planned), secs(100), cause, secs(20));
+            let expected = replaced.map(|(start, end)| (secs(start), secs(end)));
+            assert_eq!(found, expected, "{due:?} {planned} {cause:?}");
         }
+        let endless =
+            Due::After(Duration::MAX).replaces(secs(10), secs(100), Tolerations, secs(20));
+        assert_eq!(endless, Some((secs(10), Duration::MAX)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use self::due::Due;
+use self::due::{Cause, Due};
 use super::pods::{BY_NODE, on_node};
 use crate::cache::Lister;
 use crate::client::{self, Client, Delete, Patch};
@@ -171,7 +171,7 @@ impl TaintEviction {
         for pod in on_node(&self.pods, &node.meta.name) {
             match taints.is_empty() {
                 true => self.cancel(&pod.meta.key()),
-                false => self.plan(&pod, &taints),
+                false => self.plan(&pod, &taints, Cause::Taints),
             }
         }
     }
@@ -184,12 +184,12 @@ impl TaintEviction {
         let taints: Vec<&Taint> = evicting(&node).collect();
         // Without taints the change of the node has cancelled the eviction, or will.
         if !taints.is_empty() {
-            self.plan(&pod, &taints);
+            self.plan(&pod, &taints, Cause::Tolerations);
         }
     }
 
     /// Upstream: `processPodOnNode`.
-    fn plan(&self, pod: &Pod, taints: &[&Taint]) {
+    fn plan(&self, pod: &Pod, taints: &[&Taint], cause: Cause) {
         let (key, now) = (pod.meta.key(), self.clock.monotonic());
         let uid = self.planned.lock().get(&key).map(|planned| planned.uid.clone());
         if uid.is_some_and(|uid| uid != pod.meta.uid) {
@@ -201,18 +201,16 @@ impl TaintEviction {
             Due::Now => Duration::ZERO,
             Due::After(after) => after,
         };
-        let known = self.planned.lock().get(&key).map(|known| (known.stage, known.created));
-        let (created, due) = match known {
-            None => (now, now.saturating_add(after)),
-            Some((Stage::Waiting, created)) if wanted.replaces(created, now) => {
-                (now, now.saturating_add(after))
+        let known = self.planned.lock().get(&key).map(|it| (it.stage, it.created, it.due));
+        let replacement = match known {
+            None => Some((now, now.saturating_add(after))),
+            Some((Stage::Waiting, created, due)) => wanted.replaces(created, due, cause, now),
+            Some((Stage::Announced, created, _)) => {
+                wanted.postpones(created, now).map(|due| (created, due))
             }
-            Some((Stage::Announced, created)) => match wanted.postpones(created, now) {
-                Some(due) => (created, due),
-                None => return,
-            },
-            Some(_) => return,
+            Some((Stage::Running, ..)) => None,
         };
+        let Some((created, due)) = replacement else { return };
         if known.is_some() {
             self.cancel(&key);
         }
