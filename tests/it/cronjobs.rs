@@ -129,6 +129,33 @@ fn concurrency_policies_forbid_allow_or_replace_a_running_job() {
     });
 }
 
+/// Two days of a year, and then none for months.
+#[test]
+fn the_last_missed_start_of_an_uneven_schedule_takes_place() {
+    everywhere("cronjob-uneven", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let now = env.clock.now().to_string();
+        let number = |digits: std::ops::Range<usize>| now[digits].parse::<u32>().expect("digits");
+        let (year, current) = (number(0..4), number(5..7));
+        // Three months ago.
+        let month = (current + 8) % 12 + 1;
+        let year = if month > current { year - 1 } else { year };
+        let second = |year: u32| format!("{year}-{month:02}-02T00:00:00Z");
+        let (name, schedule) = ("uneven", format!("0 0 1,2 {month} *"));
+        create(&env.client, cron_job(name, &schedule, json!({ "timeZone": "UTC" }))).await;
+        let last = json!({ "lastScheduleTime": second(year - 1) });
+        set_status(env, &CronJob::RESOURCE, name, last).await;
+        merge::<CronJob>(&env.client, name, json!({ "spec": { "suspend": false } })).await;
+        let started = status(env, name, "a Job starts", |it| it["active"].is_array()).await;
+        assert_eq!(started["lastScheduleTime"], second(year));
+        let job = ObjectKey::new("default", &active(&started)[0]);
+        let job: Value = env.client.resource(&JOBS).get(&job).await.expect("the Job");
+        let annotations = &job["metadata"]["annotations"];
+        let scheduled = &annotations["batch.kubernetes.io/cronjob-scheduled-timestamp"];
+        assert_eq!(*scheduled, second(year));
+    });
+}
+
 #[test]
 fn a_cron_job_starts_jobs_and_follows_them_to_their_end() {
     everywhere("cronjob", async |env| {

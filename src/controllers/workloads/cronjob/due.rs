@@ -57,11 +57,26 @@ fn recent(
     }
     let elapsed = i64::try_from(now.duration_since(first).as_secs()).unwrap_or(i64::MAX);
     let count = elapsed / period + 1;
-    // Two periods before now, so that no list of all missed starts is needed. The period of a
-    // schedule such as `30 6-16/4 * * 1-5` varies: the last start is looked for from there.
-    let before = first.as_micros() + (count - 2) * period * 1_000_000;
+    // No list of all missed starts is needed: the last one is looked for from whole periods after the
+    // first start, as far on as a start is still due after them. Mostly this is two periods before
+    // now. Upstream always takes that, and finds no start if the period of the schedule varies.
+    let after =
+        |periods: i64| Timestamp::from_micros(first.as_micros() + periods * period * 1_000_000);
+    let is_due = |periods: i64| schedule.next(after(periods)).is_some_and(|next| next <= now);
+    // A start is due after `from`, and none after `to`.
+    let (mut from, mut to) = (0, count - 2);
+    if is_due(to) {
+        from = to;
+    }
+    while to - from > 1 {
+        let middle = from + (to - from) / 2;
+        match is_due(middle) {
+            true => from = middle,
+            false => to = middle,
+        }
+    }
     let mut last = None;
-    let mut next = schedule.next(Timestamp::from_micros(before));
+    let mut next = schedule.next(after(from));
     while let Some(time) = next.filter(|time| *time <= now) {
         last = Some(time);
         next = schedule.next(time);
@@ -141,6 +156,80 @@ mod tests {
             assert_eq!(start(&cron_job, &schedule, now), Ok(due), "{text}");
             let expected = Duration::from_secs(wait_seconds) + MARGIN;
             assert_eq!(wait(&cron_job, &schedule, now), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_last_missed_start_of_an_uneven_schedule_is_due() {
+        let new_york = || TimeZone::get("America/New_York").expect("a zone");
+        let utc = || TimeZone::UTC;
+        // The schedule in its zone, the last start before the outage, the deadline, the end of the
+        // outage, and the start that is due then.
+        for (schedule, zone, last, deadline, now, due) in [
+            // Two days of a year.
+            (
+                "0 0 1,2 1 *",
+                utc(),
+                "2025-01-02T00:00:00Z",
+                None,
+                "2026-05-19T00:00:00Z",
+                Some("2026-01-02T00:00:00Z"),
+            ),
+            // The deadline has passed, or not.
+            (
+                "0 0 1,2 1 *",
+                utc(),
+                "2025-01-02T00:00:00Z",
+                Some(137 * 86_400 - 1),
+                "2026-05-19T00:00:00Z",
+                None,
+            ),
+            (
+                "0 0 1,2 1 *",
+                utc(),
+                "2025-01-02T00:00:00Z",
+                Some(139 * 86_400),
+                "2026-05-19T00:00:00Z",
+                Some("2026-01-02T00:00:00Z"),
+            ),
+            // Each week; the first one is an hour shorter than the others.
+            (
+                "0 1 * * 1",
+                new_york(),
+                "2026-02-23T06:00:00Z",
+                None,
+                "2026-03-23T04:30:00Z",
+                Some("2026-03-16T05:00:00Z"),
+            ),
+            // Each minute of an hour: the last one, though the period is a minute.
+            (
+                "* 6 * * *",
+                utc(),
+                "2026-05-17T06:59:00Z",
+                None,
+                "2026-05-19T05:00:00Z",
+                Some("2026-05-18T06:59:00Z"),
+            ),
+            // The first two starts of many years are near.
+            (
+                "0 0 28,29 2 *",
+                utc(),
+                "2007-03-01T00:00:00Z",
+                None,
+                "2026-01-19T00:00:00Z",
+                Some("2025-02-28T00:00:00Z"),
+            ),
+        ] {
+            let text = format!("{schedule} from {last} to {now} with {deadline:?}");
+            let schedule = Schedule::parse(schedule, zone).unwrap();
+            let cron_job: CronJob = serde_json::from_value(json!({
+                "spec": { "startingDeadlineSeconds": deadline },
+                "status": { "lastScheduleTime": last },
+            }))
+            .unwrap();
+            let now: Timestamp = now.parse().unwrap();
+            let found = start(&cron_job, &schedule, now).unwrap().map(|(time, _)| time);
+            assert_eq!(found, due.map(|time| time.parse().unwrap()), "{text}");
         }
     }
 
