@@ -1,8 +1,10 @@
 //! Kinds that are defined and removed while the manager runs: its controllers find them when they
 //! next read discovery.
 
-use kube_controller_manager::client::Delete;
-use serde_json::json;
+use kube_controller_manager::client::{Delete, Patch};
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use sandbox::faults::Fault;
+use serde_json::{Value, json};
 
 use crate::env::*;
 use crate::garbage::Objects;
@@ -57,5 +59,51 @@ fn a_kind_is_counted_once_it_is_defined() {
         quota::define_widgets(env).await;
         let both = [("count/configmaps", "0"), ("count/widgets.example.com", "1")];
         quota::uses(env, "all", &both).await;
+    });
+}
+
+/// Makes the lists of widgets fail: by a fault, or by a second version whose conversion fails.
+async fn break_lists_of_widgets(env: &Site) {
+    quota::define_widgets(env).await;
+    if let Some(faults) = &env.faults {
+        for verb in ["list", "watch"] {
+            faults.next(usize::MAX, verb, "widgets", Fault::code(500, None));
+        }
+        return;
+    }
+    let version = |name: &str, is_stored: bool| {
+        json!({
+            "name": name, "served": true, "storage": is_stored,
+            "schema": { "openAPIV3Schema": { "type": "object" } },
+        })
+    };
+    let patch = Patch::Merge(json!({ "spec": {
+        "versions": [version("v1", true), version("v2", false)],
+        "conversion": { "strategy": "Webhook", "webhook": {
+            "clientConfig": { "url": "https://127.0.0.1:1/" }, "conversionReviewVersions": ["v1"],
+        } },
+    } }));
+    let definitions = env.client.resource(&DEFINITIONS);
+    let key = ObjectKey::cluster("widgets.example.com");
+    definitions.patch::<Value>(&key, &patch).await.expect("patch");
+    let second = ResourceType::fixed("example.com", "v2", "Widget", "widgets", true);
+    eventually(&env.clock, "the second version cannot be listed", || async {
+        let listed = env.client.resource(&second).list::<Value>(None, &Default::default()).await;
+        match listed.map(drop) {
+            Err(error) if error.code() == Some(500) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+#[test]
+fn a_kind_that_cannot_be_listed_does_not_stop_the_counts_of_others() {
+    everywhere("quota-unlisted", async |env| {
+        break_lists_of_widgets(env).await;
+        let spec = json!({ "hard": { "count/configmaps": "9" } });
+        create(&env.client, quota::quota("all", spec)).await;
+        let _manager = env.manager("manager", &[quota::ONLY]);
+        quota::uses(env, "all", &[("count/configmaps", "0")]).await;
     });
 }
