@@ -133,6 +133,31 @@ fn deleted_and_ended_objects_are_not_counted() {
     });
 }
 
+/// Upstream counts it until the next full pass.
+#[test]
+fn a_pod_that_is_stuck_is_not_counted_once_its_time_is_over() {
+    everywhere("quota-stuck", async |env| {
+        let client = &env.client;
+        // No kubelet stops these pods.
+        env.steering.kill("silent");
+        for name in ["early", "late", "stays"] {
+            create(client, pod(name, "1", json!({ "nodeName": "silent" }))).await;
+        }
+        let limits = json!({ "hard": { "pods": "9", "requests.cpu": "9", "count/pods": "9" } });
+        create(client, quota("all", limits)).await;
+        let _manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1h"]);
+        let used =
+            |pods: &'static str| [("pods", pods), ("requests.cpu", pods), ("count/pods", "3")];
+        uses(env, "all", &used("3")).await;
+        for (name, grace) in [("late", 5), ("early", 1)] {
+            let delete = Delete::new().grace_period(grace);
+            client.delete::<Pod>(&ObjectKey::new("default", name), delete).await.expect("delete");
+        }
+        uses(env, "all", &used("2")).await;
+        uses(env, "all", &used("1")).await;
+    });
+}
+
 #[test]
 fn the_extended_resource_of_a_deleted_class_is_not_counted() {
     everywhere("quota-class", async |env| {

@@ -15,6 +15,7 @@ use self::kinds::{claim_changes_usage, service_changes_usage, services, volume_c
 use self::pods::Pods;
 use crate::cache::{Lister, MetadataHandler};
 use crate::client::{ApiResource, Client};
+use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::runner::resource_monitors::Monitors;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
@@ -33,12 +34,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let quotas = c.lister::<ResourceQuota>();
     let this = Arc::new(Quotas {
         client: c.client(),
+        clock: c.clock(),
         quotas: quotas.clone(),
+        pods: c.lister(),
         registry: registry(c),
         queue: queue.clone(),
     });
     watch_quotas(c, &this, &quotas, &urgent);
     watch_updates(c, &this);
+    watch_stuck_pods(c, &this);
     for queue in [queue, urgent] {
         c.sync(queue, &this, Quotas::sync);
     }
@@ -109,6 +113,21 @@ fn watch_updates(c: &mut Controller, this: &Arc<Quotas>) {
     watch_kind(c, this, claim_changes_usage);
 }
 
+/// Wakes quotas at the moment at which a pod that is being deleted, and still exists, is charged no
+/// longer. No event marks it: upstream counts again in the next full pass.
+fn watch_stuck_pods(c: &mut Controller, this: &Arc<Quotas>) {
+    let (quotas, queue) = (this.clone(), this.queue.clone());
+    let pods = this.pods.clone();
+    c.watch(&pods, &queue, move |change, queue| {
+        let (Change::Added { new, .. } | Change::Updated { new, .. }) = change else { return };
+        if let Some(after) = pods::next_release([new], quotas.clock.now()) {
+            for quota in quotas.limiting_pods(&new.meta.namespace) {
+                queue.add_after(quota.meta.key(), after);
+            }
+        }
+    });
+}
+
 fn watch_kind<T: Object + Resource>(
     c: &mut Controller,
     this: &Arc<Quotas>,
@@ -140,7 +159,9 @@ fn is_counted(found: &ApiResource) -> bool {
 
 struct Quotas {
     client: Client,
+    clock: SharedClock,
     quotas: Lister<ResourceQuota>,
+    pods: Lister<Pod>,
     registry: Registry,
     queue: Queue,
 }
@@ -162,6 +183,18 @@ impl Quotas {
         }
     }
 
+    /// The quotas of a namespace that limit what pods use.
+    fn limiting_pods(&self, namespace: &str) -> Vec<Arc<ResourceQuota>> {
+        let mut quotas = self.quotas.in_namespace(namespace);
+        quotas.retain(|quota| self.limits_pods(quota));
+        quotas
+    }
+
+    fn limits_pods(&self, quota: &ResourceQuota) -> bool {
+        let pods = self.registry.built_in(&Pod::RESOURCE);
+        pods.is_some_and(|pods| quota.spec.hard.names().any(|name| pods.measures(name)))
+    }
+
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
         let (measured, mut errors) =
@@ -171,7 +204,12 @@ impl Quotas {
         {
             errors.push(error.into());
         }
-        Error::many(errors).map_or(Ok(Next::Done), Err)
+        if let Some(error) = Error::many(errors) {
+            return Err(error);
+        }
+        let stuck = self.limits_pods(&quota).then(|| self.pods.in_namespace(&key.namespace));
+        let release = pods::next_release(stuck.iter().flatten(), self.clock.now());
+        Ok(release.map_or(Next::Done, Next::After))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::evaluator::Evaluator;
 use crate::cache::Lister;
@@ -91,11 +92,25 @@ pub fn is_extended_request(name: &str) -> bool {
 /// Whether the pod uses more than its place in the store: it has not ended, and is not stuck on its
 /// way out. Upstream: `QuotaV1Pod`.
 pub fn is_charged(pod: &Pod, now: Timestamp) -> bool {
-    let overdue = match (pod.meta.deletion_timestamp, pod.meta.deletion_grace_period_seconds) {
-        (Some(deadline), Some(grace)) => now > deadline + grace.into(),
-        _ => false,
-    };
-    !pod.is_terminal() && !overdue
+    !pod.is_terminal() && charged_until(pod).is_none_or(|last| now <= last)
+}
+
+/// The last moment at which a pod that is being deleted is charged.
+fn charged_until(pod: &Pod) -> Option<Timestamp> {
+    let grace = pod.meta.deletion_grace_period_seconds?;
+    Some(pod.meta.deletion_timestamp? + grace.into())
+}
+
+/// How long it takes until the first of `pods` that are being deleted is charged no longer, though
+/// it still exists.
+pub fn next_release<'a>(
+    pods: impl IntoIterator<Item = &'a Arc<Pod>>,
+    now: Timestamp,
+) -> Option<Duration> {
+    let charged = pods.into_iter().filter(|pod| is_charged(pod, now));
+    let last = charged.filter_map(|pod| charged_until(pod)).min()?;
+    // It is charged at the last moment, and no longer right after it.
+    Some(last.duration_since(now) + Duration::from_millis(1))
 }
 
 /// Upstream: `podMatchesScopeFunc`.
@@ -216,6 +231,32 @@ mod tests {
         pod.meta.deletion_grace_period_seconds = Some(30.into());
         assert!(charged(&pod, 60));
         assert!(!charged(&pod, 61));
+    }
+
+    #[test]
+    fn the_first_pod_that_is_charged_no_longer_is_waited_for() {
+        let leaving = |deadline: Option<i64>, phase: &str| {
+            let pod = json!({
+                "metadata": {
+                    "deletionTimestamp": deadline.map(Timestamp::from_secs),
+                    "deletionGracePeriodSeconds": deadline.map(|_| 30),
+                },
+                "status": { "phase": phase },
+            });
+            Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
+        };
+        let wait = |seconds: u64| Some(Duration::from_millis(seconds * 1000 + 1));
+        for (pods, expected) in [
+            (vec![], None),
+            (vec![leaving(None, "Running")], None),
+            (vec![leaving(Some(130), "Running"), leaving(Some(110), "Pending")], wait(40)),
+            (vec![leaving(Some(130), "Running"), leaving(Some(110), "Failed")], wait(60)),
+            // Charged for the last time now, and charged no longer.
+            (vec![leaving(Some(70), "Running"), leaving(Some(69), "Running")], wait(0)),
+            (vec![leaving(Some(69), "Running")], None),
+        ] {
+            assert_eq!(next_release(&pods, Timestamp::from_secs(100)), expected, "{pods:?}");
+        }
     }
 
     #[test]
