@@ -220,6 +220,26 @@ fn errors_of_the_driver_are_events_and_are_tried_again() {
     });
 }
 
+/// Upstream waits for the next report of the kubelet.
+#[test]
+fn a_volume_that_was_never_attached_is_released_with_its_pod() {
+    everywhere("attach-half", async |env| {
+        nodes_are_there(env).await;
+        // Its kubelet reports nothing.
+        env.steering.kill("node-0");
+        let _manager = manager(env, "manager");
+        bound(env, "data", csi("h")).await;
+        annotate_volume(env, "data", "sandbox/attaching", json!("fail")).await;
+        let user = pod(env, "user", "node-0", &["data"]).await;
+        has_event(env, "user", "FailedAttachVolume", "attaching fails on purpose").await;
+        delete_pod(env, &user).await;
+        detached(env, "h", "node-0").await;
+        annotate_volume(env, "data", "sandbox/attaching", Value::Null).await;
+        pod(env, "next", "node-1", &["data"]).await;
+        attached(env, "h", "node-1").await;
+    });
+}
+
 #[test]
 fn a_manager_that_comes_back_finishes_what_another_began() {
     everywhere("attach-restart", async |env| {

@@ -281,9 +281,13 @@ impl StateOfWorld {
         device_path: Istr,
         confirmed: bool,
     ) {
+        let was_confirmed = self.is_attached(name, node_name) == Some(true);
         let node = self.nodes.entry(node_name.clone()).or_default();
-        if node.attached.insert(name.clone()) {
-            // In use until the kubelet says otherwise.
+        node.attached.insert(name.clone());
+        if confirmed && !was_confirmed {
+            // In use until the kubelet says otherwise. The kubelet has not mounted what was never
+            // confirmed, because the node's status does not list it; upstream waits for its word
+            // nevertheless.
             node.in_use.insert(name.clone());
         }
         if let Some(attachment) = attachment_of(spec.as_deref(), name, node_name) {

@@ -318,12 +318,40 @@ fn a_refused_attach_is_tried_again_and_leaves_something_to_detach() {
     assert_eq!(stage.acts(), [stage.attach_act("a")]);
     stage.fail("a");
     stage.unwant("p");
-    assert_eq!(stage.acts(), [], "it may be in use");
-    stage.in_use("a", false);
-    assert_eq!(stage.acts(), [detach("a", true)], "nothing to write first");
+    assert_eq!(stage.acts(), [detach("a", true)], "nothing to write or to wait for first");
     stage.fail("a");
     let plan = stage.reconcile();
     assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER / 2)));
+}
+
+#[test]
+fn a_volume_that_the_kubelet_lists_is_not_released_though_its_attach_failed() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    stage.want("p", "a");
+    stage.acts();
+    stage.in_use("a", true);
+    stage.fail("a");
+    stage.unwant("p");
+    assert_eq!(stage.acts(), []);
+    stage.in_use("a", false);
+    assert_eq!(stage.acts(), [detach("a", true)]);
+}
+
+#[test]
+fn a_volume_is_in_use_from_the_moment_it_is_attached() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    stage.want("p", "a");
+    stage.acts();
+    stage.fail("a");
+    stage.now += LATER;
+    assert_eq!(stage.acts(), [stage.attach_act("a")]);
+    stage.wait("a");
+    stage.answer("a", json!({ "attached": true }));
+    stage.acts();
+    stage.unwant("p");
+    stage.acts();
+    let report = stage.world.unwritten_report("a").expect("a list");
+    assert_eq!(report.volumes.len(), 1, "the detach has not begun");
 }
 
 #[test]
