@@ -8,6 +8,7 @@ use crate::objects::{Meta, Object};
 
 /// An object of any kind, by its metadata.
 pub trait AnyObject: Any + Send + Sync {
+    /// The object's metadata.
     fn meta(&self) -> &Meta;
 }
 
@@ -17,10 +18,10 @@ impl<T: Object> AnyObject for T {
     }
 }
 
-/// The object as what it was decoded into.
+/// The object with the type into which it was decoded.
 ///
 /// # Panics
-/// When it is of another type: an informer holds objects of one.
+/// When it has another type: all objects of an informer have one type.
 pub(super) fn typed<T: Object>(object: Arc<dyn AnyObject>) -> Arc<T> {
     let object: Arc<dyn Any + Send + Sync> = object;
     object.downcast().unwrap_or_else(|_| panic!("an object of another kind than its informer's"))

@@ -1,4 +1,4 @@
-//! What waits for one handler, and the handler itself while nothing does.
+//! The notifications that wait for one handler, and the handler itself while none wait.
 
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};
@@ -6,18 +6,19 @@ use std::task::{Poll, Waker};
 use futures_lite::future::poll_fn;
 use parking_lot::Mutex;
 
-/// An unbounded queue with one reader, which rests in it while the queue is empty. Most are, for
-/// most of the time: a watched resource has several, and an empty one has no buffer and no task.
+/// An unbounded queue with one reader. While the queue is empty it holds the reader. A watched
+/// resource has several such queues, and most are empty most of the time: an empty one has no
+/// buffer and no task.
 pub struct Backlog<T, R> {
     state: Mutex<State<T, R>>,
 }
 
 struct State<T, R> {
     waiting: VecDeque<T>,
-    /// At rest.
+    /// The reader, while it does not run.
     reader: Option<R>,
     is_closed: bool,
-    /// Of the task that waits for the end.
+    /// The waker of the task that waits for the end.
     watcher: Option<Waker>,
 }
 
@@ -28,7 +29,7 @@ impl<T, R> Backlog<T, R> {
         Backlog { state: Mutex::new(state) }
     }
 
-    /// After [`Self::close`] it does nothing.
+    /// Appends an item. Does nothing after [`Self::close`].
     pub fn push(&self, item: T) {
         let mut state = self.state.lock();
         if !state.is_closed {
@@ -40,7 +41,7 @@ impl<T, R> Backlog<T, R> {
         self.state.lock().waiting.len()
     }
 
-    /// Drops all that waits, and the reader. One that is under way is dropped by [`Self::next`].
+    /// Drops all waiting items, and the reader. A running reader is dropped by [`Self::next`].
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -51,14 +52,15 @@ impl<T, R> Backlog<T, R> {
         watcher.into_iter().for_each(Waker::wake);
     }
 
-    /// The reader, if it rests and something waits: the caller takes it to [`Self::next`], again and
-    /// again.
+    /// Takes the reader out, if it is here and an item waits. The caller passes it to
+    /// [`Self::next`] until that returns `None`.
     pub fn take_reader(&self) -> Option<R> {
         let mut state = self.state.lock();
         if state.waiting.is_empty() { None } else { state.reader.take() }
     }
 
-    /// The next item, in order, for the reader. `None`: the reader rests, or the queue is closed.
+    /// The next item, in order, for the reader. `None`: the queue is empty and keeps the reader, or
+    /// it is closed.
     pub fn next(&self, reader: R) -> Option<(T, R)> {
         let mut state = self.state.lock();
         if state.is_closed {
@@ -79,7 +81,7 @@ impl<T, R> Backlog<T, R> {
         }
     }
 
-    /// Resolves once closed. For the reader alone.
+    /// Resolves once closed. Only the reader may call it.
     pub async fn closed(&self) {
         poll_fn(|context| {
             let mut state = self.state.lock();
@@ -102,12 +104,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reader_takes_items_in_order_and_rests_behind_the_last() {
+    fn the_reader_takes_items_in_order_and_stays_in_the_empty_queue() {
         let backlog = Backlog::new("reader");
-        assert_eq!(backlog.take_reader(), None, "nothing has come yet");
+        assert_eq!(backlog.take_reader(), None, "nothing waits yet");
         (1..=3).for_each(|n| backlog.push(n));
-        let reader = backlog.take_reader().expect("it rested");
-        assert_eq!(backlog.take_reader(), None, "it is under way");
+        let reader = backlog.take_reader().expect("it was in the queue");
+        assert_eq!(backlog.take_reader(), None, "it is taken out");
         let next = || backlog.next(reader).map(|(item, _)| item);
         assert_eq!((next(), next(), backlog.len()), (Some(1), Some(2), 1));
         assert_eq!((next(), next()), (Some(3), None));
@@ -117,17 +119,17 @@ mod tests {
     }
 
     #[test]
-    fn the_end_drops_what_waits_and_the_reader() {
-        for is_under_way in [false, true] {
+    fn close_drops_waiting_items_and_the_reader() {
+        for is_running in [false, true] {
             let reader = Arc::new(());
             let backlog = Backlog::new(reader.clone());
             backlog.push(1);
-            let roused = is_under_way.then(|| backlog.take_reader().expect("it rested"));
+            let taken = is_running.then(|| backlog.take_reader().expect("it was in the queue"));
             backlog.close();
             backlog.push(2);
             assert_eq!(backlog.len(), 0);
-            if let Some(roused) = roused {
-                assert!(backlog.next(roused).is_none());
+            if let Some(taken) = taken {
+                assert!(backlog.next(taken).is_none());
             }
             assert!(backlog.take_reader().is_none());
             assert_eq!(Arc::strong_count(&reader), 1);
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_awaited() {
+    fn closed_resolves_when_the_queue_is_closed() {
         let backlog = Backlog::<u8, ()>::new(());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| block_on(backlog.closed()));

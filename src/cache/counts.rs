@@ -1,13 +1,13 @@
-//! What an informer and its handlers count, for metrics and debug pages.
+//! Counters of an informer and its handlers, for metrics and debug pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an informer counts.
+/// The counters of an informer, since it was created.
 #[derive(Default)]
 pub struct Counts {
     /// Panics while objects were decoded or indexed.
     pub panics: Count,
-    /// Objects that could not be decoded, each time that they came.
+    /// Objects that could not be decoded, counted each time that one is received.
     pub undecoded: Count,
     /// Lists begun as the initial events of a watch.
     pub streams: Count,

@@ -1,4 +1,4 @@
-//! From bytes to objects, and what is known of those that cannot be decoded.
+//! Decoding of objects, and the names of those that cannot be decoded.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::objects::{Encoded, Form, Identity, Object};
 
 type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
 
-/// How objects of one kind are decoded: the only thing a reflector knows of the kind.
+/// The decoding function of one kind. A reflector knows nothing else about the kind.
 #[derive(Clone, Copy)]
 pub struct Decoder {
     pub(super) best: Form,
@@ -27,17 +27,19 @@ pub(super) struct Undecoded {
     pub error: DecodeError,
 }
 
-/// An object that came, decoded where that is possible.
+/// A received object, decoded where that is possible.
 pub(super) type Received = Result<Arc<dyn AnyObject>, Undecoded>;
 
 impl Decoder {
+    /// The decoder of objects of type `T`. They are requested in protobuf where `T` has a table of
+    /// its fields, and decoded from either form.
     pub fn of<T: Object>() -> Decoder {
         let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
         let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };
         Decoder { best, gathered: T::GATHERED, decode }
     }
 
-    /// `resource`: as errors name it.
+    /// `resource`: its name in errors.
     pub(super) fn decode(&self, resource: &str, object: &Encoded) -> Received {
         (self.decode)(object).map_err(|cause| {
             let identity = Identity::of(object);
@@ -54,7 +56,7 @@ impl Decoder {
 }
 
 impl Undecoded {
-    /// 0 when it cannot be read.
+    /// The resource version; 0 when it cannot be read.
     pub fn version(&self) -> u64 {
         self.identity.as_ref().map_or(0, |known| known.resource_version)
     }

@@ -16,17 +16,20 @@ use crate::trace;
 
 /// What happened to an object. Upstream: `cache.Delta`, `cache.DeltaType`.
 pub enum Delta {
+    /// A watch has sent it as added.
     Added(Arc<dyn AnyObject>),
+    /// A watch has sent it as modified.
     Updated(Arc<dyn AnyObject>),
-    /// Named by a list: new, changed or unchanged.
+    /// A list contains it: new, changed or unchanged.
     Replaced(Arc<dyn AnyObject>),
+    /// A watch has sent its deletion, or a list does not contain it.
     Deleted(Deleted<dyn AnyObject>),
     /// A resync, not a change.
     Sync(Arc<dyn AnyObject>),
 }
 
 impl Delta {
-    /// Upstream's name of it.
+    /// Upstream's name of the delta.
     fn name(&self) -> &'static str {
         match self {
             Delta::Added(_) => "Added",
@@ -37,6 +40,7 @@ impl Delta {
         }
     }
 
+    /// The object after the change; of a deletion, its last state known.
     pub fn object(&self) -> &Arc<dyn AnyObject> {
         match self {
             Delta::Added(object)
@@ -48,7 +52,7 @@ impl Delta {
     }
 }
 
-/// All changes of one object that wait, oldest first; at least one delta. Upstream: `cache.Deltas`.
+/// All waiting changes of one object, oldest first; at least one delta. Upstream: `cache.Deltas`.
 struct Deltas {
     first: Delta,
     // Most keys wait with one delta: an empty queue allocates nothing.
@@ -60,7 +64,7 @@ impl Deltas {
         self.rest.back().unwrap_or(&self.first)
     }
 
-    /// Two deletions in a row become one: the one that knows the final state stays.
+    /// Two deletions in a row become one: the one with the final state stays.
     fn push(&mut self, delta: Delta) {
         let newest = self.rest.back_mut().unwrap_or(&mut self.first);
         match (&*newest, &delta) {
@@ -71,30 +75,42 @@ impl Deltas {
     }
 }
 
-/// What [`DeltaFifo::try_pop`] found.
+/// What [`DeltaFifo::try_pop`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Popped {
+    /// It passed one delta to `process`.
     Processed,
+    /// Nothing waits.
     Empty,
     /// Closed and empty.
     Closed,
 }
 
-/// A queue of keys, in the order of their first change, with all changes of each.
+/// A queue of keys, in the order of their first change, with all changes of each. It has one
+/// writer, a reflector; `try_pop` has one caller, the informer. No method waits.
 ///
-/// - A key waits once; further changes are appended to its deltas, in order. Changes of different
-///   objects may therefore be processed in another order than they happened.
+/// # What holds
+///
+/// - A key waits once; further changes are appended to its deltas, in order. Two deletions in a row
+///   become one; other changes are not merged.
 /// - Deltas are popped one by one. A key stays the first until its last delta is popped.
-/// - A list is written item by item, so that it never stands in memory as a whole:
-///   `begin_replace`, `replace_item` for each, `finish_replace`. A `delete` in between takes an item
-///   back. A `begin_replace` before the `finish_replace` abandons the list under way.
+/// - A list is written item by item, so that it is never in memory as a whole: `begin_replace`,
+///   `replace_item` for each, `finish_replace`. A `delete` in between removes an item from the
+///   list. A `begin_replace` before the `finish_replace` abandons the unfinished list.
 /// - An object that cannot be decoded keeps its last known state: `keep_item` for one in a list,
 ///   `bookmark` for a change, `delete_known` for a deletion.
 /// - `process` runs under the queue's lock: the indexer and the queue change as one. It must be
 ///   short and must not call the queue.
-/// - A change older than the known state of its object is dropped, unless a list names it.
-/// - [`AnyIndexer::saw`] gets a version once everything up to it is processed. For changes that
-///   overtook others this is later than the change itself.
+/// - A change older than the known state of its object is dropped, unless a list contains it.
+/// - [`AnyIndexer::saw`] gets a version once everything up to it is processed. For a change that is
+///   processed before older changes of other objects, this is later than the change itself.
+///
+/// # What is not promised
+///
+/// - The order between different objects: a later change of a key that waits already is processed
+///   before earlier changes of the keys behind it.
+/// - A bound: the queue takes every change. The reflector waits between its time slices until the
+///   queue is empty.
 ///
 /// Upstream: `cache.DeltaFIFO` with `EmitDeltaTypeReplaced`.
 pub struct DeltaFifo {
@@ -110,7 +126,7 @@ struct State {
     /// A key is in `queue`, once, if and only if it is in `items`.
     items: HashMap<ObjectKey, Deltas>,
     queue: VecDeque<ObjectKey>,
-    /// How many keys were popped, with their last delta, since the start.
+    /// How many keys were popped, including their last delta, since the start.
     popped: u64,
     /// `version` is seen when `popped` reaches `at`. `at` rises.
     marks: VecDeque<Mark>,
@@ -128,13 +144,13 @@ struct Mark {
 }
 
 struct Replacing {
-    /// The keys that the list named; `None` when nothing can vanish: nothing was known before the
-    /// list, or it has an item without a readable name.
+    /// The keys in the list; `None` when the list deletes nothing: no object was known before it,
+    /// or it has an item without a readable name.
     seen: Option<HashSet<ObjectKey>>,
 }
 
 impl DeltaFifo {
-    /// `known`: the cache behind the queue.
+    /// An empty queue. `known`: the cache that its deltas are applied to.
     pub fn new(known: Arc<dyn AnyIndexer>) -> DeltaFifo {
         let (state, synced) = (Mutex::default(), AtomicBool::new(false));
         DeltaFifo { state, known, synced, changed: Event::new() }
@@ -144,38 +160,43 @@ impl DeltaFifo {
         self.state.lock()
     }
 
-    /// The first list is processed to its end, or the first change did not come from a list.
+    /// Whether the first list is processed to its end. Also true once a change is written that does
+    /// not belong to a list. Upstream: `HasSynced`.
     pub fn has_synced(&self) -> bool {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// How many keys wait.
+    /// The number of keys that wait.
     pub fn len(&self) -> usize {
         self.lock().queue.len()
     }
 
+    /// Whether no key waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Waiting keys are still popped; then [`Popped::Closed`] follows.
+    /// Closes the queue. Waiting keys are still popped; then [`Popped::Closed`] follows.
     pub fn close(&self) {
         self.lock().closed = true;
         self.changed.notify(usize::MAX);
     }
 
-    /// Wakes those who wait for a change.
-    pub fn look_again(&self) {
+    /// Wakes the listeners of [`changed`](Self::changed), as when the time of a resync has changed.
+    pub fn wake(&self) {
         self.changed.notify(usize::MAX);
     }
 
-    /// Resolves at the next change: something to pop, synced, closed. Take it before the check.
+    /// Resolves at the next change: something to pop, synced, closed. Call it before the check, and
+    /// await it after: a change in between is not missed. May be dropped at any time.
     pub fn changed(&self) -> EventListener {
         self.changed.listen()
     }
 
-    /// Takes the oldest delta of the oldest key, if there is one, and passes it to `process`, with
-    /// whether it belongs to the first list. Upstream: `Pop`, which passes all deltas of the key.
+    /// Takes the oldest delta of the oldest key, if there is one, and passes it to `process`,
+    /// together with whether the first list is not yet processed to its end. When `process` panics,
+    /// the delta is lost: call [`abandon`](Self::abandon).
+    /// Upstream: `Pop`, which passes all deltas of the key.
     pub fn try_pop(&self, process: impl FnOnce(Delta, bool)) -> Popped {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -200,7 +221,7 @@ impl DeltaFifo {
             }
         }
         if state.queue.is_empty() && state.queue.capacity() > 1024 {
-            // Memory goes back after a storm.
+            // Memory is freed after a storm.
             state.queue = VecDeque::new();
             state.items = HashMap::new();
             state.marks = VecDeque::new();
@@ -208,8 +229,8 @@ impl DeltaFifo {
         Popped::Processed
     }
 
-    /// Drops all that waits, the list under way included. A whole list must follow: only after it
-    /// does the queue sync, or the version seen move.
+    /// Drops all waiting deltas and an unfinished list. A whole list must follow: only after it
+    /// does the queue sync, or the seen version rise.
     pub fn abandon(&self) {
         let mut state = self.lock();
         let kept = State { popped: state.popped, closed: state.closed, ..State::default() };
@@ -250,7 +271,7 @@ impl DeltaFifo {
         }
     }
 
-    /// `version` is seen once all keys that wait now are processed.
+    /// Passes `version` to [`AnyIndexer::saw`] once all keys that wait now are processed.
     fn mark(&self, state: &mut State, version: u64) {
         let at = state.popped + state.queue.len() as u64;
         match state.marks.back_mut() {
@@ -260,7 +281,7 @@ impl DeltaFifo {
         }
     }
 
-    /// The newest state of an object: of what waits, else of what is known.
+    /// The newest state of an object: in the queue, else in the cache.
     fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         match state.items.get(key) {
             Some(deltas) => Some(deltas.newest().object().clone()),
@@ -312,32 +333,38 @@ impl DeltaFifo {
         }
     }
 
+    /// Writes an object that a watch has sent as added.
     pub fn add(&self, object: Arc<dyn AnyObject>) {
         self.change(object, Delta::Added);
     }
 
+    /// Writes an object that a watch has sent as modified.
     pub fn update(&self, object: Arc<dyn AnyObject>) {
         self.change(object, Delta::Updated);
     }
 
-    /// Ignored when neither the queue nor the cache has the object.
+    /// Writes the deletion of an object with its final state. Ignored when neither the queue nor
+    /// the cache has the object.
     pub fn delete(&self, object: Arc<dyn AnyObject>) {
         self.change(object, |object| Delta::Deleted(Deleted::Known(object)));
     }
 
-    /// Deletes an object whose final state cannot be decoded, with the last state known.
+    /// Writes the deletion of an object whose final state cannot be decoded, with the last state
+    /// known. Ignored when neither the queue nor the cache has the object.
     pub fn delete_known(&self, object: &Identity) {
         self.record(object.key(), object.resource_version, |newest| {
             Some(Delta::Deleted(Deleted::FinalStateUnknown(newest?.clone())))
         });
     }
 
+    /// Begins a list, and abandons an unfinished one. Upstream: `Replace`, which gets all items.
     pub fn begin_replace(&self) {
         let mut state = self.lock();
         let nothing_known = state.items.is_empty() && self.known.is_empty();
         state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new) });
     }
 
+    /// Writes an item of the list.
     pub fn replace_item(&self, object: Arc<dyn AnyObject>) {
         let key = object.meta().key();
         let mut state = self.lock();
@@ -347,8 +374,9 @@ impl DeltaFifo {
         self.queue(&mut state, key, Delta::Replaced(object));
     }
 
-    /// An item that cannot be decoded: its last known state stays, unless that is of an earlier
-    /// object of this name. `None`: the item may be any object, so the list deletes nothing.
+    /// Records an item of the list that cannot be decoded. Its last known state stays, unless an
+    /// earlier object had the same name. `None`: the item may be any object, so the list deletes
+    /// nothing.
     pub fn keep_item(&self, item: Option<&Identity>) {
         let mut state = self.lock();
         let key = item.map(Identity::key);
@@ -366,7 +394,8 @@ impl DeltaFifo {
         }
     }
 
-    /// Deletes what the list did not name. `version`: the list's.
+    /// Ends the list: writes a deletion for each known object that it did not contain, with the
+    /// last state known. `version`: the list's.
     pub fn finish_replace(&self, version: u64) {
         let mut state = self.lock();
         if let Some(Replacing { seen: Some(seen) }) = state.replacing.take() {
@@ -393,7 +422,7 @@ impl DeltaFifo {
         self.changed.notify(usize::MAX);
     }
 
-    /// All changes up to `version` are in the queue.
+    /// Records that all changes up to `version` have been written.
     pub fn bookmark(&self, version: u64) {
         let mut state = self.lock();
         self.mark(&mut state, version);

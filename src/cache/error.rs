@@ -1,25 +1,29 @@
-//! What can go wrong between the API and the cache.
+//! The errors of lists and watches.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-/// What a list or a watch can fail with, in the cache's own terms.
+/// Why a list or a watch failed, as far as the reflector treats failures differently.
 #[derive(Debug)]
 pub enum Error {
-    /// The version asked for is gone: list again.
+    /// The server no longer has the requested version: list again. Upstream: `IsResourceExpired`.
     Expired,
-    /// The version asked for is newer than the server's: list again, from anywhere.
+    /// The requested version is newer than the server's: list again, at any version.
+    /// Upstream: `IsTooLargeResourceVersion`.
     TooLarge,
     /// The server asks to wait.
-    Busy { after: Duration },
-    /// The server cannot do it this way (no `sendInitialEvents`): do it another way.
+    Busy {
+        /// The least delay before the next request.
+        after: Duration,
+    },
+    /// The server does not support `sendInitialEvents`: list without it.
     Unsupported,
     /// The server refused or ended the watch with an error: it cannot be resumed, so relist.
     EndedByServer(Box<dyn StdError + Send + Sync>),
     /// The connection is refused: the server is down, or starting.
     Unreachable(Box<dyn StdError + Send + Sync>),
-    /// Anything else, kept whole.
+    /// Any other failure, with its cause.
     Failed(Box<dyn StdError + Send + Sync>),
 }
 
@@ -48,11 +52,12 @@ impl StdError for Error {
     }
 }
 
-/// What the server sent is not what its kind promises.
+/// An object or a list that cannot be decoded as its kind.
 #[derive(Debug)]
 pub struct DecodeError {
     /// What was being read: `pods default/web-1`, `list of pods`.
     pub what: String,
+    /// Why it cannot be decoded.
     pub cause: Box<dyn StdError + Send + Sync>,
 }
 
@@ -71,7 +76,7 @@ impl From<DecodeError> for Error {
 }
 
 impl Error {
-    /// What came cannot be understood, and will not be when it comes again.
+    /// Whether the answer cannot be decoded: the same answer would fail again.
     pub(crate) fn is_decode(&self) -> bool {
         matches!(self, Error::Failed(cause) if cause.is::<DecodeError>())
     }

@@ -14,7 +14,13 @@ use crate::clock::SharedClock;
 use crate::objects::{Object, PartialObjectMetadata, Resource, ResourceType};
 use crate::task::{Failure, StopToken, TaskGroup};
 
-/// One informer per scope and type, shared by all its users. Cheap to clone.
+/// One informer per scope and type, shared by all its users. Cheap to clone: clones are one
+/// factory. Upstream: `informers.SharedInformerFactory`.
+///
+/// Informers are created when they are first asked for and run after the next
+/// [`start`](Self::start); until then their caches are empty. Two users of one scope and type get
+/// the same informer, so its indices and handlers are shared too. Dropping the factory stops
+/// nothing: informers end with the token given to `start`.
 #[derive(Clone)]
 pub struct SharedInformerFactory {
     inner: Arc<Inner>,
@@ -23,7 +29,7 @@ pub struct SharedInformerFactory {
 struct Inner {
     source: Arc<dyn Source>,
     clock: SharedClock,
-    /// Of handlers that have no period of their own; zero: none.
+    /// The resync period of handlers without one of their own; zero: none.
     default_resync: Duration,
     entries: Mutex<Vec<Entry>>,
     tasks: TaskGroup,
@@ -32,13 +38,14 @@ struct Inner {
 
 struct Entry {
     informer: Arc<Informer>,
-    /// Once it runs: stops this one alone.
+    /// Set once the informer runs; stops only this informer.
     running: Option<StopToken>,
-    /// How many users asked by metadata and did not release it.
+    /// How many users got it by metadata and have not released it.
     users: usize,
 }
 
 impl SharedInformerFactory {
+    /// A factory of informers without a default resync period, which list and watch by `source`.
     pub fn new(source: Arc<dyn Source>, clock: SharedClock) -> SharedInformerFactory {
         SharedInformerFactory::with_resync(source, clock, Duration::ZERO)
     }
@@ -87,8 +94,8 @@ impl SharedInformerFactory {
         informer
     }
 
-    /// By metadata: the full informer of the resource when there is one, else one of
-    /// `PartialObjectMetadata`. One watch serves both kinds of readers.
+    /// An informer of the metadata of all objects of `resource`: its full informer when there is
+    /// one, so that one watch serves both kinds of readers; else one of `PartialObjectMetadata`.
     pub fn metadata(&self, resource: &ResourceType) -> MetadataInformer {
         let full = self.entries().iter().find_map(|entry| {
             let scope = entry.informer.scope();
@@ -98,7 +105,7 @@ impl SharedInformerFactory {
         full.unwrap_or_else(|| self.metadata_informer(resource).by_metadata())
     }
 
-    /// As [`Self::metadata`], always a `PartialObjectMetadata` cache, with its lister.
+    /// Like [`Self::metadata`], but always an informer of `PartialObjectMetadata`, with its lister.
     pub fn metadata_informer(
         &self,
         resource: &ResourceType,
@@ -106,8 +113,8 @@ impl SharedInformerFactory {
         self.entry(Scope::metadata(resource.clone()), 1)
     }
 
-    /// Stops and drops the informer of a resource that is no longer served, with the release of the
-    /// last user that asked for it by [`Self::metadata`] or [`Self::metadata_informer`]. Full
+    /// Gives back an informer that [`Self::metadata`] or [`Self::metadata_informer`] returned, as
+    /// when the resource is no longer served. The last release stops and drops the informer. Full
     /// informers stay.
     pub fn release(&self, resource: &ResourceType) {
         let mut entries = self.entries();
@@ -124,7 +131,8 @@ impl SharedInformerFactory {
         }
     }
 
-    /// Runs every informer that does not run yet. May be called again after more were added.
+    /// Runs every informer that does not run yet, until `stop`. Does not wait. May be called again
+    /// after more were added.
     pub fn start(&self, stop: &StopToken) {
         for entry in self.entries().iter_mut().filter(|entry| entry.running.is_none()) {
             let own = stop.child();
@@ -133,7 +141,8 @@ impl SharedInformerFactory {
         }
     }
 
-    /// Resolves when all running informers have synced or were stopped.
+    /// Resolves when all informers that run now have synced or were stopped. May be dropped at any
+    /// time. Upstream: `WaitForCacheSync`.
     pub async fn wait_for_cache_sync(&self) {
         let running: Vec<_> = self
             .entries()
@@ -149,12 +158,13 @@ impl SharedInformerFactory {
         self.entries().iter().map(|entry| entry.informer.clone()).collect()
     }
 
-    /// Every informer as debug pages show it, in the order in which they were asked for.
+    /// Every informer as debug pages show it. Walks all caches: the cost grows with the objects.
     pub fn status(&self) -> Vec<InformerStatus> {
         self.informers().iter().map(|informer| informer.status()).collect()
     }
 
-    /// Visits every cached object, with its resource.
+    /// Visits every cached object, with its resource, in no order. Each cache is locked while its
+    /// objects are visited: `visit` must be short and must not call an informer or a Lister.
     pub fn for_each(&self, visit: &mut dyn FnMut(&ResourceType, &dyn AnyObject)) {
         for informer in self.informers() {
             let resource = &informer.scope().resource;
@@ -162,14 +172,16 @@ impl SharedInformerFactory {
         }
     }
 
-    /// Resolves with a reason when an informer cannot keep its cache up to date: it panics again
-    /// and again. The process must end then, as the Go manager's does with the first panic.
+    /// Resolves with a reason when an informer cannot keep its cache up to date because it keeps
+    /// panicking (five times in ten minutes). The process must end then, as the Go manager's does
+    /// with the first panic. May be dropped at any time.
     pub async fn failed(&self) -> String {
         self.inner.failure.reported().await;
         self.inner.failure.get().unwrap_or_default().to_owned()
     }
 
-    /// Resolves when all have ended after the stop.
+    /// Resolves when all informers that were started have ended, which they do after the stop. May
+    /// be dropped at any time and called again. Upstream: `Shutdown`.
     pub async fn shutdown(&self) {
         self.inner.tasks.join().await;
     }
@@ -219,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metadata_informer_goes_with_its_last_user() {
+    fn a_metadata_informer_is_dropped_by_its_last_release() {
         let (script, factory) = factory();
         script.reply(Reply::stream(&[], 4));
         let first = factory.metadata_informer(&Pod::RESOURCE);

@@ -9,23 +9,34 @@ use crate::task::notify_all;
 
 /// Handles an informer's events, one call at a time and in the order in which the changes reached
 /// the cache. When a call is made, the Lister shows that change or a later one.
+/// [`SharedIndexInformer`](super::SharedIndexInformer) has the whole contract.
+///
+/// A call must be short, as all tasks share a thread: it maps the event to a key and queues that.
+/// A call that panics is logged and counted; the handler gets its next event a second later.
 /// Upstream: `ResourceEventHandler`.
 pub trait EventHandler<T>: Send + 'static {
-    /// `initial`: the object was cached when the handler was added, or came with the first list.
+    /// The object is in the cache, and was not before. `initial`: it was cached already when the
+    /// handler was added, or the first list was not yet processed to its end.
     fn on_add(&mut self, object: &Arc<T>, initial: bool);
-    /// A resync passes the same object (`Arc::ptr_eq`) twice.
+    /// The object has changed, from the state that the cache had before. The uids differ when the
+    /// object was deleted and created again and the deletion was missed. A resync passes the same
+    /// object (`Arc::ptr_eq`) twice.
     fn on_update(&mut self, old: &Arc<T>, new: &Arc<T>);
+    /// The object is deleted and no longer in the cache.
     fn on_delete(&mut self, object: &Deleted<T>);
 }
 
 /// The last state known of a deleted object.
 pub enum Deleted<T: ?Sized> {
+    /// The final state, as the watch has sent it, with the version of the deletion.
     Known(Arc<T>),
-    /// The deletion was missed; this may be old. Upstream: `DeletedFinalStateUnknown`.
+    /// The last cached state, which may be old: the deletion was missed, or its event cannot be
+    /// decoded. Upstream: `DeletedFinalStateUnknown`.
     FinalStateUnknown(Arc<T>),
 }
 
 impl<T: ?Sized> Deleted<T> {
+    /// The last state known.
     pub fn object(&self) -> &Arc<T> {
         match self {
             Deleted::Known(object) | Deleted::FinalStateUnknown(object) => object,
@@ -49,7 +60,8 @@ impl<T: ?Sized> Clone for Deleted<T> {
     }
 }
 
-/// A registered handler. Cheap to clone. Upstream: `ResourceEventHandlerRegistration`.
+/// A registered handler. Cheap to clone: clones are one registration. Dropping it does not remove
+/// the handler. Upstream: `ResourceEventHandlerRegistration`.
 #[derive(Clone, Default)]
 pub struct Registration {
     state: Arc<RegistrationState>,
@@ -62,12 +74,13 @@ struct RegistrationState {
 }
 
 impl Registration {
-    /// The handler has been called for every object of the initial list.
+    /// Whether the handler has been called for every object of the initial list.
     pub fn has_synced(&self) -> bool {
         self.state.synced.load(Ordering::Acquire)
     }
 
-    /// Resolves once synced; never when the informer stops earlier.
+    /// Resolves once synced; never when the informer stops, or the handler is removed, earlier. May
+    /// be dropped at any time.
     pub async fn synced(&self) {
         while !self.has_synced() {
             let changed = self.state.changed.listen();

@@ -1,4 +1,4 @@
-//! The cache itself: objects behind a lock, found by key and by named indices.
+//! The cache: objects behind a lock, found by key and by indices.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -15,11 +15,12 @@ use super::object_table::{KeyTable, ObjectTable, Slot};
 use crate::lookup::Lookup;
 use crate::objects::{Istr, Object, ObjectKey, Uid};
 
-/// From an object to the values under which an index finds it.
+/// Passes each value under which an index finds the object to a closure. Upstream:
+/// `cache.IndexFunc`.
 pub type IndexFn<T> = fn(&T, &mut dyn FnMut(IndexValue));
 
-/// An index over objects of type `T`, declared as a constant: those who add it and those who read by
-/// it use the same one. Two declarations are two indices, whatever their names.
+/// An index over objects of type `T`, declared as a constant that is used both to add the index and
+/// to read by it. Two declarations are two indices, even with one name.
 /// Upstream: an entry of `cache.Indexers`.
 pub struct Index<T> {
     name: &'static str,
@@ -28,7 +29,8 @@ pub struct Index<T> {
 }
 
 impl<T> Index<T> {
-    /// `name`: for messages. `of`: gives the values of an object, and calls nothing else.
+    /// `name`: for messages. `of`: passes on the values of an object; it runs under the cache's
+    /// lock and must not call the cache.
     #[track_caller]
     pub const fn new(name: &'static str, of: IndexFn<T>) -> Index<T> {
         Index { name, of, declared: Location::caller() }
@@ -41,16 +43,33 @@ impl<T> Index<T> {
     }
 }
 
-/// A key of an index.
+/// A value under which an index finds objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IndexValue {
+    /// Any text: a node's name, an IP address, a label's value.
     Text(Istr),
+    /// A uid, usually the owner's.
     Uid(Uid),
+    /// The namespace and name of another object.
     Key(ObjectKey),
 }
 
-/// The cached objects of one kind, with named indices and the newest version seen. Each call is
-/// atomic; two calls may see two states. Objects are shared and never change.
+/// The cached objects of one kind, with indices and the newest version seen. Objects are shared and
+/// never change.
+///
+/// # What holds
+///
+/// - Each call is answered from one state of the cache, indices included: a list has no two objects
+///   with one namespace and name, and an index has exactly the objects that are stored.
+/// - A write is visible to every call that begins after it.
+/// - The seen version never decreases. When it is read as `v`, each later call shows all changes up
+///   to `v`.
+///
+/// # What is not promised
+///
+/// - That two calls see the same state.
+/// - An order of the objects.
+/// - That the seen version belongs to the newest object: objects may be newer.
 ///
 /// An object costs one pointer here, and four bytes and slack in each table.
 /// Upstream: `cache.Store`, `cache.Indexer`, `cache.ThreadSafeStore`.
@@ -62,21 +81,31 @@ pub struct Indexer<T> {
 
 /// An [`Indexer`] of any kind, as the queue and the informer use it.
 pub trait AnyIndexer: Any + Send + Sync {
+    /// See [`Indexer::get`].
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>>;
     /// Adds or updates. An index function that panics leaves everything as it was.
+    ///
+    /// # Panics
+    /// When the object is not of the indexer's type: a mistake in the program.
     fn insert(&self, object: Arc<dyn AnyObject>);
+    /// Removes the object, if it is stored.
     fn remove(&self, key: &ObjectKey);
+    /// Visits all objects, in no order, under the cache's lock: `visit` must not call the cache.
     fn for_each(&self, visit: &mut dyn FnMut(Arc<dyn AnyObject>));
+    /// The number of objects.
     fn len(&self) -> usize;
+    /// The number of objects in one namespace.
     fn count_in(&self, namespace: &str) -> usize;
+    /// See [`Indexer::last_seen_version`].
     fn last_seen_version(&self) -> u64;
-    /// An estimate of the memory that the cache takes: each view with its name, the slots, and the
-    /// tables by key and by index. What views hold behind pointers is not counted: strings, labels
-    /// and templates, which many share, and lists.
+    /// An estimate of the cache's memory in bytes: each view with its name, the slots, and the
+    /// tables by key and by index. Values that views hold behind pointers are not counted: strings,
+    /// labels and templates, which many objects share, and lists.
     fn bytes_held(&self) -> usize;
-    /// Everything up to `version` is processed.
+    /// See [`Indexer::set_seen_version`].
     fn saw(&self, version: u64);
 
+    /// Whether there are no objects.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -88,7 +117,7 @@ struct State<T> {
     tables: Tables,
 }
 
-/// What is compiled once for all kinds.
+/// The tables, which are compiled once for all kinds.
 #[derive(Default)]
 struct Tables {
     keys: KeyTable,
@@ -111,10 +140,10 @@ enum Bucket {
     Many(Box<HashSet<Slot>>),
 }
 
-/// What an allocation of an `Arc` costs beside its content: its two counts, and the allocator's part.
+/// The bytes of an `Arc`'s allocation beside its content: two counts, and the allocator's header.
 const ALLOCATED: usize = 16 + 8;
 
-/// A bucket of more is a set, so that removing stays cheap.
+/// A bucket with more slots is a set, so that removing stays cheap.
 const FEW: usize = 64;
 
 impl Bucket {
@@ -155,7 +184,7 @@ impl Bucket {
         }
     }
 
-    /// Beside the bucket itself.
+    /// The bytes beside the bucket itself.
     fn bytes_held(&self) -> usize {
         match self {
             Bucket::One(_) => 0,
@@ -178,7 +207,7 @@ impl Bucket {
 /// The values of an object: the index's number, and a value under which it has the object.
 type Values = SmallVec<[(usize, IndexValue); 4]>;
 
-/// In the order of the functions; one that a function repeats is repeated.
+/// The values, in the order of the functions; a value that a function repeats is repeated.
 fn values<T>(functions: &[IndexFn<T>], object: &T) -> Values {
     let mut values = Values::new();
     for (number, function) in functions.iter().enumerate() {
@@ -188,8 +217,8 @@ fn values<T>(functions: &[IndexFn<T>], object: &T) -> Values {
 }
 
 impl Tables {
-    /// Moves a slot from the values of its old object to those of its new one. A user may choose how
-    /// many there are.
+    /// Moves a slot from the values of its old object to those of its new one. There may be many:
+    /// users choose their number.
     fn reindex(&mut self, slot: Slot, before: &Values, after: Values) {
         if *before == after {
             return;
@@ -231,7 +260,7 @@ impl Tables {
             let many = index.buckets.values().map(Bucket::bytes_held).sum::<usize>();
             many + index.buckets.capacity() * (size_of::<(IndexValue, Bucket)>() + 1)
         });
-        // A slot, and a byte of the hash table for it.
+        // A slot, and its byte in the hash table.
         self.keys.capacity() * (size_of::<Slot>() + 1) + indices.sum::<usize>()
     }
 
@@ -261,14 +290,18 @@ impl<T: Object> Default for Indexer<T> {
 }
 
 impl<T: Object> Indexer<T> {
+    /// An empty cache without indices.
     pub fn new() -> Indexer<T> {
         let (functions, tables) = (Vec::new(), Tables::default());
         let state = State { slots: ObjectTable::new(), functions, tables };
         Indexer { state: RwLock::new(state), version: AtomicU64::new(0) }
     }
 
-    /// Objects that are already stored are indexed at once. An index that was added before stays.
-    /// Upstream: `AddIndexers`.
+    /// Adds an index, with all objects that are already stored. Does nothing when the index was
+    /// added before. Upstream: `AddIndexers`.
+    ///
+    /// # Panics
+    /// When the index function panics.
     pub fn add_index(&self, index: &Index<T>) {
         let mut state = self.state.write();
         let State { slots, functions, tables } = &mut *state;
@@ -285,7 +318,10 @@ impl<T: Object> Indexer<T> {
         }
     }
 
-    /// Adds or updates. Returns the object that was there under the same name.
+    /// Adds or updates. Returns the object that was stored under the same namespace and name.
+    ///
+    /// # Panics
+    /// When an index function panics; nothing is changed then.
     pub fn insert(&self, object: Arc<T>) -> Option<Arc<T>> {
         let mut state = self.state.write();
         let State { slots, functions, tables } = &mut *state;
@@ -308,6 +344,7 @@ impl<T: Object> Indexer<T> {
         }
     }
 
+    /// Removes the object and returns it; `None` when it is not stored.
     pub fn remove(&self, key: &ObjectKey) -> Option<Arc<T>> {
         let mut state = self.state.write();
         let State { slots, functions, tables } = &mut *state;
@@ -322,13 +359,14 @@ impl<T: Object> Indexer<T> {
         old
     }
 
+    /// The object with this namespace and name. Upstream: `GetByKey`.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         let state = self.state.read();
         let slot = state.tables.keys.find(&state.slots, key)?;
         Some(state.slots.get(slot).clone())
     }
 
-    /// All, in no order.
+    /// All objects, in no order.
     pub fn list(&self) -> Vec<Arc<T>> {
         let state = self.state.read();
         let mut all = Vec::with_capacity(state.tables.keys.len());
@@ -342,11 +380,12 @@ impl<T: Object> Indexer<T> {
         state.slots.gather(&state.tables.keys.in_namespace(namespace))
     }
 
+    /// The number of objects in one namespace.
     pub fn count_in(&self, namespace: &str) -> usize {
         self.state.read().tables.keys.count_in(namespace)
     }
 
-    /// The objects that `index` has under `value`, in no order.
+    /// The objects that `index` has under `value`, in no order. Upstream: `ByIndex`.
     ///
     /// # Panics
     /// When the index was not added: a mistake in the program.
@@ -357,21 +396,24 @@ impl<T: Object> Indexer<T> {
         state.slots.gather(&state.tables.by_value(number, value))
     }
 
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.state.read().tables.keys.len()
     }
 
+    /// Whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The newest version of which all changes can be read here, bookmarks included; 0 before the
-    /// first list is whole. Never decreases. Upstream: `LastStoreSyncResourceVersion`.
+    /// The newest resource version up to which all changes can be read here; bookmarks raise it
+    /// too. 0 before the first list is whole. Never decreases.
+    /// Upstream: `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// All changes up to `version` are stored.
+    /// Records that all changes up to `version` are stored. A lower version than before is ignored.
     pub fn set_seen_version(&self, version: u64) {
         self.version.fetch_max(version, Ordering::AcqRel);
     }
@@ -444,7 +486,7 @@ mod tests {
         indexer.add_index(&BY_APP);
         indexer.insert(labelled("a", "y", 1, &[("app", "web")]));
         indexer.insert(object("a", "z", 1));
-        assert_eq!(under(&indexer, "web"), 2, "what was there before the index, too");
+        assert_eq!(under(&indexer, "web"), 2, "also the object from before the index");
         indexer.insert(labelled("a", "y", 2, &[("app", "db")]));
         assert_eq!((under(&indexer, "web"), under(&indexer, "db")), (1, 1));
         indexer.insert(labelled("a", "y", 3, &[("app", "db")]));

@@ -50,16 +50,21 @@ pub struct Informer {
 /// An informer as debug pages show it.
 #[derive(Clone, Debug)]
 pub struct InformerStatus {
+    /// The objects that it lists and watches.
     pub scope: Scope,
+    /// The number of cached objects.
     pub objects: usize,
-    /// See [`AnyIndexer::bytes_held`].
+    /// The memory of the cache, in bytes: see [`AnyIndexer::bytes_held`].
     pub bytes: usize,
-    /// The newest version of which all changes are cached.
+    /// The newest resource version up to which all changes are cached; 0 before the first list.
     pub version: u64,
+    /// Whether the cache holds the whole first list.
     pub synced: bool,
+    /// What its reflector does.
     pub reflector: ReflectorStatus,
     /// Keys that wait in the DeltaFifo.
     pub queued: usize,
+    /// Its handlers, in the order in which they were added.
     pub handlers: Vec<HandlerStatus>,
 }
 
@@ -94,7 +99,7 @@ impl Informer {
         &self.scope
     }
 
-    /// The factory's resync period, for handlers that have none of their own.
+    /// The factory's resync period, for handlers without one of their own.
     pub fn default_resync(&self) -> Option<Duration> {
         self.default_resync.get().copied()
     }
@@ -130,7 +135,7 @@ impl Informer {
     ) -> Registration {
         let added = self.processor.add(name, handler, resync, |visit| self.indexer.for_each(visit));
         if resync.is_some() {
-            self.fifo.look_again();
+            self.fifo.wake();
         }
         added
     }
@@ -149,7 +154,7 @@ impl Informer {
 
     pub async fn run(self: Arc<Self>, stop: StopToken) {
         if !self.processor.start() {
-            log::warn!("{}: it was started before", self.name);
+            log::warn!("{}: the informer was started before", self.name);
             return;
         }
         metrics::report(&self);
@@ -159,8 +164,8 @@ impl Informer {
         self.processor.end().await;
     }
 
-    /// Runs the reflector and the queue in one task: the queue stays short, since both take turns.
-    /// After a panic both start again with an empty queue and a list.
+    /// Runs the reflector and [`Self::process`] in one task: they alternate, so the queue stays
+    /// short. After a panic both start again with an empty queue and a list.
     async fn work(&self) {
         let mut reflector = Reflector::new(
             self.name.clone(),
@@ -194,9 +199,10 @@ impl Informer {
     /// Moves changes from the queue into the cache and to the handlers. While none wait, passes all
     /// objects again to each handler whose resync is due. Upstream: `processLoop`.
     async fn process(&self) {
-        // Many changes of one object, or of a large one, hold up neither other tasks nor the reflector.
+        // Yields now and then, so that many changes of one object, or large objects, delay neither
+        // other tasks nor the reflector.
         let mut slice = TimeSlice::new(self.clock.clone());
-        // Of the next resync, and when that is due.
+        // When the next resync is due, and the sleep until then.
         let mut timer: Option<(Duration, Sleep)> = None;
         loop {
             let (changed, began) = (self.fifo.changed(), slice.begin_item());
@@ -322,7 +328,7 @@ impl Measured for Informer {
     }
 }
 
-/// One object at one version.
+/// Whether both are the same object at the same version.
 fn is_same(old: &Meta, new: &Meta) -> bool {
     old.resource_version == new.resource_version && old.resource_version != 0 && old.uid == new.uid
 }

@@ -1,4 +1,4 @@
-//! Reading from a cache. Upstream: `cache.GenericLister` and the generated listers.
+//! Reads from a cache. Upstream: `cache.GenericLister` and the generated listers.
 
 use std::any::type_name;
 use std::sync::Arc;
@@ -7,7 +7,10 @@ use super::indexer::{Index, IndexValue, Indexer};
 use crate::objects::{Object, ObjectKey};
 use crate::trace;
 
-/// Reads from a cache. Cheap to clone. The returned objects are shared with every other reader.
+/// Reads from an informer's cache. Cheap to clone. The returned objects are shared with every other
+/// reader and never change. [`Indexer`] has the contract: each call is answered from one state of
+/// the cache, and two calls may see two states. Before the first list and after the informer's end
+/// a Lister reads what the cache has then.
 pub struct Lister<T> {
     indexer: Arc<Indexer<T>>,
 }
@@ -19,6 +22,7 @@ impl<T> Clone for Lister<T> {
 }
 
 impl<T: Object> Lister<T> {
+    /// A reader of this cache.
     pub fn new(indexer: Arc<Indexer<T>>) -> Lister<T> {
         Lister { indexer }
     }
@@ -28,6 +32,8 @@ impl<T: Object> Lister<T> {
         Arc::ptr_eq(&self.indexer, &other.indexer)
     }
 
+    /// The object with this namespace and name; `None` when it is not cached, which does not prove
+    /// that the server does not have it.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         let found = self.indexer.get(key);
         if trace::is_on() {
@@ -37,7 +43,7 @@ impl<T: Object> Lister<T> {
         found
     }
 
-    /// Traces a read of many.
+    /// Traces a read of several objects.
     fn traced(&self, found: Vec<Arc<T>>) -> Vec<Arc<T>> {
         if trace::is_on() {
             let count = found.len();
@@ -47,7 +53,7 @@ impl<T: Object> Lister<T> {
         found
     }
 
-    /// All, in no order.
+    /// All objects, in no order.
     pub fn list(&self) -> Vec<Arc<T>> {
         self.traced(self.indexer.list())
     }
@@ -57,26 +63,32 @@ impl<T: Object> Lister<T> {
         self.traced(self.indexer.in_namespace(namespace))
     }
 
-    /// How many objects a namespace has.
+    /// The number of objects in one namespace.
     pub fn count_in(&self, namespace: &str) -> usize {
         self.indexer.count_in(namespace)
     }
 
-    /// The objects that `index` has under `value`, in no order. See [`Indexer::by_index`].
+    /// The objects that `index` has under `value`, in no order.
+    ///
+    /// # Panics
+    /// When the index was not added: a mistake in the program.
     pub fn by_index(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
         self.traced(self.indexer.by_index(index, value))
     }
 
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.indexer.len()
     }
 
+    /// Whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The newest version that this cache has seen, bookmarks included: every change up to it can
-    /// be read here. 0 before the first list is whole. Upstream: `LastStoreSyncResourceVersion`.
+    /// The newest resource version that this cache has seen, in an object or a bookmark: every
+    /// change up to it can be read here. 0 before the first list is whole.
+    /// Upstream: `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.indexer.last_seen_version()
     }

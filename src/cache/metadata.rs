@@ -1,4 +1,4 @@
-//! Informers by the metadata of their objects, of any type.
+//! Informers of any type that show the metadata of their objects.
 //! Upstream: `metadatainformer`, `informerfactory.InformerFactory`.
 
 use std::sync::Arc;
@@ -10,16 +10,20 @@ use super::processor::{AnyHandler, Event};
 use super::source::Scope;
 use crate::objects::{Meta, ObjectKey};
 
-/// An informer of any kind, by the metadata of its objects. Cheap to clone.
+/// An informer of any kind that shows the metadata of its objects. Cheap to clone. Its contract is
+/// that of [`super::SharedIndexInformer`].
 #[derive(Clone)]
 pub struct MetadataInformer {
     inner: Arc<Informer>,
 }
 
-/// Handles the events of a [`MetadataInformer`]. See [`super::EventHandler`].
+/// Handles the events of a [`MetadataInformer`], as a [`super::EventHandler`] does.
 pub trait MetadataHandler: Send + 'static {
+    /// The object is in the cache, and was not before.
     fn on_add(&mut self, meta: &Meta);
+    /// The object has changed.
     fn on_update(&mut self, old: &Meta, new: &Meta);
+    /// The object is deleted; `meta` is from the last state known.
     fn on_delete(&mut self, meta: &Meta);
 }
 
@@ -40,11 +44,13 @@ impl MetadataInformer {
         MetadataInformer { inner }
     }
 
+    /// The objects that it lists and watches.
     pub fn scope(&self) -> &Scope {
         self.inner.scope()
     }
 
-    /// The handler gets no resyncs.
+    /// Adds a handler, which gets no resyncs. See [`super::SharedIndexInformer::add_handler`].
+    /// `name`: for logs and metrics.
     pub fn add_metadata_handler(
         &self,
         name: &str,
@@ -53,19 +59,22 @@ impl MetadataInformer {
         self.inner.add_handler(name, Box::new(ByMetadata(handler)), None)
     }
 
-    /// See [`super::SharedIndexInformer::remove_handler`].
+    /// Removes a handler. See [`super::SharedIndexInformer::remove_handler`].
     pub fn remove_metadata_handler(&self, registration: &Registration) {
         self.inner.remove_handler(registration);
     }
 
+    /// Whether the cache holds the whole first list.
     pub fn has_synced(&self) -> bool {
         self.inner.has_synced()
     }
 
+    /// The cached object with this namespace and name.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         self.inner.indexer().get(key)
     }
 
+    /// The number of cached objects in one namespace.
     pub fn count_in(&self, namespace: &str) -> usize {
         self.inner.indexer().count_in(namespace)
     }

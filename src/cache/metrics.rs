@@ -22,10 +22,10 @@ pub trait Measured: Send + Sync {
     fn labels(&self) -> [&str; 4];
     /// Keys that wait in the queue.
     fn queued(&self) -> usize;
-    /// The newest version of which the store has all changes.
+    /// The newest version up to which the store has all changes.
     fn last_seen_version(&self) -> u64;
     fn handlers(&self) -> Vec<HandlerStatus>;
-    /// What it counts since it was made.
+    /// Its counters since it was created.
     fn counts(&self) -> &Counts;
 }
 

@@ -5,6 +5,8 @@
 //! [`Indexer`], and from there as notifications to every [`EventHandler`].
 //! `docs/client-go.md` maps each piece to upstream's. Upstream: `k8s.io/client-go/tools/cache`.
 
+#![warn(missing_docs)]
+
 mod any;
 mod backlog;
 mod counts;

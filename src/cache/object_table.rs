@@ -1,4 +1,4 @@
-//! Objects by namespace and name: the part of the cache that knows their type, and the hash tables
+//! Objects by namespace and name: a table of the objects, which knows their type, and hash tables
 //! over it, which do not.
 
 use std::collections::HashMap;
@@ -71,7 +71,7 @@ impl<T> ObjectTable<T> {
         slots.iter().map(|slot| self.get(*slot).clone()).collect()
     }
 
-    /// The slots in use, from 0 on again: the new slot of each old one.
+    /// Renumbers the slots in use from 0. Returns the new slot of each old one.
     fn compact(&mut self) -> Vec<Slot> {
         let mut next = 0;
         let moved = self.objects.iter().map(|object| {
@@ -125,7 +125,7 @@ impl KeyTable {
         table.insert_unique(hash(&slot), slot, hash);
     }
 
-    /// Takes a slot out of the table, which is free from now on.
+    /// Removes a slot from the table. The slot is free from now on.
     pub fn remove(&mut self, slots: &dyn AnySlots, slot: Slot) {
         let meta = slots.object(slot).meta();
         let hasher = &self.hasher;
@@ -139,7 +139,7 @@ impl KeyTable {
         if table.is_empty() {
             self.namespaces.remove(&meta.namespace);
         } else if table.capacity() > 64 && table.len() < table.capacity() / 4 {
-            // Memory is given back after a peak.
+            // Memory is freed after a peak.
             table.shrink_to(table.len() * 2, hash);
         }
     }

@@ -1,22 +1,22 @@
-//! What a reflector does, and what it does next: a step without I/O.
+//! The phases of a reflector, and the next phase after an outcome: decided without I/O.
 
 use std::time::Duration;
 
 use super::Error;
 
-/// Where a list begins: how old it may be.
+/// How old a list may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// Any version that the server has in its cache.
     Any,
-    /// Not older than this version.
+    /// Not older than this resource version.
     AtLeast(u64),
-    /// The newest.
+    /// The newest version.
     Newest,
 }
 
 impl Start {
-    /// The `resourceVersion` of a list.
+    /// The parameter `resourceVersion` of a list; `None`: the request has none.
     pub fn list_version(self) -> Option<String> {
         match self {
             Start::Any => Some("0".to_owned()),
@@ -29,19 +29,26 @@ impl Start {
 /// What the reflector does now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// List by a watch that begins with all objects, and goes on.
+    /// It lists by a watch that begins with all objects and stays open. Upstream: `watchList`.
     Stream {
+        /// How old the list may be.
         start: Start,
     },
+    /// It lists by a list request. Upstream: `list`.
     List {
+        /// How old the list may be.
         start: Start,
     },
-    /// `from` moves on with each event.
+    /// It watches. Upstream: `watch`.
     Watch {
+        /// The resource version of the last event, from which a new watch begins.
         from: u64,
     },
+    /// It waits before the next request.
     Wait {
+        /// For how long.
         delay: Duration,
+        /// The phase after the wait.
         then: Box<Phase>,
     },
 }
@@ -49,7 +56,7 @@ pub enum Phase {
 /// How a phase ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The store has the whole list, at this version.
+    /// The store has the whole list, at this resource version.
     Listed(u64),
     /// The server, or the connection, ended the watch.
     Closed,
@@ -57,12 +64,18 @@ pub enum Outcome {
     Short,
     /// The answer cannot be decoded, or the server cannot send it. A retry would fail the same way.
     Garbled,
+    /// See [`Error::Expired`].
     Expired,
+    /// See [`Error::TooLarge`].
     TooLarge,
+    /// See [`Error::Busy`].
     Busy {
+        /// The least delay before the next request.
         after: Duration,
     },
+    /// See [`Error::Unsupported`].
     Unsupported,
+    /// Any other failure.
     Failed,
     /// The wait is over.
     Waited,
@@ -83,8 +96,8 @@ impl From<&Error> for Outcome {
 }
 
 impl Phase {
-    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is
-    /// called when there is a delay to wait, and only then.
+    /// The phase after `outcome`. This only decides; the [`Reflector`](super::Reflector) sends and
+    /// sleeps. `backoff` returns the next delay; it is called only when there is a delay to wait.
     pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
         use Outcome::*;
         use Phase::*;
@@ -96,7 +109,7 @@ impl Phase {
             (Wait { then, .. }, _) => *then,
             (_, Listed(version)) => Watch { from: version },
 
-            // The newest is neither too old nor too new: pause before the server is asked again.
+            // The newest version cannot be too old or too new: wait before the next request.
             (Stream { start: Start::Newest }, Expired | TooLarge) => {
                 wait(Duration::ZERO, Stream { start: Start::Newest })
             }
@@ -124,7 +137,8 @@ impl Phase {
 }
 
 /// Delays that double from 0.8 s to 30 s, each multiplied by a random factor of 1 to 2. They start
-/// again at 0.8 s every two minutes. Upstream: `wait.Backoff.DelayWithReset`.
+/// again at 0.8 s when two minutes have passed since the last such start.
+/// Upstream: `wait.Backoff.DelayWithReset`.
 pub struct Backoff {
     next: Duration,
     reset_at: Duration,
@@ -136,11 +150,12 @@ impl Backoff {
     const LAST: Duration = Duration::from_secs(30);
     const RESET: Duration = Duration::from_secs(120);
 
-    /// `now`: monotonic.
+    /// `now`: the time of the monotonic clock. `random`: for the factors.
     pub fn new(now: Duration, random: fastrand::Rng) -> Backoff {
         Backoff { next: Backoff::FIRST, reset_at: now, random }
     }
 
+    /// The next delay, for a failure at the monotonic time `now`.
     pub fn next(&mut self, now: Duration) -> Duration {
         if now.saturating_sub(self.reset_at) > Backoff::RESET {
             self.next = Backoff::FIRST;
@@ -164,7 +179,7 @@ mod tests {
 
     /// Every phase with every outcome it can have.
     #[test]
-    fn a_phase_and_its_outcome_give_the_next() {
+    fn the_next_phase_follows_from_phase_and_outcome() {
         use Outcome::*;
         use Phase::{List, Stream, Wait, Watch};
         use Start::{Any, AtLeast, Newest};

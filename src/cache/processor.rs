@@ -22,7 +22,7 @@ use crate::trace;
 /// A shorter resync period is raised to this. Upstream: `minimumResyncPeriod`.
 const MINIMUM_RESYNC: Duration = Duration::from_secs(1);
 
-/// After a handler panicked, its next notification waits this long.
+/// How long the next notification waits after a handler has panicked.
 const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A change for the handlers.
@@ -36,7 +36,7 @@ pub enum Event {
 #[derive(Clone)]
 enum Notification {
     Event(Event),
-    /// The first list is over.
+    /// The first list is processed to its end.
     Synced,
 }
 
@@ -72,13 +72,13 @@ enum State {
 
 struct Listener {
     inbox: Arc<Inbox>,
-    /// Few have one.
+    /// Boxed, as few handlers have one.
     resync: Option<Box<Resync>>,
 }
 
-/// What a handler's task shares with the informer.
+/// The part of a listener that its task and the informer share.
 struct Inbox {
-    /// The name.
+    /// The handler's name.
     handler: Istr,
     registration: Registration,
     /// Unbounded, so that a slow handler delays no other; its length is a metric.
@@ -89,18 +89,20 @@ struct Inbox {
 struct Resync {
     period: Duration,
     next: Duration,
-    /// The resync under way is for this handler.
+    /// Whether the handler was due at the last resync.
     syncing: bool,
 }
 
 /// A handler as debug pages show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandlerStatus {
+    /// Its name, which other handlers may have too.
     pub name: String,
     /// Notifications that wait for it.
     pub backlog: usize,
+    /// How often it has panicked.
     pub panics: u64,
-    /// It was called for all objects of its initial list.
+    /// Whether it was called for all objects of its initial list.
     pub synced: bool,
 }
 
@@ -116,7 +118,8 @@ impl Listener {
 }
 
 impl Listeners {
-    /// Sends to all handlers; with `sync`, when nothing changed, to those of the resync under way.
+    /// Sends to all handlers; with `sync`, when nothing changed, only to those that were due at the
+    /// last resync.
     pub fn distribute(&mut self, event: Event, sync: bool) {
         self.send(Notification::Event(event), sync);
     }
@@ -138,7 +141,7 @@ impl Listeners {
         self.take_reader(listener);
     }
 
-    /// Starts the handler's task if it has none and something waits.
+    /// Starts the handler's task if it has none and a notification waits.
     fn take_reader(&self, listener: &Listener) {
         if self.state != State::Running {
             return;
@@ -179,8 +182,8 @@ impl Processor {
         self.listeners.lock()
     }
 
-    /// The handler first gets an `Add` for each object that `for_each` visits; no event is sent
-    /// meanwhile. The next resync may be due earlier now.
+    /// Adds a handler, which first gets an `Add` for each object that `for_each` visits; no event
+    /// is sent meanwhile. The next resync may be due earlier after the call.
     pub fn add(
         &self,
         name: &str,
@@ -219,7 +222,7 @@ impl Processor {
         registration
     }
 
-    /// Waiting notifications of the handler are dropped. Upstream: `RemoveEventHandler`.
+    /// Removes a handler and drops its waiting notifications. Upstream: `RemoveEventHandler`.
     pub fn remove(&self, registration: &Registration) {
         let is_it = |listener: &mut Listener| listener.inbox.registration.is(registration);
         // Handlers are dropped without the lock.
@@ -238,8 +241,8 @@ impl Processor {
         true
     }
 
-    /// Drops the notifications that wait. Resolves when every handler has returned from its last
-    /// call.
+    /// Drops all waiting notifications and handlers. Resolves when every handler has returned from
+    /// its last call.
     pub async fn end(&self) {
         let ended = {
             let mut listeners = self.lock();
@@ -251,7 +254,7 @@ impl Processor {
         self.tasks.join().await;
     }
 
-    /// Each handler. Handlers may have the same name.
+    /// The status of each handler. Handlers may have the same name.
     pub fn handlers(&self) -> Vec<HandlerStatus> {
         self.lock().all.iter().map(Listener::status).collect()
     }
@@ -284,7 +287,7 @@ struct Delivery {
 }
 
 impl Delivery {
-    /// The span of the event, 0 when its object is not traced.
+    /// The number of the event's span; 0 when its object is not traced.
     fn traced(&self, event: &Event) -> u64 {
         let (object, name) = match event {
             Event::Add { object, .. } => (object, "add"),
@@ -296,7 +299,7 @@ impl Delivery {
         trace::handled(object.meta(), name, handler, self.inbox.notifications.len())
     }
 
-    /// Until nothing waits.
+    /// Calls the handler until no notification waits.
     async fn run(self, mut resting: Box<dyn AnyHandler>) {
         let mut slice = TimeSlice::new(self.clock.clone());
         while let Some((notification, mut handler)) = self.inbox.notifications.next(resting) {
@@ -310,7 +313,8 @@ impl Delivery {
             };
             let span = if trace::is_on() { self.traced(&event) } else { 0 };
             let began = slice.begin_item();
-            // The handler's state is its own business: it is called again with its next event.
+            // The handler is called with its next event even after a panic: it must cope with its
+            // own state.
             let call = AssertUnwindSafe(|| {
                 let _entered = trace::enter(span);
                 panics::at(|| format!("handler {} of {}", self.inbox.handler, self.informer));
@@ -319,7 +323,7 @@ impl Delivery {
             if catch_unwind(call).is_err() {
                 self.inbox.panics.add_one();
                 log::error!(
-                    "event handler {} of {}: panicked; it goes on with its next event",
+                    "event handler {} of {}: panicked; it continues with its next event",
                     self.inbox.handler,
                     self.informer
                 );

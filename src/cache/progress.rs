@@ -1,4 +1,4 @@
-//! How far a reflector is, for debug pages: kept while it runs, read when someone asks.
+//! What a reflector does now, for debug pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::counts::Counts;
 use super::phase::{Phase, Start};
 
-/// What a reflector does and did.
+/// The phase of a reflector, and the number of objects that it has received.
 #[derive(Default)]
 pub struct Progress {
     /// The phase, and since when on the monotonic clock; `None` before the start.
@@ -21,12 +21,12 @@ impl Progress {
         *self.phase.lock() = Some((phase.clone(), now));
     }
 
-    /// An object came, in a list or a watch.
+    /// Counts an object that was received in a list or a watch.
     pub fn received(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// `counts`: those of its informer.
+    /// `counts`: the counters of its informer.
     pub fn status(&self, counts: &Counts, now: Duration) -> ReflectorStatus {
         let phase = self.phase.lock().clone();
         ReflectorStatus {
@@ -44,9 +44,9 @@ impl Progress {
 pub struct ReflectorStatus {
     /// `watching`, `listing`, `waiting 1.2s, then watching`.
     pub phase: String,
-    /// For how long it is in this phase.
+    /// For how many seconds it has been in this phase.
     pub seconds: f64,
-    /// Lists begun, those included that begin a watch.
+    /// Lists begun, including those that are the initial events of a watch.
     pub lists: u64,
     /// Watches opened.
     pub watches: u64,

@@ -1,4 +1,4 @@
-//! Keeps a store as the API server has it: list, then watch, without end.
+//! Keeps a store equal to the API server's objects: lists, then watches, without end.
 //! Upstream: `cache.Reflector`.
 
 use std::future::Future;
@@ -36,18 +36,34 @@ fn level_of(error: &Error) -> Level {
 /// Items a page. Upstream: `pager.defaultPageSize`.
 const PAGE_SIZE: u32 = 500;
 
-/// A watch that ends sooner, without an event, is a fault.
+/// A watch that ends sooner without an event counts as a failure.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
 
-/// The server ends a watch after five to ten minutes ...
+/// The server ends a watch after one to two times this period, chosen at random.
 const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// ... and when it has not after this much more, the connection counts as dead.
+/// When a watch is still open this long after its timeout, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 
 /// Fills a [`DeltaFifo`] from a [`Source`] and keeps it up to date. Each object is decoded once,
-/// into the `Arc` that every reader shares. Of one that cannot be decoded the last known state stays
-/// in the store until it is known to be deleted; one that never could is absent from it.
+/// into the `Arc` that every reader shares.
+///
+/// # What holds
+///
+/// - The states of one object are written in the server's order, and a list is never older than
+///   what was written before. The exception is a server that has lost versions, as after a restored
+///   backup: then the newest list is written, which may be older.
+/// - After an outage the watch continues where it ended when the server still has its events; else
+///   a list follows, with a deletion for each object that is gone.
+/// - An object that cannot be decoded keeps its last known state in the store until it is known to
+///   be deleted. One that never could be decoded is absent from the store.
+/// - Failures are retried for ever. [`Phase::after`] decides which of them after a delay.
+///
+/// # What is not promised
+///
+/// - Every state: a list skips those between the last event and the list.
+///
+/// Upstream: `cache.Reflector`.
 pub struct Reflector {
     /// The scope, as logs and metrics name it.
     name: Arc<str>,
@@ -59,14 +75,14 @@ pub struct Reflector {
     clock: SharedClock,
     progress: Arc<Progress>,
     random: fastrand::Rng,
-    /// The newest version written to the store, of a list that broke half-way as well: a later list
+    /// The newest version written to the store, also by a list that broke half-way: a later list
     /// must not be older.
     written: u64,
-    /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all
-    /// at once.
+    /// Whether a list from [`Start::Any`] came in pages: the server has no watch cache that could
+    /// send all objects at once.
     paginated: bool,
     slice: TimeSlice,
-    /// Of the watch's events.
+    /// Whether many of the watch's events arrive at once.
     storm: Storm,
 }
 
@@ -77,6 +93,8 @@ struct Open {
 }
 
 impl Reflector {
+    /// A reflector that sends nothing before [`run`](Self::run). `name`: the scope in logs and
+    /// metrics. `store`: the queue that it alone writes.
     pub fn new(
         name: Arc<str>,
         scope: Arc<Scope>,
@@ -104,14 +122,15 @@ impl Reflector {
         }
     }
 
-    /// What it does is kept in `progress`, for debug pages.
+    /// Records the phases in `progress`, for debug pages.
     pub(super) fn reporting(mut self, progress: Arc<Progress>) -> Reflector {
         self.progress = progress;
         self
     }
 
-    /// Lists and watches; never ends. After a panic or a drop half-way it may be called again: it
-    /// begins with a whole list, not older than what was written.
+    /// Lists and watches; never ends. May be dropped at any time, which ends its requests. After a
+    /// drop or a panic it may be called again, with [`DeltaFifo::abandon`] before: it begins with a
+    /// whole list, not older than what was written.
     pub async fn run(&mut self) {
         let mut backoff = Backoff::new(self.clock.monotonic(), self.random.fork());
         let mut phase = Phase::Stream { start: Start::Any };
@@ -149,8 +168,8 @@ impl Reflector {
         log::log!(level_of(error), "{}: {what}: {error}", self.name);
     }
 
-    /// A stream that is always ready holds up neither other tasks nor the one that empties the queue,
-    /// which stays as short as what is read in a slice.
+    /// Yields after each slice, and waits until the queue is empty: a stream that is always ready
+    /// then delays no other task, and the queue holds no more than one slice of items.
     async fn end_item(&mut self, began: Duration) {
         if self.slice.end_item(began) {
             yield_now().await;
@@ -160,7 +179,7 @@ impl Reflector {
         }
     }
 
-    /// `event`: what the server calls it, for the trace.
+    /// `event`: the server's name for it, for the trace.
     fn decode(&self, object: &Encoded, event: &str) -> Received {
         self.progress.received();
         panics::at(|| format!("reflector of {}", self.name));
@@ -175,7 +194,7 @@ impl Reflector {
             (Ok(_), None) => {}
             (Err(undecoded), _) => {
                 self.counts.undecoded.add_one();
-                log::error!("{} (the {event} object is passed over)", undecoded.error);
+                log::error!("{} (the {event} object is skipped)", undecoded.error);
             }
         }
         decoded
@@ -207,7 +226,7 @@ impl Reflector {
     /// Returns the version of the deletion.
     ///
     /// # Errors
-    /// When it is unknown what was deleted: only a list shows that.
+    /// When it is unknown which object was deleted: only a list shows that.
     fn delete(&mut self, object: Received) -> Result<u64, Error> {
         let version = match object {
             Ok(object) => {
@@ -225,9 +244,9 @@ impl Reflector {
         Ok(version)
     }
 
-    /// Where the next list begins, which must not be older than what was written. A list of the
-    /// newest may: it follows when the server has lost versions, after a restored backup for
-    /// example.
+    /// How old the next list may be: not older than what was written. Only a list of the newest
+    /// version may be older: it follows when the server has lost versions, after a restored backup
+    /// for example.
     fn start_of_list(&mut self, start: Start) -> Start {
         match start {
             Start::Any if self.written == 0 => Start::Any,

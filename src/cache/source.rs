@@ -1,4 +1,4 @@
-//! How the cache reaches the API: objects in their encoded form, no HTTP.
+//! The cache's access to the API: encoded objects, without HTTP.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,19 +8,24 @@ use futures_lite::stream::Boxed as BoxStream;
 use super::Error;
 use crate::objects::{Encoded, Form, ListPart, ResourceType, WatchEvent};
 
+/// A boxed future that any thread may poll.
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A request's answer: a stream once the server has accepted it. Either may fail.
 pub type Answer<'a, T> = BoxFuture<'a, Result<BoxStream<Result<T, Error>>, Error>>;
 
-/// Which objects a reflector asks for.
+/// The objects that a reflector lists and watches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scope {
+    /// Their resource.
     pub resource: ResourceType,
-    /// Ask for `PartialObjectMetadata`.
+    /// Whether only their metadata is requested, as `PartialObjectMetadata`.
     pub metadata_only: bool,
+    /// Only objects in this namespace.
     pub namespace: Option<String>,
+    /// Only objects whose labels match, in the API's syntax.
     pub label_selector: Option<String>,
+    /// Only objects whose fields match, in the API's syntax.
     pub field_selector: Option<String>,
 }
 
@@ -41,7 +46,7 @@ impl Scope {
         Scope { metadata_only: true, ..Scope::all(resource) }
     }
 
-    /// Whether it holds every object of the resource.
+    /// Whether it includes every object of the resource.
     pub fn is_all(&self) -> bool {
         self.namespace.is_none() && self.label_selector.is_none() && self.field_selector.is_none()
     }
@@ -72,30 +77,35 @@ impl fmt::Display for Scope {
 /// The list options that a reflector varies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListRequest {
-    /// `None`: the newest. `Some("0")`: any.
+    /// `None`: the newest version. `Some("0")`: any version.
     pub resource_version: Option<String>,
-    /// Items a page, `None`: the server's choice (all at once).
+    /// Items in a page. `None`: the server's choice (all at once).
     pub limit: Option<u32>,
-    /// From the page before.
+    /// From the previous page; `None`: the first page.
     pub continue_token: Option<String>,
 }
 
+/// The watch options that a reflector varies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchRequest {
+    /// The version after which events begin. With initial events: the list is not older than this;
+    /// `None`: the newest version.
     pub resource_version: Option<String>,
+    /// Whether the watch begins with an event for each object, and a bookmark after them.
     pub send_initial_events: bool,
-    /// The server ends the watch after this long.
+    /// The server ends the watch after this time.
     pub timeout: Duration,
 }
 
-/// Lists and watches any scope: how the cache reaches the API, without HTTP. `src/source.rs` has
-/// the implementation on the client; tests script their own.
+/// Lists and watches any scope. `src/source.rs` implements it on the client; tests write their own
+/// answers.
 ///
-/// An error that the watch carries as an event (410 in an ERROR event) is an `Err` item of the
-/// stream. Futures and streams may be dropped at any time, which ends the request.
+/// An error that the server sends as an event of the watch (410 in an ERROR event) is an `Err` item
+/// of the stream. Futures and streams may be dropped at any time, which ends the request.
 /// Upstream: `cache.ListerWatcher`.
 pub trait Source: Send + Sync + 'static {
-    /// `best`: the most compact form that the caller decodes; the answer may be JSON all the same.
+    /// The objects of a list, and its end with the version. `best`: the most compact form that the
+    /// caller decodes; the answer may still be JSON.
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
@@ -103,7 +113,7 @@ pub trait Source: Send + Sync + 'static {
         request: ListRequest,
     ) -> Answer<'a, ListPart<Encoded>>;
 
-    /// `best` as for [`Source::list`].
+    /// The events of a watch. `best`: as for [`Source::list`].
     fn watch<'a>(
         &'a self,
         scope: &'a Scope,

@@ -77,7 +77,7 @@ impl Reply {
         Reply::List(parts)
     }
 
-    /// A watch that begins with these events and then says what its feed says.
+    /// A watch that begins with these events and continues with those of its feed.
     pub fn watch(events: Vec<WatchEvent>) -> (Reply, Feed) {
         let (feed, receiver) = async_channel::unbounded();
         for event in events {
@@ -134,7 +134,7 @@ impl Script {
         self.lock().requests.clone()
     }
 
-    /// The `count`th request, from 1; moves the clock while the informer would rather wait. Both
+    /// The `count`th request, counted from 1. Moves the clock until the informer has sent it. Both
     /// run on one thread, so the informer does all it can between two moves.
     pub async fn request(&self, count: usize, clock: &FakeClock) -> Request {
         loop {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 
-/// Items in a row.
+/// The most items in a slice.
 const ITEMS: u32 = 64;
 
-/// A shorter row may take this long. One object may be as large as a thousand others.
+/// A slice with fewer items ends after this time: one object may be as large as 1,000 others.
 const SLICE: Duration = Duration::from_millis(10);
 
 /// Counts the items that a task worked on since it yielded, and the time that they took: a task that
@@ -23,7 +23,7 @@ impl TimeSlice {
         TimeSlice { clock, items: 0, spent: Duration::ZERO }
     }
 
-    /// The work on an item begins; [`TimeSlice::end_item`] gets what this returns.
+    /// The time at which the work on an item begins: pass it to [`TimeSlice::end_item`].
     pub fn begin_item(&self) -> Duration {
         self.clock.monotonic()
     }
@@ -60,7 +60,7 @@ mod tests {
                     clock.advance(Duration::from_millis(millis));
                     done += 1;
                     is_over = slice.end_item(began);
-                    // What passes between items does not count.
+                    // Time between items does not count.
                     clock.advance(Duration::from_secs(1));
                 }
                 assert_eq!(done, expected, "{millis} ms");
