@@ -3,8 +3,11 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::service_slices::service_of;
+use super::service_slices::{SERVICE_NAME, is_managed, service_of};
+use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{EndpointSlice, ObjectKey, Uid};
 
 /// What the watch is going to show of a slice.
@@ -104,11 +107,61 @@ impl SliceTracker {
     }
 }
 
+/// Queues the Service of a slice of `manager`, after `delay`, when the slice is not as it was last
+/// written. A slice whose manager changes queues its Service too; one whose Service changes queues
+/// both Services.
+pub fn wake_service(
+    manager: &'static str,
+    tracker: Arc<SliceTracker>,
+    delay: Duration,
+) -> impl Mapper<EndpointSlice, ObjectKey> {
+    move |change, queue| {
+        let managed = |slice: &EndpointSlice| is_managed(&slice.meta.labels, manager);
+        let add = |slice: &EndpointSlice| {
+            let service = service_of(slice);
+            if service.name.is_empty() {
+                return log::error!(
+                    "EndpointSlice {} has no label {SERVICE_NAME}",
+                    slice.meta.key()
+                );
+            }
+            queue.add_after(service, delay);
+        };
+        match change {
+            Change::Added { new, .. } if managed(new) && tracker.should_sync(new) => add(new),
+            Change::Updated { old, new } => {
+                let service = |slice: &EndpointSlice| {
+                    slice.meta.labels.get(SERVICE_NAME).map(str::to_owned).unwrap_or_default()
+                };
+                if service(old) != service(new) {
+                    add(new);
+                    add(old);
+                } else if managed(old) != managed(new) || (managed(new) && tracker.should_sync(new))
+                {
+                    add(new);
+                }
+            }
+            Change::Deleted(deleted) => {
+                let slice = deleted.object();
+                if managed(slice) && tracker.has(slice) && !tracker.deleted(slice) {
+                    add(slice);
+                }
+            }
+            Change::Added { .. } | Change::Resync { .. } => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
+    use super::super::service_slices::MANAGED_BY;
     use super::*;
+    use crate::cache::Deleted;
+    use crate::clock::FakeClock;
+    use crate::controllers::Queue;
+    use crate::objects::Timestamp;
 
     fn slice(uid: &str, generation: i64) -> EndpointSlice {
         serde_json::from_value(json!({"metadata": {
@@ -155,5 +208,52 @@ mod tests {
         assert!(tracker.deleted(&slice("a", 2)), "not known any more");
         tracker.expect_deletion(&slice("a", 2));
         assert!(tracker.should_sync(&slice("a", 2)) && tracker.deleted(&slice("a", 2)));
+    }
+    fn managed_slice(generation: i64, service: &str, manager: &str) -> Arc<EndpointSlice> {
+        let json = json!({"metadata": {
+            "namespace": "ns", "name": "x", "uid": "x", "generation": generation,
+            "labels": {SERVICE_NAME: service, MANAGED_BY: manager},
+        }});
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    #[test]
+    fn slices_that_are_not_as_written_wake_their_service_later() {
+        let (clock, delay) = (FakeClock::new(Timestamp::from_secs(0)), Duration::from_secs(1));
+        let (tracker, queue) = (Arc::<SliceTracker>::default(), Queue::for_test(clock.clone()));
+        let mut mapper = wake_service("me", tracker.clone(), delay);
+        let mut wakes = |change: Change<'_, EndpointSlice>| {
+            mapper(change, &queue);
+            assert!(queue.drain().is_empty(), "not at once");
+            clock.advance(delay);
+            let mut names: Vec<String> = queue.drain().iter().map(|k| k.name.to_string()).collect();
+            names.sort();
+            names
+        };
+        tracker.wrote(&managed_slice(2, "s", "me"));
+        for (new, woken) in [
+            (managed_slice(2, "s", "me"), vec![]),
+            (managed_slice(3, "s", "me"), vec!["s"]),
+            (managed_slice(3, "s", "other"), vec![]),
+            (managed_slice(1, "t", "me"), vec!["t"]),
+            (managed_slice(1, "", "me"), vec![]),
+        ] {
+            assert_eq!(wakes(Change::Added { new: &new, initial: false }), woken, "{new:?}");
+        }
+        let old = managed_slice(2, "s", "me");
+        for (new, woken) in [
+            (managed_slice(2, "s", "me"), vec![]),
+            (managed_slice(3, "s", "me"), vec!["s"]),
+            (managed_slice(2, "t", "me"), vec!["s", "t"]),
+            (managed_slice(2, "s", "other"), vec!["s"]),
+        ] {
+            assert_eq!(wakes(Change::Updated { old: &old, new: &new }), woken, "{new:?}");
+        }
+        assert!(wakes(Change::Resync { object: &managed_slice(9, "s", "me") }).is_empty());
+        let deleted = Deleted::Known(old.clone());
+        assert_eq!(wakes(Change::Deleted(&deleted)), ["s"], "not by us");
+        tracker.expect_deletion(&old);
+        assert!(wakes(Change::Deleted(&deleted)).is_empty(), "by us");
+        assert!(wakes(Change::Deleted(&deleted)).is_empty(), "not known");
     }
 }

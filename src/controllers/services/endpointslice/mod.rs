@@ -18,7 +18,7 @@ use crate::controllers::runner::Change;
 use crate::controllers::services::endpoint_writes::{MAX_RETRIES, slow_retries};
 use crate::controllers::services::service_pods::{of_pods, pods_of};
 use crate::controllers::services::service_slices;
-use crate::controllers::services::slice_tracker::SliceTracker;
+use crate::controllers::services::slice_tracker::{self, SliceTracker};
 use crate::controllers::services::trigger_times::TriggerTimes;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
@@ -80,7 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services, period));
     let delay = MIN_SLICE_DELAY.max(period);
-    c.watch(&slices, &queue, service_slices::wake_service(MANAGER, tracker, delay));
+    c.watch(&slices, &queue, slice_tracker::wake_service(MANAGER, tracker, delay));
     // One key for all Nodes together, in a queue without metrics.
     let topology_queue = c.queue_named("", QueuePolicy::default());
     c.watch(&nodes, &topology_queue, |change, queue| {

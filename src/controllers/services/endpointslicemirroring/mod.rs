@@ -14,7 +14,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::services::endpoint_writes::{LEADER, MAX_RETRIES, slow_retries};
 use crate::controllers::services::service_slices;
-use crate::controllers::services::slice_tracker::SliceTracker;
+use crate::controllers::services::slice_tracker::{self, SliceTracker};
 use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::objects::{EndpointSlice, Endpoints, ObjectKey, Service};
 
@@ -82,7 +82,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let period = c.options().mirroring_endpointslice_updates_batch_period;
-    c.watch(&slices, &queue, service_slices::wake_service(MANAGER, tracker, period));
+    c.watch(&slices, &queue, slice_tracker::wake_service(MANAGER, tracker, period));
     c.sync(queue, &this, async |this, key| {
         let start = this.clock.monotonic();
         let result = this.clone().sync(key).await;
