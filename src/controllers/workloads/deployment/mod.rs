@@ -29,7 +29,7 @@ use crate::controllers::workloads::ref_manager::{
 use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{Deployment, LabelSelector, ObjectKey, Pod, ReplicaSet, Selector};
-use sync::Owned;
+use sets::Owned;
 
 /// Upstream: `maxRetries`: 5 ms to 82 s.
 const MAX_RETRIES: u32 = 15;

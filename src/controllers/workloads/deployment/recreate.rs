@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use super::DeploymentController;
-use super::sets::Sets;
+use super::sets::{Owned, Sets};
 use super::status::is_complete;
-use super::sync::Owned;
 use crate::controllers::workloads::ref_manager::owned;
 use crate::controllers::{Error, SyncResult};
 use crate::objects::{Deployment, Pod, ReplicaSet};

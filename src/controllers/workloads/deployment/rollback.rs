@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::DeploymentController;
 use super::annotations::{self, ROLLBACK_TO};
-use super::sync::Owned;
+use super::sets::Owned;
 use super::template::{equal_ignoring_hash, without_hash};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet, Resource};

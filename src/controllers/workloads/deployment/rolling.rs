@@ -3,9 +3,8 @@
 use super::DeploymentController;
 use super::limits::Limits;
 use super::scaling::{self, Old, Shrink};
-use super::sets::{Sets, by_creation};
+use super::sets::{Owned, Sets, by_creation};
 use super::status::is_complete;
-use super::sync::Owned;
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet};
 

@@ -8,7 +8,10 @@ use super::scaling::{Old, Share};
 use super::template::equal_ignoring_hash;
 use crate::objects::{ReplicaSet, Template};
 
-/// The ReplicaSets of a Deployment.
+/// The ReplicaSets that a Deployment owns, with the writes of this sync.
+pub(super) type Owned = Vec<Arc<ReplicaSet>>;
+
+/// The ReplicaSets of a Deployment, by role.
 #[derive(Clone, Default)]
 pub(super) struct Sets {
     /// The oldest that has the Deployment's own template.

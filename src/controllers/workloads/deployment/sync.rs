@@ -9,15 +9,12 @@ use super::annotations::{self, DESIRED_REPLICAS, REVISION};
 use super::limits::{Limits, is_rolling_update};
 use super::rollback::rollback_to;
 use super::scaling::{self, Share};
-use super::sets::{Sets, beyond_history, by_size_newer, by_size_older};
+use super::sets::{Owned, Sets, beyond_history, by_size_newer, by_size_older};
 use super::status::{self, PROGRESSING};
 use super::template::{HASH_LABEL, equal_ignoring_hash, hash, replica_set_name};
 use crate::client::{self, Delete, Patch};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet, Resource, ResourceType};
-
-/// The ReplicaSets that a Deployment owns, kept up with what this sync writes.
-pub(super) type Owned = Vec<Arc<ReplicaSet>>;
 
 impl DeploymentController {
     /// Only the status; of a Deployment that is being deleted. Upstream: `syncStatusOnly`.
