@@ -152,3 +152,62 @@ impl Node {
         }
     }
 }
+
+/// Makes the nodes of one expression and records their positions.
+/// Upstream: cel-go's `parser.ExprHelper`.
+#[derive(Default)]
+pub struct Nodes {
+    /// By [`Id`].
+    positions: Vec<u32>,
+}
+
+impl Nodes {
+    /// Makes a node at `offset`, in characters.
+    pub fn node(&mut self, offset: u32, node: Node) -> Expr {
+        let id = self.id(offset);
+        Expr::new(id, node)
+    }
+
+    /// A new id, with the position `offset`.
+    pub fn id(&mut self, offset: u32) -> Id {
+        self.positions.push(offset);
+        self.positions.len() as Id - 1
+    }
+
+    /// The position of a node, in characters.
+    pub fn position(&self, id: Id) -> u32 {
+        self.positions[id as usize]
+    }
+
+    /// Makes the call of a global function or an operator.
+    pub fn call(&mut self, offset: u32, function: &str, args: Vec<Expr>) -> Expr {
+        self.node(offset, Node::Call { function: function.to_owned(), target: None, args })
+    }
+
+    /// Returns a copy with new ids and the same positions.
+    pub fn copy(&mut self, expr: &Expr) -> Expr {
+        let mut copy = expr.clone();
+        self.renumber(&mut copy);
+        copy
+    }
+
+    fn renumber(&mut self, expr: &mut Expr) {
+        expr.id = self.id(self.position(expr.id));
+        if let Node::Struct { fields, .. } = &mut expr.node {
+            for field in fields {
+                field.id = self.id(self.position(field.id));
+            }
+        }
+        expr.node.children_mut(&mut |child| self.renumber(child));
+    }
+
+    /// The number of nodes.
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// The positions, by [`Id`].
+    pub fn into_positions(self) -> Vec<u32> {
+        self.positions
+    }
+}

@@ -2,9 +2,8 @@
 //! Upstream: cel-go's `parser.AllMacros`, `cel.OptionalTypes`, `ext.TwoVarComprehensions`,
 //! `ext.Lists`.
 
-use super::ast::{Comprehension, Element, Expr, Literal, Node};
+use super::ast::{Comprehension, Element, Expr, Literal, Node, Nodes};
 use super::issues::Issue;
-use super::parser::Parser;
 
 type Result<T> = std::result::Result<T, Issue>;
 
@@ -20,21 +19,21 @@ const NO_IDENTIFIER: &str = "argument is not an identifier";
 
 /// Makes `function(args)`, whose bracket is at `at`.
 pub fn global_call(
-    parser: &mut Parser,
+    nodes: &mut Nodes,
     at: u32,
     function: String,
     mut args: Vec<Expr>,
 ) -> Result<Expr> {
     if function != "has" || args.len() != 1 {
-        return Ok(parser.node(at, Node::Call { function, target: None, args }));
+        return Ok(nodes.node(at, Node::Call { function, target: None, args }));
     }
     let arg = args.remove(0);
     match arg.node {
         Node::Select { operand, field, .. } => {
-            Ok(parser.node(at, Node::Select { operand, field, test_only: true }))
+            Ok(nodes.node(at, Node::Select { operand, field, test_only: true }))
         }
         _ => Err(Issue {
-            offset: Some(parser.position(arg.id)),
+            offset: Some(nodes.position(arg.id)),
             message: "invalid argument to has() macro".to_owned(),
         }),
     }
@@ -42,13 +41,13 @@ pub fn global_call(
 
 /// Makes `target.function(args)`, whose bracket is at `at`.
 pub fn member_call(
-    parser: &mut Parser,
+    nodes: &mut Nodes,
     at: u32,
     target: Expr,
     function: String,
     args: Vec<Expr>,
 ) -> Result<Expr> {
-    let mut make = Make { parser, at };
+    let mut make = Make { nodes, at };
     match (function.as_str(), args.len()) {
         ("all" | "exists" | "exists_one" | "existsOne", 2 | 3) => {
             make.quantifier(&function, target, args)
@@ -69,7 +68,7 @@ pub fn member_call(
 type Variables = (String, Option<String>);
 
 struct Make<'a> {
-    parser: &'a mut Parser,
+    nodes: &'a mut Nodes,
     at: u32,
 }
 
@@ -173,7 +172,7 @@ impl Make<'_> {
                 .fail(&args[0], format!("{kind}() variable name must be a simple identifier"));
         };
         let (name, body) = (name.clone(), args.remove(1));
-        let copy = self.parser.copy(&target);
+        let copy = self.nodes.copy(&target);
         let has_value = self.member(target, "hasValue", Vec::new());
         let value = self.member(copy, "value", Vec::new());
         let bound = self.bind(name, value, body);
@@ -248,7 +247,7 @@ impl Make<'_> {
     }
 
     fn node(&mut self, node: Node) -> Expr {
-        self.parser.node(self.at, node)
+        self.nodes.node(self.at, node)
     }
 
     fn comprehension(&mut self, comprehension: Comprehension) -> Expr {
@@ -256,7 +255,7 @@ impl Make<'_> {
     }
 
     fn call(&mut self, function: &str, args: Vec<Expr>) -> Expr {
-        self.parser.call(self.at, function, args)
+        self.nodes.call(self.at, function, args)
     }
 
     fn member(&mut self, target: Expr, function: &str, args: Vec<Expr>) -> Expr {
@@ -313,6 +312,6 @@ impl Make<'_> {
     }
 
     fn fail<T>(&self, at: &Expr, message: String) -> Result<T> {
-        Err(Issue { offset: Some(self.parser.position(at.id)), message })
+        Err(Issue { offset: Some(self.nodes.position(at.id)), message })
     }
 }

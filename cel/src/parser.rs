@@ -2,7 +2,7 @@
 //! an operator that of its sign, a selection that of the dot, a call that of the bracket.
 //! Upstream: cel-go's `parser`.
 
-use super::ast::{Element, Entry, Expr, Field, Id, Literal, Node};
+use super::ast::{Element, Entry, Expr, Field, Literal, Node, Nodes};
 use super::issues::Issue;
 use super::lexer::{self, Placed, Token};
 use super::macros;
@@ -72,7 +72,7 @@ pub const RESERVED: [&str; 21] = [
     "while",
 ];
 
-/// An expression and the positions of its nodes, in characters, by [`Id`].
+/// An expression and the positions of its nodes, in characters, by [`Id`](super::ast::Id).
 pub struct Parsed {
     pub expr: Expr,
     pub positions: Vec<u32>,
@@ -89,10 +89,10 @@ pub fn parse(source: &str) -> Result<Parsed> {
         ));
     }
     let tokens = lexer::tokens(source)?;
-    let mut parser = Parser { tokens, at: 0, positions: Vec::new(), nesting: 0 };
+    let mut parser = Parser { tokens, at: 0, nodes: Nodes::default(), nesting: 0 };
     let expr = parser.expr()?;
     match parser.peek() {
-        Token::End => Ok(Parsed { expr, positions: parser.positions }),
+        Token::End => Ok(Parsed { expr, positions: parser.nodes.into_positions() }),
         _ => parser.unexpected(),
     }
 }
@@ -101,54 +101,18 @@ fn whole<T>(message: String) -> Result<T> {
     Err(Issue { offset: None, message })
 }
 
-/// Makes nodes and records their positions.
-pub struct Parser {
+/// The tokens with a position in them, and the nodes made so far.
+struct Parser {
     tokens: Vec<Placed>,
     at: usize,
-    positions: Vec<u32>,
+    nodes: Nodes,
     nesting: u32,
 }
 
 impl Parser {
-    /// Makes a node at `offset`.
-    pub fn node(&mut self, offset: u32, node: Node) -> Expr {
-        let id = self.id(offset);
-        Expr::new(id, node)
-    }
-
-    pub fn id(&mut self, offset: u32) -> Id {
-        self.positions.push(offset);
-        self.positions.len() as Id - 1
-    }
-
-    pub fn position(&self, id: Id) -> u32 {
-        self.positions[id as usize]
-    }
-
-    pub fn call(&mut self, offset: u32, function: &str, args: Vec<Expr>) -> Expr {
-        self.node(offset, Node::Call { function: function.to_owned(), target: None, args })
-    }
-
-    /// Returns a copy with new ids and the same positions.
-    pub fn copy(&mut self, expr: &Expr) -> Expr {
-        let mut copy = expr.clone();
-        self.renumber(&mut copy);
-        copy
-    }
-
-    fn renumber(&mut self, expr: &mut Expr) {
-        expr.id = self.id(self.position(expr.id));
-        if let Node::Struct { fields, .. } = &mut expr.node {
-            for field in fields {
-                field.id = self.id(self.position(field.id));
-            }
-        }
-        expr.node.children_mut(&mut |child| self.renumber(child));
-    }
-
     /// Checks that recursion over `expr` is safe.
     fn bounded(&self, expr: Expr) -> Result<Expr> {
-        if expr.depth > MAX_DEPTH || self.positions.len() > MAX_NODES {
+        if expr.depth > MAX_DEPTH || self.nodes.len() > MAX_NODES {
             return whole("max recursion depth exceeded".to_owned());
         }
         Ok(expr)
@@ -212,7 +176,7 @@ impl Parser {
             let yes = self.operation()?;
             self.expect(":")?;
             let no = self.expr()?;
-            result = self.call(offset, "_?_:_", vec![result, yes, no]);
+            result = self.nodes.call(offset, "_?_:_", vec![result, yes, no]);
         }
         self.nesting -= 1;
         self.bounded(result)
@@ -273,7 +237,7 @@ impl Parser {
         };
         let left = self.balanced(terms, &operators[..middle]);
         let right = self.balanced(terms, &operators[middle + 1..]);
-        self.call(offset, operator.function, vec![left, right])
+        self.nodes.call(offset, operator.function, vec![left, right])
     }
 
     fn unary(&mut self) -> Result<Expr> {
@@ -293,7 +257,7 @@ impl Parser {
                 let operand = self.member()?;
                 return Ok(match count % 2 {
                     0 => operand,
-                    _ => self.call(offset, function, vec![operand]),
+                    _ => self.nodes.call(offset, function, vec![operand]),
                 });
             }
         }
@@ -309,25 +273,25 @@ impl Parser {
                 result = match self.accept("(") {
                     Some(open) if !optional => {
                         let args = self.arguments()?;
-                        macros::member_call(self, open, result, field, args)?
+                        macros::member_call(&mut self.nodes, open, result, field, args)?
                     }
                     Some(open) => {
                         return self.fail(open, "Syntax error: unexpected '('".to_owned());
                     }
                     None if optional => {
-                        let name = self.node(at, Node::Literal(Literal::String(field)));
-                        self.call(dot, "_?._", vec![result, name])
+                        let name = self.nodes.node(at, Node::Literal(Literal::String(field)));
+                        self.nodes.call(dot, "_?._", vec![result, name])
                     }
                     None => {
                         let operand = Box::new(result);
-                        self.node(dot, Node::Select { operand, field, test_only: false })
+                        self.nodes.node(dot, Node::Select { operand, field, test_only: false })
                     }
                 };
             } else if let Some(open) = self.accept("[") {
                 let function = if self.accept("?").is_some() { "_[?_]" } else { "_[_]" };
                 let index = self.expr()?;
                 self.expect("]")?;
-                result = self.call(open, function, vec![result, index]);
+                result = self.nodes.call(open, function, vec![result, index]);
             } else {
                 return Ok(result);
             }
@@ -414,7 +378,7 @@ impl Parser {
             _ => return self.unexpected(),
         };
         self.next();
-        Ok(self.node(offset, Node::Literal(literal)))
+        Ok(self.nodes.node(offset, Node::Literal(literal)))
     }
 
     /// Reads what starts with a name: a variable, a call or a message.
@@ -434,9 +398,9 @@ impl Parser {
         match self.accept("(") {
             Some(open) => {
                 let args = self.arguments()?;
-                macros::global_call(self, open, name, args)
+                macros::global_call(&mut self.nodes, open, name, args)
             }
-            None => Ok(self.node(offset, Node::Ident(name))),
+            None => Ok(self.nodes.node(offset, Node::Ident(name))),
         }
     }
 
@@ -465,11 +429,11 @@ impl Parser {
             let (name, _) = self.field_name()?;
             let colon = self.expect(":")?;
             let value = self.expr()?;
-            let id = self.id(colon);
+            let id = self.nodes.id(colon);
             fields.push(Field { id, name, value, optional });
             self.separator("}")?;
         }
-        Ok(self.node(open, Node::Struct { name, fields }))
+        Ok(self.nodes.node(open, Node::Struct { name, fields }))
     }
 
     fn list(&mut self, open: u32) -> Result<Expr> {
@@ -479,7 +443,7 @@ impl Parser {
             elements.push(Element { value: self.expr()?, optional });
             self.separator("]")?;
         }
-        Ok(self.node(open, Node::List(elements)))
+        Ok(self.nodes.node(open, Node::List(elements)))
     }
 
     fn map(&mut self, open: u32) -> Result<Expr> {
@@ -492,7 +456,7 @@ impl Parser {
             entries.push(Entry { key, value, optional });
             self.separator("}")?;
         }
-        Ok(self.node(open, Node::Map(entries)))
+        Ok(self.nodes.node(open, Node::Map(entries)))
     }
 
     /// Reads a comma; it is optional before `end`.
