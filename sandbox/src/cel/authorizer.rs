@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Result;
-use super::value::Value;
+use super::value::{Answer, Question, Stage, Value};
 use crate::access::Access;
 
 /// Answers whether a user may do something.
@@ -15,30 +15,6 @@ pub trait Authorize {
         account: Option<&(String, String)>,
         access: &Access,
     ) -> std::result::Result<String, String>;
-}
-
-/// An access that an expression describes step by step.
-#[derive(Clone, Debug, Default)]
-pub struct Question {
-    account: Option<(String, String)>,
-    access: Access,
-    subresource: String,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Stage {
-    #[default]
-    User,
-    Path,
-    Group,
-    Resource,
-}
-
-#[derive(Clone, Debug)]
-pub struct Answer {
-    allowed: bool,
-    reason: String,
 }
 
 impl Question {

@@ -6,25 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Result;
-use super::value::{Key, Value};
+use super::value::{Key, Semver, Url, Value};
 use kube_controller_manager::objects::Quantity;
-
-/// A parsed URL.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Url {
-    scheme: String,
-    /// With its port.
-    host: String,
-    path: String,
-    query: String,
-}
-
-/// A semantic version. Build metadata is dropped: it does not affect the order.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Semver {
-    numbers: [u64; 3],
-    pre_release: Vec<String>,
-}
 
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(match (name, args) {

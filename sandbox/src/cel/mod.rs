@@ -17,10 +17,10 @@ mod strings;
 mod times;
 mod value;
 
-pub use self::authorizer::{Authorize, Question};
+pub use self::authorizer::Authorize;
 pub use self::evaluate::Variables;
 pub use self::times::parse_duration;
-pub use self::value::{Key, Value};
+pub use self::value::{Key, Question, Value};
 
 use cel_compiler::ast::{Expr, Node};
 

@@ -2,8 +2,8 @@
 
 use regex_lite::Regex;
 
-use super::value::{Key, Value, double};
-use super::{COST_LIMIT, Result, times};
+use super::value::{Key, Value, double, duration_text};
+use super::{COST_LIMIT, Result};
 
 /// The longest text that a function makes out of copies, in bytes.
 const LONGEST_TEXT: usize = 10_000_000;
@@ -265,7 +265,7 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
         Value::Double(number) => double(*number),
-        Value::Duration(duration) => times::duration_text(*duration),
+        Value::Duration(duration) => duration_text(*duration),
         Value::Type(name) => name.to_string(),
         Value::List(items) => {
             let items: Vec<String> = items.iter().map(shown).collect();

@@ -1,7 +1,5 @@
 //! Timestamps and durations. Upstream: cel-go's `types.Timestamp`, `types.Duration`.
 
-use std::fmt::Write;
-
 use jiff::tz::{Offset, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 
@@ -79,20 +77,6 @@ pub fn parse_duration(text: &str) -> Option<SignedDuration> {
         rest = after;
     }
     i64::try_from(sign * nanos).ok().map(SignedDuration::from_nanos)
-}
-
-/// The text of `string()`: seconds with their fraction.
-pub fn duration_text(duration: SignedDuration) -> String {
-    let nanos = duration.as_nanos();
-    let mut text = String::new();
-    let sign = if nanos < 0 { "-" } else { "" };
-    let (whole, fraction) = (nanos.abs() / 1_000_000_000, nanos.abs() % 1_000_000_000);
-    let _ = write!(text, "{sign}{whole}");
-    if fraction > 0 {
-        let digits = format!("{fraction:09}");
-        let _ = write!(text, ".{}", digits.trim_end_matches('0'));
-    }
-    text + "s"
 }
 
 fn zone(name: &str) -> Result<TimeZone> {

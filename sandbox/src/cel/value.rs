@@ -2,15 +2,14 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value as Json;
 
-use super::authorizer::{Answer, Question};
-use super::kubernetes::{Semver, Url};
-use super::times;
+use crate::access::Access;
 use kube_controller_manager::objects::Quantity;
 
 #[derive(Clone, Debug)]
@@ -48,6 +47,49 @@ pub enum Key {
     /// A number above `i64::MAX`.
     Uint(u64),
     String(Arc<str>),
+}
+
+/// A parsed URL.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Url {
+    pub(super) scheme: String,
+    /// With its port.
+    pub(super) host: String,
+    pub(super) path: String,
+    pub(super) query: String,
+}
+
+/// A semantic version. Build metadata is dropped: it does not affect the order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Semver {
+    pub(super) numbers: [u64; 3],
+    pub(super) pre_release: Vec<String>,
+}
+
+/// An access that an expression describes step by step.
+#[derive(Clone, Debug, Default)]
+pub struct Question {
+    pub(super) account: Option<(String, String)>,
+    pub(super) access: Access,
+    pub(super) subresource: String,
+    pub(super) stage: Stage,
+}
+
+/// How far a [`Question`] is described.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum Stage {
+    #[default]
+    User,
+    Path,
+    Group,
+    Resource,
+}
+
+/// The answer to a [`Question`].
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub(super) allowed: bool,
+    pub(super) reason: String,
 }
 
 impl Key {
@@ -211,13 +253,27 @@ impl Value {
             Value::Uint(value) => value.to_string(),
             Value::Double(value) => double(*value),
             Value::Bytes(bytes) => std::str::from_utf8(bytes).ok()?.to_owned(),
-            Value::Duration(duration) => times::duration_text(*duration),
+            Value::Duration(duration) => duration_text(*duration),
             Value::Timestamp(time) => time.to_string(),
             Value::Ip(ip) => ip.to_string(),
             Value::Cidr(ip, bits) => format!("{ip}/{bits}"),
             _ => return None,
         })
     }
+}
+
+/// The text of `string()`: seconds with their fraction.
+pub fn duration_text(duration: SignedDuration) -> String {
+    let nanos = duration.as_nanos();
+    let mut text = String::new();
+    let sign = if nanos < 0 { "-" } else { "" };
+    let (whole, fraction) = (nanos.abs() / 1_000_000_000, nanos.abs() % 1_000_000_000);
+    let _ = write!(text, "{sign}{whole}");
+    if fraction > 0 {
+        let digits = format!("{fraction:09}");
+        let _ = write!(text, ".{}", digits.trim_end_matches('0'));
+    }
+    text + "s"
 }
 
 /// The shortest form in which Go prints the number.
