@@ -52,6 +52,7 @@ mod podgc;
 mod policies;
 mod protobuf;
 mod quota;
+mod quotes;
 mod rbac;
 mod real;
 mod recycling;

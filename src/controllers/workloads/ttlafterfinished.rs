@@ -60,7 +60,7 @@ impl TtlAfterFinished {
     }
 }
 
-/// What becomes of a Job now.
+/// What to do with a Job now.
 #[derive(Debug, PartialEq)]
 enum Plan {
     Delete {
