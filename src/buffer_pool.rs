@@ -1,7 +1,7 @@
-//! Buffers that go from one use to the next.
+//! A pool of buffers that are reused.
 //!
-//! A connection holds a buffer only while something is in it, and the bytes of an object are gone
-//! once it is decoded. To get each buffer from the allocator is expensive with musl's, which returns
+//! A connection holds a buffer only while something is in it, and the bytes of an object are freed
+//! once it is decoded. Getting each buffer from musl's allocator is expensive, because that returns
 //! the pages of large blocks at once: a Job of 2,000 pods took 9,800 mappings, and the page faults
 //! that follow.
 
@@ -12,45 +12,45 @@ use std::task::{Context, Poll};
 
 use futures_lite::io::AsyncRead;
 
-/// A thread keeps no more than this many, each with no more room than this many bytes.
+/// The most buffers that a thread keeps, and the most bytes in one of them.
 const KEPT: usize = 3;
 const ROOM: usize = 32 << 10;
-/// Bytes that are read at once.
+/// The number of bytes in one read.
 const READ: usize = 16 << 10;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-    /// One, or two where a reader reads from another one: TLS through a proxy with TLS.
+    /// One buffer, or two where a reader reads from another one: TLS through a proxy with TLS.
     static ROOMS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An empty buffer, with room if the pool has one.
+/// An empty buffer, with capacity if the pool has one.
 pub fn take() -> Vec<u8> {
     SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
 }
 
-/// A copy, in a buffer of which the caller gives the room back.
+/// A copy, in a buffer whose capacity the caller gives back to the pool.
 pub fn copied(bytes: &[u8]) -> Vec<u8> {
     let mut copy = take();
     copy.extend_from_slice(bytes);
     copy
 }
 
-/// Gives room to a buffer that has none, if the pool has some.
+/// Gives a buffer without capacity one from the pool, if the pool has one.
 pub fn refill(buffer: &mut Vec<u8>) {
     if buffer.capacity() == 0 {
         *buffer = take();
     }
 }
 
-/// Leaves an empty buffer without room in place of `used`, and keeps its room for the next.
+/// Puts an empty buffer without capacity in place of `used`, whose own goes to the pool.
 pub fn give(used: &mut Vec<u8>) {
     let mut used = std::mem::take(used);
     if used.capacity() == 0 || used.capacity() > ROOM {
         return;
     }
     used.clear();
-    // A thread that ends has no spare buffers any more.
+    // A thread that ends has no pool any more.
     let _ = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
         if spare.len() < KEPT {
@@ -59,8 +59,8 @@ pub fn give(used: &mut Vec<u8>) {
     });
 }
 
-/// Appends what `from` has to `to`, which gets room only when something is there. Returns the number
-/// of bytes; zero at the end.
+/// Appends the available bytes of `from` to `to`, which gets capacity only when there are any.
+/// Returns the number of bytes; zero at the end.
 pub fn poll_read(
     from: &mut (impl AsyncRead + Unpin),
     context: &mut Context<'_>,
@@ -76,8 +76,8 @@ pub fn poll_read(
     })
 }
 
-/// Calls `read` with room for what it reads. Most attempts find nothing, so the room is not cleared
-/// for each: it holds what was read into it before.
+/// Calls `read` with a buffer to read into. Most attempts find nothing, so the buffer is not
+/// cleared for each: it holds the bytes of earlier reads.
 fn with_room<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
     let room = ROOMS.with_borrow_mut(Vec::pop);
     let mut room = room.unwrap_or_else(|| vec![0; READ].into());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_in_a_reader_has_room_of_its_own_and_both_are_used_again() {
+    fn a_reader_in_a_reader_has_its_own_buffer_and_both_are_reused() {
         let places = || {
             with_room(|outer| {
                 let inner = with_room(|inner| inner.as_ptr() as usize);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_kept_and_none_that_is_large() {
+    fn only_a_few_small_buffers_are_kept() {
         give(&mut used(ROOM + 1));
         assert_eq!(take().capacity(), 0);
         (0..2 * KEPT).for_each(|_| give(&mut used(10)));

@@ -4,11 +4,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// How often served and trusted certificates are looked at.
+/// How often served and trusted certificates are checked for changes.
 pub const POLL_PERIOD: Duration = Duration::from_secs(10);
 
-/// Changes with a file's content, its rights and its place: inode, the time of its last change
-/// (seconds and nanoseconds), length. `None` where there is no such file.
+/// A value that changes with a file's content, its permissions and its place: inode, the time of
+/// its last change (seconds and nanoseconds), length. `None` when there is no such file.
 pub type Stamp = Option<(u64, i64, i64, u64)>;
 
 /// Follows links: a mounted Secret is replaced by a new link.

@@ -13,10 +13,10 @@ use sec1::DecodeEcPrivateKey;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Who issues the tokens.
+/// The issuer of the tokens.
 pub const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 
-/// What a secret-based token says; it never ends by itself. The fields stand in the order of their
+/// The claims of a secret-based token, which never expires. The fields are in the order of their
 /// names, as Go writes a map.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegacyClaims {
@@ -84,8 +84,8 @@ enum VerifyingKey {
 }
 
 impl Signer {
-    /// With the first private key of a PEM file: RSA, or ECDSA over P-256, P-384 or P-521, in
-    /// PKCS #1, SEC 1 or PKCS #8. Other blocks (`EC PARAMETERS`) are passed over.
+    /// Uses the first private key of a PEM file: RSA, or ECDSA over P-256, P-384 or P-521, in
+    /// PKCS #1, SEC 1 or PKCS #8. Other blocks (`EC PARAMETERS`) are skipped.
     ///
     /// # Errors
     /// When there is no such key.
@@ -161,12 +161,12 @@ impl Signer {
 }
 
 impl PublicKey {
-    /// The `kid` of the tokens it checks: a digest of the key.
+    /// The `kid` of the tokens that it checks: a digest of the key.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// What `token` claims, if it was signed with this key.
+    /// The claims of `token`, if it was signed with this key.
     pub fn verify(&self, token: &str) -> Option<LegacyClaims> {
         let (text, signature) = token.rsplit_once('.')?;
         let (header, claims) = text.split_once('.')?;
@@ -217,7 +217,8 @@ where
     }
 }
 
-/// The key cannot be derived from it. Upstream: `keyIDFromPublicKey`.
+/// The `kid` of a public key: a digest, from which the key cannot be derived.
+/// Upstream: `keyIDFromPublicKey`.
 fn id(key: &impl EncodePublicKey) -> Option<String> {
     let der = key.to_public_key_der().ok()?;
     Some(URL_SAFE_NO_PAD.encode(Sha256::digest(der.as_bytes())))
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_the_go_managers() {
+    fn tokens_equal_those_of_the_go_manager() {
         for (pem, golden) in GOLDEN {
             let signer = Signer::from_pem(pem).unwrap();
             let public = signer.public_key();
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_another_key_or_another_text_is_refused() {
+    fn a_token_with_another_key_or_a_changed_text_is_refused() {
         let signers: Vec<Signer> =
             GOLDEN[1..].iter().map(|(pem, _)| Signer::from_pem(pem).unwrap()).collect();
         for (at, signer) in signers.iter().enumerate() {
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn a_file_without_a_usable_key_is_refused() {
         let certificate = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem();
         let ed25519 = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap().serialize_pem();
         let broken = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";

@@ -1,7 +1,7 @@
 //! The Kubernetes controller manager in Rust: client-go's informer machinery and, on top of it,
 //! the controllers of kube-controller-manager 1.36.
 //!
-//! Each module stands on those named before it: see `docs/architecture.md`.
+//! A module uses only modules that are named before it: see `docs/architecture.md`.
 
 mod buffer_pool;
 pub mod clock;

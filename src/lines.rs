@@ -1,10 +1,10 @@
-//! Text that stands within a line of a log or a report. Names and messages of objects may hold any
-//! character, and must not look like a line of ours or steer a terminal.
+//! Escaping of text within a line of a log or a report. Names and messages of objects may contain
+//! any character, and must not look like a line of ours or control a terminal.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Whether a character may end a line, steer a terminal, or turn the direction of what is shown.
+/// Whether a character may end a line, control a terminal, or change the direction of the text.
 fn is_unsafe(c: char) -> bool {
     c != '\t' && c.is_control()
         || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -15,7 +15,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     replaced(text, |c, to| to.extend(c.escape_default()))
 }
 
-/// JSON in one line, with the same meaning: in compact JSON such characters stand only in strings.
+/// JSON in one line, with the same meaning: in compact JSON such characters are only in strings.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     replaced(json, |c, to| {
         let _ = write!(to, "\\u{:04x}", u32::from(c));

@@ -6,9 +6,9 @@ use std::hash::Hash;
 /// A longer list is hashed.
 const FEW: usize = 16;
 
-/// Finds the items of a list by a key. While they are few, as nearly everywhere, it looks at each and
-/// allocates nothing; the keys of many are hashed. For lists whose length a user chooses: without it
-/// two of them, held against each other, cost the square of their length.
+/// Finds the items of a list by a key. In a short list it compares each item and allocates nothing;
+/// the keys of a long list are hashed. For lists whose length a user chooses: without it the
+/// comparison of two such lists costs the square of their length.
 pub struct Lookup<'a, T, K: ?Sized> {
     items: &'a [T],
     key: fn(&T) -> &K,
@@ -17,7 +17,7 @@ pub struct Lookup<'a, T, K: ?Sized> {
 
 impl<'a, T, K: Hash + Eq + ?Sized> Lookup<'a, T, K> {
     pub fn new(items: &'a [T], key: fn(&T) -> &K) -> Lookup<'a, T, K> {
-        // From the end, as of several items with one key the first counts.
+        // From the end: if several items have one key, the first one counts.
         let places = || items.iter().enumerate().rev().map(|(at, item)| (key(item), at));
         let hashed = (items.len() > FEW).then(|| places().collect());
         Lookup { items, key, hashed }

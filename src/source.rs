@@ -17,11 +17,11 @@ use crate::objects::{Encoded, Form, ListPart, WatchEvent};
 /// Requests wait for the client's rate limiter. Each list and each watch is one request; the source
 /// retries none of them beyond what the client does. Errors are given in the cache's terms:
 /// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused or reset.
-/// After an error a list or watch gives nothing more. Futures and streams may be dropped at any
+/// After an error a list or watch has no further items. Futures and streams may be dropped at any
 /// time, which closes the connection.
 pub struct ClientSource {
     client: Client,
-    /// A watch may begin with all objects.
+    /// Whether a watch may begin with all objects.
     streams: bool,
 }
 
@@ -85,7 +85,7 @@ fn translate_watch(error: client::Error) -> Error {
     }
 }
 
-/// The events of a watch, up to the first error. As an `unfold` it would be stored twice.
+/// The events of a watch, up to the first error. An `unfold` would store the future twice.
 struct Events(Option<WatchStream>);
 
 impl Stream for Events {
@@ -93,7 +93,7 @@ impl Stream for Events {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(watch) = &mut self.0 else { return Poll::Ready(None) };
-        // The future may be dropped at any time: what it has read is in the watch.
+        // The future may be dropped at any time: the bytes that it has read are in the watch.
         let event = ready!(pin!(watch.next()).poll(context));
         let event = event.map(|event| event.map_err(translate_watch));
         if !matches!(event, Some(Ok(_))) {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_lists_opens_no_watch_that_begins_with_all_objects() {
+    fn without_the_gate_a_watch_with_initial_events_is_unsupported() {
         let clock = crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(0));
         let config = client::Config::new("http://127.0.0.1:1".to_owned());
         let client = Client::new(config, clock).expect("no certificates are read");
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_error_is_the_servers_or_the_connections() {
+    fn errors_of_the_server_and_of_the_connection_are_distinguished() {
         for (code, reason, expected) in [
             (500, "InternalError", "Ended"),
             (403, "Forbidden", "Ended"),

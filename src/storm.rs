@@ -1,9 +1,9 @@
-//! What a storm is: one rule for all code that gathers events, rests after work or waits for a
-//! tick.
+//! The definition of a storm: one rule for all code that gathers events, rests after work or waits
+//! for a tick.
 //!
 //! Waiting saves CPU when thousands of things happen, and costs latency when one person changes one
-//! object. So it begins when there is a storm and ends with it; an event at a human's pace is never
-//! delayed. `docs/waiting.md` lists who waits for what.
+//! object. So code waits only during a storm; an event at a human's pace is never delayed.
+//! `docs/waiting.md` lists who waits for what.
 
 #![warn(missing_docs)]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Events that may come at once without a storm: a few changes of each of several hundred pods.
+/// Events that may happen at once without a storm: a few changes of each of several hundred pods.
 const BURST: f64 = 1_000.0;
 /// Events a second that are not a storm, even if they never end.
 const RATE: f64 = 100.0;
@@ -19,8 +19,8 @@ const RATE: f64 = 100.0;
 /// Counts the events of one source, and says whether they are a storm. Upstream has no counterpart.
 ///
 /// It is a token bucket of 1,000 tokens, full at first, that gains 100 a second: there is a storm
-/// while it is empty. Events beyond an empty bucket are not held against the source, so a storm
-/// ends within 10 ms of its last event. Methods never wait.
+/// while it is empty. Events while the bucket is empty are not counted, so a storm ends within 10
+/// ms of its last event. Methods never wait.
 #[derive(Debug)]
 pub struct Storm {
     bucket: Mutex<Bucket>,
@@ -82,7 +82,7 @@ mod tests {
         storm.count(START, 1_000_000);
         assert!(!storm.is_on(millis(10)), "it ends when no event comes");
         storm.count(millis(10), 1);
-        assert!(storm.is_on(millis(10)), "it goes on with the events");
+        assert!(storm.is_on(millis(10)), "it lasts while events continue");
     }
 
     #[test]

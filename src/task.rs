@@ -26,8 +26,8 @@ pub use run::{Run, current_run, in_run};
 use task_counts::Counted;
 pub use task_counts::{Place, running};
 
-/// A running task. Dropping it lets the task go on; `await` joins it and returns its output. A
-/// panic of the task reaches the one who awaits it.
+/// A running task. Dropping it does not stop the task; `await` joins it and returns its output, or
+/// passes on its panic.
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
 /// Starts `future` as a task, which runs whether or not its handle is awaited. A task that is
@@ -54,8 +54,8 @@ fn spawn_boxed<T: Send + 'static>(
 /// `ASYNC_STD_THREAD_COUNT` in the environment overrides the number. Call it once, at the start of
 /// the program. Tasks that still run when `future` ends are not joined.
 ///
-/// The calling thread only waits: were it to poll too, it would take every other event of the
-/// sockets away from the thread whose tasks wait for it, and then have to wake that one.
+/// The calling thread only waits. If it polled too, it would receive every other event of the
+/// sockets in place of the thread whose tasks wait for them, and would have to wake that thread.
 ///
 /// # Panics
 /// When `future` panics.
@@ -95,7 +95,7 @@ fn start_helper() {
 }
 
 /// Runs blocking work (files, child processes) on a thread pool, away from the executor's threads.
-/// Work that has begun cannot be cancelled: when this future is dropped the work goes on and its
+/// Work that has begun cannot be cancelled: when this future is dropped, the work continues and its
 /// output is lost.
 ///
 /// # Panics
@@ -110,11 +110,11 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     result.recv().await.expect("it has ended, without a panic")
 }
 
-/// Wakes all that listen. `Event::notify` would make a list of listeners even where there are none,
-/// and there are several events for each watched resource. What the caller changed before is seen
-/// by each task that is woken, and by each that starts to listen afterwards.
+/// Wakes all listeners. `Event::notify` would allocate a list of listeners even when there are
+/// none, and there are several events for each watched resource. Changes that the caller made
+/// before are visible to each task that is woken, and to each that starts to listen afterwards.
 pub fn notify_all(event: &Event) {
-    // One who listens from now on sees what was changed before.
+    // A task that starts to listen now sees the changes that were made before.
     fence(Ordering::SeqCst);
     if event.total_listeners() > 0 {
         event.notify(usize::MAX);
@@ -255,7 +255,7 @@ pub struct StopToken {
 #[derive(Default)]
 struct StopState {
     stopped: LatchState,
-    /// Stopped with this one, unless dropped before.
+    /// The tokens that stop with this one, unless they are dropped before.
     children: Mutex<Vec<Weak<StopState>>>,
 }
 
@@ -340,7 +340,7 @@ impl<S: Future<Output = ()>, F: Future> Future for UnlessStopped<S, F> {
 }
 
 /// Tasks that end together: the owner spawns them and joins them. A finished task leaves nothing
-/// behind. Dropping the group lets its tasks go on. Upstream: `sync.WaitGroup`.
+/// behind. Dropping the group does not stop its tasks. Upstream: `sync.WaitGroup`.
 #[derive(Default)]
 pub struct TaskGroup {
     running: Arc<Running>,
@@ -352,7 +352,7 @@ struct Running {
     ended: Event,
 }
 
-/// One task of a group; dropped when the task ends, by a panic as well.
+/// One task of a group. Dropped when the task ends, also by a panic.
 struct Member(Arc<Running>);
 
 impl Drop for Member {
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_forgets_the_children_that_are_gone() {
+    fn a_parent_forgets_dropped_children() {
         let parent = StopToken::new();
         for _ in 0..1_000 {
             parent.child();

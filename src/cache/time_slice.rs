@@ -7,7 +7,7 @@ use crate::clock::SharedClock;
 /// The most items in a slice.
 const ITEMS: u32 = 64;
 
-/// A slice with fewer items ends after this time: one object may be as large as 1,000 others.
+/// The most time in a slice: one object may be as large as a thousand others.
 const SLICE: Duration = Duration::from_millis(10);
 
 /// Counts the items that a task worked on since it yielded, and the time that they took: a task that

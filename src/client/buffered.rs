@@ -8,8 +8,8 @@ use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
 use crate::buffer_pool;
 
-/// As `BufReader`, for connections without TLS. Most of them are watches, which are silent most of
-/// the time and then hold no memory.
+/// A `BufReader` that frees its buffer when it is empty, for connections without TLS. Most of them
+/// are watches, which are silent most of the time.
 pub struct Buffered<R> {
     inner: R,
     bytes: Vec<u8>,

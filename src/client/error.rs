@@ -81,7 +81,7 @@ pub enum Error {
     Decode {
         /// Method and path.
         request: String,
-        /// What is wrong with the answer.
+        /// The fault in the answer.
         source: Cause,
     },
     /// The request could not be built, such as from a body that does not serialize. Nothing was
@@ -89,7 +89,7 @@ pub enum Error {
     Request {
         /// Method and path.
         request: String,
-        /// What is wrong with the request.
+        /// The fault in the request.
         source: Cause,
     },
     /// A name in the path, or a namespace, is missing or would address another path. Nothing was
@@ -127,15 +127,15 @@ pub struct Failure {
     pub code: u16,
     /// How long the server asks to wait, by the header `Retry-After` or else by the Status.
     pub retry_after: Option<Duration>,
-    /// What the body is.
+    /// The kind of the body.
     pub body: FailureBody,
-    /// The Status in the body. Where the body is something else, what can be read of it as one;
-    /// with neither message nor reason, the message is the text of the body, of which 2,048 bytes
-    /// are kept.
+    /// The Status in the body. If the body is something else, the fields that can be read as those
+    /// of a Status; with neither message nor reason, the message is the text of the body, cut at
+    /// 2,048 bytes.
     pub status: Status,
 }
 
-/// What the body of a failed answer is.
+/// The kind of a failed answer's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureBody {
     /// A Status that reports a failure, even without a reason or a message.
@@ -344,7 +344,7 @@ impl Error {
         matches!(self, Error::Transport { .. })
     }
 
-    /// The server does not listen, or closed the connection: it restarts, or is not there.
+    /// The server does not listen, or closed the connection: it restarts, or does not exist.
     /// Upstream: `utilnet.IsConnectionRefused`.
     pub fn is_refused(&self) -> bool {
         self.is_reset() || self.kind() == Some(ErrorKind::ConnectionRefused)
@@ -401,7 +401,7 @@ impl Error {
     }
 }
 
-/// How many bytes of a body are kept that is not a Status. Upstream:
+/// The number of bytes that are kept of a body that is not a Status. Upstream:
 /// `maxUnstructuredResponseTextBytes`.
 const SHOWN_BYTES: usize = 2048;
 

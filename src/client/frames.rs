@@ -50,7 +50,7 @@ impl ListFrames {
     }
 }
 
-/// Takes the next piece off `from`. `false`: the bytes hold no further piece.
+/// Takes the next piece from the front of `from`. `false`: the bytes hold no further piece.
 fn step(
     inside: &mut Inside,
     from: &mut &[u8],

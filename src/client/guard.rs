@@ -1,4 +1,4 @@
-//! Passes the writes of a client or holds them back, and counts those under way.
+//! Passes or refuses the writes of a client, and counts those under way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,14 +8,13 @@ use std::time::Duration;
 /// carried out until then. Upstream: `--request-timeout`.
 const SERVER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Asked whether a write may still be made: when it begins, and again before its first byte is
-/// sent. A write that it holds back fails with [`Error::GuardRefused`](super::Error::GuardRefused).
-/// Clones share one state. It cannot call back a write that has been sent. Upstream has no
-/// counterpart.
+/// Decides whether a write may still be made: when it begins, and again before its first byte is
+/// sent. A refused write fails with [`Error::GuardRefused`](super::Error::GuardRefused). Clones
+/// share one state. It cannot stop a write that has been sent. Upstream has no counterpart.
 #[derive(Clone)]
 pub struct Guard {
     state: Arc<State>,
-    /// Its writes count as under way.
+    /// Whether its writes count as under way.
     counts: bool,
 }
 
@@ -25,7 +24,8 @@ struct State {
     /// Writes that were sent and have neither been answered nor failed. One that got no answer in
     /// the client's time is over: the API server's own limit, a minute, is shorter.
     under_way: AtomicUsize,
-    /// When the last of the writes whose end is unknown is over: monotonic milliseconds.
+    /// The time, in monotonic milliseconds, after which no write of unknown result can be under
+    /// way.
     unsure_until: AtomicU64,
 }
 
@@ -42,13 +42,13 @@ impl Guard {
         Guard { state: Arc::new(state), counts: true }
     }
 
-    /// The same for writes that do no harm when they come late, such as events: they are held back
-    /// as well, but do not count as under way.
+    /// The same for writes that do no harm when they are late, such as events: they are refused as
+    /// well, but do not count as under way.
     pub fn uncounted(&self) -> Guard {
         Guard { counts: false, ..self.clone() }
     }
 
-    /// Holds back all further writes, for good. Returns whether none is under way, so that the
+    /// Refuses all further writes, for good. Returns whether none is under way, so that the
     /// server can carry out no counted write that passed before. It may be called again to ask. A
     /// write whose future was dropped after it was sent is under way for ever, since its answer is
     /// not read. One whose connection broke is under way for a minute, the server's limit. `now` is
@@ -63,7 +63,7 @@ impl Guard {
         !self.state.closed.load(Ordering::SeqCst) && (self.state.may_write)()
     }
 
-    /// Counts a write, unless it is held back (`false`). The caller sends it now, and calls
+    /// Counts a write, unless it is refused (`false`). The caller sends it now, and calls
     /// [`Guard::end`] or [`Guard::end_unsure`] after the answer or the failure.
     pub(super) fn begin(&self) -> bool {
         // Counted first: a close at the same time either is seen here or sees this write.
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_or_is_held_back_is_not_under_way() {
+    fn a_write_that_fails_or_is_refused_is_not_under_way() {
         block_on(async {
             let config = Config::new("http://127.0.0.1:1".to_owned());
             let client = Client::new(config, SystemClock::shared()).expect("a client");

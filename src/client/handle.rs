@@ -19,22 +19,22 @@ use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Form;
 
-/// Speaks to one API server as one user, with one rate limiter. Cheap to clone: clones share the
-/// limiter. Upstream: `rest.RESTClient`.
+/// Sends requests to one API server as one user, with one rate limiter. Cheap to clone: clones
+/// share the limiter. Upstream: `rest.RESTClient`.
 ///
 /// # What holds
 ///
-/// - Each try of a request waits for the limiter, in the order of the calls, and then shows the
+/// - Each attempt of a request waits for the limiter, in the order of the calls, and then shows the
 ///   credentials that are current.
 /// - After 401 a request is sent once more with fresh credentials. It is sent again, up to ten
 ///   times in all, where the server asks for that: 429 or 5xx with `Retry-After` or
-///   `retryAfterSeconds`. A GET whose connection was reset before the answer is tried three times,
-///   a watch up to ten times.
+///   `retryAfterSeconds`. A GET whose connection was reset before the answer has three attempts, a
+///   watch up to ten.
 /// - A write whose connection breaks is not sent again: it may have been carried out
 ///   ([`Error::is_unsure`]). Callers retry by their next sync.
 /// - A request fails when no answer begins, or no further byte of a body comes, within
 ///   [`Config::timeout`]. The body of a watch may be silent for any time. The waits for the limiter
-///   and before a further try have no limit.
+///   and before a further attempt have no limit.
 /// - Any future of the client may be dropped at any time. A request that was not sent then is not
 ///   sent; one that was sent may be carried out, and its connection is closed. The token of the
 ///   limiter is spent.
@@ -137,13 +137,13 @@ impl Client {
         })
     }
 
-    /// The same for writes that do no harm when they come late, such as events: see
+    /// The same for writes that do no harm when they are late, such as events: see
     /// [`Guard::uncounted`].
     pub fn with_uncounted_writes(&self) -> Client {
         self.derive(|derived| derived.guard = derived.guard.as_ref().map(Guard::uncounted))
     }
 
-    /// The same, but no write passes that `guard` holds back: it fails with
+    /// The same, but `guard` decides about each write: a refused one fails with
     /// [`Error::GuardRefused`]. This holds for clients derived from it, too.
     pub fn guarded(&self, guard: Guard) -> Client {
         self.derive(|derived| derived.guard = Some(guard))
@@ -241,14 +241,15 @@ impl Client {
         self.inner.writes.get()
     }
 
-    /// Whether the configuration lets objects come in protobuf.
+    /// Whether the configuration allows objects in protobuf.
     pub(super) fn speaks_protobuf(&self) -> bool {
         self.inner.config.form == Form::Protobuf
     }
 
-    /// What the server serves: fetched once, then kept until [`Client::reset_discovery`]. Clients
-    /// derived from one another share it, and share a fetch under way, which goes on when this
-    /// future is dropped. A failure is returned to all who wait for it and is not kept.
+    /// The resources that the server serves: fetched once, then kept until
+    /// [`Client::reset_discovery`]. Clients derived from one another share it, and share a fetch
+    /// under way, which continues when this future is dropped. A failure is returned to all who
+    /// wait for it and is not kept.
     ///
     /// # Errors
     /// Those of [`Client::discover`].

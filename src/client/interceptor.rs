@@ -1,4 +1,4 @@
-//! A place between a client and its transport that sees every request.
+//! A hook between a client and its transport that sees every request.
 
 use futures_lite::future::Boxed;
 
@@ -7,7 +7,7 @@ use super::{Call, Result};
 /// Sees the reads of a client, and answers its writes in place of the API server. Shadow mode is
 /// one. Upstream: `rest.Config.WrapTransport`.
 ///
-/// It stands above the limiter, the guard and the credentials: a write that it answers passes none
+/// It comes before the limiter, the guard and the credentials: a write that it answers reaches none
 /// of them.
 pub trait Interceptor: Send + Sync + 'static {
     /// Called with each read before it is sent, retries not included. Must not wait.

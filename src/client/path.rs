@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use super::{Call, Error, Result};
 
-/// A path below `/api` or `/apis`, made segment by segment. Segments are escaped. A name that would
-/// address another path (`..`, or with a slash or percent sign) is refused with [`Error::Path`], as
-/// client-go refuses it. Upstream: `rest.Request`.
+/// A path below `/api` or `/apis`, built segment by segment. Segments are escaped. A name that
+/// would address another path (`..`, or with a slash or percent sign) is refused with
+/// [`Error::Path`], as client-go refuses it. Upstream: `rest.Request`.
 #[derive(Clone, Debug)]
 pub struct ApiPath(String);
 

@@ -78,7 +78,7 @@ mod tests {
     use crate::objects::Timestamp;
 
     #[test]
-    fn requests_that_wait_go_on_together() {
+    fn waiting_requests_are_sent_together() {
         let millis = Duration::from_millis;
         for (now, wait, expected) in [(0, 1, 10), (0, 10, 10), (3, 4, 7), (3, 7, 7), (3, 8, 17)] {
             assert_eq!(on_grid(millis(now), millis(wait)), millis(expected), "{now} {wait}");
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_and_then_the_rate() {
+    fn the_burst_passes_at_once_and_then_the_rate_applies() {
         let clock = FakeClock::new(Timestamp::default());
         let bucket = Bucket::new(10.0, 2, clock.clone());
         let waits: Vec<u128> = (0..4).map(|_| bucket.reserve().as_millis()).collect();
@@ -115,7 +115,7 @@ mod tests {
             let clock = FakeClock::new(Timestamp::default());
             let bucket = Bucket::new(qps, 1, clock.clone());
             assert_eq!([bucket.reserve(), bucket.reserve()], [Duration::ZERO, expected], "{qps}");
-            // Those that wait do so without a panic.
+            // A wait of any length does not panic.
             let mut waiting = Box::pin(bucket.take());
             let waits = block_on(poll_once(&mut waiting)).is_none();
             assert_eq!(waits, expected > Duration::ZERO, "{qps}");

@@ -1,4 +1,4 @@
-//! The one path of all requests: rate-limited, authorized, counted, retried where that is safe.
+//! The path of all requests: rate-limited, authorized, counted, retried where that is safe.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ use crate::objects::{
 };
 use crate::{buffer_pool, trace};
 
-/// The most tries of one request. Upstream: `maxRetries` of `rest.Request`.
+/// The most attempts of one request. Upstream: `maxRetries` of `rest.Request`.
 const TRIES: u32 = 10;
 /// The average wait before a watch that was reset is started again.
 const RESET_WAIT: Duration = Duration::from_secs(1);
@@ -245,7 +245,8 @@ impl Client {
     }
 }
 
-/// The wait before the next try, after `tries` of them; `None`: no further try. `random`: 0 to 1.
+/// The wait before the next attempt, after `tries` of them; `None`: no further attempt. `random`: 0
+/// to 1.
 fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Option<Duration> {
     match error {
         // The server asks for another try, and has done nothing.
@@ -262,7 +263,7 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
     }
 }
 
-/// What an answer says of the object that was written, for the trace.
+/// The written object's metadata in an answer, for the trace.
 #[cold]
 fn written(call: &Call, body: &[u8], now: Duration) {
     #[derive(Default, Deserialize)]
@@ -329,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_again_and_when() {
+    fn requests_are_sent_again_only_where_that_is_safe() {
         let watch = Call { is_watch: true, ..Call::new("GET", "/x") };
         let (read, write) = (Call::new("GET", "/x"), Call::new("POST", "/x"));
         let lost = |kind: io::ErrorKind| broken(&"GET /x", kind.into());
@@ -349,7 +350,7 @@ mod tests {
             (&write, status(503, None), 1, None),
             (&write, status(409, Some(3)), 1, None),
         ] {
-            // A watch's wait differs from try to try, so that not all watches return at once.
+            // A watch's wait differs between attempts, so that not all watches return at once.
             let waits = [0.0, 0.5, 1.0]
                 .map(|random| wait_before_retry(call, &error, tries, random))
                 .map(|wait| wait.map(|wait| wait.as_millis()));

@@ -1,4 +1,4 @@
-//! A cached value that at most one task at a time makes.
+//! A cached value that at most one task at a time computes.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::task;
 /// Makes a value in a task of its own and keeps it.
 ///
 /// All callers that ask while the value is being made wait for the same run and share its failure,
-/// which is not kept. A run goes on when its callers give up: futures of [`Self::get`] may be
+/// which is not kept. A run continues when its callers give up: futures of [`Self::get`] may be
 /// dropped at any time. A run that began before a reset answers only callers that asked before the
 /// reset. Upstream: `singleflight.Group`.
 pub(super) struct SingleFlight<T> {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_keeps_the_run_under_way_from_later_callers() {
+    fn after_a_reset_the_run_under_way_does_not_answer_later_callers() {
         let (kept, runs) = (SingleFlight::default(), Runs::default());
         block_on(async {
             let (mut early, mut late) = (Box::pin(ask(&kept, &runs)), Box::pin(ask(&kept, &runs)));

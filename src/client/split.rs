@@ -10,7 +10,7 @@ struct Scanner {
     escaped: bool,
 }
 
-/// A vector search pays off in strings longer than this.
+/// A vector search is faster in strings longer than this.
 const SHORT: usize = 16;
 
 /// The bytes that matter outside of strings.
@@ -204,7 +204,7 @@ impl ListSplitter {
             let floor = match self.inside {
                 Inside::Item => 2,
                 Inside::Metadata => 1,
-                // The first byte of an item or of the metadata is looked at once more, as its part.
+                // The first byte of an item or of the metadata is scanned again, as its part.
                 _ => {
                     if self.outside(*byte, found) {
                         bytes = rest;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_no_items_ends() {
+    fn an_empty_list_ends() {
         for text in [r#"{"items":null,"metadata":{}}"#, r#"{"items":[]}"#, "{}"] {
             let (mut splitter, mut ended) = (ListSplitter::default(), false);
             splitter.feed(text.as_bytes(), &mut |piece| {

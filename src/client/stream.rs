@@ -238,8 +238,9 @@ impl WatchStream {
     }
 }
 
-/// An event as every API server spells it, cut open without another pass over the object: two
-/// fields, the type first (`metav1.WatchEvent`). With a third one the object would not decode.
+/// Splits an event in the form that every API server writes, without another pass over the object:
+/// two fields, the type first (`metav1.WatchEvent`). With a third field the object would not
+/// decode.
 fn cut(document: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = document.strip_prefix(br#"{"type":""#)?;
     let (kind, rest) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'"')?)?;
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_cut_open_in_every_spelling() {
+    fn an_event_in_any_valid_form_is_split() {
         let object = br#"{"a":{"type":"x"}}"#;
         for text in [
             r#"{"type":"MODIFIED","object":{"a":{"type":"x"}}}"#,
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn events_and_errors_come_in_their_order() {
+    fn events_and_errors_keep_their_order() {
         let events = all(
             "{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"object\":{\"metadata\":{\"resourceVersion\":\"4\"}},\"type\":\"BOOKMARK\"}\n\
              {\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\"}}\n",

@@ -1,11 +1,11 @@
-//! How many writes a client has sent, for debug pages.
+//! Counts of a client's writes, for debug pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::call::Call;
 
-/// The requests sent under one User-Agent so far, other than reads. Each try counts. Writes that a
-/// guard held back or shadow mode answered do not.
+/// The requests sent under one User-Agent so far, other than reads. Each attempt counts. Writes
+/// that a guard refused or shadow mode answered do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
     /// Requests with POST, except those for events.

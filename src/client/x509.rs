@@ -1,4 +1,4 @@
-//! What the manager reads of an X.509 certificate. Upstream: Go's `crypto/x509`.
+//! The parts of an X.509 certificate that the manager reads. Upstream: Go's `crypto/x509`.
 
 use x509_cert::certificate::{CertificateInner, Raw};
 use x509_cert::der::asn1::{Any, ObjectIdentifier};
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_alternative_names_those_of_dns_are_given() {
+    fn only_dns_names_of_the_alternative_names_are_returned() {
         let (read, _) = certificate(|params| {
             let dns = |name: &str| SanType::DnsName(name.try_into().unwrap());
             let address = SanType::IpAddress("10.0.0.1".parse().unwrap());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_usages_say_whether_it_may_serve() {
+    fn extended_usages_decide_whether_it_is_a_server_certificate() {
         use ExtendedKeyUsagePurpose::{Any, ClientAuth, ServerAuth};
         for (usages, serves) in [
             (vec![], true),

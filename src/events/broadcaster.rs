@@ -36,8 +36,8 @@ const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
 ///   one.
 /// - One component sends 25 events of a type about an object at once, and then one every five
 ///   minutes; further ones are dropped without a log line.
-/// - A write that may succeed later is tried 12 times, up to 10 seconds apart; the events behind it
-///   wait. One that the server refuses is logged and dropped.
+/// - A write that may succeed later has 12 attempts, up to 10 seconds apart; the events behind it
+///   wait. A write that the server refuses is logged and dropped.
 ///
 /// # What is not promised
 ///
@@ -45,8 +45,8 @@ const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
 /// - That counts are exact: the correlator knows the last 4,096 series, and forgets them with the
 ///   process.
 ///
-/// Dropped without [`shutdown`](EventBroadcaster::shutdown), it goes on to send until its recorders
-/// are dropped and the queue is empty.
+/// When it is dropped without [`shutdown`](EventBroadcaster::shutdown), events are still sent until
+/// its recorders are dropped and the queue is empty.
 pub struct EventBroadcaster {
     queue: Arc<Queue>,
     /// Asks the task to try each queued event once without a wait, and to end.
@@ -183,7 +183,7 @@ struct Send<W> {
 }
 
 impl<W: EventWriter> Send<W> {
-    /// Until the queue is closed and empty.
+    /// Sends until the queue is closed and empty.
     async fn run(mut self, queue: Receiver<Box<Event>>) {
         while let Ok(event) = queue.recv().await {
             let wall = self.clock.now();

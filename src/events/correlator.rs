@@ -302,7 +302,7 @@ mod tests {
         f.secs += 1;
         assert_eq!(sent(&mut f, "a", 3), 1);
         f.secs += 3600;
-        // What was not sent was counted.
+        // Events that were not sent were counted.
         assert_eq!(patch(f.record("a", "Failed", "x")).1, 47);
         assert_eq!(sent(&mut f, "a", 40), 11);
     }

@@ -36,8 +36,8 @@ use crate::task::{self, StopToken};
 ///
 /// - That the old leader does nothing any more when a new one starts. Work that ignores its token,
 ///   and requests that were sent before the lease ran out, may still write. The process ends after
-///   [`Ended::Lost`], and a [`Guard`](crate::client::Guard) that asks `holds_lease` holds back late
-///   writes; nothing fences a request that is on its way.
+///   [`Ended::Lost`], and a [`Guard`](crate::client::Guard) that asks `holds_lease` refuses late
+///   writes; a request that was sent already cannot be stopped.
 /// - Anything on machines whose clocks run at rates further apart than lease duration and renew
 ///   deadline are (15 s to 10 s by default).
 /// - That the leader stops in time on a machine that was suspended: its timers leave the suspension

@@ -1,7 +1,7 @@
-//! Panics on purpose, by which the tests of a finished binary see that it survives one. There is no
-//! other way to one: no input that panics is known.
+//! Panics on purpose, so that tests of a finished binary can check that it survives one: no input
+//! is known that causes a panic.
 //!
-//! `CONTRIBUTING.md` says how; `tests/it/binary.rs` does so.
+//! `CONTRIBUTING.md` explains it; `tests/it/binary.rs` uses it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ impl Plan {
         Plan(stations.map(|station| (station, AtomicBool::new(true))).collect())
     }
 
-    /// Whether `station` is planned. Says so once.
+    /// Whether a panic is planned at `station`. Returns true only once.
     fn take(&self, station: &str) -> bool {
         let planned = self.0.iter().find(|(planned, _)| planned == station);
         planned.is_some_and(|(_, is_left)| is_left.swap(false, Ordering::Relaxed))

@@ -1,5 +1,5 @@
-//! The controller and key that a task works for. The client and the shadow mode ask for it far
-//! below the controller's code.
+//! The controller and key that a task works for. The client and the shadow mode read it, although
+//! they are far below the controller's code.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -77,9 +77,9 @@ impl Run {
         })
     }
 
-    /// Records that a write was asked for and not made (shadow mode). From now on this run, and
-    /// each run that it is a part of, behaves as after a failure; what it does next says nothing
-    /// about what it would do in charge. Runs beside it are not marked.
+    /// Records that a write was requested and not made (shadow mode). From now on this run, and
+    /// each run that it is a part of, behaves as after a failure: its further requests do not show
+    /// what it would do in charge. Runs beside it are not marked.
     pub fn mark_unwritten(&self) {
         let mut run = Some(self);
         while let Some(derailed) = run {
@@ -94,7 +94,7 @@ impl Run {
         self.is_derailed.load(Ordering::Relaxed)
     }
 
-    /// Records that the sync or job has returned. Tasks that it spawned may go on.
+    /// Records that the sync or job has returned. Tasks that it spawned may continue.
     pub fn end(&self) {
         self.has_ended.store(true, Ordering::Relaxed);
     }
@@ -147,6 +147,6 @@ mod tests {
         assert!(run.child().is_derailed(), "it begins after the failure");
         assert!(!second.has_ended());
         run.end();
-        assert!(second.has_ended(), "it goes on alone");
+        assert!(second.has_ended(), "it continues alone");
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Delayed<K> {
     /// Earliest on top. Stale entries are those that the maps below do not confirm.
     heap: BinaryHeap<Reverse<Entry<K>>>,
     times: Times<K>,
-    /// How many keys rest. None of them is moved or cancelled, so they need no map.
+    /// The number of keys that rest. None of them is moved or cancelled, so they need no map.
     rests: usize,
     sequence: u64,
 }
@@ -178,7 +178,7 @@ impl<K: Key> Delayed<K> {
         self.times.len() + self.rests == 0
     }
 
-    /// Forgets all, and gives the memory back.
+    /// Forgets all keys and frees the memory.
     pub fn clear(&mut self) {
         *self = Delayed { sequence: self.sequence, ..Delayed::new() };
     }
@@ -268,7 +268,7 @@ mod tests {
             ("earlier", &[Set('a', 30), Set('a', 10), Pop(10, "a"), Pop(99, "")]),
             ("later", &[Set('a', 10), Set('a', 30), Pop(29, ""), Pop(30, "a"), Pop(99, "")]),
             (
-                "to the same time keeps its turn",
+                "to the same time keeps its place",
                 &[Set('a', 9), Set('b', 9), Set('a', 9), Pop(9, "ab")],
             ),
             ("cancelled", &[Set('a', 10), Set('b', 20), Cancel('a', true), Pop(99, "b")]),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_moved_often_does_not_pile_up() {
+    fn stale_entries_of_a_key_do_not_accumulate() {
         let mut delayed = Delayed::new();
         for at in (0..10_000).rev() {
             delayed.insert('a', secs(at));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_keys_cost_a_logarithm_each() {
+    fn each_of_a_hundred_thousand_keys_costs_a_logarithm() {
         const KEYS: u32 = 100_000;
         let mut delayed = Delayed::new();
         let mut operations = 0;

@@ -68,7 +68,7 @@ impl InProgress {
     }
 }
 
-/// Something that is asked for its progress when the metrics are read.
+/// A queue whose progress is read together with the metrics.
 pub(super) trait HasProgress: Send + Sync {
     fn progress(&self) -> InProgress;
 }
@@ -129,7 +129,8 @@ impl ProgressCollector {
     }
 }
 
-/// Asks the queues when it is read, where upstream has a ticker for each: an idle queue sleeps.
+/// Reads the queues when the metrics are read. Upstream has a ticker for each queue; here an idle
+/// queue sleeps.
 struct ProgressCollector {
     unfinished: GaugeVec,
     longest: GaugeVec,

@@ -24,7 +24,7 @@ pub use rate_limiters::{
 pub use rate_limiting::{QueueStatus, RateLimitingQueue};
 pub use token_bucket::TokenBucket;
 
-/// What a queue can hold: cheap to clone, and printable for logs. Two keys are the same work
-/// exactly when they are equal.
+/// A key that a queue can hold: cheap to clone, and printable for logs. Equal keys are the same
+/// work.
 pub trait Key: Clone + Eq + Hash + Display + Send + Sync + 'static {}
 impl<K: Clone + Eq + Hash + Display + Send + Sync + 'static> Key for K {}

@@ -10,8 +10,8 @@ use super::metrics::{InProgress, QueueMetrics};
 /// After a burst, capacity above this is freed once no key is queued.
 const KEPT_CAPACITY: usize = 256;
 
-/// First in, first out, each key once, and no key taken twice before it is done, nor while it
-/// rests. Never waits: times are passed in, since the clock's start.
+/// A queue that is first in, first out. It holds each key once, and no key can be taken while it is
+/// in progress or rests. Never waits: callers pass the time since the clock's start.
 pub(super) struct Queue<K> {
     /// Keys that are dirty, not in progress and do not rest, each once.
     order: VecDeque<K>,
@@ -25,16 +25,16 @@ pub(super) struct Queue<K> {
 }
 
 struct Work {
-    /// Added, and not taken since.
+    /// Whether it was added and has not been taken since.
     dirty: bool,
     added: Duration,
     /// When it was taken, while it is in progress.
     started: Option<Duration>,
-    /// Until when it rests. Zero: it does not.
+    /// The end of its rest. Zero: it does not rest.
     rests_until: Duration,
 }
 
-/// What adding or ending a key leads to.
+/// The result of adding or ending a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Added {
     /// There is one more key to take now.
@@ -120,7 +120,7 @@ impl<K: Key> Queue<K> {
     }
 
     /// Ends the work on `key`, which rests for `rest` from now. A key that was added while in
-    /// progress comes again. Does nothing when `key` is not in progress.
+    /// progress is queued again. Does nothing when `key` is not in progress.
     pub fn done(&mut self, key: &K, now: Duration, rest: Duration) -> Added {
         self.forget_rested(now);
         let Some(work) = self.keys.get_mut(key) else { return Added::No };
@@ -167,17 +167,17 @@ impl<K: Key> Queue<K> {
         }
     }
 
-    /// How many keys wait to be taken.
+    /// The number of keys that wait to be taken.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// How many keys are taken and not done.
+    /// The number of keys that are taken and not done.
     pub fn in_progress(&self) -> usize {
         self.in_progress
     }
 
-    /// From now on nothing is added; what is queued can still be taken.
+    /// From now on nothing is added; queued keys can still be taken.
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
     }
@@ -226,7 +226,7 @@ mod tests {
         /// The key, and whether it can be taken now.
         Add(u8, bool),
         Take(Option<u8>),
-        /// The key, and whether it comes again.
+        /// The key, and whether it is queued again.
         Done(u8, bool),
         ShutDown,
     }
@@ -247,7 +247,7 @@ mod tests {
                 ],
             ),
             (
-                "added in progress: comes again after done",
+                "added in progress: queued again after done",
                 &[Add(1, true), Take(Some(1)), Add(1, false), Add(1, false), Take(None)],
             ),
             (
@@ -267,7 +267,7 @@ mod tests {
                 ],
             ),
             (
-                "done of what is queued, done twice, or never added: nothing",
+                "done of a key that is queued, done twice or never added: nothing",
                 &[
                     Add(1, true),
                     Done(1, false),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_the_age_of_what_is_taken() {
+    fn progress_is_the_age_of_taken_keys() {
         let seconds = Duration::from_secs;
         let mut queue = Queue::new(None);
         for key in 0..3u8 {
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_leaves_no_memory_behind() {
+    fn memory_is_freed_after_a_burst() {
         let mut queue = Queue::new(None);
         for key in 0..10_000u32 {
             queue.add(key, NOW);

@@ -1,4 +1,4 @@
-//! How long a key waits before it is tried again.
+//! The delay before a failed key is retried.
 //! Upstream: util/workqueue/default_rate_limiters.go.
 
 use parking_lot::{Mutex, MutexGuard};
@@ -9,11 +9,11 @@ use std::time::Duration;
 use super::{Key, TokenBucket};
 use crate::clock::SharedClock;
 
-/// How long a key waits before it is tried again. Upstream: `TypedRateLimiter`. Methods are called
-/// from several tasks at once; they do not wait.
+/// Decides the delay before a failed key is retried. Upstream: `TypedRateLimiter`. Methods are
+/// called from several tasks at once; they do not wait.
 pub trait RateLimiter<K>: Send + Sync + 'static {
-    /// Counts one more failure of `key`, and returns how long the key waits for it. Each call
-    /// counts, so it is called once a failure.
+    /// Counts one more failure of `key`, and returns the delay before its retry. Each call counts,
+    /// so call it once for each failure.
     fn when(&self, key: &K) -> Duration;
     /// Forgets the failures of `key`, after a success or when the key is given up.
     fn forget(&self, key: &K);
@@ -21,10 +21,10 @@ pub trait RateLimiter<K>: Send + Sync + 'static {
     fn retries(&self, key: &K) -> u32;
 }
 
-/// The longer of two delays: 5 ms, doubling with each failure of the key to 1,000 s; and a place in
-/// a bucket for all keys that gives 10 a second and 100 at once. So after many failures a key may
-/// wait for the bucket although it failed for the first time. Upstream:
-/// `DefaultTypedControllerRateLimiter`.
+/// The longer of two delays: 5 ms, doubling with each failure of the key to 1,000 s; and the wait
+/// for a token of a bucket that all keys share, with 10 tokens a second and a burst of 100. So
+/// after many failures a key may wait for the bucket although it failed for the first time.
+/// Upstream: `DefaultTypedControllerRateLimiter`.
 pub fn default_controller_rate_limiter<K: Key>(clock: SharedClock) -> Arc<dyn RateLimiter<K>> {
     Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_millis(5), Duration::from_secs(1000)),
@@ -53,7 +53,7 @@ impl<K: Key> Failures<K> {
         self.0.lock()
     }
 
-    /// Counts one more, and returns how many there were before it.
+    /// Counts one more failure, and returns the number before it.
     fn count(&self, key: &K) -> u32 {
         let mut failures = self.lock();
         let Some(count) = failures.get_mut(key) else {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_waits_twice_as_long_each_time() {
+    fn the_delay_of_a_key_doubles_with_each_failure() {
         let limiter =
             exponential_failure_rate_limiter(Duration::from_millis(1), Duration::from_millis(20));
         assert_eq!(millis(&*limiter, 'a', 7), [1, 2, 4, 8, 16, 20, 20]);

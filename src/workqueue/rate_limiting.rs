@@ -18,9 +18,9 @@ use crate::trace::{self, How};
 ///
 /// # What holds
 ///
-/// - A key is worked on by at most one worker at a time. Added while it is in progress, it comes
-///   again after [`done`](Self::done), behind the keys that are queued by then.
-/// - A key that is queued already is not queued twice: one sync stands for all additions before it.
+/// - A key is worked on by at most one worker at a time. Added while it is in progress, it is
+///   queued after [`done`](Self::done), behind the keys that are queued by then.
+/// - A key that is queued already is not queued twice: one sync serves all additions before it.
 /// - Keys come in the order in which they were added or fell due. A key that fell due comes before
 ///   keys that are added after that time.
 /// - Before the shutdown no key is lost. [`get`](Self::get) may be dropped at any time: it takes a
@@ -243,9 +243,9 @@ impl<K: Key> RateLimitingQueue<K> {
         self.inner.limiter.retries(key)
     }
 
-    /// Takes the next key; waits while the queue is empty. `None`: the queue is shut down and empty.
-    /// Each key must be handed to [`done`](Self::done), or it never comes again. May be dropped at
-    /// any time. Upstream: `Get`.
+    /// Takes the next key; waits while the queue is empty. `None`: the queue is shut down and
+    /// empty. Each key must be passed to [`done`](Self::done), or it is never returned again. May
+    /// be dropped at any time. Upstream: `Get`.
     pub async fn get(&self) -> Option<K> {
         let inner = &*self.inner;
         loop {
@@ -354,7 +354,7 @@ impl<K: Key> RateLimitingQueue<K> {
 
     /// Shuts the queue down for good: nothing is added from now on. Workers get the keys that are
     /// queued, then `None`; keys whose time has not come, or that rest, are dropped. A key that was
-    /// added while in progress still comes again. Upstream: `ShutDown`.
+    /// added while in progress is still queued after `done`. Upstream: `ShutDown`.
     pub fn shut_down(&self) {
         self.inner.shut_down(false);
     }
@@ -409,7 +409,8 @@ impl<K: Key> Inner<K> {
         self.follow(state, added, || key)
     }
 
-    /// Lets a key rest that was added while it rests; returns how many more keys can be taken.
+    /// Lets a key that was added while it rests wait for the end of its rest; returns how many more
+    /// keys can be taken.
     fn follow(&self, state: &mut State<K>, added: Added, key: impl FnOnce() -> K) -> usize {
         if let Added::Rests(until) = added
             && state.delayed.rest(key(), until)
@@ -561,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_does_not_take_the_place_of_a_later_look() {
+    fn a_retry_does_not_replace_a_later_addition() {
         let (clock, queue) = queue("");
         queue.add_after('a', secs(10));
         queue.add_rate_limited('a');
@@ -579,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_waits_for_a_key_or_the_end() {
+    fn a_worker_waits_for_a_key_or_the_shutdown() {
         let (_, queue) = queue("");
         let mut first: Get = Box::pin(queue.get());
         let mut second: Get = Box::pin(queue.get());
@@ -599,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_notified_worker_that_goes_away_wakes_another() {
+    fn a_notified_worker_that_is_dropped_wakes_another() {
         let (_, queue) = queue("");
         let mut first: Get = Box::pin(queue.get());
         let mut second: Get = Box::pin(queue.get());
@@ -743,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_leaves_later_times_of_the_key_alone() {
+    fn a_rest_does_not_change_later_times_of_the_key() {
         let (clock, queue) = queue("");
         queue.add('a');
         assert_eq!(block_on(queue.get()), Some('a'));
@@ -761,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn due_keys_go_before_later_ones_and_the_queue_drops_what_is_not_due() {
+    fn due_keys_come_before_later_ones_and_the_shutdown_drops_keys_that_are_not_due() {
         let (clock, queue) = queue("");
         queue.add_rate_limited('a');
         queue.add_rate_limited('a');

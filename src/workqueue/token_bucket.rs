@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::clock::SharedClock;
 
 /// Holds up to `burst` tokens, full at first, and gains `rate` tokens a second. At a rate of zero
-/// or less it gains and gives none. Never waits: it says how long the caller has to. Requests are
-/// served in the order of the calls. Upstream: `rate.Limiter`.
+/// or less it gains and gives none. Never waits: it returns how long the caller has to wait.
+/// Requests are served in the order of the calls. Upstream: `rate.Limiter`.
 pub struct TokenBucket {
     clock: SharedClock,
     burst: f64,
@@ -21,7 +21,7 @@ struct State {
     rate: f64,
     /// Below zero: the number of tokens that are reserved ahead of their time.
     tokens: f64,
-    /// When they were counted, on the monotonic clock.
+    /// When the tokens were counted, on the monotonic clock.
     at: Duration,
 }
 
@@ -74,9 +74,9 @@ impl TokenBucket {
         *state = State { rate, ..self.grown(&state) };
     }
 
-    /// Replaces the bucket by a full one of another rate, less one token if the old one has none to
-    /// give. So with a burst of 1 a change of the rate lets no extra request pass. The same rate
-    /// changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
+    /// Replaces the bucket by a full one of another rate, less one token if the old one has no
+    /// whole token. So with a burst of 1 a change of the rate lets no extra request pass. The same
+    /// rate changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
     pub fn swap_rate(&self, rate: f64) {
         let mut state = self.state.lock();
         if state.rate == rate {

@@ -166,8 +166,9 @@ struct LegacyResource {
 }
 
 impl Client {
-    /// Asks the server what it serves, every time: two requests, or one for each group version
-    /// where the server does not know aggregated discovery. May be dropped at any time.
+    /// Reads the served resources from the server, at each call: two requests, or one for each
+    /// group version where the server does not know aggregated discovery. May be dropped at any
+    /// time.
     ///
     /// # Errors
     /// When `/apis` cannot be read, or `/api` for another reason than 404. A group version that

@@ -34,7 +34,8 @@ pub struct List<T> {
 }
 
 const JSON: &str = "application/json";
-/// A server that does not know the form sends whole objects, which decode as well.
+/// Media types of requests for metadata only. A server that does not know them sends whole objects,
+/// which decode as well.
 const ONE_METADATA: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 const ALL_METADATA: &str =
@@ -53,7 +54,7 @@ impl Dynamic {
     }
 
     /// The same, for a subresource: `status`, `scale`, `eviction`, `token`, `finalize`… Lists and
-    /// creations address the resource all the same.
+    /// creations still address the resource itself.
     pub fn subresource(mut self, name: &'static str) -> Dynamic {
         self.subresource = Some(name);
         self
@@ -230,7 +231,7 @@ impl Dynamic {
     }
 
     /// Creates an object in `namespace`, which is empty for a resource of the whole cluster, and
-    /// returns what the server made of it.
+    /// returns it as the server stored it.
     pub async fn create<O: DeserializeOwned>(
         &self,
         namespace: &str,
@@ -282,7 +283,7 @@ impl Dynamic {
     }
 
     /// As [`Self::patch`], but the answer holds only the metadata of the object, in protobuf where
-    /// the configuration lets it. For built-in kinds of which many are patched.
+    /// the configuration allows it. For built-in kinds with many patches.
     pub async fn patch_for_metadata(&self, key: &ObjectKey, patch: &Patch) -> Result<Written> {
         self.fetch_metadata(self.patching(key, patch)?).await
     }

@@ -1,4 +1,4 @@
-//! The API's verbs: over a type, over any resource, and what the server serves.
+//! The API's verbs, over a type and over any resource, and discovery.
 
 mod discovery;
 mod dynamic;
@@ -30,7 +30,7 @@ impl Client {
     }
 
     /// Creates an object in `namespace`, which is empty for a kind of the whole cluster, and
-    /// returns what the server made of it.
+    /// returns it as the server stored it.
     pub async fn create<T: Resource + DeserializeOwned>(
         &self,
         namespace: &str,

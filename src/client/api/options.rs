@@ -26,7 +26,7 @@ pub enum Patch {
     },
 }
 
-/// What a deletion does to the dependents of an object. Upstream: `metav1.DeletionPropagation`.
+/// The effect of a deletion on the dependents of an object. Upstream: `metav1.DeletionPropagation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Propagation {
     /// They stay, without the owner reference.
@@ -37,8 +37,8 @@ pub enum Propagation {
     Foreground,
 }
 
-/// What must hold of an object for it to be deleted; if it does not, the deletion is a conflict
-/// (409). Upstream: `metav1.Preconditions`.
+/// Conditions on the stored object; if it does not meet them, the deletion is a conflict (409).
+/// Upstream: `metav1.Preconditions`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Preconditions {
@@ -59,7 +59,7 @@ pub struct Delete {
     /// ignore it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_period_seconds: Option<i64>,
-    /// What must hold for the deletion.
+    /// The conditions on the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preconditions: Option<Preconditions>,
     /// What happens to the dependents.

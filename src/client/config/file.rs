@@ -28,7 +28,7 @@ pub(super) struct File {
 }
 
 impl File {
-    /// The first document; as in Go, further ones are left alone. `Err`: what is wrong with it.
+    /// The first document; further ones are ignored, as in Go. `Err`: the fault.
     pub fn parse(text: &[u8]) -> std::result::Result<File, String> {
         let first = serde_yaml_ng::Deserializer::from_slice(text).next();
         let read = first.map(Option::<File>::deserialize).transpose();
@@ -48,7 +48,7 @@ impl File {
     }
 }
 
-/// A text; null: an empty one. As in Go, a number is not taken for its digits.
+/// A text; null: an empty one. A number is not accepted as a text, as in Go.
 #[derive(Default)]
 struct Text(String);
 
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_are_what_is_missing() {
+    fn a_null_counts_as_a_missing_value() {
         for text in ["", "# nothing\n", "---\n", "null\n", "users: null\n"] {
             let file = File::parse(text.as_bytes()).expect(text);
             assert!(file.users.is_empty() && file.current_context.is_empty(), "{text}");

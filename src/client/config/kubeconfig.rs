@@ -15,7 +15,7 @@ impl Config {
     /// server with `https`. Reads files; blocks meanwhile. Upstream: `clientcmd.ClientConfig`.
     ///
     /// # Errors
-    /// [`Error::Config`] names the file and what is wrong in it.
+    /// [`Error::Config`] names the file and the fault in it.
     pub fn from_kubeconfig(
         path: impl AsRef<Path>,
         master: Option<&str>,
@@ -74,7 +74,7 @@ impl Config {
     }
 }
 
-/// `Err`: what is wrong with it.
+/// `Err`: the fault in the file.
 fn tls(cluster: &Cluster, user: &User, folder: &Path) -> std::result::Result<Tls, String> {
     type Found = std::result::Result<Option<Pem>, String>;
     let pem = |field: &str, data: &str, file: &str| -> Found {

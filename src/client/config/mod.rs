@@ -37,7 +37,7 @@ impl Pem {
     }
 }
 
-/// How the server and the client show who they are. Upstream: `rest.TLSClientConfig`.
+/// The identities of server and client in TLS. Upstream: `rest.TLSClientConfig`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     /// The authorities that are trusted; `None`: the system's.
@@ -52,7 +52,7 @@ pub struct Tls {
     pub key: Option<Pem>,
 }
 
-/// What requests show of their user, besides the client certificate.
+/// The credentials of requests, besides the client certificate.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Credentials {
     /// Nothing: the user is anonymous, or that of the client certificate.
@@ -79,7 +79,8 @@ pub enum Credentials {
     Exec(Box<Exec>),
 }
 
-/// The user to act as, if the own one may impersonate it. Upstream: `rest.ImpersonationConfig`.
+/// The user to act as, if the client's own user may impersonate it.
+/// Upstream: `rest.ImpersonationConfig`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Impersonation {
     /// The user's name.
@@ -135,7 +136,7 @@ pub struct ExecEnv {
 }
 
 impl Exec {
-    /// `Err`: what is wrong with it. Upstream: `clientcmd.validateAuthInfo`.
+    /// `Err`: the fault in it. Upstream: `clientcmd.validateAuthInfo`.
     fn check(&self) -> std::result::Result<(), String> {
         const PREFIX: &str = "client.authentication.k8s.io/";
         let known = |version: &str| matches!(version, "v1" | "v1beta1");
@@ -160,17 +161,17 @@ impl Exec {
     }
 }
 
-/// Where the API server is, who asks, and how fast. Debug output has no secrets. Upstream:
-/// `rest.Config`.
+/// The API server's address, the user, and the rate of requests. Debug output has no secrets.
+/// Upstream: `rest.Config`.
 #[derive(Clone)]
 pub struct Config {
     /// The server's address: `https://host:port/prefix`.
     pub host: String,
     /// Certificates of both sides.
     pub tls: Tls,
-    /// What requests show of their user.
+    /// The credentials of requests.
     pub credentials: Credentials,
-    /// The user to act as; `None`: the own one.
+    /// The user to act as; `None`: the client's own user.
     pub impersonation: Option<Impersonation>,
     /// Requests a second of each client; zero or less: no limit. Upstream: `QPS`.
     pub qps: f64,

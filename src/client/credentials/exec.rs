@@ -40,8 +40,9 @@ impl fmt::Debug for Issued {
 
 /// A plugin and its last output. It runs again when that has expired or was refused.
 ///
-/// One run at a time, in a task of its own: when the request that started it gives up, as those of
-/// the leader election do after their time, the run goes on and the next request uses its result.
+/// There is one run at a time, in a task of its own: when the request that started it gives up, as
+/// requests of the leader election do after their time, the run continues and the next request uses
+/// its result.
 pub(in crate::client) struct Plugin {
     exec: Exec,
     /// For `KUBERNETES_EXEC_INFO`.
@@ -139,7 +140,7 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         .envs(exec.env.iter().map(|pair| (&pair.name, &pair.value)))
         .env("KUBERNETES_EXEC_INFO", info)
         .stdin(if interactive { Stdio::inherit() } else { Stdio::null() })
-        // Where it writes its questions.
+        // The plugin writes its questions there.
         .stderr(if interactive { Stdio::inherit() } else { Stdio::piped() })
         .output()
         .map_err(|error| fault(error.to_string()))?;
@@ -162,7 +163,7 @@ fn is_interactive(mode: &str, is_terminal: bool) -> std::result::Result<bool, &'
     }
 }
 
-/// `Err`: what is wrong with the answer.
+/// `Err`: the fault in the answer.
 fn issued(api_version: &str, answer: &[u8]) -> std::result::Result<Issued, String> {
     let answer: ExecCredential = serde_json::from_slice(answer)
         .map_err(|error| format!("its answer does not decode: {}", without_value(&error)))?;

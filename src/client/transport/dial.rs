@@ -12,17 +12,17 @@ use futures_lite::future::poll_fn;
 
 use crate::clock::{SharedClock, Sleep};
 
-/// How long an address has before the next one is tried beside it.
+/// How long one attempt runs alone before an attempt with the next address starts beside it.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Connects to the first address of `host` that answers.
 ///
-/// The next address is tried when an attempt fails, and also while earlier attempts are silent: a
-/// black-holed address costs [`ATTEMPT_DELAY`], not the whole time for connecting. The caller
-/// limits the time of all attempts together.
+/// An attempt with the next address starts when an attempt fails, and also while earlier attempts
+/// are silent: an address that never answers costs [`ATTEMPT_DELAY`], not the whole time for
+/// connecting. The caller limits the time of all attempts together.
 ///
 /// # Errors
-/// That of the address that failed first, when all have failed.
+/// When all attempts have failed: the error of the one that failed first.
 pub(super) async fn dial(host: &str, port: u16, clock: &SharedClock) -> io::Result<TcpStream> {
     let fault = |error: io::Error| {
         io::Error::new(error.kind(), format!("connect to {host}:{port}: {error}"))
@@ -31,7 +31,7 @@ pub(super) async fn dial(host: &str, port: u16, clock: &SharedClock) -> io::Resu
     race(interleaved(found.collect()), clock, TcpStream::connect).await.map_err(fault)
 }
 
-/// Both families in turn, beginning with that of the first address.
+/// The addresses of both families alternately, beginning with the family of the first address.
 fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let first = addresses.first().is_some_and(SocketAddr::is_ipv4);
     let (own, other): (Vec<_>, Vec<_>) =
@@ -59,7 +59,7 @@ where
 {
     let mut untried = addresses.into_iter();
     let mut attempts: Vec<(SocketAddr, Pin<Box<F>>)> = Vec::new();
-    // When the next address is tried; `None`: now.
+    // When the next attempt starts; `None`: now.
     let mut next: Option<Sleep> = None;
     let mut first_error: Option<io::Error> = None;
     poll_fn(move |context| {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn families_take_turns() {
+    fn families_alternate() {
         for (given, expected) in [
             ("", ""),
             ("10.0.0.1 10.0.0.2", "10.0.0.1 10.0.0.2"),
@@ -142,7 +142,7 @@ mod tests {
         let shared: SharedClock = clock.clone();
         let tried = Mutex::new(BTreeSet::new());
         let connect = |address: SocketAddr| {
-            assert!(tried.lock().insert(address), "{address} is tried once");
+            assert!(tried.lock().insert(address), "{address} has one attempt");
             let (silent, closed) = (silent.contains(&address), closed.contains(&address));
             async move {
                 match (silent, closed) {

@@ -72,7 +72,7 @@ pub(super) struct Head {
     /// The value of `Retry-After`, the one header that callers read.
     pub retry_after: Option<String>,
     pub framing: Framing,
-    /// Of the body. JSON and other types are not distinguished.
+    /// The type of the body. JSON and other types are not distinguished.
     pub is_protobuf: bool,
     /// A text of any kind, or a body without a type. Upstream: `isTextResponse`.
     pub is_text: bool,
@@ -83,7 +83,7 @@ pub(super) struct Head {
 pub(super) async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
     loop {
         let head = read_one_head(io).await?;
-        // 1xx come before the answer.
+        // Informational answers (1xx) come before the answer itself.
         if !matches!(head.code, 100..=199) {
             return Ok(head);
         }
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_after_a_head_stay_where_the_head_was_cut() {
+    fn bytes_after_a_head_are_kept() {
         let text = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody";
         for cut in 0..text.len() {
             block_on(async {

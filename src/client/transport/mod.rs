@@ -64,7 +64,7 @@ const FILE_CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);
 /// since the request may have waited for a permit and for a connection.
 pub(super) struct WriteGuard(pub Guard);
 
-/// Why a request was not sent: its guard did not pass it.
+/// Why a request was not sent: its guard refused it.
 #[derive(Debug)]
 pub(super) struct GuardRefused;
 
@@ -304,7 +304,7 @@ impl Shared {
                 {
                     guard.end();
                 }
-                // A proxy gave up waiting, or the server itself: it may go on.
+                // A proxy or the server gave up waiting: the request may still be carried out.
                 Ok((head, _)) if !matches!(head.code, 502 | 504) => guard.end(),
                 _ => guard.end_unsure(self.connector.clock.monotonic()),
             }

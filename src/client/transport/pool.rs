@@ -1,4 +1,4 @@
-//! Connections that are used again, and how many requests are under way at once.
+//! Connections that are reused, and the number of requests under way at once.
 
 use parking_lot::Mutex;
 use std::pin::Pin;
@@ -20,8 +20,8 @@ use crate::task;
 /// Requests under way before a further one prefers to wait: a TLS handshake costs both sides more
 /// than many requests. At a busy API server a client with fewer gets less of it than others.
 const POOL_SIZE: usize = 96;
-/// How long a request waits for one of the first [`POOL_SIZE`] to end, so that slow answers hold up
-/// no other request.
+/// How long a request waits for one of the first [`POOL_SIZE`] to end. The wait has a limit so that
+/// slow answers do not block other requests.
 const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
 /// Requests that may be under way beyond [`POOL_SIZE`], once they have waited.
 const OVERFLOW: usize = 32;
@@ -53,7 +53,7 @@ struct Idle {
     is_reaped: [bool; 2],
 }
 
-/// A request may be under way while this exists.
+/// A permit: a request may be under way while this exists.
 #[expect(dead_code, reason = "held for its drop")]
 pub(super) struct Permit(SemaphoreGuardArc, UnderWay);
 
@@ -199,7 +199,7 @@ mod tests {
             for server in &mut servers[3..] {
                 assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
             }
-            // The next burst is looked after as well.
+            // The connections of the next burst are closed as well.
             for _ in 0..few + 1 {
                 pool.put(plain(TcpStream::connect(address).await.unwrap()));
             }
@@ -228,7 +228,7 @@ mod tests {
         assert!(block_on(poll_once(&mut next)).is_none());
         under_way.pop();
         under_way.push(block_on(poll_once(&mut next)).expect("a permit is free"));
-        // When none ends, it goes on after a while.
+        // When no request ends, it is sent after a while.
         for _ in 0..OVERFLOW {
             let mut next = Box::pin(pool.permit());
             assert!(block_on(poll_once(&mut next)).is_none());

@@ -74,8 +74,8 @@ fn bare_host(url: &Url) -> String {
 }
 
 impl Proxy {
-    /// `Err`: what is wrong with the address. The text does not contain the address, which may hold
-    /// a password.
+    /// `Err`: the fault in the address. The text does not contain the address, which may hold a
+    /// password.
     pub fn parse(address: &str) -> std::result::Result<Proxy, String> {
         let url = Url::parse(address).map_err(|error| format!("could not parse: {error}"))?;
         let (kind, usual_port) = match url.scheme() {

@@ -1,4 +1,4 @@
-//! The requests that a client that only reads may send.
+//! The requests that a read-only client may send.
 
 use std::fmt;
 

@@ -20,7 +20,7 @@ use rustls::unbuffered::{
 
 use crate::buffer_pool;
 
-/// The most that one record of TLS carries.
+/// The most bytes that one record of TLS carries.
 const RECORD_SIZE: usize = 16 << 10;
 
 /// The client's end of a TLS connection over `io`.
@@ -39,7 +39,7 @@ pub(super) struct Secured<IO> {
     is_closed: bool,
 }
 
-/// The state of the connection after all bytes received so far.
+/// The state of the connection after the bytes received so far.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// The handshake needs bytes from the server.
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_counts_only_when_the_server_says_so() {
+    fn an_end_without_the_servers_notice_is_an_error() {
         for version in [&TLS13, &TLS12] {
             for says_so in [true, false] {
                 let (client, server) = connected(version, true, |io| io);

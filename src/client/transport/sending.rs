@@ -9,9 +9,9 @@ use futures_lite::io::{AsyncBufRead, AsyncRead};
 use super::connect::Stream;
 use crate::buffer_pool;
 
-/// Reads from a connection while it sends a request to it. A server may answer when it has read the
-/// head alone, to refuse a large body, and then read no further: so the answer counts before the
-/// failure to send the rest. Such a connection cannot be used again.
+/// Reads from a connection while it sends a request to it. A server may answer after it has read
+/// only the head, to refuse a large body, and then read no further: so the answer has precedence
+/// over the failure to send the rest. Such a connection cannot be used again.
 pub(super) struct Sending<'a> {
     io: &'a mut dyn Stream,
     message: Vec<u8>,

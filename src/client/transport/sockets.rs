@@ -6,7 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use rustix::process::{Resource, getrlimit};
 
-/// What a connection is for: the more the process depends on it, the longer it finds a descriptor.
+/// The purpose of a connection. When descriptors become few, the purposes that the process depends
+/// on most still get one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::client) enum Purpose {
     /// One resource's events. Its connection carries nothing else.
@@ -20,7 +21,7 @@ pub(in crate::client) enum Purpose {
 /// The part of the limit (an eighth) that watches leave to requests, and requests to the lease,
 /// to health checks and to files.
 const KEPT_PART: usize = 8;
-/// The most descriptors that either leaves.
+/// The most descriptors that are left to others in each of the two cases.
 const KEPT_MOST: usize = 256;
 
 /// The most connections that may be open after one more for this purpose.
@@ -37,7 +38,7 @@ fn allowed(limit: usize, purpose: Purpose) -> usize {
 pub(super) struct Sockets {
     limit: fn() -> usize,
     open: AtomicUsize,
-    /// The warning that few descriptors are free has been written.
+    /// Whether the warning that few descriptors are free has been written.
     warned: AtomicBool,
 }
 

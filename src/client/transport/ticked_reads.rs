@@ -1,5 +1,5 @@
 //! Reads answers at ticks during a storm of requests, so that the thread wakes once for all answers
-//! that have come since the last tick.
+//! that have arrived since the last tick.
 
 use std::io;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use crate::client::rate::until_tick;
 use crate::clock::{SharedClock, Sleep};
 use crate::storm::Storm;
 
-/// From this many requests under way on, answers in a storm are read at ticks.
+/// The number of requests under way from which answers in a storm are read at ticks.
 const MANY: usize = 8;
 /// After this many ticks without an answer, the reader waits for the socket.
 const TICKS: u32 = 8;
@@ -29,7 +29,7 @@ pub(super) struct Traffic {
     storm: Storm,
 }
 
-/// A request is under way while this exists.
+/// Counts a request as under way while this exists.
 pub(super) struct UnderWay(Arc<Traffic>);
 
 impl Traffic {

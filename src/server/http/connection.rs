@@ -74,7 +74,7 @@ impl Connection {
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let progress = &self.slot.progress;
-        let io = Watched { io, progress: progress.clone() };
+        let io = ProgressIo { io, progress: progress.clone() };
         let (handler, answering) = (self.serving.handler.clone(), progress.clone());
         let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
             answering.enter(Phase::Response);
@@ -189,12 +189,12 @@ async fn refuse_plain_http(stream: &mut Async<TcpStream>) -> io::Result<()> {
 }
 
 /// A stream that records the progress of its connection.
-struct Watched<IO> {
+struct ProgressIo<IO> {
     io: IO,
     progress: Arc<Progress>,
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for ProgressIo<IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -208,7 +208,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for ProgressIo<IO> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
