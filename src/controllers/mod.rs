@@ -1,4 +1,4 @@
-//! The shared runner and helpers, then one module per controller.
+//! The runner that all controllers share, and a module for each family of controllers.
 
 pub mod accounts;
 pub mod apiserver;

@@ -9,12 +9,12 @@ use crate::trace;
 
 /// Upstream: `controller.SlowStartInitialBatchSize`.
 const FIRST_BATCH: usize = 1;
-/// Other controllers than that of StatefulSets never attempt more in one sync.
+/// The largest batch. Only the controller of StatefulSets makes more attempts in one sync.
 /// Upstream: `statefulset.MaxBatchSize`.
 const LARGEST_BATCH: usize = 500;
 
 /// Runs all `jobs` at once, each as a task, and returns their outputs in the order of the jobs.
-/// When this future is dropped, the jobs run on.
+/// When this future is dropped, the jobs continue.
 ///
 /// # Panics
 /// When a job panicked, after all have ended.
@@ -34,10 +34,10 @@ where
 }
 
 /// Makes up to `count` attempts in batches that double from 1 to 500, and stops after a batch with
-/// a failure: so a quota that is used up is asked a few times, not `count` times. `attempt` gets
-/// the numbers from 0; `None` means that this one has nothing to do, which counts as a success.
+/// a failure: so when a quota is exhausted, a few requests fail, not `count`. `attempt` gets the
+/// numbers from 0; `None` means that this attempt has nothing to do, which counts as a success.
 /// Returns the number of successes and the first failure in the order of the attempts; attempts
-/// that were not made count as neither. When this future is dropped, the batch under way runs on.
+/// that were not made count as neither. When this future is dropped, the batch under way continues.
 /// Upstream: `slowStartBatch`.
 ///
 /// # Panics
@@ -94,7 +94,7 @@ mod tests {
             (10, 0, 5, 5, 7),
             (10, 0, 0, 0, 1),
             (500, 0, 499, 499, 500),
-            // Those without work make the batches larger all the same.
+            // Attempts without work also make the batches larger.
             (10, 3, 3, 3, 4),
             (10, 9, 9, 9, 1),
             (10, 10, 0, 10, 0),
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_job_reaches_who_waits_for_all() {
+    fn a_panic_in_a_job_reaches_the_caller_after_all_jobs() {
         use futures_lite::future::{block_on, yield_now};
         let ended = Arc::new(AtomicUsize::new(0));
         let jobs = (0..3).map(|job| {

@@ -54,7 +54,7 @@ pub trait Mapper<T, K>: FnMut(Change<'_, T>, &Queue<K>) + Send + 'static {}
 
 impl<T, K, F: FnMut(Change<'_, T>, &Queue<K>) + Send + 'static> Mapper<T, K> for F {}
 
-/// Hands an informer's events to a mapper.
+/// Passes an informer's events to a mapper.
 pub(super) struct Mapped<M, K> {
     pub mapper: M,
     pub queue: Queue<K>,

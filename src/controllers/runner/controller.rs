@@ -1,4 +1,4 @@
-//! A controller: what it watches, its queues, its syncs; and how it runs.
+//! A controller: its watches, queues and syncs, and how it runs.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 
 use super::change::Mapped;
-use super::queue::{BoxSync, SyncStatus, Watched, caught, log_job};
+use super::queue::{AnyQueue, BoxSync, SyncStatus, caught, log_job};
 use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
     Profile, Queue, QueuePolicy, SyncResult,
@@ -25,7 +25,7 @@ type Wait = BoxFuture<'static, ()>;
 type Work = BoxFuture<'static, ()>;
 type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
 
-/// A controller: its caches, queues and work. A constructor is handed a new one and wires it up;
+/// A controller: its caches, queues and work. A constructor gets a new one and wires it up;
 /// [`run`](Controller::run) runs it.
 ///
 /// # What holds
@@ -49,7 +49,7 @@ type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
 /// - That keys that are queued at the stop are synced. The next leader's first lists queue every
 ///   object.
 /// - That work under way ends when the lease is lost: the client's [`Guard`](crate::client::Guard)
-///   holds back its writes.
+///   refuses its writes.
 ///
 /// Upstream: the `Run`, `worker` and `processNextWorkItem` of each controller.
 pub struct Controller {
@@ -68,7 +68,7 @@ pub struct Controller {
     failure: Failure,
     debug: Option<DebugHandler>,
     /// The states of the queues, for [`Watcher`]. They do not keep the queues alive.
-    watched: Vec<Arc<dyn Watched>>,
+    watched: Vec<Arc<dyn AnyQueue>>,
     running: Latch,
 }
 
@@ -78,11 +78,11 @@ pub struct Watcher {
     profile: Profile,
     workers: usize,
     client: Client,
-    queues: Vec<Arc<dyn Watched>>,
+    queues: Vec<Arc<dyn AnyQueue>>,
     running: Latch,
 }
 
-/// A controller as debug pages show it: each number is current, but not all of one moment.
+/// A controller as debug pages show it. The numbers are read one after another, not at one moment.
 #[derive(Clone, Debug)]
 pub struct ControllerStatus {
     /// The name in `--controllers`, which is also that of its event handlers.
@@ -93,7 +93,7 @@ pub struct ControllerStatus {
     pub workers: usize,
     /// Whether its caches have synced and its workers have started. It stays true after the stop.
     pub running: bool,
-    /// Those of its queues that still exist: the controller's mappers keep them after its end.
+    /// Its queues that still exist: after its end its mappers keep them.
     pub queues: Vec<SyncStatus>,
     /// The writes that it has sent.
     pub writes: Writes,
@@ -316,7 +316,7 @@ impl Controller {
         queue
     }
 
-    /// Hands the changes of the objects of `lister` to `mapper`, which adds keys to `queue`, with
+    /// Passes the changes of the objects of `lister` to `mapper`, which adds keys to `queue`, with
     /// the resync of `--min-resync-period`. The mapper begins with the objects of the cache. A
     /// mapper that is slow delays no other: its events are buffered.
     ///
@@ -394,8 +394,8 @@ impl Controller {
     }
 
     /// Calls `job` when the workers start, and then each time `period` after its end, or after the
-    /// supervisor's time: calls never overlap. A failure is logged, and the next call comes all the
-    /// same. After the stop a call under way ends, and no other follows. Upstream:
+    /// supervisor's time: calls never overlap. A failure is logged and does not prevent the next
+    /// call. After the stop a call under way ends, and no other follows. Upstream:
     /// `wait.UntilWithContext`.
     pub fn every<F, Fut>(&mut self, period: Duration, job: F)
     where
@@ -436,9 +436,8 @@ impl Controller {
         }));
     }
 
-    /// Runs `task` beside the workers, from the time the caches have synced. It has to go on until
-    /// its token stops, and to end soon afterwards: the controller fails when it ends sooner or
-    /// panics.
+    /// Runs `task` beside the workers, from the time the caches have synced. It must run until its
+    /// token stops, and end soon afterwards: the controller fails when it ends sooner or panics.
     pub fn background<F, Fut>(&mut self, task: F)
     where
         F: FnOnce(StopToken) -> Fut + Send + 'static,
@@ -479,8 +478,9 @@ impl Controller {
         }
     }
 
-    /// Whether its constructor added no work, because flags or the environment leave it nothing to
-    /// do. Such a controller is not started. Upstream: a constructor that returns no controller.
+    /// Whether its constructor added no work, because with these flags or in this environment there
+    /// is none. Such a controller is not started. Upstream: a constructor that returns no
+    /// controller.
     pub fn is_idle(&self) -> bool {
         self.workers.is_empty() && self.backgrounds.is_empty()
     }
@@ -493,8 +493,8 @@ impl Controller {
 
     /// Waits for the caches, then works until `stop` stops or the controller fails. From then on no
     /// sync begins, and this resolves when those under way have ended; the caller bounds that wait.
-    /// Dropped, it stops the controller without that wait: syncs under way go on as tasks of their
-    /// own. Stopped before the caches have synced, it returns at once.
+    /// When it is dropped, it stops the controller without that wait: syncs under way continue as
+    /// tasks of their own. When it is stopped before the caches have synced, it returns at once.
     ///
     /// The caller starts the caches.
     pub async fn run(self, stop: StopToken) {
@@ -698,7 +698,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_come_again_after_their_period() {
+    fn jobs_are_called_again_after_their_period() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let mut c = Controller::for_test("test-every", 1, clock.clone());
         let (sent, calls) = async_channel::unbounded();

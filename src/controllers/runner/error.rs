@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use crate::client;
 
-/// What happens to a key after a sync that did not fail. Each variant but `Backoff` forgets the
+/// What happens to a key after a sync that did not fail. Each variant except `Backoff` forgets the
 /// failures of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Nothing, until an event adds it.
     Done,
-    /// It is added after this long, at least a millisecond; events may add it sooner.
+    /// It is added after this time, at least a millisecond; events may add it sooner.
     After(Duration),
-    /// It is retried with back-off, as after a failure, but nothing is logged and the key is not
-    /// dropped, however often this comes.
+    /// It is retried with back-off, as after a failure, but nothing is logged and the key is never
+    /// dropped.
     Backoff,
 }
 
@@ -40,11 +40,11 @@ pub enum Error {
     Other(Box<dyn std::error::Error + Send + Sync>),
     /// Several failures of one sync. Upstream: `utilerrors.NewAggregate`.
     Many(Vec<Error>),
-    /// A failure with what was being done. Upstream: `fmt.Errorf("doing: %w", cause)`.
+    /// A failure with the step that failed. Upstream: `fmt.Errorf("doing: %w", cause)`.
     While {
-        /// What was being done, in the words that conditions and events show.
+        /// The step, in the words that conditions and events show.
         doing: &'static str,
-        /// What failed.
+        /// Why it failed.
         cause: Box<Error>,
     },
 }
@@ -120,7 +120,7 @@ impl Error {
     }
 }
 
-/// One as it is, several in brackets, each text once.
+/// A single error as it is; several in brackets, each text once.
 fn aggregate(texts: impl Iterator<Item = String>) -> String {
     let texts: Vec<String> = texts.collect();
     let mut seen = HashSet::new();
@@ -145,7 +145,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The text of what is inside is this error's own text, so the source is what lies below that.
+/// The text of the inner error is this error's own text, so the source is the inner error's source.
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
@@ -175,7 +175,7 @@ impl From<serde_json::Error> for Error {
     }
 }
 
-/// An error and all that caused it, for the log.
+/// An error and all its causes, for the log.
 pub(super) struct Chain<'a>(pub &'a Error);
 
 impl fmt::Display for Chain<'_> {

@@ -1,4 +1,4 @@
-//! From events to the keys they queue: ready-made mappers.
+//! Ready-made mappers from events to keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,8 @@ pub fn of_current<T: Object>(
 /// | ReplicaSet | by selector | its expectations | `again_after` minReadySeconds |
 /// | StatefulSet | by selector | none | `again_after` minReadySeconds |
 /// | DaemonSet | by selector | its expectations | `again_after` minReadySeconds |
-/// | Job | by selector | its expectations; those of removed finalizers | `delayed` by the period of its batches; `unowned` pods with its finalizer go to a queue of their own |
+/// | Job | by selector | its expectations; those of removed finalizers | `delayed` by the period of
+/// its batches; `unowned` pods with its finalizer go to a queue of their own |
 pub fn of_controller<T: Object, O: Object + Resource>(owners: &Lister<O>) -> OfController<T, O> {
     OfController::new(Box::new(owners.clone()))
 }
@@ -59,11 +60,11 @@ type SelectorOf<O> = Box<dyn Fn(&O) -> Result<Selector, SelectorError> + Send>;
 type Again<T, O> = Box<dyn Fn(&T, &T, &O) -> Option<Duration> + Send>;
 type Unowned<T, O> = Box<dyn Fn(&T, Option<&O>) + Send>;
 
-/// Learns of each change of a dependent before its owner is queued: so expectations are lowered
-/// when the owner's sync reads them.
+/// Gets each change of a dependent before its owner is queued: so expectations are lowered when the
+/// owner's sync reads them.
 pub trait Observer: Send + Sync {
-    /// `dependent`, which `owner` controls, was seen so. Runs on the informer's handler task: it
-    /// must not wait.
+    /// Handles a change of `dependent`, which `owner` controls. Runs on the informer's handler
+    /// task: it must not wait.
     fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen);
 }
 
@@ -72,9 +73,9 @@ pub trait Observer: Send + Sync {
 pub enum Seen {
     /// It is new in the cache.
     Created,
-    /// It has changed. Also seen for an owner that it has left.
+    /// It has changed. Also passed for the owner that it had before.
     Updated,
-    /// It has a deletion timestamp: on an update, or when it appears like that.
+    /// It has a deletion timestamp: after an update, or already when it is added.
     Deleting,
     /// It is no longer in the cache.
     Deleted,
@@ -90,9 +91,9 @@ pub struct OfController<T, O> {
     delay: Duration,
 }
 
-/// The owner that `reference`, on an object in `namespace`, means: of kind `O`, and of the same
-/// uid. `None` if the cache has no such object, or another one of that name. Upstream:
-/// `resolveControllerRef`.
+/// The owner that `reference`, of an object in `namespace`, names: its kind is `O` and its uid is
+/// that of the reference. `None` if the cache has no such object, or another one of that name.
+/// Upstream: `resolveControllerRef`.
 pub fn resolve<O: Object + Resource>(
     owners: &Lister<O>,
     namespace: &str,
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn additions_and_deletions_wake_the_owners_concerned() {
+    fn additions_and_deletions_queue_the_owners_concerned() {
         let mut scene = scene();
         for (json, added, deleted) in [
             (pod(1, "a", ""), vec!["a"], vec!["a"]),
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_wake_the_old_and_the_new_owner() {
+    fn updates_queue_the_old_and_the_new_owner() {
         let mut scene = scene();
         for (old, new, woken) in [
             (pod(1, "a", "a"), pod(2, "a", "a"), vec!["a"]),
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn expectations_see_it_first() {
+    fn expectations_are_lowered_before_the_owner_is_queued() {
         let mut scene = scene();
         let owner = ObjectKey::new("ns", "a");
         let (alive, leaving) = (decoded(pod(1, "a", "a")), decoded(going(pod(2, "a", "a"))));
@@ -477,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_can_be_woken_again() {
+    fn the_owner_can_be_queued_again_after_a_time() {
         let mut scene = scene();
         scene.mapper = scene.mapper.again_after(|_, _, _| Some(Duration::from_secs(5)));
         let (old, new) = (decoded(pod(1, "a", "a")), decoded(pod(2, "a", "a")));

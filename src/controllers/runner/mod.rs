@@ -1,4 +1,4 @@
-//! What all controllers share: queues, workers, retries, event mapping.
+//! The parts that all controllers share: queues, workers, retries, event mapping.
 //! Upstream: the `Run`, `worker` and `processNextWorkItem` of each controller.
 //!
 //! A controller's constructor wires a [`Controller`]: caches, queues, mappers from events to keys,

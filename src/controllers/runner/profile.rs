@@ -13,16 +13,16 @@ pub struct Profile {
     pub event_source: &'static str,
     /// The name of its queue in metrics; empty: the queue has no metrics.
     pub queue: &'static str,
-    /// How many workers each of its queues has.
+    /// The number of workers of each of its queues.
     pub workers: Workers,
 }
 
-/// How many keys of a queue are worked on at the same time.
+/// The number of keys of a queue that are worked on at the same time.
 #[derive(Clone, Copy)]
 pub enum Workers {
-    /// This many, by upstream's choice.
+    /// A fixed number, which is upstream's.
     Fixed(Count),
-    /// As many as a flag says, such as `--concurrent-deployment-syncs`.
+    /// The value of a flag, such as `--concurrent-deployment-syncs`.
     Flag(fn(&Options) -> Count),
 }
 

@@ -1,4 +1,4 @@
-//! A controller's queue and what its workers do with a key.
+//! A controller's queue, and the handling of a key by its workers.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,11 +35,11 @@ const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 /// In a storm, a key of a paced queue rests after a sync for this many times as long as the sync
 /// took, up to a limit, and one sync handles all events of that time.
 const REST_FACTOR: u32 = 4;
-/// The number of plain events as which a sync of a paced queue counts.
+/// The weight of a sync of a paced queue: it counts as this number of plain events.
 const SYNC_WEIGHT: u32 = 5;
 const MAX_REST: Duration = Duration::from_millis(500);
 
-/// How a queue retries the keys that failed, and whether it paces those that did not.
+/// How a queue retries keys that failed, and whether it paces keys that did not fail.
 pub struct QueuePolicy<K = ObjectKey> {
     limiter: Option<Arc<dyn RateLimiter<K>>>,
     max: Option<u32>,
@@ -57,8 +57,8 @@ impl<K: Key> Default for QueuePolicy<K> {
 
 impl<K: Key> QueuePolicy<K> {
     /// Drops a key at an error after it has been retried `max` times in a row, until an event adds
-    /// it; the default in all else. [`Next::Backoff`] counts as a retry, [`Error::Stale`] does not;
-    /// a panic and `Backoff` never drop the key. Upstream: `maxRetries`.
+    /// it; otherwise like the default. [`Next::Backoff`] counts as a retry, [`Error::Stale`] does
+    /// not; a panic and `Backoff` never drop the key. Upstream: `maxRetries`.
     pub fn at_most(max: u32) -> QueuePolicy<K> {
         QueuePolicy { max: Some(max), ..QueuePolicy::default() }
     }
@@ -118,13 +118,13 @@ impl<K> WeakQueue<K> {
 }
 
 /// The state of a queue, without the type of its keys. `None`: the queue is gone.
-pub(super) trait Watched: Send + Sync {
+pub(super) trait AnyQueue: Send + Sync {
     fn status(&self) -> Option<SyncStatus>;
     /// See [`RateLimitingQueue::backlog`].
     fn backlog(&self) -> Option<Duration>;
 }
 
-impl<K: Key> Watched for WeakQueue<K> {
+impl<K: Key> AnyQueue for WeakQueue<K> {
     fn status(&self) -> Option<SyncStatus> {
         Some(self.upgrade()?.status())
     }
@@ -285,7 +285,7 @@ impl<K: Key> Queue<K> {
                 let now = self.shared.outcomes.clock.monotonic();
                 let took = now.saturating_sub(began);
                 self.shared.outcomes.syncs.ended(took);
-                // After a failure the limiter decides when the key comes again.
+                // After a failure the limiter decides when the key is retried.
                 if let (Some(storm), Some(Ok(_))) = (&self.shared.storm, &result) {
                     storm.count(now, SYNC_WEIGHT);
                     if storm.is_on(now) {
@@ -317,7 +317,8 @@ impl<K: Key> Queue<K> {
                 queue.add_after(key.clone(), delay.max(SHORTEST_DELAY));
             }
             End::Backoff => queue.add_rate_limited(key.clone()),
-            // Not from the shared bucket: after a storm of writes its next token may be far away.
+            // Without the shared bucket: after a storm of writes the wait for its next token may be
+            // long.
             End::Stale => queue.retry_after(key.clone(), stale.when(key)),
         }
     }
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_cache_costs_a_key_nothing_of_the_rate_limiter() {
+    fn a_stale_cache_does_not_count_in_the_rate_limiter() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let (key, times) = ("k".to_owned(), 20);
         for (error, counted) in [(stale as fn() -> Error, 0), (not_yet, times)] {

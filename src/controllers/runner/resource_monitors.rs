@@ -1,4 +1,4 @@
-//! Watches, by metadata, the resources that discovery names, as they come and go.
+//! Watches the metadata of all resources that discovery names; the set of resources may change.
 //! Upstream: `GarbageCollector.Sync`, `QuotaMonitor`.
 
 use std::collections::HashSet;
@@ -16,10 +16,10 @@ use crate::task::{Latch, StopToken};
 
 /// The time between two reads of discovery.
 const PERIOD: Duration = Duration::from_secs(30);
-/// The time that new resources have for their first lists.
+/// How long workers wait for the first lists of new resources.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One watch for each resource that discovery names and a filter lets through, shared with the other
+/// One watch for each resource that discovery names and a filter selects, shared with the other
 /// watchers of that resource.
 pub struct Monitors {
     name: &'static str,
@@ -44,7 +44,7 @@ impl Monitored {
 }
 
 impl Monitors {
-    /// `wanted` is asked for each resource in its preferred version.
+    /// `wanted` decides about each resource in its preferred version.
     pub fn new(c: &Controller, client: Client, wanted: fn(&ApiResource) -> bool) -> Monitors {
         Monitors {
             name: c.name(),

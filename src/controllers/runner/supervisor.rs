@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::{Error, SyncResult};
 use crate::cache::BoxFuture;
 
-/// Stands around the syncs and jobs of all controllers, and may replace their results. Shadow mode
-/// is one. Upstream has no counterpart.
+/// Wraps the syncs and jobs of all controllers, and may replace their results. Shadow mode is one.
+/// Upstream has no counterpart.
 ///
 /// Each method returns the future that the runner polls in place of `work`. The runner polls it to
 /// its end.
 pub trait Supervisor: Send + Sync + 'static {
-    /// Around one sync of `key`, which is shown as in logs. Syncs of one key of a queue never
+    /// Wraps one sync of `key`, which is spelled as in logs. Syncs of one key of a queue never
     /// overlap.
     fn sync(
         &self,
@@ -20,10 +20,10 @@ pub trait Supervisor: Send + Sync + 'static {
         work: BoxFuture<'static, SyncResult>,
     ) -> BoxFuture<'static, SyncResult>;
 
-    /// How long a job rests after its end, in place of `period`.
+    /// The pause after a job's end, in place of `period`.
     fn rest(&self, period: Duration) -> Duration;
 
-    /// Around one call of a periodic job, whose own rest is `period`.
+    /// Wraps one call of a periodic job, whose own pause is `period`.
     fn job(
         &self,
         controller: &'static str,
@@ -31,7 +31,7 @@ pub trait Supervisor: Send + Sync + 'static {
         work: BoxFuture<'static, Result<(), Error>>,
     ) -> BoxFuture<'static, Result<(), Error>>;
 
-    /// Around work that lasts as long as the controller.
+    /// Wraps work that lasts until the controller's end.
     fn background(
         &self,
         controller: &'static str,
