@@ -1,4 +1,4 @@
-//! Which pods use a claim.
+//! The pods that use a claim.
 
 use crate::cache::{Index, IndexValue, Lister};
 use crate::objects::{ClaimSource, ClaimVolume, Meta, ObjectKey, PersistentVolumeClaim, Pod};
@@ -23,8 +23,8 @@ pub fn pods_of(pods: &Lister<Pod>, claim: &ObjectKey) -> Vec<std::sync::Arc<Pod>
     pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone()))
 }
 
-/// Whether one of the pod's volumes is `claim`; an ephemeral one only if `ephemeral` is true and the
-/// claim was made for this pod.
+/// Whether one of the pod's volumes is `claim`. An ephemeral volume counts only if `ephemeral` is
+/// true and the claim was made for this pod.
 pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim, ephemeral: bool) -> bool {
     pod.meta.namespace == claim.meta.namespace
         && pod.spec.shape.claims.iter().any(|volume| match &volume.claim {
@@ -37,8 +37,8 @@ pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim, ephemeral: bool) -> bool {
         })
 }
 
-/// Whether a claim has the name of one for an ephemeral volume. A claim's sync asks this of each
-/// volume, so no name is made. Upstream: `ephemeral.VolumeClaimName`.
+/// Whether a claim has the name of the claim for an ephemeral volume. A claim's sync compares each
+/// volume, so no name is allocated. Upstream: `ephemeral.VolumeClaimName`.
 fn is_named_after(claim: &str, pod: &str, volume: &str) -> bool {
     let rest = claim.strip_prefix(pod).and_then(|rest| rest.strip_prefix('-'));
     rest == Some(volume)

@@ -1,4 +1,4 @@
-//! Makes the claims of pods' ephemeral volumes. Upstream: `pkg/controller/volume/ephemeral`.
+//! Creates the claims of pods' ephemeral volumes. Upstream: `pkg/controller/volume/ephemeral`.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
     c.index(&pods, &BY_CLAIM);
     let queue = c.queue(QueuePolicy::default());
-    // The volumes of a pod never change, and its claims go with their owner.
+    // The volumes of a pod never change, and its claims are deleted with their owner.
     c.watch(&pods, &queue, |change, queue| {
         if let Change::Added { new, .. } = change {
             wake_pod(new, queue);
@@ -84,7 +84,7 @@ impl Ephemeral {
         if let Some(claim) = self.claims.get(&key) {
             return is_for(&claim, pod);
         }
-        // The view of a pod leaves the template out.
+        // The view of a pod has no template.
         let live: Value = match self.client.resource(&Pod::RESOURCE).get(&pod.meta.key()).await {
             Err(error) if error.is_not_found() => return Ok(()),
             live => live?,

@@ -17,7 +17,7 @@ use crate::task;
 const SUCCESS: &str = "Success";
 const NOT_SUPPORTED: &str = "Not supported";
 
-/// A volume, as its driver is to hear of it.
+/// A volume as its driver gets it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flex {
     pub driver: Istr,
@@ -26,7 +26,7 @@ pub struct Flex {
 }
 
 impl Flex {
-    /// Of the fields of a source in the volume `name`; `read_only`: as the pod has it.
+    /// From the fields of a source in the volume `name`; `read_only`: as the pod mounts it.
     pub fn of(fields: &Value, name: &str, read_only: bool) -> Option<Flex> {
         let text = |field: &str| fields[field].as_str().unwrap_or_default();
         let mut options = Map::new();
@@ -42,7 +42,7 @@ impl Flex {
     }
 }
 
-/// What a driver prints. Upstream: `DriverStatus`.
+/// The output of a driver. Upstream: `DriverStatus`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Answer {
@@ -106,9 +106,9 @@ impl Answer {
     }
 }
 
-/// A driver that has been asked what it can do.
+/// A driver whose capabilities are known.
 struct Known {
-    /// Of its program, which may be replaced.
+    /// The stamp of its program, which may be replaced.
     modified: Option<SystemTime>,
     attaches: bool,
     /// Commands that it does not know.
@@ -147,7 +147,7 @@ impl Drivers {
         self.folder.join(driver.replace('/', "~")).join(name)
     }
 
-    /// Whether the driver is there and attaches volumes, when it was last looked at.
+    /// Whether the driver existed and attached volumes when it was last probed.
     pub fn attaches(&self, driver: &str) -> bool {
         self.known.lock().get(driver).is_some_and(|known| known.attaches)
     }
@@ -156,7 +156,7 @@ impl Drivers {
         self.known.lock().contains_key(driver)
     }
 
-    /// Looks at all drivers of the folder.
+    /// Probes all drivers of the folder.
     pub async fn find(&self) {
         let folder = self.folder.clone();
         let names = task::blocking(move || folders(&folder)).await;
@@ -165,8 +165,8 @@ impl Drivers {
         }
     }
 
-    /// Asks a driver that is new or has changed what it can do. Upstream: the prober, which watches
-    /// the folder.
+    /// Asks a driver that is new or has changed for its capabilities. Upstream: the prober, which
+    /// watches the folder.
     pub async fn look_at(&self, driver: &Istr) {
         if !is_driver(driver) {
             return;
@@ -215,7 +215,8 @@ impl Drivers {
         }
     }
 
-    /// A driver that cannot say so has its volumes attached. Upstream: `VolumesAreAttached`.
+    /// The volumes of a driver that does not know this command count as attached.
+    /// Upstream: `VolumesAreAttached`.
     pub async fn is_attached(&self, volume: &Flex, node: &str) -> Result<bool, String> {
         let arguments = vec![volume.options.to_string(), node.to_owned()];
         match self.run(&volume.driver, "isattached", arguments).await {
@@ -408,12 +409,12 @@ mod tests {
             assert_eq!(drivers.is_attached(&disk, "node").await, Ok(false));
             let refused = "detach command failed, status: Failure, reason: v node".to_owned();
             assert_eq!(drivers.detach("k8s/disk", "v", "node").await, Err(refused));
-            // What a driver does not do succeeds.
+            // Commands that a driver does not know succeed.
             let plain = volume("plain");
             assert_eq!(drivers.attach(&plain, "node").await, Ok("".into()));
             assert_eq!(drivers.is_attached(&plain, "node").await, Ok(true));
             assert_eq!(drivers.detach("plain", "v", "node").await, Ok(()));
-            // A driver that goes is forgotten.
+            // A driver that is removed is forgotten.
             std::fs::remove_dir_all(folder.0.join("k8s~disk")).unwrap();
             drivers.look_at(&"k8s/disk".into()).await;
             assert!(!drivers.attaches("k8s/disk"));

@@ -1,4 +1,4 @@
-//! How long operations on volumes take. Upstream: `pkg/volume/util/metrics.go`.
+//! The durations of operations on volumes. Upstream: `pkg/volume/util/metrics.go`.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ metrics! {
         "[ALPHA] Storage operation end to end duration in seconds";
 }
 
-/// One call of a plugin has ended. Upstream: `OperationCompleteHook`.
+/// Records the end of one call of a plugin. Upstream: `OperationCompleteHook`.
 pub fn operation_ended(
     plugin: &str,
     operation: &str,
@@ -30,7 +30,7 @@ pub fn operation_ended(
         .observe(took.as_secs_f64());
 }
 
-/// An operation is at its end, with all that it took. Upstream: `RecordOperationLatencyMetric`.
+/// Records the end of a whole operation. Upstream: `RecordOperationLatencyMetric`.
 pub fn whole_operation_ended(plugin: &str, operation: &str, took: Duration) {
     TOTAL.with_label_values(&[plugin, operation]).observe(took.as_secs_f64());
 }

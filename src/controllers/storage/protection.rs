@@ -7,17 +7,18 @@ use crate::client::Client;
 use crate::controllers::Error;
 use crate::objects::{Meta, Object, Resource};
 
-/// A finalizer that every object of a kind carries until nothing uses it.
+/// A finalizer that every object of a kind has until nothing uses the object.
 #[derive(Clone, Copy)]
 pub struct Protection(pub &'static str);
 
 impl Protection {
-    /// Being deleted, and only kept by this and other finalizers.
+    /// Whether the object is being deleted and this finalizer is among those that keep it.
     pub fn is_deletion_candidate(self, meta: &Meta) -> bool {
         meta.is_being_deleted() && meta.has_finalizer(self.0)
     }
 
-    /// The admission plugin adds the finalizer; objects that are older than the plugin lack it.
+    /// Whether the finalizer is missing: the admission plugin adds it, but objects that are older
+    /// than the plugin lack it.
     pub fn is_missing(self, meta: &Meta) -> bool {
         !meta.is_being_deleted() && !meta.has_finalizer(self.0)
     }
@@ -41,8 +42,8 @@ impl Protection {
         self.edit(client, object, |finalizers| finalizers.retain(|name| name != self.0)).await
     }
 
-    /// Replaces the live object, if it still is at the version that was decided on: the cache may
-    /// lack that a volume has been bound, or this controller's own last write.
+    /// Replaces the live object, if it still has the version that the decision was made for: the
+    /// cache may not have the binding of a volume, or this controller's own last write.
     async fn edit<T>(
         self,
         client: &Client,
@@ -90,7 +91,7 @@ mod tests {
     use crate::objects::{Timestamp, Uid};
 
     #[test]
-    fn only_the_version_that_was_decided_on_is_edited() {
+    fn only_the_version_of_the_decision_is_edited() {
         let keep = Protection("keep");
         let mut meta = Meta { uid: Uid::new("a"), resource_version: 7, ..Meta::default() };
         assert!(keep.is_missing(&meta) && !keep.is_deletion_candidate(&meta));

@@ -47,7 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a pod that exists may yet be the reason why a claim can go.
+/// Whether a change of an existing pod may release a claim.
 fn frees_claims(pod: &Pod) -> bool {
     pod.is_terminated() || pod.spec.node_name.is_empty()
 }
@@ -61,7 +61,7 @@ fn wake_claims(pod: &Pod, queue: &Queue) {
 /// Whether `pod` keeps a claim from being deleted. A kubelet does not start a pod with a claim that
 /// is being deleted, so only a pod that has a node counts. Upstream: `podUsesPVCForDeletion`.
 fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    // The kubelet is done with it, or it was deleted by force. It may itself wait for its claim.
+    // The kubelet has ended it, or it was deleted by force. It may itself wait for its claim.
     let is_shut_down =
         pod.meta.is_being_deleted() && pod.meta.deletion_grace_period_seconds == Some(0.into());
     !pod.spec.node_name.is_empty() && uses(pod, claim, !is_shut_down)
@@ -90,7 +90,8 @@ impl PvcProtection {
         }
         if PROTECTION.is_deletion_candidate(&claim.meta) {
             let others = match live {
-                // A list that is older than the others' deletion says nothing of them.
+                // A list that is older than the deletion of the other claims does not show their
+                // pods.
                 Some(_) => Vec::new(),
                 None => self.other_candidates(&claim),
             };
@@ -105,8 +106,9 @@ impl PvcProtection {
         Ok(Next::Done)
     }
 
-    /// Asks the cache first: a pod that is found there decides. A pod that is not may be missing from
-    /// the cache alone, so the API server is asked for the namespace's pods, once a sync.
+    /// Reads the cache first: a pod that is found there decides. A pod that is not found may be
+    /// missing only in the cache, so the namespace's pods are read from the API server, once a
+    /// sync.
     async fn is_used(
         &self,
         claim: &PersistentVolumeClaim,
@@ -125,7 +127,7 @@ impl PvcProtection {
     }
 
     /// The other claims of the namespace that are being deleted by now. A list of pods that begins
-    /// after this serves them too: of many claims that go together only the first costs a list.
+    /// after this serves them too: many claims that are deleted together cost one list.
     fn other_candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolumeClaim>> {
         let mut claims = self.claims.in_namespace(&claim.meta.namespace);
         claims.retain(|other| {
@@ -134,8 +136,8 @@ impl PvcProtection {
         claims
     }
 
-    /// Releases those of `claims` that no pod uses, by the cache and by the `live` list. Failures are
-    /// left to the claims' own syncs.
+    /// Releases those of `claims` that no pod uses, by the cache and by the `live` list. Failures
+    /// are left to the claims' own syncs.
     async fn release(&self, claims: &[Arc<PersistentVolumeClaim>], live: &[Pod]) {
         for claim in claims {
             let is_used =
@@ -147,7 +149,7 @@ impl PvcProtection {
         }
     }
 
-    /// Makes the condition Unused say what is true now. Upstream: `updateUnusedCondition`.
+    /// Updates the condition Unused. Upstream: `updateUnusedCondition`.
     async fn set_unused(&self, claim: &PersistentVolumeClaim, unused: bool) -> Result<(), Error> {
         if claim.condition(UNUSED).is_some_and(|condition| (condition.status == "True") == unused) {
             return Ok(());

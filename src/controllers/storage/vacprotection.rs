@@ -38,7 +38,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// What names VolumeAttributesClasses.
+/// A kind whose objects name VolumeAttributesClasses.
 trait NamesClasses: Object {
     fn classes(&self) -> Vec<Istr>;
 }
@@ -56,7 +56,7 @@ impl NamesClasses for PersistentVolumeClaim {
     }
 }
 
-/// Wakes the classes that a change no longer names.
+/// Queues the classes that an object no longer names.
 fn wake_released<T: NamesClasses>(change: Change<'_, T>, queue: &Queue) {
     let released = match change {
         Change::Updated { old, new } => {
@@ -105,7 +105,7 @@ mod tests {
     use crate::objects::Timestamp;
 
     #[test]
-    fn the_classes_that_are_no_longer_named_are_looked_at() {
+    fn classes_that_are_no_longer_named_are_queued() {
         let claim = |spec: Value, status: Value| -> Arc<PersistentVolumeClaim> {
             Arc::new(serde_json::from_value(json!({ "spec": spec, "status": status })).unwrap())
         };

@@ -21,7 +21,7 @@ pub enum Plugin {
     Csi,
     Fc,
     Iscsi,
-    /// That of a FlexVolume driver; its name is the driver's.
+    /// A FlexVolume driver; its name is the driver's.
     Flex,
 }
 
@@ -37,7 +37,7 @@ impl Plugin {
         }
     }
 
-    /// The plugin of a unique name, and what the plugin itself calls the volume; `None`: that of a
+    /// The plugin in a unique name, and the plugin's own name of the volume; `None`: the name of a
     /// FlexVolume driver, or of no plugin. Upstream: `SplitUniqueName`.
     pub fn of(unique: &str) -> Option<(Plugin, &str)> {
         Plugin::ALL.into_iter().find_map(|plugin| {
@@ -58,12 +58,12 @@ pub fn flex_driver_of(unique: &str) -> Option<(&str, &str)> {
 /// A volume, as a pod or a PersistentVolume describes it.
 #[derive(Debug, PartialEq)]
 pub struct Spec {
-    /// As messages name it.
+    /// Its name in messages.
     pub name: Istr,
     pub plugin: Plugin,
     /// The volume's name in statuses of nodes. Upstream: `UniqueVolumeName`.
     pub volume: Istr,
-    /// It may be attached to several nodes. Upstream: `IsMultiAttachAllowed`.
+    /// Whether it may be attached to several nodes. Upstream: `IsMultiAttachAllowed`.
     pub multi_attach: bool,
     pub migrated: bool,
     pub csi: Option<Csi>,
@@ -77,18 +77,18 @@ pub struct Csi {
     pub source: AttachmentSource,
 }
 
-/// What a VolumeAttachment says of the volume.
+/// The source in a VolumeAttachment.
 #[derive(Debug, PartialEq)]
 pub enum AttachmentSource {
     /// The PersistentVolume's name.
     Volume(Istr),
-    /// A migrated volume that a pod names itself.
+    /// A migrated inline volume of a pod.
     Inline(Value),
-    /// Never attached: a volume that lives and dies with its pod.
+    /// Never attached: a volume that exists as long as its pod.
     Never,
 }
 
-/// Between a driver's name and a volume's handle.
+/// The separator between a driver's name and a volume's handle.
 const SEPARATOR: char = '^';
 
 impl Spec {
@@ -113,7 +113,7 @@ impl Spec {
         Spec { name, plugin, volume, multi_attach: true, migrated: false, csi: None, flex: None }
     }
 
-    /// The plugin as metrics name it. Upstream: `GetFullQualifiedPluginNameForVolume`.
+    /// The plugin's name in metrics. Upstream: `GetFullQualifiedPluginNameForVolume`.
     pub fn plugin_name(&self) -> String {
         match (&self.csi, &self.flex) {
             (Some(csi), _) => format!("{}:{}", self.plugin.name(), csi.driver),
@@ -141,14 +141,14 @@ pub fn driver_and_handle(of_plugin: &str) -> Option<(&str, &str)> {
     (!handle.contains(SEPARATOR)).then_some((driver, handle))
 }
 
-/// Whether volumes of these access modes may be attached to several nodes: unless all of their modes
-/// say otherwise, the driver decides.
+/// Whether volumes with these access modes may be attached to several nodes: the driver decides,
+/// unless all modes exclude it.
 fn multi_attach<'a>(mut modes: impl ExactSizeIterator<Item = &'a str>) -> bool {
     modes.len() == 0 || modes.any(|mode| ["ReadWriteMany", "ReadOnlyMany"].contains(&mode))
 }
 
 /// The spec of a PersistentVolume; `None`: it is not attached, or its source cannot be read.
-/// `read_only`: as the pod has it.
+/// `read_only`: as the pod mounts it.
 pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
     let name = Istr::new(&volume.meta.name);
     let modes = volume.spec.access_modes.iter();
@@ -179,7 +179,7 @@ pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
     Some(spec)
 }
 
-/// The spec of a volume that a pod names itself.
+/// The spec of an inline volume of a pod.
 pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
     let name = volume.name.clone();
     match &volume.source {
@@ -215,7 +215,7 @@ fn still_in_tree(kind: InTreeKind, fields: &Value) -> Option<(Plugin, Option<Str
     match kind {
         InTreeKind::Fc => {
             let (targets, ids) = (list("targetWWNs"), list("wwids"));
-            // As Go prints lists.
+            // Go prints lists in this form.
             let name = match fields["lun"].as_i64() {
                 Some(lun) if !targets.is_empty() => Some(format!("[{}]:{lun}", targets.join(" "))),
                 _ => (!ids.is_empty()).then(|| format!("[{}]", ids.join(" "))),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_of_several_nodes_are_known_by_their_modes() {
+    fn access_modes_decide_whether_several_nodes_are_allowed() {
         for (modes, several) in [
             (&[][..], true),
             (&["ReadWriteOnce"], false),

@@ -29,7 +29,7 @@ pub fn operation(plugin: &str, name: &str, succeeded: bool, migrated: bool, took
     operation_metrics::operation_ended(plugin, name, succeeded, migrated, took);
 }
 
-/// The controller that is asked; the last one that was made.
+/// The controller whose volumes are counted: the one created last.
 static REPORTING: LazyLock<Mutex<Weak<AttachDetach>>> = LazyLock::new(|| {
     if let Err(error) = Volumes::register() {
         log::error!("attachdetach: no metrics of volumes: {error}");

@@ -37,12 +37,12 @@ use crate::objects::{
 use crate::task::Latch;
 use crate::workqueue::ItemExponentialFailureRateLimiter;
 
-/// On nodes whose kubelets leave attaching to this controller.
+/// An annotation of nodes whose kubelets leave attaching to this controller.
 /// Upstream: `ControllerManagedAttachAnnotation`.
 const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Upstream: `v1.TaintNodeOutOfService`.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// Delays between tries to write the status of a node.
+/// Delays between attempts to write the status of a node.
 const STATUS_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Workers for each queue: writes of different volumes and nodes do not wait for each other.
 const WORKERS: usize = 10;
@@ -140,13 +140,13 @@ struct AttachDetach {
     resolver: Resolver,
     world: Mutex<StateOfWorld>,
     settings: Settings,
-    /// Pods whose volumes are looked at.
+    /// Pods whose volumes are to be checked.
     pod_queue: Queue,
     /// Volumes, by their unique names.
     volume_queue: Queue,
     /// Nodes whose status is written.
     node_queue: Queue,
-    /// The world is as the caches were at the start.
+    /// Open once the state of world has been filled from the caches.
     populated: Latch,
 }
 
@@ -263,14 +263,14 @@ impl AttachDetach {
         }
     }
 
-    /// Volumes of a driver that does not attach them any more are forgotten; those of a driver that
-    /// does are looked at. Upstream: the populator's loop.
+    /// Forgets the volumes of a driver that does not attach them any more, and checks those of a
+    /// driver that does. Upstream: the populator's loop.
     fn driver_changed(&self, change: &Change<'_, CSIDriver>) {
         if !changes_attaching(change) {
             return;
         }
         let driver = &change.object().meta.name;
-        // What counts is the driver as it is now: there may be a later change already.
+        // The driver's present state counts: there may be a later change already.
         if self.resolver.attaches(driver) {
             let pods = self.pods.list();
             let bound = pods.iter().filter(|pod| !pod.spec.node_name.is_empty());
@@ -281,7 +281,7 @@ impl AttachDetach {
         }
     }
 
-    /// Takes over what nodes and VolumeAttachments say.
+    /// Fills the state of world from nodes and VolumeAttachments.
     /// Upstream: `populateActualStateOfWorld`, `populateDesiredStateOfWorld`.
     fn populate(&self) {
         let mut world = self.world.lock();
@@ -299,8 +299,8 @@ impl AttachDetach {
         for attachment in self.attachments.list() {
             self.populate_attachment(&mut world, &attachment);
         }
-        // After all that is attached, the uncertain as well: what its node does not use is detached
-        // before another node gets it.
+        // After all attached volumes, the uncertain ones too: what its node does not use is
+        // detached before another node gets it.
         for node in &nodes {
             world.set_in_use(&Istr::new(&node.meta.name), &node.status.volumes_in_use);
         }

@@ -7,13 +7,14 @@ use std::time::Duration;
 use crate::controllers::storage::volume_specs::Spec;
 use crate::objects::{Istr, ObjectKey, Uid, VolumeAttachment};
 
-/// The delay after a first failure; it doubles with each one. Upstream: `initialDurationBeforeRetry`.
+/// The delay after a first failure; it doubles with each one. Upstream:
+/// `initialDurationBeforeRetry`.
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 /// Upstream: `maxDurationBeforeRetry`.
 const MAX_DELAY: Duration = Duration::from_secs(122);
 /// How long a driver may take. Upstream: `csiTimeout`.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(120);
-/// An error that a VolumeAttachment holds may be that of an earlier try: the driver has this long to
+/// An error in a VolumeAttachment may be that of an earlier attempt: the driver has this time to
 /// replace it. Upstream: the first interval in `waitForVolumeAttachDetachStatusWithLister`.
 const ERROR_GRACE: Duration = Duration::from_millis(500);
 
@@ -24,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As metrics name it.
+    /// Its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Attach => "volume_attach",
@@ -58,14 +59,14 @@ pub struct Operation {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stage {
-    /// The last try failed.
+    /// The last attempt failed.
     Failed,
-    /// A detach waits until the status of the node no longer lists the volume, which is written with
-    /// this change.
+    /// A detach waits until the status of the node no longer lists the volume, which is written
+    /// with this change.
     Reporting(u64),
     /// Requests are under way.
     Requesting,
-    /// The driver is at work.
+    /// The driver works on it.
     Waiting { attachment: Istr, since: Duration, lag: Lag },
 }
 
@@ -85,8 +86,8 @@ impl Operation {
         self.stage != Stage::Failed
     }
 
-    /// When a further try of `kind` may begin, if that is not now. The first operation of another
-    /// kind starts at once. Upstream: `SafeToRetry`.
+    /// When a further attempt of `kind` may begin, if that is not now. The first operation of
+    /// another kind starts at once. Upstream: `SafeToRetry`.
     pub fn retry_at(&self, kind: Kind, now: Duration) -> Option<Duration> {
         let at = self.last_failure + self.delay;
         (self.kind == kind && now < at).then_some(at)
@@ -98,9 +99,9 @@ impl Operation {
         self.delay = if self.delay.is_zero() { FIRST_DELAY } else { self.delay * 2 }.min(MAX_DELAY);
     }
 
-    /// What has become of an operation that the driver works on: its end, or when to look again
+    /// The result of an operation that the driver works on: its end, or when to check it again
     /// unless the attachment changes before. `seen`: the version that the cache had seen before the
-    /// attachment was looked for in it.
+    /// attachment was read from it.
     pub fn progress(
         &self,
         found: Option<&VolumeAttachment>,
@@ -158,8 +159,8 @@ impl Operation {
 pub struct Operations(Vec<Operation>);
 
 impl Operations {
-    /// The operation that excludes one on `node`, or on any node if `exclusive`; one that is under way
-    /// before one that failed. Upstream: `isOperationExists`.
+    /// The operation that excludes one on `node`, or on any node if `exclusive`; one that is under
+    /// way before one that failed. Upstream: `isOperationExists`.
     pub fn find(&self, node: &str, exclusive: bool) -> Option<&Operation> {
         self.place(node, exclusive).map(|at| &self.0[at])
     }
@@ -202,7 +203,8 @@ impl Operations {
         self.0.iter_mut().find(|op| op.node == *node && op.is_pending())
     }
 
-    /// Ends the operation under way on `node`: forgets it, or keeps it with its failure of this time.
+    /// Ends the operation under way on `node`: forgets it, or keeps it with its failure of this
+    /// time.
     pub fn end(&mut self, node: &str, failed: Option<Duration>) -> Option<Operation> {
         let at = self.0.iter().position(|op| op.node == *node && op.is_pending())?;
         let Some(now) = failed else { return Some(self.0.swap_remove(at)) };

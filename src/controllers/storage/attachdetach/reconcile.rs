@@ -1,4 +1,4 @@
-//! The decision about one volume: what to detach, what to attach, and when to look again. No I/O.
+//! The decision about one volume: what to detach, what to attach, and when to check again. No I/O.
 //! Upstream: `reconciler.go`, one volume at a time, when something about it has changed.
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::objects::{Istr, VolumeAttachment};
 
 /// Upstream: `ReconcilerMaxWaitForUnmountDuration`.
 const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
-/// When a volume is looked at again whose FlexVolume driver is not there.
+/// The time between two checks of a volume whose FlexVolume driver does not exist.
 pub const DRIVER_PATIENCE: Duration = Duration::from_secs(3 * 60);
 
-/// What the flags say.
+/// The settings from flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub force_detach_on_timeout: bool,
@@ -51,7 +51,7 @@ pub enum Act {
     },
     Detach {
         node: Istr,
-        /// Ask the live node first.
+        /// Whether to read the live node first.
         verify: bool,
     },
     /// The pods of a node cannot have the volume, because it is attached to other nodes.
@@ -85,13 +85,12 @@ pub struct Ended {
 pub struct Plan {
     pub ended: Vec<Ended>,
     pub acts: Vec<Act>,
-    /// When to look again, unless something changes before.
+    /// When to check again, unless something changes before.
     pub wake_at: Option<Duration>,
 }
 
 impl Plan {
-    /// Detaches; without a look at the driver's answer where it is forced, as the node may not have
-    /// unmounted.
+    /// Detaches. A forced detach ignores the driver's answer, as the node may not have unmounted.
     fn detach(&mut self, node: &Istr, forced: Forced) {
         self.acts.extend(forced.map(Act::CountForcedDetach));
         self.acts.push(Act::Detach { node: node.clone(), verify: forced.is_none() });
@@ -105,8 +104,8 @@ impl Plan {
 /// Why a detach does not wait for the node; `None`: the node has let the volume go.
 type Forced = Option<&'static str>;
 
-/// What to do about a volume on one node. A time is when to look again, unless something changes
-/// before.
+/// What to do about a volume on one node. A time is that of the next check, unless something
+/// changes before.
 #[derive(Debug, PartialEq)]
 enum Step {
     /// It is wanted there or not attached, or an operation comes first.
@@ -122,8 +121,8 @@ enum Step {
     Request(Forced),
 }
 
-/// Whether a volume that no pod has wanted on a node since `since` may be detached from it. `Err`: not
-/// while the node uses it, or until this time.
+/// Whether a volume that no pod has wanted on a node since `since` may be detached from it. `Err`:
+/// not while the node uses it, or until this time.
 fn release(
     is_in_use: bool,
     since: Duration,
@@ -239,7 +238,7 @@ impl StateOfWorld {
             } else if found.is_some() {
                 lost.push(node.clone());
             } else {
-                // In case nothing comes of the question.
+                // In case the question remains without an answer.
                 attached.verify_at = Some(facts.now + after);
                 plan.acts.push(Act::Verify { node: node.clone(), attachment });
             }

@@ -47,7 +47,7 @@ pub(super) struct Attached {
     pub confirmed: bool,
     /// Since when no pod on the node uses it.
     pub unwanted_since: Option<Duration>,
-    /// When the attachment, which does not say "attached", is looked at again.
+    /// When the attachment, which does not say "attached", is checked again.
     pub verify_at: Option<Duration>,
 }
 
@@ -113,8 +113,8 @@ impl StateOfWorld {
         self.nodes.get(node).is_some_and(|node| node.managed)
     }
 
-    /// The list of the kubelet of a node that is there; returns the attached volumes that it adds or
-    /// removes. Upstream: `SetVolumesMountedByNode`.
+    /// The list of the kubelet of a node that is there; returns the attached volumes that it adds
+    /// or removes. Upstream: `SetVolumesMountedByNode`.
     pub fn set_in_use(&mut self, name: &Istr, volumes: &[Istr]) -> Vec<Istr> {
         if volumes.is_empty() && !self.nodes.contains_key(name) {
             return Vec::new();
@@ -150,7 +150,8 @@ impl StateOfWorld {
     }
 
     /// A node that pods still want volumes on stays managed as long as they do. `in_use`: the last
-    /// list of its kubelet; the result is that of [`StateOfWorld::set_in_use`]. Upstream: `DeleteNode`.
+    /// list of its kubelet; the result is that of [`StateOfWorld::set_in_use`]. Upstream:
+    /// `DeleteNode`.
     pub fn node_deleted(&mut self, name: &Istr, in_use: &[Istr]) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.gone = true;
@@ -347,7 +348,8 @@ impl StateOfWorld {
         self.volumes.keys().cloned().collect()
     }
 
-    /// The plugins of the volumes that are wanted, and of those that are attached, one for each node.
+    /// The plugins of the volumes that are wanted, and of those that are attached, one for each
+    /// node.
     pub fn plugins(&self) -> (Vec<String>, Vec<String>) {
         let (mut wanted, mut attached) = (Vec::new(), Vec::new());
         for volume in self.volumes.values() {

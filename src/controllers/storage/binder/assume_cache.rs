@@ -1,5 +1,5 @@
-//! The newest known state of objects: the cache's, or that of our own last write, which the watch
-//! may not have brought yet. Upstream: the `volumes` and `claims` stores of the controller.
+//! The newest known state of objects: the cache's, or that of our own last write, which the cache
+//! may not have yet. Upstream: the `volumes` and `claims` stores of the controller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use parking_lot::Mutex;
 use crate::cache::{Index, IndexValue, Lister};
 use crate::objects::{Object, ObjectKey, Uid};
 
-/// A binding is several writes to two objects. With this a sync sees those that were made, and does
-/// not take a volume that has just been given to another claim.
+/// The cache together with our own last writes. A binding is several writes to two objects: with
+/// this a sync sees those that were made, and does not take a volume that has just been bound to
+/// another claim.
 pub struct AssumeCache<T> {
     lister: Lister<T>,
-    /// The answers to our writes that the cache has not caught up with.
+    /// The answers to our writes that the cache does not have yet.
     own: Mutex<HashMap<ObjectKey, Arc<T>>>,
 }
 
@@ -31,7 +32,7 @@ impl<T: Object> AssumeCache<T> {
         written
     }
 
-    /// The object of this uid is gone, though the cache may count its version later.
+    /// Forgets the object with this uid, which is gone. The cache may see its version later.
     pub fn forget(&self, key: &ObjectKey, uid: &Uid) {
         let mut own = self.own.lock();
         if own.get(key).is_some_and(|written| written.meta().uid == *uid) {
@@ -40,13 +41,14 @@ impl<T: Object> AssumeCache<T> {
     }
 
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
-        // Read before the cache, which then holds at least that much.
+        // Read before the cache, which then holds at least this version.
         let seen = self.lister.last_seen_version();
         self.newest(key, self.lister.get(key), seen)
     }
 
-    /// The objects that `index` has under `value`, in their newest state, and those of our own
-    /// writes: they may belong there by now. In no order; callers check what they asked for.
+    /// The objects that `index` has under `value`, in their newest state, and all of our own
+    /// writes, which may belong there by now. In no order; callers check that an object still has
+    /// `value`.
     pub fn candidates(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
         let seen = self.lister.last_seen_version();
         let mut found = self.lister.by_index(index, value);
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn own_writes_are_seen_until_the_cache_has_them() {
+    fn own_writes_are_returned_until_the_cache_has_them() {
         const ALL: Index<PersistentVolume> =
             Index::new("all", |_, emit| emit(IndexValue::Text("x".into())));
         let indexer = Arc::new(Indexer::new());

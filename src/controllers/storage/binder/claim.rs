@@ -1,4 +1,4 @@
-//! What is to happen to a claim. Upstream: `syncUnboundClaim` and `syncBoundClaim`.
+//! The decision about a claim. Upstream: `syncUnboundClaim` and `syncBoundClaim`.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub enum Plan {
     Bind(Arc<PersistentVolume>),
     /// No volume suits it.
     Provide,
-    /// It waits; the event says for what.
+    /// It waits; the event gives the reason.
     Wait(Option<Notice>),
     /// It was bound, and is no longer.
     Lose(Notice),
-    /// Someone has undone a part of a binding.
+    /// A part of its binding was removed by another client.
     Refuse(Notice, String),
 }
 
@@ -84,7 +84,7 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
     }
 }
 
-/// The class for claims without one: of several the newest, then the first by name.
+/// The default class: if there are several, the newest, then the first by name.
 /// Upstream: `util.GetDefaultClass`.
 pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&StorageClass> {
     let defaults = classes.iter().filter(|class| class.is_default());
@@ -154,7 +154,7 @@ impl Binder {
                 return Err(Error::other(error));
             }
         }
-        // Later a volume may suit, a class may be there, or an operation may be tried again.
+        // Later a volume may suit, the class may exist, or an operation may be retried.
         Ok(Next::After(self.period))
     }
 
@@ -189,8 +189,8 @@ impl Binder {
         self.set_claim_status(claim, "Pending", None).await.map(drop)
     }
 
-    /// No volume suits: the claim gets the default class, waits for its consumer, or gets a volume
-    /// made.
+    /// No volume suits: the claim gets the default class, waits for its consumer, or a volume is
+    /// provisioned for it.
     async fn provide(self: &Arc<Self>, claim: &Arc<PersistentVolumeClaim>) -> Result<(), Error> {
         if self.assign_default_class(claim).await? {
             return Ok(());
@@ -280,7 +280,7 @@ mod tests {
         json!({ "namespace": "ns", "name": name, "uid": uid })
     }
 
-    /// The plan in a word, or the reason and the message of its event.
+    /// The plan as a word, or the reason and the message of its event.
     fn words(plan: Plan) -> String {
         let notice = |notice: Notice| format!("{}: {}", notice.reason, notice.message);
         match plan {
@@ -320,7 +320,7 @@ mod tests {
                  volumeMode"
                     .to_owned(),
             ),
-            // What names the claim is not checked.
+            // A volume that names the claim is not checked.
             (
                 json!({}),
                 volume(reference("c", None), json!({ "volumeMode": "Block" })),
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn delayed_claims_say_what_they_wait_for() {
+    fn the_event_of_a_delayed_claim_names_its_pods() {
         for (pods, reason, message) in [
             (
                 vec![],

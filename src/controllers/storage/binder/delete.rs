@@ -1,4 +1,4 @@
-//! Deletes what a released HostPath volume stands for, and then the volume.
+//! Deletes the directory of a released HostPath volume, and then the volume.
 //! Upstream: `deleteVolumeOperation`.
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Binder {
             .delete::<PersistentVolume>(&key, Delete::new().uid(volume.meta.uid.clone()))
             .await;
         if let Err(error) = deleted {
-            // The next sync tries again.
+            // The next sync retries.
             log::debug!("volume {key}: {error}");
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! What binding changes in a volume and in a claim. Each function returns `None` when nothing is to
-//! be written, so that repeating a binding completes it.
+//! The changes of a binding to a volume and a claim. Each function returns `None` when nothing is
+//! to be written, so that repeating a binding completes it.
 
 use serde_json::{Map, Value, json};
 
@@ -30,7 +30,7 @@ impl Edit {
     }
 }
 
-/// Gives `volume` to `claim`. Upstream: `GetBindVolumeToClaim`.
+/// Binds `volume` to `claim`. Upstream: `GetBindVolumeToClaim`.
 pub fn bound_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<Edit> {
     let annotations = &volume.meta.annotations;
     let by_controller = !names(volume, claim) && !annotations.contains_key(BOUND_BY_CONTROLLER);
@@ -53,7 +53,7 @@ pub fn reference(claim: &PersistentVolumeClaim) -> Value {
     })
 }
 
-/// Takes the claim away from `volume`; a volume that a user has reserved stays reserved.
+/// Removes the claim from `volume`; a volume that a user has reserved stays reserved.
 /// Upstream: `unbindVolume`.
 pub fn unbound_volume(volume: &PersistentVolume) -> Edit {
     if volume.meta.annotations.contains_key(BOUND_BY_CONTROLLER) {
@@ -65,7 +65,7 @@ pub fn unbound_volume(volume: &PersistentVolume) -> Edit {
     Edit { forgets_claim_uid: true, ..Edit::default() }
 }
 
-/// Gives `claim` the volume. Upstream: `bindClaimToVolume`.
+/// Binds `claim` to the volume. Upstream: `bindClaimToVolume`.
 pub fn bound_claim(claim: &PersistentVolumeClaim, volume: &str) -> Option<Edit> {
     let names_it = *claim.spec.volume_name == *volume;
     let had = &claim.meta.annotations;
@@ -119,7 +119,7 @@ pub fn claim_status(
     if status.access_modes.as_deref().unwrap_or_default() != &*volume.spec.access_modes {
         set("accessModes", json!(volume.spec.access_modes));
     }
-    // A capacity that differs later may be meant: a file system that has not grown yet.
+    // A capacity that differs later may be intended: a file system that has not grown yet.
     if is_new {
         let Some(capacity) = volume.spec.capacity else {
             let name = &volume.meta.name;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_controller_bound_is_freed() {
+    fn only_bindings_of_the_controller_are_removed() {
         let claim_ref = json!({ "namespace": "ns", "name": "c", "uid": "u" });
         let by_us = json!({ "name": "v", "annotations": { BOUND_BY_CONTROLLER: "yes", "a": "b" } });
         let freed = unbound_volume(&volume(

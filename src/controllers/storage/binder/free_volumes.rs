@@ -1,5 +1,5 @@
-//! The free volumes, in the order in which claims take them: a claim finds its volume without a look
-//! at all the others. Upstream: `persistentVolumeOrderedIndex`.
+//! An index of the free volumes, in the order in which claims take them: a claim finds its volume
+//! without a search through all others. Upstream: `persistentVolumeOrderedIndex`.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use crate::objects::{Istr, PersistentVolume, Quantity};
 
-/// A set of access modes. Modes that this build does not know count as no mode, as upstream's
-/// index has it.
+/// A set of access modes. Modes that this build does not know are ignored, as in upstream's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Modes(u8);
 
@@ -24,18 +23,18 @@ impl Modes {
         self.0 & others.0 == others.0
     }
 
-    pub fn grade(self) -> Grade {
+    pub fn rank(self) -> Rank {
         (self.0.count_ones(), self)
     }
 }
 
-/// Volumes with fewer access modes are taken first.
-pub type Grade = (u32, Modes);
+/// The number of access modes, and the modes. Volumes of a lower rank are taken first: they have
+/// fewer modes.
+pub type Rank = (u32, Modes);
 
-/// What a claim and its volume have in common. Claims of a class of attributes take only volumes of
-/// it.
+/// The properties in which a claim and its volume must be equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Shelf {
+pub struct VolumeGroup {
     pub class: Istr,
     pub attributes_class: Istr,
     pub is_block: bool,
@@ -66,42 +65,43 @@ impl Ord for Size {
 
 #[derive(Clone, Debug, PartialEq)]
 struct Place {
-    shelf: Shelf,
-    grade: Grade,
+    group: VolumeGroup,
+    rank: Rank,
     size: Size,
 }
 
 impl Place {
-    /// `None`: the volume is not free.
+    /// The place of a volume in the index; `None`: it is not free.
     fn of(volume: &PersistentVolume) -> Option<Place> {
         let spec = &volume.spec;
         let is_free = spec.claim_ref.is_none()
             && volume.status.phase == "Available"
             && !volume.meta.is_being_deleted();
         is_free.then(|| Place {
-            shelf: Shelf {
+            group: VolumeGroup {
                 class: volume.storage_class().into(),
                 attributes_class: spec.volume_attributes_class_name.clone().unwrap_or_default(),
                 is_block: spec.is_block,
             },
-            grade: Modes::of(&spec.access_modes).grade(),
+            rank: Modes::of(&spec.access_modes).rank(),
             size: Size(spec.capacity.unwrap_or_default()),
         })
     }
 }
 
 /// Volumes by size, and then by name.
-type Row = BTreeSet<(Size, Arc<str>)>;
+type BySize = BTreeSet<(Size, Arc<str>)>;
 
-/// May be behind the newest state of a volume: who takes one looks at that.
+/// The free volumes by group, rank and size. It may be older than the newest state of a volume: a
+/// caller checks that before it takes one.
 #[derive(Default)]
 pub struct FreeVolumes {
-    free_volumes: HashMap<Shelf, BTreeMap<Grade, Row>>,
+    groups: HashMap<VolumeGroup, BTreeMap<Rank, BySize>>,
     places: HashMap<Arc<str>, Place>,
 }
 
 impl FreeVolumes {
-    /// Puts a volume to its place if it is free, and removes it if it is not.
+    /// Adds a volume at its place if it is free, and removes it if it is not.
     pub fn put(&mut self, volume: &PersistentVolume) {
         let (name, place) = (&volume.meta.name, Place::of(volume));
         if self.places.get(name) == place.as_ref() {
@@ -109,39 +109,39 @@ impl FreeVolumes {
         }
         self.remove(name);
         if let Some(place) = place {
-            let rows = self.free_volumes.entry(place.shelf.clone()).or_default();
-            rows.entry(place.grade).or_default().insert((place.size, name.clone()));
+            let by_rank = self.groups.entry(place.group.clone()).or_default();
+            by_rank.entry(place.rank).or_default().insert((place.size, name.clone()));
             self.places.insert(name.clone(), place);
         }
     }
 
     pub fn remove(&mut self, name: &Arc<str>) {
-        let Some(Place { shelf, grade, size }) = self.places.remove(name) else { return };
-        let Some(rows) = self.free_volumes.get_mut(&shelf) else { return };
-        if let Some(row) = rows.get_mut(&grade) {
-            row.remove(&(size, name.clone()));
-            if row.is_empty() {
-                rows.remove(&grade);
+        let Some(Place { group, rank, size }) = self.places.remove(name) else { return };
+        let Some(by_rank) = self.groups.get_mut(&group) else { return };
+        if let Some(by_size) = by_rank.get_mut(&rank) {
+            by_size.remove(&(size, name.clone()));
+            if by_size.is_empty() {
+                by_rank.remove(&rank);
             }
         }
-        if rows.is_empty() {
-            self.free_volumes.remove(&shelf);
+        if by_rank.is_empty() {
+            self.groups.remove(&group);
         }
     }
 
-    /// The volumes of a shelf that have these modes, or more, and that size, or more: those with the
-    /// fewest modes first, and of these the smallest.
+    /// The volumes of a group that have at least these modes and this size: those with the fewest
+    /// modes first, and among these the smallest.
     pub fn find(
         &self,
-        shelf: &Shelf,
+        group: &VolumeGroup,
         modes: Modes,
         size: Quantity,
-    ) -> impl Iterator<Item = (Grade, &Arc<str>)> {
-        let rows = self.free_volumes.get(shelf).into_iter().flatten();
-        let rows = rows.filter(move |((_, has), _)| has.include(modes));
+    ) -> impl Iterator<Item = (Rank, &Arc<str>)> {
+        let by_rank = self.groups.get(group).into_iter().flatten();
+        let by_rank = by_rank.filter(move |((_, has), _)| has.include(modes));
         let start = (Size(size), Arc::from(""));
-        rows.flat_map(move |(grade, row)| {
-            row.range(start.clone()..).map(move |(_, name)| (*grade, name))
+        by_rank.flat_map(move |(rank, by_size)| {
+            by_size.range(start.clone()..).map(move |(_, name)| (*rank, name))
         })
     }
 }
@@ -177,7 +177,7 @@ mod tests {
         ] {
             free_volumes.put(&volume(name, size, modes, "Available"));
         }
-        let plain = Shelf { class: "".into(), attributes_class: "".into(), is_block: false };
+        let plain = VolumeGroup { class: "".into(), attributes_class: "".into(), is_block: false };
         let found = |free_volumes: &FreeVolumes, mode: &str, size: &str| -> Vec<String> {
             let modes = Modes::of(&[mode.into()]);
             let found = free_volumes.find(&plain, modes, size.parse().unwrap());
@@ -185,9 +185,9 @@ mod tests {
         };
         assert_eq!(found(&free_volumes, ONCE, "1Gi"), ["a", "b", "large", "wide"]);
         assert_eq!(found(&free_volumes, MANY, "2Mi"), ["many", "wide"]);
-        let block = Shelf { is_block: true, ..plain.clone() };
+        let block = VolumeGroup { is_block: true, ..plain.clone() };
         assert_eq!(free_volumes.find(&block, Modes::of(&[]), Quantity::ZERO).count(), 0);
-        // A volume moves with its changes, and leaves once it is taken.
+        // A changed volume gets another place, and a bound one is removed.
         free_volumes.put(&volume("a", "3Gi", &[ONCE], "Available"));
         free_volumes.put(&volume("b", "1Gi", &[ONCE], "Bound"));
         free_volumes.remove(&"wide".into());
@@ -196,8 +196,8 @@ mod tests {
             free_volumes.remove(&name.into());
         }
         assert!(
-            free_volumes.free_volumes.is_empty() && free_volumes.places.is_empty(),
-            "nothing stays behind"
+            free_volumes.groups.is_empty() && free_volumes.places.is_empty(),
+            "no empty entry stays"
         );
     }
 }

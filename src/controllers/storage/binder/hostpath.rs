@@ -1,4 +1,4 @@
-//! The directories of HostPath volumes, on the machine of this manager. For tests of a cluster with
+//! The directories of HostPath volumes, on the machine of this manager: for tests of a cluster with
 //! one node. Upstream: `pkg/volume/hostpath`.
 
 use std::fs;
@@ -24,7 +24,7 @@ pub fn new_path() -> String {
     )
 }
 
-/// Makes the directory and its parents.
+/// Creates the directory and its parents.
 pub async fn make(path: String) -> Result<(), String> {
     task::blocking(move || make_blocking(Path::new(&path)).map_err(|error| error.to_string())).await
 }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_and_removed() {
+    fn directories_are_created_and_removed() {
         let path = new_path();
         let id = path.strip_prefix("/tmp/hostpath_pv/").unwrap();
         assert_eq!(id.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12], "{id}");

@@ -1,9 +1,9 @@
-//! Which volume a claim may be bound to. Upstream: `component-helpers/storage/volume.FindMatchingVolume`
-//! and `persistentVolumeOrderedIndex`.
+//! The volume that a claim is bound to. Upstream:
+//! `component-helpers/storage/volume.FindMatchingVolume` and `persistentVolumeOrderedIndex`.
 
 use std::sync::Arc;
 
-use super::free_volumes::{FreeVolumes, Modes, Shelf, Size};
+use super::free_volumes::{FreeVolumes, Modes, Size, VolumeGroup};
 use crate::cache::{Index, IndexValue};
 use crate::objects::{
     ClaimRef, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Selector,
@@ -41,7 +41,7 @@ fn attributes_class(name: &Option<Istr>) -> &str {
     name.as_deref().unwrap_or_default()
 }
 
-/// What a claim asks for.
+/// The requirements of a claim.
 struct Request<'a> {
     claim: &'a PersistentVolumeClaim,
     selector: Option<Selector>,
@@ -68,17 +68,17 @@ impl<'a> Request<'a> {
         Ok(Request { claim, selector, modes, size: spec.storage.unwrap_or_default() })
     }
 
-    /// Where the free volumes for the claim are.
-    fn shelf(&self) -> Shelf {
+    /// The group of the free volumes for the claim.
+    fn group(&self) -> VolumeGroup {
         let spec = &self.claim.spec;
-        Shelf {
+        VolumeGroup {
             class: self.claim.storage_class().into(),
             attributes_class: spec.volume_attributes_class_name.clone().unwrap_or_default(),
             is_block: spec.is_block,
         }
     }
 
-    /// Whether `volume` suits the claim, be it free or not.
+    /// Whether `volume` suits the claim; it need not be free.
     fn is_suited_by(&self, volume: &PersistentVolume) -> bool {
         let class = |name| attributes_class(name);
         Modes::of(&volume.spec.access_modes).include(self.modes)
@@ -99,9 +99,10 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The volume for `claim`: one of those that name it, else the smallest that is free, both among the
-/// volumes with the fewest access modes. Upstream takes sets of as many modes in any order. `free`: none, where the scheduler chooses among the free
-/// volumes. `newest`: the newest state of a volume. `with_classes`: the gate VolumeAttributesClass.
+/// The volume for `claim`, among the volumes that suit it and have the fewest access modes: one
+/// that names the claim, else the smallest free one. (Upstream has no order between different sets
+/// of modes of one size.) `free`: `None` where the scheduler chooses among the free volumes.
+/// `newest`: returns the newest state of a volume. `with_classes`: the gate VolumeAttributesClass.
 ///
 /// # Errors
 /// When the claim's selector is malformed, or it asks for a VolumeAttributesClass without the gate.
@@ -113,23 +114,24 @@ pub fn best_match(
     with_classes: bool,
 ) -> Result<Option<Arc<PersistentVolume>>, String> {
     let request = Request::of(claim, with_classes)?;
-    let grade = |volume: &PersistentVolume| Modes::of(&volume.spec.access_modes).grade();
+    let rank = |volume: &PersistentVolume| Modes::of(&volume.spec.access_modes).rank();
     let order = |volume: &Arc<PersistentVolume>| {
         let size = Size(volume.spec.capacity.unwrap_or_default());
-        (grade(volume), size, volume.meta.name.clone())
+        (rank(volume), size, volume.meta.name.clone())
     };
     let naming = naming.into_iter();
     let naming = naming.filter(|volume| names(volume, claim) && request.is_suited_by(volume));
     let named = naming.min_by_key(order);
-    let limit = named.as_ref().map(|volume| grade(volume).0);
-    let shelf = request.shelf();
-    let free = free.into_iter().flat_map(|free| free.find(&shelf, request.modes, request.size));
+    let limit = named.as_ref().map(|volume| rank(volume).0);
+    let group = request.group();
+    let free = free.into_iter().flat_map(|free| free.find(&group, request.modes, request.size));
     let before_named = free.take_while(|((modes, _), _)| limit.is_none_or(|limit| *modes < limit));
     let mut taken = before_named.filter_map(|(_, name)| newest(name));
     Ok(taken.find(|volume| request.may_take(volume)).or(named))
 }
 
-/// Why a volume that the claim names is not what it asks for. Upstream: `checkVolumeSatisfyClaim`.
+/// Why a volume that the claim names does not meet its requirements.
+/// Upstream: `checkVolumeSatisfyClaim`.
 pub fn mismatch(
     volume: &PersistentVolume,
     claim: &PersistentVolumeClaim,
@@ -214,7 +216,8 @@ mod tests {
         best.map(|volume| volume.meta.name.to_string())
     }
 
-    /// The volume with the fewest modes, of these one that names the claim, of these the smallest.
+    /// The expected volume: the one with the fewest modes; among these one that names the claim;
+    /// among these the smallest.
     fn by_looking_at_all(
         claim: &PersistentVolumeClaim,
         volumes: &[Arc<PersistentVolume>],
@@ -225,8 +228,8 @@ mod tests {
         let fits = |volume: &&Arc<PersistentVolume>| is_named(volume) || request.may_take(volume);
         let rank = |volume: &&Arc<PersistentVolume>| {
             let size = Size(volume.spec.capacity.unwrap_or_default());
-            let grade = Modes::of(&volume.spec.access_modes).grade();
-            (grade.0, !is_named(volume), grade, size, volume.meta.name.clone())
+            let rank = Modes::of(&volume.spec.access_modes).rank();
+            (rank.0, !is_named(volume), rank, size, volume.meta.name.clone())
         };
         volumes.iter().filter(fits).min_by_key(rank).cloned()
     }
@@ -434,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_looks_at_the_volumes_that_it_may_take_alone() {
+    fn only_volumes_that_the_claim_may_take_are_read() {
         let mut free_volumes = FreeVolumes::default();
         let mut volumes = std::collections::HashMap::new();
         for n in 0..5_000 {
@@ -454,7 +457,7 @@ mod tests {
         let claim = claim("4000Mi", RWO, of_class);
         let best = best_match(&claim, [], Some(&free_volumes), newest, true).unwrap().unwrap();
         assert_eq!((&*best.meta.name, looks.get()), ("v-4001", 1));
-        // The table of free volumes is behind: the volume has been taken.
+        // The index of free volumes is old: the volume has been taken.
         let mut taken = (*best).clone();
         taken.status.phase = "Bound".into();
         volumes.insert(taken.meta.name.clone(), Arc::new(taken));

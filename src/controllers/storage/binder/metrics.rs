@@ -1,4 +1,4 @@
-//! Counts of volumes and claims, and how long it takes to make and to delete a volume.
+//! Counts of volumes and claims, and the durations of provisioning and deletion.
 //! Upstream: `persistentvolume/metrics`.
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,7 +28,7 @@ metrics! {
          claim";
 }
 
-/// A claim was to get the default class.
+/// Counts a claim that is to get the default class.
 pub fn retroactive_class(succeeded: bool) {
     RETROACTIVE.inc();
     if !succeeded {
@@ -54,7 +54,7 @@ impl Timestamps {
         Timestamps { clock, begun: Mutex::default() }
     }
 
-    /// Begins, unless it has begun.
+    /// Records the beginning, unless it is recorded already.
     pub fn begin(&self, key: &str, operation: &'static str, plugin: impl FnOnce() -> String) {
         let mut begun = self.begun.lock();
         if !begun.contains_key(key) {
@@ -63,7 +63,7 @@ impl Timestamps {
         }
     }
 
-    /// Ends by a success, or counts a failure. Upstream: `RecordMetric`.
+    /// Records the duration at a success, or counts a failure. Upstream: `RecordMetric`.
     pub fn ended(&self, key: &str, succeeded: bool) {
         let mut begun = self.begun.lock();
         let Some(Begun { plugin, operation, at }) = begun.get(key) else { return };
@@ -94,7 +94,7 @@ pub fn register(volumes: Lister<PersistentVolume>, claims: Lister<PersistentVolu
     });
 }
 
-/// Counts when it is asked.
+/// Counts when metrics are read.
 struct Counts {
     volumes: Lister<PersistentVolume>,
     claims: Lister<PersistentVolumeClaim>,
@@ -130,7 +130,7 @@ const GAUGES: [(&str, &str, &[&str]); 5] = [
     ),
 ];
 
-/// The labels' values and how many objects have them, a gauge each.
+/// The number of objects for each combination of label values, a gauge each.
 type Counted = [BTreeMap<Vec<String>, i64>; 5];
 
 impl Counts {

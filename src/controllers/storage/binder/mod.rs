@@ -1,12 +1,12 @@
-//! Binds claims to volumes, has volumes made for claims, and reclaims those that are released.
+//! Binds claims to volumes, has volumes provisioned for claims, and reclaims released volumes.
 //! Upstream: `pkg/controller/volume/persistentvolume`.
 //!
 //! A binding is two references, from the volume to the claim and back, written one after the other.
 //! After a crash between them the next sync writes what is missing.
 //!
-//! Upstream looks at all claims and volumes in every `--pvclaimbinder-sync-period`. Here each claim
-//! or volume that waits for something or has failed has a timer of that period, and those that wait
-//! for nothing are looked at when they, or what they are bound to, change.
+//! Upstream syncs all claims and volumes in every `--pvclaimbinder-sync-period`. Here each claim or
+//! volume that waits for something or has failed has a timer of that period; the others are synced
+//! when they, or the objects that they are bound to, change.
 
 mod assume_cache;
 mod claim;
@@ -122,13 +122,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// A key that failed is looked at again once in a period at the latest, as all keys are upstream.
+/// The delays of keys that failed, at most one period, in which upstream syncs all keys.
 fn retries(period: Duration) -> QueuePolicy {
     let longest = period.max(FIRST_RETRY);
     QueuePolicy::default().limited_by(exponential_failure_rate_limiter(FIRST_RETRY, longest))
 }
 
-/// Users, the scheduler and provisioners write the same objects: a conflict is tried again soon.
+/// Users, the scheduler and provisioners write the same objects: a conflict is retried soon.
 fn routine(error: Error) -> Error {
     match error.api() {
         Some(conflict) if conflict.is_conflict() => Error::Stale(error.to_string()),
@@ -137,7 +137,7 @@ fn routine(error: Error) -> Error {
 }
 
 impl Binder {
-    /// A change of a volume wakes it, and its claims when they have to follow.
+    /// A change of a volume queues it, and also its claims when the change affects them.
     fn observe_volume(&self, change: Change<'_, PersistentVolume>, queue: &Queue, claims: &Queue) {
         let wake_claim = |volume: &PersistentVolume| {
             volume.spec.claim_ref.iter().for_each(|claim| claims.add(claim.key()));
@@ -165,7 +165,8 @@ impl Binder {
         queue.add(change.object().meta.key());
     }
 
-    /// A change of a claim wakes it, and the volumes that name it when they have to follow.
+    /// A change of a claim queues it, and also the volumes that name it when the change affects
+    /// them.
     fn observe_claim(
         &self,
         change: Change<'_, PersistentVolumeClaim>,

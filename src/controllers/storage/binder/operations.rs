@@ -1,5 +1,5 @@
-//! Operations that take long, beside the syncs: one of a name at a time, and after a failure not
-//! before a delay has passed. Upstream: `goroutinemap` with its exponential back-off.
+//! Long operations beside the syncs: one operation of a name at a time, and the next one after a
+//! failure only when a delay has passed. Upstream: `goroutinemap` with its exponential back-off.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::task::{self, StopToken, TaskGroup};
 
-/// After the first failure, and doubled after each further one.
+/// The delay after the first failure; it doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 const MAX_DELAY: Duration = Duration::from_secs(122);
 
@@ -45,7 +45,7 @@ impl Known {
         Known { is_running: false, delay, failed_at: now }
     }
 
-    /// So long ago that nothing tries it any more.
+    /// Whether the failure is so old that it can be forgotten.
     fn is_forgotten(self, now: Duration) -> bool {
         !self.is_running && now > self.failed_at + 4 * MAX_DELAY
     }
@@ -58,7 +58,8 @@ impl Operations {
         (Arc::new(Operations { clock, known: Mutex::default(), start }), started)
     }
 
-    /// Starts `work`, unless one of the name runs or has failed a moment ago.
+    /// Starts `work`, unless an operation of this name runs or its delay after a failure has not
+    /// passed.
     pub fn start<F>(self: &Arc<Self>, name: String, work: F)
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
@@ -79,7 +80,7 @@ impl Operations {
             let ended = task::caught(work).await;
             this.ended(&name, ended.unwrap_or_else(|panic| Err(Error::other(panic))));
         };
-        // The receiver goes only with the controller.
+        // The receiver is dropped only together with the controller.
         let _ = self.start.try_send(Box::pin(work));
     }
 
@@ -99,7 +100,7 @@ impl Operations {
     }
 }
 
-/// Runs what is started until the stop, which ends everything at its next wait.
+/// Runs the started operations until the stop, which ends each at its next wait.
 pub async fn run(started: Receiver<Work>, stop: StopToken) {
     let tasks = TaskGroup::new();
     while let Some(Ok(work)) = stop.unless_stopped(started.recv()).await {
@@ -122,7 +123,7 @@ mod tests {
     use crate::objects::Timestamp;
 
     #[test]
-    fn one_operation_of_a_name_runs_and_failures_delay_the_next() {
+    fn one_operation_of_a_name_runs_at_a_time_and_failures_delay_the_next() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let (operations, started) = Operations::new(clock.clone());
         let count = Arc::new(AtomicUsize::new(0));
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_delay_has_an_end() {
+    fn the_delay_is_bounded() {
         let mut known =
             Known { is_running: true, delay: Duration::ZERO, failed_at: Duration::ZERO };
         for _ in 0..20 {

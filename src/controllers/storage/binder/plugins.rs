@@ -1,11 +1,11 @@
-//! Which in-tree plugin makes, deletes or recycles a volume, if any does.
+//! The in-tree plugin that provisions, deletes or recycles a volume, if there is one.
 //! Upstream: `findProvisionablePlugin`, `findDeletablePlugin` and `VolumePluginMgr`.
 
 use super::super::annotations::{IN_TREE_PREFIX, MIGRATED_TO, PROVISIONED_BY};
 use super::super::csi_migration::driver_of;
 use crate::objects::{LocalSource, PersistentVolume, VolumeSource};
 
-/// The plugins that this manager holds. Only HostPath makes and deletes; both recycle.
+/// The plugins of this manager. Only HostPath provisions and deletes; both recycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     HostPath,
@@ -26,7 +26,7 @@ impl Plugin {
         [Plugin::HostPath, Plugin::Nfs].into_iter().find(|plugin| plugin.name() == name)
     }
 
-    /// That of the volume's source.
+    /// The plugin of the volume's source.
     pub fn of(volume: &PersistentVolume) -> Option<Plugin> {
         match volume.spec.local? {
             LocalSource::HostPath => Some(Plugin::HostPath),
@@ -48,7 +48,7 @@ fn by_name(name: &str, does: &str) -> Result<Option<Plugin>, String> {
     Err(error)
 }
 
-/// What makes the volumes of `provisioner`; `None`: something outside of this manager.
+/// The plugin for `provisioner`; `None`: a provisioner outside of this manager.
 pub fn provisioning(provisioner: &str) -> Result<Option<Plugin>, String> {
     if driver_of(provisioner).is_some() {
         return Ok(None);
@@ -56,7 +56,7 @@ pub fn provisioning(provisioner: &str) -> Result<Option<Plugin>, String> {
     by_name(provisioner, "provisionable")
 }
 
-/// What deletes `volume`; `None`: something outside of this manager.
+/// The plugin that deletes `volume`; `None`: a deleter outside of this manager.
 pub fn deleting(volume: &PersistentVolume) -> Result<Option<Plugin>, String> {
     let annotations = &volume.meta.annotations;
     if let Some(name) = annotations.get(PROVISIONED_BY).filter(|name| !name.is_empty()) {
@@ -75,7 +75,7 @@ pub fn deleting(volume: &PersistentVolume) -> Result<Option<Plugin>, String> {
     Err(format!("error getting deleter volume plugin for volume {name:?}: {error}"))
 }
 
-/// The name of what makes the volumes of a class: of a migrated plugin, that of its driver.
+/// The name of the provisioner of a class; for a migrated plugin, the name of its CSI driver.
 pub fn driver_name(provisioner: &str) -> &str {
     driver_of(provisioner).unwrap_or(provisioner)
 }

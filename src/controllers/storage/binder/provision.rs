@@ -1,5 +1,5 @@
-//! Has a volume made for a claim: by an external provisioner, which is asked by annotations, or by
-//! the HostPath plugin. Upstream: `provisionClaim`.
+//! Has a volume provisioned for a claim: by an external provisioner, which is selected by
+//! annotations, or by the HostPath plugin. Upstream: `provisionClaim`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +18,14 @@ use super::{Binder, hostpath};
 use crate::controllers::Error;
 use crate::objects::{ObjectKey, PersistentVolume, PersistentVolumeClaim, StorageClass};
 
-/// How often a volume that was made is recorded, or removed again, before that is given up.
+/// The number of attempts to create the PersistentVolume of a new volume, or to delete the volume.
 const TRIES: u32 = 5;
 const BETWEEN_TRIES: Duration = Duration::from_secs(10);
 
 const FAILED: &str = "ProvisioningFailed";
 
 impl Binder {
-    /// Starts to make a volume, if that has not been started.
+    /// Starts to provision a volume, if that has not been started.
     pub fn provision(
         self: &Arc<Self>,
         claim: &Arc<PersistentVolumeClaim>,
@@ -150,7 +150,7 @@ impl Binder {
         };
         let key = claim.meta.key();
         if is_unsure {
-            // The volume may be there, and its directory in use: the next try looks for it.
+            // The volume may exist, and its directory be in use: the next attempt reads it.
             let error = error.message();
             fail(claim, format!("Error creating provisioned PV object for claim {key}: {error}."));
             return Err(Error::other(error));
@@ -171,7 +171,7 @@ impl Binder {
         Ok(())
     }
 
-    /// Why the plugin does not begin: the event's message, and the error.
+    /// Why the plugin cannot provision: the event's message, and the error.
     fn refusal(
         &self,
         claim: &PersistentVolumeClaim,
@@ -213,7 +213,7 @@ impl Binder {
     }
 
     /// # Errors
-    /// The last one, and whether the volume may have been created after all.
+    /// The last error, and whether the volume may have been created in spite of it.
     async fn save(&self, volume: &Value) -> Result<(), (Error, bool)> {
         let (mut tries, mut is_unsure) = (0, false);
         loop {
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_path_volume_is_made_for_its_claim() {
+    fn a_host_path_volume_is_provisioned_for_its_claim() {
         let claim = serde_json::from_value(json!({
             "metadata": { "namespace": "ns", "name": "c", "uid": "u", "resourceVersion": "7" },
             "spec": {

@@ -23,7 +23,7 @@ use crate::objects::{
 use crate::options::Options;
 
 const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
-/// Longer than a recycler may run.
+/// A limit for the watch of a recycler, longer than any may run.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Events that wait to be read.
 const ROOM: usize = 30;
@@ -36,9 +36,9 @@ pub struct Recyclers {
 
 struct Recycler {
     template: Value,
-    /// The least seconds that the pod has.
+    /// The least time of the pod, in seconds.
     minimum: i64,
-    /// The seconds that it has for each Gi.
+    /// Its time for each Gi, in seconds.
     increment: i64,
 }
 
@@ -162,9 +162,9 @@ impl Recycler {
     }
 }
 
-/// What is seen of a recycler's pod.
+/// An observation of a recycler's pod.
 enum Seen {
-    /// It has ended, well or not.
+    /// It has ended, with success or failure.
     Ended(Result<(), String>),
     /// An event about it.
     Event(EventType, String),
@@ -209,7 +209,7 @@ impl Binder {
         let (this, volume) = (self.clone(), volume.clone());
         self.operations.start(name, async move {
             if let Err(error) = this.recycle_now(&volume).await {
-                // The next sync tries again.
+                // The next sync retries.
                 log::debug!("volume {}: {error}", volume.meta.name);
             }
             Ok(())
@@ -233,7 +233,7 @@ impl Binder {
             .filter(|pod| !pod.is_terminated())
             .map(|pod| pod.meta.key().to_string())
             .collect();
-        // A claim of the name is another one, with another volume.
+        // A claim with this name is another one, with another volume.
         if !users.is_empty() && self.claims.get(&claim).is_none() {
             let users: Vec<String> = users.into_iter().collect();
             let message = format!("Volume is used by pods: {}", users.join(","));
@@ -313,7 +313,7 @@ impl Binder {
     }
 }
 
-/// What happens to the pod of `key`, and the future that watches it until both watches have ended.
+/// The observations of the pod `key`, and the future that watches it until both watches have ended.
 async fn watch(
     client: &Client,
     key: &ObjectKey,

@@ -1,4 +1,4 @@
-//! What is to happen to a volume. Upstream: `syncVolume` and `reclaimVolume`.
+//! The decision about a volume. Upstream: `syncVolume` and `reclaimVolume`.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::objects::{ObjectKey, PersistentVolume, PersistentVolumeClaim};
 enum Plan {
     /// Free, or reserved for a claim that is not bound to it.
     Available,
-    /// The claim is there and names no volume; it is bound by its own sync.
+    /// The claim exists and names no volume; it is bound by its own sync.
     WakeClaim,
-    /// The claim is there and names no volume, and may not be bound to this one.
+    /// The claim exists and names no volume, and may not be bound to this one.
     ModesDiffer,
     Bound,
-    /// Its claim is gone, or has another volume.
+    /// Its claim is deleted, or has another volume.
     Release,
     /// The claim has another volume, and this one was not made for it.
     Unbind,
 }
 
-/// What to do with `volume`, whose claim is `claim`: there under the name, and of the uid.
+/// What to do with `volume`. `claim`: the claim with the name and the uid of its claim reference.
 fn plan(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> Plan {
     if volume.spec.claim_ref.as_ref().is_none_or(|claim| claim.uid.is_empty()) {
         return Plan::Available;
@@ -94,8 +94,8 @@ impl Binder {
         self.record(claim, Notice::warning("VolumeMismatch", message));
     }
 
-    /// The claim of the volume's name and uid. The cache may be behind: a volume is not given up for
-    /// a claim that the server still has.
+    /// The claim with the name and uid in the volume. The cache may be old: a volume is not
+    /// released while the server still has its claim.
     async fn claim_of(
         &self,
         volume: &PersistentVolume,
@@ -136,7 +136,7 @@ impl Binder {
         self.edit_volume(&volume, edit).await.map_err(|error| Error::during(doing, error))
     }
 
-    /// Does with a released volume what its policy says. Upstream: `reclaimVolume`.
+    /// Handles a released volume by its policy. Upstream: `reclaimVolume`.
     async fn reclaim(self: &Arc<Self>, volume: &Arc<PersistentVolume>) -> SyncResult {
         if volume.meta.annotations.get(MIGRATED_TO).is_some_and(|driver| !driver.is_empty()) {
             return Ok(Next::Done);
@@ -165,7 +165,7 @@ impl Binder {
                 return Ok(Next::Done);
             }
         }
-        // An operation that failed is tried again.
+        // An operation that failed is retried.
         Ok(Next::After(self.period))
     }
 
@@ -188,8 +188,8 @@ impl Binder {
         }
     }
 
-    /// Whether the volume may be recycled or deleted: it had a claim that is gone, or that has
-    /// another volume. Upstream: `isVolumeReleased`.
+    /// Whether the volume may be recycled or deleted: its claim is deleted, or has another volume.
+    /// Upstream: `isVolumeReleased`.
     pub fn may_reclaim(&self, volume: &PersistentVolume) -> bool {
         let reference = volume.spec.claim_ref.as_ref();
         let Some(reference) = reference.filter(|reference| !reference.uid.is_empty()) else {

@@ -1,5 +1,5 @@
-//! The writes of a binding. Each replaces the object at the version that was decided on, so a change
-//! by another writer is a conflict, and each answer is kept in [`AssumeCache`].
+//! The writes of a binding. Each replaces the object at the version that the decision was made for,
+//! so a change by another writer is a conflict, and each answer is kept in [`AssumeCache`].
 
 use std::sync::Arc;
 
@@ -103,7 +103,7 @@ pub async fn replace<T: Side>(
     Ok(latest.keep(written))
 }
 
-/// What to record, and of which weight.
+/// The event to record: its type, reason and message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
     pub event_type: EventType,
@@ -173,8 +173,8 @@ impl Binder {
         Ok(self.claims.keep(written))
     }
 
-    /// Sets the claim's phase and drops its volume; the event comes with the change, not again.
-    /// Upstream: `updateClaimStatusWithEvent`.
+    /// Sets the claim's phase and removes its volume; the event is recorded only when that is a
+    /// change. Upstream: `updateClaimStatusWithEvent`.
     pub async fn lose_claim(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
@@ -197,7 +197,7 @@ impl Binder {
         self.set_phase_with(volume, phase, None).await
     }
 
-    /// As [`Binder::set_phase`], with the event's message; the event comes with the change, not again.
+    /// As [`Binder::set_phase`], with an event, which is recorded only when that is a change.
     /// Upstream: `updateVolumePhaseWithEvent`.
     pub async fn set_phase_with(
         &self,
@@ -219,8 +219,8 @@ impl Binder {
         Ok(written)
     }
 
-    /// Gives the volume to the claim and the claim to the volume, and sets the phases of both. Only
-    /// what is missing is written, so a binding that was cut off is completed. Upstream: `bind`.
+    /// Binds the volume to the claim and the claim to the volume, and sets the phases of both. Only
+    /// missing parts are written, so an interrupted binding is completed. Upstream: `bind`.
     pub async fn bind(
         &self,
         volume: &Arc<PersistentVolume>,

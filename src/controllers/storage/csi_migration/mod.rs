@@ -1,11 +1,11 @@
-//! In-tree plugins whose volumes CSI drivers have taken over. Upstream: `pkg/volume/csimigration`
+//! In-tree plugins that CSI drivers have replaced. Upstream: `pkg/volume/csimigration`
 //! and `csi-translation-lib`.
 
 pub mod translation;
 
 use crate::objects::{InTreeKind, PersistentVolume, VolumeSource};
 
-/// In-tree plugins and their CSI drivers. All are migrated; no gate changes it.
+/// In-tree plugins and their CSI drivers. All are migrated; no gate changes that.
 const MIGRATED: [(&str, &str, InTreeKind); 7] = [
     ("kubernetes.io/aws-ebs", "ebs.csi.aws.com", InTreeKind::AwsElasticBlockStore),
     ("kubernetes.io/gce-pd", "pd.csi.storage.gke.io", InTreeKind::GcePersistentDisk),

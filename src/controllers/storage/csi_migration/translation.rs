@@ -1,22 +1,23 @@
-//! In-tree volumes as the CSI drivers that replace their plugins know them. All of these plugins have
-//! been migrated on every node, so CSINodes need not be asked. Upstream: `csi-translation-lib`.
+//! Translates in-tree volumes to volumes of the CSI drivers that replace their plugins. All of
+//! these plugins are migrated on every node, so CSINodes need not be read. Upstream:
+//! `csi-translation-lib`.
 
 use serde_json::{Map, Value, json};
 
 use super::driver_of_kind as driver;
 use crate::objects::{InTreeKind, PersistentVolume};
 
-/// A PersistentVolume of an in-tree plugin, for its driver.
+/// A PersistentVolume of an in-tree plugin, translated for its driver.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MigratedVolume {
     pub driver: &'static str,
     pub handle: String,
 }
 
-/// A volume that a pod names itself, for its driver.
+/// An inline volume of a pod, translated for its driver.
 #[derive(Debug, PartialEq)]
 pub struct MigratedInline {
-    /// As messages name the volume.
+    /// The volume's name in messages.
     pub name: String,
     pub driver: &'static str,
     pub handle: String,
@@ -57,7 +58,7 @@ pub fn of_volume(
     Some(MigratedVolume { driver: driver(kind)?, handle })
 }
 
-/// The access modes that the driver is asked for. The in-tree plugin of GCE took ReadWriteMany for
+/// The access modes for the driver. The in-tree plugin of GCE treated ReadWriteMany as
 /// ReadWriteOnce. Upstream: `backwardCompatibleAccessModes`.
 pub fn access_modes(kind: InTreeKind, volume: &PersistentVolume) -> Vec<&str> {
     let modes: Vec<&str> = volume.spec.access_modes.iter().map(|mode| mode.as_str()).collect();
@@ -82,7 +83,7 @@ pub fn of_inline(
     let mut access_mode = "ReadWriteOnce";
     let mut is_read_only = read_only(fields);
     let mut secret = None;
-    // What the name of the volume ends with; the driver's name stands before it.
+    // The end of the volume's name; the driver's name comes before it.
     let (handle, unique) = match kind {
         InTreeKind::AwsElasticBlockStore => {
             attribute("partition", &fields["partition"].as_i64().unwrap_or(0).to_string());
@@ -158,7 +159,7 @@ pub fn of_inline(
     })
 }
 
-/// In place of a project or zone that only the driver knows.
+/// The placeholder for a project or zone that only the driver knows.
 const UNKNOWN: &str = "UNSPECIFIED";
 
 /// The volume's own id, from `vol-1` or `aws://zone/vol-1`.
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_modes_of_a_gce_disk_are_those_of_one_writer() {
+    fn a_gce_disk_has_no_mode_for_many_writers() {
         for (kind, given, expected) in [
             (InTreeKind::GcePersistentDisk, &["ReadWriteMany"][..], &["ReadWriteOnce"][..]),
             (InTreeKind::GcePersistentDisk, &["ReadOnlyMany"], &["ReadOnlyMany"]),

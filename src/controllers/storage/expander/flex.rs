@@ -1,5 +1,5 @@
-//! The bookkeeping of an expansion that the kubelet does: of FlexVolumes, the last in-tree volumes
-//! that grow. Upstream: `expandAndRecoverFunction` with the plugin that does nothing.
+//! The status of an expansion that the kubelet does: of FlexVolumes, the last in-tree volumes that
+//! can be expanded. Upstream: `expandAndRecoverFunction` with the plugin that does nothing.
 
 use serde_json::{Map, Value, json};
 
@@ -19,7 +19,7 @@ const NODE_INFEASIBLE: &str = "NodeResizeInfeasible";
 const CONDITIONS: [&str; 4] =
     ["FileSystemResizePending", "Resizing", "ControllerResizeError", "NodeResizeError"];
 
-/// The sizes of an expansion and how far it is.
+/// The sizes of an expansion and its progress.
 #[derive(Clone, Debug, Default)]
 struct State {
     wanted: Quantity,
@@ -27,14 +27,14 @@ struct State {
     volume: Quantity,
     allocated: Option<Quantity>,
     status: String,
-    /// The volume has the annotation of an expansion that the node has not confirmed.
+    /// Whether the volume has the annotation of an expansion that the node has not confirmed.
     is_marked: bool,
 }
 
 #[derive(Debug, PartialEq)]
 enum Step {
     Nothing,
-    /// The node is done: the annotation goes.
+    /// The node is done: the annotation is removed.
     Unmark,
     AwaitNode,
     Expand(Quantity),
@@ -78,8 +78,8 @@ impl State {
     }
 }
 
-/// The patch of conditions: `new` is set if it is not true already, and the others go unless they
-/// are kept. Upstream: `MergeResizeConditionOnPVC`.
+/// The patch of conditions: `new` is set if it is not true already, and the others are removed
+/// unless they are in `kept`. Upstream: `MergeResizeConditionOnPVC`.
 fn conditions(claim: &Value, new: Option<Value>, keeps_others: bool) -> Vec<Value> {
     let known = claim.pointer("/status/conditions").and_then(Value::as_array);
     let known = known.map(Vec::as_slice).unwrap_or_default();
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_expansion_is_taken_up_where_it_was_left() {
+    fn an_interrupted_expansion_is_continued() {
         let gi = |count: u64| format!("{count}Gi").parse::<Quantity>().unwrap();
         // Wanted, had, of the volume, allocated; the status; the annotation.
         for (sizes, status, is_marked, expected) in [

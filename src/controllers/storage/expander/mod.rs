@@ -1,5 +1,5 @@
-//! Hands the expansion of claims to external resizers, and expands the volumes that only the kubelet
-//! can. Upstream: `pkg/controller/volume/expand`.
+//! Leaves the expansion of claims to external resizers, and keeps the status of expansions that
+//! only the kubelet can do. Upstream: `pkg/controller/volume/expand`.
 
 mod flex;
 
@@ -56,7 +56,7 @@ fn compare(a: Option<Quantity>, b: Option<Quantity>) -> std::cmp::Ordering {
     a.unwrap_or_default().compare(b.unwrap_or_default())
 }
 
-/// The user asks for more, or a file system has grown.
+/// Whether the user asks for more, or a file system has grown.
 fn has_grown(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
     compare(new.spec.storage, old.spec.storage).is_gt()
         || compare(new.status.capacity, old.status.capacity).is_gt()
@@ -66,13 +66,13 @@ fn has_grown(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
 #[derive(Debug, PartialEq)]
 enum Plan {
     Nothing,
-    /// The resizer of the CSI driver that has taken over from the plugin expands it.
+    /// The resizer of the CSI driver that has replaced the plugin expands it.
     Migrated {
         plugin: &'static str,
         driver: &'static str,
     },
     External,
-    /// The kubelet does the work; the bookkeeping is here.
+    /// The kubelet does the work; this controller keeps the status.
     Flex,
 }
 
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_that_ask_for_more_or_have_grown_are_looked_at() {
+    fn claims_that_ask_for_more_or_have_grown_are_synced() {
         for (old, new, expected) in [
             (("1Gi", "1Gi"), ("1Gi", "1Gi"), false),
             (("1Gi", "1Gi"), ("2Gi", "1Gi"), true),

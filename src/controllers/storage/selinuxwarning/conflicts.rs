@@ -1,4 +1,4 @@
-//! The labels with which pods use volumes, and where they do not go together. No I/O.
+//! The labels with which pods use volumes, and the conflicts between them. No I/O.
 //! Upstream: `selinuxwarning/cache`, `selinuxwarning/translator`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,7 +13,7 @@ pub struct Use {
     pub policy: Istr,
 }
 
-/// Two pods use one volume in ways of which one node takes only one.
+/// Two pods use one volume in ways that one node does not allow at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
     /// `SELinuxLabel` or `SELinuxChangePolicy`.
@@ -29,7 +29,7 @@ impl Conflict {
         format!("{}Conflict", self.property)
     }
 
-    /// Says nothing about a pod of another namespace.
+    /// The text does not name a pod of another namespace.
     pub fn message(&self) -> String {
         let Conflict { property, pod, value, other, other_value } = self;
         const END: &str =
@@ -57,10 +57,10 @@ pub struct Uses {
 
 #[derive(Default)]
 struct Volume {
-    /// Empty: not one of CSI.
+    /// The CSI driver; empty: another kind of volume.
     driver: Istr,
     pods: BTreeMap<ObjectKey, Use>,
-    /// Those of both directions.
+    /// The conflicts, in both directions.
     conflicts: Vec<Conflict>,
 }
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_are_reported_once_and_go_with_their_pods() {
+    fn conflicts_are_reported_once_and_removed_with_their_pods() {
         let mut uses = Uses::default();
         let volume = Istr::new("v");
         let [a, b] = ["a", "b"].map(|name| ObjectKey::new("ns", name));

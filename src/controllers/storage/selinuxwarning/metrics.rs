@@ -19,7 +19,7 @@ const LABELS: [&str; 7] = [
     "pod2_value",
 ];
 
-/// The controller that is asked; the last one that was made.
+/// The controller whose conflicts are listed: the one created last.
 static REPORTING: LazyLock<Mutex<Weak<SelinuxWarning>>> = LazyLock::new(|| {
     if let Err(error) = Conflicts::register() {
         log::error!("selinux_warning: no metrics of conflicts: {error}");

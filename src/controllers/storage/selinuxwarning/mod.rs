@@ -1,5 +1,5 @@
-//! Warns about pods that use one volume with SELinux labels or policies of which one node takes only
-//! one. Off by default. Upstream: `pkg/controller/volume/selinuxwarning`.
+//! Warns about pods that use one volume with SELinux labels or policies that one node does not
+//! allow at the same time. Off by default. Upstream: `pkg/controller/volume/selinuxwarning`.
 
 mod conflicts;
 mod metrics;
@@ -51,7 +51,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&pods, &queue, |change, queue| {
         let pod = change.object();
         let matters = match change {
-            // What matters of a pod does not change but for its end.
+            // The only relevant change of a pod is its end.
             Change::Updated { old, new } => old.has_ended != new.has_ended && new.has_ended,
             Change::Resync { .. } => false,
             Change::Added { .. } | Change::Deleted(_) => true,
@@ -162,7 +162,7 @@ impl SelinuxWarning {
         Error::many(errors).map_or(Ok(Next::Done), Err)
     }
 
-    /// The spec of a volume; `None`: one without labels, or of no plugin that has them.
+    /// The spec of a volume; `None`: it has no labels, or its plugin does not support them.
     fn spec_of_claim(&self, pod: &SelinuxPod, claim: &ClaimVolume) -> Option<Result<Spec, Error>> {
         let Some(bound) = self.resolver.volume_of_claim(&pod.meta, claim) else {
             let text = format!("the claim of volume {} is not bound", claim.volume);
@@ -194,7 +194,7 @@ impl SelinuxWarning {
 
     fn report(&self, conflicts: &[Conflict]) {
         for conflict in conflicts {
-            // A conflict with a pod that is gone is over.
+            // A conflict with a deleted pod does not exist any more.
             let Some(pod) = self.pods.get(&conflict.pod) else { return };
             self.recorder.normal(&*pod, &conflict.reason(), conflict.message());
         }
