@@ -16,7 +16,7 @@ use crate::objects::{
 
 const FIELD_MANAGER: &str = "clusterrole-aggregation-controller";
 
-/// The roles that aggregate others, all under one value.
+/// An index of the roles that aggregate others: all have one value.
 const AGGREGATING: Index<ClusterRole> = Index::new("aggregating", |role, emit| {
     if role.aggregation_rule.is_some() {
         emit(aggregating());
@@ -34,7 +34,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let this = Arc::new(Aggregation { client: c.client(), roles: roles.clone() });
     let queue = c.queue(QueuePolicy::default());
     let all = roles.clone();
-    // Any role may be part of any other, and there are few.
+    // Each role may be selected by each aggregating role, and there are few of those.
     c.watch(&roles, &queue, move |_, queue| {
         for role in all.by_index(&AGGREGATING, &aggregating()) {
             queue.add(role.meta().key());
@@ -84,8 +84,8 @@ impl Aggregation {
     }
 }
 
-/// The rules of all of `roles` that `rule` selects, each once: selector by selector, role by role in
-/// the order of their names. The role `own` adds nothing to itself.
+/// The rules of all of `roles` that `rule` selects, each once: selector by selector, role by role
+/// in the order of their names. The role `own` adds nothing to itself.
 fn aggregated(
     own: &str,
     rule: &AggregationRule,
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_come_once_and_in_order() {
+    fn each_rule_appears_once_and_in_order() {
         let (a, b) = (json!({ "a": "1" }), json!({ "b": "1" }));
         let roles = vec![
             role("c", a.clone(), &["get", "list"]),

@@ -1,4 +1,4 @@
-//! Bootstrap tokens, with which a node joins a cluster: what they sign, and how they end.
+//! Bootstrap tokens, with which a node joins a cluster: signing with them, and their expiry.
 //! Upstream: `pkg/controller/bootstrap`, `k8s.io/cluster-bootstrap`.
 
 pub mod signer;

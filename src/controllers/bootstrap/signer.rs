@@ -1,5 +1,5 @@
-//! Signs the ConfigMap `cluster-info` with each bootstrap token that may, so that a node which has
-//! the token can trust it. Upstream: `pkg/controller/bootstrap` (`bootstrapsigner.go`).
+//! Signs the ConfigMap `cluster-info` with each bootstrap token that may sign, so that a node which
+//! has the token can trust it. Upstream: `pkg/controller/bootstrap` (`bootstrapsigner.go`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::objects::{BootstrapToken, ConfigMap, Labels, ObjectKey, Resource};
 
 const NAMESPACE: &str = "kube-public";
 const NAME: &str = "cluster-info";
-/// What is signed.
+/// The key of the signed content.
 const CONTENT: &str = "kubeconfig";
 /// Followed by a token's id: the key of its signature.
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
@@ -54,8 +54,8 @@ struct Signer {
 }
 
 impl Signer {
-    /// A failure is logged and not retried: it is looked at again with the next change of the
-    /// ConfigMap or of a token.
+    /// A failure is logged and not retried: the next change of the ConfigMap or of a token brings
+    /// the next sync.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(map) = self.maps.get(&key) else { return Ok(Next::Done) };
         let (tokens, now) = (self.tokens.list(), self.clock.now());
@@ -72,8 +72,8 @@ impl Signer {
     }
 }
 
-/// `data` with the signatures of these tokens, and of no others; `None` when it is so already, or
-/// holds nothing to sign. Tokens are secrets by their ids.
+/// `data` with the signatures of these tokens, and of no others; `None` when nothing changes, or
+/// nothing is to be signed. `tokens`: secrets by token id.
 fn signed(data: &Labels, tokens: &BTreeMap<&str, &[u8]>) -> Option<Labels> {
     let Some(content) = data.get(CONTENT) else {
         log::debug!("No key in ConfigMap key={CONTENT:?} configMap=\"{NAMESPACE}/{NAME}\"");

@@ -1,4 +1,5 @@
-//! What a bootstrap token is good for. Upstream: `cluster-bootstrap/util/secrets`.
+//! The expiry of a bootstrap token, and whether it may sign.
+//! Upstream: `cluster-bootstrap/util/secrets`.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ const ID_LENGTH: usize = 6;
 pub enum Expiration {
     Never,
     In(Duration),
-    /// Also when the time cannot be read.
+    /// It has expired, or its time cannot be parsed.
     Expired,
 }
 

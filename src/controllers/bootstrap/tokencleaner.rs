@@ -32,7 +32,7 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// A delete that fails is logged and not retried, as upstream: an expired token opens nothing.
+    /// A delete that fails is logged and not retried, as upstream: an expired token is useless.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(token) = self.tokens.get(&key) else { return Ok(Next::Done) };
         match token::expiration(&token, self.clock.now()) {

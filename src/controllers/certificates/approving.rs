@@ -26,8 +26,8 @@ const SUBJECT_ACCESS_REVIEWS: ResourceType = ResourceType::fixed(
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 
-/// A right to have requests approved: the subresource that it stands for, and what the approval
-/// says.
+/// A right to have requests approved: the subresource that expresses it, and the approval's
+/// message.
 struct Right {
     subresource: &'static str,
     message: &'static str,
@@ -61,7 +61,7 @@ struct Approving {
     requests: Lister<CertificateSigningRequest>,
 }
 
-/// It was neither decided on, nor is it for others to decide.
+/// Whether the request is undecided and for this controller to decide.
 fn is_open(request: &CertificateSigningRequest) -> bool {
     let status = &request.status;
     let decided = status.has(CertificateSigningRequestStatus::APPROVED)
@@ -69,7 +69,7 @@ fn is_open(request: &CertificateSigningRequest) -> bool {
     request.spec.signer_name == *SIGNER && !status.is_issued() && !decided
 }
 
-/// The rights of which one is enough, in the order in which they are asked for.
+/// The rights, of which one is sufficient, in the order in which they are checked.
 fn rights(object: &CertificateSigningRequest, request: &CertificateRequest) -> &'static [Right] {
     if kubelet::check_client(request, &object.spec.usages).is_err() {
         return &[];
@@ -107,7 +107,7 @@ impl Approving {
             return Ok(Next::Done);
         }
         let tried: Vec<&str> = rights.iter().map(|right| right.subresource).collect();
-        // Mostly the requester's mistake.
+        // Usually a mistake of the requester.
         Err(Error::NotYet(format!(
             "recognized csr {:?} as [{}] but subject access review was not approved",
             key.name,
@@ -167,7 +167,7 @@ mod tests {
     const USAGES: [&str; 2] = ["digital signature", "client auth"];
 
     #[test]
-    fn a_node_may_renew_what_others_may_ask_for() {
+    fn rights_depend_on_the_requester_being_the_node_itself() {
         let rights = |username: &str, usages: &[&str]| -> Vec<&str> {
             let object = request(username, usages);
             let parsed = requests::parse(&object).unwrap();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn decided_requests_and_other_signers_are_left_alone() {
+    fn decided_requests_and_other_signers_are_ignored() {
         let open = |change: Value| {
             let mut object = json!({ "spec": { "signerName": SIGNER } });
             for (key, value) in change.as_object().unwrap() {

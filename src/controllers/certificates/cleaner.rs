@@ -1,4 +1,4 @@
-//! Deletes certificate requests that are over. Upstream: `pkg/controller/certificates/cleaner`.
+//! Deletes old certificate requests. Upstream: `pkg/controller/certificates/cleaner`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,7 @@ use crate::controllers::{Controller, Error};
 use crate::objects::{CertificateSigningRequest, CertificateSigningRequestStatus, Timestamp};
 
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// For how long requests are kept: after they were issued, denied or failed; and while nothing
-/// becomes of them.
+/// How long requests are kept: after they were issued, denied or failed; and without a decision.
 const KEPT_DECIDED: Duration = Duration::from_secs(60 * 60);
 const KEPT_PENDING: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -116,7 +115,7 @@ mod tests {
         let now = end - Duration::from_secs(60);
         let one = |kind: &str, hours: f64| json!([condition(kind, Some(ago(now, hours)))]);
         let none = json!([]);
-        // Created this many hours ago; conditions; whether it is issued; why it goes.
+        // Created this number of hours ago; conditions; whether it is issued; why it is deleted.
         let cases: [(f64, Value, bool, &str); 16] = [
             (23.9, none.clone(), false, ""),
             (24.1, none.clone(), false, "unhandled"),
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_does_not_expire() {
+    fn malformed_certificates_do_not_expire() {
         for text in ["", "!", "eA=="] {
             assert_eq!(expires(text), None);
         }

@@ -1,4 +1,4 @@
-//! What the certificates of kubelets must be. Upstream: `pkg/apis/certificates` (`helpers.go`).
+//! The rules for certificates of kubelets. Upstream: `pkg/apis/certificates` (`helpers.go`).
 
 use super::x509::CertificateRequest;
 use crate::objects::Istr;
@@ -7,10 +7,10 @@ const ORGANIZATION: &str = "system:nodes";
 const NAME_PREFIX: &str = "system:node:";
 
 const SIGNATURE: &str = "digital signature";
-/// Only RSA keys are for this.
+/// The usage that only RSA keys may have.
 const ENCIPHERMENT: &str = "key encipherment";
 
-/// Whether `request` is for the certificate that a kubelet serves with.
+/// Checks that `request` is for a serving certificate of a kubelet.
 ///
 /// # Errors
 /// Why not, in the words that conditions carry.
@@ -27,7 +27,7 @@ pub fn check_serving(request: &CertificateRequest, usages: &[Istr]) -> Result<()
     check_common_name(request)
 }
 
-/// Whether `request` is for the certificate by which a kubelet is known to the API server.
+/// Checks that `request` is for the client certificate with which a kubelet authenticates.
 ///
 /// # Errors
 /// Why not, in the words that conditions carry.
@@ -64,7 +64,7 @@ fn check_common_name(request: &CertificateRequest) -> Result<(), String> {
     }
 }
 
-/// Each of them any number of times, in any order.
+/// Usages may be repeated and in any order.
 fn check_usages(usages: &[Istr], purpose: &str) -> Result<(), String> {
     let has = |wanted: &str| usages.iter().any(|usage| usage == wanted);
     let known = |usage: &Istr| [SIGNATURE, ENCIPHERMENT, purpose].contains(&usage.as_str());
@@ -91,7 +91,7 @@ mod tests {
         const CLIENT: &[&str] = &["digital signature", "client auth"];
         const SERVING: &[&str] = &["digital signature", "server auth"];
         type Check = fn(&CertificateRequest, &[Istr]) -> Result<(), String>;
-        // The messages are the Go manager's for the same requests.
+        // The messages are those of the Go manager for the same requests.
         let cases: [(&[u8], Check, &[&str], &str); 16] = [
             (request!("kubelet-client"), check_client, CLIENT, ""),
             (

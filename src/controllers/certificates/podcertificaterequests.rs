@@ -1,4 +1,4 @@
-//! Deletes PodCertificateRequests that are over.
+//! Deletes old PodCertificateRequests.
 //! Upstream: `pkg/controller/certificates/cleaner` (`PCRCleanerController`).
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::controllers::{Controller, Error};
 use crate::objects::{PodCertificateRequest, Timestamp};
 
 const INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// In this time a kubelet has its certificate, or has given up.
+/// After this time a kubelet has its certificate, or has given up.
 const KEPT: Duration = Duration::from_secs(15 * 60);
 
 /// The controller `podcertificaterequest-cleaner-controller`.

@@ -1,4 +1,4 @@
-//! What the controllers of certificate requests share.
+//! The parts that the controllers of certificate requests share.
 //! Upstream: `pkg/controller/certificates` (`CertificateController`).
 
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::controllers::QueuePolicy;
 use crate::objects::{CertificateSigningRequest, ObjectKey};
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
-/// A key that failed waits from 200 ms to 1000 s; no more than 10 a second are retried, 100 at once.
+/// A key that failed waits from 200 ms to 1000 s; at most 10 keys a second are retried, with a
+/// burst of 100.
 pub fn retries(clock: SharedClock) -> QueuePolicy<ObjectKey> {
     QueuePolicy::default().limited_by(Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_millis(200), Duration::from_secs(1000)),
@@ -24,7 +25,7 @@ pub fn retries(clock: SharedClock) -> QueuePolicy<ObjectKey> {
 /// The PKCS #10 request in `object`.
 ///
 /// # Errors
-/// One line saying what is wrong with it.
+/// One line that describes the fault.
 pub fn parse(object: &CertificateSigningRequest) -> Result<CertificateRequest, String> {
     let parsed = match STANDARD.decode(&*object.spec.request) {
         Ok(pem) => CertificateRequest::from_pem(&pem),

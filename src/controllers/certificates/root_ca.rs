@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_certificates_will_do() {
+    fn files_without_valid_certificates_are_refused() {
         let certificate = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem();
         assert_eq!(check(certificate.as_bytes()), Ok(()));
         assert!(check(b"").is_err());

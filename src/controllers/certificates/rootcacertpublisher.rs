@@ -33,7 +33,7 @@ metrics! {
 struct Publisher {
     client: Client,
     maps: Lister<ConfigMap>,
-    /// What each ConfigMap is to hold.
+    /// The content of each ConfigMap.
     data: Labels,
     clock: SharedClock,
 }
@@ -116,7 +116,7 @@ impl Publisher {
     }
 }
 
-/// `map` as it should be; `None` when it is.
+/// `map` with the right content; `None` when it has that already.
 fn corrected(map: &ConfigMap, data: &Labels) -> Option<ConfigMap> {
     let annotations = &map.meta.annotations;
     let described = annotations.get(DESCRIPTION).is_some_and(|text| !text.is_empty());
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_changed_is_put_right_and_nothing_else() {
+    fn changed_content_is_restored_and_the_rest_is_kept() {
         let data: Labels = [(ENTRY, "CA")].into_iter().collect();
         let decode =
             |value: &serde_json::Value| serde_json::from_value::<ConfigMap>(value.clone()).unwrap();

@@ -22,10 +22,10 @@ use crate::objects::{
 use crate::options::Options;
 use crate::task;
 
-/// Each signer has as many workers.
+/// The workers of each signer.
 const WORKERS: usize = 5;
 
-/// The shortest life that is given on request.
+/// The shortest duration of a certificate that a request may choose.
 const SHORTEST: Duration = Duration::from_secs(10 * 60);
 
 type Check = fn(&CertificateRequest, &[Istr]) -> Result<(), String>;
@@ -143,20 +143,20 @@ struct Signing {
 struct Signer {
     kind: Kind,
     files: AuthorityFiles,
-    /// The longest life of a certificate.
+    /// The longest duration of a certificate.
     longest: Duration,
 }
 
-/// What becomes of a request.
+/// The result of a request.
 enum Decision {
     /// The certificate in PEM.
     Issued(String),
-    /// It is not what the signer signs.
+    /// The signer does not sign such requests.
     Refused(String),
 }
 
 impl Signing {
-    /// Who is to sign `request` now.
+    /// The signer for `request`, if it is to be signed now.
     fn signer_of(&self, request: &CertificateSigningRequest) -> Option<&Arc<Signer>> {
         if request.status.is_issued() || !request.status.is_approved() || request.status.is_failed()
         {
@@ -214,7 +214,7 @@ impl Signer {
     }
 }
 
-/// What is asked for, within bounds.
+/// The requested duration, within bounds.
 fn lifetime(requested_seconds: Option<i32>, longest: Duration) -> Duration {
     let Some(seconds) = requested_seconds else { return longest };
     match Duration::from_secs(u64::try_from(seconds).unwrap_or_default()) {
@@ -223,7 +223,7 @@ fn lifetime(requested_seconds: Option<i32>, longest: Duration) -> Duration {
     }
 }
 
-/// What a client's certificate is for.
+/// The usages of a client's certificate.
 fn check_client(usages: &[Istr]) -> Result<(), String> {
     const CLIENT: &str = "client auth";
     let known =
@@ -237,15 +237,15 @@ fn check_client(usages: &[Istr]) -> Result<(), String> {
     }
 }
 
-/// The files of an authority. They are read again for each certificate, so that what replaces them
-/// is used at once. Upstream: `caProvider`, `DynamicCertKeyPairContent`.
+/// The files of an authority. They are read again for each certificate, so that a replacement is
+/// used at once. Upstream: `caProvider`, `DynamicCertKeyPairContent`.
 struct AuthorityFiles {
     certificate: String,
     key: String,
     current: Mutex<Loaded>,
 }
 
-/// The newest content that belongs together.
+/// The newest certificate and key that belong together.
 struct Loaded {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -267,8 +267,8 @@ impl AuthorityFiles {
         })
     }
 
-    /// Blocks: it reads files. What can't be read, and a key that is not the certificate's, leave
-    /// the authority as it is.
+    /// Blocks: it reads files. Files that cannot be read, and a key that does not belong to the
+    /// certificate, leave the authority as it is.
     fn current(&self) -> Result<Arc<Authority>, String> {
         let read = Loaded::read(&self.certificate, &self.key);
         let mut current = self.current.lock();
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_is_as_asked_for_within_bounds() {
+    fn the_duration_is_the_requested_one_within_bounds() {
         let hour = Duration::from_secs(3600);
         for (requested, seconds) in [
             (None, 3600),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_have_clients_usages() {
+    fn only_usages_of_clients_are_client_usages() {
         let check = |usages: &[&str]| {
             check_client(&usages.iter().copied().map(Istr::from).collect::<Vec<_>>())
         };

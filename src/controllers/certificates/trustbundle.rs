@@ -21,14 +21,14 @@ use crate::task::StopToken;
 
 const GROUP: &str = "certificates.k8s.io";
 const KIND: &str = "ClusterTrustBundle";
-/// In the order in which they are looked for.
+/// The versions, in the order of preference.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-serving";
 /// The API demands it of a bundle with this signer, and of no other.
 const NAME_PREFIX: &str = "kubernetes.io:kube-apiserver-serving:";
 
-/// The time between two looks at what the API server serves, while it cannot be known.
+/// The time between two reads of discovery, while the served versions are unknown.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(5);
 
 metrics! {
@@ -64,15 +64,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 struct Publisher {
     client: Client,
     bundle: String,
-    /// Known once discovery has said it.
+    /// The served version, once discovery has been read.
     resource: OnceLock<ResourceType>,
     clock: SharedClock,
 }
 
-/// All of the signer's bundles are looked at together.
+/// The one key: all of the signer's bundles are synced together.
 const ALL: &str = "";
 
-/// Wakes the publisher when a bundle of its signer changes.
+/// Queues the key when a bundle of the signer changes.
 struct Wake(Queue<&'static str>);
 
 impl Wake {
@@ -96,7 +96,7 @@ impl MetadataHandler for Wake {
 }
 
 impl Publisher {
-    /// Until the stop.
+    /// Runs until the stop.
     async fn watch(&self, caches: MetadataCaches, queue: Queue<&'static str>, stop: StopToken) {
         let Some(Some(resource)) = stop.unless_stopped(self.discover()).await else {
             return stop.stopped().await;
@@ -113,7 +113,7 @@ impl Publisher {
         caches.release(&informer);
     }
 
-    /// The newest known version that is served; `None`: none is.
+    /// The newest known version that is served; `None`: no known version is.
     async fn discover(&self) -> Option<ResourceType> {
         loop {
             match self.client.discovery().await {
@@ -197,11 +197,11 @@ impl Publisher {
     }
 }
 
-/// The signer, and a digest of what it vouches by.
+/// The name of a bundle: the signer, and a digest of its authorities.
 fn bundle_name(bundle: &str) -> String {
     let mut name = NAME_PREFIX.to_owned();
     for byte in &Sha256::digest(bundle)[..12] {
-        // Into a String, which takes everything.
+        // Writing to a String does not fail.
         let _ = write!(name, "{byte:02x}");
     }
     name

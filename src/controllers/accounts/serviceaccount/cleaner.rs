@@ -1,6 +1,5 @@
-//! Marks auto-generated token Secrets that are long unused as invalid, and deletes them after the same
-//! time again.
-//! Upstream: `legacy_serviceaccount_token_cleaner.go`.
+//! Marks auto-generated token Secrets that are long unused as invalid, and deletes them after the
+//! same time again. Upstream: `legacy_serviceaccount_token_cleaner.go`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -86,7 +85,7 @@ impl Cleaner {
                 }
                 self.carry_out(rule.next(&secret), &secret).await
             };
-            // One that fails is not to keep the others: it is looked at again another day.
+            // A failure must not stop the others: this Secret is checked again another day.
             let cleaned: client::Result<()> = cleaned.await;
             if let Err(error) = cleaned {
                 log::error!("legacy service account token {}: {error}", secret.meta.key());
@@ -95,8 +94,8 @@ impl Cleaner {
         Ok(())
     }
 
-    /// The Secrets that the pods of a namespace name. Read when it comes to that, which is seldom,
-    /// so that no cached pod has to carry them.
+    /// The Secrets that the pods of a namespace name. Read from the server when they are needed,
+    /// which is rare, so that cached pods need not hold them.
     async fn mounted_in<'a>(
         &self,
         namespace: &Istr,
@@ -166,7 +165,7 @@ impl Rule {
     ) -> Result<Option<Rule>, String> {
         let first = date(tracked_since)
             .ok_or_else(|| format!("error parsing trackedSince time: {tracked_since:?}"))?;
-        // On that day not every use was seen.
+        // On that day not every use was recorded.
         let tracked = first + DAY;
         if now < tracked + patience {
             return Ok(None);
@@ -175,8 +174,8 @@ impl Rule {
         Ok(Some(Rule { today: date_of(now), limit, limit_date: date_of(limit) }))
     }
 
-    /// Whether this token was generated for its account, `account`, before the limit, and has not been
-    /// used since.
+    /// Whether this token was generated for its account, `account`, before the limit, and has not
+    /// been used since.
     fn is_unused(&self, secret: &TokenSecret, account: Option<&ServiceAccount>) -> bool {
         let meta = &secret.meta;
         if meta.creation_timestamp.is_some_and(|made| made >= self.limit) || meta.is_being_deleted()
@@ -207,7 +206,7 @@ impl Rule {
     }
 }
 
-/// The beginning of a day; of the form `2006-01-02` and no other.
+/// The beginning of a day that is written as `2006-01-02`; no other form is accepted.
 fn date(text: &str) -> Option<Timestamp> {
     format!("{text}T00:00:00Z").parse().ok()
 }
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_judged_before_uses_were_tracked_for_long_enough() {
+    fn no_token_is_marked_before_uses_were_tracked_for_the_period() {
         let rule = |since: &str, now: &str| Rule::new(since, time(now), YEAR).map(|r| r.is_some());
         assert_eq!(rule("2025-01-01", "2026-01-01T23:59:59Z"), Ok(false));
         assert_eq!(rule("2025-01-01", "2026-01-02T00:00:00Z"), Ok(true));
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_stays_while_anything_speaks_for_it() {
+    fn a_token_that_may_be_in_use_stays() {
         let now = time("2026-06-15T12:00:00Z");
         let rule = Rule::new("2020-01-01", now, YEAR).unwrap().unwrap();
         let owner = account(json!([{ "name": "s" }]));

@@ -1,4 +1,4 @@
-//! Which Secrets a pod names. Upstream: `podutil.VisitPodSecretNames`.
+//! The Secrets that a pod names. Upstream: `podutil.VisitPodSecretNames`.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::objects::{Pod, Resource, ResourceType, null_as_default};
 
-/// A pod, as far as it names Secrets.
+/// The parts of a pod that name Secrets.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Mounts {

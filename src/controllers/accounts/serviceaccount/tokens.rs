@@ -20,12 +20,12 @@ use crate::jwt::{LegacyClaims, Signer};
 use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid, from_json};
 
 const MAX_RETRIES: u32 = 10;
-/// Of a reference's removal: how often it is tried, and the least time between two tries, of which
-/// up to as much again is added. Upstream: `RemoveTokenBackoff`.
+/// The number of attempts to remove a reference, and the least time between two of them, which a
+/// random factor up to doubles. Upstream: `RemoveTokenBackoff`.
 const REMOVE_TRIES: u32 = 10;
 const REMOVE_WAIT: Duration = Duration::from_millis(100);
 
-/// An account of one uid, so that what belonged to it is found when it is gone.
+/// An account with its uid, so that its Secrets are found when it is gone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct AccountKey {
     account: ObjectKey,
@@ -38,14 +38,13 @@ impl fmt::Display for AccountKey {
     }
 }
 
-/// A Secret of one uid and the account that it is for, so that the account is found when the Secret
-/// is gone.
+/// A Secret with its uid and its account, so that the account is found when the Secret is gone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct SecretKey {
     secret: ObjectKey,
     uid: Uid,
     account: Istr,
-    /// Empty: of any uid.
+    /// Empty: any uid.
     account_uid: Uid,
 }
 
@@ -120,7 +119,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Tokens {
-    /// Deletes the Secrets of an account that is there no longer.
+    /// Deletes the Secrets of an account that does not exist any more.
     async fn sync_account(self: Arc<Self>, key: AccountKey) -> SyncResult {
         if self.cached_account(&key.account, &key.uid).is_some() {
             return Ok(Next::Done);
@@ -139,7 +138,7 @@ impl Tokens {
         let secret = self.secrets.get(&key.secret).filter(|secret| secret.meta.uid == key.uid);
         let Some(secret) = secret else {
             if self.cached_account(&key.account(), &key.account_uid).is_some() {
-                // Not looked at again: the reference that is left leads nowhere.
+                // Not retried: the remaining reference names no Secret.
                 let removed = self.remove_reference(&key).await;
                 removed.map_err(|error| Error::Terminal(Box::new(error.into())))?;
             }
@@ -155,12 +154,12 @@ impl Tokens {
         }
     }
 
-    /// The account, if it is of this uid. An empty uid is any.
+    /// The account, if it has this uid. An empty uid matches any.
     fn cached_account(&self, key: &ObjectKey, uid: &Uid) -> Option<Arc<ServiceAccount>> {
         self.accounts.get(key).filter(|account| uid.is_empty() || account.meta.uid == *uid)
     }
 
-    /// As [`Self::cached_account`], asking the API server where the cache does not know it.
+    /// Like [`Self::cached_account`], but reads from the API server what the cache does not have.
     async fn account(
         &self,
         key: &ObjectKey,
@@ -178,7 +177,7 @@ impl Tokens {
         }
     }
 
-    /// Deletes the Secret of this uid; gone already is as good.
+    /// Deletes the Secret with this uid; succeeds if it is gone already.
     async fn delete(&self, key: &ObjectKey, uid: &Uid) -> client::Result<()> {
         match self.client.delete::<TokenSecret>(key, Delete::new().uid(uid.clone())).await {
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
@@ -186,7 +185,7 @@ impl Tokens {
         }
     }
 
-    /// Gives the Secret what it lacks, if the cache shows it as it is.
+    /// Adds the missing data to the Secret, unless the cache lags behind.
     async fn fill(&self, account: &ServiceAccount, cached: &TokenSecret) -> SyncResult {
         if !self.content.is_lacking(cached) {
             return Ok(Next::Done);
@@ -206,7 +205,7 @@ impl Tokens {
         }
     }
 
-    /// Makes the account name the Secret no longer.
+    /// Removes the reference to the Secret from the account.
     async fn remove_reference(&self, key: &SecretKey) -> client::Result<()> {
         let account = key.account();
         let mut tries = 1;
@@ -228,7 +227,7 @@ impl Tokens {
     }
 }
 
-/// Takes the Secret off the account's list; whether that changed anything.
+/// Removes the Secret from the account's list. Returns whether that changed anything.
 fn without_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool {
     let real = account["metadata"]["uid"].as_str().unwrap_or_default();
     if !uid.is_empty() && *uid != Uid::new(real) {
@@ -242,7 +241,7 @@ fn without_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool {
     secrets.len() != before
 }
 
-/// What is put into Secrets.
+/// The data that Secrets get.
 struct Content {
     signer: Signer,
     /// In base64; empty: none.
@@ -259,7 +258,8 @@ impl Content {
         self.lacks_authority(secret) || !data.has_namespace || !data.has_token
     }
 
-    /// Gives `live`, a Secret of this version, what it lacks. `false`: nothing, or it has changed.
+    /// Adds the missing data to `live`, if it is a Secret of this version. `false`: nothing is
+    /// missing, or it has changed.
     fn fill(
         &self,
         live: &mut Value,
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_given_what_it_lacks_and_keeps_what_it_has() {
+    fn a_secret_gets_missing_data_and_keeps_existing_data() {
         let content = content("CA");
         let mut live = secret(Value::Null);
         live.as_object_mut().unwrap().remove("data");
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_authority_none_is_missed() {
+    fn without_an_authority_a_secret_without_one_is_complete() {
         let content = content("");
         let full = secret(json!({ "token": "eA==", "namespace": "bnM=", "ca.crt": "b2xk" }));
         let view = |secret: &Value| from_json::<TokenSecret>(&secret.to_string()).unwrap();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_goes_from_the_right_account_alone() {
+    fn a_reference_is_removed_only_from_the_account_with_the_uid() {
         let named =
             json!({ "metadata": { "uid": "u-1" }, "secrets": [{ "name": "s" }, { "name": "t" }] });
         for (uid, secret, left) in

@@ -24,9 +24,9 @@ use crate::client::pem;
 use crate::client::x509::Certificate;
 use crate::objects::{Istr, Timestamp};
 
-/// How long before now a certificate begins, for clocks that are slow.
+/// How long before now a certificate begins, because some clocks are slow.
 const BACKDATE: Duration = Duration::from_secs(5 * 60);
-/// A shorter life is not cut by [`BACKDATE`].
+/// A shorter duration is not reduced by [`BACKDATE`].
 const SHORT: Duration = Duration::from_secs(8 * 60 * 60);
 
 const KEY_USAGES: [(&str, KeyUsages); 10] = [
@@ -69,7 +69,7 @@ pub struct Authority {
     key: SigningKey,
 }
 
-/// What a certificate is to be, beside what its request says.
+/// The properties of a certificate beside those in its request.
 pub struct Template<'a> {
     /// As `spec.usages` names them.
     pub usages: &'a [Istr],
@@ -101,10 +101,10 @@ struct SignedCertificate<'a> {
 }
 
 impl Authority {
-    /// From a certificate and its key in PEM.
+    /// An authority from a certificate and its key in PEM.
     ///
     /// # Errors
-    /// One line saying what is wrong with them.
+    /// One line that describes the fault.
     pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Authority, String> {
         let certificates = pem::certificates(certificate);
         let Some(first) = certificates.first() else {
@@ -124,11 +124,11 @@ impl Authority {
         })
     }
 
-    /// Signs the certificate that `request` asks for; gives it in DER. It takes the request's
+    /// Signs the certificate that `request` asks for, and returns it in DER. It takes the request's
     /// subject, alternative names and key, and no other extension.
     ///
     /// # Errors
-    /// One line saying why not.
+    /// One line that gives the reason.
     pub fn sign(
         &self,
         request: &CertificateRequest,
@@ -346,8 +346,8 @@ mod tests {
         ]
     }
 
-    /// Signs as the Go manager did, at the same time and with the same serial number; gives what
-    /// both signed, and the Go manager's signature.
+    /// Signs as the Go manager did, at the same time and with the same serial number. Returns the
+    /// signed part of both, and the Go manager's signature.
     fn both(authority: &Authority, golden: &Golden) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
         let der = pem::certificates(golden.certificate).remove(0);
         let begins = Certificate::from_der(&der).unwrap().not_before();
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_the_go_managers_byte_for_byte() {
+    fn certificates_equal_those_of_the_go_manager_byte_for_byte() {
         let authority = authority(fixture!("ca-rsa2048.crt"), fixture!("ca-rsa2048.key"));
         for golden in goldens() {
             let (ours, theirs, signature) = both(&authority, &golden);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_ends_with_its_authority() {
+    fn a_certificate_is_not_valid_longer_than_its_authority() {
         const HOUR: u64 = 3600;
         let now = Timestamp::from_secs(1_000_000_000);
         let at = |hours: u64| now + Duration::from_secs(hours * HOUR);

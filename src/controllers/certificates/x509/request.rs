@@ -21,7 +21,7 @@ use super::signature;
 use super::uri::normal_form;
 use crate::client::x509::string;
 
-/// What a certificate request asks for.
+/// The content of a certificate request.
 #[derive(Debug)]
 pub struct CertificateRequest {
     pub subject: Subject,
@@ -102,7 +102,7 @@ impl CertificateRequest {
     /// The first block of `text`, which must be a request. Upstream: `ParseCSR`.
     ///
     /// # Errors
-    /// One line saying what is wrong with it.
+    /// One line that describes the fault.
     pub fn from_pem(text: &[u8]) -> Result<CertificateRequest, String> {
         match pem::from_buf(&mut &*text) {
             Ok(Some((SectionKind::Csr, der))) => CertificateRequest::from_der(&der),
@@ -127,7 +127,7 @@ impl CertificateRequest {
     /// Whether the requester has the private key.
     ///
     /// # Errors
-    /// One line saying why not.
+    /// One line that gives the reason.
     pub fn check_signature(&self) -> Result<(), String> {
         let CertificateRequest { public_key, algorithm, signed, signature, .. } = self;
         signature::verify(public_key, algorithm, signed, signature)
@@ -169,7 +169,7 @@ impl Subject {
                 let at = ATTRIBUTES.iter().position(|attribute| *attribute == kind);
                 if let (Some(at), Some(value)) = (at, value) {
                     let values = &mut subject.values[at];
-                    // Of common names and serial numbers the last one counts.
+                    // If there are several common names or serial numbers, the last one counts.
                     if at >= COMMON_NAME {
                         values.clear();
                     }

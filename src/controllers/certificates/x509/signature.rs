@@ -1,5 +1,5 @@
 //! Signatures of certificates and of requests for them: the algorithms that Go's `crypto/x509` has,
-//! but for the curve P-224.
+//! except for the curve P-224.
 
 use std::sync::Arc;
 
@@ -41,14 +41,14 @@ const fn without_parameters(oid: ObjectIdentifier) -> AlgorithmIdentifierRef<'st
     AlgorithmIdentifierRef { oid, parameters: None }
 }
 
-/// Of an RSA key, as in Go.
+/// The most bits of an RSA key, as in Go.
 const MIN_RSA_BITS: usize = 1024;
 
 /// Whether `signature` of `message` was made with the private key of `public_key`, a
 /// SubjectPublicKeyInfo, by the algorithm of this AlgorithmIdentifier.
 ///
 /// # Errors
-/// One line saying why not.
+/// One line that gives the reason.
 pub fn verify(
     public_key: &[u8],
     algorithm: &[u8],
@@ -173,7 +173,7 @@ pub struct SigningKey {
 enum Kind {
     /// RSA of 2048 to 4096 bits, P-256, P-384, Ed25519.
     Common(Box<dyn rustls::sign::Signer>),
-    /// Of other sizes.
+    /// Keys of other sizes.
     Rsa(Box<pkcs1v15::SigningKey<Sha256>>),
     P521(Box<p521::ecdsa::SigningKey>),
 }

@@ -12,7 +12,7 @@ use std::net::Ipv6Addr;
 enum Part {
     User,
     Host,
-    /// What follows `%25` between the brackets of a host.
+    /// The characters of a zone, after `%25` between the brackets of a host.
     Zone,
     Path,
     Fragment,
@@ -35,7 +35,7 @@ impl Part {
             match self.holds(*byte) {
                 true => text.push(char::from(*byte)),
                 false => {
-                    // Into a String, which takes everything.
+                    // Writing to a String does not fail.
                     let _ = write!(text, "%{byte:02X}");
                 }
             }

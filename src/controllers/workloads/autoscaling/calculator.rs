@@ -245,13 +245,14 @@ impl<'a> Calculator<'a> {
             groups.unready.iter().for_each(|pod| assume(pod, 0));
         }
         let new_ratio = measure(&metrics)?;
-        let turns = ratio < 1.0 && new_ratio > 1.0 || ratio > 1.0 && new_ratio < 1.0;
-        if self.tolerances.cover(new_ratio) || turns {
+        let reverses = ratio < 1.0 && new_ratio > 1.0 || ratio > 1.0 && new_ratio < 1.0;
+        if self.tolerances.cover(new_ratio) || reverses {
             return Ok(current);
         }
         let replicas = ceil(new_ratio * metrics.len() as f64);
-        let turns = new_ratio < 1.0 && replicas > current || new_ratio > 1.0 && replicas < current;
-        Ok(if turns { current } else { replicas })
+        let reverses =
+            new_ratio < 1.0 && replicas > current || new_ratio > 1.0 && replicas < current;
+        Ok(if reverses { current } else { replicas })
     }
 }
 
