@@ -1,5 +1,5 @@
-//! What is done for the API server: stored objects in their current version, and the checks of
-//! admission policies.
+//! Controllers that serve the API server: storage versions of objects, and checks of admission
+//! policies.
 
 pub mod storageversiongc;
 pub mod storageversionmigrator;

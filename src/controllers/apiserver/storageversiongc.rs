@@ -1,4 +1,4 @@
-//! Removes API servers that are gone from StorageVersions. Upstream:
+//! Removes API servers that do not exist any more from StorageVersions. Upstream:
 //! `pkg/controller/storageversiongc`.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::objects::{
 
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
-/// Where API servers keep their identity leases.
+/// The namespace of the API servers' identity leases.
 const NAMESPACE: &str = "kube-system";
 /// Upstream: `IdentityLeaseComponentLabelKey`, `KubeAPIServer`.
 const IDENTITY: (&str, &str) = ("apiserver.kubernetes.io/identity", "kube-apiserver");
@@ -55,7 +55,7 @@ fn is_identity(lease: &Meta) -> bool {
     lease.labels.get(key) == Some(value)
 }
 
-/// Whether an entry is that of a server without a lease.
+/// Whether an entry belongs to a server without a lease.
 fn names_unknown(version: &StorageVersion, leases: &Lister<PartialObjectMetadata>) -> bool {
     version.status.storage_versions.iter().any(|entry| {
         let lease = leases.get(&ObjectKey::new(NAMESPACE, &entry.api_server_id));
@@ -95,7 +95,7 @@ impl StorageVersions {
         };
         let mut gone = Vec::new();
         for server in servers(&live) {
-            // Only a lease that is certainly not there counts.
+            // Only a lease that certainly does not exist counts.
             if !self.lease(server).await?.is_some_and(|lease| is_identity(&lease)) {
                 gone.push(server.to_owned());
             }
@@ -153,8 +153,8 @@ enum Edit {
     Delete,
 }
 
-/// Removes the entries of servers that are `gone`, and brings the version that all have in common up
-/// to date. Upstream: `updateOrDeleteStorageVersion`, `SetCommonEncodingVersion`.
+/// Removes the entries of servers that are `gone`, and updates the common version of all servers.
+/// Upstream: `updateOrDeleteStorageVersion`, `SetCommonEncodingVersion`.
 fn without(version: &mut Value, gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {
     let generation = version["metadata"]["generation"].as_i64().unwrap_or(0);
     let status = &mut version["status"];

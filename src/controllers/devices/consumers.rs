@@ -1,4 +1,4 @@
-//! Which claims a pod uses, and for whom a claim is made and reserved.
+//! The claims that a pod uses, and the owner and the consumers of a claim.
 //! Upstream: `k8s.io/dynamic-resource-allocation/resourceclaim`.
 
 use crate::cache::{Index, IndexValue};
@@ -21,13 +21,13 @@ const SCHEDULING: &str = "scheduling.k8s.io";
 pub enum ClaimName<'a> {
     /// The user's claim of this name.
     Given(&'a Istr),
-    /// The claim of this name, made from a template. It counts only if its owner is right.
+    /// The claim of this name, made from a template. It counts only if its owner is the right one.
     Made(&'a Istr),
     /// A claim is to be made from a template.
     NotMade,
-    /// It is settled that no claim is needed.
+    /// No claim is needed.
     NotNeeded,
-    /// The entry says nothing that this build knows.
+    /// This build does not know this form of an entry.
     Unsupported,
 }
 
@@ -57,12 +57,12 @@ impl<'a> ClaimName<'a> {
         }
     }
 
-    /// Whether it is known to be `name`.
+    /// Whether its name is known and is `name`.
     pub fn is(self, name: &str) -> bool {
         self.known().is_some_and(|known| known == name)
     }
 
-    /// The name, if there is one.
+    /// The name of the claim, if it is known.
     pub fn known(self) -> Option<&'a Istr> {
         match self {
             ClaimName::Given(name) | ClaimName::Made(name) => Some(name),
@@ -71,7 +71,7 @@ impl<'a> ClaimName<'a> {
     }
 }
 
-/// The names of a pod's claims as far as they are known, in the order of its spec.
+/// The names of a pod's claims that are known, in the order of its spec.
 pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
     let statuses = by_entry(pod.status.resource_claims());
     pod.spec.shape.resource_claims.iter().map(move |entry| ClaimName::of(entry, &statuses))
@@ -145,7 +145,7 @@ impl ClaimConsumer {
     }
 }
 
-/// For whom a claim of a pod is reserved.
+/// The consumer for which a claim of a pod is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consumer {
     Pod,
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_the_groups_too_binds_to_the_group() {
+    fn an_entry_that_pod_and_group_share_is_reserved_for_the_group() {
         let pod = pod(json!({ "schedulingGroup": { "podGroupName": "g" } }), json!({}));
         let template = |name: &str, template: &str| json!({ "name": name, "resourceClaimTemplateName": template });
         let given = json!({ "name": "a", "resourceClaimName": "t" });

@@ -1,5 +1,5 @@
-//! Answers ResourcePoolStatusRequests: which pools a driver has, and how many of their devices are
-//! allocated. Upstream: `pkg/controller/resourcepoolstatusrequest`.
+//! Answers ResourcePoolStatusRequests: the pools of a driver, and the number of their allocated
+//! devices. Upstream: `pkg/controller/resourcepoolstatusrequest`.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -19,9 +19,9 @@ use crate::objects::{
     ResourcePoolStatusRequest, ResourceSlice, Timestamp, Uid,
 };
 
-/// How often the slices of an incomplete pool are awaited.
+/// The number of retries for the missing slices of an incomplete pool.
 const MAX_RETRIES: u32 = 5;
-/// How long a request is kept when it is answered, and when it is not.
+/// How long an answered request is kept, and one without an answer.
 const ANSWERED_TTL: Duration = Duration::from_secs(60 * 60);
 const PENDING_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// Upstream: `ResourcePoolStatusRequestLimitDefault`.
@@ -81,7 +81,7 @@ struct PoolStatus {
     waits: Mutex<Waits>,
 }
 
-/// How often the slices of a request's pools were awaited. Other failures do not count.
+/// The number of retries of each request for missing slices. Other failures do not count.
 #[derive(Default)]
 struct Waits(HashMap<ObjectKey, (Uid, u32)>);
 
@@ -207,7 +207,7 @@ impl Pool {
                 "totalDevices": self.devices,
                 "allocatedDevices": self.allocated,
                 "availableDevices": (self.devices - self.allocated).max(0),
-                // Upstream does not look at taints and health yet.
+                // Upstream does not consider taints and health yet.
                 "unavailableDevices": 0,
             }),
         };
@@ -220,9 +220,9 @@ impl Pool {
 
 /// The pools that a request asks for. Upstream: `calculatePoolStatus`.
 struct Found {
-    /// How many there are.
+    /// The number of pools.
     count: usize,
-    /// The first by name, as many as the request takes.
+    /// The first pools by name, up to the limit of the request.
     pools: Vec<Pool>,
 }
 

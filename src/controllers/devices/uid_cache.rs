@@ -1,4 +1,4 @@
-//! Objects of which something is known for sure, by uid. Upstream: `uidCache`.
+//! A bounded set of uids. Upstream: `uidCache`.
 
 use std::collections::{HashSet, VecDeque};
 

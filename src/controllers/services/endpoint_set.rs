@@ -1,4 +1,4 @@
-//! The endpoints that are wanted, found by what identifies them.
+//! The wanted endpoints, found by their identity.
 //! Upstream: `k8s.io/endpointslice/util.EndpointSet`.
 
 use std::borrow::Cow;
@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use crate::objects::{Endpoint, TargetRef};
 
-/// Endpoints, each once. Two are the same when their addresses, their hostname and the name of what
-/// is behind them are; the rest may change in place.
+/// A set of endpoints. Two are the same when their addresses, their hostname and the name of their
+/// target are equal; the rest may change in place.
 pub struct EndpointSet {
     /// In the order of [`compare`], each with whether it is taken.
     endpoints: Vec<(Endpoint, bool)>,
     left: usize,
-    /// Everything before it is taken.
+    /// The index up to which all endpoints are taken.
     next: usize,
 }
 
 impl EndpointSet {
-    /// Of two that are the same the last counts.
+    /// If two are the same, the last one counts.
     pub fn new(mut endpoints: Vec<Endpoint>) -> EndpointSet {
         for endpoint in &mut endpoints {
             if !endpoint.addresses.is_sorted() {
@@ -61,13 +61,13 @@ impl EndpointSet {
         self.find(like).map(|at| self.take_at(at))
     }
 
-    /// The first that is left.
+    /// The first endpoint that is not taken.
     pub fn pop(&mut self) -> Option<Endpoint> {
         self.next += self.endpoints[self.next..].iter().position(|(_, taken)| !taken)?;
         Some(self.take_at(self.next))
     }
 
-    /// Moves endpoints to `endpoints` until there are `max` of them.
+    /// Moves endpoints to `endpoints` until it has `max` of them.
     pub fn fill(&mut self, endpoints: &mut Vec<Endpoint>, max: usize) {
         let room = max.saturating_sub(endpoints.len()).min(self.left);
         endpoints.reserve_exact(room);
@@ -75,7 +75,7 @@ impl EndpointSet {
     }
 }
 
-/// By what identifies an endpoint.
+/// Compares two endpoints by their identity.
 fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
     fn sorted(endpoint: &Endpoint) -> Cow<'_, [Arc<str>]> {
         if endpoint.addresses.is_sorted() {
@@ -95,8 +95,8 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
     sorted(a).cmp(&sorted(b)).then_with(|| names(a).cmp(&names(b)))
 }
 
-/// Whether two endpoints that are the same are also equal in the rest, hints and the version of what
-/// is behind them aside. Upstream: `EndpointsEqualBeyondHash`.
+/// Whether two endpoints with one identity are also equal in their other fields, except hints and
+/// the version of the target. Upstream: `EndpointsEqualBeyondHash`.
 pub fn equal(a: &Endpoint, b: &Endpoint) -> bool {
     a.node_name == b.node_name
         && a.zone == b.zone
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_beyond_identity() {
+    fn fields_beyond_the_identity_are_compared() {
         let base = json!({"addresses": ["a"], "conditions": {"ready": true}, "nodeName": "n"});
         for (part, value, same) in [
             ("hints", json!({"forZones": [{"name": "z"}]}), true),

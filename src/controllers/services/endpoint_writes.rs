@@ -1,5 +1,5 @@
-//! How Endpoints and EndpointSlices are written: their labels and annotations, the body of a request,
-//! and the pace of retries. Upstream: `k8s.io/endpointslice/util`.
+//! The writes of Endpoints and EndpointSlices: labels and annotations, the body of a request, and
+//! the delays of retries. Upstream: `k8s.io/endpointslice/util`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,18 +12,20 @@ use crate::workqueue::{
     BucketRateLimiter, MaxOfRateLimiter, RateLimiter, exponential_failure_rate_limiter,
 };
 
-/// The label of EndpointSlices and Endpoints of headless Services. Upstream: `v1.IsHeadlessService`.
+/// The label of EndpointSlices and Endpoints of headless Services. Upstream:
+/// `v1.IsHeadlessService`.
 pub const HEADLESS: &str = "service.kubernetes.io/headless";
-/// The annotation that says when a change happened that an object now shows.
+/// The annotation with the time of the change that an object now shows.
 /// Upstream: `v1.EndpointsLastChangeTriggerTime`.
 pub const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Endpoints that carry it are a lock. Upstream: `resourcelock.LeaderElectionRecordAnnotationKey`.
+/// The annotation of Endpoints that are a lock.
+/// Upstream: `resourcelock.LeaderElectionRecordAnnotationKey`.
 pub const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
 /// The number of failures in a row after which a key is given up. Upstream: `maxRetries`.
 pub const MAX_RETRIES: u32 = 15;
 
-/// An object with its `apiVersion` and `kind`, as it is sent.
+/// The body of a request: an object with its `apiVersion` and `kind`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Body<'a, T> {
@@ -43,8 +45,8 @@ impl<'a, T: Resource> Body<'a, T> {
     }
 }
 
-/// 1 s doubling to `max` for each key, and 10 a second, 100 at once, for all: writing the endpoints
-/// of a large Service is work for the API server.
+/// A limiter with delays of 1 s, doubling to `max`, for each key, and 10 retries a second with a
+/// burst of 100 for all keys: the endpoints of a large Service are work for the API server.
 pub fn slow_retries(max: Duration, clock: SharedClock) -> Arc<dyn RateLimiter<ObjectKey>> {
     Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_secs(1), max),

@@ -1,6 +1,6 @@
-//! The hashes by which upstream orders ports and subsets: FNV-1a over the text in which `spew` prints
-//! the Go value. Their order shows in the objects, so it must be the same here.
-//! Upstream: `hashutil.DeepHashObject`, `dump.ForHash`.
+//! The hashes by which upstream orders ports and subsets: FNV-1a over the text in which `spew`
+//! prints the Go value. The order is visible in the objects, so it must be the same here. Upstream:
+//! `hashutil.DeepHashObject`, `dump.ForHash`.
 
 use std::fmt::{Display, Write};
 
@@ -21,12 +21,12 @@ impl Write for Fnv {
 
 fn hash(print: impl FnOnce(&mut dyn Write) -> std::fmt::Result) -> u128 {
     let mut fnv = Fnv(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
-    // It never fails to take text.
+    // Writing text to it never fails.
     let _ = print(&mut fnv);
     fnv.0
 }
 
-/// The one order in which the ports of slices are stored, and by which lists of them are compared.
+/// The canonical order of a slice's ports, for storing and for comparing lists of ports.
 /// Upstream: `portsInOrder`.
 pub fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
     ports.sort_by_cached_key(slice_port);
@@ -47,7 +47,7 @@ fn slice_port(port: &SlicePort) -> u128 {
     })
 }
 
-/// What orders the ports of a subset.
+/// The sort key of a subset's port.
 pub fn port(port: &EndpointPort) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointPort)")?;
@@ -55,7 +55,7 @@ pub fn port(port: &EndpointPort) -> u128 {
     })
 }
 
-/// What orders the subsets. Their addresses and ports are in order already.
+/// The sort key of a subset, whose addresses and ports are in order already.
 pub fn subset(subset: &EndpointSubset) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointSubset){Addresses:([]v1.EndpointAddress)")?;
@@ -75,7 +75,7 @@ fn pointer<T: Display>(to: &mut dyn Write, kind: &str, value: Option<&T>) -> std
     }
 }
 
-/// An empty list is nil where these are made.
+/// Prints a list; an empty one is nil, as in Go.
 fn print_list<T>(
     to: &mut dyn Write,
     list: &[T],
@@ -145,7 +145,7 @@ mod tests {
 
     /// The orders in which the Go manager stored these ports.
     #[test]
-    fn the_orders_are_those_of_upstream() {
+    fn ports_are_in_the_order_of_upstream() {
         let (dns, http) = (("dns", 53, "UDP"), ("http", 8080, "TCP"));
         let (adm, num) = (("adm", 8081, "TCP"), ("num", 99, "TCP"));
         let given: Vec<SlicePort> = serde_json::from_value(ports(&[adm, dns, http, num])).unwrap();

@@ -1,4 +1,4 @@
-//! The one form in which Endpoints are stored. Upstream: `endpoints.RepackSubsets`.
+//! The canonical form of Endpoints. Upstream: `endpoints.RepackSubsets`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::port_hash;
 use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Uid};
 
-/// Gathers addresses and the ports they offer.
+/// Collects addresses and the ports they offer.
 #[derive(Default)]
 pub struct Packer {
     /// Each once; identified by IP address and by the uid of its target.
@@ -20,9 +20,9 @@ pub struct Packer {
 type Offer = BTreeMap<usize, bool>;
 
 impl Packer {
-    /// Adds an address. `port`: `None` if it has none. Once not ready for a port, it stays so. Ports
-    /// with an application protocol are equal only if they have the same `origin`: upstream compares
-    /// the pointers to these, and objects that it stored that way must not change.
+    /// Adds an address. `port`: `None` if it has none. Once not ready for a port, it stays so.
+    /// Ports with an application protocol are equal only if they have the same `origin`: upstream
+    /// compares the pointers to these, and objects that it stored that way must not change.
     pub fn add(
         &mut self,
         address: &EndpointAddress,
@@ -73,7 +73,7 @@ fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering
     a.ip.cmp(&b.ip).then_with(|| uid(a).cmp(&uid(b)))
 }
 
-/// The same endpoints, in the one form.
+/// The same endpoints in the canonical form.
 pub fn repack(subsets: &[EndpointSubset]) -> Vec<EndpointSubset> {
     let mut packer = Packer::default();
     let mut origin = 0;
@@ -166,7 +166,7 @@ mod tests {
 
     /// One address may be that of two pods of one host.
     #[test]
-    fn addresses_are_told_apart_by_what_is_behind_them() {
+    fn addresses_with_different_targets_are_distinguished() {
         let shared = |uid: &str| json!({"ip": "1", "targetRef": {"uid": uid}});
         let given = json!({"addresses": [shared("b"), ip("1"), shared("a"), shared("b")]});
         let packed = repack(&subsets(&[given]));

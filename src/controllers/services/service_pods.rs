@@ -1,5 +1,5 @@
-//! Which pods are a Service's, what one of them offers, and the Services that a change of a pod
-//! wakes. Upstream: `k8s.io/endpointslice/util`, `pkg/api/v1/endpoints`.
+//! The pods of a Service, the ports that a pod offers, and the Services that a change of a pod
+//! queues. Upstream: `k8s.io/endpointslice/util`, `pkg/api/v1/endpoints`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub fn belongs(pod: &Pod, include_terminating: bool) -> bool {
         && (include_terminating || !pod.meta.is_being_deleted())
 }
 
-/// The name under which DNS knows the pod, if it is one of `service`'s. Upstream: `ShouldSetHostname`.
+/// The pod's host name in DNS, if it belongs to `service`. Upstream: `ShouldSetHostname`.
 pub fn hostname(pod: &Pod, service: &Service) -> Option<Arc<str>> {
     let hostname = pod.spec.hostname();
     let named = !hostname.is_empty() && *pod.spec.shape.subdomain == *service.meta.name;
@@ -50,12 +50,12 @@ pub struct OfferedPort<'a> {
     /// Its place in the Service.
     pub at: usize,
     pub port: &'a ServicePort,
-    /// The pod's number of it.
+    /// The port's number in the pod.
     pub number: i32,
 }
 
-/// The ports of a Service that `pod` offers, in the Service's order. Of the pod's ports with one name
-/// the first counts. Upstream: `FindPort`.
+/// The ports of a Service that `pod` offers, in the Service's order. If several ports of the pod
+/// have one name, the first one counts. Upstream: `FindPort`.
 pub fn offered_ports<'a>(service: &'a Service, pod: &Pod) -> Vec<OfferedPort<'a>> {
     let ports = &service.spec.ports;
     let is_named = |port: &ServicePort| matches!(port.target_port, TargetPort::Name(_));
@@ -82,8 +82,8 @@ pub fn target_ref(pod: &Pod) -> Arc<TargetRef> {
     })
 }
 
-/// A pod that changed in a way that endpoints show wakes the Services that select it, and one whose
-/// labels changed those that did, `period` later.
+/// Queues the Services of a changed pod, after `period`: those that select it when endpoints show
+/// the change, and those that selected it before when its labels changed.
 /// Upstream: `GetPodUpdateProjectionKey`, `GetServicesToUpdate`.
 pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, ObjectKey> {
     move |change, queue| {
@@ -109,7 +109,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
     }
 }
 
-/// Whether another set of Services may be concerned.
+/// Whether other Services may select the pod now.
 fn moved(old: &Pod, new: &Pod) -> bool {
     old.meta.labels != new.meta.labels
         || old.spec.hostname() != new.spec.hostname()
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_wake_the_services_that_show_them() {
+    fn pods_queue_the_services_that_show_them() {
         let services = Arc::new(Indexer::new());
         for (name, selector) in
             [("a", json!({"a": "1"})), ("b", json!({"b": "1"})), ("none", json!({}))]

@@ -8,7 +8,7 @@ use crate::objects::{EndpointSlice, Labels, ObjectKey};
 
 /// The label that names the Service. Upstream: `discovery.LabelServiceName`.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The label that names who writes the slice. Upstream: `discovery.LabelManagedBy`.
+/// The label that names the writer of the slice. Upstream: `discovery.LabelManagedBy`.
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 
 const BY_SERVICE: Index<EndpointSlice> = Index::new("service", |slice, put| {
@@ -17,7 +17,7 @@ const BY_SERVICE: Index<EndpointSlice> = Index::new("service", |slice, put| {
     }
 });
 
-/// The Service that a slice is of; without a name when the slice names none.
+/// The Service of a slice; without a name when the slice names none.
 pub fn service_of(slice: &EndpointSlice) -> ObjectKey {
     let name = slice.meta.labels.get(SERVICE_NAME).unwrap_or_default();
     ObjectKey { namespace: slice.meta.namespace.clone(), name: name.into() }
@@ -46,7 +46,7 @@ pub fn of_service(
     found
 }
 
-/// The name that a new slice of `owner` starts with.
+/// The prefix of the name of a new slice of `owner`.
 pub fn prefix(owner: &str) -> String {
     // One more character would be one too many for the longest names.
     if owner.len() < 253 { format!("{owner}-") } else { owner.to_owned() }

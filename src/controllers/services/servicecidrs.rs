@@ -1,5 +1,5 @@
-//! Says of each ServiceCIDR whether it is ready, and keeps one that is deleted until no Service
-//! would lose its address with it. Upstream: `pkg/controller/servicecidrs`.
+//! Writes the condition Ready of each ServiceCIDR, and keeps one that is being deleted until no
+//! Service would lose its address with it. Upstream: `pkg/controller/servicecidrs`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ const FIELD_MANAGER: &str = "service-cidr-controller";
 const MAX_RETRIES: u32 = 15;
 
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
-/// How long the API servers may take to learn that they must not use the subnet any more.
+/// The time after which all API servers know that they must not use the subnet any more.
 const GRACE: Duration = Duration::from_secs(10);
 
 const READY: &str = "Ready";
 const FAMILY_LABEL: &str = "ipaddress.kubernetes.io/ip-family";
 const MANAGED_BY_LABEL: &str = "ipaddress.kubernetes.io/managed-by";
-/// The API server's own allocator.
+/// The parent of addresses that the API server's allocator has assigned.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// The controller `service-cidr-controller`.
@@ -44,7 +44,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&cidrs, &queue, move |change, queue| {
         queue.add(change.object().meta().key());
         if let Change::Added { new, .. } = change {
-            // The new one may allocate the addresses that block another's deletion.
+            // A new ServiceCIDR may contain the addresses that block the deletion of another one.
             let all = all.list();
             for subnet in subnets(new) {
                 for other in having(&all, |other| overlap(other, &subnet)) {
@@ -89,7 +89,7 @@ impl ServiceCidrs {
             return Ok(Next::Done);
         };
         if !may_go(&cidr, &self.cidrs.list(), || self.addresses.list()) {
-            // A change of that wakes it again.
+            // A change of that queues it again.
             self.set_ready(&cidr, IS_NEEDED).await?;
             return Ok(Next::Done);
         }
@@ -124,7 +124,7 @@ impl ServiceCidrs {
         }
     }
 
-    /// Makes the condition Ready say what is `wanted`.
+    /// Writes the condition Ready, if it is not as `wanted`.
     async fn set_ready(&self, cidr: &ServiceCIDR, wanted: Ready) -> Result<(), Error> {
         let conditions = &cidr.status.conditions;
         let current = conditions.iter().find(|condition| condition.type_ == READY);
@@ -163,7 +163,7 @@ impl ServiceCidrs {
     }
 }
 
-/// What the condition Ready says: status, reason and message.
+/// Status, reason and message of the condition Ready.
 type Ready = (&'static str, &'static str, &'static str);
 
 const IS_READY: Ready = ("True", "", "Kubernetes Service CIDR is ready");
@@ -174,8 +174,8 @@ const IS_NEEDED: Ready = (
      please remove them or create a new ServiceCIDR",
 );
 
-/// The subnet that `text` names; host bits may be set. Upstream: `netip.ParsePrefix`, which refuses a
-/// length with leading zeros.
+/// Parses a subnet; host bits may be set. Upstream: `netip.ParsePrefix`, which refuses a length
+/// with leading zeros.
 fn subnet(text: &str) -> Option<IpNet> {
     let (_, length) = text.split_once('/')?;
     let is_padded = length.len() > 1 && length.starts_with('0');
@@ -206,8 +206,8 @@ fn allocates(subnet: &IpNet, address: IpAddr) -> bool {
     subnet.contains(&address) && address != subnet.network() && !is_broadcast
 }
 
-/// Whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate each of its
-/// addresses that is in use. Upstream: `canDeleteCIDR`.
+/// Whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate each of
+/// its addresses that is in use. Upstream: `canDeleteCIDR`.
 fn may_go(
     cidr: &ServiceCIDR,
     all: &[Arc<ServiceCIDR>],
@@ -325,12 +325,12 @@ mod tests {
             (v4, &[][..], &[][..], true),
             (v4, &[], &["192.168.0.1"], false),
             (v4, &[], &["192.168.1.1", "2001:db2::1"], true),
-            // Its first and last address are never given to a Service.
+            // Its first and last address are never assigned to a Service.
             (v4, &[], &["192.168.0.0", "192.168.0.255"], true),
             (v4, &[v4], &["192.168.0.1"], true),
             (v4, &[dual], &["192.168.0.1"], true),
             (v4, &[&["192.168.0.0/16"]], &["192.168.0.1"], true),
-            // A smaller one holds just some.
+            // A smaller subnet contains only some of them.
             (v4, &[&["192.168.0.0/28"]], &["192.168.0.1"], true),
             (v4, &[&["192.168.0.0/28"]], &["192.168.0.1", "192.168.0.19"], false),
             (v4, &[&["192.168.0.0/28"]], &["192.168.0.15"], false),

@@ -1,4 +1,4 @@
-//! How many endpoints and slices there are, and how many there should be.
+//! The numbers of existing and of wanted endpoints and slices, as metrics.
 //! Upstream: `k8s.io/endpointslice/metrics.Cache`.
 
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ pub struct Gauges {
     pub desired_slices: IntGauge,
 }
 
-/// What each Service has, summed up in gauges.
+/// The counts of each Service, summed up in gauges.
 pub struct SliceCounts {
     max_per_slice: usize,
     /// Slices that a Service has even without endpoints.
@@ -39,7 +39,7 @@ impl SliceCounts {
         SliceCounts { max_per_slice, at_least, gauges, services: Mutex::default() }
     }
 
-    /// `ports`: of each set of ports.
+    /// `ports`: the counts for each set of ports.
     pub fn set(&self, service: &ObjectKey, ports: impl IntoIterator<Item = Efficiency>) {
         let mut totals = Totals::default();
         for (endpoints, slices) in ports {

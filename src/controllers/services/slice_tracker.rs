@@ -1,5 +1,6 @@
-//! The EndpointSlices that a controller wrote last. It does not act on a cache that has not seen them
-//! yet, and their events start no sync. Upstream: `k8s.io/endpointslice/util.EndpointSliceTracker`.
+//! The EndpointSlices that a controller wrote last. It does not act on a cache that has not seen
+//! them yet, and their events start no sync. Upstream:
+//! `k8s.io/endpointslice/util.EndpointSliceTracker`.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
@@ -10,14 +11,15 @@ use super::service_slices::{SERVICE_NAME, is_managed, service_of};
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{EndpointSlice, ObjectKey, Uid};
 
-/// What the watch is going to show of a slice.
+/// The change of a slice that the watch is going to show.
 #[derive(Clone, Copy, PartialEq)]
 enum Expected {
     Written { generation: i64, version: u64 },
     Deletion,
 }
 
-/// By Service and by slice. Slices without a Service's name belong to the Service without one.
+/// Expected changes by Service and by slice. Slices without a Service's name belong to the Service
+/// without a name.
 #[derive(Default)]
 pub struct SliceTracker {
     services: Mutex<HashMap<ObjectKey, HashMap<Uid, Expected>>>,
@@ -37,13 +39,13 @@ impl SliceTracker {
         services.entry(service_of(slice)).or_default().insert(slice.meta.uid.clone(), expected);
     }
 
-    /// The slice was written, and this is what came back.
+    /// Records a write; `slice` is the answer.
     pub fn wrote(&self, slice: &EndpointSlice) {
         let (generation, version) = (slice.meta.generation, slice.meta.resource_version);
         self.expect(slice, Expected::Written { generation, version });
     }
 
-    /// The slice was deleted.
+    /// Records a deletion.
     pub fn expect_deletion(&self, slice: &EndpointSlice) {
         self.expect(slice, Expected::Deletion);
     }
@@ -52,7 +54,7 @@ impl SliceTracker {
         self.expected(slice).is_some()
     }
 
-    /// Whether the slice is news: not known, or newer than what was written.
+    /// Whether the slice needs a sync: it is not known, or newer than the last write.
     pub fn should_sync(&self, slice: &EndpointSlice) -> bool {
         match self.expected(slice) {
             Some(Expected::Written { generation, .. }) => slice.meta.generation > generation,
@@ -60,15 +62,15 @@ impl SliceTracker {
         }
     }
 
-    /// The slice is gone. Gives whether that was to be expected.
+    /// Forgets a deleted slice. Returns whether the deletion was expected.
     pub fn deleted(&self, slice: &EndpointSlice) -> bool {
         let mut services = self.services();
         let known = services.get_mut(&service_of(slice)).and_then(|s| s.remove(&slice.meta.uid));
         !matches!(known, Some(Expected::Written { .. }))
     }
 
-    /// Whether these slices of `service`, all in the cache, lag behind what was written. `seen`: the
-    /// newest version that the cache had seen before it was read.
+    /// Whether `slices`, all slices of `service` in the cache, lag behind the writes. `seen`: the
+    /// newest version that the cache had seen before they were read.
     pub fn are_stale<'a>(
         &self,
         service: &ObjectKey,
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_stale_until_it_shows_what_was_written() {
+    fn the_cache_is_stale_until_it_shows_the_writes() {
         let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
         let stale = |slices: &[EndpointSlice]| tracker.are_stale(&service, slices, 0);
         assert!(!stale(&[slice("a", 1)]), "nothing written");
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_no_news() {
+    fn a_slice_as_written_needs_no_sync() {
         let tracker = SliceTracker::default();
         assert!(tracker.should_sync(&slice("a", 1)) && !tracker.has(&slice("a", 1)));
         tracker.wrote(&slice("a", 2));
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_that_are_not_as_written_wake_their_service_later() {
+    fn slices_that_are_not_as_written_queue_their_service_after_the_delay() {
         let (clock, delay) = (FakeClock::new(Timestamp::from_secs(0)), Duration::from_secs(1));
         let (tracker, queue) = (Arc::<SliceTracker>::default(), Queue::for_test(clock.clone()));
         let mut mapper = wake_service("me", tracker.clone(), delay);

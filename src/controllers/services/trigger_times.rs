@@ -1,4 +1,4 @@
-//! When the change happened that a Service's endpoints will show.
+//! The time of the change that a Service's endpoints will show.
 //! Upstream: `k8s.io/endpointslice/util.TriggerTimeTracker`.
 
 use parking_lot::{Mutex, MutexGuard};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::objects::{ObjectKey, Pod, Service, Timestamp};
 
-/// What the last sync of each Service saw.
+/// The state that the last sync of each Service saw.
 #[derive(Default)]
 pub struct TriggerTimes {
     seen: Mutex<HashMap<ObjectKey, Seen>>,
@@ -25,8 +25,9 @@ impl TriggerTimes {
         self.seen.lock()
     }
 
-    /// The earliest change since the last call for this Service; its creation with the first one.
-    /// `None`: nothing changed whose time is known. Not to be called twice at once for one Service.
+    /// The earliest change since the last call for this Service; at the first call, its creation.
+    /// `None`: no change with a known time. Must not be called twice at the same time for one
+    /// Service.
     pub fn observe(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
         let key = service.meta.key();
         let before = self.seen().remove(&key);
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_earliest_change_since_the_last_look_counts() {
+    fn the_earliest_change_since_the_last_sync_counts() {
         let times = TriggerTimes::default();
         for (what, created, seen, expected) in [
             ("a new service: its creation", 1, vec![("a", 2), ("b", 3)], Some(1)),

@@ -8,7 +8,7 @@ use crate::client::{ApiResource, ListOptions};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Istr, ObjectKey, PartialObjectMetadata};
 
-/// The name of no namespace and of no object: it is not valid.
+/// A name that no namespace and no object has: it is not valid.
 const NOWHERE: &str = "@fake:svm_ns!";
 const VERBS: [&str; 3] = ["update", "patch", "list"];
 
@@ -51,7 +51,7 @@ impl Migrator {
         Ok(Next::Done)
     }
 
-    /// The version of a list that is empty for certain.
+    /// The version of a list that is always empty.
     async fn newest_version(&self, found: &ApiResource) -> Result<String, Error> {
         let options = ListOptions {
             field_selector: (!found.resource.namespaced)

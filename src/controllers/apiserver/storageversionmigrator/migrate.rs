@@ -47,12 +47,12 @@ impl Migrator {
             )));
         }
         for PartialObjectMetadata { meta } in all.items {
-            // One that is newer has been written in the current version.
+            // A newer object has been written in the current version already.
             if meta.resource_version > newest {
                 continue;
             }
             match self.rewrite(&found.resource, &meta).await {
-                // It was changed, or deleted, by another: it needs no migration any more.
+                // Another client has changed or deleted it: it needs no migration any more.
                 Err(error) if error.is_conflict() => {}
                 Err(error) if is_retriable(&error) => return Err(error.into()),
                 Err(error) => {
@@ -77,8 +77,8 @@ impl Migrator {
     }
 }
 
-/// Changes nothing. The uid keeps a deleted object from being created again, and the version one
-/// that was created again from being refused as malformed.
+/// A patch that changes nothing. With the uid, a deleted object is not created again. With the
+/// version, an object that was created again causes a conflict and not a validation error.
 fn body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     json!({
         "apiVersion": resource.api_version(), "kind": resource.kind,
@@ -86,14 +86,15 @@ fn body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     })
 }
 
-/// Whether the garbage collector watches it: upstream migrates what that has in its cache.
+/// Whether the garbage collector watches it: upstream migrates the objects in the collector's
+/// cache.
 fn is_collected(found: &ApiResource) -> bool {
     let ResourceType { plural, group, .. } = &found.resource;
     let is_event = plural == "events" && matches!(group.as_ref(), "" | "events.k8s.io");
     found.supports(&["delete", "list", "watch"]) && !is_event
 }
 
-/// Whether another try may succeed. Upstream: `isRetriableError`.
+/// Whether a retry may succeed. Upstream: `isRetriableError`.
 fn is_retriable(error: &client::Error) -> bool {
     error.is_reset()
         || error.is_timeout()

@@ -1,9 +1,9 @@
 //! Rewrites the stored objects of a resource in its current storage version, one migration of a
 //! resource at a time. Upstream: `pkg/controller/storageversionmigrator`.
 //!
-//! Three queues work on a migration in turn: `serializer` marks it as running, `freshness` notes
-//! the version up to which objects are to be migrated, `migrate` patches them. Each writes one
-//! condition or field of the status, which wakes the next.
+//! Three queues work on a migration one after the other: `serializer` marks it as running,
+//! `freshness` records the version up to which objects are to be migrated, `migrate` patches them.
+//! Each writes one condition or field of the status, and that change queues the next.
 
 mod freshness;
 mod migrate;
@@ -29,9 +29,9 @@ const FAILED: &str = "Failed";
 
 const VERSIONS_QUEUE: &str = "resource-version-controller";
 const WORKERS: usize = 5;
-/// A migration makes many requests: the rate and the burst are this many times the usual ones.
+/// The factor for rate and burst of requests: a migration sends many.
 const FASTER: (f64, u32) = (20.0, 100);
-/// A resource that is not served may have been defined just now.
+/// The number of retries for a resource that is not served: it may have been defined just now.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 struct Migrator {
@@ -39,7 +39,7 @@ struct Migrator {
     client: Client,
     clock: SharedClock,
     migrations: Lister<StorageVersionMigration>,
-    /// The newest version of a migration that was written here.
+    /// The newest version that this controller wrote of each migration.
     written: AtomicU64,
 }
 
@@ -114,12 +114,12 @@ fn malformed(version: &str) -> String {
     format!("resource version is not well formed: {version}")
 }
 
-/// Nothing is left to do but to clean up.
+/// Whether the migration has ended, so that only its records are to be removed.
 fn is_terminal(status: &StorageVersionMigrationStatus) -> bool {
     status.is_true(SUCCEEDED) || status.is_true(FAILED)
 }
 
-/// `status` with a condition that is true; one that is there stays as it is. Upstream:
+/// `status` with a true condition of this type; an existing one stays as it is. Upstream:
 /// `setStatusConditions`.
 fn with_condition(
     status: &StorageVersionMigrationStatus,
@@ -154,7 +154,8 @@ impl Migrator {
         Ok(())
     }
 
-    /// A cache that is older than the last write shows migrations in a state that has passed.
+    /// Fails while the cache is older than the last write: it shows a former state of the
+    /// migration.
     fn is_current(&self) -> Result<(), Error> {
         let (written, seen) =
             (self.written.load(Ordering::SeqCst), self.migrations.last_seen_version());
@@ -178,7 +179,7 @@ impl Migrator {
         find(&self.client.discover().await?, resource)
     }
 
-    /// Whether a resource of `migration` that is not served may still be.
+    /// Whether discovery may be wrong that the resource of `migration` is not served.
     fn is_young(&self, migration: &StorageVersionMigration) -> bool {
         let created = migration.meta.creation_timestamp;
         created.is_some_and(|created| created + PATIENCE > self.clock.now())

@@ -24,16 +24,16 @@ const DEFINITIONS: ResourceType = ResourceType::fixed(
     false,
 );
 
-/// Between attempts to write a definition that others write as well. Upstream:
+/// The delays between attempts to write a definition that others write as well. Upstream:
 /// `retry.DefaultRetry`.
 const CONFLICT_PAUSES: [Duration; 4] = [Duration::from_millis(10); 4];
 
-/// What is to be done about the migrations of one resource.
+/// The decision about the migrations of one resource.
 #[derive(Debug, Default, PartialEq)]
 struct Turns {
-    /// They have ended, and still are marked as running.
+    /// These have ended, but are still marked as running.
     ended: Vec<Arc<StorageVersionMigration>>,
-    /// Nothing runs, and this one is the oldest that waits.
+    /// No migration runs, and this one is the oldest that waits.
     next: Option<Arc<StorageVersionMigration>>,
 }
 
@@ -96,8 +96,8 @@ impl Migrator {
         Ok(Next::Done)
     }
 
-    /// Applies to the definition of `resource`, if it is a custom one, the status that `status` makes
-    /// of it, if any. The version keeps it from being written into another state; a conflict is
+    /// Applies the status that `status` returns for the definition of `resource`, if that is a
+    /// custom resource. The write is conditional on the version of the definition; a conflict is
     /// retried.
     async fn mark(
         &self,
@@ -113,7 +113,7 @@ impl Migrator {
                 live => live?,
             };
             let Some(mut status) = status(&live, self.clock.now()) else { return Ok(()) };
-            // What an apply does not name again, it removes.
+            // An apply removes the fields that it does not contain.
             let stored = &live["status"]["storedVersions"];
             if status["storedVersions"].is_null() && !stored.is_null() {
                 status["storedVersions"] = stored.clone();
@@ -163,8 +163,8 @@ fn started(definition: &Value, migration: &str, now: Timestamp) -> Value {
 }
 
 /// After a success on an unchanged definition, its storage version is the only one stored. `None`:
-/// the end is noted already, and the write behind it has failed. The condition then observes the
-/// definition of the end, not of the beginning. Upstream: `finishCRDMigration`.
+/// the end is recorded already, and the write after it has failed. The condition's observed
+/// generation is that at the end, not at the beginning. Upstream: `finishCRDMigration`.
 fn finished(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
     let conditions = definition["status"]["conditions"].as_array();
     let known = conditions.into_iter().flatten().find(|known| known["type"] == MIGRATING);

@@ -19,13 +19,14 @@ use crate::task;
 
 /// Upstream: `maxTypesToCheck`.
 const MAX_TYPES: usize = 10;
-/// Documents are large, and policies often about the same few kinds.
+/// The number of kinds whose schemas are kept: documents are large, and policies often match the
+/// same few kinds.
 const MAX_KEPT: usize = 8;
-/// Warnings beyond this many bytes are dropped: no object holds them beside the policy.
+/// The most bytes of warnings; more are dropped, since the object has a limited size.
 const MAX_WARNING_BYTES: usize = 256 << 10;
-/// The parts that a variable's type may have; a larger one is dynamic.
+/// The most parts of a variable's type; a larger type becomes dynamic.
 const MAX_TYPE_PARTS: usize = 1000;
-/// The groups whose schemas upstream has compiled in, so that it never asks a server for them.
+/// The groups whose schemas are compiled into upstream, so that it never reads them from a server.
 const BUILT_IN_GROUPS: [&str; 22] = [
     "",
     "admissionregistration.k8s.io",
@@ -54,9 +55,9 @@ const BUILT_IN_GROUPS: [&str; 22] = [
 pub struct TypeChecker {
     client: Client,
     clock: SharedClock,
-    /// Checks take time and memory, so there is one at a time.
+    /// The lock of a check: checks take time and memory, so one runs at a time.
     turn: Semaphore,
-    /// What was read from documents, under their addresses, which change with them.
+    /// The definitions from documents, by the documents' addresses, which change with the content.
     kept: Mutex<Vec<Kept>>,
 }
 
@@ -83,11 +84,11 @@ impl TypeChecker {
         TypeChecker { client, clock, turn: Semaphore::new(1), kept: Mutex::default() }
     }
 
-    /// What is wrong with the policy's validations and their messages. Kinds whose schema the server
-    /// does not give are skipped.
+    /// The warnings about the policy's validations and their messages. Kinds whose schema the
+    /// server does not have are skipped.
     ///
     /// # Errors
-    /// When the server could not be asked, or could not give the schema of a built-in kind.
+    /// When a request failed, or the server could not return the schema of a built-in kind.
     pub async fn check(
         &self,
         policy: &Arc<ValidatingAdmissionPolicy>,
@@ -139,7 +140,7 @@ impl TypeChecker {
         self.kept.lock()
     }
 
-    /// The definitions of a kind in the server's documents. `None`: there are none.
+    /// The definitions of a kind in the server's documents. `None`: the kind is not in them.
     async fn definitions(
         &self,
         index: &Index,
@@ -197,14 +198,14 @@ impl TypeChecker {
         if !missed {
             return Ok(found);
         }
-        // What is not served may be so since a short while.
+        // A kind that is not in the cached documents may be new.
         self.client.reset_discovery();
         let known = self.client.discovery().await?;
         Ok(kinds_to_check(rules, &known).0)
     }
 }
 
-/// The failure is the server's, or it is busy.
+/// Whether the server failed or is busy.
 fn may_pass(error: &client::Error) -> bool {
     error.code().is_some_and(|code| code == 429 || code >= 500)
 }
@@ -213,8 +214,8 @@ fn is_built_in(kind: &GroupVersionKind) -> bool {
     BUILT_IN_GROUPS.contains(&kind.group.as_str())
 }
 
-/// Checks the policy against the types of the kinds. A large policy takes seconds, so the executor's
-/// thread does not wait for that.
+/// Checks the policy against the types of the kinds. A large policy takes seconds, so the
+/// executor's thread does not wait for that.
 async fn warnings(
     policy: Arc<ValidatingAdmissionPolicy>,
     kinds: Vec<(GroupVersionKind, Type)>,
@@ -256,7 +257,7 @@ fn check_all(
     warnings
 }
 
-/// What is wrong with an expression, kind by kind.
+/// The faults of an expression, by kind.
 fn warning(environments: &[(GroupVersionKind, Environment)], expression: &str) -> String {
     let wrong = environments.iter().filter_map(|(kind, environment)| {
         let issues = environment.compile(expression).err()?;
@@ -265,8 +266,8 @@ fn warning(environments: &[(GroupVersionKind, Environment)], expression: &str) -
     wrong.collect::<Vec<_>>().join("\n")
 }
 
-/// All variables of a policy, its own included: each may use those before it. One whose expression
-/// is wrong is of any type.
+/// All variables of a policy, its own included: each may use those before it. A variable whose
+/// expression has a fault may have any type.
 fn environment(
     policy: &ValidatingAdmissionPolicy,
     object: Type,
@@ -302,7 +303,7 @@ impl LazyFields for Variables {
     }
 }
 
-/// The type of a variable: objects lose theirs. Upstream: `convertCelTypeToDeclType`.
+/// The type of a variable; an object becomes dynamic. Upstream: `convertCelTypeToDeclType`.
 fn plain(of: &Type) -> Type {
     match of {
         Type::List(_) | Type::Map(_) => of.map_params(&mut |inner| plain(inner)),
@@ -313,7 +314,7 @@ fn plain(of: &Type) -> Type {
     }
 }
 
-/// Group, version and resource of what a rule names without wildcards, sorted.
+/// The groups, versions and resources that a rule names without wildcards, sorted.
 fn triples(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     let wild = |names: &[String]| names.iter().any(|name| name.contains('*'));
     if wild(&rule.api_groups) || wild(&rule.api_versions) {
@@ -330,7 +331,7 @@ fn triples(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     triples
 }
 
-/// The kinds that rules name, and whether some resource is not known.
+/// The kinds that rules name, and whether some resource is unknown.
 fn kinds_to_check(
     rules: &[NamedRuleWithOperations],
     known: &Discovery,
@@ -354,7 +355,8 @@ fn kinds_to_check(
     (found, missed)
 }
 
-/// No group means any, as no version does. Upstream: `DefaultRESTMapper.KindsFor`.
+/// An empty group means any, and so does an empty version. Upstream:
+/// `DefaultRESTMapper.KindsFor`.
 fn kinds_for(
     known: &Discovery,
     group: &str,
@@ -458,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_does_not_hold_up_the_executor() {
+    fn a_check_does_not_block_the_executor() {
         let (open, gate) = std::sync::mpsc::channel();
         let object = Type::structure("K", Fields::Lazy(Box::new(Gate(Mutex::new(gate)))));
         let policy = policy(json!({ "validations": [{ "expression": "object.a == 'x'" }] }));
@@ -469,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_use_those_before_them_and_large_policies_end() {
+    fn variables_use_those_before_them_and_checks_of_large_policies_end() {
         let variable =
             |name: String, expression: String| json!({ "name": name, "expression": expression });
         let found = checked(json!({
@@ -491,8 +493,8 @@ mod tests {
             "c comes before d"
         );
 
-        // Types that double, and types that nest: without bounds the first never ends, and the second
-        // has no stack that is deep enough.
+        // Types that double, and types that nest: without bounds the first never ends, and the
+        // second has no stack that is deep enough.
         for (first, next) in [("1", "{X: X}"), ("1", "[X]")] {
             let mut variables = vec![variable("v0".into(), first.into())];
             for n in 1..2_000 {
@@ -505,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_have_room_in_a_status() {
+    fn warnings_fit_into_a_status() {
         let expression = format!("object.nothing == '{}'", "x".repeat(10_000));
         let validations = vec![json!({ "expression": expression }); 1_000];
         let found = checked(json!({ "validations": validations }));
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_name_kinds() {
+    fn kinds_are_found_by_the_rules() {
         let many = ["ls", "ks", "js", "is", "hs", "gs", "fs", "es", "ds", "cs", "bs", "as"];
         for (rules, expected, missed) in [
             (vec![rule(&["apps"], &["v1"], &["deployments"])], "apps/v1 Deployment", false),

@@ -1,11 +1,11 @@
-//! The types that are declared by hand: the request, its namespace, what may be asked.
+//! The types that are declared by hand: the request, its namespace, the authorizer.
 //! Upstream: `admission/plugin/cel`: `BuildRequestType`, `BuildNamespaceType`.
 
 use std::collections::BTreeMap;
 
 use cel_compiler::{Environment, Fields, Type};
 
-/// An environment with all variables but those that a policy decides.
+/// An environment with all variables except those that depend on the policy.
 pub fn environment() -> Environment {
     let mut environment = Environment::default();
     let request = request(&mut environment.types);
@@ -17,7 +17,7 @@ pub fn environment() -> Environment {
     environment
 }
 
-/// A type that expressions may name, too.
+/// A type that expressions may name.
 fn declare<const N: usize>(
     types: &mut BTreeMap<String, Type>,
     name: &str,

@@ -19,7 +19,7 @@ use crate::objects::{
 };
 
 const FIELD_MANAGER: &str = "validatingadmissionpolicy-status";
-/// How long the schemas of a burst of policies are kept, at most.
+/// How long schemas are kept, for a burst of policies.
 const MEMORY: Duration = Duration::from_secs(300);
 
 struct PolicyStatus {
@@ -65,7 +65,7 @@ impl PolicyStatus {
         }
     }
 
-    /// Applies the status, so that a warning goes when it is no longer applied.
+    /// Applies the status: a warning that is not applied again is removed.
     async fn write(
         &self,
         policy: &ValidatingAdmissionPolicy,

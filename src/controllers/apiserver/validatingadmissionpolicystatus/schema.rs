@@ -1,5 +1,5 @@
-//! From OpenAPI schemas to types: of a document just the schemas that a kind refers to are kept,
-//! and of those just what makes a type. Types are made when an expression asks for them.
+//! Makes types from OpenAPI schemas. Of a document only the schemas that a kind refers to are kept,
+//! and of those only the parts that matter for a type. Types are made when an expression uses them.
 //! Upstream: `apiserver/pkg/cel/openapi`, its `resolver`, `cel/common.SchemaDeclType`.
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::objects::from_json;
 
 const PREFIX: &str = "#/components/schemas/";
 
-/// How the API names a kind.
+/// A kind with group and version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct GroupVersionKind {
     pub group: String,
@@ -41,7 +41,7 @@ impl GroupVersionKind {
     }
 }
 
-/// What a schema says about a type.
+/// The parts of a schema that matter for a type.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Schema {
@@ -63,7 +63,7 @@ struct Schema {
     embedded: bool,
 }
 
-/// References with something beside them are wrapped.
+/// References with other members beside them are wrapped in this.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Reference {
@@ -98,7 +98,7 @@ enum Format {
     Other,
 }
 
-/// A schema where there is one; a boolean or a list of schemas says nothing about types.
+/// A schema; a boolean or a list of schemas in its place is ignored.
 fn schema_only<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Arc<Schema>>, D::Error> {
     struct Only;
     impl<'de> Visitor<'de> for Only {
@@ -162,7 +162,7 @@ struct Kinds {
 }
 
 impl Definitions {
-    /// Of `kind`, from the document of its group version; `None`: it is not in there.
+    /// The schema of `kind`, from the document of its group version; `None`: it is not in there.
     pub fn read(
         document: &[u8],
         kind: &GroupVersionKind,
@@ -198,7 +198,7 @@ impl Definitions {
         Ok(Some(Definitions { root, schemas }))
     }
 
-    /// The type, called `name`; `None`: one that has none, and is dynamic.
+    /// The type, with the name `name`; `None`: the schema has no type, so the value is dynamic.
     pub fn root_type(self: &Arc<Self>, name: &str) -> Option<Type> {
         let schema = self.schemas.get(&self.root)?.clone();
         let path = Path::default().entered(&self.root);
@@ -206,7 +206,7 @@ impl Definitions {
     }
 }
 
-/// The references that were followed to get somewhere: one that leads back is an empty object.
+/// The references on the way to a schema: a reference to one of them becomes an empty object.
 #[derive(Clone, Default)]
 struct Path(Option<Arc<(String, Path)>>);
 
@@ -220,17 +220,17 @@ impl Path {
     }
 }
 
-/// A schema where it stands.
+/// A schema and its place in the document.
 struct Place {
     definitions: Arc<Definitions>,
     schema: Arc<Schema>,
     path: Path,
-    /// Has at least `apiVersion`, `kind` and a name.
+    /// Whether it is an object with at least `apiVersion`, `kind` and a name.
     resource: bool,
 }
 
 impl Place {
-    /// What stands below, its reference followed.
+    /// A schema below this one, with its reference followed.
     fn below(&self, schema: &Arc<Schema>) -> Place {
         let definitions = self.definitions.clone();
         let Some(reference) = schema.reference() else {
@@ -244,7 +244,7 @@ impl Place {
         Place { definitions, resource: schema.embedded, schema, path }
     }
 
-    /// The type of what the schema allows, where objects are called `name`.
+    /// The type of the values that the schema allows; objects get the name `name`.
     fn declared(self, name: &str) -> Option<Type> {
         let schema = &self.schema;
         if schema.int_or_string || schema.format == Format::IntOrString {
@@ -294,7 +294,7 @@ impl Place {
             })
     }
 
-    /// The field that expressions call `name`.
+    /// The field with the name `name` in expressions.
     fn field_named(&self, of: &str, name: &str) -> Option<Type> {
         if self.resource && !self.has_metadata() {
             match name {
@@ -400,7 +400,7 @@ mod tests {
         for (expression, expected) in [
             ("object.tree", "K7.tree"),
             ("object.tree.leaf", "int"),
-            // What leads back to itself ends there.
+            // A reference to itself ends there.
             ("object.tree.next", "K7.tree.next"),
             ("object.many", "list(K7.many.@idx)"),
             ("object.map['x'].leaf", "int"),

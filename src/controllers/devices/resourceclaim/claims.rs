@@ -1,4 +1,4 @@
-//! The reservations of a claim: which end, and what happens to a claim without any.
+//! The reservations of a claim: when they end, and the deallocation of a claim without any.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::objects::{
 /// Keeps a claim while it is allocated. Upstream: `resourceapi.Finalizer`.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// Whether a reservation goes on.
+/// The decision about a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Stays,
@@ -23,7 +23,7 @@ enum Fate {
     Ask,
 }
 
-/// What the cache says of the consumer's name: its uid, and whether it is done.
+/// The consumer of this name in the cache: its uid, and whether it is done.
 fn fate(uid: &Uid, is_deleted: bool, cached: Option<(&Uid, bool)>) -> Fate {
     match cached {
         _ if is_deleted => Fate::Ends,
@@ -34,17 +34,17 @@ fn fate(uid: &Uid, is_deleted: bool, cached: Option<(&Uid, bool)>) -> Fate {
     }
 }
 
-/// What is written to a claim whose reservations of `ended` end.
+/// The writes to a claim when its reservations for `ended` end.
 #[derive(Debug, Default, PartialEq)]
 struct Plan {
     /// The patch of the status.
     status: Option<Value>,
-    /// The finalizer is removed.
+    /// Whether the finalizer is removed.
     finalizer: bool,
 }
 
-/// A claim is deallocated when its last reservation ends: it may have been allocated before it was
-/// reserved, so one that is not reserved keeps its allocation. One that is being deleted does not.
+/// A claim is deallocated when its last reservation ends. A claim that had no reservation keeps its
+/// allocation, since it may be allocated before it is reserved, unless it is being deleted.
 fn plan(claim: &ResourceClaim, ended: &[&Uid]) -> Plan {
     let is_unused = ended.len() == claim.status.reserved_for.len();
     let is_ours = claim.meta.has_finalizer(FINALIZER);
@@ -110,7 +110,7 @@ impl ResourceClaims {
         if fate != Fate::Ask {
             return Ok(fate == Fate::Ends);
         }
-        // To take a claim from a pod that is being scheduled would be bad.
+        // A pod that is being scheduled must not lose its claim.
         let live = self.client.resource(resource).metadata_only();
         match live.get::<PartialObjectMetadata>(&key).await {
             Err(error) if error.is_not_found() => Ok(true),
@@ -134,8 +134,8 @@ impl ResourceClaims {
         }
     }
 
-    /// Deletes a claim that was made for a pod which will not run: the pod itself may stay for long.
-    /// When the pod is gone, the garbage collector deletes the claim.
+    /// Deletes a claim that was made for a pod which will not run: the pod itself may stay a long
+    /// time. When the pod is gone, the garbage collector deletes the claim.
     async fn delete_unneeded(&self, claim: &ResourceClaim) -> Result<(), Error> {
         let owner = claim.meta.controller();
         let owner = owner.filter(|owner| owner.api_version == "v1" && owner.kind == "Pod");

@@ -53,7 +53,7 @@ impl ResourceClaims {
         self.wake_members(group, queue);
     }
 
-    /// The names of the PodGroup's claims go to the statuses of its pods, which are found by them.
+    /// Writes the names of the PodGroup's claims into the statuses of its pods.
     fn wake_members(&self, group: &PodGroup, queue: &Queue<Key>) {
         for pod in self.pods.by_index(&BY_GROUP, &IndexValue::Key(group.meta.key())) {
             self.pod_changed(&pod, queue);

@@ -11,7 +11,7 @@ use crate::cache::Lister;
 use crate::metrics::metrics;
 use crate::objects::ResourceClaim;
 
-/// On claims that the scheduler makes for extended resources.
+/// An annotation of claims that the scheduler creates for extended resources.
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 
 metrics! {
@@ -26,7 +26,7 @@ pub fn created(succeeded: bool, admin_access: bool) {
     CREATED.with_label_values(&[status, text(admin_access)]).inc();
 }
 
-/// Counts the claims of `lister` from now on, each time that the metrics are read.
+/// Counts the claims of `lister` whenever the metrics are read from now on.
 pub fn count(lister: &Lister<ResourceClaim>) {
     *CLAIMS.lock() = Some(lister.clone());
 }

@@ -1,5 +1,5 @@
-//! Makes the ResourceClaims of pods, reserves claims for pods, and releases what is not used any
-//! more. Upstream: `pkg/controller/resourceclaim`.
+//! Creates the ResourceClaims of pods, reserves claims for pods, and releases unused claims.
+//! Upstream: `pkg/controller/resourceclaim`.
 
 mod claims;
 mod groups;
@@ -20,10 +20,10 @@ use crate::controllers::{Controller, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{ObjectKey, Pod, PodGroup, ResourceClaim, ResourceClaimTemplate, Uid};
 
-/// On a claim that was made from a template: the name of the entry that it was made for.
+/// An annotation of a claim that was made from a template: the name of the pod's entry.
 /// Upstream: `resourceapi.PodResourceClaimAnnotation`.
 const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
-/// The manager of the fields that this controller applies.
+/// The field manager of this controller's applies.
 const FIELD_MANAGER: &str = "ResourceClaimController";
 
 /// Claims by the pod or the PodGroup that they were made for.
@@ -85,7 +85,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// What a worker looks at.
+/// A key of the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Claim(ObjectKey),
@@ -124,8 +124,8 @@ struct ResourceClaims {
     /// The gate `DRAWorkloadResourceClaims`.
     groups: Option<Lister<PodGroup>>,
     maker: Maker,
-    /// Pods and PodGroups that are known to be gone: their reservations end without a look at the
-    /// API server.
+    /// Pods and PodGroups that are known to be deleted: their reservations end without a read from
+    /// the API server.
     deleted: RecentUids,
 }
 
@@ -143,7 +143,7 @@ impl ResourceClaims {
         }
     }
 
-    /// Wakes the pods and PodGroups that use the claim, as far as they have work.
+    /// Queues the pods and PodGroups that use the claim and need a sync.
     fn claim_changed(&self, key: &ObjectKey, queue: &Queue<Key>) {
         let value = IndexValue::Key(key.clone());
         for pod in self.pods.by_index(&pods::BY_CLAIM, &value) {
@@ -164,7 +164,7 @@ impl ResourceClaims {
         }
     }
 
-    /// Wakes the claims of a pod that does not need them any more.
+    /// Queues the claims of a pod that does not need them any more.
     fn release_claims(&self, pod: &Pod, queue: &Queue<Key>) {
         let names = claims_of(pod).filter_map(|name| name.known());
         for name in names.chain(&pod.quota.extended_claim) {

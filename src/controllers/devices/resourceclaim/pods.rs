@@ -1,4 +1,4 @@
-//! The claims of a pod: made, named in its status, and reserved for it.
+//! The claims of a pod: their creation, their names in its status, and their reservation.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(super) const BY_TEMPLATE: Index<Pod> = Index::new("podResourceClaimTemplate"
     }
 });
 
-/// No container of it runs or will run. Upstream: `isPodDone`.
+/// Whether no container of it runs or will run. Upstream: `isPodDone`.
 pub(super) fn is_done(pod: &Pod) -> bool {
     pod.is_terminal() || pod.meta.is_being_deleted() && pod.spec.node_name.is_empty()
 }
@@ -51,7 +51,7 @@ impl ResourceClaims {
         }
     }
 
-    /// Wakes the pod if it has work, and its claims if it does not need them.
+    /// Queues the pod if it needs a sync, and its claims if it does not need them.
     pub(super) fn pod_changed(&self, pod: &Pod, queue: &Queue<Key>) {
         if !has_claims(pod) {
             return;
@@ -89,13 +89,13 @@ impl ResourceClaims {
             return is_made && self.is_to_be_made(pod, entry);
         };
         if is_made && is_for_pod(pod, &claim, self.has_groups()).is_err() {
-            // The pod cannot go on before the other claim is deleted.
+            // The pod has to wait until the other claim is deleted.
             return false;
         }
         !pod.spec.node_name.is_empty() && self.is_to_be_reserved(pod, &claim)
     }
 
-    /// Whether the entry's claim, which is missing, is made for the pod.
+    /// Whether the entry's missing claim is to be created for the pod.
     fn is_to_be_made(&self, pod: &Pod, entry: &PodResourceClaim) -> bool {
         match self.group_of(pod) {
             Err(_) => true,
@@ -154,7 +154,7 @@ impl ResourceClaims {
         Ok(Next::Done)
     }
 
-    /// The name of the entry's claim, if the status lacks it: the claim is made if it has to be.
+    /// The name of the entry's claim, if the status lacks it. Creates the claim if necessary.
     async fn provide(
         &self,
         pod: &Pod,
@@ -258,7 +258,8 @@ impl ResourceClaims {
         })
     }
 
-    /// Merges `status` into the status of a claim, if the claim is as it was decided on.
+    /// Merges `status` into the status of a claim, if the claim still has the version that the
+    /// decision was made for.
     pub(super) async fn patch_claim_status(
         &self,
         meta: &Meta,
@@ -310,8 +311,8 @@ fn with_consumer(claim: &ResourceClaim, consumer: Value) -> Value {
     json!({ "$setElementOrder/reservedFor": order, "reservedFor": [consumer] })
 }
 
-/// The statuses of all entries with a template: the new names, and those that are known. One that
-/// is left out of what is applied would be removed.
+/// The statuses of all entries with a template: the new names and the known ones. An apply removes
+/// entries that it does not contain.
 pub(super) fn statuses(
     entries: &[PodResourceClaim],
     known: &[ResourceClaimStatus],

@@ -1,4 +1,4 @@
-//! Claims that are made from templates.
+//! Creates claims from templates.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use crate::objects::{
 /// Leaves room for a hyphen and five random characters in a name of 63.
 const LONGEST_BASE: usize = 57;
 
-/// Finds the claims that were made for an owner, and makes those that are missing.
+/// Finds the claims that were made for an owner, and creates missing ones.
 pub struct Maker {
     client: Client,
     claims: Lister<ResourceClaim>,
     templates: Lister<ResourceClaimTemplate>,
     /// The gate `DRAPrioritizedList`.
     alternatives: bool,
-    /// Claims that the cache has not seen yet.
+    /// New claims that the cache has not seen yet.
     new: Mutex<Vec<New>>,
 }
 
@@ -62,7 +62,7 @@ impl Maker {
         oldest.map(|claim| claim.meta.name.clone()).or(new)
     }
 
-    /// Those of the new claims that the cache has not seen.
+    /// The new claims that the cache has not seen.
     fn unseen(&self) -> parking_lot::MutexGuard<'_, Vec<New>> {
         let mut new = self.new.lock();
         let seen = self.claims.last_seen_version();
@@ -70,7 +70,7 @@ impl Maker {
         new
     }
 
-    /// Makes the claim of an entry, owned by the object of `meta` as `owner` says.
+    /// Creates the claim of an entry. `meta`: the owner; `owner`: the reference to it.
     pub async fn make(
         &self,
         meta: &Meta,
@@ -145,8 +145,8 @@ fn metadata(
     metadata
 }
 
-/// The owner's and the entry's names. Both are cut in proportion if they are too long together: the
-/// API server would cut the end alone.
+/// The prefix of a claim's name: the owner's and the entry's names. If they are too long together,
+/// both are cut in proportion: the API server would cut only the end.
 fn generate_name(owner: &str, entry: &str) -> String {
     let whole = format!("{owner}-{entry}-");
     if whole.len() <= LONGEST_BASE {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_carries_what_its_template_says() {
+    fn a_claim_has_the_content_of_its_template() {
         let template: ResourceClaimTemplate = serde_json::from_value(json!({ "spec": {
             "metadata": { "labels": { "a": "b" }, "annotations": { "x": "y" }, "name": "ignored" },
         } }))

@@ -1,4 +1,4 @@
-//! The eviction itself: an event, a condition and a deletion.
+//! The eviction of a pod: an event, a condition and a deletion.
 
 use serde_json::{Value, json};
 
@@ -53,12 +53,12 @@ impl TaintEviction {
                 *self.state.lock().evicted_by.entry(uid.clone()).or_default() += 1;
             }
         }
-        // Not before the caches have seen the deletion.
+        // Only after the caches have seen the deletion.
         self.update_rules_later(eviction);
         Ok(())
     }
 
-    /// Whether the pod was there. One that is being deleted counts as evicted, as upstream.
+    /// Whether the pod existed. A pod that is being deleted counts as evicted, as upstream.
     async fn announce_and_delete(&self, named: &Named) -> Result<bool, Error> {
         let pods = self.client.resource(&Pod::RESOURCE);
         let pod: Value = pods.get(&named.key).await?;
@@ -74,7 +74,7 @@ impl TaintEviction {
             let patch = Patch::StrategicMerge(patch);
             status.patch::<PartialObjectMetadata>(&named.key, &patch).await?;
         }
-        // Another pod may have taken the name.
+        // Another pod may have the name by now.
         self.client.delete::<Pod>(&named.key, Delete::new().uid(named.uid.clone())).await?;
         Ok(true)
     }

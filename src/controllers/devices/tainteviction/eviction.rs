@@ -1,4 +1,4 @@
-//! When the taints of its devices evict a pod.
+//! The time at which a pod is evicted because of the taints of its devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct Eviction {
     pub reasons: BTreeSet<Reason>,
 }
 
-/// Where a taint comes from.
+/// The object that sets a taint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     Rule { name: Arc<str>, uid: Uid },
@@ -45,7 +45,7 @@ impl fmt::Display for Reason {
 }
 
 impl Eviction {
-    /// Both: at the earlier time, for the reasons of both.
+    /// Joins two evictions: the earlier time, with the reasons of both.
     pub fn and(mut self, other: Option<Eviction>) -> Eviction {
         if let Some(other) = other {
             self.when = self.when.min(other.when);
@@ -69,7 +69,7 @@ enum Tolerated {
     Forever,
 }
 
-/// Of several tolerations without an end one is enough; of those with an end the shortest counts.
+/// A toleration without an end is sufficient; among those with an end the shortest counts.
 fn tolerated(taint: &DeviceTaint, tolerations: &[DeviceToleration]) -> Tolerated {
     let matching = tolerations.iter().filter(|toleration| tolerates(toleration, taint));
     let mut result = Tolerated::Not;
@@ -96,8 +96,8 @@ fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
         && value
 }
 
-/// What evicts the users of an allocated device, given the device's taints. Taints of other effects
-/// do not count. Upstream: `claimEvictionTime`.
+/// The eviction of the users of an allocated device because of the device's taints. Taints with
+/// other effects do not count. Upstream: `claimEvictionTime`.
 pub fn of_device<'a>(
     device: &AllocatedDevice,
     taints: impl Iterator<Item = (Reason, &'a DeviceTaint)>,
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn evictions_join() {
+    fn joined_evictions_have_the_earlier_time_and_all_reasons() {
         let eviction = |second, n| Eviction { when: at(second), reasons: [reason(n)].into() };
         let joined = eviction(5, 1).and(Some(eviction(3, 0))).and(None);
         assert_eq!((joined.when, joined.reasons.len()), (at(3), 2));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_selects_the_devices_that_agree_with_all_it_gives() {
+    fn a_rule_selects_devices_that_match_all_its_fields() {
         for (selector, selected) in [
             (json!({}), true),
             (json!({ "driver": "d" }), true),

@@ -83,7 +83,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let own = this.clone();
     c.watch(&pods, &queue, move |change, queue| match change {
         Change::Deleted(last) => own.forget(last.object()),
-        // Pods change often. In particular, the condition that announces the eviction wakes nothing.
+        // Pods change often. In particular, the condition that announces the eviction needs no
+        // sync.
         Change::Updated { old, new }
             if old.spec.node_name == new.spec.node_name
                 && old.status.resource_claims() == new.status.resource_claims() => {}
@@ -101,11 +102,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// What a worker looks at.
+/// A key of the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Pod(Named),
-    /// Its status.
+    /// The status of a rule.
     Rule(Named),
 }
 
@@ -170,15 +171,15 @@ struct TaintEviction {
 struct State {
     /// The pods that are to be evicted.
     due: HashMap<Named, Eviction>,
-    /// How many pods were evicted for each rule.
+    /// The number of evicted pods for each rule.
     evicted_by: HashMap<Uid, u64>,
-    /// When the condition of each rule was last written, and of which generation.
+    /// When the condition of each rule was last written, and for which generation.
     reported: HashMap<Uid, (i64, Timestamp)>,
 }
 
-/// From changes to keys.
+/// The mappers from changes to keys.
 impl TaintEviction {
-    /// Wakes the pods that a claim is reserved for.
+    /// Queues the pods that a claim is reserved for.
     fn wake_users(&self, claim: &ResourceClaim) {
         for consumer in &claim.status.reserved_for {
             let key = ObjectKey::new(&claim.meta.namespace, &consumer.name);
@@ -192,7 +193,7 @@ impl TaintEviction {
         }
     }
 
-    /// A pod that is gone is not evicted. No event says so.
+    /// Cancels the eviction of a deleted pod, without an event.
     fn forget(&self, pod: &Pod) {
         let named = Named::of(&pod.meta);
         if self.state.lock().due.remove(&named).is_some() {
@@ -200,7 +201,7 @@ impl TaintEviction {
         }
     }
 
-    /// Wakes the users of the devices whose taints changed in the pool of `slice`.
+    /// Queues the users of the devices whose taints changed in the pool of `slice`.
     fn pool_changed(&self, slice: &ResourceSlice, known: &mut Taints) {
         let pool = pool_of(slice);
         let new = tainted(&self.slices.by_index(&SLICES_BY_POOL, &pool));
@@ -282,7 +283,7 @@ impl TaintEviction {
             return Ok(Next::Done);
         }
         self.state.lock().due.insert(named.clone(), eviction.clone());
-        // More pods may follow.
+        // More pods may be evicted soon.
         self.update_rules_later(&eviction);
         let wait = eviction.when.duration_since(self.clock.now());
         if !wait.is_zero() {
@@ -312,7 +313,7 @@ impl TaintEviction {
         self.slices.by_index(&SLICES_BY_POOL, &pool_value(driver, pool))
     }
 
-    /// What evicts the pod: the taints of all devices of all its claims. Upstream:
+    /// The eviction of the pod by the taints of all devices of all its claims. Upstream:
     /// `podEvictionTime`.
     fn eviction_of(&self, pod: &Pod, rules: &[Arc<DeviceTaintRule>]) -> Option<Eviction> {
         if pod.spec.node_name.is_empty() {
@@ -341,7 +342,7 @@ impl TaintEviction {
         eviction
     }
 
-    /// What evicts the users of an allocated device.
+    /// The eviction of the users of an allocated device.
     fn eviction_by(
         &self,
         device: &AllocatedDevice,

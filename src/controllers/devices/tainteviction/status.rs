@@ -1,4 +1,4 @@
-//! The condition of a DeviceTaintRule that says how far the eviction is.
+//! The condition of a DeviceTaintRule that shows the progress of the eviction.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::objects::{Allocation, DeviceTaintRule, Istr, PartialObjectMetadata, R
 pub const PERIOD: Duration = Duration::from_secs(10);
 /// Upstream: `DeviceTaintConditionEvictionInProgress`.
 const IN_PROGRESS: &str = "EvictionInProgress";
-/// The effect of a rule that only shows what it would do.
+/// The effect of a rule that only reports its consequences.
 const NONE: &str = "None";
 
-/// What a rule does, or would do.
+/// The consequences of a rule: evicted pods, and pods to be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     pods: usize,
@@ -81,7 +81,7 @@ impl TaintEviction {
         let now = self.clock.now();
         let mut conditions = rule.status.conditions.iter();
         let old = conditions.find(|condition| condition.r#type == IN_PROGRESS);
-        // Before anything is counted, which may take long. So "in progress" ends with a delay.
+        // Before the counting, which may take a long time. So "in progress" ends with a delay.
         let generation = rule.meta.generation;
         let seen = old.filter(|old| old.observed_generation == generation);
         let seen = seen.and_then(|old| old.last_transition_time);
@@ -159,7 +159,7 @@ impl TaintEviction {
         Counts { pods, namespaces: namespaces.len(), ..Counts::default() }
     }
 
-    /// How many published and how many allocated devices the rule selects.
+    /// The numbers of published and of allocated devices that the rule selects.
     fn selected(&self, rule: &DeviceTaintRule) -> (usize, usize) {
         let selector = rule.spec.device_selector.as_ref();
         let mut pools: BTreeSet<(Istr, Istr)> = BTreeSet::new();
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_condition_tells_how_far_the_eviction_is() {
+    fn the_condition_shows_the_progress_of_the_eviction() {
         let counts = |pods, namespaces| Counts { pods, namespaces, ..Counts::default() };
         let none = "if the effect was NoExecute. This information will not be updated again. \
                     Recreate the DeviceTaintRule to trigger an update.";

@@ -35,7 +35,8 @@ struct EndpointsController {
     pods: Lister<Pod>,
     endpoints: Lister<Endpoints>,
     times: TriggerTimes,
-    /// The versions that were replaced: a cache that still shows one of them lags.
+    /// The versions that were replaced by own writes: a cache that still shows one of them lags
+    /// behind.
     replaced: Mutex<HashMap<ObjectKey, u64>>,
 }
 
@@ -150,12 +151,12 @@ impl EndpointsController {
     }
 }
 
-/// Whether `current` is as it should be.
+/// Whether `current` needs no change.
 fn is_current(current: &Endpoints, service: &Service, subsets: &[EndpointSubset]) -> bool {
     let same_subsets = subsets::equal(&current.subsets, subsets)
-        // Those of another release may be in another order.
+        // Subsets from another release may be in another order.
         || subsets::equal(&repack(&current.subsets), subsets);
-    // Truncated Endpoints are written each time: the addresses that are left out are not known.
+    // Truncated Endpoints are written each time: the dropped addresses are not known.
     let within_capacity = subsets::count(&current.subsets) <= subsets::MAX_CAPACITY
         && !current.meta.annotations.contains_key(OVER_CAPACITY);
     same_subsets
@@ -172,7 +173,7 @@ fn labels_are_current(has: &Labels, service: &Labels) -> bool {
         && has.iter().all(|(key, value)| own(key) || service.get(key) == Some(value))
 }
 
-/// The Endpoints as they should be: the Service's labels, and the other fields of `current`.
+/// The Endpoints to write: the Service's labels, and the other fields of `current`.
 fn desired(
     service: &Service,
     current: Option<&Endpoints>,
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_current_until_the_service_or_the_pods_change() {
+    fn written_endpoints_are_current_until_the_service_or_the_pods_change() {
         let plain = service(json!({"team": "x"}), "10.96.0.1");
         let subsets: Vec<EndpointSubset> =
             serde_json::from_value(json!([{"addresses": [{"ip": "10.0.0.1"}]}])).unwrap();

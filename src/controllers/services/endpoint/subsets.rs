@@ -18,7 +18,7 @@ pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let not_ready_too = service.spec.publish_not_ready_addresses;
     let mut packer = Packer::default();
     for pod in pods.iter().filter(|pod| belongs(pod, not_ready_too)) {
-        // Of a cluster on its way to two families a pod may not have this one yet.
+        // In a cluster that is changed to two families a pod may have no address of this one yet.
         let Some(address) = address(service, pod) else { continue };
         let ready = not_ready_too || pod.is_ready();
         if service.spec.ports.is_empty() && service.is_headless() {
@@ -76,8 +76,8 @@ pub fn count(subsets: &[EndpointSubset]) -> usize {
     subsets.iter().map(|subset| subset.addresses.len() + subset.not_ready_addresses.len()).sum()
 }
 
-/// Leaves [`MAX_CAPACITY`] addresses, the ready ones before the others, and of each subset as large
-/// a part. Gives whether there were more. Upstream: `truncateEndpoints`.
+/// Keeps [`MAX_CAPACITY`] addresses, ready ones first, and an equal part of each subset. Returns
+/// whether there were more. Upstream: `truncateEndpoints`.
 pub fn truncate(subsets: &mut [EndpointSubset]) -> bool {
     if count(subsets) <= MAX_CAPACITY {
         return false;
@@ -96,7 +96,8 @@ pub fn truncate(subsets: &mut [EndpointSubset]) -> bool {
         } else {
             &mut subset.not_ready_addresses
         };
-        // Rounded up, so the last subset may get less than its part; in floating point, as upstream.
+        // Rounded up, so the last subset may get less than its part; in floating point, as
+        // upstream.
         let part = (addresses.len() as f64 / total as f64 * room as f64).ceil() as usize;
         addresses.truncate(part.min(left));
         left -= addresses.len();
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn subsets_show_what_pods_offer() {
+    fn subsets_have_the_addresses_and_ports_of_pods() {
         let number = json!({"name": "n", "port": 80, "protocol": "TCP", "targetPort": 80});
         let named = json!({"name": "w", "port": 81, "protocol": "TCP", "targetPort": "web"});
         let unknown = json!({"name": "u", "port": 82, "protocol": "TCP", "targetPort": "nope"});

@@ -1,4 +1,4 @@
-//! What a Service's slices should say. Upstream: `k8s.io/endpointslice/utils.go`.
+//! The wanted content of a Service's slices. Upstream: `k8s.io/endpointslice/utils.go`.
 
 use std::sync::Arc;
 
@@ -66,7 +66,8 @@ pub fn endpoint(
     })
 }
 
-/// The ports that a pod offers of a Service's, in the Service's order. Upstream: `getEndpointPorts`.
+/// The ports that a pod offers of a Service's, in the Service's order. Upstream:
+/// `getEndpointPorts`.
 pub fn ports(service: &Service, pod: &Pod) -> Vec<SlicePort> {
     let offered = offered_ports(service, pod);
     let ports = offered.into_iter().map(|OfferedPort { port, number, .. }| SlicePort {
@@ -105,8 +106,8 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether a slice's labels follow the Service's. A change of those that are not copied alone is
-    /// none. Upstream: `setEndpointSliceLabels`.
+    /// Whether a slice's labels follow the Service's. A change of those that are not copied alone
+    /// is none. Upstream: `setEndpointSliceLabels`.
     pub fn has_labels(&self, slice: &EndpointSlice) -> bool {
         let copied = || slice.meta.labels.iter().filter(|(key, _)| !is_reserved(key));
         copied().count() == self.copied
@@ -140,7 +141,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether `slice` serves as the one that stands for no endpoints at all.
+    /// Whether `slice` can be the placeholder of a Service without endpoints.
     /// Upstream: `placeholderSliceCompare`.
     pub fn is_placeholder(&self, slice: &EndpointSlice) -> bool {
         let (has, wanted) = (&slice.meta.labels, &self.labels);
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn families_are_told_or_guessed() {
+    fn families_come_from_the_spec_or_the_cluster_ip() {
         for (spec, types) in [
             (json!({"ipFamilies": ["IPv6", "IPv4"]}), vec!["IPv6", "IPv4"]),
             (json!({"clusterIP": "10.96.0.1"}), vec!["IPv4"]),
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_tell_ready_serving_and_terminating() {
+    fn conditions_show_ready_serving_and_terminating() {
         let pod = |ready: bool, going: bool| -> Pod {
             let mut json = json!({
                 "metadata": {"namespace": "ns", "name": "p", "uid": "u"},

@@ -21,8 +21,8 @@ pub fn asked_for(service: &Service) -> Option<Near> {
     }
 }
 
-/// Gives every ready endpoint the hints that `near` asks for, and has the slices updated whose hints
-/// are others. The hints of what is not ready are left alone.
+/// Sets the hints of `near` on every ready endpoint, and has the slices updated whose hints differ.
+/// Hints of endpoints that are not ready stay as they are.
 pub fn hint(plan: &mut Plan, near: Near) {
     plan.update_also(|slice| {
         slice.endpoints.iter().filter(|e| e.is_ready()).any(|endpoint| !has_hints(endpoint, near))

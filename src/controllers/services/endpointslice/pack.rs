@@ -6,7 +6,7 @@ use super::desired::Shape;
 use crate::controllers::services::endpoint_set::{EndpointSet, equal};
 use crate::objects::{EndpointSlice, SlicePort};
 
-/// What is to become of slices.
+/// The changes to slices.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
     pub create: Vec<EndpointSlice>,
@@ -46,10 +46,10 @@ impl Plan {
     }
 }
 
-/// Puts the `desired` endpoints into slices of `ports`, `max` in one. Those that are in a slice stay
-/// there; new ones go into slices that change anyway, the fullest first; the rest goes into one
-/// slice that has just the room for it, or else into new ones. So few slices change, and none is
-/// changed only to be packed better.
+/// Puts the `desired` endpoints into slices of `ports`, `max` in one. Those that are in a slice
+/// stay there; new ones go into slices that change anyway, the fullest first; the rest goes into
+/// one slice that has just the room for it, or else into new ones. So few slices change, and none
+/// is changed only to be packed better.
 pub fn pack(
     shape: &Shape<'_>,
     ports: &[SlicePort],
@@ -146,7 +146,7 @@ mod tests {
         of.iter().enumerate().map(slice).collect()
     }
 
-    /// The sizes of what is created, updated (by name) and unchanged, and the names of what is deleted.
+    /// The sizes of created, updated (by name) and unchanged slices, and the names of deleted ones.
     fn shown(plan: &Plan) -> (Vec<usize>, Vec<String>, Vec<String>, Vec<usize>) {
         let mut updated: Vec<String> = plan
             .update

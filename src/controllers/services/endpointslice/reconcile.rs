@@ -1,4 +1,5 @@
-//! From a Service's pods and slices to what is written. Upstream: `k8s.io/endpointslice.Reconciler`.
+//! From a Service's pods and slices to what is written. Upstream:
+//! `k8s.io/endpointslice.Reconciler`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -85,7 +86,7 @@ impl Reconciler {
         Error::many(errors).map_or(Ok(()), Err)
     }
 
-    /// The endpoints by the ports they offer, and what is wrong with the pods that offer none.
+    /// The endpoints by the ports they offer, and the errors of pods without endpoints.
     fn groups(
         &self,
         service: &Service,
@@ -222,12 +223,12 @@ impl Reconciler {
             slice.meta.annotations =
                 relabelled(&slice.meta.annotations, &[(LAST_CHANGE, changed_at.as_deref())]);
         }
-        // The slices of a Service that goes, go with it: none may come after them.
+        // A Service that is being deleted gets no new slices: they would stay after it.
         let create = if service.meta.is_being_deleted() { &[] } else { &plan.create[..] };
         for slice in create {
             match self.client.create(&key.namespace, &Body::of(slice)).await {
                 Ok(created) => self.tracker.wrote(&created),
-                // It would go on failing until the Service goes too.
+                // It would fail until the Service is deleted too.
                 Err(error) if error.is_namespace_terminating() => return Ok(()),
                 Err(error) => {
                     let text = Error::from(error).message();

@@ -1,5 +1,5 @@
-//! Hints for Services that ask for topology mode `Auto`: each zone gets endpoints in proportion to its
-//! CPUs. Upstream: `k8s.io/endpointslice/topologycache`.
+//! Hints for Services that ask for topology mode `Auto`: each zone gets endpoints in proportion to
+//! its CPUs. Upstream: `k8s.io/endpointslice/topologycache`.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -113,9 +113,9 @@ impl TopologyCache {
         state.populated.remove(service);
     }
 
-    /// Gives the ready endpoints of what will be written their hints, and has those slices updated
-    /// whose hints do not fit any more. Where that is not possible all hints go, and the event says why.
-    /// Upstream: `AddHints`.
+    /// Sets the hints of ready endpoints in slices that will be written, and has those slices
+    /// updated whose hints do not fit any more. Where that is impossible, all hints are removed and
+    /// the event gives the reason. Upstream: `AddHints`.
     pub fn add_hints(
         &self,
         service: &ObjectKey,
@@ -208,7 +208,8 @@ fn ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
         .then(|| zones.into_iter().map(|(zone, cpu)| (zone, millis(cpu) / millis(total))).collect())
 }
 
-/// What each zone is to have of `count` endpoints, or why that cannot be. Upstream: `getAllocations`.
+/// What each zone is to have of `count` endpoints, or why that cannot be. Upstream:
+/// `getAllocations`.
 fn allocate(
     ratios: Option<&BTreeMap<Istr, f64>>,
     count: i64,

@@ -44,7 +44,7 @@ pub fn took(time: Duration) {
     DURATION.observe(time.as_secs_f64());
 }
 
-/// What one sync found. `skipped`: addresses that are not mirrored.
+/// Records the counts of one sync. `skipped`: addresses that are not mirrored.
 pub fn observe(changes: Changes, skipped: usize) {
     ADDED.observe(changes.added as f64);
     UPDATED.observe(changes.updated as f64);

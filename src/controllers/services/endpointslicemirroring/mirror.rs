@@ -1,4 +1,4 @@
-//! Which slices mirror some Endpoints: one for each family and list of ports.
+//! The slices that mirror Endpoints: one for each family and list of ports.
 //! Upstream: `pkg/controller/endpointslicemirroring`'s `reconciler`, `desiredCalc`.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -22,13 +22,13 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Address type and ports.
 type Kind = (Istr, Vec<SlicePort>);
 
-/// What the Endpoints ask for.
+/// The wanted slices.
 #[derive(Default)]
 pub struct Desired {
-    /// In a fixed order. A kind without endpoints is there too.
+    /// In a fixed order, including a kind without endpoints.
     kinds: BTreeMap<Kind, Vec<Endpoint>>,
     pub invalid: usize,
-    /// Not mirrored, be it for being invalid or for being too many.
+    /// The number of addresses that are not mirrored: invalid ones, and those above the limit.
     pub skipped: usize,
 }
 
@@ -87,7 +87,7 @@ fn slice_ports(ports: &[EndpointPort]) -> Vec<SlicePort> {
     in_order(ports.iter().cloned().map(port).collect())
 }
 
-/// Endpoints that come, change and go.
+/// The numbers of added, updated and removed endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Changes {
     pub added: isize,
@@ -95,13 +95,13 @@ pub struct Changes {
     pub removed: usize,
 }
 
-/// What is to become of the slices.
+/// The changes to the slices.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub create: Vec<EndpointSlice>,
     pub update: Vec<EndpointSlice>,
     pub delete: Vec<Arc<EndpointSlice>>,
-    /// As they should be.
+    /// Slices with the wanted content.
     pub current: Vec<Arc<EndpointSlice>>,
     pub changes: Changes,
     pub efficiency: Vec<Efficiency>,
@@ -131,7 +131,7 @@ pub fn plan(
             continue;
         }
         plan.efficiency.push((count, 1));
-        // One is enough.
+        // One placeholder is sufficient.
         let mut existing = existing.into_iter();
         let first = existing.next();
         plan.delete.extend(existing);
@@ -201,12 +201,12 @@ fn changes(slice: &EndpointSlice, wanted: &EndpointSet) -> Changes {
     changes
 }
 
-/// The annotations that are not mirrored say what is of the Endpoints alone.
+/// Annotations that concern only the Endpoints are not mirrored.
 fn mirrored_annotations(endpoints: &Endpoints) -> Labels {
     relabelled(&endpoints.meta.annotations, &[(LAST_CHANGE, None), (LAST_APPLIED, None)])
 }
 
-/// Whether labels and annotations are mirrored, and the owner is not an earlier one of that name.
+/// Whether labels and annotations are mirrored, and the owner is not a former object of that name.
 fn mirrors_metadata(slice: &EndpointSlice, endpoints: &Endpoints) -> bool {
     let labels = relabelled(&slice.meta.labels, &[(MANAGED_BY, None), (SERVICE_NAME, None)]);
     let of_another = slice.meta.owners().iter().any(|owner| {
@@ -274,7 +274,7 @@ mod tests {
         (plan(endpoints, desired, existing, max), invalid, skipped)
     }
 
-    /// What the API server makes of what is created.
+    /// A created slice as the API server stores it.
     fn stored(created: Vec<EndpointSlice>) -> Vec<EndpointSlice> {
         let named = |(at, mut slice): (usize, EndpointSlice)| {
             slice.meta.name = format!("s-{at}").into();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_follow_what_changes() {
+    fn slices_follow_changes_of_the_endpoints() {
         let old = endpoints(json!([subset(&["10.0.0.1", "10.0.0.2"], &[], 80)]));
         let slices = stored(mirrored(&old, &[], 1000).0.create);
         let relabelled = Endpoints {

@@ -1,4 +1,4 @@
-//! Writes what mirrors Endpoints.
+//! Writes the slices that mirror Endpoints.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct Reconciler {
 }
 
 impl Reconciler {
-    /// Makes slices mirror `endpoints`. `existing`: all that do by now.
+    /// Makes slices mirror `endpoints`. `existing`: the slices that mirror them now.
     pub async fn reconcile(
         &self,
         endpoints: &Endpoints,
@@ -54,12 +54,12 @@ impl Reconciler {
 
     async fn write(&self, endpoints: &Endpoints, plan: Plan) -> Result<(), Error> {
         let key = endpoints.meta.key();
-        // The slices of Endpoints that go, go with them: none may come after them.
+        // Endpoints that are being deleted get no new slices: they would stay after them.
         let create = if endpoints.meta.is_being_deleted() { &[] } else { &plan.create[..] };
         for slice in create {
             match self.client.create(&key.namespace, &Body::of(slice)).await {
                 Ok(created) => self.tracker.wrote(&created),
-                // It would go on failing until the Endpoints go too.
+                // It would fail until the Endpoints are deleted too.
                 Err(error) if error.is_namespace_terminating() => return Ok(()),
                 Err(error) => {
                     return Err(Error::during("failed to create EndpointSlice", error));
@@ -87,7 +87,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Nothing is to be mirrored any more. Upstream: `deleteEndpoints`.
+    /// Deletes all slices: nothing is to be mirrored any more. Upstream: `deleteEndpoints`.
     pub async fn remove(
         &self,
         key: &ObjectKey,
