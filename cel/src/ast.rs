@@ -202,7 +202,7 @@ impl Nodes {
     }
 
     /// The number of nodes.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.positions.len()
     }
 

@@ -112,7 +112,7 @@ struct Parser {
 impl Parser {
     /// Checks that recursion over `expr` is safe.
     fn bounded(&self, expr: Expr) -> Result<Expr> {
-        if expr.depth > MAX_DEPTH || self.nodes.len() > MAX_NODES {
+        if expr.depth > MAX_DEPTH || self.nodes.count() > MAX_NODES {
             return whole("max recursion depth exceeded".to_owned());
         }
         Ok(expr)

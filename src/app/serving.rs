@@ -142,7 +142,7 @@ pub async fn serve(
     }
     let handler = never_cached(auth.clone().wrap(routes.handler()));
     let (timer, stopped) = (clock.clone(), stop.clone());
-    let server = Server::on(listener, Some(tls.clone()), handler, Guard::STRANGERS, timer, stopped)
+    let server = Server::on(listener, Some(tls.clone()), handler, Guard::UNTRUSTED, timer, stopped)
         .map_err(|error| format!("failed to create listener: {error}"))?;
     tasks.spawn(server.join());
     let (timer, stopped) = (clock.clone(), stop.clone());

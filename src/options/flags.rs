@@ -248,13 +248,14 @@ flags! {
         tls_sni_cert_key: CertKeys = CertKeys::default();
     }
     "Authentication" {
-        /// Kubeconfig with which tokens are reviewed; empty: the Pod's own, else tokens count as anonymous.
+        /// Kubeconfig with which tokens are reviewed; empty: the Pod's own, else tokens count as
+        /// anonymous.
         authentication_kubeconfig: String = String::new();
         /// Don't read missing authentication settings from the cluster.
         authentication_skip_lookup: bool = false;
         /// How long an answer about a token is kept.
         authentication_token_webhook_cache_ttl: Duration = secs(10);
-        /// Go on when authentication settings cannot be read from the cluster.
+        /// Continue when authentication settings cannot be read from the cluster.
         authentication_tolerate_lookup_failure: bool = false;
         /// Authorities whose client certificates authenticate by their common name.
         client_ca_file: String = String::new();
@@ -374,7 +375,7 @@ flags! {
         horizontal_pod_autoscaler_downscale_stabilization: Duration = minutes(5);
         /// How long after a Pod's start changes of readiness count as its first.
         horizontal_pod_autoscaler_initial_readiness_delay: Duration = secs(30);
-        /// How often each autoscaler is looked at.
+        /// How often each autoscaler is synced.
         horizontal_pod_autoscaler_sync_period: Duration = secs(15);
         /// Least distance from 1.0 of usage to target for which to scale.
         horizontal_pod_autoscaler_tolerance: f64 = 0.1;
@@ -394,7 +395,7 @@ flags! {
     "Namespace-controller" {
         /// Namespaces that are worked on at once.
         concurrent_namespace_syncs: Count = Count::new(10);
-        /// How often each Namespace is looked at.
+        /// How often each Namespace is synced.
         namespace_sync_period: Duration = minutes(5);
     }
     "Node-ipam-controller" {
@@ -440,7 +441,7 @@ flags! {
         pv_recycler_pod_template_filepath_nfs: String = String::new();
         /// Seconds more for each Gi that a HostPath scrubber has. For tests alone.
         pv_recycler_timeout_increment_hostpath: i32 = 30;
-        /// How often volumes and claims are looked at.
+        /// How often volumes and claims are synced.
         pvclaimbinder_sync_period: Duration = secs(15);
     }
     "Pod-garbage-collector-controller" {

@@ -88,7 +88,7 @@ fn concurrency_policies_forbid_allow_or_replace_a_running_job() {
                 "Forbid" => {
                     let text = "prior execution is running and concurrency policy is Forbid";
                     has_event(env, &name, "JobAlreadyActive", text).await;
-                    let status = status(env, &name, "goes on", |_| true).await;
+                    let status = status(env, &name, "unchanged", |_| true).await;
                     assert_eq!(active(&status), [first]);
                 }
                 "Allow" => {

@@ -252,7 +252,7 @@ fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
             WatchEvent::Modified(undecodable("x", "", 6)),
             WatchEvent::Added(undecodable("z", "", 7)),
             WatchEvent::Modified(nameless()),
-            // Older than what is known, of what is not known, and of what is.
+            // Older than the known state, of an unknown object, and of a known one.
             WatchEvent::Deleted(undecodable("y", "", 2)),
             WatchEvent::Deleted(undecodable("z", "", 8)),
             WatchEvent::Deleted(undecodable("y", "", 9)),
@@ -501,8 +501,8 @@ fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
     });
 }
 
-/// Between the changes of one object other tasks run, and a handler may be added: it gets the object
-/// as it is by then, and each later change once.
+/// Between the changes of one object other tasks run, and a handler may be added: it gets the
+/// object as it is by then, and each later change once.
 #[test]
 fn the_changes_of_one_object_are_applied_in_slices() {
     const CHANGES: u64 = 150;

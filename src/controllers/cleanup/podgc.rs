@@ -1,5 +1,5 @@
-//! Deletes pods that no other component deletes: terminated pods above a threshold, pods of nodes that
-//! are gone or out of service, and pods that are being deleted but were never scheduled.
+//! Deletes pods that no other component deletes: terminated pods above a threshold, pods of nodes
+//! that are gone or out of service, and pods that are being deleted but were never scheduled.
 //! Upstream: `pkg/controller/podgc`.
 
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use crate::metrics::metrics;
 use crate::objects::{Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
 
 const PERIOD: Duration = Duration::from_secs(20);
-/// How long a pod's node is missing from the cache before it is looked up in the API.
+/// How long a pod's node is missing from the cache before it is read from the API server.
 const QUARANTINE: Duration = Duration::from_secs(40);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
@@ -65,7 +65,7 @@ enum Reason {
 }
 
 impl Reason {
-    /// As the metrics name it.
+    /// Its name in metrics.
     fn label(self) -> &'static str {
         match self {
             Reason::Terminated => "terminated",
@@ -224,8 +224,8 @@ struct Quarantine {
 }
 
 impl Quarantine {
-    /// Takes in the `missing`, and removes and returns the nodes that are due at `now`. A node that is
-    /// missing at the next call starts a new quarantine.
+    /// Takes in the `missing`, and removes and returns the nodes that are due at `now`. A node that
+    /// is missing at the next call starts a new quarantine.
     fn due<'a>(&mut self, missing: impl Iterator<Item = &'a Istr>, now: Duration) -> Vec<Istr> {
         let missing: std::collections::BTreeSet<&Istr> = missing.collect();
         for name in &missing {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn evicted_pods_go_first_and_then_the_oldest() {
+    fn evicted_pods_are_deleted_first_and_then_the_oldest() {
         let pods = [
             pod("running", 0, json!({ "phase": "Running" })),
             pod("young", 9, json!({ "phase": "Succeeded" })),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_fails_before_it_goes() {
+    fn a_pod_is_marked_failed_before_it_is_deleted() {
         let now = Timestamp::from_secs(60);
         let patch = |status: Value, reason| failed_status(&pod("x", 0, status), reason, now);
         assert_eq!(patch(json!({ "phase": "Succeeded" }), Reason::Orphaned), None);

@@ -118,7 +118,7 @@ impl Extended {
         }
         let is_its_claim = match &pod.quota.extended_claim {
             Some(name) => **name == *claim.meta.name,
-            // Not named yet: the first of those made for the pod is taken to be it.
+            // Not named yet: the first claim that was made for the pod is used.
             None => {
                 let age = |claim: &ResourceClaim| {
                     (claim.meta.creation_timestamp, claim.meta.name.clone())

@@ -230,7 +230,7 @@ mod tests {
         for _ in 0..=capacity {
             drop(of("example.com", "things"));
         }
-        assert_eq!(registry.counts.read().capacity(), capacity, "nothing stays of what is gone");
+        assert_eq!(registry.counts.read().capacity(), capacity, "no dead entry stays");
     }
 
     #[test]

@@ -745,7 +745,7 @@ mod tests {
         let waits = |prepare: &dyn Fn(&mut Controller)| {
             let (mut running, calls) = run(prepare);
             assert!(block_on(poll_once(&mut running)).is_none());
-            assert!(takes_a_key(&|_| {}), "a worker without a gate has had its turn");
+            assert!(takes_a_key(&|_| {}), "a worker without a gate took a key");
             calls.is_empty()
         };
         assert!(takes_a_key(&|_| {}));

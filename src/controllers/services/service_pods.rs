@@ -109,7 +109,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
     }
 }
 
-/// Whether other Services may select the pod now.
+/// Whether the set of Services that show the pod may have changed.
 fn moved(old: &Pod, new: &Pod) -> bool {
     old.meta.labels != new.meta.labels
         || old.spec.hostname() != new.spec.hostname()

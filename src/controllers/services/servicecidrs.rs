@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(10);
 const READY: &str = "Ready";
 const FAMILY_LABEL: &str = "ipaddress.kubernetes.io/ip-family";
 const MANAGED_BY_LABEL: &str = "ipaddress.kubernetes.io/managed-by";
-/// The parent of addresses that the API server's allocator has assigned.
+/// The value of that label on addresses of the API server's own allocator.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// The controller `service-cidr-controller`.

@@ -1,4 +1,4 @@
-//! When pods that are ready count as available.
+//! The time at which ready pods count as available.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ pub fn becomes_available(old: &Pod, new: &Pod, min_ready_seconds: i32) -> Option
     (!old.is_ready() && new.is_ready()).then(|| Duration::from_secs(period))
 }
 
-/// How long from `now` until another of the `active` pods counts as available, of those that did not
-/// at `evaluated`, the time of which the status speaks. `None`: no pod will by waiting alone.
+/// The time from `now` until the next of the `active` pods counts as available. `evaluated`: the
+/// time for which the status was computed. `None`: no pod becomes available only by waiting.
 /// Upstream: `FindMinNextPodAvailabilityCheck`.
 pub fn next_check(
     active: &[Arc<Pod>],
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_look_is_when_the_next_pod_is_due() {
+    fn the_next_check_is_when_the_next_pod_becomes_available() {
         let at = |seconds| Timestamp::from_secs(seconds);
         for (since, evaluated, now, expected) in [
             (vec![], 1000, 1000, None),
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_becomes_ready_is_looked_at_again() {
+    fn a_pod_that_becomes_ready_is_checked_after_min_ready_seconds() {
         let (ready, unready) = (pod(Some(1)), pod(None));
         for (old, new, period, again) in [
             (&unready, &ready, 5, Some(5)),

@@ -1,5 +1,5 @@
-//! No sync acts on a cache older than the last write it made. Upstream: `consistency.ConsistencyStore`
-//! (feature gates `StaleControllerConsistency...`).
+//! No sync acts on a cache older than the last write it made. Upstream:
+//! `consistency.ConsistencyStore` (feature gates `StaleControllerConsistency...`).
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub struct Consistency {
     writes: Mutex<HashMap<ObjectKey, Written>>,
 }
 
-/// What was written for one owner.
+/// The writes for one owner.
 struct Written {
     uid: Uid,
     /// By position in `stores`.
@@ -36,11 +36,11 @@ struct Written {
 struct At {
     /// 0: none.
     version: u64,
-    /// The answer to a write was lost: it may have been done.
+    /// Whether the answer to a write was lost: it may have been carried out.
     unsure: bool,
 }
 
-/// A cache that has not seen yet what was written. Upstream: `ConsistencyError`.
+/// A cache that has not seen a write yet. Upstream: `ConsistencyError`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Lag {
     pub resource: ResourceType,
@@ -98,20 +98,20 @@ impl Consistency {
         note(&mut written.at[at]);
     }
 
-    /// `resource` was written at `version` for the owner of this name and uid. The record of an owner
-    /// of another uid is replaced; a version older than a known one changes nothing.
+    /// Records a write of `resource` at `version` for the owner with this name and uid. The record
+    /// of an owner with another uid is replaced; a version older than a known one changes nothing.
     pub fn wrote_at(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType, version: u64) {
         self.note(owner, uid, resource, |at| at.version = at.version.max(version));
     }
 
-    /// A write of `resource` for the owner may have been done: its answer was lost. The next sync has
-    /// to [`settle`](Consistency::settle) it, or the same may be written twice.
+    /// Records that a write of `resource` for the owner may have been carried out: its answer was
+    /// lost. The next sync has to [`settle`](Consistency::settle) it, or it may be written twice.
     pub fn unsure(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
         self.note(owner, uid, resource, |at| at.unsure = true);
     }
 
-    /// Asks the API server for the objects that may have been written though the answer was lost, so
-    /// that [`lagging`](Consistency::lagging) waits for them too. Returns whether there were any such
+    /// Reads the objects of writes whose answer was lost from the API server, so that
+    /// [`lagging`](Consistency::lagging) waits for them too. Returns whether there were any such
     /// writes. `selector`: selects the owner's objects.
     pub async fn settle(
         &self,
@@ -149,8 +149,8 @@ impl Consistency {
         self.writes().is_empty()
     }
 
-    /// The cache that lags behind what was written for `owner`, if there is one; if not, the record is
-    /// dropped. Not to be called while a sync of `owner` writes.
+    /// The cache that lags behind the writes for `owner`, if there is one; if not, the record is
+    /// dropped. Must not be called while a sync of `owner` writes.
     pub fn lagging(&self, owner: &ObjectKey) -> Option<Lag> {
         let mut writes = self.writes();
         let written = writes.get(owner)?;
@@ -173,14 +173,14 @@ impl Consistency {
     }
 
     /// [`ensure_ready`](Consistency::ensure_ready) at the start of a sync; `skips` counts the syncs
-    /// that are put off, by group and resource. Upstream: `stale_sync_skips_total`.
+    /// that are postponed, by group and resource. Upstream: `stale_sync_skips_total`.
     pub fn start_sync(&self, owner: &ObjectKey, skips: &IntCounterVec) -> Result<(), Error> {
         let Some(lag) = self.lagging(owner) else { return Ok(()) };
         skips.with_label_values(&[&*lag.resource.group, &*lag.resource.plural]).inc();
         Err(lag.into())
     }
 
-    /// `Error::Stale` while a cache lags behind what was written for `owner`.
+    /// `Error::Stale` while a cache lags behind the writes for `owner`.
     pub fn ensure_ready(&self, owner: &ObjectKey) -> Result<(), Error> {
         self.lagging(owner).map_or(Ok(()), |lag| Err(lag.into()))
     }

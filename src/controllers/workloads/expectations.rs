@@ -13,9 +13,9 @@ use crate::objects::{Meta, ObjectKey, Uid};
 /// After this long an expectation counts as met: an event must have been lost.
 pub const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// For each owner, the creations and deletions it has asked for and not seen yet. Creations are
-/// counted; deletions are known by uid, so that one is not counted twice (first as an update with a
-/// deletion timestamp, then as the deletion).
+/// For each owner, the creations and deletions that it has requested and not seen yet. Creations
+/// are counted; deletions are recorded by uid, so that none is counted twice (first as an update
+/// with a deletion timestamp, then as the deletion).
 pub struct Expectations {
     clock: SharedClock,
     owners: Mutex<HashMap<ObjectKey, Expected>>,
@@ -43,7 +43,8 @@ impl Expectations {
         self.owners.lock()
     }
 
-    /// Whether `owner` may act: it expects nothing, everything was seen, or the time is over.
+    /// Whether `owner` may act: it expects nothing, all expected events were seen, or the time is
+    /// over.
     pub fn satisfied(&self, owner: &ObjectKey) -> bool {
         let owners = self.owners();
         let Some(expected) = owners.get(owner) else { return true };
@@ -77,14 +78,15 @@ impl Expectations {
         self.expect(owner, 0, dependents);
     }
 
-    /// One creation was seen, or will never be.
+    /// Lowers the expectation by one creation, which was seen or will never be seen.
     pub fn creation_observed(&self, owner: &ObjectKey) {
         if let Some(expected) = self.owners().get_mut(owner) {
             expected.creations = expected.creations.saturating_sub(1);
         }
     }
 
-    /// The deletion of `dependent` was seen, or will never be. Counts once.
+    /// Removes the expected deletion of `dependent`, which was seen or will never be seen. Counts
+    /// once.
     pub fn deletion_observed(&self, owner: &ObjectKey, dependent: &Uid) {
         if let Some(expected) = self.owners().get_mut(owner) {
             expected.deletions.remove(dependent);
@@ -117,7 +119,7 @@ mod tests {
     use crate::objects::Timestamp;
 
     #[test]
-    fn an_owner_waits_for_what_it_asked_for() {
+    fn an_owner_waits_for_its_creations_and_deletions() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let expectations = Expectations::new(clock.clone());
         let (a, b) = (ObjectKey::new("ns", "a"), ObjectKey::new("ns", "b"));

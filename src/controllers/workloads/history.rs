@@ -31,9 +31,10 @@ pub const REVISION_HASH_LABEL: &str = "controller.kubernetes.io/hash";
 /// Upstream: `DefaultDaemonSetUniqueLabelKey`, `ControllerRevisionHashLabelKey`.
 pub const REVISION_LABEL: &str = "controller-revision-hash";
 
-/// The longest prefix that leaves room for a hash in a name. Upstream: `ControllerRevisionName`.
+/// The longest prefix to which a hash can be appended in a name. Upstream:
+/// `ControllerRevisionName`.
 const LONGEST_PREFIX: usize = 223;
-/// Between attempts to write a revision that someone else writes as well. Upstream:
+/// The delays between attempts to write a revision that others write as well. Upstream:
 /// `retry.DefaultBackoff`.
 const CONFLICT_PAUSES: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
@@ -62,7 +63,7 @@ struct NewRevisionMeta {
     owner_references: [OwnerReference; 1],
 }
 
-/// What came of a [`NewRevision`].
+/// The result of creating a [`NewRevision`].
 #[derive(Debug)]
 pub enum Created {
     New(ControllerRevision),
@@ -222,7 +223,7 @@ pub fn revisions_of(
     found
 }
 
-/// Those of `found` that the owner controls, adopted ones included; oldest first.
+/// The revisions of `found` that the owner controls, adopted ones included; oldest first.
 pub async fn claimed<O: Object + Resource>(
     client: &Client,
     owner: &Meta,
@@ -250,7 +251,7 @@ pub fn next_revision(revisions: &[Arc<ControllerRevision>]) -> i64 {
     revisions.iter().map(|known| known.revision).max().unwrap_or(0).saturating_add(1)
 }
 
-/// What a history limit counts.
+/// The revisions that a history limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Revisions that are not in use. Upstream: `truncateHistory` of StatefulSets.
@@ -285,8 +286,8 @@ pub async fn delete(client: &Client, revision: &ControllerRevision) -> Result<()
     }
 }
 
-/// Gives `revision` the number `number`: a rollback makes an old version the newest. A conflict is
-/// retried on the live revision. Upstream: `UpdateControllerRevision`.
+/// Sets the number of `revision` to `number`: a rollback makes an old version the newest. A
+/// conflict is retried on the live revision. Upstream: `UpdateControllerRevision`.
 pub async fn renumber(
     client: &Client,
     clock: &dyn Clock,
@@ -316,7 +317,7 @@ pub async fn renumber(
     }
 }
 
-/// A revision as a PUT takes it.
+/// The body of a PUT of a revision.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Whole<'a> {
@@ -377,7 +378,7 @@ mod tests {
     use super::*;
     use crate::objects::ResourceType;
 
-    /// Only the references that name it are looked at.
+    /// A stand-in for the owner's kind: only its name is used, in owner references.
     struct StatefulSet;
     struct DaemonSet;
 

@@ -1,4 +1,4 @@
-//! The workload controllers, and what they share.
+//! The workload controllers, and the parts that they share.
 
 pub mod autoscaling;
 pub mod availability;

@@ -1,5 +1,5 @@
-//! Pods made from a template. Upstream: `GetPodFromTemplate`, and what the workload controllers
-//! change in the pods that they create.
+//! Pods made from a template. Upstream: `GetPodFromTemplate`, and the changes of the workload
+//! controllers to the pods that they create.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::objects::{
     Istr, Labels, Meta, OwnerReference, RawObject, Resource, Template, from_json,
 };
 
-/// A pod to be created. Its spec is the template's, byte for byte but for what is edited, so fields
-/// that this build does not know reach the pod.
+/// A pod to be created. Its spec is the template's, byte for byte except for edits, so fields that
+/// this build does not know reach the pod.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewPod {
@@ -24,7 +24,7 @@ pub struct NewPod {
     spec: Option<Arc<RawValue>>,
 }
 
-/// Of a template's metadata the labels, annotations and finalizers reach the pod, as upstream.
+/// Labels, annotations and finalizers of a template's metadata reach the pod, as upstream.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewPodMeta {
@@ -100,8 +100,8 @@ impl NewPodMeta {
 
 type Edited = Result<(), serde_json::Error>;
 
-/// The spec of a pod to be created. An edit touches the named field and nothing else; it fails where
-/// the template has a value of another type, which the API server does not store.
+/// The spec of a pod to be created. An edit touches the named field and nothing else; it fails
+/// where the template has a value of another type, which the API server does not store.
 pub struct PodSpecEditor(RawObject);
 
 impl PodSpecEditor {
@@ -140,8 +140,8 @@ impl PodSpecEditor {
         })
     }
 
-    /// Puts claims, as pairs of volume and claim name, before the template's volumes; a volume of the
-    /// same name goes. Upstream: `updateStorage`.
+    /// Puts claims, as pairs of volume and claim name, before the template's volumes; a volume of
+    /// the same name goes. Upstream: `updateStorage`.
     pub fn put_claims<'a>(
         &mut self,
         claims: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -171,7 +171,7 @@ impl PodSpecEditor {
         })
     }
 
-    /// Lets the scheduler choose this node alone; replaces the required terms of the template.
+    /// Restricts the scheduler to this node; replaces the required terms of the template.
     /// Upstream: `ReplaceDaemonSetPodNodeNameNodeAffinity`.
     pub fn pin_to_node(&mut self, node: &str) -> Edited {
         let terms = json!([{
@@ -222,7 +222,8 @@ impl PodSpecEditor {
     }
 
     /// Adds an environment variable to the init containers and containers that have none of its
-    /// name. `source` is its `value` or its `valueFrom`. Upstream: `addCompletionIndexEnvVariables`.
+    /// name. `source` is its `value` or its `valueFrom`. Upstream:
+    /// `addCompletionIndexEnvVariables`.
     pub fn add_env(&mut self, name: &str, source: &EnvSource<'_>) -> Edited {
         let variable = raw(&match source {
             EnvSource::Value(value) => json!({"name": name, "value": value}),
@@ -253,7 +254,7 @@ impl PodSpecEditor {
     }
 }
 
-/// Where the value of an environment variable comes from.
+/// The source of the value of an environment variable.
 pub enum EnvSource<'a> {
     Value(&'a str),
     /// A field of the pod: `metadata.annotations['...']`.
@@ -356,7 +357,8 @@ mod tests {
         assert_eq!(name_prefix(&(long + "a")), "a".repeat(254));
     }
 
-    /// Unknown fields at every level, with numbers, escapes and an order that a parser would change.
+    /// Unknown fields at every level, with numbers, escapes and an order that a parser would
+    /// change.
     const ODD: &str = r#"{"metadata":{"labels":{"a":"b"},"brandNew":1},"spec":{"z":1.50,"containers":[{"name":"c","q":1e400,"env":[{"name":"A","value":"\u003c\/","new":{"x":[ ]}}],"probe":{"n":12345678901234567890123}},{"name":"d"}],"initContainers":[{"y":"\u00e9","name":"i","env":[{"name":"X"}]}],"volumes":[{"name":"data","emptyDir":{"new":1.0}},{"new":2.50,"name":"other"}],"affinity":{"podAffinity":{"k":0.10},"nodeAffinity":{"preferred":[1.0],"requiredDuringSchedulingIgnoredDuringExecution":{"u":1e2,"nodeSelectorTerms":[{"matchExpressions":[]}]}}},"tolerations":[{"key":"t","operator":"Exists","effect":"NoExecute","tolerationSeconds":5},{"key":"u","operator":"Exists","effect":"NoExecute","new":1.0}],"hostname":"old","restartPolicy":"OnFailure","hostNetwork":true}}"#;
 
     fn odd() -> (NewPod, String) {
@@ -371,7 +373,8 @@ mod tests {
     fn a_spec_keeps_every_byte_that_is_not_edited() {
         type Edit = fn(&mut PodSpecEditor) -> Edited;
         type Case<'a> = (&'a str, Edit, &'a [(&'a str, &'a str)]);
-        // The edit, and what it replaces by what; an addition at the end replaces the last brace.
+        // The edit, the replaced text, and the new text; an addition at the end replaces the last
+        // brace.
         let table: &[Case<'_>] = &[
             ("nothing", |_| Ok(()), &[]),
             (

@@ -1,23 +1,24 @@
-//! What a controller remembers about an owner beside the caches, and when it forgets that.
+//! The records that a controller keeps of an owner beside the caches, and their removal.
 
 use std::sync::Arc;
 
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{Object, ObjectKey, Uid};
 
-/// Something that is remembered about each owner, by its key.
+/// A record of each owner, by its key.
 pub trait OwnerRecord: Send + Sync {
-    /// Drops the record of `owner`. One that knows the uid stays if it is of another owner of that
-    /// name; `None`: any uid.
+    /// Drops the record of `owner`. A record with a uid stays if that is the uid of another owner
+    /// of this name; `None`: any uid.
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>);
 }
 
-/// All that a controller remembers about an owner. Cheap to clone.
+/// All records that a controller keeps of its owners. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct OwnerRecords(Vec<Arc<dyn OwnerRecord>>);
 
 impl OwnerRecords {
-    /// Adds `record`, for the controller to read and write, and for [`OwnerRecords::forget`] to drop.
+    /// Adds `record`, for the controller to read and write, and for [`OwnerRecords::forget`] to
+    /// drop.
     pub fn add<R: OwnerRecord + 'static>(&mut self, record: R) -> Arc<R> {
         let record = Arc::new(record);
         self.0.push(record.clone());
@@ -29,8 +30,8 @@ impl OwnerRecords {
         self.0.iter().for_each(|record| record.forget(owner, uid));
     }
 
-    /// Every change of an owner wakes its own key. One that is deleted is forgotten first: a new owner
-    /// of the same name starts without its records.
+    /// Every change of an owner queues its own key. The records of a deleted owner are dropped
+    /// first: a new owner of the same name starts without them.
     pub fn mapper<T: Object>(&self) -> impl Mapper<T, ObjectKey> + use<T> {
         let records = self.clone();
         move |change: Change<'_, T>, queue| {
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_owner_is_forgotten_and_wakes_its_key() {
+    fn a_deleted_owner_is_forgotten_and_queued() {
         let mut records = OwnerRecords::default();
         let all = [records.add(Forgotten::default()), records.add(Forgotten::default())];
         let queue = Queue::new("", QueuePolicy::default(), SystemClock::shared());

@@ -1,4 +1,4 @@
-//! Many pods of one owner, created or deleted under its expectations.
+//! Creates or deletes many pods of one owner, and lowers its expectations after failures.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::{PodControl, is_gone, is_seen_to_go};
 use crate::objects::{Object, ObjectKey, Pod, Resource};
 
-/// Creates the `count` pods that `owner` expects, in batches that grow; `create` gets the number of
-/// the pod. Returns how many were created, and the first failure. In a namespace that terminates
+/// Creates the `count` pods that `owner` expects, in growing batches; `create` gets the number of
+/// the pod. Returns the number of created pods, and the first failure. In a terminating namespace
 /// there is no failure: the owner terminates as well, so its expectations may stay unmet.
 pub async fn create_expected<Fut>(
     expectations: &Expectations,
@@ -33,8 +33,8 @@ where
     (created, failure)
 }
 
-/// Deletes `pods`, which `owner` expects to go, all at once. Returns what failed; a pod that is gone
-/// already is no failure. `cached`: the pods that the owner's syncs read.
+/// Deletes `pods`, whose deletion `owner` expects, all at once. Returns the failures; a pod that is
+/// gone already is not one. `cached`: the pods that the owner's syncs read.
 pub async fn delete_expected<O: Object + Resource>(
     control: &PodControl,
     owner: &Arc<O>,

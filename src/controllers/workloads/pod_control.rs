@@ -1,4 +1,4 @@
-//! Pods of a controller: created, deleted, with their events.
+//! Creates and deletes pods of a controller, with the events about that.
 //! Upstream: `controller.RealPodControl`.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::controllers::workloads::new_pod::NewPod;
 use crate::events::Recorder;
 use crate::objects::{Meta, Object, ObjectKey, Pod, Resource, Written};
 
-/// A delete whose outcome is unknown is repeated after each of these: a server that restarts may be
+/// The delays before repeats of a delete whose outcome is unknown: a server that restarts may be
 /// back by then.
 const DELETE_PAUSES: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1600)];
@@ -33,21 +33,21 @@ impl PodControl {
         PodControl { client, recorder, clock, written: None }
     }
 
-    /// Each pod written is noted in `consistency`, under its owner. Upstream: `OnWrite`.
+    /// Each write of a pod is recorded in `consistency`, under its owner. Upstream: `OnWrite`.
     pub fn recording(mut self, consistency: &Arc<Consistency>) -> PodControl {
         self.written = Some(consistency.clone());
         self
     }
 
-    /// Refuses a pod without labels, those of its controller included.
-    /// Events: `SuccessfulCreate`, `FailedCreate`; no event for a refused pod, or when the namespace
-    /// is terminating.
+    /// Creates a pod. Refuses one without labels, those of its controller included.
+    /// Events: `SuccessfulCreate`, `FailedCreate`; no event for a refused pod, or when the
+    /// namespace is terminating.
     pub async fn create<O: Object + Resource>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
         if pod.metadata.labels.is_empty() {
             return Err(Error::other("unable to create pods, no labels"));
         }
         let meta = owner.meta();
-        // The pod itself comes by the watch.
+        // The pod itself arrives by the watch.
         let pods = self.client.resource(&Pod::RESOURCE);
         match pods.create_for_metadata(&meta.namespace, pod).await {
             Ok(Written { meta: created }) => {
@@ -70,9 +70,9 @@ impl PodControl {
         }
     }
 
-    /// Deletes this pod, not another that has its name by now. [`is_gone`] recognizes the error that
-    /// means there is nothing to delete, which records no event.
-    /// Events: `SuccessfulDelete`, `FailedDelete`.
+    /// Deletes this pod, but not another one that has its name by now. [`is_gone`] recognizes the
+    /// error that means there is nothing to delete, which records no event. Events:
+    /// `SuccessfulDelete`, `FailedDelete`.
     pub async fn delete<O: Object + Resource>(&self, owner: &O, pod: &Pod) -> Result<(), Error> {
         let (key, uid) = (pod.meta.key(), pod.meta.uid.clone());
         log::debug!("{}: deleting pod {}", owner.meta().key(), key.name);
@@ -93,13 +93,13 @@ impl PodControl {
         }
     }
 
-    /// Repeats a delete whose answer is lost: an owner that does not know of it could choose another
-    /// pod as well, and have one too few.
+    /// Repeats a delete whose answer is lost: an owner that does not know its result could delete
+    /// another pod as well, and would have one too few.
     async fn surely_delete(&self, key: &ObjectKey, delete: Delete) -> client::Result<()> {
         let mut answer = self.client.delete::<Pod>(key, delete.clone()).await;
         for pause in DELETE_PAUSES {
             match answer {
-                // A webhook that fails would do so again.
+                // A webhook that fails would fail again.
                 Err(error) if error.is_unsure() && !error.is_internal() => {
                     self.clock.sleep(pause).await;
                 }
@@ -114,14 +114,14 @@ impl PodControl {
         answer
     }
 
-    /// Notes a write whose outcome is unknown.
+    /// Records a write whose outcome is unknown.
     fn doubt(&self, owner: &Meta, error: &client::Error) {
         if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
             consistency.unsure(&owner.key(), &owner.uid, &Pod::RESOURCE);
         }
     }
 
-    /// Notes that a pod of `owner` was written, by other means than these, and has this version.
+    /// Records that a pod of `owner` was written by other code and has this version.
     pub fn wrote(&self, owner: &Meta, version: u64) {
         if let Some(consistency) = &self.written {
             consistency.wrote_at(&owner.key(), &owner.uid, &Pod::RESOURCE, version);
@@ -139,7 +139,7 @@ pub fn is_not_found(error: &Error) -> bool {
     error.api().is_some_and(|error| error.is_not_found())
 }
 
-/// Whether the cache knows already that `pod` goes, or is gone.
+/// Whether the cache shows that `pod` is being deleted, or does not have it any more.
 pub fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
     let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
     now.is_none_or(|now| now.meta.is_being_deleted())

@@ -1,4 +1,4 @@
-//! Keeps a PodGroup that is being deleted while pods of it run.
+//! Keeps a PodGroup that is being deleted while its pods run.
 //! Upstream: `pkg/controller/scheduling/podgroupprotection`.
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn group_of(pod: &Pod) -> Option<ObjectKey> {
     (!name.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, name))
 }
 
-/// Wakes the group of a pod that has ended or is gone.
+/// Queues the group of a pod that has ended or is deleted.
 fn wake_left(change: Change<'_, Pod>, queue: &Queue) {
     let has_left = match &change {
         Change::Added { new, .. } | Change::Updated { new, .. } => new.is_terminal(),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_end_or_go_wake_their_group() {
+    fn pods_that_end_or_are_deleted_queue_their_group() {
         let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
         let woken = |change: Change<'_, Pod>| {
             wake_left(change, &queue);

@@ -24,14 +24,15 @@ fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
     });
 }
 
-/// What `owner` controls in its namespace, in no order. Needs [`controller_index`].
+/// The objects that `owner` controls in its namespace, in no order. Needs [`controller_index`].
 pub fn owned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     let mut found = lister.by_index(&controller_index(), &IndexValue::Uid(owner.uid.clone()));
     found.retain(|object| object.meta().namespace == owner.namespace);
     found
 }
 
-/// The same, and what no controller owns: the candidates of [`ControllerRefManager::claim`].
+/// The same, and the objects without a controller: the candidates of
+/// [`ControllerRefManager::claim`].
 /// Upstream: `FilterPodsByOwner`.
 pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     let mut found = owned(lister, owner);
@@ -39,23 +40,23 @@ pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc
     found
 }
 
-/// Claims what a controller object owns: keeps what matches, adopts matching orphans, releases
-/// what no longer matches.
+/// Claims the objects of a controller object: keeps its own that match, adopts matching orphans,
+/// and releases its own that no longer match.
 pub struct ControllerRefManager<'a> {
     pub client: &'a Client,
-    /// The metadata of the object that owns.
+    /// The metadata of the owner.
     pub owner: &'a Meta,
-    /// What is written into what it adopts.
+    /// The owner reference that adopted objects get.
     pub owner_ref: OwnerReference,
     pub selector: &'a Selector,
     /// Finalizers added with an adoption (Job); usually none.
     pub finalizers: &'a [&'a str],
-    /// Adoptions are noted here, under the owner.
+    /// Adoptions are recorded here, under the owner.
     written: Option<&'a Consistency>,
 }
 
 impl<'a> ControllerRefManager<'a> {
-    /// Of an owner of the kind `O`.
+    /// For an owner of the kind `O`.
     pub fn new<O: Resource>(
         client: &'a Client,
         owner: &'a Meta,
@@ -65,16 +66,16 @@ impl<'a> ControllerRefManager<'a> {
         ControllerRefManager { client, owner, owner_ref, selector, finalizers: &[], written: None }
     }
 
-    /// Each adoption is noted in `consistency`. Upstream: `OnWrite`.
+    /// Each adoption is recorded in `consistency`. Upstream: `OnWrite`.
     pub fn recording(mut self, consistency: &'a Consistency) -> ControllerRefManager<'a> {
         self.written = Some(consistency);
         self
     }
 
-    /// Those of `candidates` that the owner, of the kind `O`, holds afterwards; an adopted one as the
-    /// API returned it, so with its new resourceVersion. Before the first adoption the owner is read
-    /// live: the cache may not show yet that it is going, or is another by now. Every candidate is
-    /// tried; what failed is returned together.
+    /// The `candidates` that the owner, of the kind `O`, controls afterwards; an adopted one as the
+    /// API returned it, so with its new resourceVersion. Before the first adoption the owner is
+    /// read live: the cache may not show yet that it is being deleted, or was replaced by another.
+    /// Every candidate is processed; the failures are returned together.
     pub async fn claim<O: Object + Resource, C: Object + Resource>(
         &self,
         candidates: Vec<Arc<C>>,
@@ -179,19 +180,19 @@ fn may_adopt(kind: &str, owner: &Meta, fresh: &Meta) -> Result<(), String> {
     }
 }
 
-/// What is to happen to a candidate.
+/// The decision about a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Already owned, and matches.
     Keep,
     Adopt,
     Release,
-    /// Not the owner's business.
+    /// It does not concern the owner.
     Ignore,
 }
 
-/// What `owner` does with `candidate`. `matches`: its selector and filters, asked only when the
-/// answer counts. Upstream: `BaseControllerRefManager.ClaimObject`.
+/// What `owner` does with `candidate`. `matches`: its selector and filters, called only when the
+/// result matters. Upstream: `BaseControllerRefManager.ClaimObject`.
 pub fn decide(candidate: &Meta, owner: &Meta, matches: impl FnOnce() -> bool) -> Claim {
     if let Some(controller) = candidate.controller() {
         return match () {
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_claimed() {
+    fn candidates_are_kept_adopted_released_or_ignored() {
         use Claim::{Adopt, Ignore, Keep, Release};
         let controlled_by = |uid: &str| {
             json!({"namespace": "ns", "ownerReferences": [
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn patches_are_those_of_the_original() {
+    fn patches_are_those_of_upstream() {
         let owner = meta(json!({"namespace": "ns", "name": "web", "uid": "o"}));
         let owner = owner.controller_ref::<crate::objects::Deployment>();
         assert_eq!(
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_went_or_goes_adopts_nothing() {
+    fn a_deleted_or_terminating_owner_adopts_nothing() {
         let owner = meta(json!({"namespace": "ns", "name": "web", "uid": "a"}));
         let deployment = |fresh: &Meta| may_adopt("Deployment", &owner, fresh);
         assert_eq!(deployment(&owner), Ok(()));

@@ -36,7 +36,7 @@ pub struct Guard {
 impl Guard {
     /// For a port that untrusted clients reach. A connection costs up to 70 KiB, most of it for a
     /// long head; all of them cost 5 MB. A manager has few clients: probes, monitoring, people.
-    pub const STRANGERS: Guard =
+    pub const UNTRUSTED: Guard =
         Guard { connections: 64, head_bytes: Some(16 << 10), descriptors: 8 };
 
     /// For a server whose clients are trusted.
@@ -337,9 +337,9 @@ mod tests {
     }
 
     #[test]
-    fn strangers_have_time_limits() {
+    fn untrusted_clients_have_time_limits() {
         block_on(async {
-            let (clock, server, stop) = serve(Guard::STRANGERS, false);
+            let (clock, server, stop) = serve(Guard::UNTRUSTED, false);
             let mut slow = connect(server.address()).await.unwrap();
             slow.write_all(b"GET /heal").await.unwrap();
             let closed = closed_after(&mut slow, &clock).await;
@@ -354,7 +354,7 @@ mod tests {
             stop.stop();
             server.join().await;
 
-            let (clock, server, stop) = serve(Guard::STRANGERS, true);
+            let (clock, server, stop) = serve(Guard::UNTRUSTED, true);
             let mut silent = connect(server.address()).await.unwrap();
             let closed = closed_after(&mut silent, &clock).await;
             assert!(closed >= Duration::from_secs(9), "handshake: {closed:?}");
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn new_connection_takes_the_place_of_an_old_one() {
         block_on(async {
-            let guard = Guard { connections: 2, ..Guard::STRANGERS };
+            let guard = Guard { connections: 2, ..Guard::UNTRUSTED };
             let (clock, server, stop) = serve(guard, false);
             let mut open = Vec::new();
             for _ in 0..10 {
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn long_heads_are_refused() {
         block_on(async {
-            let (_, server, stop) = serve(Guard::STRANGERS, false);
+            let (_, server, stop) = serve(Guard::UNTRUSTED, false);
             let head = |bytes: usize| {
                 let value = "x".repeat(bytes);
                 format!("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-A: {value}\r\n\r\n")
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn plain_http_on_a_tls_port_is_answered_and_closed_without_a_reset() {
         block_on(async {
-            let (_, server, stop) = serve(Guard::STRANGERS, true);
+            let (_, server, stop) = serve(Guard::UNTRUSTED, true);
             let long = format!("GET / HTTP/1.1\r\nhost: {}\r\n\r\n", "x".repeat(100_000));
             for request in [GET, &long] {
                 let mut connection = connect(server.address()).await.unwrap();

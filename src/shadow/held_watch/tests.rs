@@ -118,7 +118,7 @@ fn what_users_ask_passes_after_the_writes_before_it() {
     case.sets.send(WatchEvent::Added, object("db", 3, 9, USER));
     assert_eq!(case.sets.passes(), NONE);
     case.sets.send(WatchEvent::Added, object("other", 4, 10, USER));
-    assert_eq!(case.sets.passes(), [10], "a creation asks nothing of what was before");
+    assert_eq!(case.sets.passes(), [10], "a creation does not depend on earlier objects");
     case.wants("pods", "db-0");
     assert_eq!(case.pods.passes(), [5]);
     assert_eq!(case.sets.passes(), [8, 9]);

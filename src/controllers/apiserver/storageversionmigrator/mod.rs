@@ -31,7 +31,7 @@ const VERSIONS_QUEUE: &str = "resource-version-controller";
 const WORKERS: usize = 5;
 /// The factor for rate and burst of requests: a migration sends many.
 const FASTER: (f64, u32) = (20.0, 100);
-/// The number of retries for a resource that is not served: it may have been defined just now.
+/// How long a resource may be missing in discovery: it may have been defined just now.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 struct Migrator {
@@ -114,7 +114,7 @@ fn malformed(version: &str) -> String {
     format!("resource version is not well formed: {version}")
 }
 
-/// Whether the migration has ended, so that only its records are to be removed.
+/// Whether the migration has ended, by success or failure.
 fn is_terminal(status: &StorageVersionMigrationStatus) -> bool {
     status.is_true(SUCCEEDED) || status.is_true(FAILED)
 }

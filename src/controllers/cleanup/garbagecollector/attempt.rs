@@ -1,4 +1,4 @@
-//! What is done about one object: nothing is deleted that was not looked up live.
+//! The deletion of one object, or the removal of its references: always after a live read.
 //! Upstream: `attemptToDeleteItem`, `attemptToOrphanWorker`.
 
 use std::sync::Arc;
@@ -24,12 +24,12 @@ enum Owner {
     WaitsForDependents,
 }
 
-/// How a look at an object ended.
+/// The result of processing an object.
 enum Look {
     Done,
     /// The API has no such object.
     Absent,
-    /// A cluster-scoped object names an owner that has a namespace: no second look will find it.
+    /// A cluster-scoped object names an owner that has a namespace: a retry cannot find it.
     Misplaced,
 }
 
@@ -52,7 +52,7 @@ impl GarbageCollector {
             Some(node) => (node.identity.clone(), node.deleting_dependents),
         };
         match self.look(&identity, waits).await? {
-            // A virtual node is looked at until a watch has shown it.
+            // A virtual node is processed again until a watch has shown it.
             Look::Done if self.graph().get(&uid).is_some_and(|node| node.is_virtual) => {
                 Ok(Next::Backoff)
             }
@@ -170,7 +170,7 @@ impl GarbageCollector {
         Ok(Some((self.client.resource(&resource).metadata_only(), key)))
     }
 
-    /// `None`: a cluster-scoped object that names a namespaced owner; it is left alone.
+    /// `None`: a cluster-scoped object that names a namespaced owner; it is ignored.
     async fn classify(
         &self,
         owner: &OwnerReference,

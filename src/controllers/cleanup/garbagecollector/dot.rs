@@ -1,4 +1,4 @@
-//! The graph as a person may look at it. Upstream: `garbagecollector/dump.go`.
+//! The graph in the DOT language, for people. Upstream: `garbagecollector/dump.go`.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -90,9 +90,9 @@ impl<'a> Vertex<'a> {
 }
 
 impl Graph {
-    /// In the DOT language: the nodes that have owners or dependents; of these, if `uids` are given,
-    /// those named and all that is joined to them. Owners without a node are shown as missing, as
-    /// often as they are referred to.
+    /// In the DOT language: the nodes that have owners or dependents; of these, if `uids` are
+    /// given, those named and all that is joined to them. Owners without a node are shown as
+    /// missing, as often as they are referred to.
     pub fn to_dot(&self, uids: &[Uid]) -> String {
         let joined = (!uids.is_empty()).then(|| self.joined(uids));
         let shown = |node: &&Node| {

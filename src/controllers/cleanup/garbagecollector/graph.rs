@@ -183,7 +183,7 @@ impl Graph {
         self.start_deletion(&uid, old, new, wake);
     }
 
-    /// A virtual node was seen: those that named it otherwise are looked at again.
+    /// A virtual node was seen: dependents that named it otherwise are processed again.
     fn confirm(&mut self, observed: Identity, wake: &mut dyn FnMut(Wake)) {
         let uid = observed.uid.clone();
         if self.nodes.get(&uid).is_some_and(|node| node.identity != observed) {
@@ -388,7 +388,7 @@ fn report_namespace(dependent: &Node, owner: &Uid, wake: &mut dyn FnMut(Wake)) {
 }
 
 /// The next way in which `dependents` name the uid of `absent`, in a fixed order, so that each way
-/// gets its turn.
+/// is used.
 fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity> {
     let cluster_scoped = absent.namespace.is_empty();
     let mut others: Vec<Identity> = Vec::new();
@@ -589,7 +589,7 @@ mod tests {
         assert_eq!(wakes, [delete("child"), delete("owner")]);
         assert_eq!(world.observe(&owner, Some(dying.clone()), dying), [], "queued once");
         assert_eq!(world.0.blocking_dependents(&owner.uid).count(), 1);
-        // No longer blocking: the owner is looked at again.
+        // No longer blocking: the owner is processed again.
         let unblocked = owned_by("owner", false);
         assert_eq!(
             world.observe(&child, Some(owned_by("owner", true)), unblocked),

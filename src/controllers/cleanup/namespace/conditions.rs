@@ -1,4 +1,4 @@
-//! What a pass over a namespace found, as the conditions of its status.
+//! The conditions of a namespace's status, from the findings of a pass.
 //! Upstream: `deletion.namespaceConditionUpdater`.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::content::Content;
 use crate::objects::{Condition, Istr, ResourceType, Timestamp};
 
-/// What a pass found: empty, when all went well and nothing is left.
+/// The findings of a pass: empty when nothing failed and no objects remain.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// Why discovery did not name everything.
@@ -15,9 +15,9 @@ pub struct Findings {
     pub group_version: Option<String>,
     /// Why content could not be deleted, one text an attempt.
     pub failures: Vec<String>,
-    /// `plural.group`, and how many are left of it.
+    /// The number of remaining objects, by `plural.group`.
     resources: Vec<(String, usize)>,
-    /// By finalizer: how many objects it holds.
+    /// The number of objects with each finalizer.
     finalizers: BTreeMap<Istr, usize>,
 }
 
@@ -33,7 +33,7 @@ impl Findings {
         }
     }
 
-    /// Brings the conditions up to date. Returns whether that changed anything.
+    /// Updates the conditions. Returns whether that changed anything.
     pub fn apply(&self, conditions: &mut Vec<Condition>, now: Timestamp) -> bool {
         let mut changed = false;
         for kind in &KINDS {

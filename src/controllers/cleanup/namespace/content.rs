@@ -1,4 +1,4 @@
-//! What a namespace holds of one resource, and how it goes.
+//! Deletes the objects of one resource in a namespace.
 //! Upstream: `deleteAllContentForGroupVersionResource`.
 
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use crate::objects::{
     messages, null_as_default,
 };
 
-/// How long the finalizers of what is being deleted are given.
+/// The estimated time for the finalizers of objects that are being deleted.
 const FINALIZERS: Duration = Duration::from_secs(15);
-/// Finalizers that a delete in the background takes off.
+/// Finalizers that a background deletion removes.
 const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
 
-/// An object, as far as its deletion goes.
+/// The fields of an object that matter for its deletion.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Item {
@@ -30,7 +30,7 @@ struct Item {
     status: PodStatus,
 }
 
-/// An object of any kind. What a custom resource has as its spec and status is its own business.
+/// An object of any kind. Spec and status of a custom resource may have any form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct AnyItem {
@@ -66,10 +66,10 @@ struct PodStatus {
     phase: PodPhase,
 }
 
-/// How the objects of a list are read.
+/// The form in which the objects of a list are read.
 #[derive(Clone, Copy)]
 enum Reading {
-    /// How long a Pod may take is not in its metadata.
+    /// Whole Pods: the grace period is not in the metadata.
     Pods,
     Metadata,
 }
@@ -81,8 +81,8 @@ impl From<AnyItem> for Item {
 }
 
 impl Item {
-    /// One that cannot be decoded is there, and not settled; its name is empty if not even that can
-    /// be read.
+    /// An object that cannot be decoded exists and may need a delete; its name is empty if not even
+    /// that can be read.
     fn of(item: &Encoded, reading: Reading) -> Item {
         let Encoded { form, bytes } = item;
         let read = match reading {
@@ -102,7 +102,7 @@ impl Item {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
-    /// It is being deleted, and a further delete would change nothing about it.
+    /// Whether it is being deleted, and a further delete would change nothing.
     fn is_settled(&self) -> bool {
         let ItemMeta { deletion_timestamp, deletion_grace_period_seconds, finalizers, .. } =
             &self.metadata;
@@ -112,9 +112,10 @@ impl Item {
             return false;
         }
         match deletion_grace_period_seconds.unwrap_or(0) {
-            // Its time is up: only finalizers can hold it.
+            // Its time has passed: only finalizers can keep it.
             0 => !finalizers.is_empty(),
-            // Without a node, or ended, a Pod gets no time any more; nor more than its own.
+            // A Pod without a node, or one that has ended, has no grace period; others at most
+            // their own.
             left => {
                 let own = self.spec.termination_grace_period_seconds.unwrap_or(0);
                 !self.spec.node_name.is_empty() && !self.has_ended() && left <= own
@@ -123,13 +124,13 @@ impl Item {
     }
 }
 
-/// What a namespace holds of a resource.
+/// The objects of a resource in a namespace.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Content {
     pub count: usize,
-    /// By finalizer: how many objects have it.
+    /// The number of objects with each finalizer.
     pub finalizers: BTreeMap<Istr, usize>,
-    /// Objects that a delete would do something about.
+    /// The number of objects that a delete would change.
     pub(super) unsettled: usize,
     /// The longest grace period of a Pod that has not ended.
     pub(super) grace: Duration,
@@ -151,10 +152,10 @@ impl Content {
     }
 }
 
-/// How an attempt to delete ended.
+/// The result of an attempt to delete.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// When the rest may be gone. Zero: unknown.
+    /// The estimated time until the rest is gone. Zero: unknown.
     pub estimate: Duration,
     pub left: Content,
     pub error: Option<Error>,
@@ -165,7 +166,7 @@ impl Outcome {
         Outcome { estimate, left: Content::default(), error: Some(error.into()) }
     }
 
-    /// What is still there after all was deleted that can be.
+    /// The objects that remain after everything that can be deleted was deleted.
     fn of(left: Content, estimate: Duration, namespace: &str, resource: &ResourceType) -> Outcome {
         if left.count == 0 {
             return Outcome::default();
@@ -191,10 +192,10 @@ pub fn is_pods(resource: &ResourceType) -> bool {
 /// Deletes the objects of a resource in `namespace`, which has been terminating for `age`.
 ///
 /// Lists before it deletes, unlike upstream: most resources have no objects in a namespace, and
-/// objects that only wait for their grace period or finalizers need no second delete. In either case
-/// a list shows that they are gone. Where that list fails, as that of a million events may, the
-/// objects are deleted all the same. Pods are not: upstream lists them first as well, and waits no
-/// longer than they may take.
+/// objects that only wait for their grace period or finalizers need no second delete. In either
+/// case a list shows that they are gone. Where that list fails, as that of a million events may,
+/// the objects are deleted without it. Pods are not: upstream lists them first as well, and waits
+/// no longer than their grace periods.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,
@@ -237,10 +238,11 @@ pub async fn delete_all(
     }
 }
 
-/// At once where the server can, else one by one.
+/// Deletes all with one request where the server allows it, else one by one.
 async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client::Result<()> {
     if found.supports(&["deletecollection"]) {
-        // The namespace goes only when all is gone: nothing needs to be orphaned or waited for.
+        // The namespace is deleted only when all objects are gone: none needs to be orphaned or
+        // waited for.
         let all = ListOptions::default();
         match verbs.delete_collection(Some(namespace), Delete::background(), &all).await {
             Err(error) if is_unsupported(&error) => {}
@@ -278,7 +280,7 @@ async fn content(
     Ok(listed.then_some(content))
 }
 
-/// Looks at the objects as they arrive. `false`: the resource can't be listed.
+/// Counts the objects as they arrive. `false`: the resource cannot be listed.
 async fn each(
     verbs: &Dynamic,
     reading: Reading,
@@ -345,7 +347,7 @@ mod tests {
             ),
             (json!({ "metadata": { "name": null } }), named("")),
             (json!({ "metadata": null }), named("")),
-            // What looks like a pod's spec, or like nothing known.
+            // A member that looks like a pod's spec, or unknown content.
             (
                 json!({
                     "metadata": { "name": "a" },
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_cannot_be_decoded_is_there() {
+    fn an_object_that_cannot_be_decoded_counts() {
         for (json, name) in [
             (r#"{"metadata":{"name":"a","finalizers":1}}"#, "a"),
             (r#"{"metadata":{"name":"a","deletionTimestamp":"then"}}"#, "a"),
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_delete_would_change_is_deleted_again() {
+    fn only_objects_that_a_delete_would_change_are_deleted_again() {
         let deleting = |grace: i64, finalizers: &[&str]| {
             json!({ "metadata": {
                 "name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z",
@@ -418,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_grace_of_what_runs_counts() {
+    fn the_longest_grace_period_of_running_pods_counts() {
         let pod = |phase: &str, grace: Option<i64>| {
             json!({
                 "metadata": { "name": "a", "finalizers": ["x/y"] },

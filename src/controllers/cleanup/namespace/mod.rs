@@ -1,9 +1,9 @@
-//! Empties a namespace that is being deleted, then lets it go.
+//! Deletes the content of a namespace that is being deleted, then removes its finalizer.
 //! Upstream: `pkg/controller/namespace`.
 //!
-//! Pods are deleted first, and the rest when they are gone: a NetworkPolicy, for example, outlives the
-//! pods that it guards. The last pod that goes brings the next look at once; upstream waits for half
-//! of the pods' time.
+//! Pods are deleted first, and the rest when they are gone: a NetworkPolicy, for example, outlives
+//! the pods that it protects. The deletion of the last pod queues the next pass at once; upstream
+//! waits for half of the pods' grace period.
 
 mod conditions;
 mod content;
@@ -25,14 +25,15 @@ use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult
 use crate::objects::{Istr, Namespace, ObjectKey, Pod, Resource, ResourceType};
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
-/// The finalizer of a namespace's spec that this controller takes off.
+/// The finalizer of a namespace's spec that this controller removes.
 const FINALIZER: &str = "kubernetes";
-/// The wait after a change of a namespace. Then all API servers refuse new objects in it, and objects
-/// that were created just before can be listed.
+/// The wait after a change of a namespace. Then all API servers refuse new objects in it, and
+/// objects that were created just before can be listed.
 const GRACE: Duration = Duration::from_secs(5);
-/// The next look at a namespace whose pods have gone from the cache, and were listed just before.
+/// The delay of the next pass over a namespace whose pods are gone from the cache, but were listed
+/// just before.
 const SOON: Duration = Duration::from_secs(1);
-/// Failures are retried after this long, doubling.
+/// The delay before a retry after a first failure; it doubles.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(60)];
 /// Emptying a namespace takes many small requests: rate and burst are multiplied by these factors.
 const FASTER: (f64, u32) = (20.0, 100);
@@ -54,14 +55,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let (rate_factor, burst_factor) = FASTER;
     let client = c.client().with_rate(rate_factor, burst_factor);
-    // A shadow keeps to the pace of the manager in charge.
+    // In shadow mode the pace is that of the manager in charge.
     let waiting = (!c.options().shadow).then(|| Waiting::new(c, &queue));
     let this = Arc::new(NamespaceController { namespaces, waiting, client, clock: c.clock() });
     c.sync(queue, &this, NamespaceController::sync);
     Ok(())
 }
 
-/// The namespaces whose pods have been deleted and have not gone yet.
+/// The namespaces whose pods are being deleted.
 #[derive(Clone)]
 struct Waiting {
     pods: Lister<Pod>,
@@ -82,7 +83,7 @@ impl Waiting {
         waiting
     }
 
-    /// Whether the last pod of a namespace that waited has gone. It waits no longer then.
+    /// Whether the last pod of a waiting namespace is gone. It does not wait any more then.
     fn is_over(&self, namespace: &str) -> bool {
         let mut namespaces = self.namespaces.lock();
         namespaces.contains(namespace)
@@ -108,7 +109,7 @@ struct NamespaceController {
     clock: SharedClock,
 }
 
-/// What is written to a namespace on its way.
+/// A write to a namespace that is being deleted.
 #[derive(Clone, Copy)]
 enum Step {
     MarkTerminating,
@@ -150,8 +151,8 @@ impl NamespaceController {
         Ok(Next::Done)
     }
 
-    /// Writes, again after each conflict; never to another namespace of the same name. `None`: it
-    /// is gone.
+    /// Writes, and retries after each conflict; never to another namespace of the same name.
+    /// `None`: it is gone.
     async fn write(
         &self,
         step: Step,

@@ -124,7 +124,7 @@ impl Ipam {
     /// The API server takes ranges only for a node that has none.
     ///
     /// # Errors
-    /// The last one, and whether the node may have the ranges after all.
+    /// The last error, and whether the node may have the ranges in spite of it.
     async fn assign(&self, node: &Node, ranges: &[Cidr]) -> Result<(), (client::Error, bool)> {
         let cidrs = list(ranges);
         let patch = Patch::StrategicMerge(json!({

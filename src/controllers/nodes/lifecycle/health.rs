@@ -1,4 +1,4 @@
-//! Whether a node is alive: what was last heard of it, and the conditions of a node that is not.
+//! The health of a node: its last sign of life, and the conditions of a silent node.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub struct GracePeriods {
     pub startup: Duration,
 }
 
-/// What was last heard of a node. Upstream: `nodeHealthData`.
+/// The last sign of life of a node. Upstream: `nodeHealthData`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Health {
     /// When there was a sign of life, on the manager's own clock: clocks of nodes may differ.
@@ -47,9 +47,9 @@ pub struct Health {
 }
 
 impl Health {
-    /// What is known after a look at the node and its lease. A node without the condition Ready lives
-    /// from its creation on. Each change of the lease's time counts: the node's clock may be set back.
-    /// Upstream: the first half of `tryUpdateNodeHealth`, where only a later time counts.
+    /// The health after the node and its lease were read. A node without the condition Ready counts
+    /// as alive from its creation on. Each change of the lease's time counts: the node's clock may be
+    /// set back. Upstream: the first half of `tryUpdateNodeHealth`, where only a later time counts.
     pub fn observe(
         before: Option<&Health>,
         node: &Node,
@@ -205,7 +205,8 @@ mod tests {
             silent(&[(none(), None, 12), (none(), None, 70), (none(), None, 71)]),
             [false, false, true]
         );
-        // Upstream: TestMonitorNodeHealthUpdateNodeAndPodStatusWithLease, kubelet never posted status.
+        // Upstream: TestMonitorNodeHealthUpdateNodeAndPodStatusWithLease, kubelet never posted
+        // status.
         assert_eq!(silent(&[(none(), None, 4000)]), [true]);
         assert_eq!(silent(&[(none(), Some(3990), 4000)]), [false]);
         assert_eq!(

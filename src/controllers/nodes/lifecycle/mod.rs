@@ -1,8 +1,8 @@
 //! Watches whether nodes are alive, says so in their conditions and taints, and has the pods of a
 //! node that is not alive marked as not ready. Upstream: `pkg/controller/nodelifecycle`.
 //!
-//! All nodes are looked at every `--node-monitor-period`, from the caches; a lease costs nothing when
-//! it is renewed. Without nodes there are no passes.
+//! All nodes are checked every `--node-monitor-period`, from the caches; the renewal of a lease by
+//! itself costs nothing. Without nodes there are no passes.
 
 mod health;
 mod monitor;
@@ -39,7 +39,7 @@ const POD_WORKERS: usize = 4;
 /// From the decision to the first attempt: by then the cache has the conditions that were just
 /// written. Upstream: `NodeEvictionPeriod`.
 const TAINT_DELAY: Duration = Duration::from_millis(100);
-/// After which a node is looked at again that cannot be tainted yet.
+/// The delay before a node that cannot be tainted yet is checked again.
 const TAINT_RETRY: Duration = Duration::from_millis(50);
 /// The namespace of the nodes' leases. Upstream: `v1.NamespaceNodeLease`.
 const LEASES: &str = "kube-node-lease";
@@ -229,7 +229,7 @@ impl NodeLifecycle {
         outcome.is_ok() && zones::are_all_full(&state.zones)
     }
 
-    /// `Err`: how long until it should be tried again. Not ready and unreachable exclude each other, as
+    /// `Err`: the delay before the next attempt. Not ready and unreachable exclude each other, as
     /// the statuses of the condition Ready do.
     async fn taint(&self, name: &Arc<str>) -> Result<(), Duration> {
         let Some(node) = self.nodes.get(&ObjectKey::cluster(name)) else { return Ok(()) };

@@ -235,12 +235,12 @@ impl NodeLifecycle {
         }
     }
 
-    /// Writes what a look at a node asks for. A node whose conditions cannot be written is left alone,
-    /// and does not count in its zone.
+    /// Carries out the decision about a node. A node whose conditions cannot be written gets no
+    /// other write, and does not count in its zone.
     async fn tend(&self, mut node: Arc<Node>, mut look: NodeObservation, counts: &Mutex<Counts>) {
         let key = node.meta.key();
         if look.write.is_some() {
-            // Others had their turns first: the node may have given a sign of life meanwhile.
+            // Other nodes were written before: this one may have shown a sign of life meanwhile.
             look = self.look(&mut self.state.lock(), &node);
         }
         let mut attempts = 0;
@@ -349,8 +349,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// The node as it is, if this pass may have tainted it. Upstream takes it as it was when the pass
-    /// began, so that the taint stays.
+    /// The node as it is, if this pass may have tainted it. Upstream takes it as it was when the
+    /// pass began, so that the taint stays.
     async fn newest(&self, node: Arc<Node>) -> Arc<Node> {
         let is_member = |tainter: &Tainter| tainter.has(&node.meta.name);
         let may_be = self.state.lock().tainters.get(&zone_of(&node)).is_some_and(is_member);

@@ -1,11 +1,11 @@
-//! What a pass finds out about a node, and what follows from it.
+//! The observation of a node in a pass, and the decisions that follow.
 
 use super::Unmarked;
 use super::health::Ready;
 use crate::controllers::nodes::taints::{self, Swap};
 use crate::objects::{NO_EXECUTE, Node, NodeCondition};
 
-/// What a pass finds out about a node.
+/// The observation of a node in a pass.
 pub struct NodeObservation {
     /// The condition Ready as the node has it; Unknown without one.
     pub observed: Ready,

@@ -24,7 +24,7 @@ impl NodeLifecycle {
         Ok(Next::Done)
     }
 
-    /// Goes on after a failure. Upstream: `MarkPodsNotReady`.
+    /// Continues after a failure. Upstream: `MarkPodsNotReady`.
     pub(super) async fn mark_not_ready(&self, pods: &[Arc<Pod>]) -> Result<(), Error> {
         let statuses = self.client.resource(&Pod::RESOURCE).subresource("status");
         let mut errors = Vec::new();

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn families_come_from_the_spec_or_the_cluster_ip() {
+    fn without_families_in_the_spec_the_cluster_ip_decides() {
         for (spec, types) in [
             (json!({"ipFamilies": ["IPv6", "IPv4"]}), vec!["IPv6", "IPv4"]),
             (json!({"clusterIP": "10.96.0.1"}), vec!["IPv4"]),

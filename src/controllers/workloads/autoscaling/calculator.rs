@@ -1,4 +1,4 @@
-//! From the metrics of pods to a number of replicas.
+//! Computes a number of replicas from the metrics of pods.
 //! Upstream: `podautoscaler.ReplicaCalculator`, `podautoscaler/metrics/utilization.go`.
 
 use std::collections::{HashMap, HashSet};
@@ -20,7 +20,7 @@ pub(super) struct PodMetric {
 /// By the names of pods.
 pub(super) type PodMetrics = HashMap<Box<str>, PodMetric>;
 
-/// How far a ratio of usage to target may be from 1 without an effect.
+/// The range around 1 in which a ratio of usage to target has no effect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Tolerances {
     pub down: f64,
@@ -33,7 +33,7 @@ impl Tolerances {
     }
 }
 
-/// When the CPU of a pod that starts does not count.
+/// The times after its start in which the CPU of a pod does not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Startup {
     /// `--horizontal-pod-autoscaler-cpu-initialization-period`
@@ -42,7 +42,7 @@ pub(super) struct Startup {
     pub readiness_delay: Duration,
 }
 
-/// What is proposed for one metric, and what the status shows of it.
+/// The proposal of one metric, and its values for the status.
 #[derive(Debug, PartialEq)]
 pub(super) struct Proposal {
     pub replicas: i32,
@@ -67,7 +67,7 @@ const NO_PODS: &str = "no pods returned by selector while calculating replica co
 const NO_METRICS: &str = "did not receive metrics for targeted pods (pods might be unready)";
 const UNKNOWN_PODS: &str = "no metrics returned matched known pods";
 
-/// Pods by what their metrics are worth.
+/// Pods, grouped by whether their metrics count.
 #[derive(Debug, Default, PartialEq)]
 struct Groups<'a> {
     ready: usize,
@@ -77,7 +77,8 @@ struct Groups<'a> {
 }
 
 impl<'a> Calculator<'a> {
-    /// To come to `target` percent of what the pods request. Upstream: `GetResourceReplicas`.
+    /// The replicas for a usage of `target` percent of the pods' requests.
+    /// Upstream: `GetResourceReplicas`.
     pub fn by_utilization(
         &self,
         mut metrics: PodMetrics,
@@ -89,7 +90,7 @@ impl<'a> Calculator<'a> {
         let groups = self.prepare(&mut metrics, Some(resource))?;
         let requests = self.requests(container, resource)?;
         let measure = |metrics: &PodMetrics| utilization(metrics, &requests, target);
-        // A missing pod uses all that it requests, or the target where that is more.
+        // A pod without metrics counts with its request, or with the target if that is higher.
         let full = |pod: &str| {
             let request = requests.get(pod).copied().unwrap_or(0);
             request.wrapping_mul(target.max(100).into()) / 100
@@ -100,8 +101,8 @@ impl<'a> Calculator<'a> {
         Ok(Proposal { replicas, usage, utilization: Some(percent) })
     }
 
-    /// To come to an average of `target` thousandths. `resource`: of which resource the metric is, if
-    /// it is of one. Upstream: `calcPlainMetricReplicas`.
+    /// The replicas for an average of `target` thousandths. `resource`: the resource, for metrics
+    /// of resources. Upstream: `calcPlainMetricReplicas`.
     pub fn by_average(
         &self,
         mut metrics: PodMetrics,
@@ -121,12 +122,12 @@ impl<'a> Calculator<'a> {
         Ok(Proposal { replicas, usage, utilization: None })
     }
 
-    /// To bring one value, in thousandths, to `target`. Upstream: `GetObjectMetricReplicas`,
-    /// `GetExternalMetricReplicas`.
+    /// The replicas that bring one value, in thousandths, to `target`. Upstream:
+    /// `GetObjectMetricReplicas`, `GetExternalMetricReplicas`.
     pub fn by_value(&self, usage: i64, current: i32, target: i64) -> Result<Proposal, String> {
         let ratio = usage as f64 / target as f64;
         let replicas = match current {
-            // Neither tolerance nor pods, so that it can start from nothing.
+            // Without tolerance and without pods, so that it can start from zero.
             0 => ceil(ratio),
             _ if self.tolerances.cover(ratio) => current,
             _ if self.pods.is_empty() => {
@@ -140,7 +141,7 @@ impl<'a> Calculator<'a> {
         Ok(Proposal { replicas, usage, utilization: None })
     }
 
-    /// Shares the pods out and drops the metrics of those that do not count.
+    /// Groups the pods and drops the metrics of those that do not count.
     fn prepare(
         &self,
         metrics: &mut PodMetrics,
@@ -182,7 +183,7 @@ impl<'a> Calculator<'a> {
         groups
     }
 
-    /// The CPU of the pod is that of its start.
+    /// Whether the CPU usage is from the pod's start and does not count.
     fn is_starting(&self, pod: &Pod, metric: &PodMetric) -> bool {
         let (Some(_), Some(started)) = (pod.status.is_ready, pod.status.start_time) else {
             return true;
@@ -197,7 +198,7 @@ impl<'a> Calculator<'a> {
         is_false && started + self.startup.readiness_delay > since
     }
 
-    /// What each pod requests. Upstream: `calculateRequests`.
+    /// The request of each pod. Upstream: `calculateRequests`.
     fn requests(&self, container: &str, resource: &str) -> Result<HashMap<&'a str, i64>, String> {
         let of = |pod: &'a Arc<Pod>| {
             let as_a_whole = self.pod_level_resources
@@ -212,8 +213,8 @@ impl<'a> Calculator<'a> {
         self.pods.iter().map(of).collect()
     }
 
-    /// The number of replicas for `ratio`. Where pods have no metrics, or are unready while there are
-    /// too few, the ratio is `measure`d again with what they use at least or at most.
+    /// The number of replicas for `ratio`. Where pods have no metrics, or are unready while there
+    /// are too few, the ratio is `measure`d again with what they use at least or at most.
     fn decide(
         &self,
         mut metrics: PodMetrics,
@@ -256,7 +257,7 @@ impl<'a> Calculator<'a> {
     }
 }
 
-/// The values of a metric together; the largest or the least number where that is out of range.
+/// The sum of a metric's values; the largest or the least number where it is out of range.
 pub(super) fn sum(values: &[i64]) -> i64 {
     let mut sum = 0i64;
     for value in values {
@@ -268,8 +269,8 @@ pub(super) fn sum(values: &[i64]) -> i64 {
     sum
 }
 
-/// To come to `target` thousandths for each of `current` replicas: `usage` is the sum, and the
-/// average in what is returned. Upstream: `GetObjectPerPodMetricReplicas`.
+/// The replicas for `target` thousandths each. `usage`: the sum over `current` replicas; the result
+/// has the average. Upstream: `GetObjectPerPodMetricReplicas`.
 pub(super) fn by_share(usage: i64, current: i32, target: i64, tolerances: Tolerances) -> Proposal {
     let (sum, count, target) = (usage as f64, f64::from(current), target as f64);
     let replicas = match tolerances.cover(sum / (target * count)) {
@@ -279,8 +280,8 @@ pub(super) fn by_share(usage: i64, current: i32, target: i64, tolerances: Tolera
     Proposal { replicas, usage: (sum / count).ceil() as i64, utilization: None }
 }
 
-/// As [`by_share`], for the sum of `values`. A sum that falls below zero counts as one that is too
-/// large: upstream takes it for an overflow. Upstream: `GetExternalPerPodMetricReplicas`.
+/// As [`by_share`], for the sum of `values`. A sum that falls below zero counts as too large:
+/// upstream treats it as an overflow. Upstream: `GetExternalPerPodMetricReplicas`.
 pub(super) fn by_shares(
     values: &[i64],
     current: i32,
@@ -295,7 +296,7 @@ pub(super) fn by_shares(
     Proposal { usage: if is_too_large { i64::MAX } else { proposal.usage }, ..proposal }
 }
 
-/// Rounded up; at most what an `i32` holds.
+/// Rounded up; at most the largest `i32`.
 fn ceil(replicas: f64) -> i32 {
     replicas.ceil() as i32
 }
@@ -308,8 +309,8 @@ fn runs_ready(pod: &Pod) -> bool {
     pod.status.phase == PodPhase::Running && pod.is_ready()
 }
 
-/// The ratio to the target, the utilization in percent, and the average in thousandths. Pods without
-/// a request are strangers. Upstream: `GetResourceUtilizationRatio`.
+/// The ratio to the target, the utilization in percent, and the average in thousandths. Pods
+/// without a request do not count. Upstream: `GetResourceUtilizationRatio`.
 fn utilization(
     metrics: &PodMetrics,
     requests: &HashMap<&str, i64>,

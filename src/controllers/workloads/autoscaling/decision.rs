@@ -1,5 +1,5 @@
-//! The decision about one target: how many replicas it is to have, why, and what the status says of
-//! it. No I/O. Upstream: parts of `reconcileAutoscaler`.
+//! The decision about one target: the number of replicas, the reason, and the status. No I/O.
+//! Upstream: parts of `reconcileAutoscaler`.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ const SCALED: (&str, &str, &str) =
 const NOT_SCALED: (&str, &str, &str) =
     ("False", "NotScaledToZero", "the HPA controller did not scale the workload to zero");
 
-/// What all metrics together ask for.
+/// The proposal of all metrics together.
 #[derive(Default)]
 pub(super) struct Proposed {
     pub replicas: i32,
-    /// The metric that asks for the most.
+    /// The metric with the highest proposal.
     pub name: String,
     pub statuses: Vec<Value>,
-    /// Of the metrics that could not be read.
+    /// The failures of metrics that could not be read.
     pub error: Option<String>,
 }
 
-/// The replicas of a target, and those that it may have.
+/// The replicas of a target, and the bounds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scaling {
     pub current: i32,
@@ -60,7 +60,7 @@ impl Scaling {
     }
 }
 
-/// What an autoscaler did of late, and at which time it decides.
+/// The recent history of an autoscaler, and the time of the decision.
 pub(super) struct Recent<'a> {
     pub history: &'a mut History,
     /// `--horizontal-pod-autoscaler-downscale-stabilization`.
@@ -69,14 +69,14 @@ pub(super) struct Recent<'a> {
     pub moment: Duration,
 }
 
-/// How many replicas a target is to have, and why that is not the number that it has.
+/// The wanted number of replicas of a target, and the reason when it differs from the present one.
 #[derive(Debug, PartialEq)]
 pub(super) struct Decision {
     pub desired: i32,
     pub reason: String,
 }
 
-/// An autoscaler and what becomes of its status.
+/// An autoscaler and its new status.
 pub(super) struct Reconcile<'a> {
     pub autoscaler: &'a HorizontalPodAutoscaler,
     pub key: &'a ObjectKey,
@@ -95,7 +95,7 @@ impl Reconcile<'_> {
         self.status.current_metrics = metrics;
     }
 
-    /// `proposed` counts only where the target follows its metrics.
+    /// `proposed` counts only in the mode that follows the metrics.
     pub fn decide(
         &mut self,
         scaling: Scaling,
@@ -136,7 +136,7 @@ impl Reconcile<'_> {
         }
     }
 
-    /// The target has `desired` replicas now.
+    /// Records that the target has `desired` replicas now.
     pub fn rescaled(&mut self, scaling: Scaling, desired: i32, now: Timestamp) {
         let Scaling { current, min, zero, .. } = scaling;
         let message =

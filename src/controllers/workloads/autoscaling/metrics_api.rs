@@ -19,7 +19,7 @@ const CUSTOM_METRICS: &str = "custom.metrics.k8s.io";
 const EXTERNAL_METRICS: &str = "external.metrics.k8s.io";
 /// The versions of custom metrics that can be read.
 const CUSTOM_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
-/// Of a custom metric that does not say. Upstream: `metricServerDefaultMetricWindow`.
+/// The window of a custom metric that has none. Upstream: `metricServerDefaultMetricWindow`.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The metrics APIs. Errors are texts for conditions and events.
@@ -74,7 +74,7 @@ struct MetricValue {
     #[serde(deserialize_with = "null_as_default")]
     described_object: Named,
     timestamp: Option<Timestamp>,
-    /// Of v1beta1 the name is `window`.
+    /// In v1beta1 its name is `window`.
     #[serde(alias = "window")]
     window_seconds: Option<i64>,
     #[serde(deserialize_with = "null_as_default")]
@@ -98,8 +98,8 @@ struct Version {
 }
 
 impl OfPod {
-    /// In thousandths: of one container or, if it is not named, of all. `None` when a container lacks
-    /// the resource.
+    /// In thousandths: of one container or, if it is not named, of all. `None` when a container
+    /// lacks the resource.
     fn value(&self, resource: &str, container: &str) -> Option<i64> {
         let of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value());
         if !container.is_empty() {
@@ -199,7 +199,7 @@ impl MetricsApi {
         let group = object.api_version.split_once('/').map_or("", |(group, _)| group);
         let selectors = [("metricLabelSelector", metric_selector)];
         let found = match (group, object.kind.as_str()) {
-            // The autoscaler's own, under any name.
+            // The autoscaler's own namespace, with any name.
             ("", "Namespace") => {
                 let path =
                     |path: ApiPath| path.namespace(namespace)?.resource("metrics")?.name(metric);
@@ -307,7 +307,7 @@ impl MetricsApi {
     }
 }
 
-/// The one that the server prefers, if it can be read, else the first that can.
+/// The version that the server prefers, if this build can read it, else the first that it can.
 fn known_version(group: &Group) -> Option<&'static str> {
     let known =
         |version: &Version| CUSTOM_VERSIONS.into_iter().find(|known| *known == version.version);
@@ -318,7 +318,7 @@ fn unable(api: &str, error: &str) -> String {
     format!("unable to fetch metrics from {api} metrics API: {error}")
 }
 
-/// An error in client-go's words, which it makes up for answers that are no Status. `what`: the
+/// An error in client-go's words, which are also its own for answers without a Status. `what`: the
 /// resource, and the name of the object; empty for a path. Upstream: `Request.transformResponse`.
 pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
     let Some(Failure { code, body, status, .. }) = error.failure() else {
@@ -333,7 +333,7 @@ pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
     if what.is_empty() { text } else { format!("{text} ({verb} {what})") }
 }
 
-/// What client-go takes a body for that is no text.
+/// Client-go's message for a body that is not a text.
 const UNKNOWN: &str = "unknown";
 
 /// Upstream: `NewGenericServerResponse`.
@@ -406,7 +406,7 @@ mod tests {
 
     /// An adapter need not be written in Go, nor send what upstream's types send.
     #[test]
-    fn one_odd_value_leaves_the_others_readable() {
+    fn one_malformed_value_does_not_hide_the_others() {
         let found: Items<MetricValue> = serde_json::from_value(json!({ "items": [
             {
                 "describedObject": null, "timestamp": null, "windowSeconds": null, "value": null,

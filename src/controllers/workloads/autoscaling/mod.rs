@@ -1,4 +1,4 @@
-//! Scales what has a Scale by the metrics of its pods and by others.
+//! Scales objects with the subresource `scale` by the metrics of their pods and by other metrics.
 //! Upstream: `pkg/controller/podautoscaler`.
 
 mod calculator;
@@ -62,10 +62,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         if let Change::Deleted(_) = change {
             known.selectors.forget(&key);
             AUTOSCALERS.dec();
-            // The key waits for its time; its sync forgets the rest.
+            // The key waits for its period; its sync removes the records of a deleted autoscaler.
             return;
         }
-        // Every autoscaler is looked at once in a period, however often it changes.
+        // Every autoscaler is synced once in a period, however often it changes.
         queue.add_after(key.clone(), period);
         if known.selectors.register(&key) {
             AUTOSCALERS.inc();

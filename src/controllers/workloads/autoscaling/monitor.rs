@@ -38,7 +38,7 @@ metrics! {
         "[ALPHA] Current desired replica count for HPA objects.";
 }
 
-/// What was done, or would be.
+/// The action that was taken, or would be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     None,
@@ -56,7 +56,7 @@ impl Action {
     }
 }
 
-/// What went wrong.
+/// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,

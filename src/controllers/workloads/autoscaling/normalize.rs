@@ -1,12 +1,12 @@
-//! How fast, and between which limits, an autoscaler follows its metrics.
+//! The limits of number and speed within which an autoscaler follows its metrics.
 //! Upstream: `normalizeDesiredReplicas`, `normalizeDesiredReplicasWithBehaviors`.
 
 use std::time::Duration;
 
 use crate::objects::{Behavior, ScalingPolicy, ScalingRules};
 
-/// What one autoscaler proposed and did of late. Its times are those of the monotonic clock, so that
-/// a step of the wall clock neither ends nor extends a window or a period.
+/// The recent recommendations and changes of one autoscaler. Times are monotonic, so that a step of
+/// the wall clock neither ends nor extends a window or a period.
 #[derive(Debug, Default)]
 pub(super) struct History {
     recommendations: Vec<Recommendation>,
@@ -28,10 +28,10 @@ impl Recommendation {
 
 #[derive(Clone, Copy, Debug)]
 struct ScaleEvent {
-    /// The number of replicas that came or went.
+    /// The number of replicas that were added or removed.
     change: i32,
     at: Duration,
-    /// No policy reads it, so the next event takes its place.
+    /// Whether no policy needs it any more, so that the next event replaces it.
     is_outdated: bool,
 }
 
@@ -41,7 +41,7 @@ impl ScaleEvent {
     }
 }
 
-/// What is wanted, and between what.
+/// The wanted number of replicas, and its bounds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReplicaBounds {
     pub current: i32,
@@ -53,13 +53,13 @@ pub(super) struct ReplicaBounds {
 /// The status, the reason and the message of a condition.
 pub(super) type Verdict = (&'static str, &'static str, &'static str);
 
-/// What becomes of a wish.
+/// The number of replicas within the limits.
 #[derive(Debug, PartialEq)]
 pub(super) struct Normalized {
     pub desired: i32,
-    /// Of the condition AbleToScale.
+    /// The content of the condition AbleToScale.
     pub able: Verdict,
-    /// Of the condition ScalingLimited.
+    /// The content of the condition ScalingLimited.
     pub limited: Verdict,
 }
 
@@ -92,7 +92,7 @@ const TOO_FEW: (&str, &str) =
     ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
 
 impl History {
-    /// The number of replicas that are there first counts as a recommendation.
+    /// The number of replicas at the first sync counts as a recommendation.
     pub fn start(&mut self, current: i32, now: Duration) {
         if self.recommendations.is_empty() {
             self.recommendations.push(Recommendation { replicas: current, at: now });
@@ -140,8 +140,8 @@ impl History {
         highest
     }
 
-    /// Up at most to the lowest recommendation of one window, down at most to the highest of the
-    /// other. Upstream: `stabilizeRecommendationWithBehaviors`.
+    /// Limits an increase to the lowest recommendation of one window, and a decrease to the highest
+    /// of the other. Upstream: `stabilizeRecommendationWithBehaviors`.
     fn stabilize_both(
         &mut self,
         wish: ReplicaBounds,
@@ -159,7 +159,7 @@ impl History {
         wish.current.max(lowest).min(highest)
     }
 
-    /// Notes a recommendation, in the place of one that is too old.
+    /// Records a recommendation, in the place of one that is too old.
     fn recommend(&mut self, replicas: i32, now: Duration, is_old: impl Fn(Duration) -> bool) {
         let new = Recommendation { replicas, at: now };
         match self.recommendations.iter().rposition(|known| is_old(known.age(now))) {
@@ -168,7 +168,7 @@ impl History {
         }
     }
 
-    /// Notes that the target was scaled. Upstream: `storeScaleEvent`.
+    /// Records that the target was scaled. Upstream: `storeScaleEvent`.
     pub fn scaled(&mut self, behavior: &Behavior, from: i32, to: i32, now: Duration) {
         let (events, rules) = match to > from {
             true => (&mut self.ups, Rules::up(&behavior.scale_up)),
@@ -207,7 +207,7 @@ impl History {
         (desired, WITHIN_RANGE.0, WITHIN_RANGE.1)
     }
 
-    /// How many replicas there were when the period of `policy` began.
+    /// The number of replicas at the beginning of the period of `policy`.
     fn at_start_of(&self, policy: &ScalingPolicy, current: i32, now: Duration) -> i32 {
         let period = seconds(policy.period_seconds);
         let changes = |events: &[ScaleEvent]| {
@@ -222,7 +222,7 @@ impl History {
         let limit = |policy: &ScalingPolicy| {
             let start = self.at_start_of(policy, current, now);
             match policy.r#type == "Percent" {
-                // Rounded up, so that a small target grows at all.
+                // Rounded up, so that a small target can grow.
                 true => (f64::from(start) * (1.0 + f64::from(policy.value) / 100.0)).ceil() as i32,
                 false => start.saturating_add(policy.value),
             }
@@ -280,7 +280,7 @@ struct Rules {
     policies: Vec<ScalingPolicy>,
 }
 
-/// Which of several policies counts.
+/// The choice between several policies.
 enum Select {
     /// The one that allows the largest change.
     Most,

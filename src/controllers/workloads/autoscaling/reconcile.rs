@@ -1,4 +1,4 @@
-//! One look at one autoscaler: read the Scale and the metrics, scale, write the status.
+//! One sync of an autoscaler: reads the Scale and the metrics, scales, writes the status.
 //! Upstream: `reconcileAutoscaler`.
 
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use crate::objects::{
     HorizontalPodAutoscaler, ObjectKey, Pod, Resource, ResourceType, Scale, Selector,
 };
 
-/// Tries and the time between them when the Scale changes meanwhile. Upstream: `retry.DefaultRetry`.
+/// The number of attempts, and the time between them, when the Scale changes meanwhile.
+/// Upstream: `retry.DefaultRetry`.
 const TRIES: u32 = 5;
 const BETWEEN_TRIES: Duration = Duration::from_millis(10);
 
 const SUCCEEDED_GET_SCALE: &str = "the HPA controller was able to get the target's current scale";
 
-/// Why it ended early.
+/// Why a sync ended early.
 struct ReconcileError {
     fault: Fault,
     error: String,
@@ -92,7 +93,7 @@ impl Autoscaling {
         proposed.error.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// What `with` returns of the autoscaler's history and the monotonic time.
+    /// Calls `with` with the autoscaler's history and the monotonic time, and returns its result.
     fn with_history<T>(
         &self,
         key: &ObjectKey,
@@ -102,7 +103,7 @@ impl Autoscaling {
         with(histories.entry(key.clone()).or_default(), self.clock.monotonic())
     }
 
-    /// The target has its new size: the conditions, the event, the history and the log.
+    /// Records that the target has its new size: in conditions, event, history and log.
     fn note_rescale(&self, subject: &mut Reconcile<'_>, scaling: Scaling, decision: &Decision) {
         let Decision { desired, reason } = decision;
         subject.rescaled(scaling, *desired, self.clock.now());
@@ -192,7 +193,7 @@ impl Autoscaling {
         error
     }
 
-    /// The status and the event of metrics that ask for nothing; returns the whole error.
+    /// The status and the event when no metric has a proposal; returns the whole error.
     async fn fail_metrics(
         &self,
         subject: &mut Reconcile<'_>,
@@ -207,8 +208,8 @@ impl Autoscaling {
         format!("{doing} {}: {error}", subject.reference).into()
     }
 
-    /// The highest of what the metrics ask for. A metric that cannot be read may ask for more than the
-    /// others, so then there is no scaling down. Upstream: `computeReplicasForMetrics`.
+    /// The highest proposal of the metrics. A metric that cannot be read might propose more than
+    /// the others, so then there is no scaling down. Upstream: `computeReplicasForMetrics`.
     async fn computed(
         &self,
         subject: &mut Reconcile<'_>,
@@ -320,7 +321,7 @@ impl Autoscaling {
         Ok((selector, pods))
     }
 
-    /// Asks for `replicas`, again when the Scale has changed meanwhile.
+    /// Writes `replicas` into the Scale; retries when the Scale has changed meanwhile.
     async fn rescale(
         &self,
         subject: &Reconcile<'_>,
@@ -374,7 +375,7 @@ impl Autoscaling {
     }
 }
 
-/// As errors name it: upstream's client of Scales serves all groups and names none.
+/// The resource's name in errors: upstream's client of Scales serves all groups and names none.
 fn scale_name(resource: &ResourceType, name: &str) -> String {
     format!("{} {name}", resource.plural)
 }
@@ -390,7 +391,7 @@ fn group_of(api_version: &str) -> Result<&str, String> {
     }
 }
 
-/// What the metrics say of one computation.
+/// The controller's metrics about one computation.
 fn outcome(result: &Result<Computed, Failed>, current: i32) -> (Action, Fault) {
     match result {
         Ok(computed) if computed.replicas > current => (Action::ScaleUp, Fault::None),

@@ -1,12 +1,12 @@
-//! What an autoscaler does before and after it looks at its metrics, and how it goes to zero replicas
-//! and back. Upstream: parts of `reconcileAutoscaler`.
+//! The mode in which an autoscaler scales: by its limits, by its metrics, or not; and scaling to
+//! zero replicas and back. Upstream: parts of `reconcileAutoscaler`.
 
-/// What an autoscaler does about its target.
+/// The mode of a sync.
 #[derive(Debug, PartialEq)]
 pub(super) enum ScalingMode {
     /// Nothing: the target was set to zero replicas, and not by the autoscaler.
     Disabled,
-    /// Brings it between its limits, with this reason, without a look at the metrics.
+    /// Brings it between its limits, with this reason, without reading the metrics.
     Set(i32, &'static str),
     /// Follows the metrics.
     Follow,
@@ -15,14 +15,14 @@ pub(super) enum ScalingMode {
 pub(super) const ABOVE_MAX: &str = "Current number of replicas above Spec.MaxReplicas";
 pub(super) const BELOW_MIN: &str = "Current number of replicas below Spec.MinReplicas";
 
-/// What may leave, or come to, zero replicas.
+/// The conditions for scaling to and from zero replicas.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zero {
     /// The gate `HPAScaleToZero`.
     pub gate: bool,
-    /// The condition ScaledToZero is true.
+    /// Whether the condition ScaledToZero is true.
     pub was_scaled: bool,
-    /// There are metrics that are there without pods.
+    /// Whether there are metrics that exist without pods.
     pub has_other_metrics: bool,
 }
 
@@ -50,8 +50,8 @@ impl ScalingMode {
     }
 }
 
-/// The number of replicas where the metrics ask for `desired`: a target that its autoscaler scaled to
-/// zero comes back with as many as it must have by now.
+/// The number of replicas when the metrics propose `desired`: a target that its autoscaler scaled
+/// to zero gets at least the present minimum.
 pub(super) fn lifted(current: i32, desired: i32, min: i32, zero: Zero) -> i32 {
     if current == 0 && zero.is_own() { desired.max(min) } else { desired }
 }
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_come_first_and_zero_is_left_alone() {
+    fn limits_come_first_and_zero_replicas_stay_zero() {
         let (off, own, foreign) =
             (zero(false, true, true), zero(true, true, true), zero(true, false, true));
         let pods_only = zero(true, true, false);
@@ -80,7 +80,7 @@ mod tests {
             (0, 2, 3, own, ScalingMode::Follow),
             (0, 0, 3, foreign, ScalingMode::Disabled),
             (0, 2, 3, foreign, ScalingMode::Disabled),
-            // Nothing could say when to come back, but the new limit does.
+            // No metric can bring it back, but the new limit does.
             (0, 0, 3, pods_only, ScalingMode::Disabled),
             (0, 2, 3, pods_only, ScalingMode::Follow),
             (1, 0, 3, own, ScalingMode::Follow),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_comes_back_with_its_least_number() {
+    fn a_target_returns_from_zero_with_its_minimum() {
         let own = zero(true, true, true);
         for (current, desired, min, zero, replicas) in [
             (0, 0, 2, own, 2),

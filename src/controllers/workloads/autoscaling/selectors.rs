@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::objects::{Istr, Labels, ObjectKey, Pod, Selector};
 
-/// By the keys of autoscalers. One that has not been synced yet selects nothing.
+/// Selectors by the keys of autoscalers. An autoscaler that was not synced yet selects nothing.
 #[derive(Default)]
 pub(super) struct Selectors(Mutex<State>);
 
@@ -18,12 +18,12 @@ struct State {
     index: HashMap<Box<str>, Index>,
 }
 
-/// The autoscalers of a namespace by a label that their pods have for certain.
+/// The autoscalers of a namespace, by a label that their selectors require.
 #[derive(Default)]
 struct Index {
     /// By the label's key and value.
     by_label: HashMap<Istr, HashMap<Istr, HashSet<ObjectKey>>>,
-    /// Those whose selectors require no value.
+    /// The autoscalers whose selectors require no value.
     others: HashSet<ObjectKey>,
 }
 
@@ -59,7 +59,7 @@ impl Index {
         }
     }
 
-    /// Those that may select a pod with these labels.
+    /// The autoscalers that may select a pod with these labels.
     fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a ObjectKey> {
         let of_label = |(name, value): (&str, &str)| self.by_label.get(name)?.get(value);
         labels.iter().filter_map(of_label).flatten().chain(&self.others)
@@ -101,7 +101,7 @@ impl Selectors {
         self.0.lock().replace(key, None);
     }
 
-    /// Notes the selector of an autoscaler that is registered.
+    /// Records the selector of a registered autoscaler.
     pub fn set(&self, key: &ObjectKey, selector: &Selector) {
         let mut state = self.0.lock();
         if state.selectors.get(key).is_some_and(|known| known != selector) {

@@ -1,5 +1,5 @@
-//! One metric of an autoscaler: from its source to a proposal and what the status shows of it.
-//! Upstream: `computeReplicasForMetric` and what it calls.
+//! One metric of an autoscaler: from its source to a proposal and an item of the status.
+//! Upstream: `computeReplicasForMetric` and the functions that it calls.
 
 use serde_json::{Value, json};
 
@@ -7,26 +7,26 @@ use super::calculator::{Calculator, Proposal, by_share, by_shares, sum};
 use super::metrics_api::MetricsApi;
 use crate::objects::{Format, LabelSelector, MetricSource, MetricSpec, Quantity, Selector, golang};
 
-/// What a metric asks for.
+/// The proposal of a metric.
 #[derive(Debug, PartialEq)]
 pub(super) struct Computed {
     pub replicas: i32,
-    /// In the reason for a change.
+    /// The metric's description in the reason for a change.
     pub name: String,
     /// An item of `status.currentMetrics`.
     pub status: Value,
 }
 
-/// Why a metric asks for nothing.
+/// Why a metric has no proposal.
 #[derive(Debug, PartialEq)]
 pub(super) struct Failed {
-    /// Of the condition and the event.
+    /// The reason used in both, condition and event.
     pub reason: &'static str,
-    /// In the condition and the event.
+    /// The message in the condition and the event.
     pub cause: String,
-    /// The cause and where it was met.
+    /// The cause, with its context.
     pub error: String,
-    /// The spec is at fault.
+    /// Whether the spec is at fault.
     pub is_spec: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Target<'a> {
     pub status_replicas: i32,
 }
 
-/// Which kind of metric is read for a source of type Resource or ContainerResource.
+/// The kind of metric for a source of type Resource or ContainerResource.
 struct ResourceKind {
     reason: &'static str,
     member: &'static str,
@@ -321,7 +321,7 @@ fn milli(count: i64) -> Quantity {
     Quantity::from_milli(count, Format::DecimalSi)
 }
 
-/// An absent selector asks for nothing in particular.
+/// An absent selector selects all.
 fn selector(selector: Option<&LabelSelector>) -> Result<Selector, String> {
     Selector::try_from(selector).map_err(|error| error.to_string())
 }
@@ -367,8 +367,8 @@ mod tests {
         computed(client, spec).await.unwrap_err()
     }
 
-    /// Replicas and `status.currentMetrics` of a metric of the API group `group`, of these values in
-    /// thousandths.
+    /// Replicas and `status.currentMetrics` of a metric of the API group `group`, of these values
+    /// in thousandths.
     fn replicas(spec: &Value, group: &str, values: &[i64]) -> (i32, Value) {
         let items =
             values.iter().map(|value| json!({ "value": format!("{value}m"), "window": -1 }));
@@ -395,7 +395,7 @@ mod tests {
             (&[0], 0, "0"),
             (&[7000, -2000], 5, "2500m"),
             (&[-5000], i32::MAX, "9223372036854775807m"),
-            // Where the sum is negative on its way, what follows does not count.
+            // Once the sum is negative, further values do not count.
             (&[-2000, 7000], i32::MAX, "9223372036854775807m"),
             (&[MAX, MAX, -MAX], i32::MAX, "9223372036854775807m"),
             (&[MAX - 7], i32::MAX, "9223372036854775807m"),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_object_metric_for_each_pod_asks_for_less_than_nothing() {
+    fn a_negative_object_metric_for_each_pod_gives_a_negative_proposal() {
         let spec = json!({ "type": "Object", "object": {
             "describedObject": { "kind": "Namespace", "name": "ns" }, "metric": { "name": "m" },
             "target": { "type": "AverageValue", "averageValue": "1" },
@@ -488,7 +488,7 @@ mod tests {
                 "failed to get m external metric value: failed to get external metric m: ",
             ),
         ] {
-            // Nothing listens there.
+            // No server listens at this address.
             let config = Config::new("http://127.0.0.1:1");
             let client = Client::new(config, SystemClock::shared()).unwrap();
             let found = block_on(failed(client, &spec));

@@ -1,4 +1,4 @@
-//! Which start of a CronJob is due, and when to look again.
+//! The start of a CronJob that is due, and the time of the next one.
 
 use std::time::Duration;
 

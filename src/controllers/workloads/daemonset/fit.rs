@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use crate::objects::{NO_EXECUTE, NO_SCHEDULE, Node, Placement, Toleration, untolerated};
 
-/// The taints that every daemon pod tolerates for ever, as pairs of key and effect: a node in trouble
-/// keeps its daemons. Upstream: `AddOrUpdateDaemonPodTolerations`.
+/// The taints that every daemon pod tolerates for ever, as pairs of key and effect: a node in
+/// trouble keeps its daemons. Upstream: `AddOrUpdateDaemonPodTolerations`.
 const TOLERATED: [(&str, &str); 6] = [
     ("node.kubernetes.io/not-ready", NO_EXECUTE),
     ("node.kubernetes.io/unreachable", NO_EXECUTE),
@@ -18,7 +18,7 @@ const TOLERATED: [(&str, &str); 6] = [
 const TOLERATED_ON_HOST_NETWORK: (&str, &str) =
     ("node.kubernetes.io/network-unavailable", NO_SCHEDULE);
 
-/// What daemon pods tolerate besides what their template says.
+/// The tolerations that daemon pods have besides those of their template.
 pub(super) fn tolerated(host_network: bool) -> impl Iterator<Item = (&'static str, &'static str)> {
     TOLERATED.into_iter().chain(host_network.then_some(TOLERATED_ON_HOST_NETWORK))
 }
@@ -27,7 +27,7 @@ pub(super) fn tolerated(host_network: bool) -> impl Iterator<Item = (&'static st
 pub(super) struct Fit {
     /// The node is to have a pod.
     pub should_run: bool,
-    /// A pod that is there may stay.
+    /// An existing pod may stay.
     pub may_stay: bool,
 }
 
@@ -64,8 +64,8 @@ fn added_tolerations(host_network: bool) -> &'static [Toleration] {
     &ALL[..ALL.len() - usize::from(!host_network)]
 }
 
-/// Whether a new node, or one with other labels or taints, wakes a set. `is_there`: the node has a
-/// pod of the set. Upstream: `syncNodeUpdate`.
+/// Whether a new node, or one with changed labels or taints, queues a set. `is_there`: the node has
+/// a pod of the set. Upstream: `syncNodeUpdate`.
 pub(super) fn wakes(fit: Fit, is_there: bool, misscheduled: i32) -> bool {
     match is_there {
         true => !fit.may_stay || misscheduled > 0,
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_keep_new_pods_away_and_drive_old_ones_out() {
+    fn taints_prevent_new_pods_and_remove_old_ones() {
         let all = json!({"tolerations": [{"operator": "Exists"}]});
         let more = json!({"tolerations": [{"key": "k", "operator": "Gt", "value": "5"}]});
         let host = json!({"hostNetwork": true});
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_wakes_the_sets_whose_pods_come_or_go() {
+    fn a_node_queues_the_sets_that_gain_or_lose_a_pod() {
         for (fit, is_there, misscheduled, woken) in [
             (RUNS, false, 0, true),
             (RUNS, true, 0, false),

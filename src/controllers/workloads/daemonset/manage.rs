@@ -8,16 +8,16 @@ use super::sites::{Availability, Site, order};
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::objects::{Pod, PodPhase};
 
-/// What a plan is made from, besides the sites.
+/// The input of a plan, besides the sites.
 pub(super) struct Situation<'a> {
-    /// Of the current revision.
+    /// The hash of the current revision.
     pub hash: &'a str,
-    /// A node may have a new pod beside its old one. Upstream: `AllowsSurge`.
+    /// Whether a node may have a new pod beside its old one. Upstream: `AllowsSurge`.
     pub surges: bool,
     pub availability: Availability,
 }
 
-/// What is to be written.
+/// The planned writes.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     /// The nodes that get a pod.
@@ -25,7 +25,7 @@ pub(super) struct Plan {
     pub delete: Vec<Arc<Pod>>,
     /// Those deleted because they ended, with their nodes, for the events.
     pub ended: Vec<(Arc<Pod>, Arc<str>)>,
-    /// When a failed pod may be replaced that has to wait now.
+    /// The time until a failed pod may be replaced, if one has to wait.
     pub again: Option<Duration>,
 }
 
@@ -67,7 +67,7 @@ fn plan_site(
             running.push(pod);
             continue;
         }
-        // A kubelet that rejects its pods is not asked more and more often.
+        // A kubelet that rejects its pods does not get new ones ever more often.
         if pod.status.phase == PodPhase::Failed {
             let wait = wait(&site.node);
             if !wait.is_zero() {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_wait_for_a_node_that_is_gone_are_deleted() {
+    fn pods_that_wait_for_a_deleted_node_are_deleted() {
         let sites = sites(
             &[("n", RUNS)],
             &[("n-1", "new"), ("m-1", "new waits"), ("m-2", "new"), ("m-3", "new waits going")],
@@ -217,7 +217,7 @@ mod tests {
         });
         assert_eq!(names(&plan.delete), ["c-1", "d-1"]);
         assert_eq!(plan.ended.len(), 2);
-        // What is finished and being deleted counts no more.
+        // A pod that is finished and being deleted does not count any more.
         assert_eq!((plan.again, plan.create.len()), (Some(Duration::from_secs(3)), 1));
     }
 }

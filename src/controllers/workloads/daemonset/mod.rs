@@ -39,8 +39,8 @@ const BURST_REPLICAS: usize = 250;
 /// Daemon pods by the node that they run on.
 const BY_NODE: Index<Pod> = Index::new("daemon-pod-node", by_node);
 
-/// The time of a pod's condition has whole seconds, so a look after `minReadySeconds` could be too
-/// early.
+/// Added to `minReadySeconds` before the next check: the time of a pod's condition has whole
+/// seconds, so without it the check could be too early.
 const SKEW: Duration = Duration::from_secs(1);
 
 struct DaemonSets {
@@ -130,8 +130,8 @@ fn is_other(old: &Node, new: &Node) -> bool {
     old.meta.labels != new.meta.labels || old.spec.taints != new.spec.taints
 }
 
-/// Whether `change` is a revision that appeared with its owner. It does not queue the set: a sync that
-/// made the revision used it already. Upstream: `addHistory`.
+/// Whether `change` is a revision that appeared with its owner. It does not queue the set: a sync
+/// that made the revision used it already. Upstream: `addHistory`.
 fn is_new_and_owned(change: &Change<'_, ControllerRevision>) -> bool {
     match change {
         Change::Added { new, .. } => {
@@ -155,7 +155,7 @@ impl DaemonSets {
         (node.meta.name.clone(), Fit::of(node, &set.spec.placement, self.comparison))
     }
 
-    /// Wakes the sets whose pods come to a node or leave it. Upstream: `syncNodeUpdate`.
+    /// Queues the sets that get a pod on a node or lose one. Upstream: `syncNodeUpdate`.
     async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
         let on_node = IndexValue::Text(Istr::new(&node.meta.name));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_revision_that_has_an_owner_wakes_no_set() {
+    fn a_new_revision_that_has_an_owner_queues_no_set() {
         let revision = |owned: bool, deleted: bool| -> Arc<ControllerRevision> {
             let mut meta = json!({"name": "r"});
             if owned {

@@ -15,19 +15,19 @@ use crate::controllers::workloads::history::{
 use crate::controllers::workloads::ref_manager::owned_or_orphaned;
 use crate::objects::{ControllerRevision, DaemonSet, Pod, Resource, Selector};
 
-/// Upstream keeps as many when the API server did not set the default.
+/// The limit when the API server did not set the default, as upstream.
 const DEFAULT_HISTORY_LIMIT: i32 = 10;
 
 /// The versions of a set's template.
 pub(super) struct Revisions {
-    /// The label of the current one, which its pods carry.
+    /// The label of the current revision, which its pods have.
     pub hash: String,
-    /// The others, oldest first.
+    /// The other revisions, oldest first.
     pub old: Vec<Arc<ControllerRevision>>,
 }
 
 impl DaemonSets {
-    /// Claims the revisions of `set` and sees to it that the current one is there, once, and is the
+    /// Claims the revisions of `set` and ensures that the current one exists once and is the
     /// newest. `pods`: those of the set, which may get another label here.
     pub(super) async fn revisions(
         &self,

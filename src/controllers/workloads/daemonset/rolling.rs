@@ -1,4 +1,4 @@
-//! RollingUpdate: old pods give way to new ones, within maxUnavailable or maxSurge. Upstream:
+//! RollingUpdate: new pods replace old ones, within maxUnavailable or maxSurge. Upstream:
 //! `rollingUpdate`.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::sites::{Availability, Site, Version};
 use crate::controllers::workloads::percent::scaled;
 use crate::objects::{DaemonSetUpdateStrategy, Pod};
 
-/// How far a rollout may go.
+/// The limits of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
     pub max_surge: i32,
@@ -15,8 +15,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Of a set that wants `desired` pods. Both are rounded up; where both come to nothing one pod
-    /// may be unavailable. Upstream: `updatedDesiredNodeCounts`.
+    /// The limits of a set that wants `desired` pods. Both are rounded up; when both are zero, one
+    /// pod may be unavailable. Upstream: `updatedDesiredNodeCounts`.
     pub fn of(strategy: &DaemonSetUpdateStrategy, desired: i32) -> Result<Limits, String> {
         let (mut max_surge, mut max_unavailable) = (0, 0);
         if is_rolling_update(strategy)
@@ -50,7 +50,7 @@ pub(super) fn surges(strategy: &DaemonSetUpdateStrategy) -> bool {
     is_rolling_update(strategy) && at_one.is_some_and(|surge| surge > 0)
 }
 
-/// What is to be written.
+/// The planned writes.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub delete: Vec<Arc<Pod>>,
@@ -79,18 +79,18 @@ impl Pair<'_> {
     }
 }
 
-/// The sites that a rollout looks at.
+/// The sites that a rollout considers.
 fn concerned(sites: &[Site]) -> impl Iterator<Item = &Site> {
     sites.iter().filter(|site| !site.pods.is_empty() || site.should_run())
 }
 
-/// How many more of `count` there may be, of at most `limit`.
+/// How many may be added to `count` up to `limit`.
 fn room(limit: i32, count: usize) -> usize {
     usize::try_from(limit).unwrap_or(0).saturating_sub(count)
 }
 
-/// Deletes old pods so that no more than `max_unavailable` are unavailable; those that are already
-/// go at once. The new ones are made when the old ones are gone.
+/// Deletes old pods so that no more than `max_unavailable` are unavailable; unavailable old pods
+/// are deleted at once. New pods are created when the old ones are gone.
 pub(super) fn replace(
     sites: &[Site],
     version: &Version<'_>,
@@ -119,9 +119,9 @@ pub(super) fn replace(
     Plan { delete, create: Vec::new() }
 }
 
-/// Makes new pods beside the old ones, no more than `max_surge` beside available ones, and deletes an
-/// old one when the new one is available. On a node that is to have no pod any more the old one goes
-/// when enough others are available.
+/// Creates new pods beside the old ones, no more than `max_surge` beside available ones, and
+/// deletes an old pod when the new one is available. On a node that is to have no pod any more, the
+/// old pod is deleted when enough others are available.
 ///
 /// # Errors
 /// When an old pod is on a node that does not exist: the rollout waits until it is cleaned up.
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_rounded_up_and_let_one_pod_go() {
+    fn limits_are_rounded_up_and_allow_at_least_one_pod() {
         let rolling = |unavailable: Value, surge: Value| {
             strategy(json!({"type": "RollingUpdate",
                 "rollingUpdate": {"maxUnavailable": unavailable, "maxSurge": surge}}))
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn new_pods_come_beside_old_ones_within_max_surge() {
+    fn new_pods_are_created_beside_old_ones_within_max_surge() {
         type Case<'a> = (&'a [(&'a str, &'a str)], i32, usize, &'a [&'a str], &'a [&'a str]);
         // The pods on nodes a, b, c; maxSurge; the number of pods created, the nodes where one is
         // created for certain, the pods deleted.
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_wanted_elsewhere_goes_when_the_other_one_is_available() {
+    fn a_pod_on_an_unwanted_node_is_deleted_when_enough_others_are_available() {
         let unwanted = [("a", RUNS), ("b", STAYS)];
         for (pods, deleted) in [
             ([("a-1", "new"), ("b-1", "old ready")], vec![]),

@@ -34,7 +34,7 @@ impl Site {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version<'a> {
     pub hash: &'a str,
-    /// Of the annotation that a set of an older API carries.
+    /// From the annotation of a set that an older API wrote.
     pub generation: Option<i64>,
 }
 
@@ -51,7 +51,7 @@ impl Version<'_> {
     }
 }
 
-/// When a pod is ready long enough.
+/// The rule by which a pod is available.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Availability {
     pub min_ready_seconds: i32,
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_belong_to_their_node_or_to_the_one_they_are_made_for() {
+    fn pods_belong_to_their_node_or_to_the_one_in_their_affinity() {
         let mut found = sites(
             &[("a", RUNS), ("b", RUNS)],
             &[
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_of_a_version_by_hash_or_by_generation() {
+    fn the_version_of_a_pod_is_its_hash_or_generation() {
         let labelled = |key: &str, value: &str| {
             let mut pod = Pod::default();
             pod.meta.labels = [(key, value)].into_iter().collect();

@@ -3,7 +3,7 @@
 use super::sites::{Availability, Site, Version, order};
 use crate::objects::DaemonSetStatus;
 
-/// What the status counts.
+/// The counts in the status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub desired: i32,
@@ -15,7 +15,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Of each node its first pod counts.
+    /// Counts the first pod of each node.
     pub fn of(sites: &[Site], version: &Version<'_>, availability: Availability) -> Counts {
         let mut counts = Counts::default();
         for site in sites {

@@ -27,24 +27,24 @@ metrics! {
         "[ALPHA] Total number of DaemonSet syncs skipped due to a stale watch cache.";
 }
 
-/// What one sync works on.
+/// The state of one sync.
 struct Work {
     set: Arc<DaemonSet>,
     key: ObjectKey,
     selector: Selector,
-    /// All nodes, and how they suit the set.
+    /// All nodes, with their fit for the set.
     nodes: Vec<(Arc<str>, Fit)>,
-    /// Those of the set, as the cache had them when they were last claimed.
+    /// The pods of the set, as the cache had them when they were last claimed.
     pods: Vec<Arc<Pod>>,
     /// The nodes with these pods.
     sites: Vec<Site>,
     revisions: Revisions,
-    /// Before it was decided which pods are available.
+    /// The time before the available pods were counted.
     began: Timestamp,
 }
 
 impl Work {
-    /// Takes the pods as they are after some were written.
+    /// Reads the pods again after some were written.
     fn see(&mut self, pods: Vec<Arc<Pod>>) {
         self.sites = group(&self.nodes, &pods);
         self.pods = pods;
@@ -66,7 +66,7 @@ impl DaemonSets {
             return Ok(Next::Done);
         };
         let selector = Selector::try_from(set.spec.selector.as_ref());
-        // Only a new spec can mend a broken selector, and that wakes the set.
+        // Only a new spec can repair the selector, and that queues the set.
         let selector = selector.map_err(|error| Error::Terminal(Box::new(error.into())))?;
         if selector.is_empty() {
             let message =
@@ -74,7 +74,8 @@ impl DaemonSets {
             self.recorder.warning(&*set, "SelectingAll", message);
             return Ok(Next::Done);
         }
-        // Its revisions may be orphaned or deleted before its pods, so nothing can be said of them.
+        // Its revisions may be orphaned or deleted before its pods, so the pods have no known
+        // version.
         if set.meta.is_being_deleted() {
             return Ok(Next::Done);
         }
@@ -83,7 +84,8 @@ impl DaemonSets {
         }
         let fit = |node: &Arc<_>| self.fit(node, &set);
         let nodes: Vec<_> = self.nodes.list().iter().map(fit).collect();
-        // Asked before the pods are read, so that what met the expectations is among them.
+        // Checked before the pods are read, so that the pods that met the expectations are among
+        // them.
         let satisfied = self.expectations.satisfied(&key);
         let mut pods = self.claimed_pods(&set, &selector).await?;
         let doing = "failed to construct revisions of DaemonSet";
@@ -113,7 +115,7 @@ impl DaemonSets {
                 failure
             }
         };
-        // What waits for its time does not wait for the retry, whose back-off may be long.
+        // The timer does not wait for the retry, whose back-off may be long.
         if let Some(again) = again {
             self.queue.add_after(work.key, again);
         }
@@ -131,8 +133,8 @@ impl DaemonSets {
         manager.recording(&self.consistency).claim::<DaemonSet, _>(candidates, |_| true).await
     }
 
-    /// Brings the pods to where they should be. `again`: when a failed pod may be replaced that has
-    /// to wait now, also if something fails. Upstream: `updateDaemonSet`.
+    /// Creates and deletes pods. `again`: the time until a failed pod may be replaced that has to
+    /// wait, set also after a failure. Upstream: `updateDaemonSet`.
     async fn update(&self, work: &mut Work, again: &mut Option<Duration>) -> Result<(), Error> {
         let strategy = work.set.spec.update_strategy.clone();
         let availability = self.availability(&work.set);
@@ -145,7 +147,7 @@ impl DaemonSets {
         }
         if !plan.create.is_empty() || !plan.delete.is_empty() {
             self.write(work, plan.create, plan.delete).await?;
-            // The cache may have seen some of it.
+            // The cache may have seen some of the writes.
             work.see(self.claimed_pods(&work.set, &work.selector).await?);
         }
         if self.expectations.satisfied(&work.key) && is_rolling_update(&strategy) {
@@ -205,7 +207,7 @@ impl DaemonSets {
         delete.truncate(BURST_REPLICAS);
         let Work { set, key, .. } = work;
         let mut errors = Vec::new();
-        // A pod that cannot be made holds no deletion back.
+        // A failed creation does not prevent deletions.
         let template = match create.is_empty() {
             true => None,
             false => self.new_pod(work).map_err(|error| errors.push(error)).ok(),
@@ -224,7 +226,7 @@ impl DaemonSets {
         Error::many(errors).map_or(Ok(()), Err)
     }
 
-    /// The pod of the current version, for no node yet. Upstream: `CreatePodTemplate`.
+    /// The pod of the current version, without a node yet. Upstream: `CreatePodTemplate`.
     fn new_pod(&self, work: &Work) -> Result<NewPod, Error> {
         let (set, Version { hash, generation }) = (&work.set, work.version());
         let mut pod = NewPod::of::<DaemonSet>(&set.meta, &set.spec.template)?;
@@ -262,10 +264,10 @@ impl DaemonSets {
         create_expected(&self.expectations, key, count, create).await.1.map_or(Ok(()), Err)
     }
 
-    /// Writes the status if it is news, once more on the live set if that fails. `acted`: on the
-    /// set's generation. Returns when to look again at pods that are not ready for long enough:
-    /// upstream asks for that only where a node's first pod is not, so that the successor of a surge
-    /// can be forgotten when it became ready while another look was due.
+    /// Writes the status if it differs, and after a failure once more on the live set. `acted`:
+    /// whether this sync acted on the set's generation. Returns when to check pods that are not yet
+    /// ready for `minReadySeconds`. Upstream checks only for the first pod of a node, so it can
+    /// miss the successor of a surge that became ready while another check was due.
     async fn update_status(&self, work: &Work, acted: bool) -> Result<Option<Duration>, Error> {
         let Work { set, key, .. } = work;
         let counts = Counts::of(&work.sites, &work.version(), self.availability(set));
@@ -319,7 +321,7 @@ mod tests {
         Lister::new(Arc::new(Indexer::new()))
     }
 
-    /// Knows `set` alone, and what time it is.
+    /// A controller with only `set` in its cache, and its clock.
     fn knowing(set: DaemonSet, client: Client, recorder: Recorder, now: i64) -> Arc<DaemonSets> {
         let sets = Arc::new(Indexer::new());
         sets.insert(Arc::new(set));
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_selects_all_pods_is_reported_and_left_alone() {
+    fn a_set_that_selects_all_pods_is_reported_and_not_synced() {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let heard_requests = requests.clone();
         let client = block_on(answering(move |line| {
@@ -365,7 +367,7 @@ mod tests {
 
     /// The first pod of the node is available, so the status alone has nothing to wait for.
     #[test]
-    fn the_successor_of_a_surge_is_looked_at_when_it_is_available() {
+    fn the_successor_of_a_surge_is_checked_when_it_is_available() {
         let pod = |name: &str, ready_since: i64| -> Arc<Pod> {
             let since = Timestamp::from_secs(ready_since).to_string();
             let value = json!({

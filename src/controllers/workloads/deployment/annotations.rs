@@ -1,4 +1,5 @@
-//! What a Deployment notes on its ReplicaSets: revisions, the wanted size, and its own annotations.
+//! The annotations of a Deployment's ReplicaSets: revisions, the wanted size, and copies of its
+//! own.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +32,8 @@ pub(super) fn with(labels: &Labels, key: &str, value: &str) -> Labels {
     labels.iter().filter(|(k, _)| *k != key).chain([(key, value)]).collect()
 }
 
-/// True of what belongs to the Deployment or the ReplicaSet alone. Upstream: `annotationsToSkip`.
+/// Whether an annotation is never copied: it belongs to the Deployment or the ReplicaSet.
+/// Upstream: `annotationsToSkip`.
 pub(super) fn is_not_copied(key: &str) -> bool {
     [LAST_APPLIED, REVISION, REVISION_HISTORY, DESIRED_REPLICAS, MAX_REPLICAS, ROLLBACK_TO]
         .contains(&key)
@@ -86,7 +88,7 @@ pub(super) fn of_newest(
     let old = current.get(REVISION);
     let old_revision = match old.map(String::as_str) {
         None | Some("") => 0,
-        // Somebody's own text: what to do with the rest is then not known either.
+        // Another writer's text: then the history is unknown too.
         Some(text) => text.parse().ok()?,
     };
     if old_revision < new_revision {
@@ -98,7 +100,7 @@ pub(super) fn of_newest(
     (next != *current).then_some(next)
 }
 
-/// `current` and over it what the Deployment hands down.
+/// `current`, overridden by the annotations that the Deployment passes on.
 pub(super) fn copied(deployment: &Labels, current: &Annotations) -> Annotations {
     let mut next = current.clone();
     let handed_down = deployment.iter().filter(|(key, _)| !is_not_copied(key));

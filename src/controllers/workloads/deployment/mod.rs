@@ -1,6 +1,6 @@
-//! Keeps Deployments: makes a ReplicaSet for each template, moves pods from the old ReplicaSets to the
-//! new one as the strategy says, and reports the progress in the status.
-//! Upstream: `pkg/controller/deployment`.
+//! Rolls out Deployments: creates a ReplicaSet for each template, replaces the pods of old
+//! ReplicaSets by those of the new one as the strategy says, and reports the progress in the
+//! status. Upstream: `pkg/controller/deployment`.
 
 mod annotations;
 mod limits;
@@ -131,7 +131,8 @@ impl DeploymentController {
         Ok(Next::Done)
     }
 
-    /// The ReplicaSets that `deployment` owns once orphans are adopted and strangers released.
+    /// The ReplicaSets that `deployment` owns, after adopting orphans and releasing those that no
+    /// longer match.
     /// Upstream: `getReplicaSetsForDeployment`.
     async fn claim(&self, deployment: &Deployment) -> Result<Owned, Error> {
         let meta = &deployment.meta;

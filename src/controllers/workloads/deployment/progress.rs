@@ -1,4 +1,4 @@
-//! Whether a rollout moves, has ended, or takes too long.
+//! The progress of a rollout: whether it advances, has ended, or is late.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::controllers::{Next, SyncResult};
 use crate::objects::{Condition, Deployment, DeploymentStatus, Timestamp};
 
 impl DeploymentController {
-    /// Writes the status with what is to say about the rollout, if anything changed; if not, looks
-    /// again when the deadline may have passed. Upstream: `syncRolloutStatus`.
+    /// Writes the status with the condition Progressing, if anything changed; if not, sets a timer
+    /// for the deadline. Upstream: `syncRolloutStatus`.
     pub(super) async fn sync_rollout_status(
         &self,
         deployment: &mut Deployment,
@@ -90,20 +90,21 @@ fn has_timed_out(progressing: Option<&Condition>, deadline: Duration, now: Times
     }
 }
 
-/// The failure that a ReplicaSet reports, the new one before the old. Upstream: `getReplicaFailures`.
+/// The failure that a ReplicaSet reports, the new one before the old. Upstream:
+/// `getReplicaFailures`.
 fn replica_failure(sets: &Sets) -> Option<Condition> {
     let failures = sets.new.iter().chain(&sets.old).flat_map(|set| &set.status.conditions);
     let mut failures = failures.filter(|condition| condition.type_ == REPLICA_FAILURE);
     failures.next().map(status::from_replica_set)
 }
 
-/// When a Deployment without news has to be looked at again. Upstream: `requeueStuckDeployment`.
+/// When a Deployment without progress has to be checked again. Upstream: `requeueStuckDeployment`.
 fn next_check(deployment: &Deployment, next: &DeploymentStatus, now: Timestamp) -> Next {
     let current = status::find(&deployment.status, PROGRESSING);
     let (Some(deadline), Some(current)) = (status::progress_deadline(deployment), current) else {
         return Next::Done;
     };
-    // Nor can a rollout that has ended be late, though a pod may be unavailable again.
+    // A rollout that has ended cannot be late either, though a pod may be unavailable again.
     let has_ended = [status::TIMED_OUT, status::NEW_AVAILABLE];
     if status::is_complete(deployment, next)
         || has_ended.iter().any(|reason| has_reason(current, reason))
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollout_is_told_by_its_condition() {
+    fn the_condition_shows_the_progress_of_a_rollout() {
         let before = |reason, ago| Some(("True", reason, ago));
         let late = Some(("False", "ProgressDeadlineExceeded", 50));
         // before: updated, available, condition; now: updated, available; then status and reason,

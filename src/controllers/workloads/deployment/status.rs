@@ -157,7 +157,7 @@ pub(super) fn has_progressed(old: &DeploymentStatus, new: &DeploymentStatus) -> 
         || count(new.available_replicas) > count(old.available_replicas)
 }
 
-/// `spec.progressDeadlineSeconds`, unless it stands for "none". Upstream: `HasProgressDeadline`.
+/// `spec.progressDeadlineSeconds`, unless its value means "none". Upstream: `HasProgressDeadline`.
 pub(super) fn progress_deadline(deployment: &Deployment) -> Option<Duration> {
     let seconds = deployment.spec.progress_deadline_seconds.filter(|secs| *secs != i32::MAX)?;
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
@@ -217,7 +217,8 @@ mod tests {
         let got = status_of(None, &[half], spec.clone(), json!({}));
         assert_eq!(got["conditions"][0]["reason"], "MinimumReplicasUnavailable");
         assert_eq!(got["updatedReplicas"], Value::Null);
-        // A ReplicaSet without any status counts as 0; one with a status but no count hides the sum.
+        // A ReplicaSet without any status counts as 0; one with a status but no count hides the
+        // sum.
         let got = status_of(Some(json!({})), std::slice::from_ref(&full), spec.clone(), json!({}));
         assert_eq!(got["terminatingReplicas"], 1);
         let got = status_of(Some(json!({"observedGeneration": 1})), &[full], spec, json!({}));

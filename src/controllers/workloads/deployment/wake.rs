@@ -1,4 +1,4 @@
-//! Which Deployments an event wakes.
+//! The Deployments that an event queues.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ fn resolve(
     (found.meta.uid == owner.uid).then_some(found)
 }
 
-/// A ReplicaSet wakes its Deployment, and its previous one. An orphan wakes the Deployments that select
-/// it, when it appears and when its labels or its owner change.
+/// A ReplicaSet wakes its Deployment, and its previous one. An orphan wakes the Deployments that
+/// select it, when it appears and when its labels or its owner change.
 pub(super) fn by_replica_set(
     deployments: Lister<Deployment>,
 ) -> impl Mapper<ReplicaSet, ObjectKey> {

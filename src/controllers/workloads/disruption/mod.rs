@@ -1,4 +1,4 @@
-//! Keeps the status of PodDisruptionBudgets, which evictions are allowed by.
+//! Keeps the status of PodDisruptionBudgets, which decides whether evictions are allowed.
 //! Upstream: `pkg/controller/disruption`.
 
 mod expected;
@@ -72,8 +72,8 @@ struct Disruption {
 }
 
 impl Disruption {
-    /// Wakes the budget that selects `pod`. Of several one is taken, which is an error of theirs.
-    /// Upstream: `getPdbForPod`.
+    /// Queues the budget that selects `pod`. If there are several, which is an error, one is
+    /// chosen. Upstream: `getPdbForPod`.
     fn wake_budget(&self, pod: &Pod, queue: &Queue) {
         let mut budgets = self.budgets.in_namespace(&pod.meta.namespace);
         budgets.retain(|budget| {

@@ -1,4 +1,4 @@
-//! Takes the condition DisruptionTarget back from pods that were to be disrupted and stay.
+//! Resets the condition DisruptionTarget of pods that were to be disrupted but stay.
 //! Upstream: `syncStalePodDisruption`.
 
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Stale {
     }
 }
 
-/// When the condition of a pod is stale; `None` where it never is. The kubelet's own may come long
+/// When the condition of a pod becomes stale; `None`: never. The kubelet may set it a long time
 /// before the pod is deleted. Upstream: `nonTerminatingPodHasStaleDisruptionCondition`.
 fn cleared_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let condition = pod.status.condition("DisruptionTarget")?;

@@ -1,4 +1,4 @@
-//! When the pods of a Job that failed are replaced. Upstream: `backoff_utils.go`.
+//! The delay before failed pods of a Job are replaced. Upstream: `backoff_utils.go`.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// With pods that are seen finished for the first time. Upstream: `newBackoffRecord`.
+    /// The record after pods are seen finished for the first time. Upstream: `newBackoffRecord`.
     pub fn with(self, succeeded: &[Arc<Pod>], failed: &[Arc<Pod>]) -> Failures {
         let last_success = succeeded.iter().filter_map(|pod| finished_at(pod)).max();
         let before = if succeeded.is_empty() { self } else { Failures::default() };
@@ -34,7 +34,7 @@ impl Failures {
         }
     }
 
-    /// How long no pod is created yet.
+    /// The time until pods may be created.
     pub fn wait(self, now: Timestamp) -> Duration {
         wait(self.count, self.last, now)
     }
@@ -64,8 +64,8 @@ impl OwnerRecord for BackoffStore {
     }
 }
 
-/// How long a pod that replaces `failed`, which itself had replaced `before` pods, is not created
-/// yet. Upstream: `getRemainingTimePerIndex`.
+/// The time until a pod may replace `failed`, which itself had replaced `before` pods.
+/// Upstream: `getRemainingTimePerIndex`.
 pub fn wait_for_index(failed: &Pod, before: u32, now: Timestamp) -> Duration {
     wait(before.saturating_add(1), finished_at(failed), now)
 }
@@ -82,7 +82,7 @@ fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
     (period + last.duration_since(now)).saturating_sub(now.duration_since(last))
 }
 
-/// When a pod finished, as well as it says. Upstream: `getFinishedTime`.
+/// The best known time at which a pod finished. Upstream: `getFinishedTime`.
 pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let containers = pod.status.rare.as_ref().and_then(|rare| rare.finished_at);
     let not_ready = || {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_pod_is_that_of_its_containers_or_the_next_best() {
+    fn a_pod_ends_with_its_last_container_or_at_the_next_best_time() {
         let terminated =
             |second: i64| json!({ "terminated": { "exitCode": 1, "finishedAt": at(second) } });
         let ready = |status: &str| json!([{ "type": "Ready", "status": status, "lastTransitionTime": at(30) }]);

@@ -1,4 +1,4 @@
-//! Whether a Job comes to its end, and how. Upstream: `syncJob`, from "evaluating the end state" on.
+//! Whether a Job ends, and how. Upstream: `syncJob`, from "evaluating the end state" on.
 
 use super::policies::{Verdict, judge, success};
 use super::sync_state::{SyncState, completions, condition, is_failed};
@@ -7,8 +7,8 @@ use crate::objects::{JobCondition, JobSpec, JobStatus, Pod, PodPhase, Timestamp}
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The condition with which the Job of `round` ends, by anything but the number of completions.
-/// The first that holds counts: what an earlier sync decided, failures, the success policy.
+/// The condition with which the Job of `round` ends for a reason other than the number of
+/// completions. The first that applies counts: an earlier decision, failures, the success policy.
 pub fn decide(round: &SyncState, now: Timestamp) -> Option<JobCondition> {
     let (spec, status) = (round.spec(), &round.status);
     let decided = |kind: &str| status.condition(kind).filter(|condition| condition.is_true());

@@ -19,7 +19,7 @@ struct Interval {
 }
 
 impl Indexes {
-    /// Those below `completions`. What cannot be read is left out.
+    /// The indexes of a text that are below `completions`. Malformed parts are ignored.
     /// Upstream: `parseIndexesFromString`.
     pub fn parse(text: &str, completions: i32) -> Indexes {
         let mut all = Indexes::default();
@@ -58,7 +58,7 @@ impl Indexes {
         }
     }
 
-    /// Both together.
+    /// The union of both.
     pub fn union(&self, other: &Indexes) -> Indexes {
         let mut all: Vec<Interval> = self.0.iter().chain(&other.0).copied().collect();
         all.sort_by_key(|interval| interval.first);
@@ -85,7 +85,7 @@ impl Indexes {
         self.0.get(at).is_some_and(|interval| interval.first <= index)
     }
 
-    /// How many indexes of `self` are also in `other`.
+    /// The number of indexes that are in both.
     pub fn overlap(&self, other: &Indexes) -> usize {
         let (mut mine, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut count = 0;
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn texts_are_read_and_written() {
-        // The text, completions, what it is then, and the number of indexes.
+        // The text, completions, the text afterwards, and the number of indexes.
         for (text, completions, written, total) in [
             ("", 10, "", 0),
             ("5", 10, "5", 1),

@@ -22,14 +22,14 @@ const INDEX_FIELD: &str = "metadata.labels['batch.kubernetes.io/job-completion-i
 /// Upstream: `names.MaxGeneratedNameLength`.
 const LONGEST_PREFIX: usize = 58;
 
-/// How many pods were deleted.
+/// The number of deleted pods.
 pub struct Deleted {
     pub all: i32,
     pub ready: i32,
     pub failure: Option<Error>,
 }
 
-/// What a sync did, as metrics call it.
+/// What a sync did, as a label of metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Action {
     #[default]
@@ -51,7 +51,7 @@ impl Action {
 }
 
 impl Jobs {
-    /// Carries `plan` out. Returns the number of active pods then, what was done, and a failure.
+    /// Carries out `plan`. Returns the number of active pods afterwards, the action, and a failure.
     pub(super) async fn manage(
         self: &Arc<Self>,
         key: &ObjectKey,
@@ -80,7 +80,7 @@ impl Jobs {
         }
     }
 
-    /// Deletes pods that the Job counts no more: they lose their finalizer first.
+    /// Deletes pods that the Job does not count any more: they lose their finalizer first.
     /// Upstream: `deleteJobPods`.
     async fn delete_surplus(
         self: &Arc<Self>,
@@ -129,7 +129,8 @@ impl Jobs {
         Ok(())
     }
 
-    /// Removes the finalizer from `pod`. Returns the pod's version then; `None`: it had no finalizer.
+    /// Removes the finalizer from `pod`. Returns the pod's version then; `None`: it had no
+    /// finalizer.
     pub(super) async fn release(&self, pod: &Pod) -> Result<Option<u64>, Error> {
         if !pod.meta.has_finalizer(TRACKING) {
             return Ok(None);
@@ -143,7 +144,7 @@ impl Jobs {
         Ok(Some(released.meta.resource_version))
     }
 
-    /// Creates pods, in batches that grow. Returns how many there are, and the first failure.
+    /// Creates pods, in growing batches. Returns the number of created pods, and the first failure.
     async fn create(
         self: &Arc<Self>,
         key: &ObjectKey,
@@ -178,7 +179,7 @@ impl Jobs {
     }
 }
 
-/// How far the deletion of a pod came.
+/// The result of deleting a pod.
 enum Attempt {
     /// The pod could not be released, so it was not deleted.
     Release(Error),
@@ -212,7 +213,7 @@ fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
     Deleted { all: count(pods.len() - failed), ready: count(ready), failure }
 }
 
-/// What the new pods of a Job have in common.
+/// The parts that all new pods of a Job share.
 fn template_pod(job: &Job, group: Option<&PodGroup>) -> Result<NewPod, Error> {
     let mut pod = NewPod::of::<Job>(&job.meta, &job.spec.template)?;
     pod.metadata.add_finalizer(TRACKING);

@@ -1,7 +1,7 @@
 //! Runs the pods of Jobs until enough of them have succeeded. Upstream: `pkg/controller/job`.
 //!
 //! - `sync`: one sync, from the pods of a Job to its status;
-//! - `round`: what a sync knows, `ending`: how a Job ends, `plan`: the pods it needs;
+//! - `sync_state`: the state of a sync, `ending`: how a Job ends, `plan`: the pods it needs;
 //! - `tracking`: how finished pods are counted, each once;
 //! - `manage`: creates and deletes pods;
 //! - `orphans`: pods that no Job counts;
@@ -77,7 +77,7 @@ struct Jobs {
     records: OwnerRecords,
     /// `None`: the feature gate is off.
     groups: Option<Groups>,
-    /// A Job that is suspended has no start time.
+    /// Whether a suspended Job has no start time.
     resets_start_time: bool,
 }
 

@@ -11,7 +11,7 @@ use crate::controllers::workloads::pod_control::is_not_found;
 use crate::controllers::{Next, SyncResult};
 use crate::objects::{Istr, Job, ObjectKey, Pod, Resource, Selector};
 
-/// The pods to be looked at: one, or all that a Job selects, each of which becomes a key of its own.
+/// A key: one pod, or all pods that a Job selects, each of which becomes a key of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Orphans {
     Named(ObjectKey),
@@ -49,7 +49,7 @@ impl Jobs {
                 let Some(pod) = self.pods.get(pod).filter(|pod| self.is_orphan(pod)) else {
                     return Ok(Next::Done);
                 };
-                // It is not noted as written: no sync of a Job waits for it.
+                // It is not recorded as a write: no sync of a Job waits for it.
                 match self.release(&pod).await {
                     Err(error) if !is_not_found(&error) => return Err(error),
                     _ => {}

@@ -1,4 +1,4 @@
-//! Which pods a Job needs, and which it has too many of. Upstream: `manageJob`.
+//! The pods that a Job needs, and those that it has too many. Upstream: `manageJob`.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const MOST: usize = 500;
 pub enum Plan {
     Nothing,
     Delete(Vec<Arc<Pod>>),
-    /// The pods that replace failed ones have to wait.
+    /// The pods that replace failed ones have to wait for this time.
     Wait(Duration),
     Create(Vec<Wanted>),
 }
@@ -75,7 +75,7 @@ fn wanted_active(spec: &JobSpec, succeeded: i32, active: i32) -> i32 {
     // The API server's default.
     let parallelism = spec.parallelism.unwrap_or(1);
     match spec.completions {
-        // Once a pod has succeeded, those that run go on, and no others start.
+        // Once a pod has succeeded, running pods continue, and no others start.
         None if succeeded > 0 => active,
         None => parallelism,
         Some(completions) => completions.saturating_sub(succeeded).min(parallelism).max(0),
@@ -119,7 +119,8 @@ fn with_failure_of(spec: &JobSpec, pod: &Pod) -> IndexFailures {
     }
 }
 
-/// The first indexes that nothing works on and that have not ended. Upstream: `firstPendingIndexes`.
+/// The first indexes that nothing works on and that have not ended. Upstream:
+/// `firstPendingIndexes`.
 fn pending(round: &SyncState, indexed: &Indexed, most: usize) -> Vec<i32> {
     let spec = round.spec();
     let indexes = |pods: &mut dyn Iterator<Item = &Arc<Pod>>| -> Indexes {
@@ -166,7 +167,7 @@ fn choose(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
     chosen
 }
 
-/// The pods that have got the least far come first. Upstream: `controller.ActivePods`.
+/// The order of deletion: the least advanced pods first. Upstream: `controller.ActivePods`.
 fn sort(pods: &mut [Arc<Pod>]) {
     pods.sort_by_cached_key(|pod| {
         let phase = match pod.status.phase {

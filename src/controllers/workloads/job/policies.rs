@@ -4,14 +4,14 @@
 use super::indexes::Indexes;
 use crate::objects::{OnExitCodes, OnPodCondition, Pod, PodFailurePolicy, SuccessPolicy};
 
-/// What the pod failure policy says of a failed pod.
+/// The decision of the pod failure policy about a failed pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// No rule matches: the failure counts.
     Unmatched,
     Count,
     Ignore,
-    /// The failure counts, and the pod's index is not tried again.
+    /// The failure counts, and the pod's index is not retried.
     FailIndex,
     /// The failure counts, and the Job fails with this message.
     FailJob(String),

@@ -18,12 +18,12 @@ impl Released {
         self.0.lock().get(job).cloned().unwrap_or_default()
     }
 
-    /// Call it before the finalizers are removed.
+    /// Records pods whose finalizers will be removed. Call it before the removal.
     pub fn expect(&self, job: &ObjectKey, pods: impl IntoIterator<Item = Uid>) {
         self.0.lock().entry(job.clone()).or_default().extend(pods);
     }
 
-    /// The removal was seen, or will never be.
+    /// Forgets a pod: the removal was seen, or will never be seen.
     pub fn observed(&self, job: &ObjectKey, pod: &Uid) {
         let mut jobs = self.0.lock();
         let Some(pods) = jobs.get_mut(job) else { return };

@@ -59,7 +59,7 @@ impl Jobs {
         if self.consistency.settle(key, &selector, &self.client).await? {
             self.consistency.ensure_ready(key)?;
         }
-        // Before the pods are read: a pod that comes in between would be counted as seen.
+        // Before the pods are read: a pod that appears in between would count as seen.
         let satisfied = self.expectations.satisfied(key);
         let pods = self.claim(&job, &selector).await?;
         let group = self.pod_group(&job, &pods).await?;
@@ -114,7 +114,8 @@ impl Jobs {
         failure.map_or(Ok(()), Err)
     }
 
-    /// The pods of `job`, orphans adopted and strangers released. Upstream: `getPodsForJob`.
+    /// The pods of `job`, after adopting orphans and releasing pods that no longer match.
+    /// Upstream: `getPodsForJob`.
     async fn claim(&self, job: &Job, selector: &Selector) -> Result<Vec<Arc<Pod>>, Error> {
         let candidates = owned_or_orphaned(&self.pods, &job.meta);
         let mut manager = ControllerRefManager::new::<Job>(&self.client, &job.meta, selector);
@@ -205,7 +206,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Writes the status of `round`, which goes on with the Job as the API server has it then.
+    /// Writes the status of `round`, which then has the Job as the API server returned it.
     async fn write(&self, round: &mut SyncState, doing: &'static str) -> Result<(), Error> {
         let written: Job = self
             .client
@@ -219,7 +220,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Removes finalizers, and what was removed from `tracked`. Returns the first failure.
+    /// Removes finalizers; drops the pods without one from `tracked`. Returns the first failure.
     /// Upstream: `removeTrackingFinalizerFromPods`.
     async fn release_all(
         self: &Arc<Self>,
@@ -278,7 +279,7 @@ mod tests {
     use crate::objects::Timestamp;
 
     #[test]
-    fn the_end_of_a_job_is_remembered_until_the_cache_shows_it() {
+    fn a_written_end_of_a_job_is_kept_until_the_cache_shows_it() {
         let job = |end: Value| {
             json!({
                 "metadata": { "namespace": "ns", "name": "j", "uid": "u", "resourceVersion": "7" },

@@ -1,4 +1,4 @@
-//! What one sync of a Job knows. Upstream: `syncJobCtx`.
+//! The state of one sync of a Job. Upstream: `syncJobCtx`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ pub const INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
 /// Upstream: `batch.JobIndexIgnoredFailureCountAnnotation`.
 pub const INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 
-/// A Job, its pods, and what is known of both in the course of a sync.
+/// A Job, its pods, and the state of one sync.
 pub struct SyncState {
     /// As it was last read or written.
     pub job: Arc<Job>,
-    /// What is to be written.
+    /// The status to be written.
     pub status: JobStatus,
     pub pods: Vec<Arc<Pod>>,
     pub active: Vec<Arc<Pod>>,
@@ -48,7 +48,7 @@ struct Uncounted {
 /// The indexes of an Indexed Job.
 #[derive(Debug, Default)]
 pub struct Indexed {
-    /// Those in the status at the start.
+    /// The indexes in the status at the start.
     pub counted: Indexes,
     pub succeeded: Indexes,
     /// `None` without a back-off limit per index.
@@ -126,7 +126,7 @@ impl SyncState {
         self.pods.iter().filter(|pod| self.is_tracked(pod)).filter(valid)
     }
 
-    /// Whether `pod` has the finalizer still.
+    /// Whether `pod` still has the finalizer.
     pub fn is_tracked(&self, pod: &Pod) -> bool {
         pod.meta.has_finalizer(TRACKING) && !self.released.contains(&pod.meta.uid)
     }
@@ -226,7 +226,7 @@ pub fn failures_before(pod: &Pod) -> i32 {
     number(pod, INDEX_FAILURES)
 }
 
-/// The same that did not count towards the limit.
+/// The failures that did not count towards the limit.
 pub fn ignored_before(pod: &Pod) -> i32 {
     number(pod, INDEX_IGNORED_FAILURES)
 }

@@ -1,4 +1,4 @@
-//! Tables of what a sync decides: the end of a Job, the pods it needs, and how pods are counted.
+//! Tables of a sync's decisions: the end of a Job, the pods it needs, and the counting of pods.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn of_indexes(completions: i32, more: Value) -> Value {
 }
 
 #[test]
-fn pods_are_counted_with_what_the_status_holds() {
+fn pods_are_counted_together_with_those_in_the_status() {
     let plain = json!({ "completions": 9, "parallelism": 9 });
     let failed_only = json!({ "completions": 9, "podReplacementPolicy": "Failed" });
     let policy = json!({ "completions": 9, "podFailurePolicy": { "rules": [
@@ -124,7 +124,7 @@ fn pods_are_counted_with_what_the_status_holds() {
 }
 
 #[test]
-fn the_first_end_that_holds_counts() {
+fn the_first_reason_to_end_counts() {
     let ends = |name: &str, reason: &str| Some((name.to_owned(), reason.to_owned()));
     let is_true = |kind: &str| json!({ "conditions": [{ "type": kind, "status": "True", "reason": "before" }] });
     let rule = json!({ "rules": [
@@ -291,7 +291,7 @@ fn a_job_has_as_many_pods_as_parallelism_and_completions_ask_for() {
 }
 
 #[test]
-fn pods_that_got_the_least_far_are_deleted_first() {
+fn the_least_advanced_pods_are_deleted_first() {
     let ready = |value: Value, ago: i64| {
         let condition = json!({ "type": "Ready", "status": "True", "lastTransitionTime": at(ago) });
         with(value, "/status", json!({ "phase": "Running", "conditions": [condition] }))
@@ -369,7 +369,7 @@ fn indexes_have_one_pod_each() {
 }
 
 #[test]
-fn an_index_carries_its_failures_on() {
+fn a_new_pod_of_an_index_has_the_failures_of_its_predecessors() {
     let rules = json!({ "rules": [
         { "action": "Ignore", "onExitCodes": { "operator": "In", "values": [7] } },
     ] });
@@ -460,7 +460,7 @@ fn indexes_are_counted_in_order_until_the_status_is_full() {
 }
 
 #[test]
-fn a_failed_index_waits_for_its_next_pod() {
+fn the_failed_pod_of_an_index_is_kept_until_its_next_pod() {
     let spec = || of_indexes(2, json!({ "backoffLimitPerIndex": 3 }));
     let failed = || exited(indexed("a", "Failed", 0), 1, 3);
     let mut waits = round(spec(), json!({}), vec![failed()]);

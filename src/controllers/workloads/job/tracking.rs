@@ -1,9 +1,10 @@
-//! How finished pods get into a Job's status, each once. Upstream: `trackJobStatusAndRemoveFinalizers`.
+//! Counts finished pods in a Job's status, each once. Upstream:
+//! `trackJobStatusAndRemoveFinalizers`.
 //!
-//! A pod that finished is named in `status.uncountedTerminatedPods` first, then loses its finalizer,
-//! and then its name in the status gives way to a higher counter. So a manager that starts anywhere
-//! in between finds out what is missing: a pod with the finalizer is not counted, and a name without
-//! a pod that has the finalizer is to be counted.
+//! A finished pod's uid is first added to `status.uncountedTerminatedPods`, then the pod loses its
+//! finalizer, and then a counter replaces the uid. So a manager that starts anywhere in between
+//! knows the missing steps: a pod with the finalizer is not counted, and a uid without a pod that
+//! has the finalizer is to be counted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::objects::{JobCondition, JobStatus, Pod, PodPhase, Timestamp, Uid};
 /// The most uids, and new indexes, in a status: about 20 KB. Upstream: `MaxUncountedPods`.
 const MOST_UNCOUNTED: usize = 500;
 
-/// What a status is to be written for, and what follows.
+/// The changes that need a write of the status, and the steps after it.
 #[derive(Default)]
 pub struct Tally {
     /// The pods that lose their finalizer when the status is written.
@@ -60,7 +61,7 @@ fn count_finished(round: &mut SyncState, tally: &mut Tally) -> Vec<i32> {
         let index = valid_index_of(&pod, completions);
         if pod.status.phase == PodPhase::Succeeded && !round.was_uncounted(&pod, true) {
             if let Some(indexed) = &round.indexed {
-                // The index is enough to count the pod once.
+                // The index is sufficient to count the pod once.
                 let new = index.filter(|index| !indexed.counted.has(*index));
                 tally.flush |= new.is_some();
                 indexes.extend(new);

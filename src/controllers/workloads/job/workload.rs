@@ -143,7 +143,7 @@ fn is_usable(workload: &Arc<Workload>) -> bool {
     workload.spec.pod_group_templates.len() == 1
 }
 
-/// A Job that has started without a Workload goes on without one. Upstream: `isNewJob`.
+/// A Job that has started without a Workload continues without one. Upstream: `isNewJob`.
 fn is_new(status: &JobStatus, pods: &[Arc<Pod>]) -> bool {
     pods.is_empty()
         && status.start_time.is_none()
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_original() {
+    fn names_are_those_of_upstream() {
         let workload = workload_name("gang", "65d52101-facc-4417-9432-de4cc5dc3b2a");
         assert_eq!(workload, "gang-55f667ffd9");
         assert_eq!(group_name(&workload, "gang-pgt-0"), "gang-55f667ffd9-gang-pgt-0-796b668567");

@@ -1,4 +1,5 @@
-//! Which pods are deleted first when there are too many. Upstream: `controller.ActivePodsWithRanks`.
+//! Which pods are deleted first when there are too many. Upstream:
+//! `controller.ActivePodsWithRanks`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,7 +9,8 @@ use crate::objects::{Istr, Pod, PodPhase, Timestamp, Uid};
 
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// The order in which pods are deleted: the first field that differs decides, the lesser goes first.
+/// The order in which pods are deleted: the first field that differs decides, the lesser goes
+/// first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Preference {
     assigned: bool,
@@ -23,10 +25,10 @@ struct Preference {
     age: Option<Age>,
 }
 
-/// Time passed, in buckets that double, so that among pods of about one age chance decides: the uid.
-/// (Upstream then lets pods that are ready since the very same moment go on to the next rule, and so
-/// do we: a moment has one uid. That upstream compares by each pod's own makes its order circular.)
-/// No age at all, `None`, is less than any.
+/// Time passed, in buckets that double, so that among pods of about one age chance decides: the
+/// uid. (For pods that became ready at the same moment upstream uses the next rule, and so do we.
+/// But upstream compares the pods' own uids here, which makes its order circular.) No age at all,
+/// `None`, is less than any.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Age {
     log2_nanos: i64,

@@ -1,4 +1,4 @@
-//! What the status of a ReplicaSet says, and when it must be looked at again.
+//! The status of a ReplicaSet, and the time of the next check.
 //! Upstream: `replica_set_utils.go`.
 
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use crate::objects::{Condition, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
 
-/// The status after a sync that found these `active` pods. `terminating`: the number of pods that are
-/// being deleted, if the status counts them. `failure`: of the creation or deletion of pods.
+/// The status after a sync that found these `active` pods. `terminating`: the number of pods that
+/// are being deleted, if the status counts them. `failure`: of the creation or deletion of pods.
 /// Upstream: `calculateStatus`.
 pub fn calculate(
     set: &impl Replicating,
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_once_and_taken_back() {
+    fn a_failure_condition_is_set_once_and_cleared() {
         let mut set = set(2);
         let failure = Error::other("exceeded quota");
         for (pods, reason) in [(1, Some("FailedCreate")), (3, Some("FailedDelete")), (2, None)] {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_news_is_written() {
+    fn only_a_changed_status_is_written() {
         let mut set = set(0);
         let status = calculate(&set, &[], Some(0), None, NOW);
         assert!(must_write(&set, &status), "generation 2 was not observed");

@@ -67,7 +67,7 @@ impl<S: Replicating> ReplicaSets<S> {
         let selector = match Selector::try_from(set.spec().selector.as_ref()) {
             Ok(selector) => selector,
             Err(error) => {
-                // Only a new spec can mend it, and that wakes the set.
+                // Only a new spec can repair it, and that queues the set.
                 log::error!("error converting pod selector to selector for {key}: {error}");
                 return Ok(Next::Done);
             }
@@ -93,7 +93,7 @@ impl<S: Replicating> ReplicaSets<S> {
             true => self.manage(&key, &set, &active).await.err(),
             false => None,
         };
-        // The status, and when to look again, speak of the same moment.
+        // The status and the time of the next check are computed for the same moment.
         let now = self.clock.now();
         let status = status::calculate(&*set, &active, terminating, failure.as_ref(), now);
         let written = self.write_status(&key, &set, status).await?;
@@ -175,8 +175,8 @@ impl<S: Replicating> ReplicaSets<S> {
         pods
     }
 
-    /// Writes `status` if it is news, once more on the live set if that fails. Gives the set as it is
-    /// then. Upstream: `updateReplicaSetStatus`.
+    /// Writes `status` if it has changed, and after a failure once more on the live set. Returns
+    /// the set as it is then. Upstream: `updateReplicaSetStatus`.
     async fn write_status(
         &self,
         key: &ObjectKey,
@@ -232,7 +232,7 @@ mod tests {
     use crate::objects::{Meta, ReplicaSet, Uid};
 
     #[test]
-    fn nobody_waits_for_a_deletion_that_was_seen_before_it_was_expected() {
+    fn a_deletion_that_was_seen_before_it_was_expected_is_not_waited_for() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let (client, _) = block_on(forgetful(1));
         let recorder = Recorder::to_sink(Arc::new(NoSink));

@@ -1,4 +1,4 @@
-//! Which pods are members of a StatefulSet, and their names.
+//! Membership of pods in a StatefulSet, and the names of its pods and claims.
 //! Upstream: the first half of `stateful_set_utils.go`.
 
 use std::ops::Range;
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn identity_and_storage_of_a_member() {
+    fn a_member_needs_its_identity_and_its_storage() {
         let claims = json!([
             {"name": "tmp", "emptyDir": {}},
             {"name": "data", "persistentVolumeClaim": {"claimName": "data-web-2"}},

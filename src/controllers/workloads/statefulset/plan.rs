@@ -1,4 +1,4 @@
-//! What a sync does about the pods of a set, decided before anything is written.
+//! The plan of a sync for the pods of a set, decided before anything is written.
 //! Upstream: `updateStatefulSet`.
 
 use std::collections::BTreeMap;
@@ -21,11 +21,11 @@ pub enum Work {
     /// Makes the claims and the pod of this ordinal.
     Create(i32),
     Delete(Arc<Pod>),
-    /// Makes the claims that are missing, and gives them their owners.
+    /// Creates missing claims, and sets their owners.
     Claims(Arc<Pod>),
-    /// Gives the claims of a pod that is to go their owners.
+    /// Sets the owners of the claims of a pod that is to be deleted.
     Owners(Arc<Pod>),
-    /// Gives the pod its labels and volumes, and its claims their owners.
+    /// Sets the labels and volumes of the pod, and the owners of its claims.
     Conform(Arc<Pod>),
 }
 
@@ -33,8 +33,8 @@ pub enum Work {
 pub type Job = Vec<Work>;
 
 /// The jobs of one phase run in their order with `OrderedReady`, else in batches. A job that fails
-/// ends the sync. Each pod of a phase has a job, empty if there is nothing to do, because the pods in
-/// front decide which batch a pod is in.
+/// ends the sync. Each pod of a phase has a job, empty if there is nothing to do, because the pods
+/// in front decide which batch a pod is in.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
     pub replicas: Vec<Job>,
@@ -42,14 +42,15 @@ pub struct Plan {
     pub scale_down: Vec<Job>,
     /// Pods to be replaced by their new version.
     pub update: Vec<Job>,
-    /// Of the wanted pods; `None` if the update was not reached or the limit is not in use.
+    /// The number of unavailable wanted pods; `None` if the update was not reached or the limit is
+    /// not in use.
     pub unavailable: Option<usize>,
 }
 
 /// Of the claim of this name in the set's namespace.
 pub type ClaimOf<'a> = &'a dyn Fn(&str) -> Option<Arc<PersistentVolumeClaim>>;
 
-/// What a plan is made from.
+/// The input of a plan.
 pub struct PlanInput<'a> {
     pub set: &'a StatefulSet,
     pub members: &'a Members,
@@ -72,8 +73,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// Pods without an ordinal are ignored; of two pods of one ordinal (`web-1` and `web-01`) the one
-    /// counts that has the name.
+    /// Pods without an ordinal are ignored. If two pods have one ordinal (`web-1` and `web-01`),
+    /// the pod with the right name counts.
     pub fn new(set: &StatefulSet, pods: &[Arc<Pod>]) -> Members {
         let mut members = Members::default();
         for pod in pods {
@@ -169,7 +170,7 @@ impl PlanInput<'_> {
         !self.is_available(pod) || pod.meta.is_being_deleted()
     }
 
-    /// Whether the sync goes on beyond the wanted pods. Upstream: `processReplica`.
+    /// Whether the sync continues after the wanted pods. Upstream: `processReplica`.
     fn plan_replicas(&self, jobs: &mut Vec<Job>) -> bool {
         let mut creations = 0;
         for ordinal in wanted_ordinals(self.set) {
@@ -179,7 +180,7 @@ impl PlanInput<'_> {
                 Some(pod) => self.replica_job(pod),
                 None => {
                     let job = self.creation(ordinal);
-                    // One that waits for a claim takes no other's place.
+                    // A pod that waits for a claim does not count in the batch.
                     creations += usize::from(!job.is_empty());
                     (job, !self.is_ordered() && creations < MAX_BATCH_SIZE)
                 }
@@ -202,11 +203,11 @@ impl PlanInput<'_> {
         if is_stale { Job::new() } else { vec![Work::Create(ordinal)] }
     }
 
-    /// The job, and whether `OrderedReady` goes on behind it.
+    /// The job, and whether `OrderedReady` continues after it.
     fn replica_job(&self, pod: &Arc<Pod>) -> (Job, bool) {
         let is_going = pod.meta.is_being_deleted();
         if pod.is_terminal() {
-            // However it ended, it is replaced.
+            // It has ended, with success or failure, and is replaced.
             let job = if is_going { Job::new() } else { vec![Work::Delete(pod.clone())] };
             return (job, !self.is_ordered());
         }
@@ -238,7 +239,7 @@ impl PlanInput<'_> {
         })
     }
 
-    /// Whether the sync goes on beyond it. Upstream: `processCondemned`.
+    /// Whether the sync continues after it. Upstream: `processCondemned`.
     fn plan_scale_down(&self, jobs: &mut Vec<Job>) -> bool {
         let condemned = &self.members.condemned;
         // With OrderedReady all wanted pods are available by now.

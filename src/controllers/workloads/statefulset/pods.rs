@@ -1,4 +1,4 @@
-//! Pods and claims of a set: created, deleted, changed, with their events.
+//! Creates, deletes and changes pods and claims of a set, with the events about that.
 //! Upstream: `stateful_pod_control.go`.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::objects::{
     ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid, from_json,
 };
 
-/// Between attempts to change a pod that someone else changes as well. Upstream:
+/// The delays between attempts to change a pod that others change as well. Upstream:
 /// `retry.DefaultBackoff`.
 const CONFLICT_PAUSES: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
@@ -73,7 +73,8 @@ impl StatefulSets {
         if let Err(error) = &created
             && error.is_already_exists()
         {
-            // Ours, which the cache does not show yet, or another's, which has to go first.
+            // Our own pod, which the cache does not show yet, or another's, which must be deleted
+            // first.
             return created.map(drop).map_err(Error::from);
         }
         let created = created.map_err(Error::from).map(|created| {
@@ -88,7 +89,8 @@ impl StatefulSets {
         created
     }
 
-    /// Deletes this pod, not another that has its name by now. Upstream: `DeleteStatefulPod`.
+    /// Deletes this pod, but not another one that has its name by now. Upstream:
+    /// `DeleteStatefulPod`.
     async fn delete_pod(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
         let delete = Delete::new().uid(pod.meta.uid.clone());
         let deleted = match self.client.delete::<Pod>(&pod.meta.key(), delete).await {
@@ -111,7 +113,7 @@ impl StatefulSets {
         owned
     }
 
-    /// Makes the claims that are missing. Upstream: `createPersistentVolumeClaims`.
+    /// Creates the missing claims. Upstream: `createPersistentVolumeClaims`.
     async fn create_claims(&self, set: &StatefulSet, pod: &str, ordinal: i32) -> Result<(), Error> {
         let mut errors = Vec::new();
         for template in &set.spec.volume_claim_templates {
@@ -157,7 +159,7 @@ impl StatefulSets {
         self.update_claim_owners(set, &pod.meta.name, &pod.meta.uid, ordinal).await
     }
 
-    /// Gives the claims of a pod the owners that the retention policy wants.
+    /// Sets the owners of a pod's claims by the retention policy.
     /// Upstream: `UpdatePodClaimForRetentionPolicy`.
     async fn update_claim_owners(
         &self,
@@ -197,7 +199,7 @@ impl StatefulSets {
         Ok(())
     }
 
-    /// Gives a pod what a member has. Returns whether there was anything to change.
+    /// Sets the identity and storage of a member. Returns whether anything changed.
     /// Upstream: `UpdateStatefulPod`.
     async fn conform(&self, set: &StatefulSet, pod: &Pod) -> Result<bool, Error> {
         let Some(ordinal) = ordinal(pod) else { return Ok(false) };
@@ -323,7 +325,7 @@ fn member<'a>(live: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Val
     live.get_mut(name).and_then(Value::as_object_mut)
 }
 
-/// The sets that may wait for a claim of this name to go.
+/// The sets that may wait for the deletion of a claim of this name.
 pub(super) fn sets_of_claim(claim: &str, sets: &[Arc<StatefulSet>]) -> Vec<ObjectKey> {
     let Some((parent, Some(_))) = parent_and_ordinal(claim) else {
         return Vec::new();

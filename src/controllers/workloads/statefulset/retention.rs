@@ -1,4 +1,4 @@
-//! Who owns a claim, as the set's retention policy wants it.
+//! The owners of a claim by the set's retention policy.
 //! Upstream: the functions on owner references in `stateful_set_utils.go`.
 
 use crate::controllers::workloads::statefulset::identity::is_wanted;
@@ -8,7 +8,7 @@ use crate::objects::{Meta, OwnerReference, Pod, Resource, StatefulSet, Uid};
 pub struct Owners<'a> {
     set: Candidate<'a>,
     pod: Candidate<'a>,
-    /// Whether the policy is other than to retain.
+    /// Whether the policy deletes claims in some case.
     has_policy: bool,
     wanted: Wanted,
 }
@@ -21,7 +21,7 @@ struct Candidate<'a> {
     uid: &'a Uid,
 }
 
-/// The one owner that the claim is to have of the two.
+/// The one of the two that is to own the claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Neither,
@@ -49,7 +49,7 @@ impl Candidate<'_> {
     }
 }
 
-/// What happens to claims when the set is deleted, and when it is scaled down.
+/// The policy for claims when the set is deleted, and when it is scaled down.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Policy {
     deletes_with_set: bool,
@@ -110,7 +110,7 @@ impl<'a> Owners<'a> {
         self.has_policy && references.iter().any(is_unexpected)
     }
 
-    /// Whether the claim's owners are as they should be, or are better left alone.
+    /// Whether the claim's owners are right, or must not be changed.
     /// Upstream: `isClaimOwnerUpToDate`.
     pub fn are_up_to_date(&self, references: &[OwnerReference]) -> bool {
         let Owners { set, pod, .. } = self;
@@ -157,7 +157,7 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// Whether a claim is to go with an older pod of this name, so that the pod has to wait for it.
+/// Whether a claim will be deleted with an older pod of this name, so that the pod has to wait.
 /// Upstream: `PodClaimIsStale`.
 pub fn is_stale(set: &StatefulSet, pod: &str, claim: &Meta) -> bool {
     let keeps = |policy: &crate::objects::ClaimRetentionPolicy| policy.when_scaled == "Retain";
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_others_are_left_to_them() {
+    fn claims_of_other_controllers_are_not_changed() {
         let all = [("Delete", "Retain"), ("Retain", "Delete"), ("Delete", "Delete")];
         for (deleted, scaled) in all {
             let set = set(deleted, scaled);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_goes_with_an_older_pod_is_stale() {
+    fn a_claim_that_an_older_pod_owns_is_stale() {
         let claim = |owner: &str| Meta {
             owner_references: serde_json::from_value::<Meta>(
                 json!({ "ownerReferences": [reference(owner)] }),

@@ -28,7 +28,7 @@ pub struct Revisions {
     pub collision_count: i32,
 }
 
-/// What is to become of the template of a set's spec.
+/// The revision for the template of a set's spec.
 #[derive(Debug, PartialEq)]
 enum Known {
     /// This is the newest revision.
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_gives_its_template_back() {
+    fn the_template_of_a_revision_is_restored() {
         let text = r#"{"spec":{"template":{"$patch":"replace","metadata":{"labels":{"a":"b"}},"spec":{"n":1.50}}}}"#;
         let template = template_of(&stored("r", 1, text)).unwrap();
         assert_eq!(template.json(), r#"{"metadata":{"labels":{"a":"b"}},"spec":{"n":1.50}}"#);

@@ -1,4 +1,4 @@
-//! What the status of a StatefulSet says. Upstream: `updateStatus`, `stateful_set_status_updater.go`.
+//! The status of a StatefulSet. Upstream: `updateStatus`, `stateful_set_status_updater.go`.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub fn complete_rolling_update(set: &StatefulSet, status: &mut StatefulSetStatus
     }
 }
 
-/// Whether `status` is news. Upstream: `inconsistentStatus`.
+/// Whether `status` has to be written. Upstream: `inconsistentStatus`.
 pub fn is_news(known: &StatefulSetStatus, status: &StatefulSetStatus) -> bool {
     let rest = StatefulSetStatus {
         observed_generation: known.observed_generation,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn only_news_is_written() {
+    fn only_a_changed_status_is_written() {
         let known = calculate(&set("OnDelete", 0), NAMES, 1, [].iter(), NOW);
         type Change = fn(&mut StatefulSetStatus);
         let table: [(Change, bool); 8] = [

@@ -1,4 +1,4 @@
-//! One sync of a StatefulSet: what it owns, what is to be done, what came of it.
+//! One sync of a StatefulSet: reads its pods and revisions, carries out a plan, writes the status.
 //! Upstream: `stateful_set.go`, `stateful_set_control.go`.
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn labels(set: &StatefulSet) -> [&str; 3] {
     [&set.meta.namespace, &set.meta.name, &set.spec.pod_management_policy]
 }
 
-/// How many steps of a plan were done.
+/// The number of done steps of a plan.
 #[derive(Debug, Default)]
 struct Done {
     updates: i32,
@@ -61,14 +61,14 @@ impl StatefulSets {
         let selector = match Selector::try_from(set.spec.selector.as_ref()) {
             Ok(selector) => selector,
             Err(error) => {
-                // Only a new spec can mend it, and that wakes the set.
+                // Only a new spec can repair it, and that queues the set.
                 log::error!("error converting StatefulSet selector for {key}: {error}");
                 return Ok(Next::Done);
             }
         };
         let sorted = self.claim_revisions(&set, &selector).await?;
         let pods = self.claim_pods(&set, &selector).await?;
-        // The status, and when to look again, speak of the same moment.
+        // The status and the time of the next check are computed for the same moment.
         let now = self.clock.now();
         let revisions = Arc::new(self.revisions(&set, &sorted).await?);
         let written = self.update(&set, &revisions, &pods, now).await;
@@ -99,7 +99,7 @@ impl StatefulSets {
             return Ok(found);
         }
         if set.meta.is_being_deleted() {
-            // Its pods and revisions are being orphaned: nothing more can be said of them.
+            // Its pods and revisions are being orphaned, so the status stays as it is.
             let key = set.meta.key();
             return Err(Error::Stale(format!(
                 "can't adopt ControllerRevisions: StatefulSet {key} has just been deleted"
@@ -120,7 +120,7 @@ impl StatefulSets {
         manager.claim::<StatefulSet, _>(candidates, |pod| is_member(set, pod)).await
     }
 
-    /// Does what is to be done, and writes the status. Returns what it says.
+    /// Carries out the plan and writes the status, which it returns.
     /// Upstream: `performUpdate`.
     async fn update(
         self: &Arc<Self>,
@@ -198,7 +198,7 @@ impl StatefulSets {
         done
     }
 
-    /// One job after the other, until one fails. Returns how many were done.
+    /// Runs one job after the other until one fails. Returns the number of done jobs.
     async fn in_order(
         &self,
         set: &StatefulSet,
@@ -215,7 +215,7 @@ impl StatefulSets {
         (done, None)
     }
 
-    /// In batches, until one has a failure. Upstream: `runForAll`, `slowStartBatch`.
+    /// Runs jobs in batches until one has a failure. Upstream: `runForAll`, `slowStartBatch`.
     async fn together(
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
@@ -237,7 +237,7 @@ impl StatefulSets {
         slow_start(count, attempt).await.1
     }
 
-    /// Writes `status` if it is news; after a conflict on the live set.
+    /// Writes `status` if it has changed; after a conflict on the live set.
     /// Upstream: `UpdateStatefulSetStatus`.
     async fn write_status(
         &self,

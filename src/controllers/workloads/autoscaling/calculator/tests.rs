@@ -8,8 +8,8 @@ const NOW: Timestamp = Timestamp::from_secs(100_000);
 
 const TOLERANCES: Tolerances = Tolerances { down: 0.1, up: 0.1 };
 
-/// Pods by letters: ready, unready, hot (just started), hot and unready (v), deleted, failed, pending.
-/// Each requests its item of `requests`, in thousandths, or one CPU.
+/// Pods by letters: ready, unready, hot (just started), hot and unready (v), deleted, failed,
+/// pending. Each requests its item of `requests`, in thousandths, or one CPU.
 fn pods(letters: &str, requests: &[i64]) -> Vec<Arc<Pod>> {
     let pod = |(at, letter): (usize, char)| {
         let started = if matches!(letter, 'h' | 'v') { 100_000 } else { 90_000 };
@@ -70,7 +70,7 @@ fn replicas_by_utilization() {
         ("rrrrrff", &[], &[100, 300, 500, 250, 250], 50, 5, 3, 28),
         ("rrrrrdd", &[], &[100, 300, 500, 250, 250], 50, 5, 3, 28),
         ("rrr", &[900, 1000, 1100], &[1010, 1030, 1020], 100, 3, 3, 102),
-        // Metrics of strangers, and pods without metrics.
+        // Metrics of other pods, and pods without metrics.
         ("rrrr", &[], &[4000, 9500, 3000, 7000, 3200, 2000], 100, 4, 24, 587),
         ("rrrr", &[], &[400, 95], 100, 4, 3, 24),
         ("rr", &[], &[1000], 100, 2, 2, 100),
@@ -96,7 +96,7 @@ fn replicas_by_utilization() {
 }
 
 #[test]
-fn tolerances_are_the_autoscalers_own() {
+fn an_autoscaler_may_have_its_own_tolerances() {
     let pods = pods("rrr", &[900, 1000, 1100]);
     for (down, up, levels, replicas) in [
         (0.0, 0.0, [909, 1010, 1111], 4),
@@ -182,7 +182,7 @@ fn replicas_by_share() {
 }
 
 #[test]
-fn pods_and_metrics_that_say_nothing_are_errors() {
+fn without_usable_pods_or_metrics_there_is_an_error() {
     for (letters, levels, error) in [
         ("", vec![1], NO_PODS),
         ("uu", vec![100, 100], NO_METRICS),
@@ -242,7 +242,7 @@ fn pods_are_grouped_by_their_start() {
 }
 
 #[test]
-fn requests_are_those_of_the_pod_or_of_what_runs_as_long() {
+fn requests_are_those_of_the_pod_or_of_its_lasting_containers() {
     let requests = |cpu: &str| json!({ "requests": { "cpu": cpu } });
     let pod = |spec: serde_json::Value| {
         let pod = json!({ "metadata": { "name": "p" }, "spec": spec });

@@ -45,7 +45,7 @@ fn rules(pods: (i32, i32), percent: (i32, i32)) -> ScalingRules {
 
 #[test]
 fn without_behavior_the_highest_recent_recommendation_counts() {
-    // Recommendations, the desired number, what it becomes, and the recommendations kept.
+    // Recommendations, the desired number, the resulting one, and the recommendations kept.
     type Case<'a> = (&'a [(i32, u64)], i32, i32, &'a [i32]);
     let table: &[Case] = &[
         (&[], 5, 5, &[5]),
@@ -65,8 +65,8 @@ fn without_behavior_the_highest_recent_recommendation_counts() {
 
 #[test]
 fn with_behavior_each_direction_has_its_window() {
-    // Recommendations, current, desired, the windows up and down, what becomes of it, and how many
-    // recommendations are kept.
+    // Recommendations, current, desired, the windows up and down, the result, and the number of
+    // recommendations that are kept.
     type Row = (&'static [(i32, u64)], i32, i32, u64, u64, i32, usize);
     let table: &[Row] = &[
         (&[], 100, 5, 0, 0, 5, 1),
@@ -116,8 +116,8 @@ fn policies_limit_the_rate() {
     const MANY: &str = "TooManyReplicas";
     const FEW: &str = "TooFewReplicas";
     const NONE: (i32, i32) = (0, 0);
-    // Changes of the last 120 seconds up and down, the policies of pods and percent for the direction
-    // at hand, current, desired, min, max; what it becomes, and why.
+    // Changes of the last 120 seconds up and down, the policies of pods and percent for the
+    // direction of the change, current, desired, min, max; the result, and the reason.
     type Row =
         (&'static [i32], &'static [i32], (i32, i32), (i32, i32), [i32; 4], (i32, &'static str));
     let table: &[Row] = &[
@@ -182,7 +182,7 @@ fn a_policy_is_selected() {
 }
 
 #[test]
-fn the_place_of_an_outdated_event_is_used_again() {
+fn the_place_of_an_outdated_event_is_reused() {
     // Policies; the events before, as changes and how many seconds ago; those after; and the sum of
     // the first policy's period before.
     type Row = ((i32, i32), (i32, i32), &'static [(i32, u64)], &'static [i32]);
@@ -246,7 +246,7 @@ fn windows_and_periods_may_reach_before_the_start_of_the_clock() {
     let second = Duration::from_secs(1);
     let policies = rules((1, 60), (0, 0));
     let behavior = Behavior { scale_up: policies.clone(), scale_down: policies };
-    // The behavior, and what wishes for 5 and for 20 replicas become after a change from 9 to 10.
+    // The behavior, and the results for 5 and for 20 wanted replicas after a change from 9 to 10.
     for (behavior, down, up) in [(None, 10, 20), (Some(&behavior), 10, 10)] {
         let mut history = History::default();
         history.start(10, Duration::ZERO);

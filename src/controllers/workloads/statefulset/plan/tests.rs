@@ -191,7 +191,7 @@ fn parallel_sets_take_all_steps_at_once() {
 
 /// Healthy pods in front count, so a pod behind them is in a larger batch.
 #[test]
-fn pods_without_work_have_their_place_in_a_phase() {
+fn pods_without_work_count_in_the_batches_of_a_phase() {
     let set = set(json!({"podManagementPolicy": "Parallel"}));
     let plan = plan(&set, &["web-0 ok", "web-1 ok", "web-5 ok", "web-4 going"], &[], None);
     let places = |jobs: &[Job]| jobs.iter().map(|job| !job.is_empty()).collect::<Vec<_>>();
@@ -306,7 +306,7 @@ fn a_new_pod_is_of_the_current_revision_below_the_partition() {
 }
 
 #[test]
-fn claims_are_made_and_owned_as_the_policy_says() {
+fn claims_are_created_and_get_the_owners_of_the_policy() {
     let with = |policy: &str, scaled: &str| {
         set(json!({
             "podManagementPolicy": policy,
@@ -337,7 +337,7 @@ fn claims_are_made_and_owned_as_the_policy_says() {
     );
     assert_eq!(steps(&plan(&ordered, &ready, &scaled_up, None).replicas), ["conform web-0"]);
 
-    // Claims of pods beyond the wanted ordinals go with them.
+    // Claims of pods beyond the wanted ordinals are deleted with them.
     let pods = ["web-0 ok", "web-1 ok", "web-2 ok", "web-3 ok"];
     for (claims, owners) in [
         (vec![], vec![]),
