@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Everyday words that were used as riddles. Each is found as a whole word, in any case.
-const PHRASES: [&str; 18] = [
+const PHRASES: [&str; 28] = [
     "told",
     "tell",
     "tells",
@@ -24,14 +24,25 @@ const PHRASES: [&str; 18] = [
     "for as long as",
     "as it comes",
     "the one in charge",
+    "looked at",
+    "next look",
+    "goes on",
+    "what is wrong",
+    "what becomes of",
+    "tried again",
+    "comes again",
+    "is news",
+    "left alone",
+    "all the same",
 ];
 
 /// Names that were replaced by the field's.
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 29] = [
     "AskBefore",
     "ConfinedPod",
     "HeldBack",
     "Patient",
+    "Shelf",
     "Shelves",
     "breathe",
     "census",
