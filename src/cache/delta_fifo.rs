@@ -495,7 +495,7 @@ mod tests {
     /// One letter a call: `+a1` add, `~a2` update, `-a3` delete; the keys as they are popped.
     /// A RealFIFO would give every call, in the order of the calls.
     #[test]
-    fn what_happens_to_a_key_while_it_waits_is_one_item() {
+    fn changes_of_a_waiting_key_are_one_item() {
         for (calls, popped) in [
             ("+a1 ~a2 +b3 ~a4", &["+a@1 ~a@2 ~a@4", "+b@3"][..]),
             ("+a1 -a2", &["+a@1 -a@2"]),
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_does_not_name_is_deleted_with_its_last_known_state() {
+    fn objects_missing_in_a_list_are_deleted_with_their_last_known_state() {
         let (indexer, fifo) = known();
         replace(&fifo, &[("a", 1), ("b", 2), ("c", 3)], 3);
         assert_eq!(drain(&fifo, &indexer), ["=a@1", "=b@2", "=c@3"]);
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_final_state_takes_the_place_of_an_unknown_one() {
+    fn a_known_final_state_replaces_an_unknown_one() {
         let (indexer, fifo) = known();
         indexer.insert(object("", "a", 1));
         replace(&fifo, &[], 5);
@@ -557,7 +557,7 @@ mod tests {
 
     /// A list by watch may lag behind the server when it begins, and catches up before it ends.
     #[test]
-    fn what_goes_while_a_list_is_under_way_is_gone_and_syncs_nothing() {
+    fn a_deletion_during_a_list_removes_the_item_and_does_not_sync() {
         let (indexer, fifo) = known();
         for (version, synced, seen) in [(10, false, 0), (20, true, 17)] {
             fifo.begin_replace();
@@ -571,7 +571,7 @@ mod tests {
             assert_eq!((fifo.has_synced(), indexer.last_seen_version()), (synced, seen));
             assert_eq!(drain(&fifo, &indexer).len(), 3);
             fifo.finish_replace(version + 7);
-            assert_eq!((indexer.len(), fifo.len()), (1, 0), "c alone is left");
+            assert_eq!((indexer.len(), fifo.len()), (1, 0), "only c remains");
         }
     }
 
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resync_leaves_alone_what_waits() {
+    fn a_resync_skips_keys_that_wait() {
         let (indexer, fifo) = known();
         indexer.insert(object("", "a", 1));
         indexer.insert(object("", "b", 1));
@@ -634,7 +634,7 @@ mod tests {
 
     /// What happens while a key is popped delta by delta comes behind the deltas that wait.
     #[test]
-    fn a_key_under_way_is_still_the_first_and_waits() {
+    fn a_key_with_more_deltas_stays_the_first() {
         let (indexer, fifo) = known();
         replace(&fifo, &[], 1);
         let mut words = Vec::new();

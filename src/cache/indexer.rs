@@ -567,7 +567,7 @@ mod tests {
 
     /// Entries are renumbered when most are free; keys and indices must follow.
     #[test]
-    fn memory_is_given_back_after_a_peak() {
+    fn memory_is_freed_after_a_peak() {
         let indexer = Indexer::new();
         indexer.add_index(&BY_APP);
         let name = |n: usize| format!("pod-{n}");

@@ -35,9 +35,9 @@ fn fixture() -> Fixture {
 }
 
 /// Writes down what it hears: `+x@1!` (initial), `+x@1`, `~x@1>2`, `-x@2`, `?x@2`, `sx@1` (resync).
-struct Ear(async_channel::Sender<String>);
+struct RecordingHandler(async_channel::Sender<String>);
 
-impl<T: Object> EventHandler<T> for Ear {
+impl<T: Object> EventHandler<T> for RecordingHandler {
     fn on_add(&mut self, object: &Arc<T>, initial: bool) {
         let mark = if initial { "!" } else { "" };
         self.say(format!("+{}@{}{mark}", object.meta().name, object.meta().resource_version));
@@ -59,10 +59,10 @@ impl<T: Object> EventHandler<T> for Ear {
     }
 }
 
-impl Ear {
-    fn new() -> (Ear, Receiver<String>) {
+impl RecordingHandler {
+    fn new() -> (RecordingHandler, Receiver<String>) {
         let (sender, heard) = async_channel::unbounded();
-        (Ear(sender), heard)
+        (RecordingHandler(sender), heard)
     }
 
     fn say(&self, word: String) {
@@ -108,10 +108,10 @@ fn watch_from(version: u64) -> Request {
 }
 
 #[test]
-fn a_dropped_watch_goes_on_where_it_was() {
+fn a_dropped_watch_continues_where_it_ended() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     let first = f.script.watch(initial(&[json("a", "x", 3)], 5));
     let second = f.script.watch(vec![modified("x", 8)]);
     run(&f, async {
@@ -145,10 +145,10 @@ fn a_watch_that_the_server_breaks_off_with_an_error_lists_again() {
 }
 
 #[test]
-fn an_expired_watch_lists_again_and_reports_what_vanished() {
+fn an_expired_watch_lists_again_and_reports_missing_objects() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     let items = [json("a", "x", 1), json("a", "y", 2), json("a", "z", 3)];
     let first = f.script.watch(initial(&items, 5));
     f.script.reply(Reply::Refused(Error::Expired));
@@ -243,8 +243,8 @@ fn nameless() -> Encoded {
 #[test]
 fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
     run(&f, async {
         assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
@@ -292,8 +292,8 @@ fn an_object_of_a_list_that_cannot_be_decoded_leaves_the_last_known_state() {
     let next = [undecodable("x", "1", 6), undecodable("y", "2", 7), undecodable("w", "1", 8)];
     for lists in [false, true] {
         let f = fixture();
-        let (ear, heard) = Ear::new();
-        f.informer.add_handler("ear", ear, None);
+        let (recording, heard) = RecordingHandler::new();
+        f.informer.add_handler("recording", recording, None);
         let first = f.script.watch(initial(&items, 5));
         if lists {
             f.script.reply(Reply::Refused(Error::Unsupported));
@@ -319,7 +319,7 @@ fn an_object_of_a_list_that_cannot_be_decoded_leaves_the_last_known_state() {
 }
 
 #[test]
-fn a_first_list_syncs_without_what_cannot_be_decoded() {
+fn a_first_list_syncs_without_undecodable_objects() {
     let f = fixture();
     f.script.reply(Reply::stream(&[undecodable("x", "", 3), nameless(), json("a", "y", 4)], 5));
     run(&f, async {
@@ -333,8 +333,8 @@ fn a_first_list_syncs_without_what_cannot_be_decoded() {
 #[test]
 fn a_list_with_a_nameless_object_deletes_nothing() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
     let second = f.script.watch(initial(&[json("a", "x", 8), nameless()], 9));
     f.script.reply(Reply::stream(&[json("a", "x", 8)], 12));
@@ -354,7 +354,7 @@ fn a_list_with_a_nameless_object_deletes_nothing() {
 }
 
 #[test]
-fn a_watch_that_ends_at_once_is_a_fault() {
+fn a_watch_that_ends_at_once_is_followed_by_a_list() {
     let f = fixture();
     drop(f.script.watch(initial(&[], 5)));
     f.script.reply(Reply::stream(&[], 6));
@@ -380,8 +380,8 @@ fn a_watch_that_the_server_forgets_to_end_is_ended() {
 #[test]
 fn a_streamed_list_may_catch_up_before_it_ends() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     let feed = f.script.watch(vec![added("x", 3), added("y", 4)]);
     run(&f, async {
         assert_eq!(hear(&heard, 2).await, "+x@3! +y@4!");
@@ -398,7 +398,7 @@ fn a_streamed_list_may_catch_up_before_it_ends() {
 }
 
 #[test]
-fn a_bookmark_moves_the_version_seen_and_where_the_watch_goes_on() {
+fn a_bookmark_raises_the_seen_version_and_the_start_of_the_next_watch() {
     let f = fixture();
     let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
     run(&f, async {
@@ -415,8 +415,8 @@ fn a_bookmark_moves_the_version_seen_and_where_the_watch_goes_on() {
 #[test]
 fn duplicate_and_stale_events_change_nothing() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     let feed = f.script.watch(initial(&[json("a", "x", 5)], 5));
     run(&f, async {
         hear(&heard, 1).await;
@@ -448,8 +448,8 @@ fn a_late_handler_gets_the_objects_and_then_their_changes() {
     let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
     run(&f, async {
         f.informer.synced().await;
-        let (ear, heard) = Ear::new();
-        let registration = f.informer.add_handler("late", ear, None);
+        let (recording, heard) = RecordingHandler::new();
+        let registration = f.informer.add_handler("late", recording, None);
         say(&feed, modified("x", 6));
         assert_eq!(hear(&heard, 2).await, "+x@3! ~x@3>6");
         registration.synced().await;
@@ -460,9 +460,9 @@ fn a_late_handler_gets_the_objects_and_then_their_changes() {
 }
 
 /// Panics at objects named `bad`.
-struct Fragile(Ear);
+struct PanickingHandler(RecordingHandler);
 
-impl EventHandler<PartialObjectMetadata> for Fragile {
+impl EventHandler<PartialObjectMetadata> for PanickingHandler {
     fn on_add(&mut self, object: &Arc<PartialObjectMetadata>, initial: bool) {
         assert_ne!(&*object.meta.name, "bad", "as the test wants it");
         self.0.on_add(object, initial);
@@ -479,10 +479,10 @@ impl EventHandler<PartialObjectMetadata> for Fragile {
 #[test]
 fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    let (inner, heard_late) = Ear::new();
-    let lagging = f.informer.add_handler("lagging", Fragile(inner), None);
-    let quick = f.informer.add_handler("quick", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    let (inner, heard_late) = RecordingHandler::new();
+    let lagging = f.informer.add_handler("lagging", PanickingHandler(inner), None);
+    let quick = f.informer.add_handler("quick", recording, None);
     let feed = f.script.watch(initial(&[json("a", "bad", 3), json("a", "good", 4)], 5));
     run(&f, async {
         for version in 6..106 {
@@ -515,14 +515,14 @@ fn the_changes_of_one_object_are_applied_in_slices() {
     block_on(async {
         let mut process = pin!(f.informer.inner().process());
         let mut applied = Vec::new();
-        let (ear, heard) = Ear::new();
-        let mut ear = Some(ear);
+        let (recording, heard) = RecordingHandler::new();
+        let mut recording = Some(recording);
         while !fifo.is_empty() {
             assert!(poll_once(&mut process).await.is_none());
             let cached = f.informer.lister().get(&ObjectKey::new("a", "x")).expect("it is cached");
             applied.push(cached.meta.resource_version);
-            if let Some(ear) = ear.take() {
-                f.informer.add_handler("late", ear, None);
+            if let Some(recording) = recording.take() {
+                f.informer.add_handler("late", recording, None);
             }
         }
         assert_eq!(applied, [64, 128, CHANGES]);
@@ -535,9 +535,9 @@ fn the_changes_of_one_object_are_applied_in_slices() {
 #[test]
 fn each_handler_has_its_own_resync() {
     let f = fixture();
-    let (often, heard_often) = Ear::new();
-    let (seldom, heard_seldom) = Ear::new();
-    let (never, heard_never) = Ear::new();
+    let (often, heard_often) = RecordingHandler::new();
+    let (seldom, heard_seldom) = RecordingHandler::new();
+    let (never, heard_never) = RecordingHandler::new();
     f.informer.add_handler("often", often, Some(Duration::from_secs(10)));
     f.informer.add_handler("seldom", seldom, Some(Duration::from_secs(25)));
     f.informer.add_handler("never", never, None);
@@ -566,8 +566,8 @@ fn each_handler_has_its_own_resync() {
 #[test]
 fn a_list_after_a_broken_one_is_not_older() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     let broken = f.script.watch(vec![added("x", 3), added("y", 4), deleted("y", 6)]);
     f.script.reply(Reply::Refused(Error::TooLarge));
     f.script.reply(Reply::list(&[json("a", "x", 2)], 2, None));
@@ -598,8 +598,8 @@ const FRAGILE: Index<PartialObjectMetadata> = Index::new("fragile", fragile);
 #[test]
 fn an_informer_that_panics_lists_again() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
-    f.informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    f.informer.add_handler("recording", recording, None);
     f.informer.add_index(&FRAGILE);
     let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
     f.script.reply(Reply::stream(&[json("a", "x", 8), json("a", "z", 7)], 9));
@@ -648,8 +648,8 @@ fn the_series_of_an_informer_end_with_it() {
     let factory = SharedInformerFactory::new(script.clone(), clock);
     script.reply(Reply::stream(&[], 4));
     let informer = factory.metadata_informer(&resource);
-    let (ear, _heard) = Ear::new();
-    let registration = informer.add_handler("ear", ear, None);
+    let (recording, _heard) = RecordingHandler::new();
+    let registration = informer.add_handler("recording", recording, None);
     factory.start(&StopToken::new());
     block_on(registration.synced());
     assert!(series() >= 4, "lists, watches, the queue, the handler");
@@ -664,8 +664,8 @@ fn an_informer_runs_once_and_takes_no_handler_after_its_end() {
     f.script.reply(Reply::stream(&[], 5));
     run(&f, f.informer.synced());
     block_on(f.informer.run(StopToken::new()));
-    let (ear, heard) = Ear::new();
-    let registration = f.informer.add_handler("late", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    let registration = f.informer.add_handler("late", recording, None);
     assert!(!registration.has_synced() && block_on(heard.recv()).is_err());
 }
 
@@ -675,8 +675,8 @@ fn a_lone_event_passes_at_once_and_a_storm_gathers() {
     let scope = Scope::all(Pod::RESOURCE);
     let informer = SharedIndexInformer::<Pod>::new(script.clone(), scope, clock.clone());
     let feed = script.watch(initial(&[json("", "a", 1)], 1));
-    let (ear, heard) = Ear::new();
-    informer.add_handler("ear", ear, None);
+    let (recording, heard) = RecordingHandler::new();
+    informer.add_handler("recording", recording, None);
     let stop = StopToken::new();
     block_on(zip(informer.run(stop.clone()), async {
         let change =
