@@ -14,7 +14,7 @@ use rustls::pki_types::ServerName;
 use super::dial::dial;
 use super::proxy::{Kind, Proxy};
 use super::secured::Secured;
-use super::sockets::{Place, Purpose, Sockets};
+use super::sockets::{Purpose, SocketPermit, Sockets};
 use super::ticked_reads::{TickedReads, Traffic};
 use super::tls::TlsSource;
 use super::tunnel;
@@ -55,7 +55,7 @@ pub(super) struct Connection {
     /// another client certificate.
     pub tls: Option<Arc<ClientConfig>>,
     #[expect(dead_code, reason = "held for its drop")]
-    pub place: Place,
+    pub place: SocketPermit,
 }
 
 /// Makes connections to one server.

@@ -43,7 +43,7 @@ pub(super) struct Sockets {
 }
 
 /// The place of one open connection, given back when it is dropped.
-pub(super) struct Place {
+pub(super) struct SocketPermit {
     sockets: Arc<Sockets>,
 }
 
@@ -69,10 +69,10 @@ impl Sockets {
     ///
     /// # Errors
     /// When all places for this purpose are taken.
-    pub fn take(self: &Arc<Self>, purpose: Purpose) -> io::Result<Place> {
+    pub fn take(self: &Arc<Self>, purpose: Purpose) -> io::Result<SocketPermit> {
         let limit = (self.limit)();
         let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
-        let place = Place { sockets: self.clone() };
+        let place = SocketPermit { sockets: self.clone() };
         if open > allowed(limit, purpose) {
             let what = format!(
                 "{} connections are open and the limit of open files is {limit}; the others are \
@@ -92,7 +92,7 @@ impl Sockets {
     }
 }
 
-impl Drop for Place {
+impl Drop for SocketPermit {
     fn drop(&mut self) {
         let sockets = &self.sockets;
         let open = sockets.open.fetch_sub(1, Ordering::Relaxed) - 1;

@@ -19,7 +19,7 @@ use crate::files::{Stamp, stamp};
 
 /// The sources of a configuration: the content of its files, and the certificate that the plugin
 /// issued.
-type Ingredients = ([Stamp; 3], Option<Pair>);
+type Sources = ([Stamp; 3], Option<Pair>);
 
 /// Makes rustls's configuration, and makes it again when one of its files or the plugin's
 /// certificate has changed. Until then every caller gets the same `Arc`: a connection that holds
@@ -27,12 +27,12 @@ type Ingredients = ([Stamp; 3], Option<Pair>);
 pub(super) struct TlsSource {
     tls: Tls,
     plugin: Option<Arc<Plugin>>,
-    made: Mutex<Option<Made>>,
+    current: Mutex<Option<Current>>,
     rotations: Arc<Rotations>,
 }
 
-struct Made {
-    of: Ingredients,
+struct Current {
+    of: Sources,
     /// The client certificate in it.
     pair: Option<Pair>,
     config: Arc<ClientConfig>,
@@ -51,8 +51,8 @@ impl TlsSource {
     /// # Errors
     /// When a certificate or key cannot be read or used.
     pub fn new(tls: Tls, plugin: Option<Arc<Plugin>>) -> Result<TlsSource> {
-        let (made, rotations) = (Mutex::default(), Arc::default());
-        let source = TlsSource { tls, plugin, made, rotations };
+        let (current, rotations) = (Mutex::default(), Arc::default());
+        let source = TlsSource { tls, plugin, current, rotations };
         source.identity_with(None)?;
         Ok(source)
     }
@@ -89,18 +89,18 @@ impl TlsSource {
             Some(Pem::File(path)) => stamp(path),
             _ => None,
         });
-        let ingredients = (changed, pair);
-        let mut made = self.made.lock();
+        let sources = (changed, pair);
+        let mut current = self.current.lock();
         let known = |config: &Arc<ClientConfig>| Identity {
             config: config.clone(),
             rotations: self.rotations.count(),
         };
-        if let Some(Made { of, config, .. }) = made.as_ref()
-            && *of == ingredients
+        if let Some(Current { of, config, .. }) = current.as_ref()
+            && *of == sources
         {
             return Ok(known(config));
         }
-        let (config, pair) = match (self.make(ingredients.1.as_ref()), made.take()) {
+        let (config, pair) = match (self.make(sources.1.as_ref()), current.take()) {
             (Ok((config, pair)), before) => {
                 if before.is_some_and(|before| before.pair.is_some() && before.pair != pair) {
                     log::info!("the client certificate has changed: watches are restarted");
@@ -109,17 +109,17 @@ impl TlsSource {
                 (Arc::new(config), pair)
             }
             // Files that are being replaced: the former content is used until they change again.
-            (Err(error), Some(before)) if ingredients.1.is_none() => {
+            (Err(error), Some(before)) if sources.1.is_none() => {
                 log::warn!("TLS files have changed but cannot be used yet: {error}");
                 (before.config, before.pair)
             }
             (Err(error), before) => {
-                *made = before;
+                *current = before;
                 return Err(error);
             }
         };
         let identity = known(&config);
-        *made = Some(Made { of: ingredients, pair, config });
+        *current = Some(Current { of: sources, pair, config });
         Ok(identity)
     }
 

@@ -63,12 +63,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     c.watch(&namespaces, &queue, |change, queue| {
-        let wakes = match &change {
+        let needs_sync = match &change {
             Change::Added { .. } => true,
             Change::Updated { new, .. } | Change::Resync { object: new } => new.is_active(),
             Change::Deleted(_) => false,
         };
-        if wakes {
+        if needs_sync {
             queue.add(change.object().meta.key());
         }
     });

@@ -78,14 +78,14 @@ struct PoolStatus {
     requests: Lister<ResourcePoolStatusRequest>,
     slices: Lister<ResourceSlice>,
     claims: Lister<ResourceClaim>,
-    waits: Mutex<Waits>,
+    waits: Mutex<SliceRetries>,
 }
 
 /// The number of retries of each request for missing slices. Other failures do not count.
 #[derive(Default)]
-struct Waits(HashMap<ObjectKey, (Uid, u32)>);
+struct SliceRetries(HashMap<ObjectKey, (Uid, u32)>);
 
-impl Waits {
+impl SliceRetries {
     /// Whether the request may wait once more.
     fn again(&mut self, key: &ObjectKey, uid: &Uid) -> bool {
         let (of, times) = self.0.entry(key.clone()).or_default();
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn each_request_waits_for_slices_a_limited_number_of_times() {
-        let mut waits = Waits::default();
+        let mut waits = SliceRetries::default();
         let (one, two) = (ObjectKey::cluster("one"), ObjectKey::cluster("two"));
         let mut times = |key: &ObjectKey, uid: &str| {
             (0..9).take_while(|_| waits.again(key, &Uid::new(uid))).count()

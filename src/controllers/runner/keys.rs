@@ -65,12 +65,12 @@ type Unowned<T, O> = Box<dyn Fn(&T, Option<&O>) + Send>;
 pub trait Observer: Send + Sync {
     /// Handles a change of `dependent`, which `owner` controls. Runs on the informer's handler
     /// task: it must not wait.
-    fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen);
+    fn observe(&self, owner: &ObjectKey, dependent: &Meta, event: DependentEvent);
 }
 
 /// What happened to a dependent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum DependentEvent {
     /// It is new in the cache.
     Created,
     /// It has changed. Also passed for the owner that it had before.
@@ -177,9 +177,9 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
-    fn observe(&self, owner: &O, dependent: &T, seen: Seen) {
+    fn observe(&self, owner: &O, dependent: &T, event: DependentEvent) {
         for observer in &self.observers {
-            observer.observe(&owner.meta().key(), dependent.meta(), seen);
+            observer.observe(&owner.meta().key(), dependent.meta(), event);
         }
     }
 
@@ -192,14 +192,14 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
     fn added(&self, new: &T, queue: &Queue) {
         if new.meta().is_being_deleted() {
             // After a restart a dependent may appear when it is being deleted already.
-            return self.deleted(new, Seen::Deleting, queue);
+            return self.deleted(new, DependentEvent::Deleting, queue);
         }
         if new.meta().controller().is_none() {
             self.is_unowned(new, None);
             return self.queue_matching(new, queue);
         }
         if let Some(owner) = self.owner(new) {
-            self.observe(&owner, new, Seen::Created);
+            self.observe(&owner, new, DependentEvent::Created);
             self.queue(&owner, queue);
         }
     }
@@ -213,14 +213,14 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         let moved = was.controller() != is.controller();
         if is.is_being_deleted() {
             // The owner replaces it now, not when its grace period has ended.
-            self.deleted(new, Seen::Deleting, queue);
+            self.deleted(new, DependentEvent::Deleting, queue);
             if relabelled || moved {
-                self.deleted(old, Seen::Deleting, queue);
+                self.deleted(old, DependentEvent::Deleting, queue);
             }
             return;
         }
         if moved && let Some(owner) = self.owner(old) {
-            self.observe(&owner, new, Seen::Updated);
+            self.observe(&owner, new, DependentEvent::Updated);
             self.queue(&owner, queue);
         }
         if is.controller().is_none() {
@@ -229,7 +229,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
                 self.queue_matching(new, queue);
             }
         } else if let Some(owner) = self.owner(new) {
-            self.observe(&owner, new, Seen::Updated);
+            self.observe(&owner, new, DependentEvent::Updated);
             self.queue(&owner, queue);
             let again = self.again.as_ref().and_then(|again| again(old, new, &owner));
             if let Some(after) = again {
@@ -238,12 +238,12 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
-    fn deleted(&self, last: &T, seen: Seen, queue: &Queue) {
+    fn deleted(&self, last: &T, event: DependentEvent, queue: &Queue) {
         let owner = self.owner(last);
         self.is_unowned(last, owner.as_deref());
         // No owner waits for the deletion of an orphan.
         let Some(owner) = owner else { return };
-        self.observe(&owner, last, seen);
+        self.observe(&owner, last, event);
         self.queue(&owner, queue);
     }
 
@@ -273,7 +273,9 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
             Change::Added { new, .. } => self.added(new, queue),
             Change::Updated { old, new } => self.updated(old, new, queue),
             Change::Resync { .. } => {}
-            Change::Deleted(deleted) => self.deleted(deleted.object(), Seen::Deleted, queue),
+            Change::Deleted(deleted) => {
+                self.deleted(deleted.object(), DependentEvent::Deleted, queue)
+            }
         }
     }
 }
@@ -354,12 +356,12 @@ mod tests {
     }
 
     impl Scene {
-        fn wakes(&mut self, change: Change<'_, Pod>) -> Vec<String> {
+        fn queues(&mut self, change: Change<'_, Pod>) -> Vec<String> {
             self.mapper.map(change, &self.queue);
-            let mut woken: Vec<String> =
+            let mut queued: Vec<String> =
                 self.queue.drain().iter().map(|key| key.name.to_string()).collect();
-            woken.sort();
-            woken
+            queued.sort();
+            queued
         }
     }
 
@@ -376,20 +378,20 @@ mod tests {
             (going(pod(1, "b", "")), vec!["b"], vec!["b"]),
         ] {
             let pod = decoded(json.clone());
-            assert_eq!(scene.wakes(Change::Added { new: &pod, initial: false }), added, "{json}");
+            assert_eq!(scene.queues(Change::Added { new: &pod, initial: false }), added, "{json}");
             let last = Deleted::FinalStateUnknown(pod);
-            assert_eq!(scene.wakes(Change::Deleted(&last)), deleted, "{json}");
+            assert_eq!(scene.queues(Change::Deleted(&last)), deleted, "{json}");
         }
         let mut other_kind = pod(1, "a", "b");
         other_kind["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
         let pod = decoded(other_kind);
-        assert!(scene.wakes(Change::Added { new: &pod, initial: true }).is_empty());
+        assert!(scene.queues(Change::Added { new: &pod, initial: true }).is_empty());
     }
 
     #[test]
     fn updates_queue_the_old_and_the_new_owner() {
         let mut scene = scene();
-        for (old, new, woken) in [
+        for (old, new, queued) in [
             (pod(1, "a", "a"), pod(2, "a", "a"), vec!["a"]),
             (pod(1, "a", "a"), pod(1, "a", "a"), vec![]),
             (pod(1, "a", "a"), pod(2, "b", "a"), vec!["a", "b"]),
@@ -402,10 +404,10 @@ mod tests {
         ] {
             let case = format!("{old} to {new}");
             let (old, new) = (decoded(old), decoded(new));
-            assert_eq!(scene.wakes(Change::Updated { old: &old, new: &new }), woken, "{case}");
+            assert_eq!(scene.queues(Change::Updated { old: &old, new: &new }), queued, "{case}");
         }
         let same = decoded(pod(1, "a", "a"));
-        assert!(scene.wakes(Change::Resync { object: &same }).is_empty());
+        assert!(scene.queues(Change::Resync { object: &same }).is_empty());
     }
 
     #[test]
@@ -415,16 +417,16 @@ mod tests {
         let (alive, leaving) = (decoded(pod(1, "a", "a")), decoded(going(pod(2, "a", "a"))));
 
         scene.expectations.expect_creations(&owner, 1);
-        scene.wakes(Change::Added { new: &leaving, initial: true });
+        scene.queues(Change::Added { new: &leaving, initial: true });
         assert!(
             !scene.expectations.satisfied(&owner),
             "a pod that is being deleted is not the one just created"
         );
-        scene.wakes(Change::Added { new: &alive, initial: false });
+        scene.queues(Change::Added { new: &alive, initial: false });
         assert!(scene.expectations.satisfied(&owner));
 
         scene.expectations.expect_deletions(&owner, vec![Uid::new("p")]);
-        scene.wakes(Change::Updated { old: &alive, new: &leaving });
+        scene.queues(Change::Updated { old: &alive, new: &leaving });
         assert!(scene.expectations.satisfied(&owner), "a deletion timestamp is enough");
     }
 
@@ -433,8 +435,8 @@ mod tests {
         #[derive(Default)]
         struct Log(parking_lot::Mutex<Vec<String>>);
         impl Observer for Log {
-            fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen) {
-                self.0.lock().push(format!("{} {} {seen:?}", owner.name, dependent.name));
+            fn observe(&self, owner: &ObjectKey, dependent: &Meta, event: DependentEvent) {
+                self.0.lock().push(format!("{} {} {event:?}", owner.name, dependent.name));
             }
         }
         let log = Arc::new(Log::default());
@@ -460,7 +462,7 @@ mod tests {
             (Change::Deleted(&gone), vec!["unowned p a", "a p Deleted"]),
             (Change::Deleted(&lost), vec!["unowned p none"]),
         ] {
-            scene.wakes(change);
+            scene.queues(change);
             assert_eq!(std::mem::take(&mut *log.0.lock()), reported);
         }
     }
@@ -471,7 +473,7 @@ mod tests {
         scene.mapper = scene.mapper.delayed(Duration::from_secs(1));
         let (one, orphan) = (decoded(pod(1, "a", "a")), decoded(pod(1, "", "b")));
         for pod in [&one, &one, &orphan] {
-            assert!(scene.wakes(Change::Added { new: pod, initial: false }).is_empty());
+            assert!(scene.queues(Change::Added { new: pod, initial: false }).is_empty());
         }
         scene.clock.advance(Duration::from_secs(1));
         assert_eq!(scene.queue.drain(), [ObjectKey::new("ns", "a"), ObjectKey::new("ns", "b")]);
@@ -482,7 +484,7 @@ mod tests {
         let mut scene = scene();
         scene.mapper = scene.mapper.again_after(|_, _, _| Some(Duration::from_secs(5)));
         let (old, new) = (decoded(pod(1, "a", "a")), decoded(pod(2, "a", "a")));
-        assert_eq!(scene.wakes(Change::Updated { old: &old, new: &new }), ["a"]);
+        assert_eq!(scene.queues(Change::Updated { old: &old, new: &new }), ["a"]);
         assert!(scene.queue.drain().is_empty());
         scene.clock.advance(Duration::from_secs(5));
         assert_eq!(scene.queue.drain(), [ObjectKey::new("ns", "a")]);

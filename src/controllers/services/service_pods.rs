@@ -92,7 +92,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
             let selects = |service: &&Arc<Service>| service.selects(&pod.meta.labels);
             services.iter().filter(selects).map(|service| service.meta.key()).collect()
         };
-        let woken = match change {
+        let queued = match change {
             Change::Resync { .. } => return,
             Change::Added { new, .. } => selecting(new),
             Change::Deleted(deleted) => selecting(deleted.object()),
@@ -103,7 +103,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
                 (false, true) => &selecting(old) ^ &selecting(new),
             },
         };
-        for service in woken {
+        for service in queued {
             queue.add_after(service, period);
         }
     }
@@ -162,7 +162,7 @@ mod tests {
         }
         let mut mapper = of_pods(Lister::new(services), Duration::ZERO);
         let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
-        let mut wakes = |change: Change<'_, Pod>| {
+        let mut queues = |change: Change<'_, Pod>| {
             mapper(change, &queue);
             let mut names: Vec<String> = queue.drain().iter().map(|k| k.name.to_string()).collect();
             names.sort();
@@ -170,10 +170,10 @@ mod tests {
         };
         let (a, b, both) = (json!({"a": "1"}), json!({"b": "1"}), json!({"a": "1", "b": "1"}));
         let of_a = pod(1, a.clone(), true, "10.0.0.1");
-        assert_eq!(wakes(Change::Added { new: &of_a, initial: true }), ["a"]);
-        assert_eq!(wakes(Change::Deleted(&Deleted::Known(of_a.clone()))), ["a"]);
-        assert!(wakes(Change::Resync { object: &of_a }).is_empty());
-        for (new, woken) in [
+        assert_eq!(queues(Change::Added { new: &of_a, initial: true }), ["a"]);
+        assert_eq!(queues(Change::Deleted(&Deleted::Known(of_a.clone()))), ["a"]);
+        assert!(queues(Change::Resync { object: &of_a }).is_empty());
+        for (new, queued) in [
             (pod(2, a.clone(), true, "10.0.0.1"), vec![]),
             (pod(2, a.clone(), false, "10.0.0.1"), vec!["a"]),
             (pod(2, a.clone(), true, "10.0.0.2"), vec!["a"]),
@@ -182,13 +182,13 @@ mod tests {
             (pod(2, both.clone(), false, "10.0.0.1"), vec!["a", "b"]),
             (pod(2, json!({}), true, "10.0.0.1"), vec!["a"]),
         ] {
-            assert_eq!(wakes(Change::Updated { old: &of_a, new: &new }), woken, "{new:?}");
+            assert_eq!(queues(Change::Updated { old: &of_a, new: &new }), queued, "{new:?}");
         }
         let going = |version| {
             let mut pod = Arc::unwrap_or_clone(pod(version, a.clone(), false, "10.0.0.1"));
             pod.meta.deletion_timestamp = Some(Timestamp::from_secs(1));
             Arc::new(pod)
         };
-        assert_eq!(wakes(Change::Updated { old: &going(2), new: &going(3) }), ["a"]);
+        assert_eq!(queues(Change::Updated { old: &going(2), new: &going(3) }), ["a"]);
     }
 }

@@ -112,7 +112,7 @@ impl SliceTracker {
 /// Queues the Service of a slice of `manager`, after `delay`, when the slice is not as it was last
 /// written. A slice whose manager changes queues its Service too; one whose Service changes queues
 /// both Services.
-pub fn wake_service(
+pub fn queue_service(
     manager: &'static str,
     tracker: Arc<SliceTracker>,
     delay: Duration,
@@ -223,8 +223,8 @@ mod tests {
     fn slices_that_are_not_as_written_queue_their_service_after_the_delay() {
         let (clock, delay) = (FakeClock::new(Timestamp::from_secs(0)), Duration::from_secs(1));
         let (tracker, queue) = (Arc::<SliceTracker>::default(), Queue::for_test(clock.clone()));
-        let mut mapper = wake_service("me", tracker.clone(), delay);
-        let mut wakes = |change: Change<'_, EndpointSlice>| {
+        let mut mapper = queue_service("me", tracker.clone(), delay);
+        let mut queues = |change: Change<'_, EndpointSlice>| {
             mapper(change, &queue);
             assert!(queue.drain().is_empty(), "not at once");
             clock.advance(delay);
@@ -233,29 +233,29 @@ mod tests {
             names
         };
         tracker.wrote(&managed_slice(2, "s", "me"));
-        for (new, woken) in [
+        for (new, queued) in [
             (managed_slice(2, "s", "me"), vec![]),
             (managed_slice(3, "s", "me"), vec!["s"]),
             (managed_slice(3, "s", "other"), vec![]),
             (managed_slice(1, "t", "me"), vec!["t"]),
             (managed_slice(1, "", "me"), vec![]),
         ] {
-            assert_eq!(wakes(Change::Added { new: &new, initial: false }), woken, "{new:?}");
+            assert_eq!(queues(Change::Added { new: &new, initial: false }), queued, "{new:?}");
         }
         let old = managed_slice(2, "s", "me");
-        for (new, woken) in [
+        for (new, queued) in [
             (managed_slice(2, "s", "me"), vec![]),
             (managed_slice(3, "s", "me"), vec!["s"]),
             (managed_slice(2, "t", "me"), vec!["s", "t"]),
             (managed_slice(2, "s", "other"), vec!["s"]),
         ] {
-            assert_eq!(wakes(Change::Updated { old: &old, new: &new }), woken, "{new:?}");
+            assert_eq!(queues(Change::Updated { old: &old, new: &new }), queued, "{new:?}");
         }
-        assert!(wakes(Change::Resync { object: &managed_slice(9, "s", "me") }).is_empty());
+        assert!(queues(Change::Resync { object: &managed_slice(9, "s", "me") }).is_empty());
         let deleted = Deleted::Known(old.clone());
-        assert_eq!(wakes(Change::Deleted(&deleted)), ["s"], "not by us");
+        assert_eq!(queues(Change::Deleted(&deleted)), ["s"], "not by us");
         tracker.expect_deletion(&old);
-        assert!(wakes(Change::Deleted(&deleted)).is_empty(), "by us");
-        assert!(wakes(Change::Deleted(&deleted)).is_empty(), "not known");
+        assert!(queues(Change::Deleted(&deleted)).is_empty(), "by us");
+        assert!(queues(Change::Deleted(&deleted)).is_empty(), "not known");
     }
 }

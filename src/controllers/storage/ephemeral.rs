@@ -30,14 +30,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     // The volumes of a pod never change, and its claims are deleted with their owner.
     c.watch(&pods, &queue, |change, queue| {
         if let Change::Added { new, .. } = change {
-            wake_pod(new, queue);
+            queue_pod(new, queue);
         }
     });
     let users = pods.clone();
     c.watch(&claims, &queue, move |change, queue| {
         if let Change::Deleted(last) = change {
             for pod in pods_of(&users, &last.object().meta.key()) {
-                wake_pod(&pod, queue);
+                queue_pod(&pod, queue);
             }
         }
     });
@@ -47,7 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn wake_pod(pod: &Pod, queue: &Queue) {
+fn queue_pod(pod: &Pod, queue: &Queue) {
     if !pod.meta.is_being_deleted() && pod.claims().any(|(_, for_pod)| for_pod) {
         queue.add(pod.meta.key());
     }

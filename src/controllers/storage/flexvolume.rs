@@ -107,7 +107,7 @@ impl Answer {
 }
 
 /// A driver whose capabilities are known.
-struct Known {
+struct KnownDriver {
     /// The stamp of its program, which may be replaced.
     modified: Option<SystemTime>,
     attaches: bool,
@@ -119,7 +119,7 @@ struct Known {
 #[derive(Default)]
 pub struct Drivers {
     folder: PathBuf,
-    known: Mutex<HashMap<Istr, Known>>,
+    known: Mutex<HashMap<Istr, KnownDriver>>,
 }
 
 /// The driver of a folder of this name. Upstream: `UnescapeQualifiedName`.
@@ -187,7 +187,7 @@ impl Drivers {
             Ok(answer) => {
                 log::info!("found FlexVolume driver {driver}");
                 let attaches = answer.capabilities.attach;
-                let known = Known { modified, attaches, unsupported: HashSet::new() };
+                let known = KnownDriver { modified, attaches, unsupported: HashSet::new() };
                 self.known.lock().insert(driver.clone(), known);
             }
             Err(failure) => {
@@ -233,7 +233,7 @@ impl Drivers {
         command: &'static str,
         arguments: Vec<String>,
     ) -> Result<Answer, Failure> {
-        let is_unsupported = |known: &Known| known.unsupported.contains(command);
+        let is_unsupported = |known: &KnownDriver| known.unsupported.contains(command);
         if self.known.lock().get(driver).is_some_and(is_unsupported) {
             return Err(Failure::NotSupported);
         }

@@ -35,9 +35,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     c.watch(&pods, &queue, move |change, queue| match change {
-        Change::Deleted(last) => wake_claims(last.object(), queue),
+        Change::Deleted(last) => queue_claims(last.object(), queue),
         change if tracks_use || frees_claims(change.object()) => {
-            wake_claims(change.object(), queue);
+            queue_claims(change.object(), queue);
         }
         _ => {}
     });
@@ -52,7 +52,7 @@ fn frees_claims(pod: &Pod) -> bool {
     pod.is_terminated() || pod.spec.node_name.is_empty()
 }
 
-fn wake_claims(pod: &Pod, queue: &Queue) {
+fn queue_claims(pod: &Pod, queue: &Queue) {
     for (claim, _) in pod.claims() {
         queue.add(ObjectKey::new(&pod.meta.namespace, &claim));
     }

@@ -31,8 +31,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default());
     let concerned = |class: &VolumeAttributesClass| PROTECTION.concerns(&class.meta);
     c.watch(&classes, &queue, keys::of_current(concerned));
-    c.watch(&volumes, &queue, wake_released::<PersistentVolume>);
-    c.watch(&claims, &queue, wake_released::<PersistentVolumeClaim>);
+    c.watch(&volumes, &queue, queue_released::<PersistentVolume>);
+    c.watch(&claims, &queue, queue_released::<PersistentVolumeClaim>);
     let this = Arc::new(VacProtection { client: c.client(), classes, volumes, claims });
     c.sync(queue, &this, VacProtection::sync);
     Ok(())
@@ -57,7 +57,7 @@ impl NamesClasses for PersistentVolumeClaim {
 }
 
 /// Queues the classes that an object no longer names.
-fn wake_released<T: NamesClasses>(change: Change<'_, T>, queue: &Queue) {
+fn queue_released<T: NamesClasses>(change: Change<'_, T>, queue: &Queue) {
     let released = match change {
         Change::Updated { old, new } => {
             let named = new.classes();
@@ -121,17 +121,17 @@ mod tests {
             json!({ "currentVolumeAttributesClassName": "target" }),
         );
         let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
-        let woken = |change: Change<'_, PersistentVolumeClaim>| {
-            wake_released(change, &queue);
+        let queued = |change: Change<'_, PersistentVolumeClaim>| {
+            queue_released(change, &queue);
             let mut names: Vec<String> =
                 queue.drain().iter().map(|key| key.name.to_string()).collect();
             names.sort();
             names
         };
-        assert_eq!(woken(Change::Updated { old: &all, new: &moved }), ["current"]);
-        assert!(woken(Change::Updated { old: &moved, new: &all }).is_empty());
-        assert!(woken(Change::Added { new: &all, initial: false }).is_empty());
+        assert_eq!(queued(Change::Updated { old: &all, new: &moved }), ["current"]);
+        assert!(queued(Change::Updated { old: &moved, new: &all }).is_empty());
+        assert!(queued(Change::Added { new: &all, initial: false }).is_empty());
         let deleted = Deleted::Known(all.clone());
-        assert_eq!(woken(Change::Deleted(&deleted)), ["current", "target", "wanted"]);
+        assert_eq!(queued(Change::Deleted(&deleted)), ["current", "target", "wanted"]);
     }
 }

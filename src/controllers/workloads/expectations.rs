@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::clock::SharedClock;
-use crate::controllers::runner::keys::{Observer, Seen};
+use crate::controllers::runner::keys::{DependentEvent, Observer};
 use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::objects::{Meta, ObjectKey, Uid};
 
@@ -103,11 +103,13 @@ impl OwnerRecord for Expectations {
 
 /// A dependent with a deletion timestamp counts as deleted.
 impl Observer for Expectations {
-    fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen) {
-        match seen {
-            Seen::Created => self.creation_observed(owner),
-            Seen::Updated => {}
-            Seen::Deleting | Seen::Deleted => self.deletion_observed(owner, &dependent.uid),
+    fn observe(&self, owner: &ObjectKey, dependent: &Meta, event: DependentEvent) {
+        match event {
+            DependentEvent::Created => self.creation_observed(owner),
+            DependentEvent::Updated => {}
+            DependentEvent::Deleting | DependentEvent::Deleted => {
+                self.deletion_observed(owner, &dependent.uid)
+            }
         }
     }
 }

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_unused_revisions_go_first() {
+    fn the_oldest_unused_revisions_are_deleted_first() {
         let all: Vec<_> =
             (1..=5).map(|number| revision(&number.to_string(), number, 0, "{}")).collect();
         for (used, counting, limit, gone) in [

@@ -26,7 +26,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default());
     let candidate = |group: &PodGroup| PROTECTION.is_deletion_candidate(&group.meta);
     c.watch(&groups, &queue, keys::of_current(candidate));
-    c.watch(&pods, &queue, wake_left);
+    c.watch(&pods, &queue, queue_left_group);
     let this = Arc::new(PodGroupProtection { client: c.client(), groups, pods });
     c.sync(queue, &this, PodGroupProtection::sync);
     Ok(())
@@ -39,7 +39,7 @@ fn group_of(pod: &Pod) -> Option<ObjectKey> {
 }
 
 /// Queues the group of a pod that has ended or is deleted.
-fn wake_left(change: Change<'_, Pod>, queue: &Queue) {
+fn queue_left_group(change: Change<'_, Pod>, queue: &Queue) {
     let has_left = match &change {
         Change::Added { new, .. } | Change::Updated { new, .. } => new.is_terminal(),
         Change::Deleted(_) => true,
@@ -107,16 +107,16 @@ mod tests {
     #[test]
     fn pods_that_end_or_are_deleted_queue_their_group() {
         let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
-        let woken = |change: Change<'_, Pod>| {
-            wake_left(change, &queue);
+        let queued = |change: Change<'_, Pod>| {
+            queue_left_group(change, &queue);
             queue.drain().len()
         };
         let (runs, ended) = (pod("g", "Running"), pod("g", "Failed"));
-        assert_eq!(woken(Change::Added { new: &runs, initial: true }), 0);
-        assert_eq!(woken(Change::Added { new: &ended, initial: true }), 1);
-        assert_eq!(woken(Change::Updated { old: &runs, new: &runs }), 0);
-        assert_eq!(woken(Change::Updated { old: &runs, new: &ended }), 1);
-        assert_eq!(woken(Change::Deleted(&Deleted::Known(runs))), 1);
-        assert_eq!(woken(Change::Deleted(&Deleted::Known(pod("", "Running")))), 0);
+        assert_eq!(queued(Change::Added { new: &runs, initial: true }), 0);
+        assert_eq!(queued(Change::Added { new: &ended, initial: true }), 1);
+        assert_eq!(queued(Change::Updated { old: &runs, new: &runs }), 0);
+        assert_eq!(queued(Change::Updated { old: &runs, new: &ended }), 1);
+        assert_eq!(queued(Change::Deleted(&Deleted::Known(runs))), 1);
+        assert_eq!(queued(Change::Deleted(&Deleted::Known(pod("", "Running")))), 0);
     }
 }

@@ -30,7 +30,7 @@ const CONFLICT_PAUSES: [Duration; 4] = [Duration::from_millis(10); 4];
 
 /// The decision about the migrations of one resource.
 #[derive(Debug, Default, PartialEq)]
-struct Turns {
+struct Decision {
     /// These have ended, but are still marked as running.
     ended: Vec<Arc<StorageVersionMigration>>,
     /// No migration runs, and this one is the oldest that waits.
@@ -38,35 +38,35 @@ struct Turns {
 }
 
 /// Upstream: `getSVMsForResource`.
-fn turns(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> Turns {
-    let mut turns = Turns::default();
+fn decide(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> Decision {
+    let mut decision = Decision::default();
     let mut is_running = false;
     let order = |migration: &StorageVersionMigration| {
         (migration.meta.creation_timestamp, migration.meta.name.clone())
     };
     for migration in all.into_iter().filter(|migration| migration.spec.resource == *resource) {
         match (migration.status.is_true(RUNNING), is_terminal(&migration.status)) {
-            (true, true) => turns.ended.push(migration),
+            (true, true) => decision.ended.push(migration),
             (true, false) => is_running = true,
             (false, true) => {}
             (false, false) => {
-                let next = turns.next.as_ref();
+                let next = decision.next.as_ref();
                 if next.is_none_or(|next| order(&migration) < order(next)) {
-                    turns.next = Some(migration);
+                    decision.next = Some(migration);
                 }
             }
         }
     }
     if is_running {
-        turns.next = None;
+        decision.next = None;
     }
-    turns
+    decision
 }
 
 impl Migrator {
     pub(super) async fn take_turns(self: Arc<Self>, resource: GroupResource) -> SyncResult {
         self.is_current()?;
-        let Turns { ended, next } = turns(self.migrations.list(), &resource);
+        let Decision { ended, next } = decide(self.migrations.list(), &resource);
         for migration in ended {
             let success = migration.status.is_true(SUCCEEDED);
             self.mark(&resource, |definition, now| finished(definition, success, now)).await?;
@@ -238,15 +238,15 @@ mod tests {
             for first in [true, false] {
                 let mut all = others.clone();
                 all.insert(if first { 0 } else { all.len() }, waits.clone());
-                let turns = turns(all, &resource);
+                let decision = decide(all, &resource);
                 let name =
                     |migration: &Arc<StorageVersionMigration>| migration.meta.name.to_string();
-                assert_eq!(turns.ended.iter().map(name).collect::<Vec<_>>(), ended);
-                assert_eq!(turns.next.as_ref().map(name).as_deref(), next);
+                assert_eq!(decision.ended.iter().map(name).collect::<Vec<_>>(), ended);
+                assert_eq!(decision.next.as_ref().map(name).as_deref(), next);
             }
         }
         let other = GroupResource { resource: "replicasets".into(), ..resource };
-        assert_eq!(turns(vec![waits], &other), Turns::default());
+        assert_eq!(decide(vec![waits], &other), Decision::default());
     }
 
     #[test]

@@ -58,10 +58,10 @@ pub struct TypeChecker {
     /// The lock of a check: checks take time and memory, so one runs at a time.
     turn: Semaphore,
     /// The definitions from documents, by the documents' addresses, which change with the content.
-    kept: Mutex<Vec<Kept>>,
+    kept: Mutex<Vec<KeptDefinitions>>,
 }
 
-struct Kept {
+struct KeptDefinitions {
     kind: GroupVersionKind,
     address: String,
     definitions: Arc<Definitions>,
@@ -136,7 +136,7 @@ impl TypeChecker {
         self.kept().clear();
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, Vec<KeptDefinitions>> {
         self.kept.lock()
     }
 
@@ -148,7 +148,7 @@ impl TypeChecker {
     ) -> client::Result<Option<Arc<Definitions>>> {
         let document = kind.document();
         let Some(IndexEntry { address }) = index.paths.get(&document) else { return Ok(None) };
-        let known = |kept: &&Kept| kept.kind == *kind && kept.address == *address;
+        let known = |kept: &&KeptDefinitions| kept.kind == *kind && kept.address == *address;
         if let Some(kept) = self.kept().iter().find(known) {
             return Ok(Some(kept.definitions.clone()));
         }
@@ -176,7 +176,7 @@ impl TypeChecker {
             kept.remove(0);
         }
         let (kind, address) = (kind.clone(), address.clone());
-        kept.push(Kept { kind, address, definitions: definitions.clone() });
+        kept.push(KeptDefinitions { kind, address, definitions: definitions.clone() });
         Ok(Some(definitions))
     }
 

@@ -34,7 +34,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let checker = TypeChecker::new(c.client(), c.clock());
     let this = Arc::new(PolicyStatus { client: c.client(), policies: policies.clone(), checker });
     let queue = c.queue(QueuePolicy::default());
-    c.watch(&policies, &queue, keys::of_current(is_news));
+    c.watch(&policies, &queue, keys::of_current(needs_check));
     let forgetful = this.clone();
     c.every(MEMORY, move || {
         forgetful.checker.forget();
@@ -44,13 +44,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn is_news(policy: &ValidatingAdmissionPolicy) -> bool {
+fn needs_check(policy: &ValidatingAdmissionPolicy) -> bool {
     policy.meta.generation > policy.status.observed_generation
 }
 
 impl PolicyStatus {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        let Some(policy) = self.policies.get(&key).filter(|policy| is_news(policy)) else {
+        let Some(policy) = self.policies.get(&key).filter(|policy| needs_check(policy)) else {
             return Ok(Next::Done);
         };
         let expression_warnings = self.checker.check(&policy).await?;

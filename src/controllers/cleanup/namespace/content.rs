@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_waited_for_or_an_error() {
+    fn remaining_objects_are_waited_for_or_an_error() {
         let jobs = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
         let pods = ResourceType::fixed("", "v1", "Pod", "pods", true);
         let plain = || content_of(&[json!({ "metadata": { "name": "a" } })]);

@@ -16,7 +16,7 @@ const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// The decision about a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Reservation {
     Stays,
     Ends,
     /// The cache lacks the consumer: it may not have seen it yet.
@@ -24,13 +24,13 @@ enum Fate {
 }
 
 /// The consumer of this name in the cache: its uid, and whether it is done.
-fn fate(uid: &Uid, is_deleted: bool, cached: Option<(&Uid, bool)>) -> Fate {
+fn reservation(uid: &Uid, is_deleted: bool, cached: Option<(&Uid, bool)>) -> Reservation {
     match cached {
-        _ if is_deleted => Fate::Ends,
-        None => Fate::Ask,
-        Some((found, _)) if found != uid => Fate::Ends,
-        Some((_, true)) => Fate::Ends,
-        Some((_, false)) => Fate::Stays,
+        _ if is_deleted => Reservation::Ends,
+        None => Reservation::Ask,
+        Some((found, _)) if found != uid => Reservation::Ends,
+        Some((_, true)) => Reservation::Ends,
+        Some((_, false)) => Reservation::Stays,
     }
 }
 
@@ -94,21 +94,21 @@ impl ResourceClaims {
     async fn has_ended(&self, namespace: &str, consumer: &ClaimConsumer) -> Result<bool, Error> {
         let key = ObjectKey::new(namespace, &consumer.name);
         let is_deleted = self.deleted.has(&consumer.uid);
-        let (fate, resource) = match &self.groups {
+        let (reservation, resource) = match &self.groups {
             _ if consumer.is_pod() => {
                 let pod = self.pods.get(&key);
                 let cached = pod.as_ref().map(|pod| (&pod.meta.uid, is_done(pod)));
-                (fate(&consumer.uid, is_deleted, cached), &Pod::RESOURCE)
+                (reservation(&consumer.uid, is_deleted, cached), &Pod::RESOURCE)
             }
             Some(groups) if consumer.is_group() => {
                 let group = groups.get(&key);
                 let cached = group.as_ref().map(|group| (&group.meta.uid, false));
-                (fate(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
+                (reservation(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
             }
             _ => return Ok(false),
         };
-        if fate != Fate::Ask {
-            return Ok(fate == Fate::Ends);
+        if reservation != Reservation::Ask {
+            return Ok(reservation == Reservation::Ends);
         }
         // A pod that is being scheduled must not lose its claim.
         let live = self.client.resource(resource).metadata_only();
@@ -164,13 +164,13 @@ mod tests {
     fn a_reservation_ends_with_its_consumer() {
         let (uid, other) = (Uid::new("u"), Uid::new("v"));
         for (deleted, cached, expected) in [
-            (false, None, Fate::Ask),
-            (true, None, Fate::Ends),
-            (false, Some((&uid, false)), Fate::Stays),
-            (false, Some((&uid, true)), Fate::Ends),
-            (false, Some((&other, false)), Fate::Ends),
+            (false, None, Reservation::Ask),
+            (true, None, Reservation::Ends),
+            (false, Some((&uid, false)), Reservation::Stays),
+            (false, Some((&uid, true)), Reservation::Ends),
+            (false, Some((&other, false)), Reservation::Ends),
         ] {
-            assert_eq!(fate(&uid, deleted, cached), expected, "{deleted} {cached:?}");
+            assert_eq!(reservation(&uid, deleted, cached), expected, "{deleted} {cached:?}");
         }
     }
 

@@ -40,7 +40,7 @@ impl ResourceClaims {
         for name in names(group).filter_map(ClaimName::known) {
             queue.add(Key::Claim(ObjectKey::new(&group.meta.namespace, name)));
         }
-        self.wake_members(group, queue);
+        self.queue_members(group, queue);
     }
 
     pub(super) fn group_changed(&self, group: &PodGroup, queue: &Queue<Key>) {
@@ -50,11 +50,11 @@ impl ResourceClaims {
         if !group.meta.is_being_deleted() && self.group_needs_work(group) {
             queue.add(Key::PodGroup(group.meta.key()));
         }
-        self.wake_members(group, queue);
+        self.queue_members(group, queue);
     }
 
     /// Writes the names of the PodGroup's claims into the statuses of its pods.
-    fn wake_members(&self, group: &PodGroup, queue: &Queue<Key>) {
+    fn queue_members(&self, group: &PodGroup, queue: &Queue<Key>) {
         for pod in self.pods.by_index(&BY_GROUP, &IndexValue::Key(group.meta.key())) {
             self.pod_changed(&pod, queue);
         }
@@ -128,10 +128,10 @@ impl ResourceClaims {
             }
         }
         let Some(template) = &entry.resource_claim_template_name else { return Ok(None) };
-        if let Some(found) = self.maker.find(&group.meta.uid, &entry.name) {
+        if let Some(found) = self.creator.find(&group.meta.uid, &entry.name) {
             return Ok(Some(found).filter(|found| !name.is(found)));
         }
         let owner = owner_reference::<PodGroup>(&group.meta);
-        self.maker.make(&group.meta, owner, &entry.name, template).await.map(Some)
+        self.creator.make(&group.meta, owner, &entry.name, template).await.map(Some)
     }
 }

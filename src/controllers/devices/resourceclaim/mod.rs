@@ -10,7 +10,7 @@ mod template_claims;
 use std::fmt;
 use std::sync::Arc;
 
-use self::template_claims::Maker;
+use self::template_claims::ClaimCreator;
 use super::consumers::{BY_GROUP, GROUP_CLAIMS, claims_of, is_owner_of_claims};
 use super::uid_cache::RecentUids;
 use crate::cache::{Index, IndexValue, Lister};
@@ -44,14 +44,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     }
     metrics::count(&claims);
     let alternatives = c.feature("DRAPrioritizedList");
-    let maker = Maker::new(c.client(), claims.clone(), templates.clone(), alternatives);
+    let creator = ClaimCreator::new(c.client(), claims.clone(), templates.clone(), alternatives);
     let this = Arc::new(ResourceClaims {
         client: c.client(),
         recorder: c.recorder(),
         pods: pods.clone(),
         claims: claims.clone(),
         groups: groups.clone(),
-        maker,
+        creator,
         deleted: RecentUids::default(),
     });
     let queue = c.queue::<Key>(QueuePolicy::default());
@@ -123,7 +123,7 @@ struct ResourceClaims {
     claims: Lister<ResourceClaim>,
     /// The gate `DRAWorkloadResourceClaims`.
     groups: Option<Lister<PodGroup>>,
-    maker: Maker,
+    creator: ClaimCreator,
     /// Pods and PodGroups that are known to be deleted: their reservations end without a read from
     /// the API server.
     deleted: RecentUids,

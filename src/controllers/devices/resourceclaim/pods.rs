@@ -186,15 +186,15 @@ impl ResourceClaims {
         let Some(template) = &entry.resource_claim_template_name else { return Ok(None) };
         if consumer_of(pod, group, entry)? == Consumer::PodGroup {
             let owner = group.map(|group| &group.meta.uid);
-            let found = owner.and_then(|owner| self.maker.find(owner, &entry.name));
+            let found = owner.and_then(|owner| self.creator.find(owner, &entry.name));
             return Ok(found.filter(|found| !name.is(found)));
         }
-        if let Some(found) = self.maker.find(&pod.meta.uid, &entry.name) {
+        if let Some(found) = self.creator.find(&pod.meta.uid, &entry.name) {
             // The status may name a new claim that the cache has not seen.
             return Ok(Some(found).filter(|found| !name.is(found)));
         }
         let owner = owner_reference::<Pod>(&pod.meta);
-        self.maker.make(&pod.meta, owner, &entry.name, template).await.map(Some)
+        self.creator.make(&pod.meta, owner, &entry.name, template).await.map(Some)
     }
 
     /// Writes the names of the pod's claims to its status.

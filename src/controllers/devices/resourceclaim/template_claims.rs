@@ -20,7 +20,7 @@ use crate::objects::{
 const LONGEST_BASE: usize = 57;
 
 /// Finds the claims that were made for an owner, and creates missing ones.
-pub struct Maker {
+pub struct ClaimCreator {
     client: Client,
     claims: Lister<ResourceClaim>,
     templates: Lister<ResourceClaimTemplate>,
@@ -37,14 +37,14 @@ struct New {
     version: u64,
 }
 
-impl Maker {
+impl ClaimCreator {
     pub fn new(
         client: Client,
         claims: Lister<ResourceClaim>,
         templates: Lister<ResourceClaimTemplate>,
         alternatives: bool,
-    ) -> Maker {
-        Maker { client, claims, templates, alternatives, new: Mutex::default() }
+    ) -> ClaimCreator {
+        ClaimCreator { client, claims, templates, alternatives, new: Mutex::default() }
     }
 
     /// The claim that was made for the owner's entry of this name. A manager that ended before the

@@ -74,11 +74,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let own = this.clone();
     c.watch(&claims, &queue, move |change, _| match change {
         Change::Updated { old, new } if old.status != new.status => {
-            own.wake_users(old);
-            own.wake_users(new);
+            own.queue_users(old);
+            own.queue_users(new);
         }
         Change::Updated { .. } | Change::Resync { .. } => {}
-        change => own.wake_users(change.object()),
+        change => own.queue_users(change.object()),
     });
     let own = this.clone();
     c.watch(&pods, &queue, move |change, queue| match change {
@@ -88,7 +88,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         Change::Updated { old, new }
             if old.spec.node_name == new.spec.node_name
                 && old.status.resource_claims() == new.status.resource_claims() => {}
-        change => wake_pod(change.object(), queue),
+        change => queue_pod(change.object(), queue),
     });
     let own = this.clone();
     let mut taints = HashMap::new();
@@ -140,7 +140,7 @@ fn pool_of(slice: &ResourceSlice) -> IndexValue {
     pool_value(&slice.spec.driver, &slice.spec.pool.name)
 }
 
-fn wake_pod(pod: &Pod, queue: &Queue<Key>) {
+fn queue_pod(pod: &Pod, queue: &Queue<Key>) {
     if !pod.spec.shape.resource_claims.is_empty() && !pod.spec.node_name.is_empty() {
         queue.add(Key::Pod(Named::of(&pod.meta)));
     }
@@ -180,15 +180,15 @@ struct State {
 /// The mappers from changes to keys.
 impl TaintEviction {
     /// Queues the pods that a claim is reserved for.
-    fn wake_users(&self, claim: &ResourceClaim) {
+    fn queue_users(&self, claim: &ResourceClaim) {
         for consumer in &claim.status.reserved_for {
             let key = ObjectKey::new(&claim.meta.namespace, &consumer.name);
             if consumer.is_pod() {
                 let pod = self.pods.get(&key).filter(|pod| pod.meta.uid == consumer.uid);
-                pod.iter().for_each(|pod| wake_pod(pod, &self.queue));
+                pod.iter().for_each(|pod| queue_pod(pod, &self.queue));
             } else if self.groups && consumer.is_group() {
                 let members = self.pods.by_index(&BY_GROUP, &IndexValue::Key(key));
-                members.iter().for_each(|pod| wake_pod(pod, &self.queue));
+                members.iter().for_each(|pod| queue_pod(pod, &self.queue));
             }
         }
     }
@@ -219,7 +219,7 @@ impl TaintEviction {
         for claim in self.claims.by_index(&CLAIMS_BY_POOL, &pool) {
             let allocation = claim.status.allocation.as_ref();
             if allocation.is_some_and(|Allocation(devices)| devices.iter().any(has_changed)) {
-                self.wake_users(&claim);
+                self.queue_users(&claim);
             }
         }
         if !new.is_empty() {
@@ -250,7 +250,7 @@ impl TaintEviction {
         for claim in self.claims.list() {
             let Some(Allocation(devices)) = &claim.status.allocation else { continue };
             if devices.iter().any(|device| rules().any(|rule| taints(rule, device))) {
-                self.wake_users(&claim);
+                self.queue_users(&claim);
             }
         }
     }

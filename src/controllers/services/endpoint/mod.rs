@@ -64,14 +64,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let (leftovers, keys) = (this.clone(), queue.clone());
-    c.at_start(move || leftovers.wake_leftovers(&keys));
+    c.at_start(move || leftovers.queue_leftovers(&keys));
     c.sync(queue, &this, EndpointsController::sync);
     Ok(())
 }
 
 impl EndpointsController {
     /// A Service may have been deleted while no manager ran. Upstream: `checkLeftoverEndpoints`.
-    fn wake_leftovers(&self, queue: &Queue) {
+    fn queue_leftovers(&self, queue: &Queue) {
         for endpoints in self.endpoints.list() {
             if !endpoints.meta.annotations.contains_key(LEADER) {
                 queue.add(endpoints.meta.key());

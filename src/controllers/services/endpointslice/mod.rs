@@ -27,7 +27,7 @@ use crate::objects::{EndpointSlice, Node, ObjectKey, Pod, Service};
 /// The controller's name in the label of its slices. Upstream: `ControllerName`.
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 
-/// The least time after which a changed slice wakes its Service: more slices may change.
+/// The least time after which a changed slice queues its Service: more slices may change.
 /// Upstream: `endpointSliceChangeMinSyncDelay`.
 const MIN_SLICE_DELAY: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(1000);
@@ -80,7 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services, period));
     let delay = MIN_SLICE_DELAY.max(period);
-    c.watch(&slices, &queue, slice_tracker::wake_service(MANAGER, tracker, delay));
+    c.watch(&slices, &queue, slice_tracker::queue_service(MANAGER, tracker, delay));
     // One key for all Nodes together, in a queue without metrics.
     let topology_queue = c.queue_named("", QueuePolicy::default());
     c.watch(&nodes, &topology_queue, |change, queue| {

@@ -82,7 +82,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let period = c.options().mirroring_endpointslice_updates_batch_period;
-    c.watch(&slices, &queue, slice_tracker::wake_service(MANAGER, tracker, period));
+    c.watch(&slices, &queue, slice_tracker::queue_service(MANAGER, tracker, period));
     c.sync(queue, &this, async |this, key| {
         let start = this.clock.monotonic();
         let result = this.clone().sync(key).await;

@@ -9,7 +9,7 @@ use super::super::annotations::{
 use super::super::claims::pods_of;
 use super::matching::{self, BY_CLAIM_REF};
 use super::metrics::retroactive_class;
-use super::writes::Notice;
+use super::writes::PendingEvent;
 use super::{Binder, edits};
 use crate::cache::IndexValue;
 use crate::controllers::{Error, Next, SyncResult};
@@ -22,11 +22,11 @@ pub enum Plan {
     /// No volume suits it.
     Provide,
     /// It waits; the event gives the reason.
-    Wait(Option<Notice>),
+    Wait(Option<PendingEvent>),
     /// It was bound, and is no longer.
-    Lose(Notice),
+    Lose(PendingEvent),
     /// A part of its binding was removed by another client.
-    Refuse(Notice, String),
+    Refuse(PendingEvent, String),
 }
 
 /// What to do with a claim that was never bound and that names the volume `named`, which may not
@@ -44,14 +44,14 @@ fn plan_named(
     let Some(owner) = &volume.spec.claim_ref else {
         return match matching::mismatch(&volume, claim, with_classes) {
             None => Plan::Bind(volume),
-            Some(fault) => Plan::Wait(Some(Notice::warning(
+            Some(fault) => Plan::Wait(Some(PendingEvent::warning(
                 "VolumeMismatch",
                 format!("Cannot bind to requested volume {name:?}: {fault}"),
             ))),
         };
     };
     let taken = format!("volume {name:?} already bound to a different claim.");
-    let taken = Notice::warning("FailedBinding", taken);
+    let taken = PendingEvent::warning("FailedBinding", taken);
     match claim.meta.annotations.contains_key(BOUND_BY_CONTROLLER) {
         false => Plan::Wait(Some(taken)),
         true => Plan::Refuse(
@@ -72,11 +72,11 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
     if claim.spec.volume_name.is_empty() {
         let message =
             "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
-        return Plan::Lose(Notice::warning("ClaimLost", message));
+        return Plan::Lose(PendingEvent::warning("ClaimLost", message));
     }
-    let Some(volume) = volume else { return Plan::Lose(Notice::warning("ClaimLost", GONE)) };
+    let Some(volume) = volume else { return Plan::Lose(PendingEvent::warning("ClaimLost", GONE)) };
     match &volume.spec.claim_ref {
-        Some(owner) if owner.uid != claim.meta.uid => Plan::Lose(Notice::warning(
+        Some(owner) if owner.uid != claim.meta.uid => Plan::Lose(PendingEvent::warning(
             "ClaimMisbound",
             "Two claims are bound to the same volume, this one is bound incorrectly",
         )),
@@ -96,7 +96,7 @@ pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&StorageClass> {
 
 /// The event about a claim whose class waits for its first consumer. `pods`: those that use the
 /// claim and have no node.
-fn awaited(mut pods: Vec<String>) -> Notice {
+fn awaited(mut pods: Vec<String>) -> PendingEvent {
     pods.sort();
     let (reason, message) = match &*pods {
         [] => {
@@ -108,7 +108,7 @@ fn awaited(mut pods: Vec<String>) -> Notice {
             ("WaitForPodScheduled", format!("waiting for pods {} to be scheduled", pods.join(",")))
         }
     };
-    Notice::normal(reason, message)
+    PendingEvent::normal(reason, message)
 }
 
 /// Whether the scheduler binds the claims of `class`. Upstream: `IsDelayBindingMode`.
@@ -181,7 +181,7 @@ impl Binder {
     async fn wait(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
-        notice: Option<Notice>,
+        notice: Option<PendingEvent>,
     ) -> Result<(), Error> {
         if let Some(notice) = notice {
             self.record(&**claim, notice);
@@ -209,7 +209,7 @@ impl Binder {
             return Ok(());
         }
         let message = "no persistent volumes available for this claim and no storage class is set";
-        self.wait(claim, Some(Notice::normal("FailedBinding", message))).await
+        self.wait(claim, Some(PendingEvent::normal("FailedBinding", message))).await
     }
 
     /// Whether the claim got a class. Upstream: `assignDefaultStorageClass`.
@@ -282,7 +282,7 @@ mod tests {
 
     /// The plan as a word, or the reason and the message of its event.
     fn words(plan: Plan) -> String {
-        let notice = |notice: Notice| format!("{}: {}", notice.reason, notice.message);
+        let notice = |notice: PendingEvent| format!("{}: {}", notice.reason, notice.message);
         match plan {
             Plan::Bind(_) => "bind".to_owned(),
             Plan::Provide => "provide".to_owned(),
@@ -399,7 +399,7 @@ mod tests {
             (vec!["q", "p"], "WaitForPodScheduled", "waiting for pods p,q to be scheduled"),
         ] {
             let notice = awaited(pods.into_iter().map(str::to_owned).collect());
-            assert_eq!(notice, Notice::normal(reason, message));
+            assert_eq!(notice, PendingEvent::normal(reason, message));
         }
     }
 

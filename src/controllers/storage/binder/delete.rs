@@ -9,7 +9,7 @@ use super::super::annotations::IN_TREE_FINALIZER;
 use super::super::operation_metrics::operation_ended;
 use super::edits::Edit;
 use super::plugins::Plugin;
-use super::writes::Notice;
+use super::writes::PendingEvent;
 use super::{Binder, hostpath};
 use crate::client::Delete;
 use crate::controllers::Error;
@@ -46,7 +46,7 @@ impl Binder {
         }
         if let Err(error) = self.delete_content(volume, plugin, path).await {
             let message = error.message();
-            let notice = Notice::warning("VolumeFailedDelete", message);
+            let notice = PendingEvent::warning("VolumeFailedDelete", message);
             self.set_phase_with(volume, "Failed", Some(notice)).await?;
             return Err(error);
         }

@@ -40,10 +40,10 @@ pub fn retroactive_class(succeeded: bool) {
 /// key of that object. Upstream: `OperationStartTimeCache`.
 pub struct Timestamps {
     clock: SharedClock,
-    begun: Mutex<HashMap<String, Begun>>,
+    begun: Mutex<HashMap<String, Start>>,
 }
 
-struct Begun {
+struct Start {
     plugin: String,
     operation: &'static str,
     at: Duration,
@@ -58,7 +58,7 @@ impl Timestamps {
     pub fn begin(&self, key: &str, operation: &'static str, plugin: impl FnOnce() -> String) {
         let mut begun = self.begun.lock();
         if !begun.contains_key(key) {
-            let begin = Begun { plugin: plugin(), operation, at: self.clock.monotonic() };
+            let begin = Start { plugin: plugin(), operation, at: self.clock.monotonic() };
             begun.insert(key.to_owned(), begin);
         }
     }
@@ -66,7 +66,7 @@ impl Timestamps {
     /// Records the duration at a success, or counts a failure. Upstream: `RecordMetric`.
     pub fn ended(&self, key: &str, succeeded: bool) {
         let mut begun = self.begun.lock();
-        let Some(Begun { plugin, operation, at }) = begun.get(key) else { return };
+        let Some(Start { plugin, operation, at }) = begun.get(key) else { return };
         if succeeded {
             whole_operation_ended(plugin, operation, self.clock.monotonic() - *at);
             begun.remove(key);

@@ -139,7 +139,7 @@ fn routine(error: Error) -> Error {
 impl Binder {
     /// A change of a volume queues it, and also its claims when the change affects them.
     fn observe_volume(&self, change: Change<'_, PersistentVolume>, queue: &Queue, claims: &Queue) {
-        let wake_claim = |volume: &PersistentVolume| {
+        let queue_claim = |volume: &PersistentVolume| {
             volume.spec.claim_ref.iter().for_each(|claim| claims.add(claim.key()));
         };
         match change {
@@ -148,15 +148,15 @@ impl Binder {
                 self.volumes.forget(&meta.key(), &meta.uid);
                 self.timestamps.ended(&meta.name, true);
                 self.free_volumes.lock().remove(&last.object().meta.name);
-                wake_claim(last.object());
+                queue_claim(last.object());
                 return;
             }
             Change::Updated { old, new } => {
                 let follows = old.spec.claim_ref != new.spec.claim_ref
                     || old.spec.access_modes != new.spec.access_modes;
                 if follows {
-                    wake_claim(old);
-                    wake_claim(new);
+                    queue_claim(old);
+                    queue_claim(new);
                 }
             }
             Change::Added { .. } | Change::Resync { .. } => {}

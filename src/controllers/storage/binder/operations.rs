@@ -21,28 +21,28 @@ type Work = BoxFuture<'static, ()>;
 
 pub struct Operations {
     clock: SharedClock,
-    known: Mutex<HashMap<String, Known>>,
+    known: Mutex<HashMap<String, OperationState>>,
     start: Sender<Work>,
 }
 
 /// An operation that runs, or that has failed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Known {
+struct OperationState {
     is_running: bool,
     /// Zero before the first failure.
     delay: Duration,
     failed_at: Duration,
 }
 
-impl Known {
+impl OperationState {
     fn may_start(self, now: Duration) -> bool {
         !self.is_running && now > self.failed_at + self.delay
     }
 
-    fn failed(self, now: Duration) -> Known {
+    fn failed(self, now: Duration) -> OperationState {
         let delay =
             if self.delay.is_zero() { FIRST_DELAY } else { (self.delay * 2).min(MAX_DELAY) };
-        Known { is_running: false, delay, failed_at: now }
+        OperationState { is_running: false, delay, failed_at: now }
     }
 
     /// Whether the failure is so old that it can be forgotten.
@@ -72,8 +72,9 @@ impl Operations {
                 log::debug!("operation {name:?} runs or has just failed");
                 return;
             }
-            let new = Known { is_running: false, delay: Duration::ZERO, failed_at: now };
-            known.insert(name.clone(), Known { is_running: true, ..before.unwrap_or(new) });
+            let new = OperationState { is_running: false, delay: Duration::ZERO, failed_at: now };
+            known
+                .insert(name.clone(), OperationState { is_running: true, ..before.unwrap_or(new) });
         }
         let this = self.clone();
         let work = async move {
@@ -165,7 +166,7 @@ mod tests {
     #[test]
     fn the_delay_is_bounded() {
         let mut known =
-            Known { is_running: true, delay: Duration::ZERO, failed_at: Duration::ZERO };
+            OperationState { is_running: true, delay: Duration::ZERO, failed_at: Duration::ZERO };
         for _ in 0..20 {
             known = known.failed(Duration::ZERO);
         }

@@ -13,7 +13,7 @@ use super::super::annotations::{
 use super::super::operation_metrics::operation_ended;
 use super::edits::{self, Edit};
 use super::plugins::{self, Plugin};
-use super::writes::Notice;
+use super::writes::PendingEvent;
 use super::{Binder, hostpath};
 use crate::controllers::Error;
 use crate::objects::{ObjectKey, PersistentVolume, PersistentVolumeClaim, StorageClass};
@@ -42,7 +42,7 @@ impl Binder {
         });
         let (class, plugin) = match found {
             Ok(found) => found,
-            Err(error) => return self.record(&**claim, Notice::warning(FAILED, error)),
+            Err(error) => return self.record(&**claim, PendingEvent::warning(FAILED, error)),
         };
         let key = claim.meta.key().to_string();
         let name = format!("provision-{key}[{}]", claim.meta.uid);
@@ -69,14 +69,14 @@ impl Binder {
     ) -> Result<(), Error> {
         let claim = self.set_provisioner(claim, driver).await.inspect_err(|error| {
             let message = format!("Error saving claim: {}", error.message());
-            self.record(&**claim, Notice::warning(FAILED, message));
+            self.record(&**claim, PendingEvent::warning(FAILED, message));
         })?;
         let message = format!(
             "Waiting for a volume to be created either by the external provisioner '{driver}' or \
              manually by the system administrator. If volume creation is delayed, please verify \
              that the provisioner is running and correctly registered."
         );
-        self.record(&*claim, Notice::normal("ExternalProvisioning", message));
+        self.record(&*claim, PendingEvent::normal("ExternalProvisioning", message));
         Ok(())
     }
 
@@ -104,7 +104,7 @@ impl Binder {
     ) -> Result<(), Error> {
         let plugin = Plugin::HostPath.name();
         let fail = |claim: &PersistentVolumeClaim, message: String| {
-            self.record(claim, Notice::warning(FAILED, message));
+            self.record(claim, PendingEvent::warning(FAILED, message));
         };
         if claim.spec.has_data_source {
             let message = format!(
@@ -143,7 +143,7 @@ impl Binder {
         let (error, is_unsure) = match self.save(&volume).await {
             Ok(()) => {
                 let message = format!("Successfully provisioned volume {name} using {plugin}");
-                self.record(&**claim, Notice::normal("ProvisioningSucceeded", message));
+                self.record(&**claim, PendingEvent::normal("ProvisioningSucceeded", message));
                 return Ok(());
             }
             Err(failed) => failed,
@@ -166,7 +166,7 @@ impl Binder {
             let message = format!(
                 "Error cleaning provisioned volume for claim {key}: {error}. Please delete manually."
             );
-            self.record(&**claim, Notice::warning("ProvisioningCleanupFailed", message));
+            self.record(&**claim, PendingEvent::warning("ProvisioningCleanupFailed", message));
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::super::claims::pods_of;
 use super::Binder;
 use super::plugins::Plugin;
-use super::writes::Notice;
+use super::writes::PendingEvent;
 use crate::client::{Client, Delete, ListOptions};
 use crate::controllers::Error;
 use crate::events::EventType;
@@ -163,7 +163,7 @@ impl Recycler {
 }
 
 /// An observation of a recycler's pod.
-enum Seen {
+enum Observation {
     /// It has ended, with success or failure.
     Ended(Result<(), String>),
     /// An event about it.
@@ -237,20 +237,20 @@ impl Binder {
         if !users.is_empty() && self.claims.get(&claim).is_none() {
             let users: Vec<String> = users.into_iter().collect();
             let message = format!("Volume is used by pods: {}", users.join(","));
-            self.record(&*live, Notice::normal("VolumeFailedRecycle", message));
+            self.record(&*live, PendingEvent::normal("VolumeFailedRecycle", message));
             return Ok(());
         }
         let Some(plugin) = Plugin::of(&live) else {
             let message = "No recycler plugin found for the volume!";
-            let notice = Notice::warning("VolumeFailedRecycle", message);
+            let notice = PendingEvent::warning("VolumeFailedRecycle", message);
             return self.set_phase_with(&live, "Failed", Some(notice)).await.map(drop);
         };
         if let Err(error) = self.scrub(&live, &json, plugin).await {
             let message = format!("Recycle failed: {error}");
-            let notice = Notice::warning("VolumeFailedRecycle", message);
+            let notice = PendingEvent::warning("VolumeFailedRecycle", message);
             return self.set_phase_with(&live, "Failed", Some(notice)).await.map(drop);
         }
-        self.record(&*live, Notice::normal("VolumeRecycled", "Volume recycled"));
+        self.record(&*live, PendingEvent::normal("VolumeRecycled", "Volume recycled"));
         self.unbind(&live).await
     }
 
@@ -293,14 +293,17 @@ impl Binder {
         &self,
         volume: &PersistentVolume,
         key: &ObjectKey,
-        seen: Receiver<Seen>,
+        seen: Receiver<Observation>,
     ) -> Result<(), String> {
         loop {
             match seen.recv().await {
-                Ok(Seen::Ended(end)) => return end,
-                Ok(Seen::Event(event_type, message)) => {
+                Ok(Observation::Ended(end)) => return end,
+                Ok(Observation::Event(event_type, message)) => {
                     let message = format!("Recycler pod: {message}");
-                    self.record(volume, Notice { event_type, reason: "RecyclerPod", message });
+                    self.record(
+                        volume,
+                        PendingEvent { event_type, reason: "RecyclerPod", message },
+                    );
                 }
                 Err(_) => {
                     return Err(format!(
@@ -317,7 +320,7 @@ impl Binder {
 async fn watch(
     client: &Client,
     key: &ObjectKey,
-) -> crate::client::Result<(Receiver<Seen>, impl Future<Output = ()> + Send + use<>)> {
+) -> crate::client::Result<(Receiver<Observation>, impl Future<Output = ()> + Send + use<>)> {
     let selecting = |field: &str| ListOptions {
         field_selector: Some(format!("{field}={}", key.name)),
         ..ListOptions::default()
@@ -340,7 +343,7 @@ async fn watch(
                 WatchEvent::Bookmark(_) => None,
             };
             if let Some(end) = end
-                && send.send(Seen::Ended(end)).await.is_err()
+                && send.send(Observation::Ended(end)).await.is_err()
             {
                 return;
             }
@@ -355,7 +358,7 @@ async fn watch(
                 _ => EventType::Normal,
             };
             let message = event.message.unwrap_or_default();
-            if of_events.send(Seen::Event(event_type, message)).await.is_err() {
+            if of_events.send(Observation::Event(event_type, message)).await.is_err() {
                 return;
             }
         }

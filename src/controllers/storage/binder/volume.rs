@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::annotations::{MIGRATED_TO, PROVISIONED_BY};
 use super::matching::modes_differ;
 use super::plugins::{self, Plugin};
-use super::writes::Notice;
+use super::writes::PendingEvent;
 use super::{Binder, edits};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{ObjectKey, PersistentVolume, PersistentVolumeClaim};
@@ -87,11 +87,11 @@ impl Binder {
         let message = format!(
             "Cannot bind PersistentVolume to requested PersistentVolumeClaim {claim_name:?} {end}"
         );
-        self.record(volume, Notice::warning("VolumeMismatch", message));
+        self.record(volume, PendingEvent::warning("VolumeMismatch", message));
         let message = format!(
             "Cannot bind PersistentVolume {volume_name:?} to requested PersistentVolumeClaim {end}"
         );
-        self.record(claim, Notice::warning("VolumeMismatch", message));
+        self.record(claim, PendingEvent::warning("VolumeMismatch", message));
     }
 
     /// The claim with the name and uid in the volume. The cache may be old: a volume is not
@@ -153,14 +153,14 @@ impl Binder {
                     Ok(None) => return Ok(Next::Done),
                     Ok(Some(plugin)) => self.delete(volume, plugin),
                     Err(error) => {
-                        let notice = Notice::warning("VolumeFailedDelete", error);
+                        let notice = PendingEvent::warning("VolumeFailedDelete", error);
                         self.set_phase_with(volume, "Failed", Some(notice)).await?;
                     }
                 }
             }
             _ => {
                 let message = "Volume has unrecognized PersistentVolumeReclaimPolicy";
-                let notice = Notice::warning("VolumeUnknownReclaimPolicy", message);
+                let notice = PendingEvent::warning("VolumeUnknownReclaimPolicy", message);
                 self.set_phase_with(volume, "Failed", Some(notice)).await?;
                 return Ok(Next::Done);
             }

@@ -18,18 +18,18 @@ use crate::objects::{
 };
 
 /// A volume or a claim.
-pub trait Side: Object + Resource + DeserializeOwned {
+pub trait BindingObject: Object + Resource + DeserializeOwned {
     /// The spec's JSON, if the view has it.
     fn spec_text(&self) -> Option<&str>;
 }
 
-impl Side for PersistentVolume {
+impl BindingObject for PersistentVolume {
     fn spec_text(&self) -> Option<&str> {
         self.spec.text.as_deref()
     }
 }
 
-impl Side for PersistentVolumeClaim {
+impl BindingObject for PersistentVolumeClaim {
     fn spec_text(&self) -> Option<&str> {
         self.spec.text.as_deref()
     }
@@ -46,7 +46,7 @@ struct WithSpec<'a> {
 }
 
 /// The live object, if it still is `object`.
-async fn live<T: Side>(client: &Client, object: &T) -> Result<RawObject, Error> {
+async fn live<T: BindingObject>(client: &Client, object: &T) -> Result<RawObject, Error> {
     let key = object.meta().key();
     let live: RawObject = client.resource(&T::RESOURCE).get(&key).await?;
     let meta = live.get("metadata").map(|meta| from_json::<Meta>(meta.get()));
@@ -58,7 +58,7 @@ async fn live<T: Side>(client: &Client, object: &T) -> Result<RawObject, Error> 
 }
 
 /// Replaces metadata and spec.
-pub async fn replace<T: Side>(
+pub async fn replace<T: BindingObject>(
     client: &Client,
     latest: &AssumeCache<T>,
     object: &T,
@@ -105,25 +105,25 @@ pub async fn replace<T: Side>(
 
 /// The event to record: its type, reason and message.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Notice {
+pub struct PendingEvent {
     pub event_type: EventType,
     pub reason: &'static str,
     pub message: String,
 }
 
-impl Notice {
-    pub fn normal(reason: &'static str, message: impl Into<String>) -> Notice {
-        Notice { event_type: EventType::Normal, reason, message: message.into() }
+impl PendingEvent {
+    pub fn normal(reason: &'static str, message: impl Into<String>) -> PendingEvent {
+        PendingEvent { event_type: EventType::Normal, reason, message: message.into() }
     }
 
-    pub fn warning(reason: &'static str, message: impl Into<String>) -> Notice {
-        Notice { event_type: EventType::Warning, reason, message: message.into() }
+    pub fn warning(reason: &'static str, message: impl Into<String>) -> PendingEvent {
+        PendingEvent { event_type: EventType::Warning, reason, message: message.into() }
     }
 }
 
 impl Binder {
-    pub fn record<T: Object + Resource>(&self, object: &T, notice: Notice) {
-        let Notice { event_type, reason, message } = notice;
+    pub fn record<T: Object + Resource>(&self, object: &T, notice: PendingEvent) {
+        let PendingEvent { event_type, reason, message } = notice;
         let about = crate::events::ObjectReference::to(object);
         self.recorder.event(&about, event_type, reason, message);
     }
@@ -178,7 +178,7 @@ impl Binder {
     pub async fn lose_claim(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
-        notice: Notice,
+        notice: PendingEvent,
     ) -> Result<(), Error> {
         if claim.status.phase == "Lost" {
             return Ok(());
@@ -203,7 +203,7 @@ impl Binder {
         &self,
         volume: &Arc<PersistentVolume>,
         phase: &str,
-        notice: Option<Notice>,
+        notice: Option<PendingEvent>,
     ) -> Result<Arc<PersistentVolume>, Error> {
         if volume.status.phase == *phase {
             return Ok(volume.clone());

@@ -7,7 +7,7 @@ use crate::objects::{Istr, ObjectKey};
 
 /// How a pod uses a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Use {
+pub struct VolumeUse {
     /// `user:role:type:level`; empty: none.
     pub label: Istr,
     pub policy: Istr,
@@ -50,7 +50,7 @@ impl Conflict {
 }
 
 #[derive(Default)]
-pub struct Uses {
+pub struct VolumeUses {
     volumes: HashMap<Istr, Volume>,
     pods: HashMap<ObjectKey, BTreeSet<Istr>>,
 }
@@ -59,15 +59,21 @@ pub struct Uses {
 struct Volume {
     /// The CSI driver; empty: another kind of volume.
     driver: Istr,
-    pods: BTreeMap<ObjectKey, Use>,
+    pods: BTreeMap<ObjectKey, VolumeUse>,
     /// The conflicts, in both directions.
     conflicts: Vec<Conflict>,
 }
 
-impl Uses {
+impl VolumeUses {
     /// Returns the conflicts that this use causes, unless it is known already.
     /// Upstream: `VolumeCache.AddVolume`.
-    pub fn add(&mut self, volume: &Istr, driver: &str, pod: &ObjectKey, new: Use) -> Vec<Conflict> {
+    pub fn add(
+        &mut self,
+        volume: &Istr,
+        driver: &str,
+        pod: &ObjectKey,
+        new: VolumeUse,
+    ) -> Vec<Conflict> {
         self.pods.entry(pod.clone()).or_default().insert(volume.clone());
         let volume = self
             .volumes
@@ -169,13 +175,13 @@ mod tests {
         }
     }
 
-    fn used(label: &str, policy: &str) -> Use {
-        Use { label: label.into(), policy: policy.into() }
+    fn used(label: &str, policy: &str) -> VolumeUse {
+        VolumeUse { label: label.into(), policy: policy.into() }
     }
 
     #[test]
     fn conflicts_are_reported_once_and_removed_with_their_pods() {
-        let mut uses = Uses::default();
+        let mut uses = VolumeUses::default();
         let volume = Istr::new("v");
         let [a, b] = ["a", "b"].map(|name| ObjectKey::new("ns", name));
         let elsewhere = ObjectKey::new("other", "c");
@@ -215,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_changed_use_replaces_its_conflicts() {
-        let mut uses = Uses::default();
+        let mut uses = VolumeUses::default();
         let volume = Istr::new("v");
         let [a, b] = ["a", "b"].map(|name| ObjectKey::new("ns", name));
         uses.add(&volume, "", &a, used(":::s0:c1", "MountOption"));

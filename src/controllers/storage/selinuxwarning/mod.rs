@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use self::conflicts::{Conflict, Use, Uses};
+use self::conflicts::{Conflict, VolumeUse, VolumeUses};
 use super::claims::emit_claims;
 use super::volume_specs::{AttachmentSource, Plugin, Resolver, Spec, of_inline};
 use crate::cache::{Index, IndexValue, Lister, Scope};
@@ -69,7 +69,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         };
         let volume = &new.spec.volume_name;
         if !volume.is_empty() && old != Some(volume) {
-            wake_users(&users, &new.meta.key(), queue);
+            queue_users(&users, &new.meta.key(), queue);
         }
     });
     let users = pods.clone();
@@ -83,7 +83,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             return;
         };
         if old.is_none_or(|old| old.uid != claim.uid) {
-            wake_users(&users, &ObjectKey::new(&claim.namespace, &claim.name), queue);
+            queue_users(&users, &ObjectKey::new(&claim.namespace, &claim.name), queue);
         }
     });
     let uses = this.clone();
@@ -105,7 +105,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn wake_users(pods: &Lister<SelinuxPod>, claim: &ObjectKey, queue: &Queue) {
+fn queue_users(pods: &Lister<SelinuxPod>, claim: &ObjectKey, queue: &Queue) {
     for pod in pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone())) {
         queue.add(pod.meta.key());
     }
@@ -117,7 +117,7 @@ struct SelinuxWarning {
     resolver: Resolver,
     /// Whether kubelets mount volumes with labels at all.
     mounts_labels: bool,
-    uses: Mutex<Uses>,
+    uses: Mutex<VolumeUses>,
 }
 
 impl SelinuxWarning {
@@ -203,13 +203,13 @@ impl SelinuxWarning {
 
 /// How a volume is used that all containers mount with `label`. Upstream: `GetMountSELinuxLabel`,
 /// `syncVolume`.
-fn decide(label: Istr, policy: Option<&Istr>, supports_mount: bool) -> Use {
+fn decide(label: Istr, policy: Option<&Istr>, supports_mount: bool) -> VolumeUse {
     let is_recursive = policy.is_some_and(|policy| *policy == RECURSIVE);
     if is_recursive || !supports_mount || label.is_empty() {
-        return Use { label: Istr::default(), policy: RECURSIVE.into() };
+        return VolumeUse { label: Istr::default(), policy: RECURSIVE.into() };
     }
     let policy = policy.cloned().unwrap_or_else(|| MOUNT_OPTION.into());
-    Use { label, policy }
+    VolumeUse { label, policy }
 }
 
 #[cfg(test)]

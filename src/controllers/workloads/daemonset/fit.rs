@@ -66,7 +66,7 @@ fn added_tolerations(host_network: bool) -> &'static [Toleration] {
 
 /// Whether a new node, or one with changed labels or taints, queues a set. `is_there`: the node has
 /// a pod of the set. Upstream: `syncNodeUpdate`.
-pub(super) fn wakes(fit: Fit, is_there: bool, misscheduled: i32) -> bool {
+pub(super) fn needs_sync(fit: Fit, is_there: bool, misscheduled: i32) -> bool {
     match is_there {
         true => !fit.may_stay || misscheduled > 0,
         false => fit.should_run,
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_node_queues_the_sets_that_gain_or_lose_a_pod() {
-        for (fit, is_there, misscheduled, woken) in [
+        for (fit, is_there, misscheduled, queued) in [
             (RUNS, false, 0, true),
             (RUNS, true, 0, false),
             (RUNS, true, 1, true),
@@ -169,7 +169,7 @@ mod tests {
             (Fit::NEVER, false, 0, false),
             (Fit::NEVER, true, 0, true),
         ] {
-            assert_eq!(wakes(fit, is_there, misscheduled), woken, "{fit:?} {is_there}");
+            assert_eq!(needs_sync(fit, is_there, misscheduled), queued, "{fit:?} {is_there}");
         }
     }
 }

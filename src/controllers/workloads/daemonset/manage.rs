@@ -9,7 +9,7 @@ use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::objects::{Pod, PodPhase};
 
 /// The input of a plan, besides the sites.
-pub(super) struct Situation<'a> {
+pub(super) struct PlanInput<'a> {
     /// The hash of the current revision.
     pub hash: &'a str,
     /// Whether a node may have a new pod beside its old one. Upstream: `AllowsSurge`.
@@ -33,7 +33,7 @@ pub(super) struct Plan {
 /// counts as the replacement.
 pub(super) fn plan(
     sites: &[Site],
-    situation: &Situation<'_>,
+    input: &PlanInput<'_>,
     mut wait: impl FnMut(&Arc<str>) -> Duration,
 ) -> Plan {
     let mut plan = Plan::default();
@@ -43,7 +43,7 @@ pub(super) fn plan(
             Some(fit) if fit.should_run && site.pods.is_empty() => {
                 plan.create.push(site.node.clone());
             }
-            Some(fit) if fit.may_stay => plan_site(site, situation, &mut wait, &mut plan),
+            Some(fit) if fit.may_stay => plan_site(site, input, &mut wait, &mut plan),
             Some(_) => plan.delete.extend(site.pods.iter().filter(stays).cloned()),
             // No garbage collector deletes a pod that waits for a node that is gone.
             None => {
@@ -57,7 +57,7 @@ pub(super) fn plan(
 
 fn plan_site(
     site: &Site,
-    situation: &Situation<'_>,
+    input: &PlanInput<'_>,
     wait: &mut impl FnMut(&Arc<str>) -> Duration,
     plan: &mut Plan,
 ) {
@@ -78,20 +78,20 @@ fn plan_site(
         plan.ended.push((pod.clone(), site.node.clone()));
         plan.delete.push(pod.clone());
     }
-    if running.is_empty() && situation.surges && site.should_run() {
+    if running.is_empty() && input.surges && site.should_run() {
         plan.create.push(site.node.clone());
     }
     if running.len() < 2 {
         return;
     }
     running.sort_by(|one, other| order(one, other));
-    if !situation.surges {
+    if !input.surges {
         plan.delete.extend(running.into_iter().skip(1).cloned());
         return;
     }
     let (mut oldest_new, mut oldest_old) = (None, None);
     for pod in running {
-        let is_new = pod.meta.labels.get(REVISION_LABEL) == Some(situation.hash);
+        let is_new = pod.meta.labels.get(REVISION_LABEL) == Some(input.hash);
         let kept = if is_new { &mut oldest_new } else { &mut oldest_old };
         if kept.is_none() {
             *kept = Some(pod);
@@ -100,7 +100,7 @@ fn plan_site(
         }
     }
     if let (Some(new), Some(old)) = (oldest_new, oldest_old)
-        && (!old.is_ready() || situation.availability.has(new))
+        && (!old.is_ready() || input.availability.has(new))
     {
         plan.delete.push(old.clone());
     }
@@ -114,8 +114,8 @@ mod tests {
 
     fn planned(sites: &[Site], surges: bool) -> (Vec<String>, Vec<String>) {
         let availability = Availability { min_ready_seconds: 10, now: NOW };
-        let situation = Situation { hash: "h", surges, availability };
-        let plan = plan(sites, &situation, |_| Duration::ZERO);
+        let input = PlanInput { hash: "h", surges, availability };
+        let plan = plan(sites, &input, |_| Duration::ZERO);
         let mut create: Vec<String> = plan.create.iter().map(ToString::to_string).collect();
         create.sort();
         (create, names(&plan.delete))
@@ -208,8 +208,8 @@ mod tests {
         ];
         let sites = sites(&["a", "b", "c", "d", "e"].map(|node| (node, RUNS)), &pods);
         let availability = Availability { min_ready_seconds: 0, now: NOW };
-        let situation = Situation { hash: "h", surges: false, availability };
-        let plan = plan(&sites, &situation, |node| match &**node {
+        let input = PlanInput { hash: "h", surges: false, availability };
+        let plan = plan(&sites, &input, |node| match &**node {
             "a" => Duration::from_secs(5),
             "b" => Duration::from_secs(3),
             "c" => Duration::ZERO,

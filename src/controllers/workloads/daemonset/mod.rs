@@ -16,7 +16,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use self::backoff::Backoff;
-use self::fit::{Fit, wakes};
+use self::fit::{Fit, needs_sync};
 use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
 use crate::clock::SharedClock;
@@ -167,7 +167,7 @@ impl DaemonSets {
         for set in self.sets.list() {
             let (_, fit) = self.fit(&node, &set);
             let is_there = owners.contains(&(&*set.meta.namespace, &*set.meta.name));
-            if wakes(fit, is_there, set.status.number_misscheduled) {
+            if needs_sync(fit, is_there, set.status.number_misscheduled) {
                 self.queue.add(set.meta.key());
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::backoff::FailureKey;
 use super::fit::{Fit, tolerated};
-use super::manage::{self, Situation};
+use super::manage::{self, PlanInput};
 use super::revisions::Revisions;
 use super::rolling::{self, Limits, is_rolling_update};
 use super::sites::{Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Site, Version, group};
@@ -139,8 +139,8 @@ impl DaemonSets {
         let strategy = work.set.spec.update_strategy.clone();
         let availability = self.availability(&work.set);
         let hash = &*work.revisions.hash;
-        let situation = Situation { hash, surges: rolling::surges(&strategy), availability };
-        let plan = manage::plan(&work.sites, &situation, |node| self.wait(&work.set, node));
+        let input = PlanInput { hash, surges: rolling::surges(&strategy), availability };
+        let plan = manage::plan(&work.sites, &input, |node| self.wait(&work.set, node));
         *again = plan.again;
         for (pod, node) in &plan.ended {
             self.report_end(&work.set, pod, node);

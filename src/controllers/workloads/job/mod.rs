@@ -129,8 +129,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         resets_start_time: c.feature("MutableSchedulingDirectivesForSuspendedJobs"),
     });
 
-    let woken = this.clone();
-    c.watch(&jobs, &queue, move |change, _| woken.job_changed(&change));
+    let controller = this.clone();
+    c.watch(&jobs, &queue, move |change, _| controller.job_changed(&change));
     let unowned = orphans.clone();
     let mut owned = keys::of_controller(&jobs)
         .or_matching_orphans(|job: &Job| Selector::try_from(job.spec.selector.as_ref()))

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 
 use super::sync_state::TRACKING;
-use crate::controllers::runner::keys::{Observer, Seen};
+use crate::controllers::runner::keys::{DependentEvent, Observer};
 use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::objects::{Meta, ObjectKey, Uid};
 
@@ -41,11 +41,13 @@ impl OwnerRecord for Released {
 }
 
 impl Observer for Released {
-    fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen) {
-        let released = match seen {
-            Seen::Created => false,
-            Seen::Updated | Seen::Deleting => !dependent.has_finalizer(TRACKING),
-            Seen::Deleted => true,
+    fn observe(&self, owner: &ObjectKey, dependent: &Meta, event: DependentEvent) {
+        let released = match event {
+            DependentEvent::Created => false,
+            DependentEvent::Updated | DependentEvent::Deleting => {
+                !dependent.has_finalizer(TRACKING)
+            }
+            DependentEvent::Deleted => true,
         };
         if released {
             self.observed(owner, &dependent.uid);
@@ -65,17 +67,17 @@ mod tests {
         let meta = |finalizers: &[&str]| -> Meta {
             serde_json::from_value(json!({ "uid": "p", "finalizers": finalizers })).unwrap()
         };
-        for (finalizers, seen, over) in [
-            (&[TRACKING] as &[&str], Seen::Updated, false),
-            (&[TRACKING], Seen::Deleting, false),
-            (&["another"], Seen::Created, false),
-            (&["another"], Seen::Updated, true),
-            (&[], Seen::Deleting, true),
-            (&[TRACKING], Seen::Deleted, true),
+        for (finalizers, event, over) in [
+            (&[TRACKING] as &[&str], DependentEvent::Updated, false),
+            (&[TRACKING], DependentEvent::Deleting, false),
+            (&["another"], DependentEvent::Created, false),
+            (&["another"], DependentEvent::Updated, true),
+            (&[], DependentEvent::Deleting, true),
+            (&[TRACKING], DependentEvent::Deleted, true),
         ] {
             released.expect(&job, [pod.clone()]);
-            released.observe(&job, &meta(finalizers), seen);
-            assert_eq!(released.of(&job).is_empty(), over, "{finalizers:?} {seen:?}");
+            released.observe(&job, &meta(finalizers), event);
+            assert_eq!(released.of(&job).is_empty(), over, "{finalizers:?} {event:?}");
         }
         assert!(released.0.lock().is_empty());
     }

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::manage::Action;
-use super::sync_state::{News, SyncState, TRACKING, condition, ensure_condition};
-use super::tracking::{Tally, count_released, finish, tally};
+use super::sync_state::{NewlyFinished, SyncState, TRACKING, condition, ensure_condition};
+use super::tracking::{StatusPlan, count_released, finish, plan_status};
 use super::{Jobs, ending, managed_by_another, metrics, plan};
 use crate::controllers::runner::batch::together;
 use crate::controllers::workloads::pod_control::is_not_found;
@@ -63,12 +63,12 @@ impl Jobs {
         let satisfied = self.expectations.satisfied(key);
         let pods = self.claim(&job, &selector).await?;
         let group = self.pod_group(&job, &pods).await?;
-        let (mut round, news) = SyncState::new(job, pods, self.released.of(key));
+        let (mut round, newly_finished) = SyncState::new(job, pods, self.released.of(key));
         let now = self.now();
         if round.status.start_time.is_none() && !round.spec().is_suspended() {
             round.status.start_time = Some(now);
         }
-        let News { succeeded, failed } = &news;
+        let NewlyFinished { succeeded, failed } = &newly_finished;
         let failures = self.backoff.get(key).with(succeeded, failed);
         round.ending = ending::decide(&round, now);
         if let Some(left) = ending::time_left(round.spec(), &round.status, now)
@@ -154,7 +154,8 @@ impl Jobs {
         first_written: impl FnOnce(),
     ) -> Result<(), Error> {
         let mut old = round.status.clone();
-        let Tally { release, mut tracked, flush, is_full, actions } = tally(&mut round, self.now());
+        let StatusPlan { release, mut tracked, flush, is_full, actions } =
+            plan_status(&mut round, self.now());
         if changed || flush {
             self.write(&mut round, "adding uncounted pods to status").await?;
             first_written();

@@ -59,13 +59,17 @@ pub struct Indexed {
 }
 
 /// The pods that finished and that the status does not mention.
-pub struct News {
+pub struct NewlyFinished {
     pub succeeded: Vec<Arc<Pod>>,
     pub failed: Vec<Arc<Pod>>,
 }
 
 impl SyncState {
-    pub fn new(job: Arc<Job>, pods: Vec<Arc<Pod>>, released: HashSet<Uid>) -> (SyncState, News) {
+    pub fn new(
+        job: Arc<Job>,
+        pods: Vec<Arc<Pod>>,
+        released: HashSet<Uid>,
+    ) -> (SyncState, NewlyFinished) {
         let mut status = job.status.clone();
         let known = status.uncounted_terminated_pods.get_or_insert_default();
         let uncounted = Uncounted {
@@ -95,14 +99,15 @@ impl SyncState {
         let pick = |wanted: &dyn Fn(&Pod) -> bool| -> Vec<Arc<Pod>> {
             round.uncounted_pods().filter(|pod| wanted(pod)).cloned().collect()
         };
-        let news = News { succeeded: pick(&succeeded), failed: pick(&failed) };
+        let newly_finished = NewlyFinished { succeeded: pick(&succeeded), failed: pick(&failed) };
         let policy = spec.pod_failure_policy.as_deref();
-        let not_ignored = news.failed.iter().filter(|pod| judge(policy, pod).counts()).count();
+        let not_ignored =
+            newly_finished.failed.iter().filter(|pod| judge(policy, pod).counts()).count();
         let all = |before: i32, new: usize, uncounted: usize| {
             before.saturating_add(count(new)).saturating_add(count(uncounted))
         };
         let (succeeded, failed) = (
-            all(round.status.succeeded, news.succeeded.len(), counted.succeeded.len()),
+            all(round.status.succeeded, newly_finished.succeeded.len(), counted.succeeded.len()),
             all(round.status.failed, not_ignored, counted.failed.len()),
         );
         (round.succeeded, round.failed) = (succeeded, failed);
@@ -111,7 +116,7 @@ impl SyncState {
             round.succeeded = count(indexed.succeeded.total());
             round.indexed = Some(indexed);
         }
-        (round, news)
+        (round, newly_finished)
     }
 
     pub fn spec(&self) -> &JobSpec {

@@ -12,7 +12,7 @@ use super::plan::{IndexFailures, Plan, Wanted, plan};
 use super::sync_state::{
     INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, condition, ensure_condition,
 };
-use super::tracking::{count_released, finish, tally};
+use super::tracking::{count_released, finish, plan_status};
 use super::{ending, tracking};
 use crate::objects::{Job, Pod, Timestamp, Uid};
 
@@ -119,8 +119,8 @@ fn pods_are_counted_together_with_those_in_the_status() {
     // A pod whose finalizer is known to be removed is not counted again.
     let pods = vec![Arc::new(serde_json::from_value(pod("c", "Succeeded")).unwrap())];
     let released = HashSet::from([Uid::new("c")]);
-    let (round, news) = SyncState::new(job(plain, json!({})), pods, released);
-    assert_eq!((round.succeeded, news.succeeded.len()), (0, 0));
+    let (round, newly_finished) = SyncState::new(job(plain, json!({})), pods, released);
+    assert_eq!((round.succeeded, newly_finished.succeeded.len()), (0, 0));
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn finished_pods_are_named_once_and_counted_when_they_are_released() {
         going(pod("e", "Running")),
     ];
     let mut round = round(json!({ "completions": 9 }), status, pods);
-    let found = tally(&mut round, now());
+    let found = plan_status(&mut round, now());
     assert!(found.flush && !found.is_full);
     let released: Vec<&str> = found.release.iter().map(|pod| &*pod.meta.name).collect();
     assert_eq!(released, ["a", "b", "c", "e"]);
@@ -442,7 +442,7 @@ fn finished_pods_are_named_once_and_counted_when_they_are_released() {
 fn nothing_is_written_for_pods_that_run() {
     let status = json!({ "uncountedTerminatedPods": {} });
     let mut round = round(json!({ "completions": 9 }), status, vec![pod("a", "Running")]);
-    let found = tally(&mut round, now());
+    let found = plan_status(&mut round, now());
     assert!(!found.flush && found.release.is_empty());
     assert!(!finish(&mut round, now()));
 }
@@ -451,7 +451,7 @@ fn nothing_is_written_for_pods_that_run() {
 fn indexes_are_counted_in_order_until_the_status_is_full() {
     let pods = (0..600).rev().map(|index| indexed(&format!("p{index}"), "Succeeded", index));
     let mut round = round(of_indexes(600, json!({})), json!({}), pods.collect());
-    let found = tally(&mut round, now());
+    let found = plan_status(&mut round, now());
     assert!(found.is_full && found.flush);
     assert_eq!(found.release.len(), 500);
     assert_eq!(&*found.release[499].meta.name, "p499");
@@ -464,11 +464,11 @@ fn the_failed_pod_of_an_index_is_kept_until_its_next_pod() {
     let spec = || of_indexes(2, json!({ "backoffLimitPerIndex": 3 }));
     let failed = || exited(indexed("a", "Failed", 0), 1, 3);
     let mut waits = round(spec(), json!({}), vec![failed()]);
-    assert!(tally(&mut waits, now()).release.is_empty());
+    assert!(plan_status(&mut waits, now()).release.is_empty());
     assert!(waits.uncounted().failed.is_empty());
     let replaced = vec![failed(), after(indexed("b", "Pending", 0), 1, 0)];
     let mut goes = round(spec(), json!({}), replaced);
-    assert_eq!(tally(&mut goes, now()).release.len(), 1);
+    assert_eq!(plan_status(&mut goes, now()).release.len(), 1);
     assert_eq!(names(&goes.uncounted().failed), ["a"]);
     assert_eq!(goes.status.failed_indexes.as_deref(), Some(""));
 }
@@ -484,7 +484,7 @@ fn a_job_that_fails_counts_its_pods_as_failed_and_one_that_succeeds_does_not() {
         let pods = vec![pod("a", "Failed"), pod("b", "Running")];
         let mut round = round(json!({ "completions": 1 }), json!({}), pods);
         round.ending = Some(condition_of(kind));
-        let found = tally(&mut round, now());
+        let found = plan_status(&mut round, now());
         assert_eq!(found.release.len(), 2, "{kind}");
         assert_eq!(names(&round.uncounted().failed), failed, "{kind}");
         let types = |round: &SyncState| -> Vec<String> {
@@ -512,7 +512,7 @@ fn ignored_failures_are_released_and_not_counted() {
     let spec = json!({ "completions": 9, "podFailurePolicy": rules });
     let pods = vec![exited(pod("a", "Failed"), 7, 3), exited(pod("b", "Failed"), 8, 3)];
     let mut round = round(spec, json!({}), pods);
-    let found = tally(&mut round, now());
+    let found = plan_status(&mut round, now());
     assert_eq!(found.release.len(), 2);
     assert_eq!(names(&round.uncounted().failed), ["b"]);
     assert_eq!(found.actions.into_iter().collect::<Vec<_>>(), [("Count", 1), ("Ignore", 1)]);

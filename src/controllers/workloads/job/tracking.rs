@@ -19,7 +19,7 @@ const MOST_UNCOUNTED: usize = 500;
 
 /// The changes that need a write of the status, and the steps after it.
 #[derive(Default)]
-pub struct Tally {
+pub struct StatusPlan {
     /// The pods that lose their finalizer when the status is written.
     pub release: Vec<Arc<Pod>>,
     /// The uids of all pods that have the finalizer.
@@ -33,23 +33,23 @@ pub struct Tally {
 }
 
 /// Puts finished pods and the end of the Job into the status of `round`.
-pub fn tally(round: &mut SyncState, now: Timestamp) -> Tally {
-    let mut tally = Tally::default();
+pub fn plan_status(round: &mut SyncState, now: Timestamp) -> StatusPlan {
+    let mut plan = StatusPlan::default();
     if round.indexed.is_some() {
         // The indexes that fit into the status are the lowest.
         round.pods.sort_by_cached_key(|pod| index_of(pod));
     }
     let tracked = round.pods.iter().filter(|pod| round.is_tracked(pod));
-    tally.tracked = tracked.map(|pod| pod.meta.uid.clone()).collect();
-    tally.flush = count_released(&mut round.status, &tally.tracked);
-    let succeeded = count_finished(round, &mut tally);
-    write_indexes(round, &succeeded, &mut tally);
-    announce_end(round, &mut tally, now);
-    tally
+    plan.tracked = tracked.map(|pod| pod.meta.uid.clone()).collect();
+    plan.flush = count_released(&mut round.status, &plan.tracked);
+    let succeeded = count_finished(round, &mut plan);
+    write_indexes(round, &succeeded, &mut plan);
+    announce_end(round, &mut plan, now);
+    plan
 }
 
 /// Names finished pods in the status. Returns the indexes that succeeded.
-fn count_finished(round: &mut SyncState, tally: &mut Tally) -> Vec<i32> {
+fn count_finished(round: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
     let mut indexes = Vec::new();
     let completions = completions(round.spec());
     for pod in round.pods.clone() {
@@ -57,16 +57,16 @@ fn count_finished(round: &mut SyncState, tally: &mut Tally) -> Vec<i32> {
         if !round.is_tracked(&pod) || !may_release(round, &pod, has_failed) {
             continue;
         }
-        tally.release.push(pod.clone());
+        plan.release.push(pod.clone());
         let index = valid_index_of(&pod, completions);
         if pod.status.phase == PodPhase::Succeeded && !round.was_uncounted(&pod, true) {
             if let Some(indexed) = &round.indexed {
                 // The index is sufficient to count the pod once.
                 let new = index.filter(|index| !indexed.counted.has(*index));
-                tally.flush |= new.is_some();
+                plan.flush |= new.is_some();
                 indexes.extend(new);
             } else if !round.was_uncounted(&pod, false) {
-                tally.flush = true;
+                plan.flush = true;
                 round.uncounted().succeeded.push(pod.meta.uid.clone());
             }
         } else if has_failed || fails_all(round) {
@@ -74,10 +74,10 @@ fn count_finished(round: &mut SyncState, tally: &mut Tally) -> Vec<i32> {
             if valid && !round.was_uncounted(&pod, true) {
                 let verdict = judge(round.spec().pod_failure_policy.as_deref(), &pod);
                 if let Some(action) = verdict.action() {
-                    *tally.actions.entry(action).or_default() += 1;
+                    *plan.actions.entry(action).or_default() += 1;
                 }
                 if verdict.counts() {
-                    tally.flush = true;
+                    plan.flush = true;
                     round.uncounted().failed.push(pod.meta.uid.clone());
                 }
             }
@@ -85,7 +85,7 @@ fn count_finished(round: &mut SyncState, tally: &mut Tally) -> Vec<i32> {
         let uncounted = round.uncounted();
         let named = uncounted.succeeded.len() + uncounted.failed.len();
         if indexes.len() + named >= MOST_UNCOUNTED {
-            tally.is_full = true;
+            plan.is_full = true;
             break;
         }
     }
@@ -113,20 +113,20 @@ fn may_release(round: &SyncState, pod: &Pod, has_failed: bool) -> bool {
     has_failed && awaits() != Some(true)
 }
 
-fn write_indexes(round: &mut SyncState, new: &[i32], tally: &mut Tally) {
+fn write_indexes(round: &mut SyncState, new: &[i32], plan: &mut StatusPlan) {
     let Some(indexed) = &mut round.indexed else { return };
     indexed.succeeded = indexed.succeeded.union(&new.iter().copied().collect());
     let completed: Box<str> = indexed.succeeded.to_string().into();
     let failed = indexed.failed.as_ref().map(|failed| failed.to_string().into());
     let status = &mut round.status;
-    tally.flush |= completed != status.completed_indexes || failed != status.failed_indexes;
+    plan.flush |= completed != status.completed_indexes || failed != status.failed_indexes;
     status.succeeded = count(indexed.succeeded.total());
     status.completed_indexes = completed;
     status.failed_indexes = failed;
 }
 
 /// Adds the interim condition to the status, and prepares the final one.
-fn announce_end(round: &mut SyncState, tally: &mut Tally, now: Timestamp) {
+fn announce_end(round: &mut SyncState, plan: &mut StatusPlan, now: Timestamp) {
     let Some(ending) = &mut round.ending else { return };
     let last = match ending.r#type.as_str() {
         "FailureTarget" => "Failed",
@@ -135,7 +135,7 @@ fn announce_end(round: &mut SyncState, tally: &mut Tally, now: Timestamp) {
     };
     if !round.status.condition(&ending.r#type).is_some_and(JobCondition::is_true) {
         round.status.conditions.push(ending.clone());
-        tally.flush = true;
+        plan.flush = true;
     }
     *ending = condition(last, true, &ending.reason, &ending.message, now);
 }

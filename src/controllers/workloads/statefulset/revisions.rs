@@ -30,7 +30,7 @@ pub struct Revisions {
 
 /// The revision for the template of a set's spec.
 #[derive(Debug, PartialEq)]
-enum Known {
+enum TemplateRevision {
     /// This is the newest revision.
     Newest(usize),
     /// A rollback: this revision becomes the newest.
@@ -40,15 +40,19 @@ enum Known {
 
 /// `semantically`: whether the newest revision may have other bytes. Upstream: the feature gate
 /// `StatefulSetSemanticRevisionComparison`.
-fn find(new: &NewRevision, sorted: &[Arc<ControllerRevision>], semantically: bool) -> Known {
+fn find(
+    new: &NewRevision,
+    sorted: &[Arc<ControllerRevision>],
+    semantically: bool,
+) -> TemplateRevision {
     let newest = sorted.len().wrapping_sub(1);
     match new.newest_equal(sorted) {
-        Some(at) if at == newest => Known::Newest(at),
-        Some(at) => Known::Older(at),
+        Some(at) if at == newest => TemplateRevision::Newest(at),
+        Some(at) => TemplateRevision::Older(at),
         None if semantically && sorted.last().is_some_and(|known| new.is_equivalent(known)) => {
-            Known::Newest(newest)
+            TemplateRevision::Newest(newest)
         }
-        None => Known::Unknown,
+        None => TemplateRevision::Unknown,
     }
 }
 
@@ -108,12 +112,12 @@ impl StatefulSets {
             collision_count,
         )?;
         let update = match find(&new, sorted, self.compares_semantically) {
-            Known::Newest(at) => sorted[at].meta.name.clone(),
-            Known::Older(at) => {
+            TemplateRevision::Newest(at) => sorted[at].meta.name.clone(),
+            TemplateRevision::Older(at) => {
                 let (client, clock) = (&self.client, &*self.clock);
                 history::renumber(client, clock, &sorted[at], new.revision()).await?.meta.name
             }
-            Known::Unknown => {
+            TemplateRevision::Unknown => {
                 let created =
                     new.create_under_free_name(&self.client, &set.meta, collision_count).await?;
                 collision_count = created.1;
@@ -188,17 +192,17 @@ mod tests {
         let of_older = of_a.replace(r#""dnsPolicy":"ClusterFirst","#, "");
         assert!(of_newer != of_a && of_older != of_a);
         for (history, semantically, known) in [
-            (vec![&of_older], true, Known::Newest(0)),
-            (vec![&of_older], false, Known::Unknown),
-            (vec![], true, Known::Unknown),
-            (vec![&of_a], true, Known::Newest(0)),
-            (vec![&of_b], true, Known::Unknown),
-            (vec![&of_a, &of_b], true, Known::Older(0)),
-            (vec![&of_a, &of_b, &of_a], true, Known::Newest(2)),
-            (vec![&of_newer], true, Known::Newest(0)),
-            (vec![&of_newer], false, Known::Unknown),
-            (vec![&of_newer, &of_b], true, Known::Unknown),
-            (vec![&of_a, &of_newer], true, Known::Older(0)),
+            (vec![&of_older], true, TemplateRevision::Newest(0)),
+            (vec![&of_older], false, TemplateRevision::Unknown),
+            (vec![], true, TemplateRevision::Unknown),
+            (vec![&of_a], true, TemplateRevision::Newest(0)),
+            (vec![&of_b], true, TemplateRevision::Unknown),
+            (vec![&of_a, &of_b], true, TemplateRevision::Older(0)),
+            (vec![&of_a, &of_b, &of_a], true, TemplateRevision::Newest(2)),
+            (vec![&of_newer], true, TemplateRevision::Newest(0)),
+            (vec![&of_newer], false, TemplateRevision::Unknown),
+            (vec![&of_newer, &of_b], true, TemplateRevision::Unknown),
+            (vec![&of_a, &of_newer], true, TemplateRevision::Older(0)),
         ] {
             let sorted: Vec<_> = history
                 .iter()

@@ -55,7 +55,7 @@ pub fn complete_rolling_update(set: &StatefulSet, status: &mut StatefulSetStatus
 }
 
 /// Whether `status` has to be written. Upstream: `inconsistentStatus`.
-pub fn is_news(known: &StatefulSetStatus, status: &StatefulSetStatus) -> bool {
+pub fn needs_write(known: &StatefulSetStatus, status: &StatefulSetStatus) -> bool {
     let rest = StatefulSetStatus {
         observed_generation: known.observed_generation,
         collision_count: known.collision_count,
@@ -159,7 +159,7 @@ mod tests {
         for (at, (change, news)) in table.into_iter().enumerate() {
             let mut status = known.clone();
             change(&mut status);
-            assert_eq!(is_news(&known, &status), news, "{at}");
+            assert_eq!(needs_write(&known, &status), news, "{at}");
         }
     }
 }

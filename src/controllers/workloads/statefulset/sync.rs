@@ -244,7 +244,7 @@ impl StatefulSets {
         set: &Arc<StatefulSet>,
         status: &StatefulSetStatus,
     ) -> Result<(), Error> {
-        if !status::is_news(&set.status, status) {
+        if !status::needs_write(&set.status, status) {
             return Ok(());
         }
         let mut base = set.clone();
