@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-/// Why a list or a watch failed, as far as the reflector treats failures differently.
+/// Why a list or a watch failed. Each variant is a case that the reflector treats differently.
 #[derive(Debug)]
 pub enum Error {
     /// The server no longer has the requested version: list again. Upstream: `IsResourceExpired`.

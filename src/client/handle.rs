@@ -71,7 +71,7 @@ pub(super) struct Inner {
     pub discovery: Arc<SingleFlight<Arc<Discovery>>>,
     /// Connections without a client certificate, shared by all clients with tokens of their own.
     pub anonymous: Arc<Mutex<Option<surf::Client>>>,
-    /// Of this user agent.
+    /// The writes sent under this user agent.
     pub writes: Arc<WriteCounter>,
 }
 

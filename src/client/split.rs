@@ -258,7 +258,7 @@ impl ListSplitter {
             },
             Inside::Key if self.scanner.in_string => self.key.push(byte),
             Inside::Key => self.inside = Inside::Other,
-            // The first byte of a field's value says what it is.
+            // The first byte of a field's value shows its type.
             Inside::Other => match byte {
                 b'[' if depth == 2 && before == 1 && self.key == b"items" => {
                     self.inside = Inside::Items;

@@ -18,7 +18,7 @@ pub struct Writes {
     pub delete: u64,
     /// Writes of events by any method.
     pub events: u64,
-    /// Of all these, those that were answered with an error or not at all.
+    /// The requests among all these that were answered with an error or not at all.
     pub failed: u64,
 }
 

@@ -42,7 +42,7 @@ pub(super) struct Sockets {
     warned: AtomicBool,
 }
 
-/// The place of one open connection, given back when it is dropped.
+/// The permit of one open connection, returned when it is dropped.
 pub(super) struct SocketPermit {
     sockets: Arc<Sockets>,
 }

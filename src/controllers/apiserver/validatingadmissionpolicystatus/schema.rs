@@ -1,5 +1,5 @@
-//! Makes types from OpenAPI schemas. Of a document only the schemas that a kind refers to are kept,
-//! and of those only the parts that matter for a type. Types are made when an expression uses them.
+//! Makes types from OpenAPI schemas. Only the schemas that a kind refers to are kept, and only the
+//! parts of them that matter for a type. Types are made when an expression uses them.
 //! Upstream: `apiserver/pkg/cel/openapi`, its `resolver`, `cel/common.SchemaDeclType`.
 
 use std::collections::HashMap;

@@ -300,7 +300,7 @@ mod tests {
         Authority::from_pem(certificate, key).unwrap()
     }
 
-    /// One that the Go manager signed: its request, usages and seconds.
+    /// A certificate that the Go manager signed: its request, usages and seconds.
     struct Golden {
         name: &'static str,
         request: &'static [u8],

@@ -51,7 +51,7 @@ const COMMON_NAME: usize = 7;
 pub struct AlternativeNames {
     pub dns: Vec<String>,
     pub emails: Vec<String>,
-    /// Of 4 bytes or 16.
+    /// Addresses of 4 or 16 bytes.
     pub ips: Vec<Vec<u8>>,
     /// In the form in which Go writes them.
     pub uris: Vec<String>,

@@ -84,7 +84,7 @@ pub struct Shape<'a> {
     pub service: &'a Service,
     pub address_type: &'a Istr,
     labels: Labels,
-    /// Of `labels` those that are the Service's own.
+    /// The number of `labels` that are copied from the Service.
     copied: usize,
 }
 

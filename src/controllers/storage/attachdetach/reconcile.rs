@@ -22,7 +22,7 @@ pub struct Settings {
     pub verify_after: Option<Duration>,
 }
 
-/// The state of a node, as far as it matters. That of a node that is gone is the default.
+/// The relevant state of a node. A deleted node has the default state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     pub ready: bool,

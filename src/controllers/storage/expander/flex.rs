@@ -105,7 +105,7 @@ fn step(what: &str, error: Error) -> Error {
 }
 
 impl Expander {
-    /// Expands the volume of `claim` as far as the control plane does.
+    /// Does the control plane's part of the expansion of the volume of `claim`.
     pub(super) async fn expand(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
         let start = self.clock.monotonic();
         let volumes = self.client.resource(&PersistentVolume::RESOURCE);

@@ -69,7 +69,7 @@ impl Availability {
 pub(super) fn group(nodes: &[(Arc<str>, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
     let mut by_node: HashMap<&str, Vec<Arc<Pod>>> = HashMap::new();
     for pod in pods {
-        // One that is finished and being deleted is left to the kubelet and the garbage collector.
+        // The kubelet and the garbage collector care for a pod that is finished and being deleted.
         if pod.is_terminal() && pod.meta.is_being_deleted() {
             continue;
         }

@@ -47,7 +47,7 @@ pub struct Plan {
     pub unavailable: Option<usize>,
 }
 
-/// Of the claim of this name in the set's namespace.
+/// Returns the claim of this name in the set's namespace.
 pub type ClaimOf<'a> = &'a dyn Fn(&str) -> Option<Arc<PersistentVolumeClaim>>;
 
 /// The input of a plan.

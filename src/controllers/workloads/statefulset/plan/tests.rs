@@ -5,7 +5,7 @@ use super::*;
 
 const NOW: Timestamp = Timestamp::from_secs(1000);
 
-/// Of three pods, `OrderedReady`, with a claim for each.
+/// A set of three pods, `OrderedReady`, with a claim for each.
 fn set(change: Value) -> StatefulSet {
     let mut set = json!({
         "metadata": {"name": "web", "namespace": "ns", "uid": "set"},
