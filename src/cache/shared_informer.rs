@@ -29,7 +29,8 @@ use crate::task::{Failure, StopToken};
 ///   a later one is cached some time later, unless the informer stops, the server cannot be
 ///   reached, or the object cannot be decoded. (An object that cannot be decoded keeps its last
 ///   cached state.)
-/// - The states of one object are cached in their order.
+/// - The states of one object are cached in their order. The exception is a server that has lost
+///   versions, as after a restored backup.
 /// - Each read of a [`Lister`] is answered from one state of the cache, indices included.
 /// - A change is in the cache, and in the indices, before any handler is called for it.
 /// - Each handler is called for every change of the cache after it was added, one call at a time,
