@@ -140,11 +140,14 @@ impl Ranges {
                 }
             }
         }
-        let is_foreign = |text: &&Box<str>| match Cidr::parse(text) {
-            Some(range) => !self.sets.iter_mut().any(|set| set.occupy(&range).is_ok()),
-            None => true,
-        };
-        own.iter().filter(is_foreign).map(|text| text.to_string()).collect()
+        let mut foreign = Vec::new();
+        for text in own {
+            let take = |range| self.sets.iter_mut().any(|set| set.occupy(&range).is_ok());
+            if !Cidr::parse(text).is_some_and(take) {
+                foreign.push(text.to_string());
+            }
+        }
+        foreign
     }
 
     /// Frees the ranges of a node that is gone, but for those that `successor` has: a node of the same
