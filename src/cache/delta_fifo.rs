@@ -22,6 +22,8 @@ pub enum Delta {
     Updated(Arc<dyn AnyObject>),
     /// A list contains it: new, changed or unchanged.
     Replaced(Arc<dyn AnyObject>),
+    /// A list contains it, after which no known state counts, even with an equal version.
+    Restored(Arc<dyn AnyObject>),
     /// A watch has sent its deletion, or a list does not contain it.
     Deleted(Deleted<dyn AnyObject>),
     /// A resync, not a change.
@@ -35,6 +37,7 @@ impl Delta {
             Delta::Added(_) => "Added",
             Delta::Updated(_) => "Updated",
             Delta::Replaced(_) => "Replaced",
+            Delta::Restored(_) => "Restored",
             Delta::Deleted(_) => "Deleted",
             Delta::Sync(_) => "Sync",
         }
@@ -46,6 +49,7 @@ impl Delta {
             Delta::Added(object)
             | Delta::Updated(object)
             | Delta::Replaced(object)
+            | Delta::Restored(object)
             | Delta::Sync(object) => object,
             Delta::Deleted(deleted) => deleted.object(),
         }
@@ -141,12 +145,24 @@ struct State {
 struct Mark {
     at: u64,
     version: u64,
+    /// The server's versions have gone back with it.
+    back: bool,
 }
 
 struct Replacing {
     /// The keys in the list; `None` when the list deletes nothing: no object was known before it,
     /// or it has an item without a readable name.
     seen: Option<HashSet<ObjectKey>>,
+    known: Known,
+}
+
+/// What becomes of the known state of an object that a list names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// It stays if it is of the same version.
+    Counts,
+    /// The server's versions may have gone back: an equal version may be another state.
+    Doubtful,
 }
 
 impl DeltaFifo {
@@ -217,7 +233,10 @@ impl DeltaFifo {
         self.check_synced(state);
         while state.marks.front().is_some_and(|mark| mark.at <= state.popped) {
             if let Some(mark) = state.marks.pop_front() {
-                self.known.saw(mark.version);
+                match mark.back {
+                    true => self.known.went_back(mark.version),
+                    false => self.known.saw(mark.version),
+                }
             }
         }
         if state.queue.is_empty() && state.queue.capacity() > 1024 {
@@ -277,7 +296,20 @@ impl DeltaFifo {
         match state.marks.back_mut() {
             Some(mark) if mark.at == at => mark.version = mark.version.max(version),
             _ if at == state.popped => self.known.saw(version),
-            _ => state.marks.push_back(Mark { at, version }),
+            _ => state.marks.push_back(Mark { at, version, back: false }),
+        }
+    }
+
+    /// As [`mark`](DeltaFifo::mark), with which the server's versions go back: those that wait are
+    /// of the lost history.
+    fn mark_back(&self, state: &mut State, version: u64) {
+        state.marks.clear();
+        match state.queue.is_empty() {
+            true => self.known.went_back(version),
+            false => {
+                let at = state.popped + state.queue.len() as u64;
+                state.marks.push_back(Mark { at, version, back: true });
+            }
         }
     }
 
@@ -358,20 +390,26 @@ impl DeltaFifo {
     }
 
     /// Begins a list, and abandons an unfinished one. Upstream: `Replace`, which gets all items.
-    pub fn begin_replace(&self) {
+    pub fn begin_replace(&self, known: Known) {
         let mut state = self.lock();
         let nothing_known = state.items.is_empty() && self.known.is_empty();
-        state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new) });
+        state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new), known });
     }
 
     /// Writes an item of the list.
     pub fn replace_item(&self, object: Arc<dyn AnyObject>) {
         let key = object.meta().key();
         let mut state = self.lock();
-        if let Some(Replacing { seen: Some(seen) }) = &mut state.replacing {
-            seen.insert(key.clone());
+        let mut delta: fn(Arc<dyn AnyObject>) -> Delta = Delta::Replaced;
+        if let Some(Replacing { seen, known }) = &mut state.replacing {
+            if *known == Known::Doubtful {
+                delta = Delta::Restored;
+            }
+            if let Some(seen) = seen {
+                seen.insert(key.clone());
+            }
         }
-        self.queue(&mut state, key, Delta::Replaced(object));
+        self.queue(&mut state, key, delta(object));
     }
 
     /// Records an item of the list that cannot be decoded. Its last known state stays, unless an
@@ -395,10 +433,11 @@ impl DeltaFifo {
     }
 
     /// Ends the list: writes a deletion for each known object that it did not contain, with the
-    /// last state known. `version`: the list's.
-    pub fn finish_replace(&self, version: u64) {
+    /// last state known. `version`: the list's; `back`: the server's versions have gone back with
+    /// it.
+    pub fn finish_replace(&self, version: u64, back: bool) {
         let mut state = self.lock();
-        if let Some(Replacing { seen: Some(seen) }) = state.replacing.take() {
+        if let Some(Replacing { seen: Some(seen), .. }) = state.replacing.take() {
             let gone = |object| Delta::Deleted(Deleted::FinalStateUnknown(object));
             for (key, deltas) in &mut state.items {
                 if !seen.contains(key) {
@@ -418,7 +457,10 @@ impl DeltaFifo {
             state.initial = state.queue.len();
         }
         self.check_synced(&state);
-        self.mark(&mut state, version);
+        match back {
+            true => self.mark_back(&mut state, version),
+            false => self.mark(&mut state, version),
+        }
         self.changed.notify(usize::MAX);
     }
 
@@ -436,9 +478,9 @@ mod tests {
     use super::*;
     use crate::objects::PartialObjectMetadata;
 
-    type Known = Indexer<PartialObjectMetadata>;
+    type Cache = Indexer<PartialObjectMetadata>;
 
-    fn known() -> (Arc<Known>, DeltaFifo) {
+    fn known() -> (Arc<Cache>, DeltaFifo) {
         let indexer = Arc::new(Indexer::new());
         (indexer.clone(), DeltaFifo::new(indexer))
     }
@@ -449,6 +491,7 @@ mod tests {
             Delta::Added(_) => "+",
             Delta::Updated(_) => "~",
             Delta::Replaced(_) => "=",
+            Delta::Restored(_) => "!",
             Delta::Deleted(Deleted::Known(_)) => "-",
             Delta::Deleted(Deleted::FinalStateUnknown(_)) => "?",
             Delta::Sync(_) => "s",
@@ -457,13 +500,13 @@ mod tests {
     }
 
     /// Pops one key, `+a@1 -a@2`; as the informer does, the indexer then holds the outcome.
-    fn pop(fifo: &DeltaFifo, indexer: &Known) -> String {
+    fn pop(fifo: &DeltaFifo, indexer: &Cache) -> String {
         let (mut words, keys) = (Vec::new(), fifo.len());
         while fifo.len() == keys && pop_delta(fifo, indexer, &mut words) {}
         words.join(" ")
     }
 
-    fn pop_delta(fifo: &DeltaFifo, indexer: &Known, words: &mut Vec<String>) -> bool {
+    fn pop_delta(fifo: &DeltaFifo, indexer: &Cache, words: &mut Vec<String>) -> bool {
         let popped = fifo.try_pop(|delta, _| {
             words.push(spell(&delta));
             match &delta {
@@ -476,7 +519,7 @@ mod tests {
         popped == Popped::Processed
     }
 
-    fn drain(fifo: &DeltaFifo, indexer: &Known) -> Vec<String> {
+    fn drain(fifo: &DeltaFifo, indexer: &Cache) -> Vec<String> {
         let mut all = Vec::new();
         while !fifo.is_empty() {
             all.push(pop(fifo, indexer));
@@ -485,11 +528,11 @@ mod tests {
     }
 
     fn replace(fifo: &DeltaFifo, items: &[(&str, u64)], version: u64) {
-        fifo.begin_replace();
+        fifo.begin_replace(Known::Counts);
         for (name, version) in items {
             fifo.replace_item(object("", name, *version));
         }
-        fifo.finish_replace(version);
+        fifo.finish_replace(version, false);
     }
 
     /// One letter a call: `+a1` add, `~a2` update, `-a3` delete; the keys as they are popped.
@@ -548,7 +591,7 @@ mod tests {
         let (indexer, fifo) = known();
         replace(&fifo, &[("a", 1), ("b", 2)], 2);
         drain(&fifo, &indexer);
-        fifo.begin_replace();
+        fifo.begin_replace(Known::Counts);
         fifo.replace_item(object("", "c", 3));
         assert_eq!(drain(&fifo, &indexer), ["=c@3"]);
         replace(&fifo, &[("a", 1), ("b", 2)], 4);
@@ -560,7 +603,7 @@ mod tests {
     fn a_deletion_during_a_list_removes_the_item_and_does_not_sync() {
         let (indexer, fifo) = known();
         for (version, synced, seen) in [(10, false, 0), (20, true, 17)] {
-            fifo.begin_replace();
+            fifo.begin_replace(Known::Counts);
             fifo.replace_item(object("", "a", 1));
             fifo.replace_item(object("", "b", 2));
             fifo.replace_item(object("", "c", 3));
@@ -570,7 +613,7 @@ mod tests {
             fifo.delete(object("", "d", version + 6));
             assert_eq!((fifo.has_synced(), indexer.last_seen_version()), (synced, seen));
             assert_eq!(drain(&fifo, &indexer).len(), 3);
-            fifo.finish_replace(version + 7);
+            fifo.finish_replace(version + 7, false);
             assert_eq!((indexer.len(), fifo.len()), (1, 0), "only c remains");
         }
     }
@@ -578,12 +621,12 @@ mod tests {
     #[test]
     fn synced_once_the_first_list_is_processed() {
         let (indexer, fifo) = known();
-        fifo.begin_replace();
+        fifo.begin_replace(Known::Counts);
         fifo.replace_item(object("", "a", 1));
         pop(&fifo, &indexer);
         fifo.replace_item(object("", "b", 2));
         assert!(!fifo.has_synced(), "the list is still under way");
-        fifo.finish_replace(2);
+        fifo.finish_replace(2, false);
         fifo.add(object("", "c", 3));
         assert!(!fifo.has_synced(), "b still waits");
         let mut initial = None;

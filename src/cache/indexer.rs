@@ -77,6 +77,19 @@ pub struct Indexer<T> {
     state: RwLock<State<T>>,
     /// The newest version of which all changes are in `state`.
     version: AtomicU64,
+    /// How often the server's versions have gone back.
+    history: AtomicU64,
+}
+
+/// A version, and the history in which it counts: an API server that is restored from a backup
+/// counts its versions again from there, so those of the lost history compare with no later ones.
+/// The order is that in time: all versions of an earlier history are earlier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HistoryVersion {
+    /// How often the cache has seen the server's versions go back.
+    pub history: u64,
+    /// The version in that history.
+    pub version: u64,
 }
 
 /// An [`Indexer`] of any kind, as the queue and the informer use it.
@@ -104,6 +117,8 @@ pub trait AnyIndexer: Any + Send + Sync {
     fn bytes_held(&self) -> usize;
     /// See [`Indexer::set_seen_version`].
     fn saw(&self, version: u64);
+    /// The same after a list with which the server's versions have gone back.
+    fn went_back(&self, version: u64);
 
     /// Whether there are no objects.
     fn is_empty(&self) -> bool {
@@ -294,7 +309,8 @@ impl<T: Object> Indexer<T> {
     pub fn new() -> Indexer<T> {
         let (functions, tables) = (Vec::new(), Tables::default());
         let state = State { slots: ObjectTable::new(), functions, tables };
-        Indexer { state: RwLock::new(state), version: AtomicU64::new(0) }
+        let (version, history) = (AtomicU64::new(0), AtomicU64::new(0));
+        Indexer { state: RwLock::new(state), version, history }
     }
 
     /// Adds an index, with all objects that are already stored. Does nothing when the index was
@@ -407,10 +423,24 @@ impl<T: Object> Indexer<T> {
     }
 
     /// The newest resource version up to which all changes can be read here; bookmarks raise it
-    /// too. 0 before the first list is whole. Never decreases.
+    /// too. 0 before the first list is whole. Decreases only when the server's versions go back.
     /// Upstream: `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
+    }
+
+    /// [`last_seen_version`](Indexer::last_seen_version) with its history.
+    pub fn seen(&self) -> HistoryVersion {
+        // In this order a reader finds a version that is too low at worst, see `go_back`.
+        let history = self.history.load(Ordering::Acquire);
+        HistoryVersion { history, version: self.last_seen_version() }
+    }
+
+    /// Records that the server's versions have gone back, and that all changes up to `version` are
+    /// stored.
+    pub fn go_back(&self, version: u64) {
+        self.version.store(version, Ordering::Release);
+        self.history.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Records that all changes up to `version` are stored. A lower version than before is ignored.
@@ -457,6 +487,10 @@ impl<T: Object> AnyIndexer for Indexer<T> {
 
     fn saw(&self, version: u64) {
         self.set_seen_version(version);
+    }
+
+    fn went_back(&self, version: u64) {
+        self.go_back(version);
     }
 }
 

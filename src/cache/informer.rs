@@ -262,7 +262,8 @@ impl Informer {
             Delta::Added(object)
             | Delta::Updated(object)
             | Delta::Replaced(object)
-            | Delta::Sync(object) => self.store(&mut listeners, object, initial),
+            | Delta::Sync(object) => self.store(&mut listeners, object, initial, is_same),
+            Delta::Restored(object) => self.store(&mut listeners, object, initial, |_, _| false),
             Delta::Deleted(deleted) => {
                 self.indexer.remove(&deleted.object().meta().key());
                 if trace::is_on() {
@@ -273,7 +274,14 @@ impl Informer {
         }
     }
 
-    fn store(&self, listeners: &mut Listeners, object: Arc<dyn AnyObject>, initial: bool) {
+    /// `is_same`: whether the known state, in front, stays.
+    fn store(
+        &self,
+        listeners: &mut Listeners,
+        object: Arc<dyn AnyObject>,
+        initial: bool,
+        is_same: fn(&Meta, &Meta) -> bool,
+    ) {
         let traced = |object: &Arc<dyn AnyObject>, change| {
             if trace::is_on() {
                 trace::cached(object.meta(), change, self.indexer.len());

@@ -3,7 +3,7 @@
 use std::any::type_name;
 use std::sync::Arc;
 
-use super::indexer::{Index, IndexValue, Indexer};
+use super::indexer::{HistoryVersion, Index, IndexValue, Indexer};
 use crate::objects::{Object, ObjectKey};
 use crate::trace;
 
@@ -91,5 +91,16 @@ impl<T: Object> Lister<T> {
     /// Upstream: `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.indexer.last_seen_version()
+    }
+
+    /// [`last_seen_version`](Lister::last_seen_version) with its history, to compare it with
+    /// [`written_at`](Lister::written_at).
+    pub fn seen(&self) -> HistoryVersion {
+        self.indexer.seen()
+    }
+
+    /// The version of a write whose answer has come now.
+    pub fn written_at(&self, version: u64) -> HistoryVersion {
+        HistoryVersion { version, ..self.seen() }
     }
 }

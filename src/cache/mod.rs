@@ -37,7 +37,7 @@ pub use delta_fifo::{Delta, DeltaFifo, Popped};
 pub use error::{DecodeError, Error};
 pub use factory::SharedInformerFactory;
 pub use handler::{Deleted, EventHandler, Registration};
-pub use indexer::{AnyIndexer, Index, IndexFn, IndexValue, Indexer};
+pub use indexer::{AnyIndexer, HistoryVersion, Index, IndexFn, IndexValue, Indexer};
 pub use informer::InformerStatus;
 pub use lister::Lister;
 pub use metadata::{MetadataHandler, MetadataInformer};

@@ -44,6 +44,12 @@ pub enum Phase {
         /// The resource version of the last event, from which a new watch begins.
         from: u64,
     },
+    /// It asks whether the server still knows `from`, after the connection has broken: a watch from
+    /// a version that the server has yet to reach would bring nothing, without an error.
+    Verify {
+        /// The resource version of the last event.
+        from: u64,
+    },
     /// It waits before the next request.
     Wait {
         /// For how long.
@@ -60,6 +66,8 @@ pub enum Outcome {
     Listed(u64),
     /// The server, or the connection, ended the watch.
     Closed,
+    /// The connection of the watch broke: the server may be another one now.
+    Broke,
     /// The watch ended within a second, without an event. Upstream: `VeryShortWatchError`.
     Short,
     /// The answer cannot be decoded, or the server cannot send it. A retry would fail the same way.
@@ -77,6 +85,10 @@ pub enum Outcome {
     Unsupported,
     /// Any other failure.
     Failed,
+    /// The server's newest version is not older than the one that was asked about.
+    Verified,
+    /// The server's newest version is older: it has been restored from a backup.
+    WentBack,
     /// The wait is over.
     Waited,
 }
@@ -126,12 +138,18 @@ impl Phase {
             (List { start }, _) => wait(Duration::ZERO, Stream { start }),
 
             (same @ Watch { .. }, Closed) => same,
+            (Watch { from }, Broke) => Verify { from },
             (same @ Watch { .. }, Busy { after }) => wait(after, same),
             (Watch { from }, Expired | TooLarge | Short | Garbled) => {
                 wait(Duration::ZERO, Stream { start: Start::AtLeast(from) })
             }
             // Missed events can still be watched: no list is needed.
-            (same @ Watch { .. }, _) => wait(Duration::ZERO, same),
+            (Watch { from }, _) => wait(Duration::ZERO, Verify { from }),
+
+            (Verify { .. }, WentBack) => Stream { start: Start::Newest },
+            (same @ Verify { .. }, Busy { after }) => wait(after, same),
+            (same @ Verify { .. }, Failed) => wait(Duration::ZERO, same),
+            (Verify { from }, _) => Watch { from },
         }
     }
 }
@@ -181,11 +199,11 @@ mod tests {
     #[test]
     fn the_next_phase_follows_from_phase_and_outcome() {
         use Outcome::*;
-        use Phase::{List, Stream, Wait, Watch};
+        use Phase::{List, Stream, Verify, Wait, Watch};
         use Start::{Any, AtLeast, Newest};
         let stream = |start| Stream { start };
         let list = |start| List { start };
-        let watch = Watch { from: 7 };
+        let (watch, verify) = (Watch { from: 7 }, Verify { from: 7 });
         let busy = Busy { after: Duration::from_secs(1) };
         for (phase, outcome, next) in [
             (stream(Any), Listed(9), Watch { from: 9 }),
@@ -208,8 +226,15 @@ mod tests {
             (list(Any), Garbled, wait(stream(Any))),
             (list(Any), busy, wait(stream(Any))),
             (watch.clone(), Closed, watch.clone()),
-            (watch.clone(), Failed, wait(watch.clone())),
-            (watch.clone(), Unsupported, wait(watch.clone())),
+            (watch.clone(), Broke, verify.clone()),
+            (watch.clone(), Failed, wait(verify.clone())),
+            (watch.clone(), Unsupported, wait(verify.clone())),
+            (verify.clone(), Verified, watch.clone()),
+            (verify.clone(), WentBack, stream(Newest)),
+            (verify.clone(), busy, wait(verify.clone())),
+            (verify.clone(), Failed, wait(verify.clone())),
+            (verify.clone(), Garbled, watch.clone()),
+            (verify.clone(), Expired, watch.clone()),
             (watch.clone(), busy, wait(watch.clone())),
             (watch.clone(), Expired, wait(stream(AtLeast(7)))),
             (watch.clone(), TooLarge, wait(stream(AtLeast(7)))),

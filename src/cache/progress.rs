@@ -64,6 +64,7 @@ fn describe(phase: &Phase) -> String {
         Phase::Stream { start } => format!("listing by a watch, {}", from(start)),
         Phase::List { start } => format!("listing, {}", from(start)),
         Phase::Watch { .. } => "watching".to_owned(),
+        Phase::Verify { .. } => "asking for the newest version".to_owned(),
         Phase::Wait { delay, then } => {
             format!("waiting {:.1}s, then {}", delay.as_secs_f64(), describe(then))
         }

@@ -12,7 +12,7 @@ use log::Level;
 
 use super::counts::Counts;
 use super::decoder::{Decoder, Received, Undecoded};
-use super::delta_fifo::DeltaFifo;
+use super::delta_fifo::{DeltaFifo, Known};
 use super::phase::{Backoff, Outcome, Phase, Start};
 use super::progress::Progress;
 use super::source::{ListRequest, Scope, Source, WatchRequest};
@@ -78,6 +78,11 @@ pub struct Reflector {
     /// The newest version written to the store, also by a list that broke half-way: a later list
     /// must not be older.
     written: u64,
+    /// The newest version of before lists of the newest began, until one of them is whole.
+    before: u64,
+    /// Whether the server's newest version is older than what was written, or seems to be: no known
+    /// state counts in the next list.
+    doubtful: bool,
     /// Whether a list from [`Start::Any`] came in pages: the server has no watch cache that could
     /// send all objects at once.
     paginated: bool,
@@ -116,6 +121,8 @@ impl Reflector {
             progress: Arc::default(),
             random: fastrand::Rng::new(),
             written: 0,
+            before: 0,
+            doubtful: false,
             paginated: false,
             slice,
             storm: Storm::default(),
@@ -154,11 +161,13 @@ impl Reflector {
                     }
                 },
                 Phase::Watch { from } => self.watch(from, open.take()).await,
+                Phase::Verify { from } => Box::pin(self.verify(*from)).await,
                 Phase::Wait { delay, .. } => {
                     self.clock.sleep(*delay).await;
                     Outcome::Waited
                 }
             };
+            self.doubtful |= matches!(outcome, Outcome::TooLarge | Outcome::WentBack);
             log::debug!("{}: {phase:?} ended: {outcome:?}", self.name);
             phase = phase.after(outcome, || backoff.next(self.clock.monotonic()));
         }
@@ -253,15 +262,57 @@ impl Reflector {
             Start::Any => Start::AtLeast(self.written),
             Start::AtLeast(version) => Start::AtLeast(version.max(self.written)),
             Start::Newest => {
-                self.written = 0;
+                self.before = self.before.max(std::mem::take(&mut self.written));
                 Start::Newest
             }
         }
     }
 
+    fn begin_replace(&self) {
+        self.store.begin_replace(match self.doubtful {
+            true => Known::Doubtful,
+            false => Known::Counts,
+        });
+    }
+
     fn finish_replace(&mut self, version: u64) {
         self.written = version;
-        self.store.finish_replace(version);
+        self.doubtful = false;
+        let before = std::mem::take(&mut self.before);
+        if version < before {
+            log::warn!(
+                "{}: the API server's versions went back to {version}, as after a restored backup: \
+                 nothing known counts",
+                self.name
+            );
+        }
+        self.store.finish_replace(version, version < before);
+    }
+
+    /// Asks for the newest version, with one object at most.
+    async fn verify(&mut self, from: u64) -> Outcome {
+        let request = ListRequest { limit: Some(1), ..ListRequest::default() };
+        let newest = async {
+            let mut parts = self.source.list(&self.scope, self.decoder.best, request).await?;
+            while let Some(part) = parts.next().await {
+                if let ListPart::End { resource_version, .. } = part? {
+                    return Ok(self.version_of_list(&resource_version)?);
+                }
+            }
+            Err(Error::Failed("the list ended before its end".into()))
+        };
+        match newest.await {
+            Ok(newest) if newest < from => {
+                // The versions may have passed `from` again when the list is whole.
+                self.before = u64::MAX;
+                Outcome::WentBack
+            }
+            Ok(_) => Outcome::Verified,
+            Err(error) => {
+                self.log("its newest version cannot be read", &error);
+                Outcome::from(&error)
+            }
+        }
     }
 
     async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
@@ -291,7 +342,7 @@ impl Reflector {
         };
         let mut open =
             self.open(version, true).await.map_err(|error| explain(&self.name, error))?;
-        self.store.begin_replace();
+        self.begin_replace();
         let mut silent = true;
         while let Some(event) = open.next().await {
             let began = self.slice.begin_item();
@@ -328,7 +379,7 @@ impl Reflector {
             limit: (!whole).then_some(PAGE_SIZE),
             continue_token: None,
         };
-        self.store.begin_replace();
+        self.begin_replace();
         loop {
             match self.page(request.clone()).await {
                 Ok((version, None)) => {
@@ -344,7 +395,7 @@ impl Reflector {
                     // The version of the pages is compacted: list again, all at once.
                     let resource_version = self.start_of_list(start).list_version();
                     request = ListRequest { resource_version, ..ListRequest::default() };
-                    self.store.begin_replace();
+                    self.begin_replace();
                 }
                 Err(error) => return Err(error),
             }
@@ -390,7 +441,7 @@ impl Reflector {
                 }
             },
         };
-        let mut silent = true;
+        let (mut silent, mut broke) = (true, false);
         while let Some(event) = self.next(&mut open).await {
             let began = self.slice.begin_item();
             let version = match event.and_then(|event| self.apply(self.decode_event(event))) {
@@ -398,6 +449,7 @@ impl Reflector {
                 Err(error) => match Outcome::from(&error) {
                     Outcome::Failed => {
                         log::debug!("{}: the watch broke: {error}", self.name);
+                        broke = true;
                         break;
                     }
                     outcome => {
@@ -410,7 +462,10 @@ impl Reflector {
             *from = version.max(*from);
             self.end_item(began).await;
         }
-        self.ended(begun, silent)
+        match self.ended(begun, silent) {
+            Outcome::Closed if broke => Outcome::Broke,
+            outcome => outcome,
+        }
     }
 
     /// Writes an event of a watch to the store. Returns its version; 0 when it is unknown.

@@ -113,6 +113,7 @@ fn a_dropped_watch_continues_where_it_ended() {
     let (recording, heard) = RecordingHandler::new();
     f.informer.add_handler("recording", recording, None);
     let first = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    f.script.reply(Reply::list(&[json("a", "x", 3)], 7, None));
     let second = f.script.watch(vec![modified("x", 8)]);
     run(&f, async {
         assert_eq!(f.script.request(1, &f.clock).await, Request::Watch(None, true));
@@ -120,7 +121,10 @@ fn a_dropped_watch_continues_where_it_ended() {
         say(&first, deleted("y", 7));
         assert_eq!(hear(&heard, 3).await, "+x@3! +y@6 -y@7");
         first.try_send(Err(Error::Failed("reset".into()))).expect("the watch is open");
-        assert_eq!(f.script.request(2, &f.clock).await, watch_from(7));
+        let newest =
+            super::super::ListRequest { limit: Some(1), ..super::super::ListRequest::default() };
+        assert_eq!(f.script.request(2, &f.clock).await, Request::List(newest));
+        assert_eq!(f.script.request(3, &f.clock).await, watch_from(7));
         assert_eq!(hear(&heard, 1).await, "~x@3>8");
         assert_eq!(f.clock.monotonic(), Duration::ZERO, "at once");
         drop(second);
@@ -709,4 +713,33 @@ fn a_lone_event_passes_at_once_and_a_storm_gathers() {
         }
         stop.stop();
     }));
+}
+
+/// After a restored backup an equal version may be another state.
+#[test]
+fn versions_that_go_back_are_listed_and_nothing_known_counts() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let first = f.script.watch(initial(&[json("a", "x", 1100), json("a", "y", 1150)], 1200));
+    f.script.reply(Reply::list(&[json("a", "x", 1100)], 1105, None));
+    f.script.reply(Reply::stream(&[json("a", "x", 1100)], 1106));
+    run(&f, async {
+        assert_eq!(hear(&heard, 2).await, "+x@1100! +y@1150!");
+        let lister = f.informer.lister();
+        let lost = lister.written_at(1300);
+        say(&first, added("z", 1160));
+        assert_eq!(hear(&heard, 1).await, "+z@1160");
+        first.try_send(Err(Error::Unreachable("reset".into()))).expect("the watch is open");
+        f.script.request(3, &f.clock).await;
+        while lister.seen().history == 0 {
+            yield_now().await;
+        }
+        assert_eq!(lister.last_seen_version(), 1106);
+        assert!(lost < lister.seen() && lister.seen() < lister.written_at(1107));
+        let mut changes = [hear(&heard, 1).await, hear(&heard, 1).await, hear(&heard, 1).await];
+        changes.sort();
+        assert_eq!(changes, ["?y@1150", "?z@1160", "~x@1100>1100"]);
+        assert_eq!(lister.len(), 1);
+    });
 }

@@ -5,9 +5,11 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::service_slices::{SERVICE_NAME, is_managed, service_of};
+use crate::cache::HistoryVersion;
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{EndpointSlice, ObjectKey, Uid};
 
@@ -23,6 +25,8 @@ enum Expected {
 #[derive(Default)]
 pub struct SliceTracker {
     services: Mutex<HashMap<ObjectKey, HashMap<Uid, Expected>>>,
+    /// The history to which `services` belongs.
+    history: AtomicU64,
 }
 
 impl SliceTracker {
@@ -75,9 +79,13 @@ impl SliceTracker {
         &self,
         service: &ObjectKey,
         slices: impl IntoIterator<Item = &'a EndpointSlice>,
-        seen: u64,
+        seen: HistoryVersion,
     ) -> bool {
         let mut services = self.services();
+        if self.history.swap(seen.history, Ordering::SeqCst) != seen.history {
+            // The server has lost what was written.
+            services.clear();
+        }
         let Some(expected) = services.get_mut(service) else { return false };
         let mut found = HashSet::new();
         for slice in slices {
@@ -97,7 +105,7 @@ impl SliceTracker {
         // A slice that another client deleted before our request was answered: the cache has seen
         // both the write and the deletion, and no further event comes.
         expected.retain(|uid, expected| match expected {
-            Expected::Written { version, .. } => found.contains(uid) || *version > seen,
+            Expected::Written { version, .. } => found.contains(uid) || *version > seen.version,
             Expected::Deletion => true,
         });
         let written = |expected: &&Expected| **expected != Expected::Deletion;
@@ -174,10 +182,26 @@ mod tests {
         .unwrap()
     }
 
+    fn seen(history: u64, version: u64) -> HistoryVersion {
+        HistoryVersion { history, version }
+    }
+
+    #[test]
+    fn slices_that_the_server_has_lost_are_not_waited_for() {
+        let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
+        tracker.wrote(&slice("a", 3));
+        tracker.expect_deletion(&slice("b", 1));
+        let restored = [slice("a", 2), slice("b", 1)];
+        assert!(tracker.are_stale(&service, &restored, seen(0, 6)));
+        assert!(!tracker.are_stale(&service, &restored, seen(1, 5)));
+        tracker.wrote(&slice("a", 3));
+        assert!(tracker.are_stale(&service, &restored, seen(1, 5)));
+    }
+
     #[test]
     fn the_cache_is_stale_until_it_shows_the_writes() {
         let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
-        let stale = |slices: &[EndpointSlice]| tracker.are_stale(&service, slices, 0);
+        let stale = |slices: &[EndpointSlice]| tracker.are_stale(&service, slices, seen(0, 0));
         assert!(!stale(&[slice("a", 1)]), "nothing written");
         tracker.wrote(&slice("a", 2));
         assert!(stale(&[]), "not there yet");
@@ -195,8 +219,8 @@ mod tests {
         let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
         assert!(tracker.deleted(&slice("a", 1)), "the watch shows it before the answer");
         tracker.wrote(&slice("a", 1));
-        assert!(tracker.are_stale(&service, &[], 6), "the cache has not seen the write");
-        assert!(!tracker.are_stale(&service, &[], 7));
+        assert!(tracker.are_stale(&service, &[], seen(0, 6)), "the cache has not seen the write");
+        assert!(!tracker.are_stale(&service, &[], seen(0, 7)));
         assert!(!tracker.has(&slice("a", 1)));
     }
 

@@ -5,7 +5,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::cache::Lister;
+use crate::cache::{HistoryVersion, Lister};
 use crate::client::{Client, ListOptions};
 use crate::controllers::Error;
 use crate::controllers::workloads::owner_records::OwnerRecord;
@@ -14,8 +14,8 @@ use crate::objects::{
     Object, ObjectKey, PartialObjectMetadata, Resource, ResourceType, Selector, Uid,
 };
 
-/// The newest version that the cache of a resource has seen: `Lister::last_seen_version`.
-type SeenVersion = Box<dyn Fn() -> u64 + Send + Sync>;
+/// The newest version that the cache of a resource has seen: `Lister::seen`.
+type SeenVersion = Box<dyn Fn() -> HistoryVersion + Send + Sync>;
 
 /// The newest versions written on behalf of each owner, compared with what the caches have seen.
 /// Writes to resources whose cache it does not know are not tracked.
@@ -34,8 +34,8 @@ struct Written {
 
 #[derive(Clone, Copy, Default)]
 struct At {
-    /// 0: none.
-    version: u64,
+    /// Version 0: none.
+    version: HistoryVersion,
     /// Whether the answer to a write was lost: it may have been carried out.
     unsure: bool,
 }
@@ -68,7 +68,7 @@ impl Consistency {
     /// Tracks the writes to the objects of `lister` as well.
     pub fn with<T: Object + Resource>(self, lister: &Lister<T>) -> Consistency {
         let lister = lister.clone();
-        self.tracking(T::RESOURCE, Box::new(move || lister.last_seen_version()))
+        self.tracking(T::RESOURCE, Box::new(move || lister.seen()))
     }
 
     fn tracking(mut self, resource: ResourceType, seen: SeenVersion) -> Consistency {
@@ -85,9 +85,10 @@ impl Consistency {
         owner: &ObjectKey,
         uid: &Uid,
         resource: &ResourceType,
-        note: impl FnOnce(&mut At),
+        note: impl FnOnce(&mut At, u64),
     ) {
         let Some(at) = self.stores.iter().position(|(known, _)| known == resource) else { return };
+        let history = self.stores[at].1().history;
         let mut writes = self.writes();
         let fresh =
             || Written { uid: uid.clone(), at: vec![At::default(); self.stores.len()].into() };
@@ -95,19 +96,21 @@ impl Consistency {
         if written.uid != *uid {
             *written = fresh();
         }
-        note(&mut written.at[at]);
+        note(&mut written.at[at], history);
     }
 
     /// Records a write of `resource` at `version` for the owner with this name and uid. The record
     /// of an owner with another uid is replaced; a version older than a known one changes nothing.
     pub fn wrote_at(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType, version: u64) {
-        self.note(owner, uid, resource, |at| at.version = at.version.max(version));
+        self.note(owner, uid, resource, |at, history| {
+            at.version = at.version.max(HistoryVersion { history, version });
+        });
     }
 
     /// Records that a write of `resource` for the owner may have been carried out: its answer was
     /// lost. The next sync has to [`settle`](Consistency::settle) it, or it may be written twice.
     pub fn unsure(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
-        self.note(owner, uid, resource, |at| at.unsure = true);
+        self.note(owner, uid, resource, |at, _| at.unsure = true);
     }
 
     /// Reads the objects of writes whose answer was lost from the API server, so that
@@ -137,8 +140,9 @@ impl Consistency {
                 .items;
             let owned = live.iter().filter(|object| object.meta.is_controlled_by(&uid));
             let version = owned.map(|object| object.meta.resource_version).max().unwrap_or(0);
-            self.note(owner, &uid, resource, |at| {
-                *at = At { version: at.version.max(version), unsure: false };
+            self.note(owner, &uid, resource, |at, history| {
+                let live = HistoryVersion { history, version };
+                *at = At { version: at.version.max(live), unsure: false };
             });
         }
         Ok(!unsure.is_empty())
@@ -156,12 +160,14 @@ impl Consistency {
         let written = writes.get(owner)?;
         for ((resource, seen), &At { version: written, .. }) in self.stores.iter().zip(&written.at)
         {
-            if written == 0 {
+            if written.version == 0 {
                 continue;
             }
             let seen = seen();
-            // 0: the store does not know its version, so there is nothing to wait for.
-            if seen != 0 && written > seen {
+            // 0: the store does not know its version, so there is nothing to wait for. Nor is there
+            // for a write of a history that the server has lost.
+            if seen.version != 0 && written > seen {
+                let (written, seen) = (written.version, seen.version);
                 return Some(Lag { resource: resource.clone(), written, seen });
             }
         }
@@ -201,6 +207,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
+    use crate::cache::Indexer;
     use crate::objects::{Pod, ReplicaSet};
 
     #[test]
@@ -208,7 +215,7 @@ mod tests {
         let (pods, sets) = (Arc::new(AtomicU64::new(5)), Arc::new(AtomicU64::new(5)));
         let seen = |of: &Arc<AtomicU64>| -> SeenVersion {
             let of = of.clone();
-            Box::new(move || of.load(Ordering::SeqCst))
+            Box::new(move || HistoryVersion { history: 0, version: of.load(Ordering::SeqCst) })
         };
         let store = Consistency::default()
             .tracking(Pod::RESOURCE, seen(&pods))
@@ -237,6 +244,23 @@ mod tests {
 
         store.wrote_at(&owner, &uid, &Pod::RESOURCE, 100);
         store.forget(&owner, None);
+        assert!(store.ensure_ready(&owner).is_ok());
+    }
+
+    #[test]
+    fn a_write_that_the_server_has_lost_is_not_waited_for() {
+        let indexer = Arc::new(Indexer::<Pod>::new());
+        let store = Consistency::default().with(&Lister::new(indexer.clone()));
+        let (owner, uid) = (ObjectKey::new("ns", "a"), Uid::new("1"));
+        indexer.set_seen_version(1200);
+        store.wrote_at(&owner, &uid, &Pod::RESOURCE, 1250);
+        assert!(store.ensure_ready(&owner).is_err());
+        indexer.go_back(1000);
+        assert!(store.ensure_ready(&owner).is_ok());
+        // A later write counts, although its version is lower than those of the lost history.
+        store.wrote_at(&owner, &uid, &Pod::RESOURCE, 1001);
+        assert!(store.ensure_ready(&owner).is_err());
+        indexer.set_seen_version(1001);
         assert!(store.ensure_ready(&owner).is_ok());
     }
 }

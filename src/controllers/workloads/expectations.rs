@@ -5,10 +5,11 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use crate::cache::Lister;
 use crate::clock::SharedClock;
 use crate::controllers::runner::keys::{DependentEvent, Observer};
 use crate::controllers::workloads::owner_records::OwnerRecord;
-use crate::objects::{Meta, ObjectKey, Uid};
+use crate::objects::{Meta, Object, ObjectKey, Uid};
 
 /// After this long an expectation counts as met: an event must have been lost.
 pub const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
@@ -18,6 +19,8 @@ pub const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// with a deletion timestamp, then as the deletion).
 pub struct Expectations {
     clock: SharedClock,
+    /// The history of the dependents' cache: see [`HistoryVersion`](crate::cache::HistoryVersion).
+    history: Box<dyn Fn() -> u64 + Send + Sync>,
     owners: Mutex<HashMap<ObjectKey, Expected>>,
 }
 
@@ -26,6 +29,7 @@ struct Expected {
     deletions: HashSet<Uid>,
     /// On the monotonic clock.
     since: Duration,
+    history: u64,
 }
 
 impl Expected {
@@ -36,7 +40,13 @@ impl Expected {
 
 impl Expectations {
     pub fn new(clock: SharedClock) -> Expectations {
-        Expectations { clock, owners: Mutex::default() }
+        Expectations { clock, history: Box::new(|| 0), owners: Mutex::default() }
+    }
+
+    /// Drops what is expected in the cache of `dependents` when the server loses its history.
+    pub fn seen_in<T: Object>(self, dependents: &Lister<T>) -> Expectations {
+        let dependents = dependents.clone();
+        Expectations { history: Box::new(move || dependents.seen().history), ..self }
     }
 
     fn owners(&self) -> MutexGuard<'_, HashMap<ObjectKey, Expected>> {
@@ -48,7 +58,7 @@ impl Expectations {
     pub fn satisfied(&self, owner: &ObjectKey) -> bool {
         let owners = self.owners();
         let Some(expected) = owners.get(owner) else { return true };
-        if expected.is_fulfilled() {
+        if expected.is_fulfilled() || expected.history != (self.history)() {
             return true;
         }
         let expired = self.clock.monotonic().saturating_sub(expected.since) > EXPECTATIONS_TIMEOUT;
@@ -65,7 +75,9 @@ impl Expectations {
     pub fn expect(&self, owner: &ObjectKey, creations: usize, deletions: Vec<Uid>) {
         let since = self.clock.monotonic();
         let deletions = deletions.into_iter().collect();
-        self.owners().insert(owner.clone(), Expected { creations, deletions, since });
+        let history = (self.history)();
+        let expected = Expected { creations, deletions, since, history };
+        self.owners().insert(owner.clone(), expected);
     }
 
     /// Replaces what `owner` expects.
@@ -117,8 +129,11 @@ impl Observer for Expectations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+
+    use crate::cache::Indexer;
     use crate::clock::FakeClock;
-    use crate::objects::Timestamp;
+    use crate::objects::{Pod, Timestamp};
 
     #[test]
     fn an_owner_waits_for_its_creations_and_deletions() {
@@ -152,5 +167,19 @@ mod tests {
         assert!(!expectations.satisfied(&a));
         expectations.forget(&a, None);
         assert!(expectations.satisfied(&a));
+    }
+
+    #[test]
+    fn an_owner_does_not_wait_for_what_the_server_has_lost() {
+        let pods = Arc::new(Indexer::<Pod>::new());
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let expectations = Expectations::new(clock).seen_in(&Lister::new(pods.clone()));
+        let owner = ObjectKey::new("ns", "a");
+        expectations.expect_creations(&owner, 1);
+        assert!(!expectations.satisfied(&owner));
+        pods.go_back(7);
+        assert!(expectations.satisfied(&owner));
+        expectations.expect_creations(&owner, 1);
+        assert!(!expectations.satisfied(&owner));
     }
 }

@@ -10,10 +10,11 @@ mod migrate;
 mod serializer;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::cache::Lister;
+use parking_lot::Mutex;
+
+use crate::cache::{HistoryVersion, Lister};
 use crate::client::{ApiResource, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
@@ -40,7 +41,7 @@ struct Migrator {
     clock: SharedClock,
     migrations: Lister<StorageVersionMigration>,
     /// The newest version that this controller wrote of each migration.
-    written: AtomicU64,
+    written: Mutex<HistoryVersion>,
 }
 
 /// The controller `storage-version-migrator-controller`; idle without the gate
@@ -59,7 +60,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         client: c.client().with_rate(qps, burst),
         clock: c.clock(),
         migrations: migrations.clone(),
-        written: AtomicU64::new(0),
+        written: Mutex::default(),
     });
     let to_migrate = c.queue(QueuePolicy::default().logged_as(log::Level::Info));
     let to_date = c.queue_named(VERSIONS_QUEUE, QueuePolicy::default().logged_as(log::Level::Info));
@@ -150,18 +151,20 @@ impl Migrator {
         status: &StorageVersionMigrationStatus,
     ) -> Result<(), Error> {
         let written = self.client.update_status(migration, status).await?;
-        self.written.fetch_max(written.meta.resource_version, Ordering::SeqCst);
+        let at = self.migrations.written_at(written.meta.resource_version);
+        let mut newest = self.written.lock();
+        *newest = at.max(*newest);
         Ok(())
     }
 
     /// Fails while the cache is older than the last write: it shows a former state of the
     /// migration.
     fn is_current(&self) -> Result<(), Error> {
-        let (written, seen) =
-            (self.written.load(Ordering::SeqCst), self.migrations.last_seen_version());
+        let (written, seen) = (*self.written.lock(), self.migrations.seen());
         match seen < written {
             true => Err(Error::Stale(format!(
-                "read version: {seen} is not as new as written version: {written}"
+                "read version: {} is not as new as written version: {}",
+                seen.version, written.version
             ))),
             false => Ok(()),
         }

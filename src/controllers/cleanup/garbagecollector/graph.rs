@@ -157,6 +157,7 @@ impl Graph {
         let (uid, name) = (identity.uid.clone(), identity.name.clone());
         match self.nodes.get(&uid) {
             None => {
+                self.absent.forget(&identity);
                 let node = Node {
                     identity,
                     owners: new.owner_references.clone(),
@@ -425,6 +426,13 @@ struct AbsentOwners {
 }
 
 impl AbsentOwners {
+    /// An owner that is there again: the API server was restored from a backup.
+    fn forget(&mut self, owner: &Identity) {
+        if !self.known.is_empty() {
+            self.known.remove(owner);
+        }
+    }
+
     fn contains(&mut self, owner: &Identity) -> bool {
         self.uses += 1;
         self.known.get_mut(owner).map(|used| *used = self.uses).is_some()

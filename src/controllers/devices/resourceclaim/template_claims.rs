@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::{BY_OWNER, POD_CLAIM, made_for, metrics};
-use crate::cache::Lister;
+use crate::cache::{HistoryVersion, Lister};
 use crate::client::Client;
 use crate::controllers::Error;
 use crate::objects::{
@@ -34,7 +34,7 @@ struct New {
     owner: Uid,
     entry: Istr,
     name: Arc<str>,
-    version: u64,
+    version: HistoryVersion,
 }
 
 impl ClaimCreator {
@@ -65,7 +65,7 @@ impl ClaimCreator {
     /// The new claims that the cache has not seen.
     fn unseen(&self) -> parking_lot::MutexGuard<'_, Vec<New>> {
         let mut new = self.new.lock();
-        let seen = self.claims.last_seen_version();
+        let seen = self.claims.seen();
         new.retain(|new| new.version > seen);
         new
     }
@@ -109,7 +109,8 @@ impl ClaimCreator {
             // Upstream names the claim, which has no name yet.
             Error::during("create ResourceClaim ", error)
         })?;
-        let (name, version) = (created.meta.name, created.meta.resource_version);
+        let version = self.claims.written_at(created.meta.resource_version);
+        let name = created.meta.name;
         let new = New { owner: uid, entry: entry.clone(), name: name.clone(), version };
         self.unseen().push(new);
         Ok(name)

@@ -133,7 +133,7 @@ impl EndpointSlices {
             // The user writes them.
             return Ok(Next::Done);
         }
-        let seen = self.slices.last_seen_version();
+        let seen = self.slices.seen();
         let mut existing = service_slices::of_service(&self.slices, &key, MANAGER);
         existing.retain(|slice| !slice.meta.is_being_deleted());
         if self.tracker.are_stale(&key, existing.iter().map(|slice| &**slice), seen) {

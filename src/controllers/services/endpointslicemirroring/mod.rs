@@ -106,7 +106,7 @@ impl Mirroring {
     async fn sync(&self, key: ObjectKey) -> SyncResult {
         let endpoints = self.endpoints.get(&key).filter(|endpoints| is_mirrored(endpoints));
         let service = self.services.get(&key).filter(|service| !has_selector(service));
-        let seen = self.slices.last_seen_version();
+        let seen = self.slices.seen();
         let slices = service_slices::of_service(&self.slices, &key, MANAGER);
         let (Some(endpoints), Some(_)) = (endpoints, service) else {
             self.tracker.forget(&key);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::cache::{Index, IndexValue, Lister};
+use crate::cache::{HistoryVersion, Index, IndexValue, Lister};
 use crate::objects::{Object, ObjectKey, Uid};
 
 /// The cache together with our own last writes. A binding is several writes to two objects: with
@@ -15,7 +15,12 @@ use crate::objects::{Object, ObjectKey, Uid};
 pub struct AssumeCache<T> {
     lister: Lister<T>,
     /// The answers to our writes that the cache does not have yet.
-    own: Mutex<HashMap<ObjectKey, Arc<T>>>,
+    own: Mutex<HashMap<ObjectKey, Own<T>>>,
+}
+
+struct Own<T> {
+    written: Arc<T>,
+    at: HistoryVersion,
 }
 
 impl<T: Object> AssumeCache<T> {
@@ -26,8 +31,10 @@ impl<T: Object> AssumeCache<T> {
     /// Keeps the answer to a write.
     pub fn keep(&self, written: T) -> Arc<T> {
         let written = Arc::new(written);
-        if self.lister.last_seen_version() < written.meta().resource_version {
-            self.own.lock().insert(written.meta().key(), written.clone());
+        let at = self.lister.written_at(written.meta().resource_version);
+        if self.lister.seen() < at {
+            let own = Own { written: written.clone(), at };
+            self.own.lock().insert(written.meta().key(), own);
         }
         written
     }
@@ -35,14 +42,14 @@ impl<T: Object> AssumeCache<T> {
     /// Forgets the object with this uid, which is gone. The cache may see its version later.
     pub fn forget(&self, key: &ObjectKey, uid: &Uid) {
         let mut own = self.own.lock();
-        if own.get(key).is_some_and(|written| written.meta().uid == *uid) {
+        if own.get(key).is_some_and(|own| own.written.meta().uid == *uid) {
             own.remove(key);
         }
     }
 
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         // Read before the cache, which then holds at least this version.
-        let seen = self.lister.last_seen_version();
+        let seen = self.lister.seen();
         self.newest(key, self.lister.get(key), seen)
     }
 
@@ -50,24 +57,28 @@ impl<T: Object> AssumeCache<T> {
     /// writes, which may belong there by now. In no order; callers check that an object still has
     /// `value`.
     pub fn candidates(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
-        let seen = self.lister.last_seen_version();
+        let seen = self.lister.seen();
         let mut found = self.lister.by_index(index, value);
         let mut own = self.own.lock();
-        own.retain(|_, written| written.meta().resource_version > seen);
+        own.retain(|_, own| own.at > seen);
         if own.is_empty() {
             return found;
         }
         found.retain(|object| !own.contains_key(&object.meta().key()));
-        found.extend(own.values().cloned());
+        found.extend(own.values().map(|own| own.written.clone()));
         found
     }
 
-    fn newest(&self, key: &ObjectKey, cached: Option<Arc<T>>, seen: u64) -> Option<Arc<T>> {
+    fn newest(
+        &self,
+        key: &ObjectKey,
+        cached: Option<Arc<T>>,
+        seen: HistoryVersion,
+    ) -> Option<Arc<T>> {
         let mut own = self.own.lock();
-        let Some(written) = own.get(key) else { return cached };
-        let version = written.meta().resource_version;
-        let is_past = seen >= version
-            || cached.as_ref().is_some_and(|cached| cached.meta().resource_version >= version);
+        let Some(Own { written, at }) = own.get(key) else { return cached };
+        let is_past = seen >= *at
+            || cached.as_ref().is_some_and(|cached| cached.meta().resource_version >= at.version);
         if is_past {
             own.remove(key);
             return cached;

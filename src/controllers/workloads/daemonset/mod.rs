@@ -75,7 +75,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     };
     let mut records = OwnerRecords::default();
     let consistency = records.add(consistency);
-    let expectations = records.add(Expectations::new(c.clock()));
+    let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
     let queue = c.queue(QueuePolicy::default().paced());
     let node_queue = c.queue_named("daemonset-node-updates", QueuePolicy::default());
     let this = Arc::new(DaemonSets {

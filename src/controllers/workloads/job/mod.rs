@@ -119,7 +119,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         queue: queue.clone(),
         orphans: orphans.clone(),
-        expectations: records.add(Expectations::new(c.clock())),
+        expectations: records.add(Expectations::new(c.clock()).seen_in(&pods)),
         released: records.add(Released::default()),
         consistency,
         backoff: records.add(BackoffStore::default()),

@@ -90,7 +90,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     };
     let mut records = OwnerRecords::default();
     let consistency = records.add(consistency);
-    let expectations = records.add(Expectations::new(c.clock()));
+    let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
     let this = Arc::new(ReplicaSets {
         pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
         client: c.client(),
