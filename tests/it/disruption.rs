@@ -198,6 +198,31 @@ fn a_budget_counts_the_pods_of_custom_controllers_by_their_scale() {
     });
 }
 
+/// As the pod of a Job. Upstream gives up while the pod exists.
+#[test]
+fn a_finished_pod_of_a_controller_without_a_scale_does_not_count() {
+    everywhere("budget-finished", async |env| {
+        serve_widgets(env).await;
+        let _manager = env.manager("manager", &[]);
+        let (client, clock) = (&env.client, &env.clock);
+        create(client, deployment("web", 3, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+        let widget = json!({
+            "apiVersion": WIDGETS.api_version(), "kind": WIDGETS.kind,
+            "metadata": { "name": "own" },
+        });
+        let widget: Value =
+            client.resource(&WIDGETS).create("default", &widget).await.expect("create");
+        create(client, pod("task", "web", Some(&widget))).await;
+        create(client, budget("web", json!({ "app": "web" }), json!({ "maxUnavailable": 1 })))
+            .await;
+        let why = "widgets.example.com does not implement the scale subresource";
+        has_event(env, "web", "CalculateExpectedPodCountFailed", why).await;
+        set_status(env, &Pod::RESOURCE, "task", json!({ "phase": "Succeeded" })).await;
+        has_counts(env, "web", [3, 2, 1]).await;
+    });
+}
+
 #[test]
 fn unhealthy_pods_go_as_the_budget_says() {
     everywhere("budget-unhealthy", async |env| {

@@ -23,6 +23,16 @@ pub(super) struct Expected {
     pub has_unmanaged: bool,
 }
 
+/// The replicas of the controller that decides on the number of a pod's fellows.
+#[derive(Debug, PartialEq)]
+enum Scale {
+    Of(Uid, i32),
+    /// The controller does not exist.
+    Gone,
+    /// It has no scale, for this reason.
+    Missing(String),
+}
+
 /// What a budget asks for.
 #[derive(Debug, PartialEq)]
 enum Demand<'a> {
@@ -75,12 +85,14 @@ impl Disruption {
         Ok(Expected { count, desired, has_unmanaged })
     }
 
-    /// The sum of the replicas of all controllers of `pods`, and whether some pods have none.
-    /// Upstream: `getExpectedScale`.
+    /// The sum of the replicas of all controllers of `pods`, and whether some pods have none. A
+    /// controller without a scale is an error unless all its pods have finished, as those of a Job:
+    /// no eviction can disrupt them. Upstream: `getExpectedScale`, where it always is.
     async fn expected_scale(&self, pods: &[Arc<Pod>]) -> Result<(i32, bool), Error> {
         let mut scales: HashMap<Uid, i32> = HashMap::new();
         let (mut known, mut has_unmanaged) = (HashSet::new(), false);
-        for pod in pods {
+        let (finished, live): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_terminal());
+        for pod in live.into_iter().chain(finished) {
             let Some(owner) = pod.meta.controller() else {
                 has_unmanaged = true;
                 continue;
@@ -88,11 +100,15 @@ impl Disruption {
             if !known.insert(&owner.uid) {
                 continue;
             }
-            let Some((uid, replicas)) = self.scale_of(&pod.meta.namespace, owner).await? else {
-                let name = &pod.meta.name;
-                return Err(Error::other(format!("found no controllers for pod {name:?}")));
-            };
-            scales.insert(uid, replicas);
+            match self.scale_of(&pod.meta.namespace, owner).await? {
+                Scale::Of(uid, replicas) => _ = scales.insert(uid, replicas),
+                Scale::Gone | Scale::Missing(_) if pod.is_terminal() => {}
+                Scale::Gone => {
+                    let name = &pod.meta.name;
+                    return Err(Error::other(format!("found no controllers for pod {name:?}")));
+                }
+                Scale::Missing(why) => return Err(Error::other(why)),
+            }
         }
         let sum = scales.values().fold(0, |sum: i32, replicas| sum.saturating_add(*replicas));
         Ok((sum, has_unmanaged))
@@ -101,11 +117,7 @@ impl Disruption {
     /// The controller that decides on the number of pods, which may be the controller of `owner`, and
     /// that number. The caches answer for the built-in kinds, Scales for the others.
     /// Upstream: `finders`.
-    async fn scale_of(
-        &self,
-        namespace: &str,
-        owner: &OwnerReference,
-    ) -> Result<Option<(Uid, i32)>, Error> {
+    async fn scale_of(&self, namespace: &str, owner: &OwnerReference) -> Result<Scale, Error> {
         let cached = match (owner.group(), owner.kind.as_str()) {
             ("", "ReplicationController") => {
                 replicas(&self.controllers, namespace, owner, |found| found.spec.replicas)
@@ -117,7 +129,7 @@ impl Disruption {
             _ => None,
         };
         match cached {
-            Some(found) => Ok(Some(found)),
+            Some((uid, replicas)) => Ok(Scale::Of(uid, replicas)),
             None => by_scale(&self.scales, namespace, owner).await,
         }
     }
@@ -150,28 +162,26 @@ async fn by_scale(
     scales: &Scales,
     namespace: &str,
     owner: &OwnerReference,
-) -> Result<Option<(Uid, i32)>, Error> {
+) -> Result<Scale, Error> {
     let (group, api_version) = (owner.group(), owner.api_version.as_str());
     let version = api_version.rsplit('/').next().unwrap_or_default();
     let resources = scales.resources_of(group, &owner.kind, Some(version)).await?;
     let Some(resource) = resources.first() else {
         let kind = owner.kind.as_str();
-        let message = format!("no matches for kind {kind:?} in version {api_version:?}");
-        return Err(Error::other(message));
+        let why = format!("no matches for kind {kind:?} in version {api_version:?}");
+        return Ok(Scale::Missing(why));
     };
     match scales.get(resource, &ObjectKey::new(namespace, &owner.name)).await {
-        Ok(scale) if scale.meta.uid == owner.uid => Ok(Some((owner.uid.clone(), scale.replicas))),
-        Ok(_) => Ok(None),
+        Ok(scale) if scale.meta.uid == owner.uid => Ok(Scale::Of(scale.meta.uid, scale.replicas)),
+        Ok(_) => Ok(Scale::Gone),
         Err(error) if error.is_not_found() => match scales.are_served(resource).await? {
-            true => Ok(None),
-            false => Err(no_scale(resource)),
+            true => Ok(Scale::Gone),
+            false => {
+                Ok(Scale::Missing(format!("{resource} does not implement the scale subresource")))
+            }
         },
         Err(error) => Err(error.into()),
     }
-}
-
-fn no_scale(resource: &crate::objects::ResourceType) -> Error {
-    Error::other(format!("{resource} does not implement the scale subresource"))
 }
 
 #[cfg(test)]
