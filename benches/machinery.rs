@@ -6,7 +6,7 @@ use std::time::Duration;
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
-use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer};
+use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer, Known};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
 use kube_controller_manager::controllers::storage::claims::BY_CLAIM;
@@ -127,11 +127,11 @@ fn delta_fifo_list(bencher: Bencher, count: usize) {
         (DeltaFifo::new(indexer.clone()), indexer)
     };
     bencher.counter(ItemsCount::new(count)).with_inputs(make).bench_refs(|(fifo, indexer)| {
-        fifo.begin_replace();
+        fifo.begin_replace(Known::Counts);
         for pod in &pods {
             fifo.replace_item(pod.clone());
         }
-        fifo.finish_replace(1);
+        fifo.finish_replace(1, false);
         drain(fifo, indexer);
     });
 }

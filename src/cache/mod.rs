@@ -33,7 +33,7 @@ mod time_slice;
 
 pub use any::AnyObject;
 pub use decoder::Decoder;
-pub use delta_fifo::{Delta, DeltaFifo, Popped};
+pub use delta_fifo::{Delta, DeltaFifo, Known, Popped};
 pub use error::{DecodeError, Error};
 pub use factory::SharedInformerFactory;
 pub use handler::{Deleted, EventHandler, Registration};
