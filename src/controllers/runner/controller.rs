@@ -478,9 +478,8 @@ impl Controller {
         }
     }
 
-    /// Whether its constructor added no work, because with these flags or in this environment there
-    /// is none. Such a controller is not started. Upstream: a constructor that returns no
-    /// controller.
+    /// Whether its constructor added no work, because these flags or this environment need none.
+    /// Such a controller is not started. Upstream: a constructor that returns no controller.
     pub fn is_idle(&self) -> bool {
         self.workers.is_empty() && self.backgrounds.is_empty()
     }

@@ -106,8 +106,8 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether a slice's labels follow the Service's. A change of those that are not copied alone
-    /// is none. Upstream: `setEndpointSliceLabels`.
+    /// Whether a slice's labels follow the Service's. Changes only of labels that are not copied do
+    /// not count. Upstream: `setEndpointSliceLabels`.
     pub fn has_labels(&self, slice: &EndpointSlice) -> bool {
         let copied = || slice.meta.labels.iter().filter(|(key, _)| !is_reserved(key));
         copied().count() == self.copied
