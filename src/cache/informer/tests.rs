@@ -719,7 +719,7 @@ fn a_lone_event_passes_at_once_and_a_storm_gathers() {
 #[test]
 fn versions_that_go_back_are_listed_and_nothing_known_counts() {
     let f = fixture();
-    let (ear, heard) = Ear::new();
+    let (ear, heard) = RecordingHandler::new();
     f.informer.add_handler("ear", ear, None);
     let first = f.script.watch(initial(&[json("a", "x", 1100), json("a", "y", 1150)], 1200));
     f.script.reply(Reply::list(&[json("a", "x", 1100)], 1105, None));
