@@ -5,7 +5,8 @@ use serde_json::Value;
 use std::sync::Arc;
 
 use super::author::bound_to;
-use super::ledger::{IntendedWrite, Kind, Place, kind_of};
+use super::intended::{IntendedWrite, Place};
+use super::ledger::{Kind, kind_of};
 use super::request::{Effect, Refusal, Request};
 use super::target::Target;
 use super::{Inner, Shadow, secrets};

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::ledger::{Kind, Place, Write};
+use super::intended::Place;
+use super::ledger::{Kind, Write};
 use crate::objects::{Timestamp, Uid, null_as_default};
 
 /// The field managers of a kube-controller-manager: its User-Agent's, and those of its applies.

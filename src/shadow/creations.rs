@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::contents::{differences, part};
 use super::diff::Change;
-use super::ledger::{IntendedWrite, Place};
+use super::intended::{IntendedWrite, Place};
 
 /// How long after a creation by the manager in charge this manager's wish is compared with it.
 const RECENT: Duration = Duration::from_secs(15);

@@ -2,14 +2,14 @@
 //! I/O: time is an argument.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fmt;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::contents::other_verdicts;
 use super::creations::{Creations, Verdict};
-use super::diff::{Change, same};
+use super::diff::same;
+use super::intended::{IntendedWrite, Place};
 use super::report::{Item, Outcome, Report, Row, Unexpected};
 use super::request::{Effect, Request};
 use crate::lookup::Lookup;
@@ -31,50 +31,6 @@ const LAST_RETRY: Duration = Duration::from_secs(15);
 /// The number of unexpected writes, and of met intentions, that are kept for the report.
 const SHOWN: usize = 1000;
 const SHOWN_MET: usize = 20;
-
-/// An object, or all objects with a generated name: then the name ends with `*`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
-    /// `deployments.apps`
-    pub resource: String,
-    pub namespace: String,
-    /// Empty: the collection.
-    pub name: String,
-}
-
-impl Place {
-    /// The place that represents all objects of this kind with the same first owner.
-    pub fn of_owner(&self, uid: &str) -> Place {
-        Place { name: format!("{uid}/*"), ..self.clone() }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { resource, namespace, name } = self;
-        match (namespace.as_str(), name.as_str()) {
-            ("", "") => f.write_str(resource),
-            ("", name) => write!(f, "{resource} {name}"),
-            (namespace, "") => write!(f, "{resource} in {namespace}"),
-            (namespace, name) => write!(f, "{resource} {namespace}/{name}"),
-        }
-    }
-}
-
-/// A write that this manager would have made.
-#[derive(Clone, Debug)]
-pub struct IntendedWrite {
-    pub controller: String,
-    /// The key whose sync wanted the write; empty: none.
-    pub key: String,
-    /// Extra time beyond the grace period for the manager in charge, which may run the job at
-    /// another time.
-    pub patience: Duration,
-    pub place: Place,
-    pub request: Request,
-    /// Empty for creations and deletions.
-    pub changes: Vec<Change>,
-}
 
 /// A kind of write, to compare what both managers do at one place.
 #[derive(Clone, Debug, PartialEq, Eq)]

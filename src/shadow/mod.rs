@@ -15,6 +15,7 @@ mod creations;
 mod diff;
 mod event_order;
 mod held_watch;
+mod intended;
 mod ledger;
 mod patch;
 mod refused_creations;
@@ -35,7 +36,8 @@ use serde_json::Value;
 
 use self::author::{Authors, Metadata};
 use self::event_order::{Turns, What};
-use self::ledger::{IntendedWrite, Kind, Ledger, Live, Place, Write};
+use self::intended::{IntendedWrite, Place};
+use self::ledger::{Kind, Ledger, Live, Write};
 pub use self::report::Report;
 use self::request::Refusal;
 use crate::cache::{Scope, Source};

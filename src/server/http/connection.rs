@@ -17,10 +17,12 @@ use futures_rustls::TlsAcceptor;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use smol_hyper::rt::FuturesIo;
 
-use super::connections::{Phase, Progress, Slot};
-use super::server::Serving;
+use super::connections::{Connections, Phase, Progress, Slot};
+use super::descriptors::Reserve;
 use super::{Body, BodyStream, Chain, Handler, Request, RequestBody, Response};
+use crate::clock::SharedClock;
 use crate::server::tls::Tls;
+use crate::task::StopToken;
 
 /// The first byte of a TLS connection: its content type, a handshake.
 const TLS_HANDSHAKE: u8 = 22;
@@ -28,6 +30,19 @@ const TLS_HANDSHAKE: u8 = 22;
 const DRAIN: Duration = Duration::from_secs(2);
 /// Bytes of a request without TLS that are read after its answer.
 const DISCARDED_BYTES: u64 = 256 << 10;
+
+/// What all connections of a server share.
+pub(super) struct Serving {
+    pub connections: Arc<Connections>,
+    pub reserve: Reserve,
+    /// Permits one step of a TLS handshake at a time.
+    pub handshakes: Semaphore,
+    pub head_bytes: Option<usize>,
+    pub tls: Option<Tls>,
+    pub handler: Handler,
+    pub clock: SharedClock,
+    pub stop: StopToken,
+}
 
 pub(super) struct Connection {
     serving: Arc<Serving>,

@@ -11,7 +11,7 @@ use futures_lite::future::yield_now;
 use rustix::io::Errno;
 
 use super::Handler;
-use super::connection::Connection;
+use super::connection::{Connection, Serving};
 use super::connections::{Connections, Phase};
 use super::descriptors::Reserve;
 use crate::clock::SharedClock;
@@ -94,18 +94,6 @@ impl Server {
     pub async fn join(self) {
         self.accepting.await;
     }
-}
-
-pub(super) struct Serving {
-    connections: Arc<Connections>,
-    reserve: Reserve,
-    /// Permits one step of a TLS handshake at a time.
-    pub handshakes: Semaphore,
-    pub head_bytes: Option<usize>,
-    pub tls: Option<Tls>,
-    pub handler: Handler,
-    pub clock: SharedClock,
-    pub stop: StopToken,
 }
 
 impl Serving {

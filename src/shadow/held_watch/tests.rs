@@ -7,7 +7,7 @@ use crate::client::{Client, Config};
 use crate::clock::FakeClock;
 use crate::objects::{ResourceType, Timestamp};
 use crate::shadow::Shadow;
-use crate::shadow::ledger::Place;
+use crate::shadow::intended::Place;
 
 const SETS: ResourceType = ResourceType::fixed("apps", "v1", "StatefulSet", "statefulsets", true);
 const PODS: ResourceType = ResourceType::fixed("", "v1", "Pod", "pods", true);

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::shadow::diff::Change;
 
 const GRACE: Duration = Duration::from_secs(60);
 

@@ -1,12 +1,84 @@
-//! The graph's nodes in little room: there is one for every object in the cluster.
+//! The graph's nodes, stored in little memory: there is one for every object in the cluster.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
-use super::graph::Node;
-use crate::objects::Uid;
+use crate::objects::{Interned, Istr, OwnerReference, Uid};
+
+/// Where an object is to be found, and which one it is. Upstream: `objectReference`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub api_version: Istr,
+    pub kind: Istr,
+    /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
+    pub namespace: Istr,
+    pub name: Arc<str>,
+    pub uid: Uid,
+}
+
+impl Identity {
+    /// The owner that `reference` in an object of `namespace` names.
+    pub fn of_owner(reference: &OwnerReference, namespace: &Istr) -> Identity {
+        Identity {
+            api_version: reference.api_version.clone(),
+            kind: reference.kind.clone(),
+            namespace: namespace.clone(),
+            name: reference.name.as_str().into(),
+            uid: reference.uid.clone(),
+        }
+    }
+
+    pub(super) fn is_named_by(&self, reference: &OwnerReference) -> bool {
+        reference.uid == self.uid
+            && reference.name == *self.name
+            && reference.kind == self.kind
+            && reference.api_version == self.api_version
+    }
+
+    /// The API's group and version may change while the object stays: its uid does not.
+    pub(super) fn differs_in_version(&self, reference: &OwnerReference) -> bool {
+        reference.uid == self.uid
+            && reference.name == *self.name
+            && reference.kind == self.kind
+            && reference.api_version != self.api_version
+    }
+
+    pub(super) fn rank(&self) -> (&str, &str, &str, &str, &Uid) {
+        (&self.kind, &self.api_version, &self.namespace, &self.name, &self.uid)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "[{}/{}, namespace: {}, name: {}, uid: {}]",
+            self.api_version, self.kind, self.namespace, self.name, self.uid
+        )
+    }
+}
+
+/// An object of the graph.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub identity: Identity,
+    pub owners: Option<Interned<[OwnerReference]>>,
+    pub dependents: Dependents,
+    pub being_deleted: bool,
+    /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
+    pub deleting_dependents: bool,
+    pub is_virtual: bool,
+}
+
+impl Node {
+    pub fn owners(&self) -> &[OwnerReference] {
+        self.owners.as_deref().unwrap_or_default()
+    }
+}
 
 type Slot = Box<Node>;
 
