@@ -156,7 +156,7 @@ struct Replacing {
     known: Known,
 }
 
-/// What becomes of the known state of an object that a list names.
+/// Whether the known state of an object in a list counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
     /// It stays if it is of the same version.

@@ -391,7 +391,7 @@ fn a_range_that_the_flags_exclude_is_left_alone() {
         env.client.resource(&Node::RESOURCE).create::<Value>("", &body).await.expect("create");
         let flags = ["--allocate-node-cidrs", "--cluster-cidr=10.40.0.0/16"];
         let _manager = env.manager("manager", &flags);
-        let message = "The pod CIDR 10.99.0.0/24 is outside of --cluster-cidr, so it is left alone";
+        let message = "The pod CIDR 10.99.0.0/24 is outside of --cluster-cidr, so it is ignored";
         has_event(env, "odd", "CIDROutOfRange", message).await;
         // All other nodes and controllers are served.
         for name in ["node-0", "node-1", "node-2"] {

@@ -190,7 +190,7 @@ impl Shared {
     }
 
     /// A new connection, or one that another request gives back before the new one is there; the
-    /// new one is then kept for the next request. So a burst opens connections while it goes on.
+    /// new one is then kept for the next request. So a burst opens connections while its requests are sent.
     /// Upstream: `http.Transport.getConn`.
     async fn first_free(
         self: &Arc<Self>,

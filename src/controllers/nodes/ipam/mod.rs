@@ -155,7 +155,7 @@ impl Ipam {
 
     fn report(&self, node: &Node, foreign: &[String]) {
         let message = format!(
-            "The pod CIDR {} is outside of --cluster-cidr, so it is left alone",
+            "The pod CIDR {} is outside of --cluster-cidr, so it is ignored",
             foreign.join(", ")
         );
         log::warn!("Node {}: {message}", node.meta.name);
