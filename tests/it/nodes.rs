@@ -459,7 +459,8 @@ fn an_eviction_that_waits_follows_the_tolerations_of_its_pod() {
             found.map(drop).map_err(|error| error.to_string())
         })
         .await;
-        let pods = [("longer", 600), ("leaves", 20), ("shorter", 3600), ("endless", 18_446_744_074)];
+        let pods =
+            [("longer", 600), ("leaves", 20), ("shorter", 3600), ("endless", 18_446_744_074)];
         for (name, seconds) in pods {
             create(&env.client, tolerates(name, seconds)).await;
         }
