@@ -498,7 +498,7 @@ fn a_request_uses_the_connection_that_is_free_first() {
         answer(&one).await;
         first.await.unwrap();
         assert!(path(&one).await.ends_with("/second"));
-        // The connection that nobody waits for any more serves the next request.
+        // The second connection, which no request waits for now, serves the next request.
         two.write_all(&OPENED).await.unwrap();
         let third = get("third");
         assert!(path(&two).await.ends_with("/third"));
