@@ -189,21 +189,31 @@ pub(super) mod testing {
         let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));
         let heard = Arc::new(AtomicUsize::new(0));
         let count = heard.clone();
+        let tries = Arc::new(parking_lot::Mutex::new(HashMap::<String, usize>::new()));
         task::spawn(async move {
-            let mut tries = HashMap::<Vec<u8>, usize>::new();
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                let mut piece = [0; 4096];
-                let length = stream.read(&mut piece).await.unwrap();
-                let line = piece[..length].split(|byte| *byte == b'\r').next().unwrap_or_default();
-                count.fetch_add(1, Ordering::SeqCst);
-                let tries = tries.entry(line.to_vec()).or_default();
-                *tries += 1;
-                if *tries > unanswered {
-                    let answer =
-                        b"HTTP/1.1 404 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-                    stream.write_all(answer).await.unwrap();
-                }
+                let (count, tries) = (count.clone(), tries.clone());
+                // The client may keep a connection for a later request.
+                task::spawn(async move {
+                    let head = read_request(&mut stream).await;
+                    if head.is_empty() {
+                        return;
+                    }
+                    count.fetch_add(1, Ordering::SeqCst);
+                    let line = head.lines().next().unwrap_or_default().to_owned();
+                    let tried = {
+                        let mut tries = tries.lock();
+                        let tried = tries.entry(line).or_default();
+                        *tried += 1;
+                        *tried
+                    };
+                    if tried > unanswered {
+                        let answer =
+                            b"HTTP/1.1 404 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                        stream.write_all(answer).await.unwrap();
+                    }
+                });
             }
         });
         (Client::new(config, SystemClock::shared()).unwrap(), heard)
