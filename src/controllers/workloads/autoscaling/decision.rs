@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::monitor::Action;
 use super::normalize::{History, Normalized, ReplicaBounds};
 use super::scaling_mode::{BELOW_MIN, ScalingMode, Zero, lifted};
+use super::sources::{Computed, Failed};
 use super::status::{
     ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED, remove_condition, set_condition,
 };
@@ -95,6 +96,55 @@ impl Reconcile<'_> {
         self.status.current_metrics = metrics;
     }
 
+    /// The highest proposal of the metrics' results, and its condition. A metric that cannot be read
+    /// might propose more than the others, so then there is no scaling down.
+    ///
+    /// # Errors
+    /// All failures in one line, with the statuses of the metrics: nothing may be proposed.
+    pub fn propose(
+        &mut self,
+        results: Vec<Result<Computed, Failed>>,
+        current: i32,
+        now: Timestamp,
+    ) -> Result<Proposed, (String, Vec<Value>)> {
+        let (all, mut failures) = (results.len(), 0);
+        let mut first: Option<Failed> = None;
+        let mut proposed = Proposed::default();
+        for result in results {
+            match result {
+                Ok(Computed { replicas, name, status }) => {
+                    proposed.statuses.push(status);
+                    if proposed.replicas == 0 || replicas > proposed.replicas {
+                        (proposed.replicas, proposed.name) = (replicas, name);
+                    }
+                }
+                Err(failed) => {
+                    proposed.statuses.push(json!({ "type": "" }));
+                    failures += 1;
+                    first.get_or_insert(failed);
+                }
+            }
+        }
+        if let Some(Failed { reason, cause, error, .. }) = first {
+            let error = format!(
+                "invalid metrics ({failures} invalid out of {all}), first error is: {error}"
+            );
+            if failures >= all || proposed.replicas < current {
+                let message = format!("the HPA was unable to compute the replica count: {cause}");
+                let inactive = ("False", reason, message);
+                set_condition(&mut self.status, SCALING_ACTIVE, inactive, now);
+                return Err((error, proposed.statuses));
+            }
+            proposed.error = Some(error);
+        }
+        let name = &proposed.name;
+        let message =
+            format!("the HPA was able to successfully calculate a replica count from {name}");
+        let active = ("True", "ValidMetricFound", message);
+        set_condition(&mut self.status, SCALING_ACTIVE, active, now);
+        Ok(proposed)
+    }
+
     /// `proposed` counts only in the mode that follows the metrics.
     pub fn decide(
         &mut self,
@@ -157,8 +207,6 @@ impl Reconcile<'_> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::scaling_mode::ABOVE_MAX;
     use super::*;
 
@@ -224,6 +272,47 @@ mod tests {
             };
             let found = [ABLE_TO_SCALE, SCALING_LIMITED, SCALING_ACTIVE].map(reason);
             assert_eq!(found, conditions, "{current} {}", proposed.replicas);
+        }
+    }
+
+    #[test]
+    fn a_metric_that_cannot_be_read_forbids_scaling_down_only() {
+        let read = |replicas, name: &str| {
+            let status = json!({ "type": name });
+            Ok(Computed { replicas, name: name.to_owned(), status })
+        };
+        let lost = |cause: &str| {
+            let (cause, error) = (cause.to_owned(), format!("context: {cause}"));
+            Err(Failed { reason: "FailedGetMetric", cause, error, is_spec: false })
+        };
+        let invalid = |failures: usize, all: usize| {
+            format!("invalid metrics ({failures} invalid out of {all}), first error is: context: x")
+        };
+        let (valid, failed) = ("ValidMetricFound", "FailedGetMetric");
+        // The results at three replicas; the proposal or its lack, the failures, and the reason of
+        // ScalingActive.
+        for (results, proposal, error, reason) in [
+            (vec![read(2, "a"), read(5, "b"), read(4, "c")], Some((5, "b")), None, valid),
+            (vec![read(0, "a"), read(0, "b")], Some((0, "b")), None, valid),
+            (vec![lost("x"), read(5, "b"), lost("y")], Some((5, "b")), Some(invalid(2, 3)), valid),
+            (vec![read(3, "a"), lost("x")], Some((3, "a")), Some(invalid(1, 2)), valid),
+            (vec![read(2, "a"), lost("x")], None, Some(invalid(1, 2)), failed),
+            (vec![lost("x"), lost("y")], None, Some(invalid(2, 2)), failed),
+        ] {
+            let (of, key) = (autoscaler(false, false), ObjectKey::new("ns", "web"));
+            let mut subject = reconcile(&of, &key);
+            let count = results.len();
+            let (found, statuses, problem) = match subject.propose(results, 3, NOW) {
+                Ok(Proposed { replicas, name, statuses, error }) => {
+                    (Some((replicas, name)), statuses, error)
+                }
+                Err((error, statuses)) => (None, statuses, Some(error)),
+            };
+            let proposal = proposal.map(|(replicas, name)| (replicas, name.to_owned()));
+            assert_eq!((found, problem), (proposal, error));
+            assert_eq!(statuses.len(), count);
+            let active = (SCALING_ACTIVE.to_owned(), reason.to_owned());
+            assert!(reasons(&subject).contains(&active), "{:?}", reasons(&subject));
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Autoscaling;
 use super::calculator::Calculator;
@@ -36,6 +36,22 @@ struct ReconcileError {
 impl From<String> for ReconcileError {
     fn from(error: String) -> ReconcileError {
         ReconcileError { fault: Fault::Internal, error }
+    }
+}
+
+/// Why the selector of a Scale cannot be used.
+struct SelectorRefusal {
+    /// The reason of the event, and that of the condition.
+    event: &'static str,
+    reason: &'static str,
+    /// The message of the event, and that of the condition.
+    error: String,
+    message: String,
+}
+
+impl SelectorRefusal {
+    fn new(reason: &'static str, error: String) -> SelectorRefusal {
+        SelectorRefusal { event: reason, reason, message: error.clone(), error }
     }
 }
 
@@ -208,29 +224,51 @@ impl Autoscaling {
         format!("{doing} {}: {error}", subject.reference).into()
     }
 
-    /// The highest proposal of the metrics. A metric that cannot be read might propose more than
-    /// the others, so then there is no scaling down. Upstream: `computeReplicasForMetrics`.
+    /// The proposal of all metrics. Upstream: `computeReplicasForMetrics`.
     async fn computed(
         &self,
         subject: &mut Reconcile<'_>,
         scale: &Scale,
     ) -> Result<Proposed, (String, Vec<Value>)> {
         let autoscaler = subject.autoscaler;
-        let (selector, pods) =
-            self.selected(subject, &scale.selector).map_err(|error| (error, Vec::new()))?;
+        let (selector, pods) = match self.selected(subject.key, &scale.selector) {
+            Ok(selected) => selected,
+            Err(refusal) => {
+                self.recorder.warning(autoscaler, refusal.event, &*refusal.error);
+                set_condition(
+                    &mut subject.status,
+                    SCALING_ACTIVE,
+                    ("False", refusal.reason, refusal.message),
+                    self.clock.now(),
+                );
+                return Err((refusal.error, Vec::new()));
+            }
+        };
         let target = Target {
             namespace: &subject.key.namespace,
             selector: &selector,
             replicas: scale.replicas,
             status_replicas: scale.status_replicas,
         };
-        let mut statuses = Vec::new();
-        let (mut failures, mut first): (usize, Option<Failed>) = (0, None);
-        let (mut replicas, mut name) = (0, String::new());
+        let results = self.read_metrics(autoscaler, target, &pods).await;
+        for failed in results.iter().filter_map(|result| result.as_ref().err()) {
+            self.recorder.warning(autoscaler, failed.reason, &*failed.cause);
+        }
+        subject.propose(results, scale.replicas, self.clock.now())
+    }
+
+    /// The result of each metric of the spec, in its order.
+    async fn read_metrics(
+        &self,
+        autoscaler: &HorizontalPodAutoscaler,
+        target: Target<'_>,
+        pods: &[Arc<Pod>],
+    ) -> Vec<Result<Computed, Failed>> {
+        let mut results = Vec::with_capacity(autoscaler.spec.metrics.len());
         for spec in &autoscaler.spec.metrics {
             let start = self.clock.monotonic();
             let calculator = Calculator {
-                pods: &pods,
+                pods,
                 tolerances: self.settings.tolerances(autoscaler),
                 startup: self.settings.startup,
                 now: self.clock.now(),
@@ -240,83 +278,43 @@ impl Autoscaling {
             let took = self.clock.monotonic().saturating_sub(start);
             let (action, fault) = outcome(&result, autoscaler.status.current_replicas);
             monitor::computed(action, fault, &spec.r#type, took);
-            match result {
-                Ok(computed) => {
-                    statuses.push(computed.status);
-                    if replicas == 0 || computed.replicas > replicas {
-                        (replicas, name) = (computed.replicas, computed.name);
-                    }
-                }
-                Err(failed) => {
-                    self.recorder.warning(autoscaler, failed.reason, &*failed.cause);
-                    statuses.push(json!({ "type": "" }));
-                    failures += 1;
-                    first.get_or_insert(failed);
-                }
-            }
+            results.push(result);
         }
-        let now = self.clock.now();
-        let all = autoscaler.spec.metrics.len();
-        let error = first.as_ref().map(|failed| {
-            let error = &failed.error;
-            format!("invalid metrics ({failures} invalid out of {all}), first error is: {error}")
-        });
-        if let (Some(failed), Some(error)) = (first, &error)
-            && (failures >= all || replicas < scale.replicas)
-        {
-            let message =
-                format!("the HPA was unable to compute the replica count: {}", failed.cause);
-            let inactive = ("False", failed.reason, message);
-            set_condition(&mut subject.status, SCALING_ACTIVE, inactive, now);
-            return Err((error.clone(), statuses));
-        }
-        let message =
-            format!("the HPA was able to successfully calculate a replica count from {name}");
-        let active = ("True", "ValidMetricFound", message);
-        set_condition(&mut subject.status, SCALING_ACTIVE, active, now);
-        Ok(Proposed { replicas, name, statuses, error })
+        results
     }
 
     /// The pods that a Scale selects, which no other autoscaler may select.
     /// Upstream: `validateAndParseSelector`.
     fn selected(
         &self,
-        subject: &mut Reconcile<'_>,
+        key: &ObjectKey,
         text: &str,
-    ) -> Result<(Selector, Vec<Arc<Pod>>), String> {
-        let now = self.clock.now();
-        let mut refuse = |event: &str, reason: &str, error: &str, message: &str| {
-            self.recorder.warning(subject.autoscaler, event, error);
-            set_condition(&mut subject.status, SCALING_ACTIVE, ("False", reason, message), now);
-            error.to_owned()
-        };
+    ) -> Result<(Selector, Vec<Arc<Pod>>), SelectorRefusal> {
         if text.is_empty() {
-            let message = "the HPA target's scale is missing a selector";
-            return Err(refuse(
-                "SelectorRequired",
-                "InvalidSelector",
-                "selector is required",
-                message,
-            ));
+            return Err(SelectorRefusal {
+                event: "SelectorRequired",
+                reason: "InvalidSelector",
+                error: "selector is required".to_owned(),
+                message: "the HPA target's scale is missing a selector".to_owned(),
+            });
         }
         let selector: Selector = text.parse().map_err(|error| {
             let error = format!(
                 "couldn't convert selector into a corresponding internal selector object: {error}"
             );
-            refuse("InvalidSelector", "InvalidSelector", &error, &error)
+            SelectorRefusal::new("InvalidSelector", error)
         })?;
-        self.selectors.set(subject.key, &selector);
-        let namespace = &subject.key.namespace;
-        let mut pods = self.pods.in_namespace(namespace);
+        self.selectors.set(key, &selector);
+        let mut pods = self.pods.in_namespace(&key.namespace);
         pods.retain(|pod| selector.matches(&pod.meta.labels));
-        let selecting = self.selectors.selecting(namespace, &pods);
+        let selecting = self.selectors.selecting(&key.namespace, &pods);
         if selecting.len() > 1 {
             let names: Vec<String> = selecting.iter().map(ToString::to_string).collect();
             let error = format!(
                 "pods by selector {text} are controlled by multiple HPAs: [{}]",
                 names.join(" ")
             );
-            return Err(refuse("AmbiguousSelector", "AmbiguousSelector", &error, &error));
+            return Err(SelectorRefusal::new("AmbiguousSelector", error));
         }
         Ok((selector, pods))
     }
