@@ -82,7 +82,7 @@ impl CidrSet {
     /// # Errors
     /// When it lies outside of the cluster's range.
     pub fn occupy(&mut self, cidr: &Cidr) -> Result<(), String> {
-        let taken = self.turn(cidr, true)?;
+        let taken = self.mark(cidr, true)?;
         self.allocated += taken;
         ALLOCATIONS.with_label_values(&[&self.label]).inc_by(taken);
         self.report();
@@ -92,17 +92,17 @@ impl CidrSet {
     /// # Errors
     /// As [`CidrSet::occupy`].
     pub fn release(&mut self, cidr: &Cidr) -> Result<(), String> {
-        let freed = self.turn(cidr, false)?;
+        let freed = self.mark(cidr, false)?;
         self.allocated -= freed;
         RELEASES.with_label_values(&[&self.label]).inc_by(freed);
         self.report();
         Ok(())
     }
 
-    /// The number of ranges that changed.
-    fn turn(&mut self, cidr: &Cidr, on: bool) -> Result<u64, String> {
+    /// Marks every range that `cidr` touches as used or free; returns how many changed.
+    fn mark(&mut self, cidr: &Cidr, used: bool) -> Result<u64, String> {
         let (first, last) = self.indices(cidr)?;
-        Ok((first..=last).map(|index| u64::from(self.used.set(index, on))).sum())
+        Ok((first..=last).map(|index| u64::from(self.used.set(index, used))).sum())
     }
 
     /// Upstream: `getBeginningAndEndIndices`.

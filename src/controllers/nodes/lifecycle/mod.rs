@@ -19,7 +19,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use self::health::{GracePeriods, Health, MonitorClock, Ready};
-use self::tainter::{Tainter, Turn};
+use self::tainter::{NextNode, Tainter};
 use self::zones::{Rates, ZoneState};
 use super::pods::BY_NODE;
 use super::taints::{self, Swap};
@@ -202,11 +202,11 @@ impl NodeLifecycle {
     async fn taint_zone(self: Arc<Self>, zone: Istr) -> SyncResult {
         loop {
             let now = self.clock.monotonic();
-            let turn = self.state.lock().tainters.get_mut(&zone).map(|tainter| tainter.next(now));
-            let node = match turn {
-                None | Some(Turn::Idle) => return Ok(Next::Done),
-                Some(Turn::Wait(wait)) => return Ok(Next::After(wait)),
-                Some(Turn::Node(node)) => node,
+            let next = self.state.lock().tainters.get_mut(&zone).map(|tainter| tainter.next(now));
+            let node = match next {
+                None | Some(NextNode::Idle) => return Ok(Next::Done),
+                Some(NextNode::Wait(wait)) => return Ok(Next::After(wait)),
+                Some(NextNode::Node(node)) => node,
             };
             let outcome = self.taint(&node).await;
             if self.settle(&zone, &node, outcome)
@@ -217,7 +217,7 @@ impl NodeLifecycle {
         }
     }
 
-    /// Takes note of the end of a node's turn. `true`: all evictions have stopped meanwhile, so the
+    /// Records how the attempt to taint a node ended. `true`: all evictions have stopped meanwhile, so the
     /// taint has to go. In a zone that is disrupted in part it stays.
     fn settle(&self, zone: &Istr, node: &Arc<str>, outcome: Result<(), Duration>) -> bool {
         let mut state = self.state.lock();

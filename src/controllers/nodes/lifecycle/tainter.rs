@@ -23,9 +23,9 @@ pub struct Tainter {
     sequence: u64,
 }
 
-/// What comes next.
+/// The next node to taint.
 #[derive(Debug, PartialEq)]
-pub enum Turn {
+pub enum NextNode {
     Node(Arc<str>),
     /// No node may be tainted for this long.
     Wait(Duration),
@@ -73,14 +73,14 @@ impl Tainter {
     }
 
     /// The first node that is due, against a token of the rate.
-    pub fn next(&mut self, now: Duration) -> Turn {
-        let Some((&(due, _), node)) = self.waiting.first_key_value() else { return Turn::Idle };
-        let Some(token_in) = self.limiter.next_in() else { return Turn::Idle };
+    pub fn next(&mut self, now: Duration) -> NextNode {
+        let Some((&(due, _), node)) = self.waiting.first_key_value() else { return NextNode::Idle };
+        let Some(token_in) = self.limiter.next_in() else { return NextNode::Idle };
         let wait = token_in.max(due.saturating_sub(now));
         if wait.is_zero() && self.limiter.try_take() {
-            return Turn::Node(node.clone());
+            return NextNode::Node(node.clone());
         }
-        Turn::Wait(wait.max(Duration::from_millis(1)))
+        NextNode::Wait(wait.max(Duration::from_millis(1)))
     }
 
     /// A node that was handed out is tainted, or needs no taint.
@@ -131,11 +131,11 @@ mod tests {
             loop {
                 let now = self.clock.monotonic();
                 match self.tainter.next(now) {
-                    Turn::Node(node) => {
+                    NextNode::Node(node) => {
                         self.tainter.done(&node);
                         taken.push(node.to_string());
                     }
-                    Turn::Wait(wait) if now + wait <= end => self.clock.advance(wait),
+                    NextNode::Wait(wait) if now + wait <= end => self.clock.advance(wait),
                     _ => {
                         self.clock.advance(end.saturating_sub(now));
                         return taken;
@@ -169,7 +169,7 @@ mod tests {
         }
         assert_eq!(scene.taken(0), ["a"]);
         scene.tainter.set_rate(0.0);
-        assert_eq!(scene.tainter.next(scene.clock.monotonic()), Turn::Idle);
+        assert_eq!(scene.tainter.next(scene.clock.monotonic()), NextNode::Idle);
         assert_eq!(scene.taken(3600), [""; 0]);
         scene.tainter.set_rate(0.1);
         assert_eq!(scene.taken(9), [""; 0], "without an extra token");
@@ -183,7 +183,7 @@ mod tests {
             scene.add(node);
         }
         let now = scene.clock.monotonic();
-        let Turn::Node(first) = scene.tainter.next(now) else { panic!("a node is due") };
+        let NextNode::Node(first) = scene.tainter.next(now) else { panic!("a node is due") };
         scene.tainter.retry(&first, now + Duration::from_millis(50));
         assert_eq!(scene.taken(1), ["b", "a"]);
         scene.tainter.retry(&"a".into(), now);

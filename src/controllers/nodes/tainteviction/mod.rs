@@ -47,7 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&pods, &BY_NODE);
     let evictions: Queue = c.queue_named("", QueuePolicy::default());
     let this = Arc::new(TaintEviction {
-        turn: Mutex::default(),
+        planning: Mutex::default(),
         client: c.client(),
         recorder: c.recorder(),
         clock: c.clock(),
@@ -103,7 +103,7 @@ fn changes_taints(change: &Change<'_, Node>) -> bool {
 struct TaintEviction {
     /// Held from the read of a node to the plan for its pods, so that no plan is made from taints that
     /// another worker has seen go. Upstream: one worker for all of a node.
-    turn: Mutex<()>,
+    planning: Mutex<()>,
     client: Client,
     recorder: Recorder,
     clock: SharedClock,
@@ -165,7 +165,7 @@ impl TaintEviction {
 
     /// Upstream: `handleNodeUpdate`.
     fn sync_node(&self, key: &ObjectKey) {
-        let _turn = self.turn.lock();
+        let _planning = self.planning.lock();
         let Some(node) = self.nodes.get(key) else { return };
         let taints: Vec<&Taint> = evicting(&node).collect();
         for pod in on_node(&self.pods, &node.meta.name) {
@@ -178,7 +178,7 @@ impl TaintEviction {
 
     /// Upstream: `handlePodUpdate`.
     fn sync_pod(&self, key: ObjectKey) {
-        let _turn = self.turn.lock();
+        let _planning = self.planning.lock();
         let Some(pod) = self.pods.get(&key) else { return self.cancel(&key) };
         let Some(node) = self.node(&pod.spec.node_name) else { return };
         let taints: Vec<&Taint> = evicting(&node).collect();

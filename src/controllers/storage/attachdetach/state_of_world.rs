@@ -68,9 +68,9 @@ pub(super) struct Node {
     changes: u64,
     pub written: u64,
     pub listed: Listed,
-    /// How often the node appeared or was deleted: a write to an earlier node of the name does not
+    /// Counts how often the node appeared or was deleted: a write to an earlier node of the name does not
     /// count for a later one.
-    turns: u64,
+    incarnation: u64,
 }
 
 /// What the status of a node is known to list.
@@ -97,7 +97,7 @@ pub struct Report {
     pub change: u64,
     pub volumes: Vec<AttachedVolume>,
     pub listed: Listed,
-    turns: u64,
+    incarnation: u64,
 }
 
 /// Nodes.
@@ -140,7 +140,7 @@ impl StateOfWorld {
     /// Upstream: `SetNodeStatusUpdateNeeded`.
     pub fn node_appeared(&mut self, name: &Istr) {
         let Some(node) = self.nodes.get_mut(name) else { return };
-        node.turns += 1;
+        node.incarnation += 1;
         node.listed = Listed::Cached;
         if node.report.is_none() {
             return;
@@ -155,7 +155,7 @@ impl StateOfWorld {
     pub fn node_deleted(&mut self, name: &Istr, in_use: &[Istr]) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.gone = true;
-        node.turns += 1;
+        node.incarnation += 1;
         node.listed = Listed::Cached;
         let changed = self.set_in_use(name, in_use);
         self.tidy_node(name);
@@ -418,13 +418,15 @@ impl StateOfWorld {
         let volumes = volumes
             .map(|volume| AttachedVolume { name: volume.clone(), device_path: device_path(volume) })
             .collect();
-        let (change, turns) = (node.changes, node.turns);
-        Some(Report { change, volumes, listed: node.listed.clone(), turns })
+        let (change, incarnation) = (node.changes, node.incarnation);
+        Some(Report { change, volumes, listed: node.listed.clone(), incarnation })
     }
 
     /// The report may be in the status: the answer is lost.
     pub fn doubt(&mut self, name: &str, report: &Report) {
-        if let Some(node) = self.nodes.get_mut(name).filter(|node| node.turns == report.turns) {
+        if let Some(node) =
+            self.nodes.get_mut(name).filter(|node| node.incarnation == report.incarnation)
+        {
             node.listed = Listed::Unknown;
         }
     }
@@ -434,7 +436,7 @@ impl StateOfWorld {
     pub fn written(&mut self, name: &Istr, report: Report, is_there: bool) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.written = node.written.max(report.change);
-        if node.turns == report.turns {
+        if node.incarnation == report.incarnation {
             node.listed = match is_there {
                 true => Listed::Written(report.volumes),
                 false => Listed::Cached,
