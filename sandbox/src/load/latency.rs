@@ -102,7 +102,9 @@ impl Latency {
             ManagerProgram::Embedded => "embedded".to_owned(),
             ManagerProgram::Path(path) => path.display().to_string(),
         };
-        let server = Server::start(self.sandbox, self.kubeconfig, self.nodes).await?;
+        // The delay counts from a whole second, so it would differ from pod to pod by chance.
+        let nodes = NodeOptions { start_delay: Duration::ZERO, ..self.nodes };
+        let server = Server::start(self.sandbox, self.kubeconfig, nodes).await?;
         let flags = [vec![NO_ELECTION.to_owned()], self.manager_flags].concat();
         let process =
             ManagerProcess::start(&self.manager, &server.kubeconfig(), "manager", &flags)?;
