@@ -57,6 +57,7 @@ mod rbac;
 mod real;
 mod recycling;
 mod resync;
+mod rewritten;
 mod rollouts;
 mod selinux;
 mod service_accounts;

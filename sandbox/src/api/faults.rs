@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use event_listener::{Event, EventListener};
+use serde_json::Value;
 
 use crate::status::ApiError;
 
@@ -72,6 +73,12 @@ struct Plan {
     times: usize,
 }
 
+/// Changes a new object of the resource of that name, as a mutating webhook does.
+struct Rewrite {
+    resource: String,
+    change: Box<dyn Fn(&mut Value) + Send>,
+}
+
 /// The writes that a program may still make.
 #[derive(Default)]
 struct Allowance {
@@ -82,6 +89,7 @@ struct Allowance {
 #[derive(Default)]
 struct State {
     plans: Vec<Plan>,
+    rewrites: Vec<Rewrite>,
     allowances: BTreeMap<String, Allowance>,
     counts: BTreeMap<(String, String), u64>,
     away: bool,
@@ -124,10 +132,24 @@ impl Faults {
         self.lock().plans.push(Plan { target, fault, times });
     }
 
-    /// Clears every plan and releases the held requests.
+    /// Passes each new object of `resource` to `change`, before its defaults are set, until
+    /// [`Self::clear`].
+    pub fn rewrite(&self, resource: &str, change: impl Fn(&mut Value) + Send + 'static) {
+        let (resource, change) = (resource.to_owned(), Box::new(change));
+        self.lock().rewrites.push(Rewrite { resource, change });
+    }
+
+    pub(crate) fn apply_rewrites(&self, resource: &str, object: &mut Value) {
+        let state = self.lock();
+        let rewrites = state.rewrites.iter().filter(|rewrite| rewrite.resource == resource);
+        rewrites.for_each(|rewrite| (rewrite.change)(object));
+    }
+
+    /// Clears every plan and rewrite, and releases the held requests.
     pub fn clear(&self) {
         self.change(|state| {
             state.plans.clear();
+            state.rewrites.clear();
             state.clears += 1;
         });
     }
@@ -296,6 +318,15 @@ mod tests {
             .collect();
         assert_eq!(hits, [Some(Fault::Cut), Some(Fault::LoseAnswer), Some(Fault::Cut), None]);
         assert_eq!(faults.pending(), []);
+        faults.rewrite("pods", |object| object["a"] = 1.into());
+        let mut object = Value::Null;
+        faults.apply_rewrites("nodes", &mut object);
+        assert_eq!(object, Value::Null);
+        faults.apply_rewrites("pods", &mut object);
+        assert_eq!(object["a"], 1);
+        faults.clear();
+        faults.apply_rewrites("pods", &mut object["b"]);
+        assert_eq!(object["b"], Value::Null);
         assert_eq!((faults.count("create", "*"), faults.count("*", "pods")), (3, 4));
     }
 }

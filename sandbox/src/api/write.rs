@@ -114,6 +114,7 @@ impl Api {
             self.check_namespace_open(call, &name)?;
         }
         self.check_defined(kind, &name)?;
+        self.faults.apply_rewrites(&kind.resource.plural, &mut object);
         (kind.default)(&mut object);
         self.authorizer().check_escalation(call, None, &object)?;
         let account = match self.needs_account(kind) {

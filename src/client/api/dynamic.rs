@@ -7,7 +7,7 @@ use super::{Delete, ListOptions, Patch};
 use crate::client::call::Call;
 use crate::client::stream::{ListStream, WatchStream};
 use crate::client::{ApiPath, Client, Error, Result};
-use crate::objects::{Form, ListPart, ObjectKey, ResourceType, Written};
+use crate::objects::{Form, ListPart, ObjectKey, PartialObjectMetadata, ResourceType, Written};
 
 /// The verbs over one resource, for any type that decodes from its JSON. Cheap to clone, and sends
 /// nothing by itself. Upstream: `dynamic.ResourceInterface`.
@@ -240,7 +240,7 @@ impl Dynamic {
         self.client.fetch(&self.creation(namespace, body)?).await
     }
 
-    /// As [`Self::create`], but the answer holds only the metadata of the new object.
+    /// As [`Self::create`], but the answer holds only the name and version of the new object.
     pub async fn create_for_metadata(
         &self,
         namespace: &str,
@@ -249,7 +249,16 @@ impl Dynamic {
         self.fetch_metadata(self.creation(namespace, body)?).await
     }
 
-    async fn fetch_metadata(&self, mut call: Call) -> Result<Written> {
+    /// As [`Self::create`], but the answer holds only the metadata of the new object.
+    pub async fn create_for_whole_metadata(
+        &self,
+        namespace: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<PartialObjectMetadata> {
+        self.fetch_metadata(self.creation(namespace, body)?).await
+    }
+
+    async fn fetch_metadata<O: DeserializeOwned>(&self, mut call: Call) -> Result<O> {
         call.accept = match self.client.speaks_protobuf() {
             true => ONE_METADATA_PROTOBUF,
             false => ONE_METADATA,

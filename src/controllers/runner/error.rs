@@ -36,6 +36,14 @@ pub enum Error {
     /// Expected for an unknown time, such as a kind that is not served. Logged at debug, retried
     /// with back-off as any other.
     NotYet(String),
+    /// It may not be done yet. Logged at debug, not counted as a failure; the key is added after
+    /// this time, events may add it sooner.
+    Wait {
+        /// The time from now on.
+        after: Duration,
+        /// The reason for the wait, as conditions and events show it.
+        why: String,
+    },
     /// Any other failure, with its text.
     Other(Box<dyn std::error::Error + Send + Sync>),
     /// Several failures of one sync. Upstream: `utilerrors.NewAggregate`.
@@ -89,7 +97,9 @@ impl Error {
             Error::Terminal(error) => error.message(),
             Error::While { doing, cause } => format!("{doing}: {}", cause.message()),
             Error::Many(errors) => aggregate(errors.iter().map(Error::message)),
-            Error::Stale(_) | Error::NotYet(_) | Error::Other(_) => self.to_string(),
+            Error::Stale(_) | Error::NotYet(_) | Error::Wait { .. } | Error::Other(_) => {
+                self.to_string()
+            }
         }
     }
 
@@ -106,9 +116,24 @@ impl Error {
         self.is_all(|error| matches!(error, Error::Stale(_)))
     }
 
-    /// Whether it is [`Error::Stale`] or [`Error::NotYet`] and nothing else.
+    /// Whether it is [`Error::Stale`], [`Error::NotYet`] or [`Error::Wait`] and nothing else.
     pub(super) fn is_expected(&self) -> bool {
-        self.is_all(|error| matches!(error, Error::Stale(_) | Error::NotYet(_)))
+        self.is_all(|error| {
+            matches!(error, Error::Stale(_) | Error::NotYet(_) | Error::Wait { .. })
+        })
+    }
+
+    /// The shortest wait of an error that is [`Error::Wait`] and nothing else.
+    pub fn wait(&self) -> Option<Duration> {
+        match self {
+            Error::Wait { after, .. } => Some(*after),
+            Error::While { cause, .. } => cause.wait(),
+            Error::Many(errors) => {
+                let waits: Option<Vec<Duration>> = errors.iter().map(Error::wait).collect();
+                waits?.into_iter().min()
+            }
+            _ => None,
+        }
     }
 
     fn is_all(&self, like: fn(&Error) -> bool) -> bool {
@@ -137,7 +162,9 @@ impl fmt::Display for Error {
         match self {
             Error::Api(error) => error.fmt(f),
             Error::Terminal(error) => error.fmt(f),
-            Error::Stale(what) | Error::NotYet(what) => f.write_str(what),
+            Error::Stale(what) | Error::NotYet(what) | Error::Wait { why: what, .. } => {
+                f.write_str(what)
+            }
             Error::Other(error) => error.fmt(f),
             Error::Many(errors) => f.write_str(&aggregate(errors.iter().map(Error::to_string))),
             Error::While { doing, cause } => write!(f, "{doing}: {cause}"),
@@ -152,7 +179,7 @@ impl std::error::Error for Error {
             Error::Api(error) => error.source(),
             Error::Terminal(error) | Error::While { cause: error, .. } => error.source(),
             Error::Other(error) => error.source(),
-            Error::Stale(_) | Error::NotYet(_) | Error::Many(_) => None,
+            Error::Stale(_) | Error::NotYet(_) | Error::Wait { .. } | Error::Many(_) => None,
         }
     }
 }
@@ -210,5 +237,19 @@ mod tests {
         let mixed = Error::Many(vec![stale(), Error::NotYet("b".into())]);
         assert!(mixed.is_expected() && !mixed.is_stale());
         assert!(Error::during("x", Error::Terminal(Box::new(stale()))).is_terminal());
+    }
+
+    #[test]
+    fn an_error_is_a_wait_if_all_of_it_is() {
+        let wait = |seconds| {
+            let after = Duration::from_secs(seconds);
+            Error::during("x", Error::Wait { after, why: "later".into() })
+        };
+        let seconds = |error: Error| error.wait().map(|wait| wait.as_secs());
+        assert_eq!(wait(7).message(), "x: later");
+        assert_eq!(seconds(wait(7)), Some(7));
+        assert_eq!(seconds(Error::Many(vec![wait(7), wait(3)])), Some(3));
+        assert_eq!(seconds(Error::Many(vec![wait(7), Error::other("a")])), None);
+        assert_eq!(seconds(Error::Stale("behind".into())), None);
     }
 }

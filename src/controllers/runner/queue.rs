@@ -357,6 +357,10 @@ impl Outcomes {
             }
             Some(Err(error)) => error,
         };
+        if let Some(wait) = error.wait() {
+            log::debug!("{controller}: {key} waits for {wait:?}: {}", Chain(&error));
+            return End::After(wait);
+        }
         let (is_stale, chain) = (error.is_stale(), Chain(&error));
         // A cache lags behind in every healthy start.
         if !is_stale {

@@ -3,6 +3,7 @@
 pub mod autoscaling;
 pub mod availability;
 pub mod consistency;
+pub mod creations;
 pub mod cronjob;
 pub mod daemonset;
 pub mod deployment;

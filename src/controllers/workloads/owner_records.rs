@@ -21,8 +21,13 @@ impl OwnerRecords {
     /// drop.
     pub fn add<R: OwnerRecord + 'static>(&mut self, record: R) -> Arc<R> {
         let record = Arc::new(record);
-        self.0.push(record.clone());
+        self.share(&record);
         record
+    }
+
+    /// Adds `record`, which another part of the controller holds as well.
+    pub fn share<R: OwnerRecord + 'static>(&mut self, record: &Arc<R>) {
+        self.0.push(record.clone());
     }
 
     /// Drops all records of `owner`, as [`OwnerRecord::forget`] does.

@@ -9,9 +9,10 @@ use crate::client::{self, Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
-use crate::controllers::workloads::new_pod::NewPod;
+use crate::controllers::workloads::creations::{Creations, PodOwner, ownership_changes};
+use crate::controllers::workloads::new_pod::{NewPod, NewPodMeta};
 use crate::events::Recorder;
-use crate::objects::{Meta, Object, ObjectKey, Pod, Resource, Written};
+use crate::objects::{Meta, Object, ObjectKey, PartialObjectMetadata, Pod, Resource};
 
 /// The delays before repeats of a delete whose outcome is unknown: a server that restarts may be
 /// back by then.
@@ -26,11 +27,18 @@ pub struct PodControl {
     recorder: Recorder,
     clock: SharedClock,
     written: Option<Arc<Consistency>>,
+    creations: Arc<Creations>,
 }
 
 impl PodControl {
     pub fn new(client: Client, recorder: Recorder, clock: SharedClock) -> PodControl {
-        PodControl { client, recorder, clock, written: None }
+        let creations = Arc::new(Creations::new(clock.clone()));
+        PodControl { client, recorder, clock, written: None, creations }
+    }
+
+    /// The owners that have to wait before their next creation.
+    pub fn creations(&self) -> &Arc<Creations> {
+        &self.creations
     }
 
     /// Each write of a pod is recorded in `consistency`, under its owner. Upstream: `OnWrite`.
@@ -42,20 +50,27 @@ impl PodControl {
     /// Creates a pod. Refuses one without labels, those of its controller included.
     /// Events: `SuccessfulCreate`, `FailedCreate`; no event for a refused pod, or when the
     /// namespace is terminating.
-    pub async fn create<O: Object + Resource>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// Also when the pod was created and `owner` does not recognise it, with
+    /// [`Error::Wait`]; the next creation then has to wait: see [`Creations`].
+    pub async fn create<O: PodOwner>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
         if pod.metadata.labels.is_empty() {
             return Err(Error::other("unable to create pods, no labels"));
         }
         let meta = owner.meta();
+        let permit = self.creations.allow(meta)?;
         // The pod itself arrives by the watch.
         let pods = self.client.resource(&Pod::RESOURCE);
-        match pods.create_for_metadata(&meta.namespace, pod).await {
-            Ok(Written { meta: created }) => {
+        match pods.create_for_whole_metadata(&meta.namespace, pod).await {
+            Ok(PartialObjectMetadata { meta: created }) => {
                 self.wrote(meta, created.resource_version);
                 log::debug!("{}: created pod {}", meta.key(), created.name);
                 let message = format!("Created pod: {}", created.name);
                 self.recorder.normal(owner, "SuccessfulCreate", message);
-                Ok(())
+                let (named, changes) =
+                    (("Pod", &*created.name), changes(owner, &pod.metadata, &created));
+                self.creations.created(owner, permit, &self.recorder, named, &changes)
             }
             Err(error) => {
                 self.doubt(meta, &error);
@@ -127,6 +142,27 @@ impl PodControl {
             consistency.wrote_at(&owner.key(), &owner.uid, &Pod::RESOURCE, version);
         }
     }
+}
+
+/// Why `owner` does not recognise a pod that it sent with `sent`; nothing if it does.
+pub fn changes<O: PodOwner>(owner: &O, sent: &NewPodMeta, created: &Meta) -> Vec<String> {
+    let mut changes = ownership_changes(owner.meta(), owner.selector(), &sent.labels, created);
+    if let Some(name) = O::FINALIZER
+        && sent.finalizers.iter().any(|finalizer| finalizer == name)
+        && !created.has_finalizer(name)
+    {
+        changes.push(format!("finalizer {name:?} is missing"));
+    }
+    if let Some(name) = O::ANNOTATION
+        && let Some(value) = sent.annotations.get(name)
+    {
+        match created.annotations.get(name) {
+            Some(now) if now == value => {}
+            Some(now) => changes.push(format!("annotation {name:?} is {now:?}")),
+            None => changes.push(format!("annotation {name:?} is missing")),
+        }
+    }
+    changes
 }
 
 /// Whether a failed delete found no such pod: the name is free, or belongs to another uid.
@@ -276,12 +312,14 @@ pub(super) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::testing::{Heard, NoSink, forgetful};
+    use serde_json::{from_value, json};
+
+    use super::testing::{Heard, NoSink, answering, forgetful};
     use super::*;
     use crate::clock::{Clock, FakeClock};
-    use crate::objects::{ReplicaSet, Template, Timestamp};
+    use crate::objects::{Job, ReplicaSet, Template, Timestamp};
     use futures_lite::FutureExt;
     use futures_lite::future::{block_on, pending, yield_now};
 
@@ -301,6 +339,69 @@ mod tests {
         pod.metadata.set_label("a", "b");
         block_on(control.create(&set, &pod)).unwrap_err();
         assert_eq!((requests.load(Ordering::SeqCst), heard.take().len()), (1, 1));
+    }
+
+    #[test]
+    fn a_pod_that_comes_back_changed_delays_the_next() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = requests.clone();
+        let client = block_on(answering(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let owner =
+                json!({ "kind": "ReplicaSet", "name": "s", "uid": "u", "controller": true });
+            let meta = json!({ "name": "s-1", "resourceVersion": "7", "ownerReferences": [owner] });
+            (201, json!({ "metadata": meta }))
+        }));
+        let heard = Arc::new(Heard::default());
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let control = PodControl::new(client, Recorder::to_sink(heard.clone()), clock.clone());
+        let set: ReplicaSet = from_value(json!({
+            "metadata": { "namespace": "ns", "name": "s", "uid": "u" },
+            "spec": {
+                "selector": { "matchLabels": { "a": "b" } },
+                "template": { "metadata": { "labels": { "a": "b" } } },
+            },
+        }))
+        .unwrap();
+        let pod = NewPod::of::<ReplicaSet>(&set.meta, &set.spec.template).unwrap();
+        let create = || block_on(control.create(&set, &pod)).unwrap_err().wait();
+        assert_eq!(create(), Some(Duration::from_secs(1)));
+        let said = heard.take();
+        assert_eq!((said.len(), &*said[0]), (2, "Normal SuccessfulCreate Created pod: s-1"));
+        let what = "does not recognise it: label \"a\" is missing;";
+        assert!(said[1].starts_with("Warning CreatedObjectChanged"), "{said:?}");
+        assert!(said[1].contains(what), "{said:?}");
+        assert_eq!(create(), Some(Duration::from_secs(1)));
+        assert_eq!((requests.load(Ordering::SeqCst), heard.take().len()), (1, 0));
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(create(), Some(Duration::from_secs(2)));
+        assert_eq!(requests.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_job_does_not_recognise_a_pod_without_its_marks() {
+        let job: Job = from_value(json!({ "metadata": { "uid": "u" } })).unwrap();
+        let mut pod = NewPod::of::<Job>(&job.meta, &Template::default()).unwrap();
+        let (finalizer, index) = (Job::FINALIZER.unwrap(), Job::ANNOTATION.unwrap());
+        pod.metadata.add_finalizer(finalizer);
+        pod.metadata.set_annotation(index, "3");
+        let owners = json!([{ "kind": "Job", "name": "j", "uid": "u", "controller": true }]);
+        for (finalizers, annotations, expected) in [
+            (json!([finalizer, "x/y"]), json!({ index: "3", "more": "" }), vec![]),
+            (json!([]), json!({ index: "3" }), vec![format!("finalizer {finalizer:?} is missing")]),
+            (
+                json!([finalizer]),
+                json!({ index: "4" }),
+                vec![format!("annotation {index:?} is \"4\"")],
+            ),
+            (json!([finalizer]), json!({}), vec![format!("annotation {index:?} is missing")]),
+        ] {
+            let created: Meta = from_value(json!({
+                "ownerReferences": owners, "finalizers": finalizers, "annotations": annotations,
+            }))
+            .unwrap();
+            assert_eq!(changes(&job, &pod.metadata, &created), expected);
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue};
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::creations::PodOwner;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
@@ -30,7 +31,7 @@ use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{
-    ControllerRevision, DaemonSet, Istr, Node, ObjectKey, Pod, Resource, Selector,
+    ControllerRevision, DaemonSet, Istr, LabelSelector, Node, ObjectKey, Pod, Resource, Selector,
 };
 
 /// The most pods that one sync creates, and the most that it deletes. Upstream: `BurstReplicas`.
@@ -61,6 +62,12 @@ struct DaemonSets {
     comparison: bool,
 }
 
+impl PodOwner for DaemonSet {
+    fn selector(&self) -> Option<&LabelSelector> {
+        self.spec.selector.as_ref()
+    }
+}
+
 /// Upstream: `NewDaemonSetsController`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();
@@ -76,12 +83,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let mut records = OwnerRecords::default();
     let consistency = records.add(consistency);
     let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
+    let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
+    records.share(pod_control.creations());
     let queue = c.queue(QueuePolicy::default().paced());
     let node_queue = c.queue_named("daemonset-node-updates", QueuePolicy::default());
     let this = Arc::new(DaemonSets {
         client: c.client(),
         recorder: c.recorder(),
-        pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
+        pod_control: pod_control.recording(&consistency),
         sets: sets.clone(),
         pods: pods.clone(),
         nodes: nodes.clone(),

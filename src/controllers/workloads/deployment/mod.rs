@@ -22,6 +22,7 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Queue;
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::creations::Creations;
 use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::controllers::workloads::ref_manager::{
     ControllerRefManager, controller_index, owned_or_orphaned,
@@ -47,6 +48,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         recorder: c.recorder(),
         clock: c.clock(),
         consistency: Consistency::default().with(&deployments).with(&replica_sets),
+        creations: Creations::new(c.clock()),
         deployments: deployments.clone(),
         replica_sets: replica_sets.clone(),
         pods: pods.clone(),
@@ -66,6 +68,7 @@ struct DeploymentController {
     recorder: Recorder,
     clock: SharedClock,
     consistency: Consistency,
+    creations: Creations,
     deployments: Lister<Deployment>,
     replica_sets: Lister<ReplicaSet>,
     pods: Lister<Pod>,
@@ -88,6 +91,7 @@ impl DeploymentController {
     async fn sync_deployment(&self, key: &ObjectKey) -> SyncResult {
         let Some(cached) = self.deployments.get(key) else {
             self.consistency.forget(key, None);
+            self.creations.forget(key, None);
             return Ok(Next::Done);
         };
         self.consistency.ensure_ready(key)?;

@@ -11,10 +11,11 @@ use super::rollback::rollback_to;
 use super::scaling::{self, Share};
 use super::sets::{Owned, Sets, beyond_history, by_size_newer, by_size_older};
 use super::status::{self, PROGRESSING};
-use super::template::{HASH_LABEL, equal_ignoring_hash, hash, replica_set_name};
+use super::template::{HASH_LABEL, differences, equal_ignoring_hash, hash, replica_set_name};
 use crate::client::{self, Delete, Patch};
+use crate::controllers::workloads::creations::ownership_changes;
 use crate::controllers::{Error, Next, SyncResult};
-use crate::objects::{Deployment, ReplicaSet, Resource, ResourceType};
+use crate::objects::{Deployment, Labels, ReplicaSet, Resource, ResourceType, from_json};
 
 impl DeploymentController {
     /// Only the status; of a Deployment that is being deleted. Upstream: `syncStatusOnly`.
@@ -101,7 +102,14 @@ impl DeploymentController {
     ) -> Result<Sets, Error> {
         let mut sets = self.sync_sets(deployment, owned).await?;
         if sets.new.is_none() {
-            let created = self.create_new(deployment, &sets).await?;
+            let created = match self.create_new(deployment, &sets).await {
+                // Meanwhile the status follows the old ones.
+                Err(error) if error.wait().is_some() => {
+                    self.sync_status(deployment, &sets).await?;
+                    return Err(error);
+                }
+                created => created?,
+            };
             owned.push(created.clone());
             sets.new = Some(created);
         }
@@ -113,6 +121,7 @@ impl DeploymentController {
         deployment: &mut Deployment,
         sets: &Sets,
     ) -> Result<Arc<ReplicaSet>, Error> {
+        let permit = self.creations.allow(&deployment.meta)?;
         let hash = hash(&deployment.spec.template, deployment.status.collision_count);
         let name = replica_set_name(&deployment.meta.name, &hash);
         let desired = deployment.replicas();
@@ -144,6 +153,17 @@ impl DeploymentController {
         if size > 0 {
             let message = format!("Scaled up replica set {name} from 0 to {size}");
             self.recorder.normal(deployment, "ScalingReplicaSet", message);
+        }
+        let changes = changes(deployment, &body, &created);
+        let (named, recorder) = (("ReplicaSet", &*name), &self.recorder);
+        if let Err(wait) = self.creations.created(deployment, permit, recorder, named, &changes) {
+            set_revision(deployment, &revision.to_string());
+            if status::progress_deadline(deployment).is_some() {
+                let reason = status::FAILED_CREATE;
+                self.set_progressing(deployment, "False", reason, wait.message());
+            }
+            self.write_status(deployment).await?;
+            return Err(wait);
         }
         let mut changed = set_revision(deployment, &revision.to_string());
         if status::progress_deadline(deployment).is_some() {
@@ -414,6 +434,15 @@ fn new_replica_set(
         body["spec"]["minReadySeconds"] = spec.min_ready_seconds.into();
     }
     body
+}
+
+/// Why `deployment` does not take a new ReplicaSet, which was sent as `sent`, as its newest.
+fn changes(deployment: &Deployment, sent: &Value, created: &ReplicaSet) -> Vec<String> {
+    let labels: Labels = from_json(&sent["metadata"]["labels"].to_string()).unwrap_or_default();
+    let selector = deployment.spec.selector.as_ref();
+    let mut changes = ownership_changes(&deployment.meta, selector, &labels, &created.meta);
+    changes.extend(differences(&deployment.spec.template, &created.spec.template));
+    changes
 }
 
 /// The new ReplicaSet has all the pods, knows so, and all are available. Upstream: `IsSaturated`.

@@ -71,6 +71,41 @@ pub(super) fn equal_ignoring_hash(one: &Template, other: &Template) -> bool {
     digest(one) == digest(other)
 }
 
+/// The places below `spec.template` at which `other` differs from `one`; none where both are equal
+/// but for their hash labels.
+pub(super) fn differences(one: &Template, other: &Template) -> Vec<String> {
+    let mut places = Vec::new();
+    if !equal_ignoring_hash(one, other) {
+        compare("spec.template", &canonical(one), &canonical(other), &mut places);
+    }
+    places
+}
+
+/// Adds the places at which two values differ.
+fn compare(place: &str, one: &Value, other: &Value, places: &mut Vec<String>) {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let added = other.keys().filter(|key| !one.contains_key(*key));
+            for key in one.keys().chain(added) {
+                let (here, there) = (one.get(key), other.get(key));
+                let null = &Value::Null;
+                let place = format!("{place}.{key}");
+                compare(&place, here.unwrap_or(null), there.unwrap_or(null), places);
+            }
+        }
+        (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
+            for (index, (one, other)) in one.iter().zip(other).enumerate() {
+                compare(&format!("{place}[{index}]"), one, other, places);
+            }
+        }
+        (Value::Null, Value::Null) => {}
+        (_, Value::Null) => places.push(format!("{place} is missing")),
+        (Value::Null, _) => places.push(format!("{place} is new")),
+        _ if one == other => {}
+        _ => places.push(format!("{place} is changed")),
+    }
+}
+
 /// Of the canonical form: a sync compares the templates of all its ReplicaSets, which hardly ever
 /// change.
 fn digest(template: &Template) -> u128 {
@@ -222,6 +257,24 @@ mod tests {
             let (a, b) = (template(one), template(other));
             assert_eq!(equal_ignoring_hash(&a, &b), same, "{one} {other}");
         }
+    }
+
+    #[test]
+    fn differences_name_their_places() {
+        let one = r#"{"metadata":{"labels":{"app":"a"}},
+            "spec":{"containers":[{"name":"c","image":"x","env":[]}],"old":1,"list":[1]}}"#;
+        let other = r#"{"metadata":{"labels":{"app":"a","pod-template-hash":"h"}},
+            "spec":{"containers":[{"name":"c","image":"m/x"}],"fresh":1,"list":[1,2]}}"#;
+        assert_eq!(
+            differences(&template(one), &template(other)),
+            [
+                "spec.template.spec.containers[0].image is changed",
+                "spec.template.spec.list is changed",
+                "spec.template.spec.old is missing",
+                "spec.template.spec.fresh is new",
+            ]
+        );
+        assert!(differences(&template(one), &template(one)).is_empty());
     }
 
     #[test]

@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::backoff::BackoffStore;
+use self::indexes::COMPLETION_INDEX;
 use self::orphans::Orphans;
 use self::released::Released;
 use self::sync_state::TRACKING;
@@ -41,13 +42,14 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue, keys};
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::creations::PodOwner;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::owner_records::{OwnerRecord, OwnerRecords};
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy};
 use crate::events::Recorder;
-use crate::objects::{Job, ObjectKey, Pod, Selector, Timestamp, Uid};
+use crate::objects::{Job, LabelSelector, ObjectKey, Pod, Selector, Timestamp, Uid};
 use crate::workqueue::exponential_failure_rate_limiter;
 
 /// Changes of pods and of a Job's status queue the Job this long after the first of them.
@@ -90,6 +92,15 @@ impl OwnerRecord for Finished {
     }
 }
 
+impl PodOwner for Job {
+    const FINALIZER: Option<&'static str> = Some(TRACKING);
+    const ANNOTATION: Option<&'static str> = Some(COMPLETION_INDEX);
+
+    fn selector(&self) -> Option<&LabelSelector> {
+        self.spec.selector.as_ref()
+    }
+}
+
 /// The controller `job-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
@@ -110,11 +121,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)),
     );
     let groups = c.feature("WorkloadWithJob").then(|| Groups::new(c));
+    let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
+    records.share(pod_control.creations());
     let this = Arc::new(Jobs {
         client: c.client(),
         clock: c.clock(),
         recorder: c.recorder(),
-        pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
+        pod_control: pod_control.recording(&consistency),
         jobs: jobs.clone(),
         pods: pods.clone(),
         queue: queue.clone(),

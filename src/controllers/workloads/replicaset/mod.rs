@@ -12,20 +12,22 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::creations::PodOwner;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::objects::{
-    Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController, Selector, WholeMeta,
+    LabelSelector, Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController,
+    Selector, WholeMeta,
 };
 
 /// The most pods that one sync creates or deletes. Upstream: `BurstReplicas`.
 const BURST_REPLICAS: usize = 500;
 
 /// A kind that asks for a number of pods.
-pub trait Replicating: WholeMeta {
+pub trait Replicating: WholeMeta + PodOwner {
     /// Whether the status counts pods that are being deleted.
     const COUNTS_TERMINATING: bool;
     fn spec(&self) -> &ReplicaSetSpec;
@@ -34,6 +36,18 @@ pub trait Replicating: WholeMeta {
     /// The wanted number of pods; 1 when the spec does not say.
     fn replicas(&self) -> i32 {
         self.spec().replicas.unwrap_or(1)
+    }
+}
+
+impl PodOwner for ReplicaSet {
+    fn selector(&self) -> Option<&LabelSelector> {
+        self.spec.selector.as_ref()
+    }
+}
+
+impl PodOwner for ReplicationController {
+    fn selector(&self) -> Option<&LabelSelector> {
+        self.spec.selector.as_ref()
     }
 }
 
@@ -91,8 +105,10 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     let mut records = OwnerRecords::default();
     let consistency = records.add(consistency);
     let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
+    let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
+    records.share(pod_control.creations());
     let this = Arc::new(ReplicaSets {
-        pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
+        pod_control: pod_control.recording(&consistency),
         client: c.client(),
         sets: sets.clone(),
         pods: pods.clone(),

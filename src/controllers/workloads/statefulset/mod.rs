@@ -17,11 +17,14 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::creations::{Creations, PodOwner};
 use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::events::Recorder;
-use crate::objects::{ControllerRevision, PersistentVolumeClaim, Pod, Selector, StatefulSet};
+use crate::objects::{
+    ControllerRevision, LabelSelector, PersistentVolumeClaim, Pod, Selector, StatefulSet,
+};
 
 struct StatefulSets {
     client: Client,
@@ -32,11 +35,18 @@ struct StatefulSets {
     claims: Lister<PersistentVolumeClaim>,
     revisions: Lister<ControllerRevision>,
     consistency: Arc<Consistency>,
+    creations: Arc<Creations>,
     records: OwnerRecords,
     /// Whether an update may replace more than one pod at a time.
     honours_max_unavailable: bool,
     /// Whether a revision that another version of the manager wrote may be the current one.
     compares_semantically: bool,
+}
+
+impl PodOwner for StatefulSet {
+    fn selector(&self) -> Option<&LabelSelector> {
+        self.spec.selector.as_ref()
+    }
 }
 
 /// The controller `statefulset-controller`. Upstream: `NewStatefulSetController`.
@@ -61,6 +71,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         claims: claims.clone(),
         revisions,
         consistency: records.add(consistency),
+        creations: records.add(Creations::new(c.clock())),
         records,
         honours_max_unavailable: c.feature("MaxUnavailableStatefulSet"),
         compares_semantically: c.feature("StatefulSetSemanticRevisionComparison"),

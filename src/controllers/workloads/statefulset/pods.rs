@@ -16,6 +16,7 @@ use super::retention::Owners;
 use super::revisions::Revisions;
 use crate::client::Delete;
 use crate::controllers::Error;
+use crate::controllers::workloads::pod_control::changes;
 use crate::lookup::Lookup;
 use crate::objects::{
     ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid, from_json,
@@ -58,6 +59,7 @@ impl StatefulSets {
         ordinal: i32,
     ) -> Result<(), Error> {
         let name = pod_name(set, ordinal);
+        let permit = self.creations.allow(&set.meta)?;
         let claims = self.create_claims(set, &name, ordinal).await;
         if claims.is_err() {
             self.record_pod(set, "Create", &name, &claims);
@@ -69,7 +71,7 @@ impl StatefulSets {
         };
         let pod = new_pod(set, &revision.template, &revision.name, ordinal)?;
         let pods = self.client.resource(&Pod::RESOURCE);
-        let created = pods.create_for_metadata(&set.meta.namespace, &pod).await;
+        let created = pods.create_for_whole_metadata(&set.meta.namespace, &pod).await;
         if let Err(error) = &created
             && error.is_already_exists()
         {
@@ -77,8 +79,10 @@ impl StatefulSets {
             // first.
             return created.map(drop).map_err(Error::from);
         }
+        let mut changed = None;
         let created = created.map_err(Error::from).map(|created| {
             self.wrote::<Pod>(set, created.meta.resource_version);
+            changed = Some(changes(set, &pod.metadata, &created.meta));
         });
         let owned = self.update_claim_owners(set, &name, &Uid::default(), ordinal).await;
         if owned.is_err() {
@@ -86,7 +90,8 @@ impl StatefulSets {
             return owned;
         }
         self.record_pod(set, "Create", &name, &created);
-        created
+        let Some(changes) = changed else { return created };
+        self.creations.created(set, permit, &self.recorder, ("Pod", &name), &changes)
     }
 
     /// Deletes this pod, but not another one that has its name by now. Upstream:

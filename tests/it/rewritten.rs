@@ -1,0 +1,305 @@
+//! New objects that a mutating webhook changes: those that their controller does not recognise come
+//! slower and slower, and an event says what was changed.
+
+use kube_controller_manager::client::{Delete, ListOptions};
+use kube_controller_manager::objects::{
+    Deployment, Job, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
+};
+use serde_json::{Value, json};
+
+use crate::env::*;
+use crate::kinds;
+
+const POLICIES: ResourceType = ResourceType::fixed(
+    "admissionregistration.k8s.io",
+    "v1",
+    "MutatingAdmissionPolicy",
+    "mutatingadmissionpolicies",
+    false,
+);
+const POLICY_BINDINGS: ResourceType = ResourceType::fixed(
+    "admissionregistration.k8s.io",
+    "v1",
+    "MutatingAdmissionPolicyBinding",
+    "mutatingadmissionpolicybindings",
+    false,
+);
+/// The name of the policy that stands for the webhook on a real API server.
+const REWRITER: &str = "rewriter";
+/// The reason of the event about an object that is not recognised.
+const CHANGED: &str = "CreatedObjectChanged";
+const CONTROLLERS: &str =
+    "--controllers=daemonset,deployment,job,replicaset,replicationcontroller,statefulset";
+
+/// A change of each new object of a resource whose label `app` begins with `app`.
+struct Rewrite<'a> {
+    resource: &'a ResourceType,
+    app: &'static str,
+    /// JSON pointers, and the new texts; `None`: the field is removed.
+    changes: &'static [(&'static str, Option<&'static str>)],
+}
+
+impl Rewrite<'_> {
+    fn applies_to(&self, object: &Value) -> bool {
+        let app = object["metadata"]["labels"]["app"].as_str();
+        app.is_some_and(|app| app.starts_with(self.app))
+    }
+
+    /// The change on the sandbox.
+    fn on_sandbox(&self) -> impl Fn(&mut Value) + Send + 'static {
+        let Rewrite { app, changes, .. } = *self;
+        let resource = self.resource.clone();
+        move |object| {
+            let rewrite = Rewrite { resource: &resource, app, changes };
+            if !rewrite.applies_to(object) {
+                return;
+            }
+            for (pointer, text) in changes {
+                let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
+                let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
+                let (parent, key) = (parent.expect("an object"), key.replace("~1", "/"));
+                match text {
+                    Some(text) => _ = parent.insert(key, (*text).into()),
+                    None => _ = parent.remove(&key),
+                }
+            }
+        }
+    }
+
+    /// The policy that does the same on a real API server.
+    fn policy(&self) -> Value {
+        let mutation = |(pointer, text): &(&str, Option<&str>)| {
+            let patch = match text {
+                Some(text) => format!(r#"{{op: "add", path: "{pointer}", value: "{text}"}}"#),
+                None => format!(r#"{{op: "remove", path: "{pointer}"}}"#),
+            };
+            let expression = format!("[JSONPatch{patch}]");
+            json!({ "patchType": "JSONPatch", "jsonPatch": { "expression": expression } })
+        };
+        let rule = json!({
+            "apiGroups": [self.resource.group], "apiVersions": [self.resource.version],
+            "resources": [self.resource.plural], "operations": ["CREATE"],
+        });
+        let condition = format!(
+            r#"has(object.metadata.labels) && "app" in object.metadata.labels
+               && object.metadata.labels["app"].startsWith("{}")"#,
+            self.app
+        );
+        json!({
+            "apiVersion": POLICIES.api_version(), "kind": POLICIES.kind,
+            "metadata": { "name": REWRITER },
+            "spec": {
+                "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+                "matchConstraints": { "resourceRules": [rule] },
+                "matchConditions": [{ "name": "app", "expression": condition }],
+                "mutations": self.changes.iter().map(mutation).collect::<Vec<_>>(),
+            },
+        })
+    }
+
+    /// Puts the change in place. `probe`: an object that it changes, to be created in vain until it
+    /// comes back changed.
+    async fn begin(&self, env: &Site, probe: Value) {
+        assert!(self.applies_to(&probe), "{probe}");
+        if let Some(faults) = &env.faults {
+            return faults.rewrite(&self.resource.plural, self.on_sandbox());
+        }
+        let binding = json!({
+            "apiVersion": POLICY_BINDINGS.api_version(), "kind": POLICY_BINDINGS.kind,
+            "metadata": { "name": REWRITER }, "spec": { "policyName": REWRITER },
+        });
+        for (resource, body) in [(&POLICIES, self.policy()), (&POLICY_BINDINGS, binding)] {
+            env.client.resource(resource).create::<Value>("", &body).await.expect("create");
+        }
+        let (verbs, key) = (env.client.resource(self.resource), ObjectKey::new("default", "probe"));
+        eventually(&env.clock, "new objects are changed", || async {
+            let _ = verbs.delete(&key, Delete::new().grace_period(0)).await;
+            let created = verbs.create::<Value>("default", &probe).await;
+            let created = created.map_err(|error| error.to_string())?;
+            let is_changed = self
+                .changes
+                .iter()
+                .all(|(pointer, text)| created.pointer(pointer).and_then(Value::as_str) == *text);
+            if is_changed { Ok(()) } else { Err(created.to_string()) }
+        })
+        .await;
+        verbs.delete(&key, Delete::new().grace_period(0)).await.expect("delete");
+    }
+
+    async fn end(&self, env: &Site) {
+        match &env.faults {
+            Some(faults) => faults.clear(),
+            None => {
+                for resource in [&POLICY_BINDINGS, &POLICIES] {
+                    let key = ObjectKey::cluster(REWRITER);
+                    env.client
+                        .resource(resource)
+                        .delete(&key, Delete::new())
+                        .await
+                        .expect("delete");
+                }
+            }
+        }
+    }
+}
+
+/// The messages of the events about `name` with the reason [`CHANGED`].
+async fn changes_reported(env: &Site, name: &str) -> Vec<String> {
+    let events = env.client.resource(&kinds::EVENTS);
+    let events = events.list::<Value>(None, &ListOptions::default()).await.expect("list").items;
+    let about = events
+        .iter()
+        .filter(|event| event["involvedObject"]["name"] == name && event["reason"] == CHANGED);
+    about.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// Waits for the event after the third object in a row that `name` does not recognise.
+async fn waits_longer(env: &Site, name: &str) {
+    has_event(env, name, CHANGED, "; it creates no other for 4 s, or until its spec changes").await;
+}
+
+fn template(app: &str) -> Value {
+    json!({
+        "metadata": { "labels": { "app": app } },
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{ "name": "main", "image": "x:1" }],
+        },
+    })
+}
+
+fn probe(app: &str) -> Value {
+    let mut probe = template(app);
+    probe["apiVersion"] = "v1".into();
+    probe["kind"] = "Pod".into();
+    probe["metadata"]["name"] = "probe".into();
+    probe
+}
+
+/// An owner of pods, which has its own name as their label `app`.
+fn owner(api_version: &str, kind: &str, name: &str, spec: Value) -> Value {
+    let selector = match kind {
+        "ReplicationController" => json!({ "app": name }),
+        _ => json!({ "matchLabels": { "app": name } }),
+    };
+    let mut object = json!({
+        "apiVersion": api_version, "kind": kind,
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": { "selector": selector, "template": template(name) },
+    });
+    object["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    object
+}
+
+#[test]
+fn pods_that_lose_their_labels_come_slower_and_slower() {
+    everywhere("rewritten-pods", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let changes = &[("/metadata/labels/app", None)];
+        let rewrite = Rewrite { resource: &Pod::RESOURCE, app: "lost", changes };
+        rewrite.begin(env, probe("lost")).await;
+        let mut job = owner(
+            "batch/v1",
+            "Job",
+            "lost-job",
+            json!({ "manualSelector": true, "parallelism": 2, "completions": 2 }),
+        );
+        job["spec"]["template"]["spec"]["restartPolicy"] = "Never".into();
+        let two = json!({ "replicas": 2 });
+        let owners = [
+            owner("apps/v1", "ReplicaSet", "lost-set", two.clone()),
+            owner("v1", "ReplicationController", "lost-controller", two),
+            owner("apps/v1", "DaemonSet", "lost-daemon", json!({})),
+            job,
+        ];
+        for owner in &owners {
+            create(&env.client, owner.clone()).await;
+        }
+        for owner in &owners {
+            let name = owner["metadata"]["name"].as_str().unwrap();
+            waits_longer(env, name).await;
+            let prefix = format!("{name}-");
+            let pods = env.pods().await;
+            let made = pods.iter().filter(|pod| pod.meta.name.starts_with(&prefix)).count();
+            let reported = changes_reported(env, name).await;
+            let what = r#"label "app" is missing"#;
+            assert!(reported.iter().all(|message| message.contains(what)), "{reported:?}");
+            // The event about the last pod may still be on its way.
+            assert!(made <= reported.len() + 1, "{made} pods of {name}, {reported:?}");
+        }
+
+        rewrite.end(env).await;
+        merge::<ReplicaSet>(&env.client, "lost-set", json!({ "spec": { "replicas": 3 } })).await;
+        merge::<Job>(&env.client, "lost-job", json!({ "spec": { "parallelism": 1 } })).await;
+        eventually(&env.clock, "a new spec ends the wait", || async {
+            let pods = env.pods().await;
+            let of =
+                |app| pods.iter().filter(|pod| pod.meta.labels.get("app") == Some(app)).count();
+            let found = (of("lost-set"), of("lost-job"));
+            if found == (3, 1) { Ok(()) } else { Err(format!("{found:?}")) }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn replica_sets_whose_template_is_rewritten_come_slower_and_slower() {
+    everywhere("rewritten-sets", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let rewrite = Rewrite {
+            resource: &ReplicaSet::RESOURCE,
+            app: "web",
+            changes: &[("/spec/template/spec/containers/0/image", Some("mirror/web:1"))],
+        };
+        let mut probe = owner("apps/v1", "ReplicaSet", "web", json!({ "replicas": 0 }));
+        probe["metadata"] = json!({ "name": "probe", "labels": { "app": "web" } });
+        rewrite.begin(env, probe).await;
+        create(&env.client, deployment("web", 2, "web:1")).await;
+        waits_longer(env, "web").await;
+        let sets: Vec<ReplicaSet> = list(&env.client).await;
+        let reported = changes_reported(env, "web").await;
+        let what = "spec.template.spec.containers[0].image is changed";
+        assert!(reported.iter().all(|message| message.contains(what)), "{reported:?}");
+        assert!(sets.len() <= reported.len() + 1, "{} ReplicaSets, {reported:?}", sets.len());
+        let deployment: Deployment =
+            env.client.get(&ObjectKey::new("default", "web")).await.expect("get");
+        let status = &deployment.status;
+        assert_eq!(status.observed_generation, Some(deployment.meta.generation), "{status:?}");
+
+        rewrite.end(env).await;
+        merge::<Deployment>(&env.client, "web", set_image("web:2")).await;
+        rolled_out(&env.client, &env.clock, "web").await;
+    });
+}
+
+#[test]
+fn changes_by_which_an_object_is_still_recognised_delay_nothing() {
+    everywhere("rewritten-harmless", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let rewrite = Rewrite {
+            resource: &Pod::RESOURCE,
+            app: "fine",
+            changes: &[
+                ("/metadata/labels/injected", Some("yes")),
+                ("/spec/containers/0/image", Some("mirror/fine:1")),
+            ],
+        };
+        rewrite.begin(env, probe("fine")).await;
+        create(&env.client, deployment("fine", 5, "fine:1")).await;
+        rolled_out(&env.client, &env.clock, "fine").await;
+        let set = json!({ "replicas": 2, "serviceName": "s" });
+        create(&env.client, owner("apps/v1", "StatefulSet", "fine-set", set)).await;
+        eventually(&env.clock, "its pods are created", || async {
+            let pods = env.pods().await;
+            let injected = pods.iter().filter(|pod| pod.meta.labels.contains_key("injected"));
+            let found = injected.count();
+            if found == 7 { Ok(()) } else { Err(found.to_string()) }
+        })
+        .await;
+        has_event(env, "fine-set", "SuccessfulCreate", "successful").await;
+        let events = env.client.resource(&kinds::EVENTS);
+        let events = events.list::<Value>(None, &ListOptions::default()).await.expect("list").items;
+        assert!(events.iter().all(|event| event["reason"] != CHANGED), "{events:#?}");
+        rewrite.end(env).await;
+    });
+}
