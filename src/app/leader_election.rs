@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::cache::History;
 use crate::client::{Client, Guard};
 use crate::clock::SharedClock;
 use crate::events::EventBroadcaster;
@@ -22,6 +23,8 @@ pub struct Contender<'a> {
     pub client: &'a Client,
     pub clock: &'a SharedClock,
     pub identity: &'a str,
+    /// Records a Lease that is older than before.
+    pub history: &'a History,
     /// Ends all elections.
     pub stop: &'a StopToken,
 }
@@ -53,6 +56,8 @@ impl Contender<'_> {
         let events = EventBroadcaster::new(self.client.clone(), self.clock.clone());
         let recorder = events.recorder(PROGRAM);
         let lock = LeaseLock::new(self.client, key, self.identity.into(), Some(recorder));
+        let (history, clock) = (self.history.clone(), self.clock.clone());
+        let lock = lock.on_lost_versions(move || history.lost(history.losses(), clock.monotonic()));
         let config = Config {
             lock: Arc::new(lock),
             lease_duration: options.leader_elect_lease_duration,

@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cache::History;
 use crate::client::Guard;
 use crate::clock::{SharedClock, SystemClock};
 use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
@@ -210,6 +211,7 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
         migration,
         lease,
         running,
+        history: History::default(),
         shadow,
     };
     Ok(Some(Served { context, main, second, stop, tasks, serving }))
@@ -242,7 +244,7 @@ async fn run_without_lease(served: &Served) -> Option<String> {
 /// these. `Err`: as [`settled`].
 async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, Vec<String>> {
     let Served { context, second, stop, tasks, serving, .. } = served;
-    let RunContext { options, connection, clock, health, .. } = context;
+    let RunContext { options, connection, clock, health, history, .. } = context;
     // Stops with the signal, and when the work ends by itself.
     let leading = stop.child();
     let failure = Arc::new(Mutex::new(None));
@@ -266,7 +268,7 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
     };
     let client = &connection.client(&user_agent("leader-election")).for_lease();
     let identity = &new_identity();
-    let contender = Contender { options, client, clock, identity, stop: &leading };
+    let contender = Contender { options, client, clock, identity, history, stop: &leading };
     let coordinated = Contender::is_coordinated(options);
     if coordinated {
         let candidate = LeaseCandidate::new(options, connection, identity, clock)

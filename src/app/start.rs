@@ -16,7 +16,7 @@ use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
 use super::service_accounts;
-use crate::cache::SharedInformerFactory;
+use crate::cache::{History, SharedInformerFactory};
 use crate::clock::SharedClock;
 use crate::controllers::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugHandler,
@@ -56,6 +56,8 @@ pub struct RunContext {
     pub lease: Lease,
     /// Opens when controllers have been started under the main lease.
     pub running: Latch,
+    /// The losses of versions that the caches and the election notice.
+    pub history: History,
     /// In shadow mode: compares this manager with the manager in charge.
     pub shadow: Option<Shadow>,
 }
@@ -106,7 +108,8 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
         Some(shadow) => shadow.tap(source),
         None => source,
     };
-    let factory = SharedInformerFactory::with_resync(source, clock.clone(), resync_period(options));
+    let (resync, history) = (resync_period(options), started.history.clone());
+    let factory = SharedInformerFactory::with_history(source, clock.clone(), resync, history);
     let context = ControllerContext::new(ControllerContextParts {
         options: options.clone(),
         factory: factory.clone(),
@@ -460,6 +463,7 @@ mod tests {
             migration: None,
             lease: Lease::Main,
             running: Latch::new(),
+            history: History::default(),
             shadow: None,
         };
         let ended = block_on(crate::app::run_controllers(started, StopToken::new()));

@@ -396,10 +396,15 @@ impl DeltaFifo {
         state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new), known });
     }
 
-    /// Writes an item of the list.
-    pub fn replace_item(&self, object: Arc<dyn AnyObject>) {
+    /// Writes an item of the list. Returns whether it is older than the known state of the object,
+    /// as no later list is of a server that has kept all versions.
+    pub fn replace_item(&self, object: Arc<dyn AnyObject>) -> bool {
         let key = object.meta().key();
         let mut state = self.lock();
+        let is_older = self.newest(&state, &key).is_some_and(|known| {
+            let (known, listed) = (known.meta(), object.meta());
+            known.uid == listed.uid && known.resource_version > listed.resource_version
+        });
         let mut delta: fn(Arc<dyn AnyObject>) -> Delta = Delta::Replaced;
         if let Some(Replacing { seen, known }) = &mut state.replacing {
             if *known == Known::Doubtful {
@@ -410,6 +415,7 @@ impl DeltaFifo {
             }
         }
         self.queue(&mut state, key, delta(object));
+        is_older
     }
 
     /// Records an item of the list that cannot be decoded. Its last known state stays, unless an

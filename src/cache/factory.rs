@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::any::AnyObject;
+use super::history::History;
 use super::informer::{Informer, InformerStatus};
 use super::metadata::MetadataInformer;
 use super::shared_informer::SharedIndexInformer;
@@ -34,6 +35,7 @@ struct Inner {
     entries: Mutex<Vec<Entry>>,
     tasks: TaskGroup,
     failure: Failure,
+    history: History,
 }
 
 struct Entry {
@@ -56,9 +58,25 @@ impl SharedInformerFactory {
         clock: SharedClock,
         default_resync: Duration,
     ) -> SharedInformerFactory {
+        SharedInformerFactory::with_history(source, clock, default_resync, History::default())
+    }
+
+    /// As [`with_resync`](Self::with_resync); all informers list again after each loss that
+    /// `history` records, and record what they notice there.
+    pub fn with_history(
+        source: Arc<dyn Source>,
+        clock: SharedClock,
+        default_resync: Duration,
+        history: History,
+    ) -> SharedInformerFactory {
         let (entries, tasks, failure) = (Mutex::default(), TaskGroup::new(), Failure::new());
-        let inner = Inner { source, clock, default_resync, entries, tasks, failure };
+        let inner = Inner { source, clock, default_resync, entries, tasks, failure, history };
         SharedInformerFactory { inner: Arc::new(inner) }
+    }
+
+    /// The losses of versions that the informers, and others, have noticed.
+    pub fn history(&self) -> &History {
+        &self.inner.history
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
@@ -84,9 +102,14 @@ impl SharedInformerFactory {
             *known_users += users;
             return informer;
         }
-        let Inner { source, clock, default_resync, failure, .. } = &*self.inner;
-        let informer =
-            SharedIndexInformer::reporting(source.clone(), scope, clock.clone(), failure.clone());
+        let Inner { source, clock, default_resync, failure, history, .. } = &*self.inner;
+        let informer = SharedIndexInformer::reporting(
+            source.clone(),
+            scope,
+            clock.clone(),
+            failure.clone(),
+            history.clone(),
+        );
         if !default_resync.is_zero() {
             informer.inner().set_default_resync(*default_resync);
         }

@@ -12,6 +12,7 @@ use super::counts::Counts;
 use super::decoder::Decoder;
 use super::delta_fifo::{Delta, DeltaFifo, Popped};
 use super::handler::Registration;
+use super::history::History;
 use super::indexer::AnyIndexer;
 use super::metrics::{self, Measured};
 use super::phase::Backoff;
@@ -45,6 +46,7 @@ pub struct Informer {
     synced: Latch,
     failure: Failure,
     progress: Arc<Progress>,
+    history: History,
 }
 
 /// An informer as debug pages show it.
@@ -76,6 +78,7 @@ impl Informer {
         decoder: Decoder,
         indexer: Arc<dyn AnyIndexer>,
         failure: Failure,
+        history: History,
     ) -> Informer {
         let name: Arc<str> = scope.to_string().into();
         Informer {
@@ -87,6 +90,7 @@ impl Informer {
             synced: Latch::new(),
             progress: Arc::default(),
             failure,
+            history,
             scope: Arc::new(scope),
             source,
             clock,
@@ -176,7 +180,8 @@ impl Informer {
             self.counts.clone(),
             self.clock.clone(),
         )
-        .reporting(self.progress.clone());
+        .reporting(self.progress.clone())
+        .following(&self.history);
         let mut backoff = Backoff::new(self.clock.monotonic(), fastrand::Rng::new());
         let mut panics = Vec::new();
         loop {

@@ -66,7 +66,8 @@ pub enum Outcome {
     Listed(u64),
     /// The server, or the connection, ended the watch.
     Closed,
-    /// The connection of the watch broke: the server may be another one now.
+    /// The connection of the watch broke, or the server ended it before its time: the server may be
+    /// another one now.
     Broke,
     /// The watch ended within a second, without an event. Upstream: `VeryShortWatchError`.
     Short,
@@ -87,7 +88,8 @@ pub enum Outcome {
     Failed,
     /// The server's newest version is not older than the one that was asked about.
     Verified,
-    /// The server's newest version is older: it has been restored from a backup.
+    /// The server's newest version is older, or another cache has noticed a loss of versions: it has
+    /// been restored from a backup.
     WentBack,
     /// The wait is over.
     Waited,
@@ -108,6 +110,15 @@ impl From<&Error> for Outcome {
 }
 
 impl Phase {
+    /// Whether it lists the newest version, now or after a wait.
+    pub fn lists_the_newest(&self) -> bool {
+        match self {
+            Phase::Stream { start } | Phase::List { start } => *start == Start::Newest,
+            Phase::Wait { then, .. } => then.lists_the_newest(),
+            Phase::Watch { .. } | Phase::Verify { .. } => false,
+        }
+    }
+
     /// The phase after `outcome`. This only decides; the [`Reflector`](super::Reflector) sends and
     /// sleeps. `backoff` returns the next delay; it is called only when there is a delay to wait.
     pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
@@ -138,6 +149,7 @@ impl Phase {
             (List { start }, _) => wait(Duration::ZERO, Stream { start }),
 
             (same @ Watch { .. }, Closed) => same,
+            (Watch { .. }, WentBack) => Stream { start: Start::Newest },
             (Watch { from }, Broke) => Verify { from },
             (same @ Watch { .. }, Busy { after }) => wait(after, same),
             (Watch { from }, Expired | TooLarge | Short | Garbled) => {
@@ -227,6 +239,7 @@ mod tests {
             (list(Any), busy, wait(stream(Any))),
             (watch.clone(), Closed, watch.clone()),
             (watch.clone(), Broke, verify.clone()),
+            (watch.clone(), WentBack, stream(Newest)),
             (watch.clone(), Failed, wait(verify.clone())),
             (watch.clone(), Unsupported, wait(verify.clone())),
             (verify.clone(), Verified, watch.clone()),

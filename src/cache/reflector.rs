@@ -13,6 +13,7 @@ use log::Level;
 use super::counts::Counts;
 use super::decoder::{Decoder, Received, Undecoded};
 use super::delta_fifo::{DeltaFifo, Known};
+use super::history::{Follower, History};
 use super::phase::{Backoff, Outcome, Phase, Start};
 use super::progress::Progress;
 use super::source::{ListRequest, Scope, Source, WatchRequest};
@@ -41,6 +42,9 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 
 /// The server ends a watch after one to two times this period, chosen at random.
 const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// A watch may end this much earlier than its timeout: its server measures the time too.
+const CLOCK_SLACK: Duration = Duration::from_secs(2);
 
 /// When a watch is still open this long after its timeout, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
@@ -83,6 +87,10 @@ pub struct Reflector {
     /// Whether the server's newest version is older than what was written, or seems to be: no known
     /// state counts in the next list.
     doubtful: bool,
+    /// Whether an item of the list under way is older than the known state of its object.
+    regressed: bool,
+    /// The losses of versions that other caches notice.
+    follower: Follower,
     /// Whether a list from [`Start::Any`] came in pages: the server has no watch cache that could
     /// send all objects at once.
     paginated: bool,
@@ -95,6 +103,8 @@ pub struct Reflector {
 struct Open {
     events: BoxStream<Result<WatchEvent<Encoded>, Error>>,
     deadline: Sleep,
+    /// When the server ends it, on the monotonic clock.
+    end: Duration,
 }
 
 impl Reflector {
@@ -123,6 +133,8 @@ impl Reflector {
             written: 0,
             before: 0,
             doubtful: false,
+            regressed: false,
+            follower: History::default().follow(),
             paginated: false,
             slice,
             storm: Storm::default(),
@@ -135,6 +147,12 @@ impl Reflector {
         self
     }
 
+    /// Lists again when a cache of the same `history` notices a loss of versions.
+    pub(super) fn following(mut self, history: &History) -> Reflector {
+        self.follower = history.follow();
+        self
+    }
+
     /// Lists and watches; never ends. May be dropped at any time, which ends its requests. After a
     /// drop or a panic it may be called again, with [`DeltaFifo::abandon`] before: it begins with a
     /// whole list, not older than what was written.
@@ -144,33 +162,65 @@ impl Reflector {
         let mut open = None;
         loop {
             self.progress.enter(&phase, self.clock.monotonic());
-            let outcome = match &mut phase {
-                // Boxed, so that the task has no room for them while it watches.
-                Phase::Stream { start } => match Box::pin(self.stream(*start)).await {
-                    Ok((version, events)) => {
-                        open = Some(events);
-                        Outcome::Listed(version)
-                    }
-                    Err(outcome) => outcome,
-                },
-                Phase::List { start } => match Box::pin(self.list(*start)).await {
-                    Ok(version) => Outcome::Listed(version),
-                    Err(error) => {
-                        self.log("cannot be listed", &error);
-                        Outcome::from(&error)
-                    }
-                },
-                Phase::Watch { from } => self.watch(from, open.take()).await,
-                Phase::Verify { from } => Box::pin(self.verify(*from)).await,
-                Phase::Wait { delay, .. } => {
-                    self.clock.sleep(*delay).await;
-                    Outcome::Waited
+            let loss = match phase.lists_the_newest() {
+                true => None,
+                false => Some(self.follower.loss()),
+            };
+            let work = self.enter(&mut phase, &mut open);
+            let outcome = match loss {
+                None => work.await,
+                Some(loss) => {
+                    let lost = async {
+                        loss.await;
+                        Outcome::WentBack
+                    };
+                    work.or(lost).await
                 }
             };
             self.doubtful |= matches!(outcome, Outcome::TooLarge | Outcome::WentBack);
             log::debug!("{}: {phase:?} ended: {outcome:?}", self.name);
             phase = phase.after(outcome, || backoff.next(self.clock.monotonic()));
+            if self.follower.is_behind() {
+                self.distrust();
+                if !phase.lists_the_newest() {
+                    phase = Phase::Stream { start: Start::Newest };
+                }
+            }
         }
+    }
+
+    /// Carries out a phase. `open`: the watch that a stream has left open.
+    async fn enter(&mut self, phase: &mut Phase, open: &mut Option<Open>) -> Outcome {
+        match phase {
+            // Boxed, so that the task has no room for them while it watches.
+            Phase::Stream { start } => match Box::pin(self.stream(*start)).await {
+                Ok((version, events)) => {
+                    *open = Some(events);
+                    Outcome::Listed(version)
+                }
+                Err(outcome) => outcome,
+            },
+            Phase::List { start } => match Box::pin(self.list(*start)).await {
+                Ok(version) => Outcome::Listed(version),
+                Err(error) => {
+                    self.log("cannot be listed", &error);
+                    Outcome::from(&error)
+                }
+            },
+            Phase::Watch { from } => self.watch(from, open.take()).await,
+            Phase::Verify { from } => Box::pin(self.verify(*from)).await,
+            Phase::Wait { delay, .. } => {
+                self.clock.sleep(*delay).await;
+                Outcome::Waited
+            }
+        }
+    }
+
+    /// The versions may have passed the known ones again when the next list is whole: it goes back
+    /// nevertheless.
+    fn distrust(&mut self) {
+        self.doubtful = true;
+        self.before = u64::MAX;
     }
 
     fn log(&self, what: &str, error: &Error) {
@@ -223,7 +273,7 @@ impl Reflector {
         match object {
             Ok(object) => {
                 self.written = self.written.max(object.meta().resource_version);
-                self.store.replace_item(object);
+                self.regressed |= self.store.replace_item(object);
             }
             Err(undecoded) => {
                 self.written = self.written.max(undecoded.version());
@@ -268,25 +318,36 @@ impl Reflector {
         }
     }
 
-    fn begin_replace(&self) {
+    fn begin_replace(&mut self) {
+        self.regressed = false;
         self.store.begin_replace(match self.doubtful {
             true => Known::Doubtful,
             false => Known::Counts,
         });
     }
 
-    fn finish_replace(&mut self, version: u64) {
+    /// Ends a list that was requested after this number of `losses` of versions.
+    async fn finish_replace(&mut self, version: u64, losses: u64) {
         self.written = version;
         self.doubtful = false;
         let before = std::mem::take(&mut self.before);
-        if version < before {
+        let is_back = version < before || self.regressed;
+        if is_back {
             log::warn!(
                 "{}: the API server's versions went back to {version}, as after a restored backup: \
                  nothing known counts",
                 self.name
             );
+            self.follower.lost(self.clock.monotonic());
         }
-        self.store.finish_replace(version, version < before);
+        self.store.finish_replace(version, is_back);
+        if losses > 0 {
+            // Readers wait until the cache holds the list.
+            while !self.store.is_empty() {
+                yield_now().await;
+            }
+        }
+        self.follower.listed(losses);
     }
 
     /// Asks for the newest version, with one object at most.
@@ -303,8 +364,8 @@ impl Reflector {
         };
         match newest.await {
             Ok(newest) if newest < from => {
-                // The versions may have passed `from` again when the list is whole.
-                self.before = u64::MAX;
+                self.distrust();
+                self.follower.lost(self.clock.monotonic());
                 Outcome::WentBack
             }
             Ok(_) => Outcome::Verified,
@@ -318,19 +379,22 @@ impl Reflector {
     async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         self.counts.watches.add_one();
         let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
+        let timeout = Duration::from_secs(timeout.as_secs());
+        let end = self.clock.monotonic() + timeout;
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);
         let request = WatchRequest {
             resource_version: version.map(|version| version.to_string()),
             send_initial_events: initial,
-            timeout: Duration::from_secs(timeout.as_secs()),
+            timeout,
         };
         let events = self.source.watch(&self.scope, self.decoder.best, request).await?;
-        Ok(Open { events, deadline })
+        Ok(Open { events, deadline, end })
     }
 
     /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
     async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
         self.counts.streams.add_one();
+        let losses = self.follower.losses();
         let version = match self.start_of_list(start) {
             Start::AtLeast(version) => Some(version),
             Start::Any | Start::Newest => None,
@@ -353,7 +417,7 @@ impl Reflector {
                     self.replace_item(object);
                 }
                 WatchEvent::Bookmark(Bookmark { version, initial_events_end: true }) => {
-                    self.finish_replace(version);
+                    self.finish_replace(version, losses).await;
                     return Ok((version, open));
                 }
                 WatchEvent::Bookmark(_) => {}
@@ -371,6 +435,7 @@ impl Reflector {
     /// Upstream: `Reflector.list`, `pager`.
     async fn list(&mut self, start: Start) -> Result<u64, Error> {
         self.counts.lists.add_one();
+        let losses = self.follower.losses();
         let start = self.start_of_list(start);
         // A page of "at least" comes from etcd, the whole from the server's own cache.
         let whole = matches!(start, Start::AtLeast(_)) && !self.paginated;
@@ -383,7 +448,7 @@ impl Reflector {
         loop {
             match self.page(request.clone()).await {
                 Ok((version, None)) => {
-                    self.finish_replace(version);
+                    self.finish_replace(version, losses).await;
                     return Ok(version);
                 }
                 Ok((_, Some(token))) => {
@@ -463,7 +528,7 @@ impl Reflector {
             self.end_item(began).await;
         }
         match self.ended(begun, silent) {
-            Outcome::Closed if broke => Outcome::Broke,
+            Outcome::Closed if broke || open.is_early(self.clock.monotonic()) => Outcome::Broke,
             outcome => outcome,
         }
     }
@@ -527,6 +592,11 @@ impl Reflector {
 }
 
 impl Open {
+    /// Whether the server has ended the watch before its time, as it does when it stops.
+    fn is_early(&self, now: Duration) -> bool {
+        now + CLOCK_SLACK < self.end
+    }
+
     /// The next event; `None` at the end, or when the connection counts as dead.
     fn next(&mut self) -> impl Future<Output = Option<Result<WatchEvent<Encoded>, Error>>> {
         let deadline = &mut self.deadline;

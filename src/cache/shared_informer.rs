@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::any::typed;
 use super::decoder::Decoder;
 use super::handler::{EventHandler, Registration};
+use super::history::History;
 use super::indexer::{Index, Indexer};
 use super::informer::Informer;
 use super::lister::Lister;
@@ -99,19 +100,21 @@ impl<T: Object> SharedIndexInformer<T> {
     /// An informer with an empty cache, outside of any factory. It sends nothing before
     /// [`run`](Self::run).
     pub fn new(source: Arc<dyn Source>, scope: Scope, clock: SharedClock) -> Self {
-        SharedIndexInformer::reporting(source, scope, clock, Failure::new())
+        SharedIndexInformer::reporting(source, scope, clock, Failure::new(), History::default())
     }
 
-    /// `failure`: gets the report when the informer keeps panicking.
+    /// `failure`: gets the report when the informer keeps panicking. `history`: the losses of
+    /// versions after which it lists again.
     pub(super) fn reporting(
         source: Arc<dyn Source>,
         scope: Scope,
         clock: SharedClock,
         failure: Failure,
+        history: History,
     ) -> Self {
         let indexer = Arc::new(Indexer::new());
         let decoder = Decoder::of::<T>();
-        let inner = Informer::new(source, scope, clock, decoder, indexer.clone(), failure);
+        let inner = Informer::new(source, scope, clock, decoder, indexer.clone(), failure, history);
         SharedIndexInformer { inner: Arc::new(inner), indexer }
     }
 

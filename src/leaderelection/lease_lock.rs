@@ -30,6 +30,7 @@ pub struct LeaseLock {
     /// The Lease last read or written. Its resourceVersion makes our next write fail if another
     /// contender has written since.
     lease: Mutex<Option<Value>>,
+    on_lost_versions: Box<dyn Fn() + Send + Sync>,
 }
 
 impl LeaseLock {
@@ -41,8 +42,15 @@ impl LeaseLock {
         identity: String,
         recorder: Option<Recorder>,
     ) -> LeaseLock {
-        let leases = client.resource(&LEASES);
-        LeaseLock { leases, key, identity, recorder, lease: Mutex::new(None) }
+        let (leases, lease) = (client.resource(&LEASES), Mutex::new(None));
+        LeaseLock { leases, key, identity, recorder, lease, on_lost_versions: Box::new(|| ()) }
+    }
+
+    /// Calls `lost` when the Lease is read at an older version than before: the API server was
+    /// restored from a backup. A leader reads its Lease after a conflict, so within a retry period.
+    /// Upstream has no counterpart.
+    pub fn on_lost_versions(self, lost: impl Fn() + Send + Sync + 'static) -> LeaseLock {
+        LeaseLock { on_lost_versions: Box::new(lost), ..self }
     }
 
     fn lease(&self) -> MutexGuard<'_, Option<Value>> {
@@ -66,7 +74,11 @@ impl Lock for LeaseLock {
                 other => other?,
             };
             let record = record_of(&lease)?;
+            let is_older = is_older(self.lease().as_ref(), &lease);
             *self.lease() = Some(lease);
+            if is_older {
+                (self.on_lost_versions)();
+            }
             Ok(Some(record))
         })
     }
@@ -109,6 +121,16 @@ impl Lock for LeaseLock {
             format!("{} {what}", self.identity),
         );
     }
+}
+
+/// Whether `read` is an older state of the same Lease than `known`.
+fn is_older(known: Option<&Value>, read: &Value) -> bool {
+    let version = |lease: &Value| -> Option<u64> {
+        lease["metadata"]["resourceVersion"].as_str()?.parse().ok()
+    };
+    known.is_some_and(|known| {
+        known["metadata"]["uid"] == read["metadata"]["uid"] && version(known) > version(read)
+    })
 }
 
 #[derive(Default, Deserialize)]
@@ -222,6 +244,21 @@ mod tests {
         let broken = json!({ "spec": { "leaseTransitions": "many" } });
         assert!(matches!(record_of(&broken), Err(LockError::Malformed(_))));
         assert!(set_record(&mut json!({ "spec": [] }), &Default::default()).is_err());
+    }
+
+    #[test]
+    fn an_older_state_of_the_same_lease_is_recognised() {
+        let lease = |uid: &str, version: &str| json!({ "metadata": { "uid": uid, "resourceVersion": version } });
+        let known = lease("1", "10");
+        for (read, older) in [
+            (lease("1", "9"), true),
+            (lease("1", "10"), false),
+            (lease("1", "11"), false),
+            (lease("2", "9"), false),
+        ] {
+            assert_eq!(is_older(Some(&known), &read), older, "{read}");
+        }
+        assert!(!is_older(None, &known));
     }
 
     #[test]

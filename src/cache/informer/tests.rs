@@ -27,10 +27,15 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
+    fixture_with(History::default())
+}
+
+fn fixture_with(history: History) -> Fixture {
     let script = Script::new();
     let clock = FakeClock::new(Timestamp::from_micros(0));
-    let scope = Scope::metadata(Pod::RESOURCE);
-    let informer = SharedIndexInformer::new(script.clone(), scope, clock.clone());
+    let (source, scope) = (script.clone(), Scope::metadata(Pod::RESOURCE));
+    let (time, failure) = (clock.clone(), Failure::new());
+    let informer = SharedIndexInformer::reporting(source, scope, time, failure, history);
     Fixture { script, clock, informer }
 }
 
@@ -250,6 +255,7 @@ fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
     let (recording, heard) = RecordingHandler::new();
     f.informer.add_handler("recording", recording, None);
     let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
+    f.script.reply(Reply::list(&[], 13, None));
     run(&f, async {
         assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
         for event in [
@@ -278,7 +284,7 @@ fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
         assert_eq!(f.informer.inner().counts().undecoded.get(), 7);
         say(&first, WatchEvent::Modified(undecodable("x", "", 13)));
         first.close();
-        assert_eq!(f.script.request(2, &f.clock).await, watch_from(13));
+        assert_eq!(f.script.request(3, &f.clock).await, watch_from(13));
         assert!(heard.is_empty());
     });
 }
@@ -405,6 +411,8 @@ fn a_streamed_list_may_catch_up_before_it_ends() {
 fn a_bookmark_raises_the_seen_version_and_the_start_of_the_next_watch() {
     let f = fixture();
     let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    // A watch that ends before its time may be that of another server.
+    f.script.reply(Reply::list(&[], 41, None));
     run(&f, async {
         say(&feed, bookmark(40, false));
         say(&feed, bookmark(30, false));
@@ -412,7 +420,7 @@ fn a_bookmark_raises_the_seen_version_and_the_start_of_the_next_watch() {
             yield_now().await;
         }
         feed.close();
-        assert_eq!(f.script.request(2, &f.clock).await, watch_from(40));
+        assert_eq!(f.script.request(3, &f.clock).await, watch_from(40));
     });
 }
 
@@ -422,6 +430,7 @@ fn duplicate_and_stale_events_change_nothing() {
     let (recording, heard) = RecordingHandler::new();
     f.informer.add_handler("recording", recording, None);
     let feed = f.script.watch(initial(&[json("a", "x", 5)], 5));
+    f.script.reply(Reply::list(&[], 9, None));
     run(&f, async {
         hear(&heard, 1).await;
         for event in [
@@ -442,7 +451,7 @@ fn duplicate_and_stale_events_change_nothing() {
         let lister = f.informer.lister();
         assert_eq!((lister.len(), lister.last_seen_version()), (1, 9));
         feed.close();
-        assert_eq!(f.script.request(2, &f.clock).await, watch_from(9), "never back");
+        assert_eq!(f.script.request(3, &f.clock).await, watch_from(9), "never back");
     });
 }
 
@@ -741,5 +750,42 @@ fn versions_that_go_back_are_listed_and_nothing_known_counts() {
         changes.sort();
         assert_eq!(changes, ["?y@1150", "?z@1160", "~x@1100>1100"]);
         assert_eq!(lister.len(), 1);
+    });
+}
+
+/// The server has passed the known versions, so this cache alone would not notice.
+#[test]
+fn a_loss_of_versions_that_another_part_notices_is_listed() {
+    let history = History::default();
+    let f = fixture_with(history.clone());
+    let _feed = f.script.watch(initial(&[json("a", "x", 7)], 9));
+    f.script.reply(Reply::stream(&[json("a", "x", 7)], 20));
+    run(&f, async {
+        f.informer.synced().await;
+        history.lost(history.losses(), f.clock.monotonic());
+        assert!(!history.is_settled());
+        assert_eq!(f.script.request(2, &f.clock).await, Request::Watch(None, true));
+        let clock: SharedClock = f.clock.clone();
+        history.settled(&clock).await;
+        let seen = f.informer.lister().seen();
+        assert_eq!((seen.history, seen.version), (1, 20), "the cache holds the list");
+    });
+}
+
+/// A list shows an object older than it was known, at a version that hides the loss.
+#[test]
+fn an_object_that_is_older_than_known_shows_a_loss_of_versions() {
+    let history = History::default();
+    let f = fixture_with(history.clone());
+    let first = f.script.watch(initial(&[json("a", "x", 8)], 9));
+    f.script.reply(Reply::stream(&[json("a", "x", 7)], 20));
+    f.script.reply(Reply::stream(&[json("a", "x", 7)], 21));
+    run(&f, async {
+        f.informer.synced().await;
+        first.try_send(Err(Error::Expired)).expect("the watch is open");
+        assert_eq!(f.script.request(2, &f.clock).await, Request::Watch(Some("9".into()), true));
+        // All is listed, of which nothing known counts.
+        assert_eq!(f.script.request(3, &f.clock).await, Request::Watch(None, true));
+        assert_eq!(history.losses(), 1);
     });
 }

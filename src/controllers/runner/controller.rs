@@ -10,9 +10,9 @@ use super::change::Mapped;
 use super::queue::{AnyQueue, BoxSync, SyncStatus, caught, log_job};
 use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
-    Profile, Queue, QueuePolicy, SyncResult,
+    Next, Profile, Queue, QueuePolicy, SyncResult,
 };
-use crate::cache::{BoxFuture, Index, Lister, Registration, Scope, SharedIndexInformer};
+use crate::cache::{BoxFuture, History, Index, Lister, Registration, Scope, SharedIndexInformer};
 use crate::client::{Client, Writes};
 use crate::clock::SharedClock;
 use crate::events::Recorder;
@@ -37,6 +37,8 @@ type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
 /// - Per queue, at most one sync of a key runs at a time, and [`Profile::workers`] syncs in all.
 ///   Queues do not exclude one another: two of them may sync one object at the same time.
 /// - A key that is added during its sync is synced again afterwards, so no event is missed.
+/// - After a loss of versions, as with a restored backup, no sync or job begins before all caches
+///   have been listed again, or half a minute has passed: see [`History`].
 /// - A failed sync is retried as its [`QueuePolicy`] says. A panic of a sync is caught, logged and
 ///   counted, and its key is retried with back-off; a job that panics is called again after its
 ///   period.
@@ -191,6 +193,11 @@ impl Controller {
         self.context.clock.clone()
     }
 
+    /// The losses of versions that the caches have noticed.
+    pub fn history(&self) -> History {
+        self.context.factory.history().clone()
+    }
+
     /// The controller's client. Its User-Agent has the name of the controller's account; with
     /// `--use-service-account-credentials` it has the credentials of that account.
     pub fn client(&self) -> Client {
@@ -294,6 +301,29 @@ impl<T: Object> OptionalCache<T> {
     }
 }
 
+/// `sync`, which begins when all caches have been listed since the last loss of versions. After the
+/// stop it is not called.
+fn settled<K: Key>(
+    sync: BoxSync<K>,
+    history: History,
+    clock: SharedClock,
+    stop: StopToken,
+) -> BoxSync<K> {
+    Arc::new(move |key| {
+        if history.is_settled() {
+            return sync(key);
+        }
+        let (sync, history) = (sync.clone(), history.clone());
+        let (clock, stop) = (clock.clone(), stop.clone());
+        Box::pin(async move {
+            match stop.unless_stopped(history.settled(&clock)).await {
+                Some(()) => sync(key).await,
+                None => Ok(Next::Done),
+            }
+        })
+    })
+}
+
 /// The work of a controller.
 impl Controller {
     /// The number of workers of its queues.
@@ -387,9 +417,14 @@ impl Controller {
                 supervisor.sync(name, shown, sync(key))
             }),
         };
+        let history = self.history();
         for _ in 0..workers {
             let (queue, sync) = (queue.clone(), sync.clone());
-            self.workers.push(Box::new(move |stop| Box::pin(queue.work(name, sync, stop.clone()))));
+            let (history, clock) = (history.clone(), self.clock());
+            self.workers.push(Box::new(move |stop| {
+                let sync = settled(sync, history, clock, stop.clone());
+                Box::pin(queue.work(name, sync, stop.clone()))
+            }));
         }
     }
 
@@ -405,10 +440,14 @@ impl Controller {
         let (name, clock) = (self.profile.name, self.clock());
         let supervisor = self.context.supervisor();
         let rest = supervisor.as_ref().map_or(period, |supervisor| supervisor.rest(period));
+        let history = self.history();
         self.workers.push(Box::new(move |stop| {
             let stop = stop.clone();
             Box::pin(async move {
                 loop {
+                    if stop.unless_stopped(history.settled(&clock)).await.is_none() {
+                        return;
+                    }
                     let done = async {
                         match &supervisor {
                             None => job().await,
