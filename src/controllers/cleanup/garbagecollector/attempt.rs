@@ -44,6 +44,7 @@ const ORPHANS: usize = 100;
 
 impl GarbageCollector {
     pub(super) async fn attempt_to_delete(self: Arc<Self>, uid: Uid) -> SyncResult {
+        self.graph().forget_absent_before(self.history.losses());
         let (identity, waits) = match self.graph().get(&uid) {
             None => return Ok(Next::Done),
             Some(node) if node.being_deleted && !node.deleting_dependents => {

@@ -71,6 +71,14 @@ impl Graph {
         self.absent.contains(owner)
     }
 
+    /// Forgets absent owners if the API server has lost versions since: they may be there again.
+    /// `losses`: their number.
+    pub fn forget_absent_before(&mut self, losses: u64) {
+        if self.absent.losses != losses {
+            self.absent = AbsentOwners { losses, ..AbsentOwners::default() };
+        }
+    }
+
     pub fn remember_absent(&mut self, owner: Identity) {
         self.absent.insert(owner);
     }
@@ -104,7 +112,10 @@ impl Graph {
                 }
                 self.change_owners(&uid, new, wake);
                 if let Some(node) = self.nodes.get_mut(&uid) {
-                    node.being_deleted |= new.is_being_deleted();
+                    // A deletion ends only where the API server has lost it, as by a restored
+                    // backup.
+                    node.being_deleted = new.is_being_deleted();
+                    node.deleting_dependents &= new.is_being_deleted();
                     // The cache drops the old object: the name is to stand in memory once.
                     node.identity.name = name;
                 }
@@ -352,6 +363,8 @@ struct AbsentOwners {
     /// Each with the number of its last use.
     known: HashMap<Identity, u64>,
     uses: u64,
+    /// The losses of versions before the first of them.
+    losses: u64,
 }
 
 impl AbsentOwners {
@@ -485,6 +498,24 @@ mod tests {
         let again = identity("Pod", "a", "x");
         world.observe(&again, Some(json!({})), json!({}));
         assert!(Arc::ptr_eq(&world.0.get(&again.uid).unwrap().identity.name, &again.name));
+    }
+
+    #[test]
+    fn a_deletion_that_the_server_has_lost_is_forgotten() {
+        let mut world = World(Graph::default(), Vec::new());
+        let (object, going) = (
+            identity("Pod", "a", "x"),
+            json!({ "deletionTimestamp": "2026-05-01T10:00:00Z", "finalizers": [FOREGROUND] }),
+        );
+        world.observe(&object, None, json!({}));
+        world.observe(&object, Some(json!({})), going.clone());
+        let flags = |world: &World| {
+            let node = world.0.get(&object.uid).unwrap();
+            (node.being_deleted, node.deleting_dependents)
+        };
+        assert_eq!(flags(&world), (true, true));
+        world.observe(&object, Some(going), json!({}));
+        assert_eq!(flags(&world), (false, false));
     }
 
     #[test]

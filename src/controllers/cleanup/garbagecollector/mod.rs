@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
 use self::graph::{Graph, Identity, Wake};
-use crate::cache::MetadataHandler;
+use crate::cache::{History, MetadataHandler};
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::runner::resource_monitors::Monitors;
@@ -40,6 +40,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         client: c.client().with_rate(RATE, 1),
         recorder: c.recorder(),
         clock: c.clock(),
+        history: c.history(),
         graph: Mutex::default(),
         to_delete: to_delete.clone(),
         to_orphan: to_orphan.clone(),
@@ -76,6 +77,7 @@ struct GarbageCollector {
     client: Client,
     recorder: Recorder,
     clock: SharedClock,
+    history: History,
     graph: Mutex<Graph>,
     to_delete: Queue<Uid>,
     to_orphan: Queue<Uid>,

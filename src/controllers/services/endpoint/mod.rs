@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::cache::Lister;
+use crate::cache::{HistoryVersion, Lister};
 use crate::client::{Client, Delete};
 use crate::controllers::runner::Change;
 use crate::controllers::services::endpoint_writes::{
@@ -37,7 +37,7 @@ struct EndpointsController {
     times: TriggerTimes,
     /// The versions that were replaced by own writes: a cache that still shows one of them lags
     /// behind.
-    replaced: Mutex<HashMap<ObjectKey, u64>>,
+    replaced: Mutex<HashMap<ObjectKey, HistoryVersion>>,
 }
 
 /// The controller `endpoints-controller`.
@@ -79,7 +79,7 @@ impl EndpointsController {
         }
     }
 
-    fn replaced(&self) -> MutexGuard<'_, HashMap<ObjectKey, u64>> {
+    fn replaced(&self) -> MutexGuard<'_, HashMap<ObjectKey, HistoryVersion>> {
         self.replaced.lock()
     }
 
@@ -100,7 +100,7 @@ impl EndpointsController {
         let current = self.endpoints.get(&key);
         let version = current.as_ref().map(|current| current.meta.resource_version);
         if let Some(version) = version
-            && self.replaced().get(&key) == Some(&version)
+            && self.replaced().get(&key) == Some(&self.endpoints.written_at(version))
         {
             return Err(Error::Stale(format!(
                 "endpoints informer cache is out of date, resource version {version} already processed for endpoints {key}"
@@ -120,7 +120,8 @@ impl EndpointsController {
         match self.client.update::<Endpoints>(&key, &Body::of(&new)).await {
             // Webhooks and truncation can make an update one of nothing.
             Ok(written) if written.meta.resource_version != current.meta.resource_version => {
-                self.replaced().insert(key, current.meta.resource_version);
+                let replaced = self.endpoints.written_at(current.meta.resource_version);
+                self.replaced().insert(key, replaced);
                 Ok(Next::Done)
             }
             Ok(_) => Ok(Next::Done),

@@ -27,7 +27,7 @@ mod testing;
 mod tests;
 
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,12 +83,28 @@ struct Jobs {
     resets_start_time: bool,
 }
 
-/// The Jobs whose end is written and not seen yet. Upstream: `finishedJobExpectations`.
-type Finished = Mutex<HashSet<Uid>>;
+/// The Jobs whose end is written and not seen yet, with the history of their cache: an end that the
+/// API server has lost does not count. Upstream: `finishedJobExpectations`.
+#[derive(Default)]
+struct Finished(Mutex<HashMap<Uid, u64>>);
+
+impl Finished {
+    fn insert(&self, job: &Uid, history: u64) {
+        self.0.lock().insert(job.clone(), history);
+    }
+
+    fn remove(&self, job: &Uid) {
+        self.0.lock().remove(job);
+    }
+
+    fn contains(&self, job: &Uid, history: u64) -> bool {
+        self.0.lock().get(job) == Some(&history)
+    }
+}
 
 impl OwnerRecord for Finished {
     fn forget(&self, _: &ObjectKey, uid: Option<&Uid>) {
-        uid.into_iter().for_each(|uid| _ = self.lock().remove(uid));
+        uid.into_iter().for_each(|uid| self.remove(uid));
     }
 }
 
@@ -133,7 +149,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         queue: queue.clone(),
         orphans: orphans.clone(),
         expectations: records.add(Expectations::new(c.clock()).seen_in(&pods)),
-        released: records.add(Released::default()),
+        released: records.add(Released::seen_in(&pods)),
         consistency,
         backoff: records.add(BackoffStore::default()),
         finished: records.add(Finished::default()),

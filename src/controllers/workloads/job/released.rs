@@ -1,42 +1,66 @@
 //! The pods whose finalizer was removed and that the cache still shows with it.
 //! Upstream: `uidTrackingExpectations`.
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 
 use super::sync_state::TRACKING;
+use crate::cache::Lister;
 use crate::controllers::runner::keys::{DependentEvent, Observer};
 use crate::controllers::workloads::owner_records::OwnerRecord;
-use crate::objects::{Meta, ObjectKey, Uid};
+use crate::objects::{Meta, ObjectKey, Pod, Uid};
 
-/// By Job.
+/// By Job. A removal that the API server has lost, as by a restored backup, is forgotten.
+pub struct Released {
+    /// The history of the pods' cache: see [`HistoryVersion`](crate::cache::HistoryVersion).
+    history: Box<dyn Fn() -> u64 + Send + Sync>,
+    state: Mutex<State>,
+}
+
 #[derive(Default)]
-pub struct Released(Mutex<HashMap<ObjectKey, HashSet<Uid>>>);
+struct State {
+    history: u64,
+    jobs: HashMap<ObjectKey, HashSet<Uid>>,
+}
 
 impl Released {
+    /// Of pods that are seen in `pods`.
+    pub fn seen_in(pods: &Lister<Pod>) -> Released {
+        let pods = pods.clone();
+        Released { history: Box::new(move || pods.seen().history), state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        let (history, mut state) = ((self.history)(), self.state.lock());
+        if state.history != history {
+            *state = State { history, ..State::default() };
+        }
+        state
+    }
+
     pub fn of(&self, job: &ObjectKey) -> HashSet<Uid> {
-        self.0.lock().get(job).cloned().unwrap_or_default()
+        self.state().jobs.get(job).cloned().unwrap_or_default()
     }
 
     /// Records pods whose finalizers will be removed. Call it before the removal.
     pub fn expect(&self, job: &ObjectKey, pods: impl IntoIterator<Item = Uid>) {
-        self.0.lock().entry(job.clone()).or_default().extend(pods);
+        self.state().jobs.entry(job.clone()).or_default().extend(pods);
     }
 
     /// Forgets a pod: the removal was seen, or will never be seen.
     pub fn observed(&self, job: &ObjectKey, pod: &Uid) {
-        let mut jobs = self.0.lock();
-        let Some(pods) = jobs.get_mut(job) else { return };
+        let mut state = self.state();
+        let Some(pods) = state.jobs.get_mut(job) else { return };
         pods.remove(pod);
         if pods.is_empty() {
-            jobs.remove(job);
+            state.jobs.remove(job);
         }
     }
 }
 
 impl OwnerRecord for Released {
     fn forget(&self, job: &ObjectKey, _: Option<&Uid>) {
-        self.0.lock().remove(job);
+        self.state().jobs.remove(job);
     }
 }
 
@@ -57,13 +81,18 @@ impl Observer for Released {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
+    use crate::cache::Indexer;
 
     #[test]
     fn a_pod_is_released_until_it_is_seen_without_the_finalizer() {
-        let (released, job, pod) = (Released::default(), ObjectKey::new("ns", "j"), Uid::new("p"));
+        let pods = Arc::new(Indexer::new());
+        let released = Released::seen_in(&Lister::new(pods.clone()));
+        let (job, pod) = (ObjectKey::new("ns", "j"), Uid::new("p"));
         let meta = |finalizers: &[&str]| -> Meta {
             serde_json::from_value(json!({ "uid": "p", "finalizers": finalizers })).unwrap()
         };
@@ -79,6 +108,11 @@ mod tests {
             released.observe(&job, &meta(finalizers), event);
             assert_eq!(released.of(&job).is_empty(), over, "{finalizers:?} {event:?}");
         }
-        assert!(released.0.lock().is_empty());
+        assert!(released.state().jobs.is_empty());
+        released.expect(&job, [pod.clone()]);
+        pods.go_back(1);
+        assert!(released.of(&job).is_empty(), "the pod has its finalizer again");
+        released.expect(&job, [pod]);
+        assert_eq!(released.of(&job).len(), 1);
     }
 }

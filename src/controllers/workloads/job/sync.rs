@@ -27,7 +27,7 @@ impl Jobs {
             self.records.forget(&key, Some(&job.meta.uid));
             return Ok(Next::Done);
         }
-        if self.finished.lock().contains(&job.meta.uid) {
+        if self.finished.contains(&job.meta.uid, self.jobs.seen().history) {
             log::debug!("{key} has finished, though the cache does not show it yet");
             return Ok(Next::Done);
         }
@@ -194,9 +194,9 @@ impl Jobs {
         };
         // The cache may show the end before the answer is here.
         let uid = round.job.meta.uid.clone();
-        self.finished.lock().insert(uid.clone());
+        self.finished.insert(&uid, self.jobs.seen().history);
         if let Err(error) = self.write(round, doing).await {
-            self.finished.lock().remove(&uid);
+            self.finished.remove(&uid);
             return Err(error);
         }
         self.record_end(&round.job, &ending.r#type, &ending.reason, &ending.message);
@@ -310,7 +310,9 @@ mod tests {
             round.ending = Some(condition("Complete", true, "R", "m", now));
             let written = block_on(jobs.write_end(&key, &mut round, true));
             assert_eq!(written.is_ok(), succeeds);
-            assert_eq!(jobs.finished.lock().contains(&running.meta.uid), remembered);
+            assert_eq!(jobs.finished.contains(&running.meta.uid, 0), remembered);
+            caches.jobs.go_back(1);
+            assert!(!jobs.finished.contains(&running.meta.uid, jobs.jobs.seen().history));
             assert_eq!(jobs.consistency.is_empty(), !remembered);
         }
     }

@@ -36,7 +36,7 @@ pub(super) fn controller(client: Client) -> (Arc<Jobs>, Caches) {
         queue: Queue::new("job", QueuePolicy::default(), clock.clone()),
         orphans: Queue::new("job_orphan_pod", QueuePolicy::default(), clock.clone()),
         expectations: records.add(Expectations::new(clock.clone())),
-        released: records.add(Released::default()),
+        released: records.add(Released::seen_in(&pods)),
         backoff: records.add(BackoffStore::default()),
         finished: records.add(Finished::default()),
         records,
