@@ -28,7 +28,7 @@ pub mod status;
 mod storage;
 mod types;
 
-pub use api::faults;
+pub use api::{Api, faults};
 pub use auth::certs;
 pub use server::{ClientFiles, Sandbox, SandboxError, SandboxOptions};
 pub use storage::store;

@@ -21,7 +21,7 @@ use crate::bootstrap;
 use crate::kinds::{self, Kind};
 use crate::status::ApiError;
 use crate::storage::registry::Registry;
-use crate::storage::store::{Backup, Store};
+use crate::storage::store::Store;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::jwt::Signer;
 use kube_controller_manager::server::auth::Authorities;
@@ -212,18 +212,6 @@ impl Sandbox {
     /// The requests of each program so far.
     pub fn traffic(&self) -> &Traffic {
         &self.traffic
-    }
-
-    pub fn backup(&self) -> Backup {
-        self.api.store.backup()
-    }
-
-    /// Restarts the server with the objects and the version of a backup.
-    pub fn restore(&self, backup: &Backup) {
-        let faults = self.faults();
-        faults.cut_all();
-        self.api.store.restore(backup);
-        faults.come_back();
     }
 
     /// Steers the server and counts its requests.

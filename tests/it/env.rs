@@ -19,10 +19,11 @@ use kube_controller_manager::objects::{
 use kube_controller_manager::options::Options;
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
-use sandbox::SandboxOptions;
 use sandbox::cluster::{Cluster, Manager, ManagerProgram, administrator};
 use sandbox::faults::{Fault, Faults};
 use sandbox::nodes::{NodeOptions, StandIns, Steering};
+use sandbox::store::Backup;
+use sandbox::{Api, SandboxOptions};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -114,7 +115,21 @@ pub struct Site {
     pub kubeconfig: PathBuf,
     /// `None` on a real server, which has no faults on demand.
     pub faults: Option<Arc<Faults>>,
+    server: Server,
     _folder: Folder,
+}
+
+/// The API server of a site.
+enum Server {
+    Sandbox(Arc<Api>),
+    Real(real::ApiServer),
+}
+
+/// The objects of a site, and their version.
+pub enum SiteBackup {
+    Sandbox(Backup),
+    /// The folder with the data of etcd.
+    Real(PathBuf),
 }
 
 const WEBHOOKS: ResourceType = ResourceType::fixed(
@@ -150,6 +165,23 @@ impl Site {
 
     pub async fn pods(&self) -> Vec<Pod> {
         list(&self.client).await
+    }
+
+    /// A backup of all objects; a real API server restarts.
+    pub async fn backup(&self) -> SiteBackup {
+        match &self.server {
+            Server::Sandbox(api) => SiteBackup::Sandbox(api.store.backup()),
+            Server::Real(server) => SiteBackup::Real(server.backup().await),
+        }
+    }
+
+    /// Restarts the API server with a backup of this site.
+    pub async fn restore(&self, backup: &SiteBackup) {
+        match (&self.server, backup) {
+            (Server::Sandbox(api), SiteBackup::Sandbox(backup)) => api.restore(backup),
+            (Server::Real(server), SiteBackup::Real(data)) => server.restore(data).await,
+            _ => panic!("a backup of another site"),
+        }
     }
 
     /// Makes the API server refuse to delete objects of `resource`, by a fault or by a webhook that
@@ -346,6 +378,7 @@ impl Env {
             steering: cluster.steering.clone(),
             kubeconfig: cluster.manager_kubeconfig(),
             faults: Some(cluster.sandbox.faults().clone()),
+            server: Server::Sandbox(cluster.sandbox.api().clone()),
             _folder: folder,
         };
         Env { cluster, site }
@@ -398,10 +431,11 @@ fn on_server_with(name: &str, nodes: NodeOptions, flags: &[&str], scenario: impl
         let stand_ins = StandIns::start(&client, &clock, nodes);
         let steering = stand_ins.steering.clone();
         let kubeconfig = server.kubeconfig.clone();
-        let site = Site { client, clock, steering, kubeconfig, faults: None, _folder: folder };
+        let server = Server::Real(server);
+        let site =
+            Site { client, clock, steering, kubeconfig, faults: None, server, _folder: folder };
         scenario(&site).await;
         stand_ins.stop().await;
-        drop(server);
         drop(site);
     });
 }

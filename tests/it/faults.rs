@@ -1,7 +1,7 @@
 //! Faults between the manager and the API server. After each of them the final state is correct,
 //! and no pod was created twice.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -607,67 +607,4 @@ fn nothing_is_written_without_the_lease() {
         assert_eq!(heard(), before, "no write reached the server");
         assert!(deployments.get::<Value>(&key).await.is_ok(), "reads are allowed");
     });
-}
-
-/// The uids of the pods that stay and whose names begin with `prefix`.
-async fn uids(env: &Env, prefix: &str) -> BTreeSet<String> {
-    let pods = env.pods().await;
-    let pods = pods.iter().filter(|pod| pod.meta.name.starts_with(prefix));
-    let pods = pods.filter(|pod| !pod.meta.is_being_deleted());
-    pods.map(|pod| pod.meta.uid.to_string()).collect()
-}
-
-/// A backup is restored under a manager that runs on, or that is started again. What was written
-/// after the backup is lost: a scaled Deployment, a deleted one, and a new one.
-async fn manager_of_a_restored_server(env: &Env, restarts: bool) {
-    let (client, clock) = (&env.client, &env.clock);
-    let manager = env.manager("manager", &[]);
-    for (name, replicas) in [("scaled", 3), ("deleted", 2)] {
-        create(client, deployment(name, replicas, "web:1")).await;
-        rolled_out(client, clock, name).await;
-    }
-    let backup = env.cluster.sandbox.backup();
-
-    merge::<Deployment>(client, "scaled", json!({ "spec": { "replicas": 5 } })).await;
-    let key = ObjectKey::new("default", "deleted");
-    client.delete::<Deployment>(&key, Delete::new()).await.expect("delete");
-    create(client, deployment("new", 2, "web:1")).await;
-    for name in ["scaled", "new"] {
-        rolled_out(client, clock, name).await;
-    }
-    eventually(clock, "its pods are deleted", || async {
-        let left = uids(env, "deleted").await;
-        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
-    })
-    .await;
-
-    let mut running = Some(manager);
-    if restarts {
-        drop(running.take());
-    }
-    env.cluster.sandbox.restore(&backup);
-    running.get_or_insert_with(|| env.manager("second", &[]));
-    // Versions that the manager has seen before are given again.
-    merge::<Deployment>(client, "scaled", json!({ "spec": { "replicas": 4 } })).await;
-    rolled_out(client, clock, "scaled").await;
-    create(client, deployment("later", 2, "web:1")).await;
-    rolled_out(client, clock, "later").await;
-    rolled_out(client, clock, "deleted").await;
-    for (name, count) in [("scaled", 4), ("deleted", 2), ("new", 0)] {
-        eventually(clock, &format!("{name} has {count} pods"), || async {
-            let found = uids(env, name).await;
-            if found.len() == count { Ok(()) } else { Err(format!("{found:?}")) }
-        })
-        .await;
-    }
-}
-
-#[test]
-fn a_manager_that_runs_on_over_a_restored_backup_is_right() {
-    Env::run("restored", async |env| manager_of_a_restored_server(env, false).await);
-}
-
-#[test]
-fn a_manager_that_starts_after_a_restored_backup_is_right() {
-    Env::run("restored-restart", async |env| manager_of_a_restored_server(env, true).await);
 }

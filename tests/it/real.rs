@@ -33,16 +33,34 @@ pub struct ApiServer {
     pub admin: PathBuf,
     /// The kubeconfig of `system:kube-controller-manager`.
     pub kubeconfig: PathBuf,
-    processes: Vec<Child>,
+    folder: PathBuf,
+    clock: SharedClock,
+    /// etcd and the API server.
+    programs: [Program; 2],
+    processes: Mutex<Vec<Child>>,
     _turn: MutexGuard<'static, ()>,
+}
+
+/// A program and its flags.
+struct Program {
+    path: PathBuf,
+    flags: Vec<String>,
 }
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        // Stops the API server before its etcd.
-        for process in self.processes.iter_mut().rev() {
-            let _ = process.kill();
-            let _ = process.wait();
+        self.stop();
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("created");
+    for entry in fs::read_dir(from).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let copy = to.join(path.file_name().expect("a name"));
+        match path.is_dir() {
+            true => copy_folder(&path, &copy),
+            false => drop(fs::copy(&path, &copy).expect("copied")),
         }
     }
 }
@@ -58,17 +76,17 @@ fn write_pair(folder: &Path, name: &str, pair: &Pair) {
     fs::write(folder.join(format!("{name}.key")), &pair.key).expect("written");
 }
 
-fn spawn(program: PathBuf, folder: &Path, flags: &[String]) -> Child {
-    let name = program.file_name().expect("a program").to_string_lossy().into_owned();
+fn spawn(Program { path, flags }: &Program, folder: &Path) -> Child {
+    let name = path.file_name().expect("a program").to_string_lossy().into_owned();
     let log = fs::File::create(folder.join(format!("{name}.log"))).expect("a log file");
-    Command::new(&program)
+    Command::new(path)
         .args(flags)
         .current_dir(folder)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("the log file"))
         .stderr(log)
         .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 impl ApiServer {
@@ -97,19 +115,15 @@ impl ApiServer {
 
         let [etcd, peer, port] = [free_port(), free_port(), free_port()];
         let (etcd, peer) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{peer}"));
-        let store = spawn(
-            assets.join("etcd"),
-            folder,
-            &[
-                format!("--data-dir={}", file("etcd")),
-                format!("--listen-client-urls={etcd}"),
-                format!("--advertise-client-urls={etcd}"),
-                format!("--listen-peer-urls={peer}"),
-                format!("--initial-advertise-peer-urls={peer}"),
-                format!("--initial-cluster=default={peer}"),
-                "--unsafe-no-fsync".into(),
-            ],
-        );
+        let store = vec![
+            format!("--data-dir={}", file("etcd")),
+            format!("--listen-client-urls={etcd}"),
+            format!("--advertise-client-urls={etcd}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+            "--unsafe-no-fsync".into(),
+        ];
         let mut flags = vec![
             format!("--etcd-servers={etcd}"),
             format!("--secure-port={port}"),
@@ -128,7 +142,6 @@ impl ApiServer {
             "--disable-admission-plugins=ServiceAccount".into(),
         ];
         flags.extend(extra.iter().map(ToString::to_string));
-        let server = spawn(assets.join("kube-apiserver"), folder, &flags);
         let [admin, kubeconfig] = ["admin", "manager"].map(|user| {
             let config = json!({
                 "apiVersion": "v1", "kind": "Config", "current-context": "real",
@@ -146,15 +159,51 @@ impl ApiServer {
             fs::write(&path, config.to_string()).expect("written");
             path
         });
-        let processes = vec![store, server];
-        let started = ApiServer { admin, kubeconfig, processes, _turn: turn };
-        let client = administrator(&started.admin, "tests", clock).expect("a client");
-        eventually(clock, "the API server is ready", || async {
-            let log = fs::read_to_string(folder.join("kube-apiserver.log")).unwrap_or_default();
+        let programs = [("etcd", store), ("kube-apiserver", flags)]
+            .map(|(name, flags)| Program { path: assets.join(name), flags });
+        let (folder, clock, processes) = (folder.to_owned(), clock.clone(), Mutex::default());
+        let server =
+            ApiServer { admin, kubeconfig, folder, clock, programs, processes, _turn: turn };
+        server.run().await;
+        server
+    }
+
+    async fn run(&self) {
+        let started = self.programs.iter().map(|program| spawn(program, &self.folder));
+        self.processes.lock().extend(started);
+        let client = administrator(&self.admin, "tests", &self.clock).expect("a client");
+        eventually(&self.clock, "the API server is ready", || async {
+            let log = fs::read_to_string(self.folder.join("kube-apiserver.log"));
+            let log = log.unwrap_or_default();
             let last = log.lines().last().unwrap_or_default();
             client.get_path("/readyz").await.map_err(|error| format!("{error}: {last}"))
         })
         .await;
-        started
+    }
+
+    /// Stops the API server before its etcd.
+    fn stop(&self) {
+        for mut process in self.processes.lock().drain(..).rev() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// Restarts both programs, and copies the data of etcd meanwhile.
+    pub async fn backup(&self) -> PathBuf {
+        let backup = self.folder.join("etcd-backup");
+        self.stop();
+        copy_folder(&self.folder.join("etcd"), &backup);
+        self.run().await;
+        backup
+    }
+
+    /// Restarts both programs with the data of a backup.
+    pub async fn restore(&self, backup: &Path) {
+        let data = self.folder.join("etcd");
+        self.stop();
+        fs::remove_dir_all(&data).expect("removed");
+        copy_folder(backup, &data);
+        self.run().await;
     }
 }

@@ -47,7 +47,7 @@ use crate::request::call::{Call, Query, ResourcePath, Warnings, verb};
 use crate::request::payload::Payload;
 use crate::status::{ApiError, ApiResult};
 use crate::storage::registry::Registry;
-use crate::storage::store::Store;
+use crate::storage::store::{Backup, Store};
 use crate::types::documents::VERSION;
 use crate::types::{discovery, documents};
 use kube_controller_manager::clock::SharedClock;
@@ -101,6 +101,19 @@ fn access(method: &Method, path: &str, query: &Query) -> Access {
 }
 
 impl Api {
+    /// Restarts the server with the objects and the version of a backup.
+    pub fn restore(&self, backup: &Backup) {
+        self.restore_and(backup, || ());
+    }
+
+    /// As [`Self::restore`]; `change` runs before the server answers again.
+    pub fn restore_and(&self, backup: &Backup, change: impl FnOnce()) {
+        self.faults.cut_all();
+        self.store.restore(backup);
+        change();
+        self.faults.come_back();
+    }
+
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request) -> Response {
         let accept = request.header("accept").unwrap_or_default().to_owned();
