@@ -10,9 +10,7 @@ use crate::client::credentials::token_of;
 use crate::client::{Error, Result};
 
 impl Config {
-    /// The configuration of a kubeconfig. `master` replaces the file's address, `context` its
-    /// current context. Relative paths in it start at its folder. Credentials are used only for a
-    /// server with `https`. Reads files; blocks meanwhile. Upstream: `clientcmd.ClientConfig`.
+    /// The configuration of a kubeconfig: [`Config::parse`] of the file at `path`.
     ///
     /// # Errors
     /// [`Error::Config`] names the file and the fault in it.
@@ -22,8 +20,23 @@ impl Config {
         context: Option<&str>,
     ) -> Result<Config> {
         let path = path.as_ref();
+        Config::parse(&read(path)?, path, master, context)
+    }
+
+    /// The configuration of a kubeconfig's `text`, read from `path`. `master` replaces the file's address, `context` its
+    /// current context. Relative paths in it start at its folder. Credentials are used only for a
+    /// server with `https`. Reads files; blocks meanwhile. Upstream: `clientcmd.ClientConfig`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the file and the fault in it.
+    pub fn parse(
+        text: &[u8],
+        path: &Path,
+        master: Option<&str>,
+        context: Option<&str>,
+    ) -> Result<Config> {
         let fault = |what: String| Error::Config(format!("kubeconfig {}: {what}", path.display()));
-        let file = File::parse(&read(path)?).map_err(fault)?;
+        let file = File::parse(text).map_err(fault)?;
         let name = context.unwrap_or(&file.current_context);
         let chosen = file.contexts.iter().find(|entry| entry.name == name);
         let context = match chosen {
