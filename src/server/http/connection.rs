@@ -84,7 +84,7 @@ impl Connection {
         }
     }
 
-    async fn serve<IO>(&self, io: IO, peer: Chain)
+    pub async fn serve<IO>(&self, io: IO, peer: Chain)
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {

@@ -1,19 +1,20 @@
 //! Accepting connections.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_io::Async;
 use async_lock::Semaphore;
 use futures_lite::future::yield_now;
+use futures_lite::{AsyncRead, AsyncWrite};
 use rustix::io::Errno;
 
-use super::Handler;
 use super::connection::{Connection, Serving};
 use super::connections::{Connections, Phase};
 use super::descriptors::Reserve;
+use super::{Chain, Handler};
 use crate::clock::SharedClock;
 use crate::server::tls::Tls;
 use crate::task::{StopToken, Task, spawn};
@@ -72,18 +73,20 @@ impl Server {
         stop: StopToken,
     ) -> io::Result<Server> {
         let address = listener.local_addr()?;
-        let serving = Serving {
-            connections: Connections::new(guard.connections, clock.clone()),
-            reserve: Reserve::new(guard.descriptors),
-            handshakes: Semaphore::new(1),
-            head_bytes: guard.head_bytes,
-            tls,
-            handler,
-            clock,
-            stop,
-        };
+        let serving = Serving::new(tls, handler, guard, clock, stop);
         let listener = Async::new(listener)?;
         Ok(Server { address, accepting: spawn(Arc::new(serving).accept(listener)) })
+    }
+
+    /// Serves one client over `stream`, without TLS, until the connection ends. Dropping the future
+    /// closes it.
+    pub async fn serve<IO>(stream: IO, handler: Handler, guard: Guard, clock: SharedClock)
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let serving = Arc::new(Serving::new(None, handler, guard, clock, StopToken::new()));
+        let slot = serving.connections.admit(Ipv4Addr::LOCALHOST.into(), Phase::Head);
+        Connection::new(&serving, slot).serve(stream, Chain::default()).await;
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -97,6 +100,25 @@ impl Server {
 }
 
 impl Serving {
+    fn new(
+        tls: Option<Tls>,
+        handler: Handler,
+        guard: Guard,
+        clock: SharedClock,
+        stop: StopToken,
+    ) -> Serving {
+        Serving {
+            connections: Connections::new(guard.connections, clock.clone()),
+            reserve: Reserve::new(guard.descriptors),
+            handshakes: Semaphore::new(1),
+            head_bytes: guard.head_bytes,
+            tls,
+            handler,
+            clock,
+            stop,
+        }
+    }
+
     async fn accept(self: Arc<Self>, listener: Async<TcpListener>) {
         // Each connection holds a sender: the channel closes when the last has ended.
         let (open, all_closed) = async_channel::bounded::<()>(1);
