@@ -2,13 +2,13 @@
 //! loads for a controller manager. `docs/architecture.md` has the table of its rooms, and what each
 //! may use of the others.
 
-mod access;
+pub mod access;
 mod admission;
 mod api;
 mod apply;
 mod auth;
 mod bootstrap;
-mod cel;
+pub mod cel;
 pub mod cluster;
 pub mod debug_proxy;
 pub mod demo;

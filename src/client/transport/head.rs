@@ -60,27 +60,39 @@ pub(super) fn write_head(
 
 /// How the end of a body is found.
 #[derive(Debug)]
-pub(super) enum Framing {
+pub enum Framing {
+    /// By the number of its bytes.
     Length(u64),
+    /// By its coding.
     Chunked(ChunkDecoder),
+    /// By the end of the connection.
     UntilClose,
 }
 
-pub(super) struct Head {
+/// The head of an answer.
+#[derive(Debug)]
+pub struct Head {
+    /// The code of the status, from 200 to 599.
     pub code: u16,
+    /// The same code, or the first of its class where `http_types` does not know it.
     pub status: StatusCode,
     /// The value of `Retry-After`, the one header that callers read.
     pub retry_after: Option<String>,
+    /// How the body ends.
     pub framing: Framing,
     /// The type of the body. JSON and other types are not distinguished.
     pub is_protobuf: bool,
     /// A text of any kind, or a body without a type. Upstream: `isTextResponse`.
     pub is_text: bool,
+    /// Whether the connection can be used again after the body.
     pub keep_alive: bool,
 }
 
 /// Reads the head of an answer, and nothing beyond it.
-pub(super) async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
+///
+/// # Errors
+/// When the connection ends before the head does, and when the head is malformed or too long.
+pub async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
     loop {
         let head = read_one_head(io).await?;
         // Informational answers (1xx) come before the answer itself.

@@ -34,7 +34,8 @@ use rustls::ClientConfig;
 
 use self::body::{BodyReader, IdleLimit};
 use self::connect::{Connection, Connector};
-use self::head::{Framing, read_head, write_head};
+use self::head::write_head;
+pub use self::head::{Framing, Head, read_head};
 use self::pool::Pool;
 pub(super) use self::proxy::Proxy;
 pub(super) use self::reads::{WriteRefused, is_read};

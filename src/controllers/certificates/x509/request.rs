@@ -110,7 +110,11 @@ impl CertificateRequest {
         }
     }
 
-    pub(super) fn from_der(der: &[u8]) -> Result<CertificateRequest, String> {
+    /// A request in DER.
+    ///
+    /// # Errors
+    /// One line that describes the fault.
+    pub fn from_der(der: &[u8]) -> Result<CertificateRequest, String> {
         let request = SignedRequest::from_der(der).map_err(text)?;
         let info: RequestInfo = request.info.decode_as().map_err(text)?;
         let signature = request.signature.as_bytes();

@@ -1,7 +1,7 @@
 //! Starts the Jobs of CronJobs at their times. Upstream: `pkg/controller/cronjob`.
 
-mod due;
-mod schedule;
+pub mod due;
+pub mod schedule;
 
 use std::collections::HashSet;
 use std::sync::Arc;
