@@ -1,0 +1,138 @@
+//! Objects of a type of k8s-openapi, by its schema: the bytes of an input choose which fields an
+//! object has, and their values.
+
+use arbitrary::{Result, Unstructured};
+use kube_controller_manager::objects::Timestamp;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+/// Texts that mean something to a reader, beside random ones.
+const TEXTS: [&str; 16] = [
+    "",
+    "a",
+    "web-0",
+    "Running",
+    "Ready",
+    "True",
+    "Always",
+    "NoExecute",
+    "Exists",
+    "TCP",
+    "10.0.0.1",
+    "fd00::1",
+    "7",
+    "kubernetes.io/hostname",
+    "0123abcd-4567-89ab-cdef-0123456789ab",
+    "\u{fc}\"\\\n\u{10ffff}",
+];
+const QUANTITIES: [&str; 8] = ["0", "1", "500m", "1Gi", "-3", "1e3", "0.1", "99999999999999999"];
+/// Deeper parts of an object are left out.
+const MAX_DEPTH: usize = 24;
+/// The most items of a list or a map.
+const MAX_ITEMS: usize = 3;
+
+/// The schema of a type, with the definitions that it refers to.
+pub fn schema<T: JsonSchema>() -> Value {
+    SchemaGenerator::default().into_root_schema_for::<T>().to_value()
+}
+
+/// An object of the type that has this schema.
+pub fn object(schema: &Value, choices: &mut Unstructured<'_>) -> Result<Value> {
+    Generator { root: schema, choices }.value(schema, 0)
+}
+
+struct Generator<'a, 'c, 'i> {
+    root: &'a Value,
+    choices: &'c mut Unstructured<'i>,
+}
+
+impl<'a> Generator<'a, '_, '_> {
+    /// The schema behind references, and the name of the last of them.
+    fn resolved(&mut self, mut part: &'a Value) -> Result<(&'a str, &'a Value)> {
+        let mut name = "";
+        loop {
+            if let Some(reference) = part["$ref"].as_str() {
+                let at = self.root.pointer(reference.trim_start_matches('#'));
+                part = at.unwrap_or_else(|| panic!("no {reference}"));
+                name = reference.rsplit(['.', '/']).next().unwrap_or_default();
+                continue;
+            }
+            let forms = ["allOf", "anyOf", "oneOf"];
+            let Some(several) = forms.iter().find_map(|form| part[*form].as_array()) else {
+                return Ok((name, part));
+            };
+            let several: Vec<&Value> = several.iter().filter(|one| one["type"] != "null").collect();
+            part = self.choices.choose(&several)?;
+        }
+    }
+
+    fn value(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
+        let (name, part) = self.resolved(part)?;
+        let of = match &part["type"] {
+            Value::Array(types) => types.iter().find_map(Value::as_str).unwrap_or_default(),
+            of => of.as_str().unwrap_or_default(),
+        };
+        Ok(match (name, of, part["format"].as_str().unwrap_or_default()) {
+            ("Quantity", ..) => (*self.choices.choose(&QUANTITIES)?).into(),
+            ("IntOrString", ..) if self.choices.arbitrary()? => self.text()?.into(),
+            ("IntOrString", ..) => self.choices.arbitrary::<i32>()?.into(),
+            ("MicroTime", ..) => self.time()?.to_micro_string().into(),
+            (_, "string", "date-time") => self.time()?.to_string().into(),
+            (_, "string", "byte") => (*self.choices.choose(&["", "AA==", "aGVsbG8="])?).into(),
+            (_, "string", _) => self.text()?.into(),
+            (_, "integer", _) => self.choices.arbitrary::<i32>()?.into(),
+            (_, "number", _) => (f64::from(self.choices.arbitrary::<i16>()?) / 4.0).into(),
+            (_, "boolean", _) => self.choices.arbitrary::<bool>()?.into(),
+            (_, "array", _) => self.list(part, depth)?,
+            (_, "object", _) => self.members(part, depth)?,
+            // Any JSON.
+            _ => json!({}),
+        })
+    }
+
+    fn text(&mut self) -> Result<String> {
+        let choice = usize::from(self.choices.arbitrary::<u8>()?);
+        match TEXTS.get(choice) {
+            Some(text) => Ok((*text).to_owned()),
+            None => {
+                let length = self.choices.int_in_range(0..=8)?;
+                Ok(String::from_utf8_lossy(self.choices.bytes(length)?).into_owned())
+            }
+        }
+    }
+
+    /// Between the years 1 and 9999, which JSON holds.
+    fn time(&mut self) -> Result<Timestamp> {
+        let seconds = self.choices.int_in_range(-62_135_596_800..=253_402_300_799_i64)?;
+        let micros = self.choices.int_in_range(0..=999_999)?;
+        Ok(Timestamp::from_micros(seconds * 1_000_000 + micros))
+    }
+
+    fn list(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
+        let mut items = Vec::new();
+        while depth < MAX_DEPTH && items.len() < MAX_ITEMS && self.more()? {
+            items.push(self.value(&part["items"], depth + 1)?);
+        }
+        Ok(items.into())
+    }
+
+    fn members(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
+        let mut members = Map::new();
+        for (name, of) in part["properties"].as_object().into_iter().flatten() {
+            let is_named = matches!(name.as_str(), "apiVersion" | "kind") && depth == 0;
+            if depth < MAX_DEPTH && !is_named && self.more()? {
+                members.insert(name.clone(), self.value(of, depth + 1)?);
+            }
+        }
+        let others = &part["additionalProperties"];
+        while others.is_object() && depth < MAX_DEPTH && members.len() < MAX_ITEMS && self.more()? {
+            members.insert(self.text()?, self.value(others, depth + 1)?);
+        }
+        Ok(members.into())
+    }
+
+    /// Whether another part follows: none at the end of the input.
+    fn more(&mut self) -> Result<bool> {
+        Ok(!self.choices.is_empty() && self.choices.arbitrary::<u8>()? % 4 == 1)
+    }
+}
