@@ -56,6 +56,7 @@ mod quotes;
 mod rbac;
 mod real;
 mod recycling;
+mod release;
 mod restored;
 mod resync;
 mod rewritten;
