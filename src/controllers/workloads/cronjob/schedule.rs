@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use jiff::civil::DateTime;
+use jiff::Span;
+use jiff::civil::{Date, DateTime};
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 
 use crate::objects::Timestamp;
@@ -294,7 +295,7 @@ impl Fields {
         }
         let last_year = zone.local(from).year() + HORIZON_YEARS;
         // A year of the calendar must be left to end the search in.
-        if last_year >= jiff::civil::Date::MAX.year() {
+        if last_year >= Date::MAX.year() {
             return None;
         }
         let mut time = from;
@@ -310,11 +311,7 @@ impl Fields {
                     advanced = true;
                     local = local.date().first_of_month().at(0, 0, 0, 0);
                 }
-                let (year, month) = match local.month() {
-                    12 => (local.year() + 1, 1),
-                    month => (local.year(), month + 1),
-                };
-                let next = jiff::civil::date(year, month, local.day());
+                let next = next_month(local.date())?;
                 time = zone.seconds(next.to_datetime(local.time()));
                 local = zone.local(time);
                 if local.month() == 1 {
@@ -327,6 +324,7 @@ impl Fields {
                     local = zone.local(zone.seconds(local.date().at(0, 0, 0, 0)));
                 }
                 let next = local.date().tomorrow().ok()?;
+                let before = time;
                 time = zone.seconds(next.to_datetime(local.time()));
                 // Where clocks skip midnight, the day begins an hour off.
                 time += match i64::from(zone.local(time).hour()) {
@@ -334,6 +332,11 @@ impl Fields {
                     hour if hour > 12 => (24 - hour) * HOUR,
                     hour => -hour * HOUR,
                 };
+                // A day that the zone skips: upstream's search stays before it for ever.
+                if time <= before {
+                    let next = next.tomorrow().ok()?;
+                    time = zone.seconds(next.to_datetime(local.time()));
+                }
                 local = zone.local(time);
                 if local.day() == 1 {
                     continue 'months;
@@ -369,6 +372,17 @@ impl Fields {
             advanced = true;
         }
     }
+}
+
+/// The same day of the next month. Where that month is shorter, the days are counted on into the one
+/// after it. Upstream: `Time.AddDate`.
+fn next_month(date: Date) -> Option<Date> {
+    let (year, month) = match date.month() {
+        12 => (date.year() + 1, 1),
+        month => (date.year(), month + 1),
+    };
+    let first = Date::new(year, month, 1).ok()?;
+    first.checked_add(Span::new().days(date.day() - 1)).ok()
 }
 
 #[cfg(test)]
@@ -427,6 +441,13 @@ mod tests {
             // Midnight is skipped on 2018-11-04.
             ("TZ=America/Sao_Paulo 0 0 * * *", "2018-11-03T12:00:00Z", "2018-11-05T02:00:00Z"),
             ("TZ=America/Sao_Paulo 0 9 4 11 ?", "2018-11-01T12:00:00Z", "2018-11-04T11:00:00Z"),
+            // Midnight is skipped on the first of October 2017: the search goes from month to month
+            // on the 30th, which February lacks.
+            ("TZ=America/Asuncion 0 0 1 2 *", "2017-08-15T00:00:00Z", "2020-02-01T03:00:00Z"),
+            ("TZ=America/Asuncion 0 0 * 2 *", "2017-08-15T00:00:00Z", "2019-02-03T03:00:00Z"),
+            ("TZ=America/Asuncion 0 12 * 2-3 *", "2017-08-15T00:00:00Z", "2018-03-03T15:00:00Z"),
+            // There is no 30 December 2011.
+            ("TZ=Pacific/Apia 0 0 31 12 *", "2011-12-28T12:00:00Z", "2011-12-30T10:00:00Z"),
         ] {
             let next_found = parse(schedule).unwrap().next(time(from));
             assert_eq!(next_found, Some(time(next)), "{schedule} after {from}");
