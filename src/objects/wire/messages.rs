@@ -2,7 +2,7 @@
 //! Upstream: `generated.proto` of `core/v1` and `meta/v1`.
 
 use crate::objects::wire::protobuf::{Field, Kind, Message};
-use Kind::{Bool, Int, Text, Time, Wrapped};
+use Kind::{Bool, Int, MicroTime, Text, Time, Wrapped};
 
 pub static METADATA: Message = Message(&[
     Field::one(1, "name", Text),
@@ -348,4 +348,4 @@ pub static LEASE: Message = Message(&[
     Field::one(2, "spec", Kind::Message(&LEASE_SPEC)),
 ]);
 
-static LEASE_SPEC: Message = Message(&[Field::one(4, "renewTime", Time)]);
+static LEASE_SPEC: Message = Message(&[Field::one(4, "renewTime", MicroTime)]);

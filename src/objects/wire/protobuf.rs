@@ -31,6 +31,8 @@ pub enum Kind {
     Bool,
     /// `metav1.Time`; empty: null.
     Time,
+    /// `metav1.MicroTime`; empty: null.
+    MicroTime,
     /// A message whose first field is its text, as `resource.Quantity`.
     Wrapped,
     Message(&'static Message),
@@ -193,16 +195,20 @@ pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// The seconds of a time, as microseconds. Nanoseconds are ignored, for
-/// JSON has none. Upstream: `Time.Unmarshal`.
-fn micros(mut message: &[u8]) -> Result<i64, Error> {
-    let mut seconds = 0_i64;
+/// A time in microseconds. Nanoseconds count only in a `MicroTime`, for the JSON of the other has
+/// none. Upstream: `Time.Unmarshal`, `MicroTime.Unmarshal`.
+fn micros(kind: Kind, mut message: &[u8]) -> Result<i64, Error> {
+    let (mut seconds, mut nanos) = (0_i64, 0_i64);
     while let Some((number, wire)) = field(&mut message)? {
-        if let (1, Wire::Varint(value)) = (number, wire) {
-            seconds = value.cast_signed();
+        match (number, wire) {
+            (1, Wire::Varint(value)) => seconds = value.cast_signed(),
+            (2, Wire::Varint(value)) if matches!(kind, Kind::MicroTime) => {
+                nanos = value.cast_signed();
+            }
+            _ => {}
         }
     }
-    Ok(seconds.saturating_mul(1_000_000))
+    Ok(seconds.saturating_mul(1_000_000).saturating_add(nanos / 1000))
 }
 
 /// One field's value; for a list or a map the first one, the others are taken from `rest`.
@@ -231,7 +237,9 @@ impl<'de, 'r> Value<'de, 'r> {
     fn int(&self) -> Result<i64, Error> {
         match (self.shape, self.kind, self.wire) {
             (Shape::One, Kind::Int, Wire::Varint(value)) => Ok(value.cast_signed()),
-            (Shape::One, Kind::Time, Wire::Bytes(bytes)) => micros(bytes),
+            (Shape::One, kind @ (Kind::Time | Kind::MicroTime), Wire::Bytes(bytes)) => {
+                micros(kind, bytes)
+            }
             _ => Err(self.another_type()),
         }
     }
@@ -259,7 +267,7 @@ impl<'de, 'r> Value<'de, 'r> {
 
     fn time(&self) -> Option<&'de [u8]> {
         match (self.kind, self.shape, self.wire) {
-            (Kind::Time, Shape::One, Wire::Bytes(bytes)) => Some(bytes),
+            (Kind::Time | Kind::MicroTime, Shape::One, Wire::Bytes(bytes)) => Some(bytes),
             _ => None,
         }
     }
@@ -277,7 +285,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
             (_, Kind::Text | Kind::Wrapped) => self.deserialize_str(visitor),
             (_, Kind::Int) => self.deserialize_i64(visitor),
             (_, Kind::Bool) => self.deserialize_bool(visitor),
-            (_, Kind::Time) => match self.wire {
+            (_, Kind::Time | Kind::MicroTime) => match self.wire {
                 Wire::Bytes([]) => visitor.visit_unit(),
                 _ => self.deserialize_i64(visitor),
             },
@@ -334,7 +342,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
         visitor: V,
     ) -> Result<V::Value, Error> {
         match self.time() {
-            Some(bytes) => visitor.visit_i64(micros(bytes)?),
+            Some(bytes) => visitor.visit_i64(micros(self.kind, bytes)?),
             None => visitor.visit_newtype_struct(self),
         }
     }
@@ -518,7 +526,9 @@ pub fn kind(envelope: &[u8]) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::{Meta, Node, Object, PartialObjectMetadata, Pod, Timestamp, messages};
+    use crate::objects::{
+        Lease, Meta, Node, Object, PartialObjectMetadata, Pod, Timestamp, messages,
+    };
 
     /// One pod, as kube-apiserver writes it.
     const JSON: &[u8] = include_bytes!("../../../fixtures/pod.json");
@@ -603,6 +613,19 @@ mod tests {
         assert_eq!((&*meta.name, meta.generation), ("n", -1));
         assert_eq!(meta.creation_timestamp, Some(Timestamp::from_secs(2)));
         assert_eq!((meta.deletion_timestamp, meta.labels.get("k")), (None, Some("")));
+    }
+
+    #[test]
+    fn only_a_micro_time_has_fractions_of_a_second() {
+        // 2 seconds and 3,000,999 nanoseconds.
+        let time = b"\x08\x02\x10\xa7\x95\xb7\x01";
+        let field = |number: u8, inner: &[u8]| {
+            [&[number << 3 | 2, u8::try_from(inner.len()).unwrap()], inner].concat()
+        };
+        let lease = [field(1, &field(8, time)), field(2, &field(4, time))].concat();
+        let Lease { meta, spec } = decode(&lease).unwrap();
+        assert_eq!(meta.creation_timestamp, Some(Timestamp::from_secs(2)));
+        assert_eq!(spec.renew_time, Some(Timestamp::from_micros(2_003_000)));
     }
 
     /// As Go 1.26's `encoding/json` writes these bytes.
