@@ -28,9 +28,9 @@ pub fn target(input: &[u8]) {
     let query = if content_type == TYPES[3] { &query } else { &path };
     let answer = world.send(Method::PATCH, query, content_type, patch).expect("an answer");
     let body = String::from_utf8_lossy(answer.content());
-    // Upstream answers a malformed strategic merge patch so.
-    let is_fault = answer.status == 500 && content_type == TYPES[2];
-    assert!(answer.status < 500 || is_fault, "{} {body}", answer.status);
+    // Upstream answers a malformed strategic merge patch so, and an applied object of other types.
+    let may_fail = content_type == TYPES[2] || body.contains("failed to create typed patch object");
+    assert!(answer.status < 500 || answer.status == 500 && may_fail, "{} {body}", answer.status);
     let answer: Value =
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"));
     assert!(answer.is_object(), "{body}");
