@@ -145,16 +145,21 @@ impl Quantity {
 
     fn rounded_to(self, step: i128) -> Quantity {
         let nanos = divided_away_from_zero(self.nanos, step).saturating_mul(step);
-        Quantity { nanos, ..self }
+        Quantity { nanos, ..self }.limited()
     }
 
     fn with(self, other: Quantity, nanos: i128) -> Quantity {
         let format = if self.is_zero() { other.format } else { self.format };
-        Quantity { nanos, format }
+        Quantity { nanos, format }.limited()
     }
 
     pub fn times(self, count: u64) -> Quantity {
-        Quantity { nanos: self.nanos.saturating_mul(i128::from(count)), ..self }
+        Quantity { nanos: self.nanos.saturating_mul(i128::from(count)), ..self }.limited()
+    }
+
+    /// At least [`Quantity::MIN`], which is above the least number of its type.
+    fn limited(self) -> Quantity {
+        Quantity { nanos: self.nanos.max(Quantity::MIN.nanos), ..self }
     }
 }
 
