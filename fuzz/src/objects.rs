@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::bytes::parameters;
+use crate::bytes::{has_raw_bytes, parameters};
 use crate::schemas::{object, schema};
 
 /// An object in both encodings.
@@ -28,6 +28,9 @@ impl Both {
         let chosen = object(schema, &mut Unstructured::new(choices)).ok()?;
         let typed: T = serde_json::from_value(chosen).expect("its schema was followed");
         let value = serde_json::to_value(&typed).expect("an object");
+        if has_raw_bytes(&value.to_string()) {
+            return None;
+        }
         let message = sandbox::protobuf::message(T::API_VERSION, T::KIND, &value);
         let message = message.expect("a kind of the table");
         let envelope = sandbox::protobuf::encode(&value).expect("a kind of the table");

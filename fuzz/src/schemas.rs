@@ -23,7 +23,7 @@ const TEXTS: [&str; 16] = [
     "7",
     "kubernetes.io/hostname",
     "0123abcd-4567-89ab-cdef-0123456789ab",
-    "\u{fc}\"\\\n\u{10ffff}",
+    "\u{fc}\"\\\n\u{10ff7f}",
 ];
 const QUANTITIES: [&str; 8] = ["0", "1", "500m", "1Gi", "-3", "1e3", "0.1", "99999999999999999"];
 /// Deeper parts of an object are left out.

@@ -82,13 +82,15 @@ fn compare_list(json: &[u8], parts: &(Vec<ListPart<Encoded>>, bool)) {
     assert_eq!(*parts, (items.chain([end]).collect(), true));
 }
 
-/// The splitter's documents of a text of objects that serde_json reads.
-fn compare_documents(json: &[u8], pieces: &[&[u8]]) {
+/// The documents of a text of objects that serde_json reads; `None` of another text.
+fn documents(json: &[u8]) -> Option<Vec<&RawValue>> {
     let documents = serde_json::Deserializer::from_slice(json).into_iter::<&RawValue>();
-    let Ok(documents) = documents.collect::<Result<Vec<_>, _>>() else { return };
-    if !documents.iter().all(|document| document.get().starts_with(['{', '['])) {
-        return;
-    }
+    let documents = documents.collect::<Result<Vec<_>, _>>().ok()?;
+    documents.iter().all(|document| document.get().starts_with(['{', '['])).then_some(documents)
+}
+
+/// The splitter finds these documents in their pieces.
+fn compare_documents(documents: &[&RawValue], pieces: &[&[u8]]) {
     // Line ends between tokens are lost.
     let plain = |text: &[u8]| text.iter().copied().filter(|byte| *byte != b'\n').collect();
     let expected: Vec<Vec<u8>> =
@@ -110,7 +112,14 @@ pub fn target(input: &[u8]) {
             compare_list(bytes, &whole);
         }
         assert_same(whole, list(body(&pieces, is_protobuf)));
-        assert_same(watch(body(&[bytes], is_protobuf)), watch(body(&pieces, is_protobuf)));
+        let (whole, cut) = (watch(body(&[bytes], is_protobuf)), watch(body(&pieces, is_protobuf)));
+        // The splitter recognizes whole lines without reading them, so where text is malformed it
+        // depends on the pieces what is cut out of it.
+        if is_protobuf || documents(bytes).is_some() {
+            assert_same(whole, cut);
+        }
     }
-    compare_documents(bytes, &pieces);
+    if let Some(documents) = documents(bytes) {
+        compare_documents(&documents, &pieces);
+    }
 }
