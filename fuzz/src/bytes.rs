@@ -12,8 +12,8 @@ pub fn parameters(input: &[u8]) -> (u8, &[u8]) {
     input.split_first().map_or((0, input), |(first, rest)| (*first, rest))
 }
 
-/// Whether a text has a character by which the sandbox stores a byte that is not UTF-8: other readers
-/// of its JSON do not know them.
+/// Whether a text has a character by which the sandbox stores a byte that is not UTF-8: other
+/// readers of its JSON do not know them.
 pub fn has_raw_bytes(text: &str) -> bool {
     text.contains(|c| ('\u{10ff80}'..='\u{10ffff}').contains(&c))
 }

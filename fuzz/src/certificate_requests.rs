@@ -1,5 +1,5 @@
-//! Certificate requests and certificates, in DER and PEM. What is read can be written, and a request
-//! with a good signature can be signed.
+//! Certificate requests and certificates, in DER and PEM. What is read can be written, and a
+//! request with a good signature can be signed.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Quantities: a line, or two to compute with. The canonical form of an amount is parsed to the same
-//! amount, and is its own canonical form.
+//! Quantities: a line, or two to compute with. The canonical form of an amount is parsed to the
+//! same amount, and is its own canonical form.
 
 use kube_controller_manager::objects::{Quantity, QuantityError, stored_quantity};
 

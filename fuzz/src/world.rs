@@ -149,8 +149,8 @@ impl World {
         headers.insert("authorization", bearer.parse().expect("a token"));
     }
 
-    /// Runs to the end of `future`, with more time whenever it waits; `None` if it still waits after
-    /// hours.
+    /// Runs to the end of `future`, with more time whenever it waits; `None` if it still waits
+    /// after hours.
     pub fn finish<F: Future>(&self, future: F) -> Option<F::Output> {
         block_on(async {
             let mut future = pin!(future);

@@ -1,6 +1,6 @@
 //! Gives each target the inputs of its corpus, whole, cut and changed, so that a crash that the
-//! fuzzer has found stays mended where no fuzzer is installed. The changes are the same in each run;
-//! `FUZZ_CHANGES` is their number for each input.
+//! fuzzer has found stays mended where no fuzzer is installed. The changes are the same in each
+//! run; `FUZZ_CHANGES` is their number for each input.
 
 use std::fs;
 use std::path::{Path, PathBuf};
