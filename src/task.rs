@@ -5,6 +5,7 @@
 
 pub mod panics;
 mod run;
+mod signals;
 mod task_counts;
 
 use std::future::Future;
@@ -23,6 +24,7 @@ use parking_lot::Mutex;
 use pin_project::pin_project;
 
 pub use run::{Run, current_run, in_run};
+pub use signals::stop_on_signal;
 use task_counts::Counted;
 pub use task_counts::{Place, running};
 

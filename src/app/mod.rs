@@ -18,7 +18,6 @@ pub mod pipeline;
 mod service_accounts;
 pub mod serving;
 mod shadow;
-mod signals;
 pub mod start;
 mod traces;
 
@@ -35,7 +34,7 @@ use crate::lines::escaped;
 use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
-use crate::task::{Latch, StopToken, TaskGroup, caught, panics};
+use crate::task::{Latch, StopToken, TaskGroup, caught, panics, stop_on_signal};
 
 use connect::{Connect, Connection, Target, user_agent};
 use futures_lite::future;
@@ -116,7 +115,7 @@ fn prepare(options: Options, connect: Connect) -> Result<Prepared, Vec<String>> 
         traces::set(options.trace_object.0.clone(), &verbosity);
     }
     let options = Arc::new(if options.shadow { shadow::options(options) } else { options });
-    let stop = signals::stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
+    let stop = stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
     let migration = LeaderMigration::of(&options).map_err(|error| vec![error])?;
     let target = Target {
         kubeconfig: &options.kubeconfig,

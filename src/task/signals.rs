@@ -1,12 +1,12 @@
-//! SIGTERM and SIGINT: the first stops the manager in order, the second ends the process at once.
-//! Upstream: `apiserver/pkg/server.SetupSignalContext`.
+//! SIGTERM and SIGINT: the first stops the program in order, the second ends the process at once.
 
 use async_signal::{Signal, Signals};
 use futures_lite::StreamExt;
 
-use crate::task::{self, StopToken};
+use super::{StopToken, spawn};
 
-/// A token that the first signal stops.
+/// A token that the first SIGTERM or SIGINT stops; the second ends the process with exit code 1. Call
+/// it once, on a task. Upstream: `apiserver/pkg/server.SetupSignalContext`.
 ///
 /// # Errors
 /// When no handler can be installed.
@@ -14,7 +14,7 @@ pub fn stop_on_signal() -> std::io::Result<StopToken> {
     let mut signals = Signals::new([Signal::Term, Signal::Int])?;
     let stop = StopToken::new();
     let on_signal = stop.clone();
-    drop(task::spawn(async move {
+    drop(spawn(async move {
         while let Some(signal) = signals.next().await {
             let Ok(signal) = signal else { continue };
             if on_signal.is_stopped() {
