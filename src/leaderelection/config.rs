@@ -34,6 +34,20 @@ pub struct Config {
 }
 
 impl Config {
+    /// Upstream's times, 15 s, 10 s and 2 s, for a lock that is released after a stop. `name`: see
+    /// [`Config::name`].
+    pub fn new(name: impl Into<String>, lock: Arc<dyn Lock>) -> Config {
+        Config {
+            lock,
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+            release_on_cancel: true,
+            coordinated: false,
+            name: name.into(),
+        }
+    }
+
     /// The first fault.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.lease_duration <= self.renew_deadline {
