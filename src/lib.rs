@@ -10,7 +10,7 @@ pub mod jwt;
 mod lines;
 mod lookup;
 pub mod metrics;
-pub mod storm;
+mod storm;
 pub mod task;
 pub mod trace;
 
@@ -27,7 +27,7 @@ pub mod leaderelection;
 
 pub mod controllers;
 pub mod server;
-pub mod shadow;
+mod shadow;
 
 pub mod app;
 pub mod options;

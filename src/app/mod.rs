@@ -1,7 +1,7 @@
 //! Start-up in upstream's order: check the flags, log, configure the client, serve, take the lease,
 //! and run the controllers under it. Upstream: `cmd/kube-controller-manager/app`.
 
-pub mod client_builder;
+mod client_builder;
 mod component_metrics;
 mod configz;
 pub mod connect;
@@ -14,11 +14,11 @@ mod logging;
 mod memory;
 mod notices;
 mod open_files;
-pub mod pipeline;
+mod pipeline;
 mod service_accounts;
-pub mod serving;
+mod serving;
 mod shadow;
-pub mod start;
+mod start;
 mod traces;
 
 use parking_lot::Mutex;

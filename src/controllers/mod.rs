@@ -1,15 +1,15 @@
 //! The runner that all controllers share, and a module for each family of controllers.
 
-pub mod accounts;
-pub mod apiserver;
-pub mod bootstrap;
+pub(crate) mod accounts;
+pub(crate) mod apiserver;
+pub(crate) mod bootstrap;
 pub mod certificates;
 pub mod cleanup;
-pub mod devices;
-pub mod nodes;
-pub mod resourcequota;
+pub(crate) mod devices;
+pub(crate) mod nodes;
+pub(crate) mod resourcequota;
 pub mod runner;
-pub mod services;
+pub(crate) mod services;
 pub mod storage;
 pub mod workloads;
 
