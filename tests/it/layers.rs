@@ -82,6 +82,21 @@ const SANDBOX: [&str; 13] = [
     "workqueue",
 ];
 
+/// The rooms of the library, or paths below them, that the examples may use: the machinery.
+const EXAMPLES: [&str; 11] = [
+    "cache",
+    "client",
+    "clock",
+    "events",
+    "leaderelection",
+    "metrics",
+    "objects",
+    "server",
+    "source",
+    "task",
+    "workqueue",
+];
+
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -260,6 +275,46 @@ fn the_sandbox_uses_only_its_rooms_of_the_library() {
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Whether an example may use an item of the library: of the controllers only the runner.
+fn is_machinery(path: &[String]) -> bool {
+    let is_family = |name: &String| name.starts_with(|c: char| c.is_ascii_lowercase());
+    match path {
+        [room, item, ..] if room == "controllers" => {
+            item == "runner" || item == "keys" || !is_family(item)
+        }
+        path => EXAMPLES.iter().any(|prefix| is_within(path, prefix)),
+    }
+}
+
+#[test]
+fn the_examples_use_the_machinery_alone() {
+    let mut files = Vec::new();
+    rust_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("examples"), &mut files);
+    assert!(files.len() >= 10, "{files:?}");
+    let mut faults = Vec::new();
+    for file in files {
+        let source = Source::new(&fs::read_to_string(&file).unwrap(), &[]);
+        let named = source.external("kube_controller_manager");
+        assert!(!named.is_empty(), "{} uses nothing of the library", file.display());
+        for Named { line, path } in named.into_iter().filter(|named| !is_machinery(&named.path)) {
+            faults.push(format!("{}:{line}: uses {}", file.display(), path.join("::")));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    for (path, is_fine) in [
+        ("cache::Lister", true),
+        ("controllers::Controller", true),
+        ("controllers::runner::Mapper", true),
+        ("controllers", false),
+        ("controllers::workloads::ttlafterfinished", false),
+        ("app::run", false),
+        ("", false),
+    ] {
+        let path: Vec<String> = path.split("::").map(str::to_owned).collect();
+        assert_eq!(is_machinery(&path), is_fine, "{path:?}");
+    }
 }
 
 #[test]

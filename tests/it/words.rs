@@ -111,7 +111,7 @@ fn code_and_docs_use_plain_words() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
     for folder in
-        ["src", "cel/src", "fuzz", "process/src", "sandbox/src", "tests", "benches", "docs"]
+        ["src", "cel/src", "fuzz", "process/src", "sandbox/src", "tests", "benches", "docs", "examples"]
     {
         collect(&root.join(folder), &mut files);
     }
