@@ -1,5 +1,20 @@
 //! Injected time. Only this file reads the system's clocks or sleeps.
 //! Upstream: `k8s.io/utils/clock`.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use futures_lite::future::{block_on, poll_once};
+//! use kube_controller_manager::clock::{Clock, FakeClock};
+//! use kube_controller_manager::objects::Timestamp;
+//!
+//! let clock = FakeClock::new(Timestamp::from_secs(0));
+//! let mut due = clock.sleep(Duration::from_secs(60));
+//! clock.advance(Duration::from_secs(59));
+//! assert_eq!(block_on(poll_once(&mut due)), None);
+//! clock.advance(Duration::from_secs(1));
+//! assert_eq!(block_on(poll_once(&mut due)), Some(()));
+//! ```
 
 #![warn(missing_docs)]
 

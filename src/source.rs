@@ -1,4 +1,4 @@
-//! The client as the caches' [`Source`]: the one place that knows both.
+//! The client as the caches' [`Source`]: the one place that knows both. Upstream: `cache.ListWatch`.
 
 #![warn(missing_docs)]
 

@@ -3,7 +3,7 @@
 //!
 //! Waiting saves CPU when thousands of things happen, and costs latency when one person changes one
 //! object. So code waits only during a storm; an event at a human's pace is never delayed.
-//! `docs/waiting.md` lists who waits for what.
+//! [`guide::waiting`](crate::guide::waiting) lists who waits for what. Upstream has no counterpart.
 
 #![warn(missing_docs)]
 

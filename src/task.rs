@@ -1,5 +1,23 @@
 //! Tasks that are joined, the token that asks them to stop, and what tasks wait for.
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
+//!
+//! [`run`] is the start of a program, [`spawn`] starts a task, and a [`TaskGroup`] joins several. A
+//! [`StopToken`] asks them to end: nothing is interrupted. [`stop_on_signal`] is the program's own.
+//!
+//! ```
+//! use kube_controller_manager::task::{self, StopToken};
+//!
+//! task::run(1, async {
+//!     let stop = StopToken::new();
+//!     let child = stop.child();
+//!     let work = task::spawn(async move {
+//!         child.stopped().await;
+//!         "ended"
+//!     });
+//!     stop.stop();
+//!     assert_eq!(work.await, "ended");
+//! });
+//! ```
 
 #![warn(missing_docs)]
 

@@ -3,7 +3,57 @@
 //!
 //! The path of an object: [`Source`] (encoded) → [`Reflector`] (decodes it) → [`DeltaFifo`] →
 //! [`Indexer`], and from there as notifications to every [`EventHandler`].
-//! `docs/client-go.md` maps each piece to upstream's. Upstream: `k8s.io/client-go/tools/cache`.
+//! [`guide`](crate::guide) maps each piece to upstream's. Upstream: `k8s.io/client-go/tools/cache`.
+//!
+//! Most users need three of them: a [`SharedInformerFactory`], its [`SharedIndexInformer`]s, and
+//! their [`Lister`]s. The contract stands above [`SharedIndexInformer`]; [`Indexer`] has that of
+//! reads. The server is behind [`Source`], so that a cache needs no HTTP:
+//! [`ClientSource`](crate::source::ClientSource) is the client as one.
+//!
+//! ```no_run
+//! use kube_controller_manager::cache::SharedInformerFactory;
+//! use kube_controller_manager::client::Client;
+//! use kube_controller_manager::clock::SharedClock;
+//! use kube_controller_manager::objects::{ObjectKey, Pod};
+//! use kube_controller_manager::source::ClientSource;
+//! use kube_controller_manager::task::StopToken;
+//!
+//! async fn read(client: Client, clock: SharedClock) {
+//!     let factory = SharedInformerFactory::new(ClientSource::new(client), clock);
+//!     let pods = factory.informer::<Pod>().lister();
+//!     let stop = StopToken::new();
+//!     factory.start(&stop);
+//!     factory.wait_for_cache_sync().await;
+//!     println!("{} pods", pods.in_namespace("default").len());
+//!     println!("{:?}", pods.get(&ObjectKey::new("default", "web-1")));
+//!     stop.stop();
+//!     factory.shutdown().await;
+//! }
+//! ```
+//!
+//! An [`Index`] finds objects by a value of theirs:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use kube_controller_manager::cache::{Index, IndexValue, Indexer};
+//! use kube_controller_manager::objects::Pod;
+//!
+//! static BY_NODE: Index<Pod> = Index::new("node", |pod, found| {
+//!     found(IndexValue::Text(pod.spec.node_name.clone()));
+//! });
+//!
+//! let pods = Indexer::new();
+//! pods.add_index(&BY_NODE);
+//! for (name, node) in [("a", "node-1"), ("b", "node-2")] {
+//!     let mut pod = Pod::default();
+//!     pod.meta.name = name.into();
+//!     pod.spec.node_name = node.into();
+//!     pods.insert(Arc::new(pod));
+//! }
+//! let found = pods.by_index(&BY_NODE, &IndexValue::Text("node-2".into()));
+//! assert_eq!((found.len(), &*found[0].meta.name), (1, "b"));
+//! ```
 
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! The cache's access to the API: encoded objects, without HTTP.
+//! The cache's access to the API: encoded objects, without HTTP. Upstream: `cache.ListerWatcher`.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,9 @@
 //! The runner that all controllers share, and a module for each family of controllers.
+//!
+//! [`runner`] is for any controller, also of another program; its items are exported here. The
+//! families are the controllers of kube-controller-manager, which the table in `app` starts: they are
+//! examples to read, no library. `docs/adding-a-controller.md` explains how one is added. Upstream:
+//! `pkg/controller`.
 
 pub(crate) mod accounts;
 pub(crate) mod apiserver;

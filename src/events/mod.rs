@@ -3,6 +3,20 @@
 //! A [`Recorder`] queues events; the [`EventBroadcaster`]'s task runs them through the correlator
 //! (similar events are combined, repeated ones counted, floods dropped) and sends the result. The
 //! contract stands above [`EventBroadcaster`].
+//!
+//! ```no_run
+//! use kube_controller_manager::client::Client;
+//! use kube_controller_manager::clock::SharedClock;
+//! use kube_controller_manager::events::EventBroadcaster;
+//! use kube_controller_manager::objects::Pod;
+//!
+//! async fn report(client: Client, clock: SharedClock, pod: &Pod) {
+//!     let broadcaster = EventBroadcaster::new(client, clock);
+//!     let recorder = broadcaster.recorder("example-controller");
+//!     recorder.normal(pod, "Seen", format!("Pod {} was seen", pod.meta.name));
+//!     broadcaster.shutdown().await;
+//! }
+//! ```
 
 #![warn(missing_docs)]
 

@@ -4,6 +4,32 @@
 //! `election` decides, without I/O, the next step of an attempt to take or keep the lock;
 //! [`LeaderElector`] carries it out and waits; [`LeaseLock`] is the lock. The contract stands above
 //! [`LeaderElector`].
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use kube_controller_manager::client::Client;
+//! use kube_controller_manager::clock::SharedClock;
+//! use kube_controller_manager::leaderelection::{
+//!     Config, ConfigError, Ended, LeaderCallbacks, LeaderElector, LeaseLock, Work, new_identity,
+//! };
+//! use kube_controller_manager::objects::ObjectKey;
+//! use kube_controller_manager::task::StopToken;
+//!
+//! async fn lead(client: Client, clock: SharedClock, stop: StopToken) -> Result<(), ConfigError> {
+//!     let lease = ObjectKey::new("default", "example");
+//!     let lock = LeaseLock::new(&client.for_lease(), lease, new_identity(), None);
+//!     let elector = LeaderElector::new(Config::new("example", Arc::new(lock)), clock)?;
+//!     let work = |stop: StopToken| async move {
+//!         stop.stopped().await;
+//!         Work::Ended
+//!     };
+//!     if elector.run(LeaderCallbacks::new(work, || ()), &stop).await == Ended::Lost {
+//!         std::process::exit(1);
+//!     }
+//!     Ok(())
+//! }
+//! ```
 
 #![warn(missing_docs)]
 

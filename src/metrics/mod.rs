@@ -1,5 +1,6 @@
 //! Counters, gauges and histograms under the Go manager's names, and their text form.
-//! Each room declares its own with [`metrics!`], in the default registry.
+//! Each room declares its own with `metrics!`, in the default registry; code outside of this crate
+//! does it with [`declared`].
 
 pub mod process_stats;
 
@@ -65,16 +66,19 @@ macro_rules! metric {
 }
 pub(crate) use {metric, metrics};
 
-/// The declaration of one metric in [`metrics!`].
+/// The declaration of one metric, for [`declared`].
 pub struct Spec<'a> {
+    /// The name, in snake case with its unit.
     pub name: &'a str,
+    /// What it counts, in a sentence.
     pub help: &'a str,
+    /// The names of its labels, which a kind with `Vec` in its name needs; empty for others.
     pub labels: &'a [&'a str],
     /// Upper bounds; empty: prometheus's default ones. Histograms have them.
     pub buckets: Vec<f64>,
 }
 
-/// A kind of metric that [`metrics!`] can declare.
+/// A kind of metric that [`declared`] can make.
 pub trait Metric: Collector + Clone + Sized + 'static {
     /// # Errors
     /// When a name or the buckets are not valid.

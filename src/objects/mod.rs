@@ -3,7 +3,25 @@
 //! A view holds the fields that some controller reads; all others in the JSON are skipped without
 //! an allocation. A view with skipped fields is never written back: such kinds are created, patched
 //! and deleted, and only their status is replaced (see [`WholeMeta`]). Endpoints and EndpointSlices
-//! are held whole, and replaced.
+//! are held whole, and replaced. Upstream: `k8s.io/api` and `k8s.io/apimachinery`, whose types hold
+//! all fields.
+//!
+//! A type of your own is a view if it is a [`Resource`] and an [`Object`]:
+//! [`writing_a_controller`](crate::guide::writing_a_controller) shows one.
+//!
+//! ```
+//! use kube_controller_manager::objects::{Labels, ObjectKey, Pod, Selector, SelectorError};
+//!
+//! let json = r#"{ "metadata": { "name": "web-1", "namespace": "default",
+//!     "labels": { "app": "web" } }, "spec": { "nodeName": "node-1" } }"#;
+//! let pod: Pod = serde_json::from_str(json).expect("a pod");
+//! assert_eq!(pod.meta.key(), ObjectKey::new("default", "web-1"));
+//!
+//! let selector: Selector = "app in (web, api), tier!=db".parse()?;
+//! assert!(selector.matches(&pod.meta.labels));
+//! assert!(!selector.matches(&Labels::default()));
+//! # Ok::<(), SelectorError>(())
+//! ```
 
 pub mod golang;
 mod values;

@@ -1,4 +1,5 @@
-//! Flags as data: the table of flags, their parser, checks and `--help`.
+//! Flags as data: the table of flags, their parser, checks and `--help`. Upstream: `pflag`,
+//! `component-base/cli/flag`, `component-base/featuregate`.
 
 mod compatibility;
 mod duration;

@@ -302,7 +302,7 @@ impl Value for Map {
     }
 }
 
-/// The values of `--feature-gates`, in order. [`super::feature_gates`] interprets them.
+/// The values of `--feature-gates`, in order. `feature_gates` interprets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gates(pub Vec<(String, bool)>);
 

@@ -1,6 +1,8 @@
 //! /healthz, /livez and /readyz: named checks; more may be added while serving.
 //! Upstream: `apiserver/pkg/server/healthz`, `controller-manager/pkg/healthz`.
 
+#![warn(missing_docs)]
+
 use parking_lot::RwLock;
 use std::sync::Arc;
 
@@ -22,6 +24,7 @@ pub struct HealthChecks {
 }
 
 impl HealthChecks {
+    /// No checks: the answer is that of a check that always passes.
     pub fn new() -> HealthChecks {
         HealthChecks::default()
     }
@@ -31,6 +34,8 @@ impl HealthChecks {
         &self.results
     }
 
+    /// Adds a check under its own path, `/healthz/NAME`. It is called at each request and must not
+    /// wait.
     pub fn add(&self, name: &str, check: Check) {
         let mut checks = self.checks.write();
         checks.push((name.into(), check));

@@ -1,5 +1,7 @@
 //! The handlers by path. Upstream: `apiserver/pkg/server/mux.PathRecorderMux`.
 
+#![warn(missing_docs)]
+
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,10 +26,12 @@ struct Table {
 }
 
 impl Routes {
+    /// No routes: each path is answered with 404.
     pub fn new() -> Routes {
         Routes::default()
     }
 
+    /// Adds a handler for exactly `path`, in place of an earlier one.
     pub fn add(&self, path: &str, handler: Handler) {
         let mut table = self.table.write();
         table.exact.insert(path.into(), handler);
@@ -64,6 +68,8 @@ impl Routes {
         table.exact.keys().filter(|path| !table.unlisted.contains(path)).cloned().collect()
     }
 
+    /// Answers by the handler of the exact path, else of the longest tree above it; 404 without
+    /// one.
     pub fn answer(&self, request: Request) -> Boxed<Response> {
         let handler = {
             let table = self.table.read();
@@ -79,6 +85,7 @@ impl Routes {
         }
     }
 
+    /// All routes as one handler, also those that are added later.
     pub fn handler(&self) -> Handler {
         let routes = self.clone();
         Arc::new(move |request| routes.answer(request))

@@ -6,7 +6,7 @@
 //! server (`answer`): as the server would where it would refuse or change nothing, else with
 //! [`client::Error::Shadowed`](crate::client::Error::Shadowed), which a sync treats as any failed
 //! write. Around them it observes each sync (`supervisor`), and before the caches each object that
-//! comes in a watch (`held_watch`). What it sees goes into the [`ledger`].
+//! comes in a watch (`held_watch`). What it sees goes into the `ledger`.
 
 mod answer;
 mod author;

@@ -1,6 +1,6 @@
 //! The trace of chosen objects and their dependents: one line in the log for each station on their
 //! way from the watch through the cache and the queues to the requests that follow.
-//! `docs/client-go.md` shows one.
+//! [`guide`](crate::guide#trace-an-object) shows one. Upstream has no counterpart.
 //!
 //! Everything here costs one relaxed load of [`is_on`] while nothing is traced, and holds no
 //! memory then. A line reads `trace span=N STATION …`: a span is one event of one object, or one

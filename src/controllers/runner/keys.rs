@@ -29,6 +29,8 @@ pub fn of_current<T: Object>(
 /// queued too. Resyncs queue no owner. Upstream: `addPod`, `updatePod` and `deletePod` of the
 /// workload controllers.
 ///
+/// Build it with [`OfController::mapper`].
+///
 /// | | orphans | observers | other |
 /// |---|---|---|---|
 /// | ReplicaSet | by selector | its expectations | `again_after` minReadySeconds |

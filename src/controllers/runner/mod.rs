@@ -3,7 +3,10 @@
 //!
 //! A controller's constructor wires a [`Controller`]: caches, queues, mappers from events to keys,
 //! and a sync. [`Controller::run`] then does what upstream repeats in each controller; the contract
-//! stands above [`Controller`].
+//! stands above [`Controller`]. [`QueuePolicy`] says how keys are retried, [`keys`] has the usual
+//! mappers, [`Next`] and [`Error`] are what a sync returns. A [`ControllerContext`] has what the
+//! controllers of a process share.
+//! [`writing_a_controller`](crate::guide::writing_a_controller) has a whole program.
 
 #![warn(missing_docs)]
 

@@ -1,6 +1,8 @@
 //! Conditions of statuses. The generated types read times with jiff, which lacks the last day of the
 //! year 9999 and all that is later.
 
+#![warn(missing_docs)]
+
 use serde::{Deserialize, Serialize};
 
 use crate::objects::{Timestamp, null_as_default};
@@ -10,19 +12,25 @@ use crate::objects::{Timestamp, null_as_default};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
+    /// The name of the condition, `Available`.
     #[serde(rename = "type", deserialize_with = "null_as_default")]
     pub type_: String,
+    /// `True`, `False` or `Unknown`.
     #[serde(deserialize_with = "null_as_default")]
     pub status: String,
+    /// The generation that the condition is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// When it was last written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Timestamp>,
     /// `None`: the zero time, which Go writes as null.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Timestamp>,
+    /// A CamelCase word for programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// A sentence for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

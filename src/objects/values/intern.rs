@@ -1,5 +1,7 @@
 //! Interned strings and label maps: one copy of values that thousands of objects repeat.
 
+#![warn(missing_docs)]
+
 use parking_lot::Mutex;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -21,6 +23,7 @@ impl<T: ?Sized> Interned<T> {
         Interned(Arc::new(value.into()))
     }
 
+    /// Whether both are one copy.
     pub fn ptr_eq(one: &Interned<T>, other: &Interned<T>) -> bool {
         Arc::ptr_eq(&one.0, &other.0)
     }
@@ -107,10 +110,12 @@ struct PoolState<T: ?Sized> {
 const FIRST_SWEEP: usize = 1024;
 
 impl<T: ?Sized + Hash + Eq> Pool<T> {
+    /// An empty pool.
     pub fn new() -> Pool<T> {
         Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }
     }
 
+    /// The pool's copy of `value`, which is added if it is missing.
     pub fn intern<Q>(&self, value: Q) -> Interned<T>
     where
         Q: Borrow<T> + Into<Box<T>>,
@@ -138,10 +143,12 @@ static MAPS: LazyLock<Pool<[(Istr, Istr)]>> = LazyLock::new(Pool::new);
 pub struct Istr(Interned<str>);
 
 impl Istr {
+    /// The shared copy of `text`.
     pub fn new(text: &str) -> Istr {
         Istr(STRINGS.intern(text))
     }
 
+    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -233,6 +240,7 @@ impl<'de> Deserialize<'de> for Istr {
 pub struct Labels(Option<Interned<[(Istr, Istr)]>>);
 
 impl Labels {
+    /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         let pairs = self.pairs();
         let at = pairs.binary_search_by(|(k, _)| k.as_str().cmp(key)).ok()?;
@@ -244,14 +252,17 @@ impl Labels {
         self == others || others.iter().all(|(key, value)| self.get(key) == Some(value))
     }
 
+    /// Whether the key is there, with any value.
     pub fn contains_key(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.pairs().len()
     }

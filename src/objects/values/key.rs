@@ -1,5 +1,7 @@
 //! The identifiers of an object: namespace and name, and uid.
 
+#![warn(missing_docs)]
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,7 +14,9 @@ use crate::objects::Istr;
 /// Upstream: `cache.ObjectName`, and the `namespace/name` keys of the workqueues.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectName {
+    /// Empty for an object of the whole cluster.
     pub namespace: Istr,
+    /// The object's name.
     pub name: Arc<str>,
 }
 
@@ -20,10 +24,12 @@ pub struct ObjectName {
 pub type ObjectKey = ObjectName;
 
 impl ObjectName {
+    /// The name of an object in a namespace, which is empty for one of the whole cluster.
     pub fn new(namespace: &str, name: &str) -> ObjectName {
         ObjectName { namespace: Istr::new(namespace), name: name.into() }
     }
 
+    /// The name of an object of the whole cluster.
     pub fn cluster(name: &str) -> ObjectName {
         ObjectName::new("", name)
     }
@@ -71,6 +77,7 @@ impl Default for Uid {
 }
 
 impl Uid {
+    /// The uid that the API writes as `text`.
     pub fn new(text: &str) -> Uid {
         Uid(match parse_uuid(text) {
             Some(bytes) => Repr::Uuid(bytes),
@@ -78,6 +85,7 @@ impl Uid {
         })
     }
 
+    /// Whether it is absent: an object that was not created yet has none.
     pub fn is_empty(&self) -> bool {
         matches!(&self.0, Repr::Other(text) if text.is_empty())
     }

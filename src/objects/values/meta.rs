@@ -1,5 +1,7 @@
 //! Object metadata as the cache holds it.
 
+#![warn(missing_docs)]
+
 use std::fmt;
 use std::hash::Hash;
 use std::sync::{Arc, LazyLock};
@@ -18,53 +20,70 @@ use crate::objects::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Meta {
+    /// The name, unique in the namespace.
     #[serde(skip_serializing_if = "str_is_empty", deserialize_with = "name")]
     pub name: Arc<str>,
+    /// The prefix from which the server made the name; mostly empty.
     #[serde(skip_serializing_if = "str_is_empty")]
     pub generate_name: Istr,
+    /// Empty for an object of the whole cluster.
     #[serde(skip_serializing_if = "str_is_empty")]
     pub namespace: Istr,
+    /// Different for each object, also of one that is created again under its name.
     #[serde(skip_serializing_if = "Uid::is_empty", deserialize_with = "null_as_default")]
     pub uid: Uid,
     /// Comparable within one resource; 0 when absent.
     #[serde(skip_serializing_if = "is_zero", with = "resource_version")]
     pub resource_version: u64,
+    /// Counts changes of the spec; 0 for kinds that do not count them.
     #[serde(skip_serializing_if = "is_zero_i64", deserialize_with = "null_as_default")]
     pub generation: i64,
+    /// When the server created it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<Timestamp>,
+    /// When it is to be gone at the latest; `None`: it is not being deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Timestamp>,
+    /// The grace period that was granted for the deletion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_grace_period_seconds: Option<Seconds>,
+    /// The labels, by which selectors find it.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// The annotations.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub annotations: Labels,
     /// One copy for all dependents of the same owners.
     #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "owner_references")]
     pub owner_references: Option<Interned<[OwnerReference]>>,
+    /// The names of finalizers: while there is one, the object is not removed.
     #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "finalizer_list")]
     pub finalizers: Option<Interned<[Istr]>>,
 }
 
 impl Meta {
+    /// Namespace and name.
     pub fn key(&self) -> ObjectKey {
         ObjectKey { namespace: self.namespace.clone(), name: self.name.clone() }
     }
 
+    /// Whether the object was deleted, and stays until its finalizers are removed or its grace
+    /// period ends.
     pub fn is_being_deleted(&self) -> bool {
         self.deletion_timestamp.is_some()
     }
 
+    /// All owner references.
     pub fn owners(&self) -> &[OwnerReference] {
         self.owner_references.as_deref().unwrap_or_default()
     }
 
+    /// The names of all finalizers.
     pub fn finalizers(&self) -> &[Istr] {
         self.finalizers.as_deref().unwrap_or_default()
     }
 
+    /// Whether the finalizer of this name is set. Upstream: `controllerutil.ContainsFinalizer`.
     pub fn has_finalizer(&self, name: &str) -> bool {
         self.finalizers().iter().any(|finalizer| finalizer == name)
     }
@@ -74,6 +93,7 @@ impl Meta {
         self.owners().iter().find(|owner| owner.is_controller())
     }
 
+    /// Whether the object of this uid is the controller. Upstream: `metav1.IsControlledBy`.
     pub fn is_controlled_by(&self, uid: &Uid) -> bool {
         self.controller().is_some_and(|owner| owner.uid == *uid)
     }
@@ -96,11 +116,13 @@ impl Meta {
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Written {
+    /// The new metadata.
     #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: WrittenMeta,
 }
 
 impl Written {
+    /// The fields' numbers in protobuf.
     pub const MESSAGE: &'static Message = &messages::PARTIAL;
 }
 
@@ -108,8 +130,10 @@ impl Written {
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WrittenMeta {
+    /// The object's name, which the server may have made.
     #[serde(deserialize_with = "name")]
     pub name: Arc<str>,
+    /// The version that the write made.
     #[serde(with = "resource_version")]
     pub resource_version: u64,
 }
@@ -118,9 +142,12 @@ pub struct WrittenMeta {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Identity {
+    /// The object's name.
     #[serde(deserialize_with = "name")]
     pub name: Arc<str>,
+    /// Empty for an object of the whole cluster.
     pub namespace: Istr,
+    /// Its uid.
     #[serde(deserialize_with = "null_as_default")]
     pub uid: Uid,
     /// 0 when it is absent or not decimal.
@@ -139,6 +166,7 @@ impl Identity {
         found.ok().map(|found| found.metadata).filter(|known| !known.name.is_empty())
     }
 
+    /// Namespace and name.
     pub fn key(&self) -> ObjectKey {
         ObjectKey { namespace: self.namespace.clone(), name: self.name.clone() }
     }
@@ -244,6 +272,7 @@ mod resource_version {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PartialObjectMetadata {
+    /// The metadata.
     #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
 }

@@ -1,5 +1,7 @@
 //! Label selectors. Upstream: `metav1.LabelSelector`, `labels.Selector`.
 
+#![warn(missing_docs)]
+
 mod parse;
 
 use std::cmp::Ordering::{self, Greater, Less};
@@ -16,21 +18,28 @@ use crate::objects::{Istr, Labels, null_as_default};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LabelSelector {
+    /// Labels that an object must have.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub match_labels: Labels,
+    /// Further requirements, all of which must hold.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub match_expressions: Vec<Requirement>,
 }
 
+/// One requirement on a label. Upstream: `metav1.LabelSelectorRequirement`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Requirement {
+    /// The label's key.
     pub key: Istr,
+    /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
     pub operator: Istr,
+    /// The values of `In` and `NotIn`; empty for the others.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<Istr>,
 }
 
+/// The fault of a selector, in upstream's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectorError(String);
 
@@ -100,10 +109,12 @@ fn number(text: &str) -> Option<i64> {
 }
 
 impl Selector {
+    /// Selects every object. Upstream: `labels.Everything`.
     pub fn everything() -> Selector {
         Selector::default()
     }
 
+    /// Selects no object. Upstream: `labels.Nothing`.
     pub fn nothing() -> Selector {
         Selector { nothing: true, terms: Vec::new() }
     }
@@ -140,6 +151,7 @@ impl Selector {
         })
     }
 
+    /// Whether it selects an object with these labels.
     pub fn matches(&self, labels: &Labels) -> bool {
         !self.nothing && self.terms.iter().all(|Term { key, test }| test.holds(labels.get(key)))
     }

@@ -1,6 +1,8 @@
 //! Points in time as integers. A Kubernetes object may hold any time that Go can write, which
 //! jiff's type cannot: `9999-12-31T23:59:59Z` is frequent.
 
+#![warn(missing_docs)]
+
 use std::fmt;
 use std::num::NonZeroU64;
 use std::ops::{Add, Sub};
@@ -45,6 +47,7 @@ impl fmt::Debug for Timestamp {
     }
 }
 
+/// A text that is not a time of RFC 3339.
 #[derive(Debug)]
 pub struct ParseTimestampError {
     text: String,
@@ -59,14 +62,17 @@ impl fmt::Display for ParseTimestampError {
 impl std::error::Error for ParseTimestampError {}
 
 impl Timestamp {
+    /// The time this many microseconds after 1970 began, in UTC.
     pub const fn from_micros(micros: i64) -> Timestamp {
         Timestamp(moved(micros))
     }
 
+    /// The time this many seconds after 1970 began, in UTC.
     pub const fn from_secs(secs: i64) -> Timestamp {
         Timestamp::from_micros(secs.saturating_mul(1_000_000))
     }
 
+    /// Microseconds since 1970 began, in UTC.
     pub const fn as_micros(self) -> i64 {
         moved_back(self.0)
     }
@@ -342,6 +348,7 @@ pub mod micro_time {
     use super::Timestamp;
     use serde::{Deserialize, Deserializer, Serializer};
 
+    /// As JSON, with microseconds.
     pub fn serialize<S: Serializer>(time: &Option<Timestamp>, to: S) -> Result<S::Ok, S::Error> {
         match time {
             Some(time) => to.serialize_str(&time.to_micro_string()),
@@ -349,6 +356,7 @@ pub mod micro_time {
         }
     }
 
+    /// From JSON, with any number of digits.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
         Option::deserialize(from)
     }

@@ -1,6 +1,8 @@
 //! The pieces of a list and the events of a watch: one type each, from the response's body to the
 //! reflector.
 
+#![warn(missing_docs)]
+
 use std::error::Error;
 
 use crate::objects::{Encoded, PartialObjectMetadata};
@@ -9,9 +11,11 @@ use crate::objects::{Encoded, PartialObjectMetadata};
 /// [`Encoded`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListPart<O> {
+    /// One object.
     Item(O),
     /// The last part of a complete page.
     End {
+        /// The version of the list.
         resource_version: String,
         /// Fetches the next page; never empty.
         continue_token: Option<String>,
@@ -22,10 +26,13 @@ pub enum ListPart<O> {
 /// Upstream: `watch.Event`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<O> {
+    /// The object is new.
     Added(O),
+    /// The object has changed.
     Modified(O),
     /// The last state that the server knew, at the version of the deletion.
     Deleted(O),
+    /// No object: all changes up to this version were sent.
     Bookmark(Bookmark),
 }
 
@@ -44,6 +51,7 @@ impl<O> WatchEvent<O> {
 /// All changes up to `version` have been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bookmark {
+    /// The version up to which all changes were sent.
     pub version: u64,
     /// The events before it are the whole state; the events after it are changes.
     pub initial_events_end: bool,

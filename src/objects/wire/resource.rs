@@ -1,5 +1,7 @@
 //! Resource types: the kind of an object, and its names in the API.
 
+#![warn(missing_docs)]
+
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
@@ -15,14 +17,18 @@ use crate::objects::wire::protobuf::{self, Message};
 pub struct ResourceType {
     /// Empty for the core group.
     pub group: Cow<'static, str>,
+    /// `v1`, `v1beta1`.
     pub version: Cow<'static, str>,
+    /// The kind in CamelCase, `Deployment`.
     pub kind: Cow<'static, str>,
     /// The plural, lower-case name in paths.
     pub plural: Cow<'static, str>,
+    /// Whether its objects are in a namespace.
     pub namespaced: bool,
 }
 
 impl ResourceType {
+    /// The resource of these names, as a constant.
     pub const fn fixed(
         group: &'static str,
         version: &'static str,
@@ -61,6 +67,7 @@ impl fmt::Display for ResourceType {
 
 /// A Rust type of the objects of one resource.
 pub trait Resource: Send + Sync + 'static {
+    /// The resource whose objects the type is for.
     const RESOURCE: ResourceType;
 }
 
@@ -71,12 +78,14 @@ pub trait Object: DeserializeOwned + Send + Sync + 'static {
     /// How long the events of a watch are gathered in a storm. Zero: each is handled immediately.
     const GATHERED: Duration = Duration::ZERO;
 
+    /// The metadata of the object.
     fn meta(&self) -> &Meta;
 }
 
 /// The encodings of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
+    /// Text, as `kubectl -o json` shows it.
     #[default]
     Json,
     /// The message alone, without the envelope.
@@ -86,19 +95,27 @@ pub enum Form {
 /// An object in the API server's encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
+    /// The encoding.
     pub form: Form,
+    /// The object, whole.
     pub bytes: Vec<u8>,
 }
 
 impl Encoded {
+    /// An object in JSON.
     pub fn json(bytes: impl Into<Vec<u8>>) -> Encoded {
         Encoded { form: Form::Json, bytes: bytes.into() }
     }
 
+    /// An object in protobuf, without the envelope.
     pub fn protobuf(bytes: impl Into<Vec<u8>>) -> Encoded {
         Encoded { form: Form::Protobuf, bytes: bytes.into() }
     }
 
+    /// Decodes the object.
+    ///
+    /// # Errors
+    /// When the bytes are not an object of this type.
     pub fn decode<T: Object>(&self) -> Result<T, DecodeError> {
         decode(self.form, T::MESSAGE, &self.bytes)
     }

@@ -16,13 +16,17 @@ pub use hyper::{HeaderMap, Method};
 
 /// A request. The body is read on demand.
 pub struct Request {
+    /// The HTTP method.
     pub method: Method,
     /// Still percent-encoded.
     pub path: String,
     /// The part after the `?`, still percent-encoded.
     pub query: String,
+    /// The headers.
     pub headers: HeaderMap,
+    /// The body, which is not read yet.
     pub body: RequestBody,
+    /// The certificates that the client showed.
     pub peer: Chain,
 }
 
@@ -76,14 +80,18 @@ impl Request {
 
 /// The body of a request.
 pub enum RequestBody {
+    /// It is read from the connection.
     Incoming(Incoming),
+    /// It is in memory.
     Full(Bytes),
 }
 
 /// Why a request's body could not be read.
 #[derive(Debug)]
 pub enum BodyError {
+    /// It is longer than the limit.
     TooLarge,
+    /// The connection broke, or the body is malformed.
     Broken(hyper::Error),
 }
 
@@ -111,7 +119,9 @@ impl RequestBody {
 /// Chunks of a response. An error cuts the connection, so that the client sees a broken body.
 pub type BodyStream = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
+/// The body of a response.
 pub enum Body {
+    /// Sent with its length.
     Full(Bytes),
     /// Sent chunked, each item once it is ready. Dropped when the client disconnects.
     Stream(BodyStream),
@@ -119,13 +129,18 @@ pub enum Body {
     Abort,
 }
 
+/// A response.
 pub struct Response {
+    /// The HTTP status.
     pub status: u16,
+    /// The headers; the server adds those of the connection.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The body.
     pub body: Body,
 }
 
 impl Response {
+    /// A response of this media type.
     pub fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
         Response {
             status,
@@ -134,10 +149,12 @@ impl Response {
         }
     }
 
+    /// A response of plain text.
     pub fn text(status: u16, body: impl Into<Bytes>) -> Response {
         Response::new(status, "text/plain; charset=utf-8", body)
     }
 
+    /// A response of JSON.
     pub fn json(status: u16, body: &serde_json::Value) -> Response {
         Response::new(status, "application/json", body.to_string())
     }
@@ -162,10 +179,12 @@ impl Response {
         Response::json(code, &body)
     }
 
+    /// A response whose body is sent in chunks, as it becomes ready.
     pub fn stream(status: u16, content_type: &'static str, body: BodyStream) -> Response {
         Response { body: Body::Stream(body), ..Response::new(status, content_type, Bytes::new()) }
     }
 
+    /// No response: the connection is cut.
     pub fn abort() -> Response {
         Response { body: Body::Abort, ..Response::text(500, Bytes::new()) }
     }

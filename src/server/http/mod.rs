@@ -6,6 +6,8 @@
 //! steps of TLS handshakes. It also reserves descriptors, so that health checks are answered when
 //! the process has no others.
 
+#![warn(missing_docs)]
+
 mod connection;
 mod connections;
 mod descriptors;

@@ -89,6 +89,7 @@ impl Server {
         Connection::new(&serving, slot).serve(stream, Chain::default()).await;
     }
 
+    /// The address that it listens on, with its real port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
