@@ -132,7 +132,8 @@ impl Log for Klog {
             let (span, args) = (trace::current(), record.args());
             self.write(
                 &Record::builder()
-                    .metadata(record.metadata().clone())
+                    .level(record.level())
+                    .target(trace::TARGET)
                     .file(record.file())
                     .line(record.line())
                     .args(format_args!("trace span={span} decided {args}"))
@@ -158,9 +159,10 @@ fn said_in_a_span(record: &Record<'_>) -> bool {
 /// Formats a record as a line.
 type Line = fn(Timestamp, &Record<'_>) -> String;
 
-/// The file's name.
+/// The file's name; in lines of the trace its whole path, as readers of a trace open the file.
 fn file<'a>(record: &Record<'a>) -> &'a str {
-    record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-")
+    let path = record.file().unwrap_or("-");
+    if record.target() == trace::TARGET { path } else { path.rsplit('/').next().unwrap_or("-") }
 }
 
 /// The name of a file in `--vmodule`: without `.rs`; for `mod.rs`, the name of its folder.

@@ -179,6 +179,9 @@ impl Reflector {
             };
             self.doubtful |= matches!(outcome, Outcome::TooLarge | Outcome::WentBack);
             log::debug!("{}: {phase:?} ended: {outcome:?}", self.name);
+            if trace::is_on() {
+                trace::phase_ended(&self.scope.resource, &self.name, &phase, &outcome);
+            }
             phase = phase.after(outcome, || backoff.next(self.clock.monotonic()));
             if self.follower.is_behind() {
                 self.distrust();

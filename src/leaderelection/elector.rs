@@ -16,6 +16,7 @@ use super::{Config, ConfigError, Ended, LeaderCallbacks, LockError, Work};
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
+use crate::trace::{self, Traced};
 
 /// One contender for a [`Lock`](super::Lock). Cheap to clone: one clone runs, the others answer
 /// questions.
@@ -117,7 +118,8 @@ impl LeaderElector {
     /// Upstream: `Run`.
     pub async fn run(&self, callbacks: LeaderCallbacks, stop: &StopToken) -> Ended {
         let LeaderCallbacks { on_started_leading, on_stopped_leading, on_new_leader } = callbacks;
-        let mut run = Run { inner: &self.inner, on_new_leader, reported: String::new() };
+        let reported = String::new();
+        let mut run = Run { inner: &self.inner, on_new_leader, reported, span: 0 };
         let ended = run.run(on_started_leading, stop).await;
         on_stopped_leading();
         ended
@@ -129,6 +131,8 @@ struct Run<'a> {
     on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
     /// The leader last reported to `on_new_leader`.
     reported: String,
+    /// The trace's span of the last attempt; 0: the lock is not traced.
+    span: u64,
 }
 
 impl Run<'_> {
@@ -144,6 +148,7 @@ impl Run<'_> {
         config.lock.record_event("became leader");
         set_master(&config.name, true);
         log::info!("leaderelection: {}: successfully acquired lease", config.lock.describe());
+        trace::lease_changed(self.span, &config.lock.describe(), true);
 
         // Not a child of `stop`: this function stops it at both ends of leading.
         let leading = StopToken::new();
@@ -162,6 +167,7 @@ impl Run<'_> {
         set_master(&config.name, false);
         if ended == Ended::Lost {
             log::error!("leaderelection: {}: failed to renew lease", config.lock.describe());
+            trace::lease_changed(self.span, &config.lock.describe(), false);
         }
         match (ended, work) {
             // After `Lost` there is no release: the API server is most likely unreachable.
@@ -214,17 +220,11 @@ impl Run<'_> {
     /// Whether the lock is ours after one attempt to take or renew it.
     async fn attempt(&mut self) -> bool {
         let inner = self.inner;
-        let start = Start { wall: inner.clock.now(), monotonic: inner.clock.monotonic() };
-        let mut attempt = inner.election().begin(start);
-        let held = loop {
-            let outcome = inner.carry_out(&attempt).await;
-            let at = inner.clock.monotonic();
-            let next = inner.election().after(attempt, outcome, start, at);
-            match next {
-                ControlFlow::Continue(next) => attempt = next,
-                ControlFlow::Break(held) => break held,
-            }
+        self.span = match trace::is_on() {
+            true => trace::lease_span(&inner.config.lock.describe()),
+            false => 0,
         };
+        let held = Traced::new(self.span, inner.attempt()).await;
         self.report_transition();
         held
     }
@@ -260,6 +260,24 @@ impl Run<'_> {
 impl Inner {
     fn election(&self) -> MutexGuard<'_, Election> {
         self.election.lock()
+    }
+
+    async fn attempt(&self) -> bool {
+        let start = Start { wall: self.clock.now(), monotonic: self.clock.monotonic() };
+        let mut attempt = self.election().begin(start);
+        let held = loop {
+            let outcome = self.carry_out(&attempt).await;
+            let at = self.clock.monotonic();
+            let next = self.election().after(attempt, outcome, start, at);
+            match next {
+                ControlFlow::Continue(next) => attempt = next,
+                ControlFlow::Break(held) => break held,
+            }
+        };
+        if trace::is_on() {
+            trace::lease_tried(&self.config.lock.describe(), held, self.election().leader());
+        }
+        held
     }
 
     async fn carry_out(&self, attempt: &Attempt) -> Outcome {

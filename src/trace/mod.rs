@@ -3,8 +3,9 @@
 //! [`guide`](crate::guide#trace-an-object) shows one. Upstream has no counterpart.
 //!
 //! Everything here costs one relaxed load of [`is_on`] while nothing is traced, and holds no
-//! memory then. A line reads `trace span=N STATION …`: a span is one event of one object, or one
-//! sync of one key, and `by=N` names the span that caused it.
+//! memory then. A line reads `trace span=N STATION …`: a span is one event of one object, one sync
+//! of one key, one phase of a reflector or one attempt on a lease, and `by=N` names the span that
+//! caused it. Its place in the source is that of the station.
 
 mod span;
 mod stations;
@@ -16,13 +17,16 @@ use parking_lot::Mutex;
 
 pub use span::{Entered, Traced, carried, current, enter};
 pub use stations::{
-    How, SyncSpan, answered, cached, decoded, dropped, handled, key_queued, queued, read, sent,
-    sync_begins, sync_ends, wrote,
+    How, SyncSpan, answered, cached, decoded, dropped, handled, key_queued, lease_changed,
+    lease_span, lease_tried, phase_ended, queued, read, sent, sync_begins, sync_ends, wrote,
 };
 use tracer::Tracer;
 
 use crate::objects::{Meta, ResourceType};
 use crate::options::TraceObject;
+
+/// The target of the trace's lines in the log.
+pub const TARGET: &str = module_path!();
 
 static ON: AtomicBool = AtomicBool::new(false);
 static TRACER: Mutex<Option<Box<Tracer>>> = Mutex::new(None);
@@ -143,6 +147,30 @@ mod tests {
             Some((4, at)),
             "deletions have no version"
         );
+    }
+
+    #[test]
+    fn phases_of_kinds_with_a_followed_object_have_spans() {
+        let mut tracer = tracer("replicasets/ns/a");
+        assert_eq!(tracer.kind_event(&Pod::RESOURCE), None);
+        assert_eq!(tracer.kind_event(&ReplicaSet::RESOURCE), Some(1), "it may exist later");
+        tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 1, "x"));
+        assert_eq!(tracer.kind_event(&Pod::RESOURCE), None);
+        tracer.learn(&Pod::RESOURCE, &meta("b", 1, "a"));
+        assert_eq!(tracer.kind_event(&Pod::RESOURCE), Some(2), "owned");
+    }
+
+    #[test]
+    fn attempts_on_a_traced_lease_have_spans() {
+        for (object, key, span) in [
+            ("Lease/ns/a", "ns/a", Some(1)),
+            ("leases.coordination.k8s.io/ns/a", "ns/a", Some(1)),
+            ("leases/ns/a", "ns/b", None),
+            ("leases/other/a", "ns/a", None),
+            ("Pod/ns/a", "ns/a", None),
+        ] {
+            assert_eq!(tracer(object).lease_event(key), span, "{object} {key}");
+        }
     }
 
     #[test]

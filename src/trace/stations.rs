@@ -1,16 +1,38 @@
-//! The stations. Each is called only while something is traced, and writes at most a few lines.
+//! The stations. Each is called only while something is traced, and writes at most a few lines. A
+//! line's place in the source is that of the call: the code at the station, not this file.
 
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
+use std::panic::Location;
 use std::time::Duration;
 
+use log::{Level, Record};
+
 use super::tracer::{Waiting, name_of};
-use super::{current, with};
+use super::{TARGET, current, with};
 use crate::objects::{Form, Meta, ObjectKey, ResourceType, Uid};
 
+type Place = &'static Location<'static>;
+
 macro_rules! line {
-    ($span:expr, $($rest:tt)+) => {
-        log::info!("trace span={} {}", $span, format_args!($($rest)+))
+    ($at:expr, $span:expr, $($rest:tt)+) => {
+        write($at, format_args!("trace span={} {}", $span, format_args!($($rest)+)))
     };
+}
+
+fn write(at: Place, line: std::fmt::Arguments<'_>) {
+    if Level::Info > log::max_level() {
+        return;
+    }
+    log::logger().log(
+        &Record::builder()
+            .level(Level::Info)
+            .target(TARGET)
+            .module_path_static(Some(TARGET))
+            .file_static(Some(at.file()))
+            .line(Some(at.line()))
+            .args(line)
+            .build(),
+    );
 }
 
 fn list(spans: &[u64]) -> String {
@@ -20,6 +42,7 @@ fn list(spans: &[u64]) -> String {
 /// An object came from the API server and was decoded. `event`: `added`, `modified`, `deleted`,
 /// or `listed`.
 #[cold]
+#[track_caller]
 pub fn decoded(
     resource: &ResourceType,
     meta: &Meta,
@@ -28,6 +51,7 @@ pub fn decoded(
     took: Duration,
     now: Duration,
 ) {
+    let at = Location::caller();
     let found = with(|tracer| {
         let (span, name) = tracer.event(resource, meta)?;
         Some((span, name, tracer.seen(meta, event == "deleted")))
@@ -35,40 +59,47 @@ pub fn decoded(
     let Some((span, name, written)) = found.flatten() else { return };
     let version = meta.resource_version;
     let form = if form == Form::Protobuf { "protobuf" } else { "json" };
-    line!(span, "received {name} version={version} event={event} bytes={bytes} form={form}");
-    line!(span, "decoded {name} took={took:?}");
+    line!(at, span, "received {name} version={version} event={event} bytes={bytes} form={form}");
+    line!(at, span, "decoded {name} took={took:?}");
     if let Some((by, answered)) = written {
         let after = now.saturating_sub(answered);
-        line!(span, "seen-again {name} version={version} by={by} after={after:?}");
+        line!(at, span, "seen-again {name} version={version} by={by} after={after:?}");
     }
 }
 
 /// A change entered the DeltaFifo, where `depth` keys wait now.
 #[cold]
+#[track_caller]
 pub fn queued(meta: &Meta, delta: &str, depth: usize) {
+    let at = Location::caller();
     with(|tracer| {
         if let Some((span, name)) = tracer.of(meta) {
-            line!(span, "queued {name} delta={delta} depth={depth}");
+            line!(at, span, "queued {name} delta={delta} depth={depth}");
         }
     });
 }
 
 /// A change did not enter the DeltaFifo.
 #[cold]
+#[track_caller]
 pub fn dropped(meta: &Meta, why: &str) {
+    let at = Location::caller();
     with(|tracer| {
         if let Some((span, name)) = tracer.of(meta) {
-            line!(span, "dropped {name} version={} why={why}", meta.resource_version);
+            line!(at, span, "dropped {name} version={} why={why}", meta.resource_version);
         }
     });
 }
 
 /// The cache has the change. `change`: `added`, `updated`, `unchanged` or `removed`.
 #[cold]
+#[track_caller]
 pub fn cached(meta: &Meta, change: &str, objects: usize) {
+    let at = Location::caller();
     with(|tracer| {
         if let Some((span, name)) = tracer.of(meta) {
             line!(
+                at,
                 span,
                 "cached {name} version={} {change} objects={objects}",
                 meta.resource_version
@@ -83,10 +114,12 @@ pub fn cached(meta: &Meta, change: &str, objects: usize) {
 /// A handler is called for a change; `backlog` others wait for it. Returns the span of the change,
 /// 0 when the object is not followed.
 #[cold]
+#[track_caller]
 pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: usize) -> u64 {
+    let at = Location::caller();
     let handled = with(|tracer| {
         let (span, name) = tracer.of(meta)?;
-        line!(span, "handler {name} handler={handler} event={event} backlog={backlog}");
+        line!(at, span, "handler {name} handler={handler} event={event} backlog={backlog}");
         Some(span)
     });
     handled.flatten().unwrap_or(0)
@@ -102,6 +135,7 @@ pub enum How {
 /// The current span queues a key. `queue`: its identity and its name; `depth`: keys that wait for a
 /// worker already.
 #[cold]
+#[track_caller]
 pub fn key_queued(
     (queue, name): (usize, &str),
     key: &dyn Display,
@@ -109,15 +143,16 @@ pub fn key_queued(
     depth: usize,
     now: Duration,
 ) {
+    let at = Location::caller();
     let by = current();
     if by == 0 {
         return;
     }
     let key = key.to_string();
     match how {
-        How::Now => line!(by, "key-queued {key} queue={name} depth={depth}"),
-        How::After(delay) => line!(by, "key-queued {key} queue={name} after={delay:?}"),
-        How::Timer(delay) => line!(by, "key-queued {key} queue={name} timer={delay:?}"),
+        How::Now => line!(at, by, "key-queued {key} queue={name} depth={depth}"),
+        How::After(delay) => line!(at, by, "key-queued {key} queue={name} after={delay:?}"),
+        How::Timer(delay) => line!(at, by, "key-queued {key} queue={name} timer={delay:?}"),
     }
     with(|tracer| tracer.queued(queue, key, by, now));
 }
@@ -130,21 +165,24 @@ pub struct SyncSpan {
 
 /// A worker begins a key; `None` when no followed object queued it.
 #[cold]
+#[track_caller]
 pub fn sync_begins(
     queue: usize,
     controller: &str,
     key: &dyn Display,
     now: Duration,
 ) -> Option<SyncSpan> {
+    let at = Location::caller();
     let key = key.to_string();
     let (span, Waiting { causes, since }) = with(|tracer| tracer.taken(queue, &key)).flatten()?;
     let (by, waited) = (list(&causes), now.saturating_sub(since));
-    line!(span, "sync-began {key} controller={controller} by={by} waited={waited:?}");
+    line!(at, span, "sync-began {key} controller={controller} by={by} waited={waited:?}");
     Some(SyncSpan { span, began: now })
 }
 
 /// The sync has ended; `result`: what the queue does with the key.
 #[cold]
+#[track_caller]
 pub fn sync_ends(
     sync: &SyncSpan,
     controller: &str,
@@ -152,13 +190,20 @@ pub fn sync_ends(
     result: &str,
     now: Duration,
 ) {
+    let at = Location::caller();
     let took = now.saturating_sub(sync.began);
-    line!(sync.span, "sync-ended {key} controller={controller} took={took:?} result={result:?}");
+    line!(
+        at,
+        sync.span,
+        "sync-ended {key} controller={controller} took={took:?} result={result:?}"
+    );
 }
 
 /// A Lister is read under the current span. `what`: the key, or how many objects a list has.
 #[cold]
+#[track_caller]
 pub fn read(kind: &'static str, what: &dyn Display, found: Option<&Meta>, cache: u64) {
+    let at = Location::caller();
     let span = current();
     if span == 0 {
         return;
@@ -167,45 +212,88 @@ pub fn read(kind: &'static str, what: &dyn Display, found: Option<&Meta>, cache:
     match found {
         Some(meta) => {
             let version = meta.resource_version;
-            line!(span, "read {kind} {what} version={version} cache={cache}");
+            line!(at, span, "read {kind} {what} version={version} cache={cache}");
         }
-        None => line!(span, "read {kind} {what} cache={cache}"),
+        None => line!(at, span, "read {kind} {what} cache={cache}"),
     }
 }
 
 /// A request is sent under the current span.
 #[cold]
+#[track_caller]
 pub fn sent(request: &dyn Display, bytes: usize, waited: Duration) {
+    let at = Location::caller();
     let span = current();
     if span != 0 {
-        line!(span, "request-sent {request} bytes={bytes} waited={waited:?}");
+        line!(at, span, "request-sent {request} bytes={bytes} waited={waited:?}");
     }
 }
 
 /// The answer to a request, or its error.
 #[cold]
+#[track_caller]
 pub fn answered(request: &dyn Display, answer: &str, took: Duration) {
+    let at = Location::caller();
     let span = current();
     if span != 0 {
-        line!(span, "answered {request} code={answer} took={took:?}");
+        line!(at, span, "answered {request} code={answer} took={took:?}");
     }
 }
 
 /// The answer has confirmed a write: the object has this version, or is deleted (0).
 #[cold]
+#[track_caller]
 pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration) {
+    let at = Location::caller();
     let span = current();
     if span == 0 {
         return;
     }
     let name = name_of(kind, key);
     match version {
-        0 => line!(span, "deleted {name}"),
-        _ => line!(span, "wrote {name} version={version}"),
+        0 => line!(at, span, "deleted {name}"),
+        _ => line!(at, span, "wrote {name} version={version}"),
     }
     with(|tracer| match tracer.brought(uid, version) {
         // The watch delivered the write before the answer came.
-        Some(seen) => line!(seen, "seen-again {name} version={version} by={span} after=0ns"),
+        Some(seen) => line!(at, seen, "seen-again {name} version={version} by={span} after=0ns"),
         None => tracer.wrote(uid, version, span, now),
     });
+}
+
+/// A phase of the reflector of a traced kind has ended. `name`: the reflector's.
+#[cold]
+#[track_caller]
+pub fn phase_ended(resource: &ResourceType, name: &str, phase: &dyn Debug, outcome: &dyn Debug) {
+    let at = Location::caller();
+    let Some(span) = with(|tracer| tracer.kind_event(resource)).flatten() else { return };
+    line!(at, span, "phase-ended {name} phase=\"{phase:?}\" outcome={outcome:?}");
+}
+
+/// The span of an attempt to take or renew a lock; 0 when its Lease is not traced. `key`: its
+/// namespace and name.
+#[cold]
+pub fn lease_span(key: &str) -> u64 {
+    with(|tracer| tracer.lease_event(key)).flatten().unwrap_or(0)
+}
+
+/// An attempt to take or renew a lock has ended under the current span.
+#[cold]
+#[track_caller]
+pub fn lease_tried(key: &str, is_held: bool, leader: &str) {
+    let span = current();
+    if span != 0 {
+        let at = Location::caller();
+        line!(at, span, "lease-tried Lease {key} held={is_held} leader={leader:?}");
+    }
+}
+
+/// The lock is ours from now on, or no more, in `span`.
+#[cold]
+#[track_caller]
+pub fn lease_changed(span: u64, key: &str, is_held: bool) {
+    if span != 0 {
+        let change = if is_held { "lease-acquired" } else { "lease-lost" };
+        line!(Location::caller(), span, "{change} Lease {key}");
+    }
 }

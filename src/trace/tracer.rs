@@ -62,11 +62,16 @@ pub fn name_of(kind: &str, key: &ObjectKey) -> String {
     format!("{kind} {key}")
 }
 
-fn is_named(object: &TraceObject, resource: &ResourceType, meta: &Meta) -> bool {
+const LEASES: ResourceType =
+    ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
+
+fn is_of_kind(object: &TraceObject, resource: &ResourceType) -> bool {
     let is = |name: &str| object.kind.eq_ignore_ascii_case(name);
-    object.name == *meta.name
-        && object.namespace == *meta.namespace
-        && (is(&resource.kind) || is(&resource.plural) || is(&resource.to_string()))
+    is(&resource.kind) || is(&resource.plural) || is(&resource.to_string())
+}
+
+fn is_named(object: &TraceObject, resource: &ResourceType, meta: &Meta) -> bool {
+    object.name == *meta.name && object.namespace == *meta.namespace && is_of_kind(object, resource)
 }
 
 impl Tracer {
@@ -129,6 +134,32 @@ impl Tracer {
         Some((span, followed.name.clone()))
     }
 
+    fn span(&mut self) -> u64 {
+        self.spans += 1;
+        self.spans
+    }
+
+    /// The span of something that happens to all objects of a kind; `None`: no object of this kind
+    /// is traced or followed.
+    pub fn kind_event(&mut self, resource: &ResourceType) -> Option<u64> {
+        let is_followed = |followed: &Followed| {
+            let name = followed.name.strip_prefix(&*resource.kind);
+            name.is_some_and(|name| name.starts_with(' '))
+        };
+        let concerned = self.objects.iter().any(|object| is_of_kind(object, resource))
+            || self.followed.values().any(is_followed);
+        concerned.then(|| self.span())
+    }
+
+    /// The span of an attempt on the Lease `key`; `None`: it is not traced.
+    pub fn lease_event(&mut self, key: &str) -> Option<u64> {
+        let (namespace, name) = key.split_once('/')?;
+        let is_it = |object: &TraceObject| {
+            object.namespace == namespace && object.name == name && is_of_kind(object, &LEASES)
+        };
+        self.objects.iter().any(is_it).then(|| self.span())
+    }
+
     /// The span of the event that delivered this version of an object, and the object's name.
     pub fn of(&self, meta: &Meta) -> Option<(u64, &str)> {
         let followed = self.followed.get(&meta.uid)?;
@@ -171,8 +202,7 @@ impl Tracer {
     /// caused it.
     pub fn taken(&mut self, queue: usize, key: &str) -> Option<(u64, Waiting)> {
         let waiting = self.waiting.remove(&(queue, key.to_owned()))?;
-        self.spans += 1;
-        Some((self.spans, waiting))
+        Some((self.span(), waiting))
     }
 
     /// The span of the event that delivered this version, if it has arrived.
