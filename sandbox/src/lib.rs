@@ -1,5 +1,5 @@
-//! An embedded API server, and the rest of a small cluster: a scheduler, stand-in nodes, a demo and
-//! loads for a controller manager. `docs/architecture.md` has the table of its rooms, and what each
+//! An embedded API server, and the rest of a small cluster: a scheduler, stand-in nodes, a demo, a
+//! lesson and loads for a controller manager. `docs/architecture.md` has the table of its rooms, and what each
 //! may use of the others.
 
 pub mod access;
@@ -14,6 +14,7 @@ pub mod debug_proxy;
 pub mod demo;
 mod failures;
 mod kinds;
+pub mod lesson;
 pub mod load;
 mod metrics;
 pub mod nodes;

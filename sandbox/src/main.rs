@@ -1,4 +1,4 @@
-//! Runs the demo or a load: an embedded API server with nodes, and the controller manager.
+//! Runs the demo, the lesson or a load: an embedded API server with nodes, and the controller manager.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -16,6 +16,7 @@ use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
 use sandbox::cluster::{EMBEDDED, ManagerProgram, administrator};
 use sandbox::demo::Demo;
+use sandbox::lesson::{Lesson, Part, Screen};
 use sandbox::load::{Latency, Load, Nodes, Outage, Size};
 use sandbox::nodes::{NodeOptions, StandIns};
 use serde::Serialize;
@@ -30,6 +31,12 @@ struct Args {
     /// end when the fixture has rolled out: exit status 0, or 1 with the reason
     #[argh(switch)]
     once: bool,
+    /// walk through the life of one change, a broken watch, 410, 409 and a lost lease, step by step
+    #[argh(switch)]
+    lesson: bool,
+    /// with --lesson: only this part: change, dropped-watch, gone, conflict or lost-lease
+    #[argh(option)]
+    part: Option<Part>,
     /// how many nodes (3; 100 under a load)
     #[argh(option)]
     nodes: Option<usize>,
@@ -59,7 +66,8 @@ struct Args {
     /// with --load: print JSON
     #[argh(switch)]
     json: bool,
-    /// seconds that the fixture may take to roll out (120), or a phase of a load (1800)
+    /// seconds that the fixture may take to roll out or a step of the lesson to come (120), or a
+    /// phase of a load (1800)
     #[argh(option)]
     timeout: Option<u64>,
     /// YAML to apply instead of the built-in demo
@@ -105,6 +113,10 @@ fn main() -> ExitCode {
         return manager(&args.collect::<Vec<String>>());
     }
     let args: Args = argh::from_env();
+    if args.part.is_some() && !args.lesson {
+        eprintln!("Error: --part needs --lesson");
+        return ExitCode::FAILURE;
+    }
     let dir = args.dir.unwrap_or_else(|| {
         std::env::temp_dir().join(format!("kube-sandbox-{}", std::process::id()))
     });
@@ -132,6 +144,17 @@ fn main() -> ExitCode {
             };
             let report = latency.run(stop).await?;
             return Ok(print(&report, args.json)?);
+        }
+        if args.lesson {
+            let lesson = Lesson {
+                sandbox,
+                nodes: nodes(3),
+                manager,
+                manager_flags: args.manager_flags,
+                parts: args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]),
+                patience: patience(120),
+            };
+            return lesson.run(Screen::stdout(), stop).await;
         }
         let Some(shape) = args.load else {
             if let Some(kubeconfig) = args.kubeconfig {

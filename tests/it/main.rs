@@ -39,6 +39,7 @@ mod join;
 mod kinds;
 mod kubectl;
 mod layers;
+mod lessons;
 mod limits;
 mod metrics;
 mod metrics_help;
