@@ -76,7 +76,7 @@ impl FromStr for Part {
         let found = Part::ALL.into_iter().find(|part| part.name() == text);
         found.ok_or_else(|| {
             let names = Part::ALL.map(Part::name).join(", ");
-            format!("{text:?} is none of {names}")
+            format!("{text:?} is not one of {names}")
         })
     }
 }
