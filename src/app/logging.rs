@@ -238,6 +238,13 @@ mod tests {
         let pid = format!("{:>7}", std::process::id());
         assert_eq!(text, format!("I1121 05:02:33.123456 {pid} mod.rs:10] hello"));
         assert!(text_line(now, &record(Level::Error)).starts_with("E1121 "));
+        let traced = Record::builder()
+            .target(trace::TARGET)
+            .file(Some("src/app/mod.rs"))
+            .line(Some(10))
+            .args(format_args!("hello"))
+            .build();
+        assert!(text_line(now, &traced).ends_with(" src/app/mod.rs:10] hello"));
         let json: serde_json::Value =
             serde_json::from_str(&json_line(now, &record(Level::Debug))).expect("JSON");
         assert_eq!((&json["caller"], &json["v"]), (&"mod.rs:10".into(), &4.into()));
