@@ -122,7 +122,7 @@ pub struct Site {
 /// The API server of a site.
 enum Server {
     Sandbox(Arc<Api>),
-    Real(real::ApiServer),
+    Real(Box<real::ApiServer>),
 }
 
 /// The objects of a site, and their version.
@@ -431,7 +431,7 @@ fn on_server_with(name: &str, nodes: NodeOptions, flags: &[&str], scenario: impl
         let stand_ins = StandIns::start(&client, &clock, nodes);
         let steering = stand_ins.steering.clone();
         let kubeconfig = server.kubeconfig.clone();
-        let server = Server::Real(server);
+        let server = Server::Real(Box::new(server));
         let site =
             Site { client, clock, steering, kubeconfig, faults: None, server, _folder: folder };
         scenario(&site).await;
