@@ -26,8 +26,11 @@ mod streams;
 mod times;
 mod world;
 
-/// The targets by name. `corpus/` has a folder for each.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+/// A target's name, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets. `corpus/` has a folder for each.
+pub const TARGETS: &[Target] = &[
     ("answers", answers::target),
     ("cel", cel::target),
     ("certificate_requests", certificate_requests::target),
