@@ -30,7 +30,7 @@ static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new())
 /// The sandbox, with its first objects.
 pub fn world() -> MutexGuard<'static, World> {
     let world = WORLD.lock();
-    world.sandbox.restore(&world.first);
+    world.sandbox.api().restore(&world.first);
     world
 }
 
@@ -131,7 +131,7 @@ impl World {
         let sandbox = block_on(Sandbox::start(options)).expect("a sandbox");
         // Its files are not used.
         std::fs::remove_dir_all(&folder).expect("its folder");
-        let first = sandbox.backup();
+        let first = sandbox.api().store.backup();
         let mut world = World { sandbox, clock, first };
         for (path, object) in first_objects() {
             let made = world.send(Method::POST, path, "application/json", object.to_string());
@@ -139,7 +139,7 @@ impl World {
             let answer = String::from_utf8_lossy(made.content()).into_owned();
             assert_eq!(made.status, 201, "{path}: {answer}");
         }
-        world.first = world.sandbox.backup();
+        world.first = world.sandbox.api().store.backup();
         world
     }
 
