@@ -81,6 +81,7 @@ mod source;
 #[cfg(test)]
 pub(crate) mod testing;
 mod time_slice;
+mod undelta_store;
 
 pub use any::AnyObject;
 pub use decoder::Decoder;
@@ -99,3 +100,4 @@ pub use progress::ReflectorStatus;
 pub use reflector::Reflector;
 pub use shared_informer::SharedIndexInformer;
 pub use source::{Answer, BoxFuture, ListRequest, Scope, Source, WatchRequest};
+pub use undelta_store::{PushFn, UndeltaStore};

@@ -1,0 +1,10 @@
+//! Compiles the container runtime interface: `proto/api.proto`, which is upstream's.
+
+use std::error::Error;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto/api.proto");
+    let files = protox::compile(["proto/api.proto"], ["proto"])?;
+    prost_build::Config::new().compile_fds(files)?;
+    Ok(())
+}

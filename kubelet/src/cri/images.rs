@@ -1,0 +1,51 @@
+//! Images. Upstream: `cri-client/pkg/remote_image.go`.
+
+use std::time::Duration;
+
+use prost::Message;
+
+use super::api;
+use super::calls;
+use super::channel::Channel;
+use super::error::Error;
+
+/// The calls to the runtime's `ImageService`. Cheap to clone.
+#[derive(Clone)]
+pub struct ImageService {
+    channel: Channel,
+    deadline: Duration,
+}
+
+impl ImageService {
+    /// `deadline`: of each call but a pull.
+    pub fn new(channel: Channel, deadline: Duration) -> ImageService {
+        ImageService { channel, deadline }
+    }
+
+    async fn call<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        deadline: Option<Duration>,
+    ) -> Result<A, Error> {
+        super::decoded(method, self.channel.call(method, request.encode_to_vec(), deadline).await?)
+    }
+
+    calls! { "ImageService":
+        list_images "ListImages" (api::ListImagesRequest) -> api::ListImagesResponse;
+        image_status "ImageStatus" (api::ImageStatusRequest) -> api::ImageStatusResponse;
+        remove_image "RemoveImage" (api::RemoveImageRequest) -> api::RemoveImageResponse;
+        image_fs_info "ImageFsInfo" (api::ImageFsInfoRequest) -> api::ImageFsInfoResponse;
+    }
+
+    /// Pulls an image; it takes as long as the registry needs. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn pull_image(
+        &self,
+        request: api::PullImageRequest,
+    ) -> Result<api::PullImageResponse, Error> {
+        self.call("runtime.v1.ImageService/PullImage", &request, None).await
+    }
+}

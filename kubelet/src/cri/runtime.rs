@@ -1,0 +1,108 @@
+//! Sandboxes and containers. Upstream: `cri-client/pkg/remote_runtime.go`.
+
+use std::time::Duration;
+
+use prost::Message;
+
+use super::api;
+use super::calls;
+use super::channel::Channel;
+use super::error::Error;
+
+/// The calls to the runtime's `RuntimeService`. Cheap to clone.
+#[derive(Clone)]
+pub struct RuntimeService {
+    channel: Channel,
+    deadline: Duration,
+}
+
+impl RuntimeService {
+    /// `deadline`: of each call, but for those that say otherwise.
+    pub fn new(channel: Channel, deadline: Duration) -> RuntimeService {
+        RuntimeService { channel, deadline }
+    }
+
+    async fn call<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        deadline: Option<Duration>,
+    ) -> Result<A, Error> {
+        super::decoded(method, self.channel.call(method, request.encode_to_vec(), deadline).await?)
+    }
+
+    calls! { "RuntimeService":
+        /// The runtime's name and versions.
+        version "Version" (api::VersionRequest) -> api::VersionResponse;
+        /// The runtime's conditions, handlers and features.
+        status "Status" (api::StatusRequest) -> api::StatusResponse;
+        /// The runtime's cgroup driver. Runtimes before CRI 1.28 do not have it.
+        runtime_config "RuntimeConfig" (api::RuntimeConfigRequest) -> api::RuntimeConfigResponse;
+        stop_pod_sandbox "StopPodSandbox"
+            (api::StopPodSandboxRequest) -> api::StopPodSandboxResponse;
+        remove_pod_sandbox "RemovePodSandbox"
+            (api::RemovePodSandboxRequest) -> api::RemovePodSandboxResponse;
+        pod_sandbox_status "PodSandboxStatus"
+            (api::PodSandboxStatusRequest) -> api::PodSandboxStatusResponse;
+        list_pod_sandbox "ListPodSandbox"
+            (api::ListPodSandboxRequest) -> api::ListPodSandboxResponse;
+        create_container "CreateContainer"
+            (api::CreateContainerRequest) -> api::CreateContainerResponse;
+        start_container "StartContainer"
+            (api::StartContainerRequest) -> api::StartContainerResponse;
+        remove_container "RemoveContainer"
+            (api::RemoveContainerRequest) -> api::RemoveContainerResponse;
+        list_containers "ListContainers"
+            (api::ListContainersRequest) -> api::ListContainersResponse;
+        container_status "ContainerStatus"
+            (api::ContainerStatusRequest) -> api::ContainerStatusResponse;
+        reopen_container_log "ReopenContainerLog"
+            (api::ReopenContainerLogRequest) -> api::ReopenContainerLogResponse;
+    }
+
+    /// Creates a sandbox and waits until it is ready. The deadline is twice that of other calls,
+    /// as the runtime may have to pull the sandbox's image.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn run_pod_sandbox(
+        &self,
+        request: api::RunPodSandboxRequest,
+    ) -> Result<api::RunPodSandboxResponse, Error> {
+        let deadline = self.deadline.saturating_mul(2);
+        self.call("runtime.v1.RuntimeService/RunPodSandbox", &request, Some(deadline)).await
+    }
+
+    /// Stops a container: the stop signal, and SIGKILL after `grace`, which is added to the
+    /// deadline.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), Error> {
+        let timeout = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
+        let request = api::StopContainerRequest { container_id: id.to_owned(), timeout };
+        let deadline = Some(self.deadline.saturating_add(grace));
+        let method = "runtime.v1.RuntimeService/StopContainer";
+        self.call::<api::StopContainerResponse>(method, &request, deadline).await.map(drop)
+    }
+
+    /// Runs a command in a container to its end. Without a `timeout` there is no deadline.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn exec_sync(
+        &self,
+        id: &str,
+        command: &[String],
+        timeout: Option<Duration>,
+    ) -> Result<api::ExecSyncResponse, Error> {
+        let seconds = timeout.map_or(0, |timeout| timeout.as_secs());
+        let request = api::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: command.to_vec(),
+            timeout: i64::try_from(seconds).unwrap_or(i64::MAX),
+        };
+        let deadline = timeout.map(|timeout| self.deadline.saturating_add(timeout));
+        self.call("runtime.v1.RuntimeService/ExecSync", &request, deadline).await
+    }
+}

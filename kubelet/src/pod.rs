@@ -1,0 +1,221 @@
+//! What the kubelet asks a pod. Upstream: `pkg/kubelet/types`, `pkg/api/v1/pod`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::objects::Quantity;
+
+pub use core::{Container, Pod, PodSpec, PodStatus};
+
+/// The uid of a pod, shared by all that refers to it.
+pub type Uid = Arc<str>;
+
+/// Where a pod comes from: `file`, `http` or `api`.
+pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+/// The uid of a pod at its source, which changes with its content.
+pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+/// On a mirror pod: the hash of the static pod.
+pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+/// When the kubelet saw the pod first.
+pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
+
+/// The grace period of a pod that names none.
+pub const DEFAULT_GRACE_SECONDS: i64 = 30;
+
+/// A pod's or container's restart policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestartPolicy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl RestartPolicy {
+    fn parse(text: &str) -> RestartPolicy {
+        match text {
+            "OnFailure" => RestartPolicy::OnFailure,
+            "Never" => RestartPolicy::Never,
+            _ => RestartPolicy::Always,
+        }
+    }
+}
+
+/// Questions to a pod.
+pub trait PodExt {
+    fn uid(&self) -> Uid;
+    fn name(&self) -> &str;
+    fn namespace(&self) -> &str;
+    fn spec(&self) -> &PodSpec;
+    fn annotation(&self, key: &str) -> Option<&str>;
+
+    /// `NAME_NAMESPACE`. Upstream: `kubecontainer.GetPodFullName`.
+    fn full_name(&self) -> String {
+        format!("{}_{}", self.name(), self.namespace())
+    }
+
+    /// For messages: `NAMESPACE/NAME`.
+    fn display_name(&self) -> String {
+        format!("{}/{}", self.namespace(), self.name())
+    }
+
+    /// Whether the pod comes from a file or a URL. Upstream: `kubetypes.IsStaticPod`.
+    fn is_static(&self) -> bool {
+        self.annotation(CONFIG_SOURCE).is_some_and(|source| source != "api")
+    }
+
+    fn restart_policy(&self) -> RestartPolicy {
+        RestartPolicy::parse(self.spec().restart_policy.as_deref().unwrap_or_default())
+    }
+
+    fn is_host_network(&self) -> bool {
+        self.spec().host_network.unwrap_or_default()
+    }
+
+    fn init_containers(&self) -> &[Container] {
+        self.spec().init_containers.as_deref().unwrap_or_default()
+    }
+
+    /// The init containers and the containers.
+    fn all_containers(&self) -> impl Iterator<Item = &Container> {
+        self.init_containers().iter().chain(&self.spec().containers)
+    }
+
+    fn container(&self, name: &str) -> Option<&Container> {
+        self.all_containers().find(|container| container.name == name)
+    }
+}
+
+impl PodExt for Pod {
+    fn uid(&self) -> Uid {
+        self.metadata.uid.as_deref().unwrap_or_default().into()
+    }
+
+    fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn namespace(&self) -> &str {
+        self.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    fn spec(&self) -> &PodSpec {
+        static NONE: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
+        self.spec.as_ref().unwrap_or(&NONE)
+    }
+
+    fn annotation(&self, key: &str) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
+/// The pod's annotations, for a change.
+pub fn annotations_mut(pod: &mut Pod) -> &mut BTreeMap<String, String> {
+    pod.metadata.annotations.get_or_insert_default()
+}
+
+/// Whether an init container runs beside the containers (a sidecar).
+/// Upstream: `podutil.IsRestartableInitContainer`.
+pub fn is_restartable_init(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// The policy by which a container is restarted: its own, or the pod's.
+pub fn restart_policy_of(container: &Container, pod: &Pod) -> RestartPolicy {
+    match container.restart_policy.as_deref() {
+        Some(own) => RestartPolicy::parse(own),
+        None => pod.restart_policy(),
+    }
+}
+
+/// The quality-of-service class. Upstream: `qos.ComputePodQOS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QosClass {
+    Guaranteed,
+    Burstable,
+    BestEffort,
+}
+
+impl QosClass {
+    pub fn name(self) -> &'static str {
+        match self {
+            QosClass::Guaranteed => "Guaranteed",
+            QosClass::Burstable => "Burstable",
+            QosClass::BestEffort => "BestEffort",
+        }
+    }
+
+    pub fn of(pod: &Pod) -> QosClass {
+        let mut requests: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut limits: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut is_guaranteed = true;
+        for container in pod.all_containers() {
+            let resources = container.resources.as_ref();
+            let (wanted, limit) = (
+                resources.and_then(|resources| resources.requests.as_ref()),
+                resources.and_then(|resources| resources.limits.as_ref()),
+            );
+            for (sums, quantities) in [(&mut requests, wanted), (&mut limits, limit)] {
+                for resource in ["cpu", "memory"] {
+                    let amount = quantities.and_then(|quantities| quantity(quantities, resource));
+                    if let Some(amount) = amount.filter(|amount| amount.is_positive()) {
+                        *sums.entry(resource).or_default() += amount.milli_value();
+                    }
+                }
+            }
+            let has = |resource| limit.is_some_and(|limit| limit.contains_key(resource));
+            is_guaranteed &= has("cpu") && has("memory");
+        }
+        match (requests.is_empty() && limits.is_empty(), is_guaranteed && requests == limits) {
+            (true, _) => QosClass::BestEffort,
+            (_, true) => QosClass::Guaranteed,
+            _ => QosClass::Burstable,
+        }
+    }
+}
+
+/// A quantity of a list of resources; `None` when it is absent or malformed.
+pub fn quantity(
+    of: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
+    resource: &str,
+) -> Option<Quantity> {
+    of.get(resource)?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn class_depends_on_requests_and_limits() {
+        let both = json!({"requests": {"cpu": "1", "memory": "1Gi"},
+                          "limits": {"cpu": "1000m", "memory": "1024Mi"}});
+        for (containers, class) in [
+            (json!([{}]), QosClass::BestEffort),
+            (json!([{"requests": {"cpu": "0"}}]), QosClass::BestEffort),
+            (json!([{"requests": {"cpu": "1"}}]), QosClass::Burstable),
+            (json!([{"requests": {"ephemeral-storage": "1"}}]), QosClass::BestEffort),
+            (json!([both]), QosClass::Guaranteed),
+            (json!([both, {}]), QosClass::Burstable),
+            (json!([both, both]), QosClass::Guaranteed),
+            (
+                json!([{"requests": {"cpu": "1", "memory": "1"},
+                     "limits": {"cpu": "2", "memory": "1"}}]),
+                QosClass::Burstable,
+            ),
+        ] {
+            let containers: Vec<_> = containers
+                .as_array()
+                .expect("a list")
+                .iter()
+                .enumerate()
+                .map(|(at, resources)| json!({"name": at.to_string(), "resources": resources}))
+                .collect();
+            let pod = json!({"metadata": {}, "spec": {"containers": containers}});
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            assert_eq!(QosClass::of(&pod), class, "{containers:?}");
+        }
+    }
+}

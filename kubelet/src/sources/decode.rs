@@ -1,0 +1,262 @@
+//! From the bytes of a manifest to pods. Upstream: `pkg/kubelet/config/common.go`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use kube_controller_manager::objects::golang::pod_template_dump;
+use serde_json::{Value, json};
+
+use super::defaults;
+use super::validate;
+use crate::pod::{CONFIG_HASH, Pod, PodExt, annotations_mut};
+
+/// The largest manifest.
+pub const MAX_BYTES: u64 = 10 << 20;
+
+/// Where a manifest was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    File(PathBuf),
+    Url(String),
+}
+
+impl Origin {
+    pub fn file(path: &Path) -> Origin {
+        Origin::File(path.to_owned())
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::Url(url) => f.write_str(url),
+        }
+    }
+}
+
+/// Reads the pod of a manifest, JSON or YAML.
+///
+/// # Errors
+/// One line that names the fault: not a document, several documents, not a pod, an invalid pod.
+pub fn pod(bytes: &[u8], origin: &Origin, node: &str) -> Result<Pod, String> {
+    let document = document(bytes)?;
+    match kind(&document)? {
+        "Pod" => completed(document, origin, node),
+        kind => Err(format!("invalid pod: the document's kind is {kind:?}")),
+    }
+}
+
+/// Reads a pod, or the pods of a list.
+///
+/// # Errors
+/// As [`pod`]; one invalid pod makes the whole list invalid.
+pub fn pods(bytes: &[u8], origin: &Origin, node: &str) -> Result<Vec<Pod>, String> {
+    let mut document = document(bytes)?;
+    match kind(&document)? {
+        "Pod" => Ok(vec![completed(document, origin, node)?]),
+        "PodList" => {
+            let items = document.get_mut("items").map(Value::take).unwrap_or_default();
+            let Value::Array(items) = items else {
+                return Err("invalid pods list: it has no items".to_owned());
+            };
+            items.into_iter().map(|item| completed(item, origin, node)).collect()
+        }
+        kind => Err(format!("the document's kind is {kind:?}, not Pod or PodList")),
+    }
+}
+
+fn document(bytes: &[u8]) -> Result<Value, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8: {error}"))?;
+    // JSON is YAML, but for control characters and the largest numbers.
+    match serde_json::from_str(text) {
+        Ok(document) => Ok(document),
+        Err(_) => serde_yaml_ng::from_str(text).map_err(|error| error.to_string()),
+    }
+}
+
+fn kind(document: &Value) -> Result<&str, String> {
+    if !document.is_object() {
+        return Err("the document is not an object".to_owned());
+    }
+    let text = |field: &str| document.get(field).and_then(Value::as_str).unwrap_or_default();
+    match (text("apiVersion"), text("kind")) {
+        (_, "") => Err("Object 'Kind' is missing".to_owned()),
+        ("v1", kind) => Ok(kind),
+        (version, kind) => Err(format!("no kind {kind:?} is registered for version {version:?}")),
+    }
+}
+
+fn completed(mut document: Value, origin: &Origin, node: &str) -> Result<Pod, String> {
+    if let Some(object) = document.as_object_mut() {
+        // Items of lists may go without.
+        object.entry("apiVersion").or_insert(json!("v1"));
+        object.entry("kind").or_insert(json!("Pod"));
+        object.remove("status");
+    }
+    defaults::complete(&mut document);
+    let uid = generated_uid(&document, origin, node);
+    let mut pod: Pod =
+        serde_json::from_value(document).map_err(|error| format!("invalid pod: {error}"))?;
+    if pod.name().is_empty() {
+        return Err("invalid pod: name is needed for the pod".to_owned());
+    }
+    place(&mut pod, uid, origin, node);
+    let faults = validate::faults(&pod);
+    if !faults.is_empty() {
+        return Err(format!("invalid pod: {}", faults.join(", ")));
+    }
+    match validate::api_reference(&pod) {
+        Some(resource) => Err(format!("static pods may not reference {resource}")),
+        None => Ok(pod),
+    }
+}
+
+/// Gives a static pod its name on this node, uid, annotations and tolerations.
+/// Upstream: `applyDefaults`.
+fn place(pod: &mut Pod, uid: String, origin: &Origin, node: &str) {
+    if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
+        pod.metadata.uid = Some(uid);
+    }
+    pod.metadata.name = Some(format!("{}-{}", pod.name(), node.to_lowercase()));
+    if pod.namespace().is_empty() {
+        pod.metadata.namespace = Some("default".to_owned());
+    }
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    annotations_mut(pod).insert(CONFIG_HASH.to_owned(), uid);
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(node.to_owned());
+    if matches!(origin, Origin::File(_)) {
+        let tolerations = spec.tolerations.get_or_insert_default();
+        let is_for_all = |toleration: &k8s_openapi::api::core::v1::Toleration| {
+            toleration.operator.as_deref() == Some("Exists")
+                && toleration.effect.as_deref() == Some("NoExecute")
+                && toleration.key.is_none()
+        };
+        if !tolerations.iter().any(is_for_all) {
+            tolerations.push(k8s_openapi::api::core::v1::Toleration {
+                operator: Some("Exists".to_owned()),
+                effect: Some("NoExecute".to_owned()),
+                ..Default::default()
+            });
+        }
+    }
+    pod.status.get_or_insert_default().phase = Some("Pending".to_owned());
+}
+
+/// A uid that depends on the pod's content, the node and the file or URL. Upstream hashes the dump
+/// of its internal struct, where this is the dump of the same content as a pod template.
+fn generated_uid(document: &Value, origin: &Origin, node: &str) -> String {
+    let mut hash = Fnv128::default();
+    hash.write(pod_template_dump(document).as_bytes());
+    match origin {
+        Origin::File(path) => {
+            hash.write(format!("host:{node}file:{}", path.display()).as_bytes());
+        }
+        Origin::Url(url) => hash.write(format!("url:{url}").as_bytes()),
+    }
+    format!("{:032x}", hash.0)
+}
+
+/// FNV-1a of 128 bits. Upstream: `fnv.New128a`.
+struct Fnv128(u128);
+
+impl Default for Fnv128 {
+    fn default() -> Fnv128 {
+        Fnv128(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+}
+
+impl Fnv128 {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul((1 << 88) + 0x13b);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WEB: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  containers: [{name: a, image: 'b:1'}]
+";
+
+    fn read(text: &str) -> Result<Pod, String> {
+        pod(text.as_bytes(), &Origin::file(Path::new("/pods/web.yaml")), "Node-1")
+    }
+
+    #[test]
+    fn static_pods_are_placed_on_the_node() {
+        let pod = read(WEB).expect("a pod");
+        assert_eq!((pod.name(), pod.namespace()), ("web-node-1", "default"));
+        assert_eq!(pod.annotation(CONFIG_HASH), Some(&*pod.uid()));
+        assert_eq!(pod.uid().len(), 32);
+        assert_eq!(pod.spec().node_name.as_deref(), Some("Node-1"));
+        let tolerations = pod.spec().tolerations.as_deref().unwrap_or_default();
+        assert_eq!(tolerations.len(), 1);
+        assert_eq!(pod.status.and_then(|status| status.phase).as_deref(), Some("Pending"));
+    }
+
+    #[test]
+    fn uid_changes_with_content_file_and_node_only() {
+        let uid = |text: &str, file: &str, node: &str| {
+            let origin = Origin::file(Path::new(file));
+            pod(text.as_bytes(), &origin, node).expect("a pod").uid()
+        };
+        let same = uid(WEB, "/a", "n");
+        assert_eq!(uid(&format!("# comment\n{WEB}"), "/a", "n"), same);
+        assert_ne!(uid(&WEB.replace("b:1", "b:2"), "/a", "n"), same);
+        assert_ne!(uid(WEB, "/b", "n"), same);
+        assert_ne!(uid(WEB, "/a", "m"), same);
+        let fixed = WEB.replace("{name: web}", "{name: web, uid: x}");
+        assert_eq!(&*uid(&fixed, "/a", "n"), "x");
+    }
+
+    #[test]
+    fn faults_are_named() {
+        for (text, fault) in [
+            ("", "the document is not an object"),
+            ("{", "did not find"),
+            ("a: 1", "Object 'Kind' is missing"),
+            ("kind: Pod", "no kind \"Pod\" is registered for version \"\""),
+            ("{apiVersion: v1, kind: Service}", "invalid pod: the document's kind is \"Service\""),
+            (&WEB.replace("name: web", "labels: {}"), "invalid pod: name is needed for the pod"),
+            (&WEB.replace("'b:1'", "3"), "invalid pod: "),
+            (&WEB.replace("image: 'b:1'", "tty: true"), "spec.containers[0].image: Required value"),
+            (
+                &WEB.replace("spec:", "spec:\n  serviceAccountName: x"),
+                "static pods may not reference serviceaccounts",
+            ),
+            (&format!("{WEB}---\n{WEB}"), "more than one document"),
+        ] {
+            let error = read(text).expect_err(text);
+            assert!(error.contains(fault), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn lists_are_read_whole() {
+        let list = json!({"apiVersion": "v1", "kind": "PodList", "items": [
+            {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "b"}]}},
+            {"metadata": {"name": "c"}, "spec": {"containers": [{"name": "a", "image": "b"}]}},
+        ]});
+        let origin = Origin::Url("http://a".to_owned());
+        let read = pods(list.to_string().as_bytes(), &origin, "n").expect("pods");
+        let names: Vec<&str> = read.iter().map(PodExt::name).collect();
+        assert_eq!(names, ["a-n", "c-n"]);
+        assert!(read[0].spec().tolerations.is_none(), "only files' pods tolerate everything");
+    }
+
+    #[test]
+    fn hash_is_fnv_1a() {
+        let mut hash = Fnv128::default();
+        hash.write(b"a");
+        assert_eq!(format!("{:032x}", hash.0), "d228cb696f1a8caf78912b704e4a8964");
+    }
+}

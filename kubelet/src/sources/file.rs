@@ -1,0 +1,302 @@
+//! Pods from a folder, or from one file. Changes come by inotify; the folder is read whole from time
+//! to time too. Upstream: `pkg/kubelet/config/file.go`, `file_linux.go`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_channel::{Receiver, Sender};
+use async_io::Async;
+use futures_lite::FutureExt;
+use kube_controller_manager::cache::UndeltaStore;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::{self, StopToken};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::io::Errno;
+
+use super::decode::{self, MAX_BYTES, Origin};
+use super::pod_config::{PodConfig, Source};
+use crate::pod::{Pod, PodExt};
+
+/// How long a watch that failed is not set up again. Upstream: `retryPeriod`.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What changes the pods of a folder. A file that is written counts once it is closed.
+const WATCHED: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
+
+/// A change that the kernel reports.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    Written(PathBuf),
+    Gone(PathBuf),
+    /// Anything: changes were lost, or the folder itself has changed.
+    Unknown,
+}
+
+/// The pods of `path`, until stopped.
+pub async fn run(
+    path: PathBuf,
+    node: String,
+    period: Duration,
+    config: PodConfig,
+    clock: SharedClock,
+    stop: StopToken,
+) {
+    let (states, pushed) = async_channel::unbounded();
+    let folder = Folder::new(path.clone(), node, states);
+    let forward = forward(pushed, &config);
+    let watch = async {
+        while !stop.is_stopped() {
+            let mut watch = match watch(&path) {
+                Ok(watch) => Some(watch),
+                Err(Errno::NOENT) => None,
+                Err(error) => {
+                    log::error!("{} is not watched: {error}", path.display());
+                    None
+                }
+            };
+            // After the watch is set up: no change is lost between them.
+            folder.read_all().await;
+            let due = clock.monotonic() + if watch.is_some() { period } else { RETRY };
+            while let Some(changes) = next(&mut watch, &path, &clock, due, &stop).await {
+                if changes.contains(&Change::Unknown) {
+                    break;
+                }
+                for change in changes {
+                    folder.apply(change).await;
+                }
+            }
+        }
+    };
+    forward.or(watch).await;
+}
+
+async fn forward(pushed: Receiver<Vec<Arc<Pod>>>, config: &PodConfig) {
+    while let Ok(pods) = pushed.recv().await {
+        config.set(Source::File, pods).await;
+    }
+}
+
+fn watch(path: &Path) -> Result<Async<OwnedFd>, Errno> {
+    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    inotify::add_watch(&watch, path, WATCHED)?;
+    Async::new_nonblocking(watch)
+        .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
+}
+
+/// The next changes; `None` at the time `due`, or when stopped.
+async fn next(
+    watch: &mut Option<Async<OwnedFd>>,
+    path: &Path,
+    clock: &SharedClock,
+    due: Duration,
+    stop: &StopToken,
+) -> Option<Vec<Change>> {
+    let late = async {
+        let _ = stop.unless_stopped(clock.sleep(due.saturating_sub(clock.monotonic()))).await;
+        None
+    };
+    let changes = async {
+        match watch {
+            None => std::future::pending().await,
+            Some(watch) => match watch.read_with(|fd| changes(fd, path)).await {
+                Ok(changes) => Some(changes),
+                Err(error) => {
+                    log::error!("{}: changes cannot be read: {error}", path.display());
+                    Some(vec![Change::Unknown])
+                }
+            },
+        }
+    };
+    late.or(changes).await
+}
+
+/// The changes that wait in the kernel.
+fn changes(watch: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(watch, &mut buffer);
+    let mut changes = Vec::new();
+    loop {
+        match reader.next() {
+            Ok(event) => {
+                let name = event.file_name().map(|name| name.to_string_lossy().into_owned());
+                changes.extend(change(path, name.as_deref(), event.events()));
+                if reader.is_buffer_empty() {
+                    return Ok(changes);
+                }
+            }
+            Err(Errno::AGAIN) if !changes.is_empty() => return Ok(changes),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The change that an event stands for. Files whose names start with a dot are ignored.
+fn change(path: &Path, name: Option<&str>, events: ReadFlags) -> Option<Change> {
+    let is_self = ReadFlags::DELETE_SELF
+        | ReadFlags::MOVE_SELF
+        | ReadFlags::QUEUE_OVERFLOW
+        | ReadFlags::UNMOUNT
+        | ReadFlags::IGNORED;
+    if events.intersects(is_self) {
+        return Some(Change::Unknown);
+    }
+    let file = match name {
+        Some(name) if name.starts_with('.') => return None,
+        Some(name) => path.join(name),
+        // The path is a file.
+        None => path.to_owned(),
+    };
+    match events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
+        true => Some(Change::Gone(file)),
+        false => Some(Change::Written(file)),
+    }
+}
+
+/// The pods of the files that could be read last. Upstream: `sourceFile`.
+struct Folder {
+    path: PathBuf,
+    node: String,
+    store: UndeltaStore<Pod>,
+    /// The pods' keys by file.
+    keys: parking_lot::Mutex<BTreeMap<PathBuf, String>>,
+}
+
+impl Folder {
+    fn new(path: PathBuf, node: String, states: Sender<Vec<Arc<Pod>>>) -> Folder {
+        let push = move |pods| {
+            // Closed only when the kubelet stops.
+            let _ = states.try_send(pods);
+        };
+        Folder { path, node, store: UndeltaStore::new(Box::new(push)), keys: Default::default() }
+    }
+
+    /// Reads all files. The pods of files that cannot be read are left out.
+    async fn read_all(&self) {
+        let (path, node) = (self.path.clone(), self.node.clone());
+        match task::blocking(move || read_all(&path, &node)).await {
+            Ok(pods) => {
+                let mut keys = self.keys.lock();
+                *keys = pods.iter().map(|(file, pod)| (file.clone(), key(pod))).collect();
+                self.store.replace(pods.into_iter().map(|(_, pod)| (key(&pod), pod)).collect());
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                log::debug!("{} does not exist: it has no pods", self.path.display());
+                self.keys.lock().clear();
+                self.store.replace(Vec::new());
+            }
+            // What has been read stays.
+            Err(error) => log::error!("{} cannot be read: {error}", self.path.display()),
+        }
+    }
+
+    async fn apply(&self, change: Change) {
+        match change {
+            Change::Unknown => {}
+            Change::Gone(file) => {
+                let key = self.keys.lock().remove(&file);
+                if let Some(key) = key {
+                    self.store.delete(&key);
+                }
+            }
+            Change::Written(file) => {
+                let (read, node) = (file.clone(), self.node.clone());
+                match task::blocking(move || read_file(&read, &node)).await {
+                    Ok(pod) => {
+                        self.keys.lock().insert(file, key(&pod));
+                        self.store.add(key(&pod), pod);
+                    }
+                    // Its last pod stays until the folder is read whole.
+                    Err(Fault::Gone | Fault::NotAFile) => {}
+                    Err(Fault::Broken(error)) => log::error!("{}: {error}", file.display()),
+                }
+            }
+        }
+    }
+}
+
+fn key(pod: &Pod) -> String {
+    pod.display_name()
+}
+
+enum Fault {
+    Gone,
+    NotAFile,
+    Broken(String),
+}
+
+fn read_all(path: &Path, node: &str) -> io::Result<Vec<(PathBuf, Arc<Pod>)>> {
+    let mut files = match fs::metadata(path)?.is_dir() {
+        false => vec![path.to_owned()],
+        true => {
+            let entries = fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.path()));
+            entries.collect::<io::Result<Vec<_>>>()?
+        }
+    };
+    files.sort();
+    let is_hidden =
+        |file: &Path| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let mut pods = Vec::new();
+    for file in files.into_iter().filter(|file| !is_hidden(file)) {
+        match read_file(&file, node) {
+            Ok(pod) => pods.push((file, pod)),
+            Err(Fault::Gone) => {}
+            Err(Fault::NotAFile) => log::error!("{} is not a file", file.display()),
+            Err(Fault::Broken(error)) => log::error!("{}: {error}", file.display()),
+        }
+    }
+    Ok(pods)
+}
+
+fn read_file(file: &Path, node: &str) -> Result<Arc<Pod>, Fault> {
+    let broken = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Fault::Gone,
+        _ => Fault::Broken(error.to_string()),
+    };
+    // A pipe would block.
+    if !fs::metadata(file).map_err(broken)?.is_file() {
+        return Err(Fault::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    let opened = fs::File::open(file).map_err(broken)?;
+    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(broken)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Fault::Broken(format!("it has more than {MAX_BYTES} bytes")));
+    }
+    decode::pod(&bytes, &Origin::file(file), node).map(Arc::new).map_err(Fault::Broken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_become_changes_of_files() {
+        let path = Path::new("/pods");
+        let file = |name: &str| path.join(name);
+        for (name, events, expected) in [
+            (Some("a"), ReadFlags::CLOSE_WRITE, Some(Change::Written(file("a")))),
+            (Some("a"), ReadFlags::MOVED_TO, Some(Change::Written(file("a")))),
+            (Some("a"), ReadFlags::MOVED_FROM, Some(Change::Gone(file("a")))),
+            (Some("a"), ReadFlags::DELETE, Some(Change::Gone(file("a")))),
+            (Some(".a.swp"), ReadFlags::CLOSE_WRITE, None),
+            (None, ReadFlags::QUEUE_OVERFLOW, Some(Change::Unknown)),
+            (None, ReadFlags::DELETE_SELF, Some(Change::Unknown)),
+            (None, ReadFlags::CLOSE_WRITE, Some(Change::Written(path.to_owned()))),
+        ] {
+            assert_eq!(change(path, name, events), expected, "{name:?} {events:?}");
+        }
+    }
+}

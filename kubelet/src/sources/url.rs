@@ -1,0 +1,98 @@
+//! Pods from a URL, which is read from time to time. Upstream: `pkg/kubelet/config/http.go`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use hyper::HeaderMap;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::StopToken;
+
+use super::decode::{self, MAX_BYTES, Origin};
+use super::pod_config::{PodConfig, Source};
+use crate::http::{self, Target, Trust};
+
+/// How long one read may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The first failures are logged as warnings, all others at debug.
+const LOUD_FAILURES: u32 = 4;
+
+/// Reads the pods of a URL every `period`, until stopped.
+pub async fn run(
+    target: Target,
+    headers: HeaderMap,
+    node: String,
+    period: Duration,
+    config: PodConfig,
+    clock: SharedClock,
+    stop: StopToken,
+) {
+    log::info!("Watching {target} for pods");
+    let (mut last, mut failures) = (None, 0);
+    loop {
+        let late = async {
+            clock.sleep(TIMEOUT).await;
+            Err(format!("no answer within {TIMEOUT:?}"))
+        };
+        match read(&target, &headers).or(late).await {
+            Ok(body) => {
+                let outcome = apply(&body, &mut last, &target, &node, &config).await;
+                report(outcome, &mut failures, &target);
+            }
+            Err(error) => report(Err(error), &mut failures, &target),
+        }
+        if stop.unless_stopped(clock.sleep(period)).await.is_none() {
+            return;
+        }
+    }
+}
+
+async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, String> {
+    let max = usize::try_from(MAX_BYTES).unwrap_or(usize::MAX);
+    let answer = http::get(target, headers, Trust::System, max).await?;
+    match (answer.status.as_u16(), answer.is_cut) {
+        (200, false) => Ok(answer.body),
+        (200, true) => Err(format!("the answer has more than {MAX_BYTES} bytes")),
+        _ => Err(format!("the answer's status is {}", answer.status)),
+    }
+}
+
+async fn apply(
+    body: &[u8],
+    last: &mut Option<Vec<u8>>,
+    target: &Target,
+    node: &str,
+    config: &PodConfig,
+) -> Result<(), String> {
+    if body.is_empty() {
+        config.set(Source::Http, Vec::new()).await;
+        return Err("the answer is empty".to_owned());
+    }
+    if last.as_deref() == Some(body) {
+        return Ok(());
+    }
+    // An invalid document is reported once.
+    *last = Some(body.to_vec());
+    let pods = decode::pods(body, &Origin::Url(target.to_string()), node)?;
+    config.set(Source::Http, pods.into_iter().map(Arc::new).collect()).await;
+    Ok(())
+}
+
+fn report(outcome: Result<(), String>, failures: &mut u32, target: &Target) {
+    match outcome {
+        Ok(()) if *failures > 0 => {
+            log::info!("pods are read from {target} again");
+            *failures = 0;
+        }
+        Ok(()) => {}
+        Err(error) => {
+            *failures = failures.saturating_add(1);
+            let level = match *failures {
+                ..=LOUD_FAILURES => log::Level::Warn,
+                _ => log::Level::Debug,
+            };
+            log::log!(level, "pods cannot be read from {target}: {error}");
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The rules of a pod that no API server has checked: those whose breach would reach the runtime or
+//! another pod. Upstream: `validation.ValidatePodCreate`, `podutil.HasAPIObjectReference`.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1 as core;
+
+use crate::pod::{Pod, PodExt, is_restartable_init};
+
+/// The faults of a pod, each with its field; empty: it can be run.
+pub fn faults(pod: &Pod) -> Vec<String> {
+    let mut faults = Faults::default();
+    let name = pod.name();
+    if !is_subdomain(name) {
+        faults.add("metadata.name", format!("Invalid value: {name:?}: not a DNS subdomain"));
+    }
+    if !is_label(pod.namespace()) {
+        let namespace = pod.namespace();
+        faults.add("metadata.namespace", format!("Invalid value: {namespace:?}: not a DNS label"));
+    }
+    let spec = pod.spec();
+    if spec.containers.is_empty() {
+        faults.add("spec.containers", "Required value");
+    }
+    if let Some(policy) = spec.restart_policy.as_deref()
+        && !["Always", "OnFailure", "Never"].contains(&policy)
+    {
+        faults.unsupported("spec.restartPolicy", policy, "\"Always\", \"OnFailure\", \"Never\"");
+    }
+    if spec.termination_grace_period_seconds.is_some_and(|seconds| seconds < 0) {
+        faults.add("spec.terminationGracePeriodSeconds", "must be greater than or equal to 0");
+    }
+    if spec.active_deadline_seconds.is_some_and(|seconds| seconds < 1) {
+        faults.add("spec.activeDeadlineSeconds", "must be greater than 0");
+    }
+    let volumes = faults.volumes(spec);
+    let mut names = BTreeSet::new();
+    for (list, containers) in
+        [("initContainers", pod.init_containers()), ("containers", &spec.containers[..])]
+    {
+        for (at, container) in containers.iter().enumerate() {
+            let field = format!("spec.{list}[{at}]");
+            if !names.insert(container.name.as_str()) {
+                faults
+                    .add(format!("{field}.name"), format!("Duplicate value: {:?}", container.name));
+            }
+            faults.container(&field, container, &volumes);
+            if list == "initContainers" && !is_restartable_init(container) {
+                faults.no_probes(&field, container);
+            }
+        }
+    }
+    if spec.ephemeral_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
+        faults.add("spec.ephemeralContainers", "Forbidden: cannot be set on create");
+    }
+    faults.0
+}
+
+#[derive(Default)]
+struct Faults(Vec<String>);
+
+impl Faults {
+    fn add(&mut self, field: impl AsRef<str>, fault: impl AsRef<str>) {
+        self.0.push(format!("{}: {}", field.as_ref(), fault.as_ref()));
+    }
+
+    fn unsupported(&mut self, field: impl AsRef<str>, value: &str, supported: &str) {
+        self.add(field, format!("Unsupported value: {value:?}: supported values: {supported}"));
+    }
+
+    fn volumes<'a>(&mut self, spec: &'a core::PodSpec) -> BTreeSet<&'a str> {
+        let mut names = BTreeSet::new();
+        for (at, volume) in spec.volumes.iter().flatten().enumerate() {
+            let field = format!("spec.volumes[{at}]");
+            if !is_label(&volume.name) {
+                let name = &volume.name;
+                self.add(
+                    format!("{field}.name"),
+                    format!("Invalid value: {name:?}: not a DNS label"),
+                );
+            }
+            if !names.insert(volume.name.as_str()) {
+                self.add(format!("{field}.name"), format!("Duplicate value: {:?}", volume.name));
+            }
+            if let Some(host_path) = &volume.host_path
+                && host_path.path.split('/').any(|part| part == "..")
+            {
+                self.add(format!("{field}.hostPath.path"), "must not contain '..'");
+            }
+        }
+        names
+    }
+
+    fn container(&mut self, field: &str, container: &core::Container, volumes: &BTreeSet<&str>) {
+        if !is_label(&container.name) {
+            let name = &container.name;
+            self.add(format!("{field}.name"), format!("Invalid value: {name:?}: not a DNS label"));
+        }
+        if container.image.as_deref().is_none_or(|image| image.trim().is_empty()) {
+            self.add(format!("{field}.image"), "Required value");
+        }
+        if let Some(policy) = container.image_pull_policy.as_deref()
+            && !["Always", "IfNotPresent", "Never"].contains(&policy)
+        {
+            let field = format!("{field}.imagePullPolicy");
+            self.unsupported(field, policy, "\"Always\", \"IfNotPresent\", \"Never\"");
+        }
+        let mut paths = BTreeSet::new();
+        for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
+            let field = format!("{field}.volumeMounts[{at}]");
+            if !volumes.contains(mount.name.as_str()) {
+                self.add(format!("{field}.name"), format!("Not found: {:?}", mount.name));
+            }
+            if mount.mount_path.is_empty() {
+                self.add(format!("{field}.mountPath"), "Required value");
+            }
+            if !paths.insert(&mount.mount_path) {
+                self.add(format!("{field}.mountPath"), "must be unique");
+            }
+            for path in [&mount.sub_path, &mount.sub_path_expr].into_iter().flatten() {
+                if path.starts_with('/') || path.split('/').any(|part| part == "..") {
+                    self.add(format!("{field}.subPath"), "must be a relative path without '..'");
+                }
+            }
+        }
+        for (at, port) in container.ports.iter().flatten().enumerate() {
+            let field = format!("{field}.ports[{at}]");
+            for (name, port) in
+                [("containerPort", Some(port.container_port)), ("hostPort", port.host_port)]
+            {
+                if port.is_some_and(|port| !(1..=65535).contains(&port)) {
+                    self.add(format!("{field}.{name}"), "must be between 1 and 65535, inclusive");
+                }
+            }
+        }
+        for (at, env) in container.env.iter().flatten().enumerate() {
+            if env.name.is_empty() || env.name.contains('=') {
+                self.add(format!("{field}.env[{at}].name"), "Invalid value");
+            }
+        }
+    }
+
+    fn no_probes(&mut self, field: &str, container: &core::Container) {
+        for (name, is_set) in [
+            ("lifecycle", container.lifecycle.is_some()),
+            ("livenessProbe", container.liveness_probe.is_some()),
+            ("readinessProbe", container.readiness_probe.is_some()),
+            ("startupProbe", container.startup_probe.is_some()),
+        ] {
+            if is_set {
+                self.add(
+                    format!("{field}.{name}"),
+                    "Forbidden: may not be set for init containers without restartPolicy=Always",
+                );
+            }
+        }
+    }
+}
+
+/// Letters, digits and dashes, with a letter or digit at both ends; at most 63.
+fn is_label(text: &str) -> bool {
+    let is_fine = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    (1..=63).contains(&text.len())
+        && text.bytes().all(is_fine)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253
+        && text.split('.').all(|part| {
+            !part.is_empty()
+                && part.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+                && !part.starts_with('-')
+                && !part.ends_with('-')
+        })
+}
+
+/// The kind of API object that a static pod refers to, which it may not.
+pub fn api_reference(pod: &Pod) -> Option<&'static str> {
+    let spec = pod.spec();
+    if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
+        return Some("serviceaccounts");
+    }
+    if spec.image_pull_secrets.as_ref().is_some_and(|secrets| !secrets.is_empty()) {
+        return Some("secrets");
+    }
+    if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
+        return Some("resourceclaims");
+    }
+    for container in pod.all_containers() {
+        for env in container.env_from.iter().flatten() {
+            if env.secret_ref.is_some() {
+                return Some("secrets");
+            }
+            if env.config_map_ref.is_some() {
+                return Some("configmaps");
+            }
+        }
+        for from in container.env.iter().flatten().filter_map(|env| env.value_from.as_ref()) {
+            if from.secret_key_ref.is_some() {
+                return Some("secrets");
+            }
+            if from.config_map_key_ref.is_some() {
+                return Some("configmaps");
+            }
+        }
+    }
+    spec.volumes.iter().flatten().find_map(volume_reference)
+}
+
+fn volume_reference(volume: &core::Volume) -> Option<&'static str> {
+    let projected = volume.projected.iter().flat_map(|volume| volume.sources.iter().flatten());
+    let mut projected = projected.filter_map(|source| match source {
+        source if source.secret.is_some() => Some("secrets"),
+        source if source.config_map.is_some() => Some("configmaps"),
+        source if source.service_account_token.is_some() => Some("serviceaccounts"),
+        source if source.cluster_trust_bundle.is_some() => Some("clustertrustbundles"),
+        source if source.pod_certificate.is_some() => Some("podcertificaterequests"),
+        _ => None,
+    });
+    match volume {
+        volume if volume.secret.is_some() => Some("secrets"),
+        volume if volume.config_map.is_some() => Some("configmaps"),
+        volume if volume.persistent_volume_claim.is_some() => Some("persistentvolumeclaims"),
+        volume if volume.ephemeral.is_some() => Some("persistentvolumeclaims"),
+        volume if volume.csi.is_some() => Some("csidrivers"),
+        _ => projected.next(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(spec: Value) -> Pod {
+        let pod = json!({"metadata": {"name": "web", "namespace": "default"}, "spec": spec});
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    #[test]
+    fn faults_name_their_field() {
+        let container = json!({"name": "a", "image": "b"});
+        for (spec, fault) in [
+            (json!({"containers": [container]}), None),
+            (json!({"containers": []}), Some("spec.containers: Required value")),
+            (
+                json!({"containers": [container, container]}),
+                Some("spec.containers[1].name: Duplicate value: \"a\""),
+            ),
+            (
+                json!({"containers": [{"name": "a"}]}),
+                Some("spec.containers[0].image: Required value"),
+            ),
+            (
+                json!({"containers": [container], "restartPolicy": "Often"}),
+                Some(
+                    "spec.restartPolicy: Unsupported value: \"Often\": supported values: \
+                     \"Always\", \"OnFailure\", \"Never\"",
+                ),
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "b", "volumeMounts": [
+                    {"name": "c", "mountPath": "/c"}]}]}),
+                Some("spec.containers[0].volumeMounts[0].name: Not found: \"c\""),
+            ),
+            (
+                json!({"containers": [container], "initContainers": [
+                    {"name": "i", "image": "b", "readinessProbe": {}}]}),
+                Some(
+                    "spec.initContainers[0].readinessProbe: Forbidden: may not be set for init \
+                     containers without restartPolicy=Always",
+                ),
+            ),
+            (
+                json!({"containers": [{"name": "A", "image": "b"}]}),
+                Some("spec.containers[0].name: Invalid value: \"A\": not a DNS label"),
+            ),
+        ] {
+            let expected: Vec<&str> = fault.into_iter().collect();
+            assert_eq!(faults(&pod(spec.clone())), expected, "{spec}");
+        }
+    }
+
+    #[test]
+    fn references_to_api_objects_are_found() {
+        for (spec, reference) in [
+            (json!({"containers": []}), None),
+            (json!({"containers": [], "serviceAccountName": "a"}), Some("serviceaccounts")),
+            (
+                json!({"containers": [], "volumes": [{"name": "a", "configMap": {"name": "b"}}]}),
+                Some("configmaps"),
+            ),
+            (
+                json!({"containers": [], "volumes": [{"name": "a", "projected": {"sources": [
+                    {"downwardAPI": {}}, {"secret": {"name": "b"}}]}}]}),
+                Some("secrets"),
+            ),
+            (
+                json!({"containers": [{"name": "a", "env": [{"name": "E", "valueFrom":
+                    {"secretKeyRef": {"name": "b", "key": "c"}}}]}]}),
+                Some("secrets"),
+            ),
+        ] {
+            assert_eq!(api_reference(&pod(spec.clone())), reference, "{spec}");
+        }
+    }
+}

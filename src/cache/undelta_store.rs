@@ -1,0 +1,84 @@
+//! A store that passes its whole contents to a function after each change.
+//! Upstream: `cache.UndeltaStore`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// Receives the contents, ordered by key.
+pub type PushFn<T> = Box<dyn Fn(Vec<Arc<T>>) + Send + Sync>;
+
+/// Objects by key, for a consumer that wants states in place of changes: it compares each state
+/// with the one before. Pushes come one after the other, in the order of the changes, while the
+/// store is locked, so the function must not call the store. Upstream: `cache.UndeltaStore`.
+pub struct UndeltaStore<T> {
+    objects: Mutex<BTreeMap<String, Arc<T>>>,
+    push: PushFn<T>,
+}
+
+impl<T> UndeltaStore<T> {
+    /// An empty store; nothing is pushed before the first change.
+    pub fn new(push: PushFn<T>) -> UndeltaStore<T> {
+        UndeltaStore { objects: Mutex::default(), push }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<String, Arc<T>>)) {
+        let mut objects = self.objects.lock();
+        change(&mut objects);
+        (self.push)(objects.values().cloned().collect());
+    }
+
+    /// Adds or replaces the object of `key`.
+    pub fn add(&self, key: String, object: Arc<T>) {
+        self.change(|objects| _ = objects.insert(key, object));
+    }
+
+    /// Removes the object of `key`. Pushes even if there is none, as upstream does.
+    pub fn delete(&self, key: &str) {
+        self.change(|objects| _ = objects.remove(key));
+    }
+
+    /// Replaces the contents. Of several objects with one key the last one stays.
+    pub fn replace(&self, contents: Vec<(String, Arc<T>)>) {
+        self.change(|objects| *objects = contents.into_iter().collect());
+    }
+
+    /// The object of `key`.
+    pub fn get(&self, key: &str) -> Option<Arc<T>> {
+        self.objects.lock().get(key).cloned()
+    }
+
+    /// All objects, ordered by key.
+    pub fn list(&self) -> Vec<Arc<T>> {
+        self.objects.lock().values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_contents_are_pushed_after_each_change() {
+        let pushed: Arc<Mutex<Vec<Vec<u32>>>> = Arc::default();
+        let pushes = pushed.clone();
+        let store = UndeltaStore::new(Box::new(move |objects: Vec<Arc<u32>>| {
+            pushes.lock().push(objects.iter().map(|object| **object).collect());
+        }));
+        let object = |number: u32| (number.to_string(), Arc::new(number));
+        assert!(pushed.lock().is_empty());
+        store.add("2".to_owned(), Arc::new(2));
+        store.add("1".to_owned(), Arc::new(1));
+        store.delete("2");
+        store.delete("2");
+        store.replace(vec![object(3), object(4)]);
+        store.replace(Vec::new());
+        let expected: [&[u32]; 6] = [&[2], &[1, 2], &[1], &[1], &[3, 4], &[]];
+        assert_eq!(*pushed.lock(), expected);
+        store.add("5".to_owned(), Arc::new(5));
+        assert_eq!(store.get("5").as_deref(), Some(&5));
+        assert_eq!(store.get("3"), None);
+        assert_eq!(store.list(), [Arc::new(5)]);
+    }
+}
