@@ -1,6 +1,25 @@
-//! A kubelet that keeps pods on one machine.
+//! A kubelet that keeps pods on one machine, from a folder or a URL, without an API server.
+//!
+//! The path of a pod: sources → [`sources::PodConfig`] → [`kubelet::Kubelet`], which gives each
+//! pod a worker ([`workers`]) → [`manager::Manager`], which carries out what [`runtime::actions`]
+//! decides by calls to the container runtime ([`cri`]). A relist of the runtime ([`pleg`]) and the
+//! results of probes ([`probes`]) bring pods back to their workers.
 
+pub mod app;
+pub mod configuration;
 pub mod cri;
 pub mod http;
+pub mod images;
+pub mod kubelet;
+pub mod manager;
+pub mod metrics;
+pub mod options;
+pub mod pleg;
 pub mod pod;
+pub mod podstatus;
+pub mod probes;
+pub mod runtime;
+pub mod serving;
 pub mod sources;
+pub mod volumes;
+pub mod workers;

@@ -34,7 +34,7 @@ impl<T> UndeltaStore<T> {
         self.change(|objects| _ = objects.insert(key, object));
     }
 
-    /// Removes the object of `key`. Pushes even if there is none, as upstream does.
+    /// Removes the object of `key`. Pushes also if there was no such object, as upstream does.
     pub fn delete(&self, key: &str) {
         self.change(|objects| _ = objects.remove(key));
     }

@@ -1,5 +1,5 @@
-//! Each room uses only the rooms below it, in the library and in the sandbox: checks every path to
-//! an item of either crate against the lists of `docs/architecture.md`.
+//! Each room uses only the rooms below it, in the library, the sandbox and the kubelet: checks every
+//! path to an item of these crates against the lists of `docs/architecture.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -96,6 +96,8 @@ const EXAMPLES: [&str; 11] = [
     "task",
     "workqueue",
 ];
+/// The rooms of the library, or paths below them, that the kubelet may use.
+const KUBELET: [&str; 7] = ["cache", "clock", "metrics", "objects", "options", "server", "task"];
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
@@ -140,18 +142,19 @@ fn is_within(path: &[String], prefix: &str) -> bool {
 }
 
 /// A room of the sandbox, and the rooms that it may use.
-struct SandboxRoom {
+struct MemberRoom {
     name: String,
     uses: Vec<String>,
 }
 
-/// The rows of the sandbox's table in `docs/architecture.md`, ground floor first.
-fn sandbox_rooms() -> Vec<SandboxRoom> {
+/// The rows of a member's table in `docs/architecture.md`, ground floor first.
+fn member_rooms(member: &str) -> Vec<MemberRoom> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
     let docs = fs::read_to_string(file).unwrap();
-    let (_, table) = docs.split_once("| below `sandbox/src/` |").expect("the sandbox's table");
+    let head = format!("| below `{member}/src/` |");
+    let (_, table) = docs.split_once(&head).expect("the member's table");
     let rows = table.lines().skip(2).take_while(|row| row.starts_with('|'));
-    let mut rooms: Vec<SandboxRoom> = Vec::new();
+    let mut rooms: Vec<MemberRoom> = Vec::new();
     for row in rows {
         let [_, room, _, uses, _] = row.split('|').collect::<Vec<_>>()[..] else {
             panic!("not three columns: {row}")
@@ -165,13 +168,13 @@ fn sandbox_rooms() -> Vec<SandboxRoom> {
         let uses = if uses.trim() == "all rows above" { above.clone() } else { names(uses) };
         let is_above = |used: &String| above.contains(used);
         assert!(uses.iter().all(is_above), "{name} uses a room that is not above it in the table");
-        rooms.push(SandboxRoom { name, uses });
+        rooms.push(MemberRoom { name, uses });
     }
     rooms
 }
 
-/// The fault of a path that `module` of the sandbox names.
-fn sandbox_fault(rooms: &[SandboxRoom], module: &[String], path: &[String]) -> Option<String> {
+/// The fault of a path that `module` of a member with a table names.
+fn member_fault(rooms: &[MemberRoom], module: &[String], path: &[String]) -> Option<String> {
     let (name, used) = match (module, path) {
         // The root only declares the rooms; the binary has no room.
         ([], _) => return None,
@@ -251,25 +254,39 @@ fn every_room_uses_only_the_rooms_below_it() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-#[test]
-fn every_room_of_the_sandbox_uses_only_the_rooms_below_it() {
-    let rooms = sandbox_rooms();
-    let faults = faults("sandbox/src", None, |module, path| sandbox_fault(&rooms, module, path));
+fn check_rooms_of(member: &str) {
+    let rooms = member_rooms(member);
+    let folder = format!("{member}/src");
+    let faults = faults(&folder, None, |module, path| member_fault(&rooms, module, path));
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     // Each row names a room that exists: the table has no rows of former rooms.
-    let sources = sources("sandbox/src");
-    for SandboxRoom { name, .. } in &rooms {
+    let sources = sources(&folder);
+    for MemberRoom { name, .. } in &rooms {
         let exists = sources.iter().any(|(_, module, _)| module.first() == Some(name));
-        assert!(exists, "{name} is in the table but not in sandbox/src");
+        assert!(exists, "{name} is in the table but not in {folder}");
     }
 }
 
 #[test]
-fn the_sandbox_uses_only_its_rooms_of_the_library() {
+fn every_room_of_the_sandbox_uses_only_the_rooms_below_it() {
+    check_rooms_of("sandbox");
+}
+
+#[test]
+fn every_room_of_the_kubelet_uses_only_the_rooms_below_it() {
+    check_rooms_of("kubelet");
+}
+
+#[test]
+fn the_kubelet_uses_only_its_rooms_of_the_library() {
+    check_library_rooms("kubelet/src", &KUBELET);
+}
+
+fn check_library_rooms(folder: &str, rooms: &[&str]) {
     let mut faults = Vec::new();
-    for (file, _, source) in sources("sandbox/src") {
+    for (file, _, source) in sources(folder) {
         for Named { line, path } in source.external("kube_controller_manager") {
-            if !SANDBOX.iter().any(|prefix| is_within(&path, prefix)) {
+            if !rooms.iter().any(|prefix| is_within(&path, prefix)) {
                 faults.push(format!("{}:{line}: uses {}", file.display(), path.join("::")));
             }
         }
@@ -318,6 +335,11 @@ fn the_examples_use_the_machinery_alone() {
 }
 
 #[test]
+fn the_sandbox_uses_only_its_rooms_of_the_library() {
+    check_library_rooms("sandbox/src", &SANDBOX);
+}
+
+#[test]
 fn a_path_out_of_its_room_is_a_fault() {
     let faults = |file: &str, text: &str| -> Vec<String> {
         let module = module_of(Path::new(file));
@@ -363,7 +385,7 @@ fn a_path_out_of_its_room_is_a_fault() {
 
 #[test]
 fn a_path_to_a_room_above_is_a_fault_in_the_sandbox() {
-    let rooms = sandbox_rooms();
+    let rooms = member_rooms("sandbox");
     for (file, text, expected) in [
         ("storage/store.rs", "use crate::protobuf; use super::registry::Registry;", None),
         ("storage/store.rs", "use crate::api::Api;", Some("uses api::Api")),
@@ -380,7 +402,7 @@ fn a_path_to_a_room_above_is_a_fault_in_the_sandbox() {
         let names: Vec<&str> = module.iter().map(String::as_str).collect();
         let named = Source::new(text, &names).internal();
         let found: Vec<String> =
-            named.iter().filter_map(|it| sandbox_fault(&rooms, &module, &it.path)).collect();
+            named.iter().filter_map(|it| member_fault(&rooms, &module, &it.path)).collect();
         let expected: Vec<String> = expected.into_iter().map(str::to_owned).collect();
         assert_eq!(found, expected, "{file}: {text}");
     }

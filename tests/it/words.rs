@@ -113,6 +113,17 @@ fn code_and_docs_use_plain_words() {
     for folder in
         ["src", "cel/src", "fuzz", "process/src", "sandbox/src", "tests", "benches", "docs", "examples"]
     {
+    for folder in [
+        "src",
+        "cel/src",
+        "kubelet/src",
+        "kubelet/tests",
+        "process/src",
+        "sandbox/src",
+        "tests",
+        "benches",
+        "docs",
+    ] {
         collect(&root.join(folder), &mut files);
     }
     let faults: Vec<String> = files

@@ -1,5 +1,5 @@
-//! Pods from a folder, or from one file. Changes come by inotify; the folder is read whole from time
-//! to time too. Upstream: `pkg/kubelet/config/file.go`, `file_linux.go`.
+//! Pods from a folder, or from one file. Changes come by inotify; the folder is read whole from
+//! time to time too. Upstream: `pkg/kubelet/config/file.go`, `file_linux.go`.
 
 use std::collections::BTreeMap;
 use std::fs;

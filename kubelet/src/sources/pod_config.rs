@@ -65,15 +65,10 @@ struct Shared {
 }
 
 impl PodConfig {
-    /// `sources`: those that must have been seen before pods may be removed. The receiver gets
-    /// their changes in order.
-    pub fn new(
-        sources: impl IntoIterator<Item = Source>,
-        clock: SharedClock,
-    ) -> (PodConfig, Receiver<PodUpdate>) {
+    /// The receiver gets the changes of all sources in order.
+    pub fn new(clock: SharedClock) -> (PodConfig, Receiver<PodUpdate>) {
         let (updates, receiver) = async_channel::bounded(QUEUED);
-        let storage = Storage { expected: sources.into_iter().collect(), ..Storage::default() };
-        let shared = Shared { storage: Mutex::new(storage), clock, updates };
+        let shared = Shared { storage: Mutex::default(), clock, updates };
         (PodConfig { shared: Arc::new(shared) }, receiver)
     }
 
@@ -88,18 +83,11 @@ impl PodConfig {
             }
         }
     }
-
-    /// Whether each source has been read once. Upstream: `SeenAllSources`.
-    pub async fn has_seen_all(&self) -> bool {
-        let storage = self.shared.storage.lock().await;
-        storage.expected.iter().all(|source| storage.pods.contains_key(source))
-    }
 }
 
 /// The last pods of each source. Upstream: `podStorage`.
 #[derive(Default)]
 struct Storage {
-    expected: BTreeSet<Source>,
     pods: BTreeMap<Source, HashMap<Uid, Arc<Pod>>>,
 }
 

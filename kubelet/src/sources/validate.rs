@@ -45,6 +45,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
                     .add(format!("{field}.name"), format!("Duplicate value: {:?}", container.name));
             }
             faults.container(&field, container, &volumes);
+            faults.probes(&field, container);
             if list == "initContainers" && !is_restartable_init(container) {
                 faults.no_probes(&field, container);
             }
@@ -136,6 +137,23 @@ impl Faults {
         for (at, env) in container.env.iter().flatten().enumerate() {
             if env.name.is_empty() || env.name.contains('=') {
                 self.add(format!("{field}.env[{at}].name"), "Invalid value");
+            }
+        }
+    }
+
+    fn probes(&mut self, field: &str, container: &core::Container) {
+        for (name, probe) in [
+            ("livenessProbe", &container.liveness_probe),
+            ("readinessProbe", &container.readiness_probe),
+            ("startupProbe", &container.startup_probe),
+        ] {
+            let Some(probe) = probe else { continue };
+            let actions =
+                [probe.exec.is_some(), probe.http_get.is_some(), probe.tcp_socket.is_some()];
+            if probe.grpc.is_some() {
+                self.add(format!("{field}.{name}.grpc"), "not supported yet");
+            } else if actions.iter().filter(|is_set| **is_set).count() != 1 {
+                self.add(format!("{field}.{name}"), "must have one handler type");
             }
         }
     }
@@ -268,11 +286,20 @@ mod tests {
             ),
             (
                 json!({"containers": [container], "initContainers": [
-                    {"name": "i", "image": "b", "readinessProbe": {}}]}),
+                    {"name": "i", "image": "b", "readinessProbe": {"tcpSocket": {"port": 1}}}]}),
                 Some(
                     "spec.initContainers[0].readinessProbe: Forbidden: may not be set for init \
                      containers without restartPolicy=Always",
                 ),
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "b",
+                    "livenessProbe": {"grpc": {"port": 1}}}]}),
+                Some("spec.containers[0].livenessProbe.grpc: not supported yet"),
+            ),
+            (
+                json!({"containers": [{"name": "a", "image": "b", "livenessProbe": {}}]}),
+                Some("spec.containers[0].livenessProbe: must have one handler type"),
             ),
             (
                 json!({"containers": [{"name": "A", "image": "b"}]}),

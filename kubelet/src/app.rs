@@ -1,0 +1,350 @@
+//! The start of the kubelet, in upstream's order: runtime, sources, serving, sync loop.
+//! Upstream: `cmd/kubelet/app`.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use async_signal::{Signal, Signals};
+use futures_lite::StreamExt;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::task::{self, StopToken};
+use log::LevelFilter;
+
+use crate::configuration::Configuration;
+use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
+use crate::http::Target;
+use crate::images::Images;
+use crate::kubelet::Kubelet;
+use crate::manager::{Manager, Node};
+use crate::options::{Settings, sync_period};
+use crate::probes::Probes;
+use crate::runtime::backoff::Backoff;
+use crate::serving;
+use crate::sources::{PodConfig, Source, file, url};
+use crate::volumes::Folders;
+
+/// Upstream: `defaultRuntimeRequestTimeout`.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Upstream: `fileCheckFrequency`, `httpCheckFrequency`.
+const CHECK_PERIOD: Duration = Duration::from_secs(20);
+/// Upstream: `MaxContainerBackOff`, `initialBackOff`.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
+
+/// Runs the kubelet until a signal stops it.
+pub async fn run(settings: Settings) -> ExitCode {
+    let clock = SystemClock::shared();
+    init_log(settings.verbosity, clock.clone());
+    match start(settings, clock).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn init_log(verbosity: i32, clock: SharedClock) {
+    let level = match verbosity {
+        ..4 => LevelFilter::Info,
+        4..6 => LevelFilter::Debug,
+        6.. => LevelFilter::Trace,
+    };
+    let mut builder = env_logger::Builder::new();
+    builder.filter_level(LevelFilter::Warn);
+    builder.filter_module("kubelet", level).filter_module("kube_controller_manager", level);
+    builder.format(move |out, record| {
+        let letter = record.level().as_str().chars().next().unwrap_or('I');
+        writeln!(out, "{letter} {} {}", clock.now().to_micro_string(), record.args())
+    });
+    // A second logger in one process is not an error.
+    let _ = builder.try_init();
+}
+
+fn stop_on_signal() -> std::io::Result<StopToken> {
+    let mut signals = Signals::new([Signal::Term, Signal::Int])?;
+    let stop = StopToken::new();
+    let on_signal = stop.clone();
+    drop(task::spawn(async move {
+        if let Some(Ok(signal)) = signals.next().await {
+            log::info!("received {signal:?}: stopping; the containers continue");
+            on_signal.stop();
+        }
+    }));
+    Ok(stop)
+}
+
+async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
+    let stop = stop_on_signal().map_err(|error| format!("signals: {error}"))?;
+    let configuration = &settings.configuration;
+    let node = node(&settings).await?;
+    let (runtime, images) = connect(configuration, &clock)?;
+    check_runtime(&runtime, &clock, &stop).await?;
+    let (probed, results) = async_channel::unbounded();
+    let folders = Folders {
+        root: settings.root.clone(),
+        logs: configuration.pod_logs_dir.clone().unwrap_or_else(|| "/var/log/pods".into()).into(),
+    };
+    let pods = folders.pods();
+    std::fs::create_dir_all(&pods)
+        .map_err(|error| format!("--root-dir {}: {error}", pods.display()))?;
+    let max = configuration.crash_loop_back_off.max_container_restart_period;
+    let manager = Manager {
+        images: Images::new(
+            images,
+            clock.clone(),
+            configuration.serialize_image_pulls.unwrap_or(true),
+        ),
+        probes: Probes::new(runtime.clone(), clock.clone(), probed, stop.clone()),
+        runtime,
+        folders,
+        node: node.clone(),
+        clock: clock.clone(),
+        backoff: Backoff::new(BACKOFF.0, max.map_or(BACKOFF.1, |max| max.0)).into(),
+    };
+    let (config, updates) = PodConfig::new(clock.clone());
+    let sources = start_sources(configuration, &node.name, &config, &clock, &stop)?;
+    let kubelet = Kubelet::new(manager, sources, sync_period(configuration));
+    let checks = serving::checks(&kubelet);
+    let (address, port) = (
+        configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),
+        configuration.healthz_port.unwrap_or(10248),
+    );
+    let routes = serving::health_routes(&checks);
+    let health = serving::serve("healthz-port", address, port, routes, &clock, &stop).await?;
+    let (address, port) = (
+        configuration.address.as_deref().unwrap_or("0.0.0.0"),
+        configuration.read_only_port.unwrap_or(0),
+    );
+    let routes = serving::read_only_routes(&kubelet, &checks, &node);
+    let read_only = serving::serve("read-only-port", address, port, routes, &clock, &stop).await?;
+    log::info!("Starting kubelet main sync loop on node {}", node.name);
+    kubelet.run(updates, results, stop).await;
+    for server in [health, read_only].into_iter().flatten() {
+        server.join().await;
+    }
+    Ok(())
+}
+
+fn connect(
+    configuration: &Configuration,
+    clock: &SharedClock,
+) -> Result<(RuntimeService, ImageService), String> {
+    let default = "unix:///run/containerd/containerd.sock";
+    let endpoint = configuration.container_runtime_endpoint.as_deref().unwrap_or(default);
+    let deadline = configuration.runtime_request_timeout.map_or(DEADLINE, |timeout| timeout.0);
+    let channel = Channel::new(&socket("container-runtime-endpoint", endpoint)?, clock.clone());
+    let images = match configuration.image_service_endpoint.as_deref().filter(|e| !e.is_empty()) {
+        Some(own) if own != endpoint => {
+            Channel::new(&socket("image-service-endpoint", own)?, clock.clone())
+        }
+        _ => channel.clone(),
+    };
+    Ok((RuntimeService::new(channel, deadline), ImageService::new(images, deadline)))
+}
+
+fn socket(flag: &str, endpoint: &str) -> Result<PathBuf, String> {
+    let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
+    match Path::new(path).is_absolute() {
+        true => Ok(path.into()),
+        false => Err(format!("--{flag}: {endpoint:?} is not unix:///PATH")),
+    }
+}
+
+/// Waits for the runtime, and checks what it is. Upstream: `NewRemoteRuntimeService`,
+/// `updateRuntimeUp`.
+async fn check_runtime(
+    runtime: &RuntimeService,
+    clock: &SharedClock,
+    stop: &StopToken,
+) -> Result<(), String> {
+    let mut fault = String::new();
+    let version = loop {
+        match runtime.version(api::VersionRequest { version: "0.1.0".to_owned() }).await {
+            Ok(version) => break version,
+            Err(error) if error.is_unimplemented() => {
+                return Err("the container runtime does not speak CRI v1".to_owned());
+            }
+            Err(error) => {
+                let now = chain(&error);
+                if now != fault {
+                    log::warn!("{now}; waiting for it");
+                    fault = now;
+                }
+            }
+        }
+        if stop.unless_stopped(clock.sleep(Duration::from_secs(1))).await.is_none() {
+            return Err("stopped while waiting for the container runtime".to_owned());
+        }
+    };
+    log::info!("container runtime {} {}", version.runtime_name, version.runtime_version);
+    match runtime.runtime_config(api::RuntimeConfigRequest {}).await {
+        Ok(config) => {
+            let driver = config.linux.map(|linux| linux.cgroup_driver());
+            if driver == Some(api::CgroupDriver::Systemd) {
+                return Err(
+                    "the runtime's cgroup driver is systemd: only cgroupfs is supported yet"
+                        .to_owned(),
+                );
+            }
+        }
+        // Runtimes before CRI 1.28.
+        Err(error) if error.is_unimplemented() => {
+            log::info!("the runtime does not name its cgroup driver: cgroupfs is assumed");
+        }
+        Err(error) => return Err(chain(&error)),
+    }
+    let status = runtime.status(api::StatusRequest { verbose: false }).await;
+    let conditions = status.map_err(|error| chain(&error))?.status.unwrap_or_default().conditions;
+    for condition in conditions.iter().filter(|condition| !condition.status) {
+        log::warn!("the runtime's condition {}: {}", condition.r#type, condition.message);
+    }
+    Ok(())
+}
+
+fn start_sources(
+    configuration: &Configuration,
+    node: &str,
+    config: &PodConfig,
+    clock: &SharedClock,
+    stop: &StopToken,
+) -> Result<BTreeSet<Source>, String> {
+    let mut sources = BTreeSet::new();
+    let text = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+    if let Some(path) = text(&configuration.static_pod_path) {
+        let period = configuration.file_check_frequency.map_or(CHECK_PERIOD, |period| period.0);
+        log::info!("Adding static pod path {path}");
+        drop(task::spawn(file::run(
+            path.into(),
+            node.to_owned(),
+            period,
+            config.clone(),
+            clock.clone(),
+            stop.clone(),
+        )));
+        sources.insert(Source::File);
+    }
+    if let Some(address) = text(&configuration.static_pod_url) {
+        let target = Target::parse(&address).map_err(|error| format!("--manifest-url: {error}"))?;
+        let period = configuration.http_check_frequency.map_or(CHECK_PERIOD, |period| period.0);
+        let headers = headers(configuration)?;
+        drop(task::spawn(url::run(
+            target,
+            headers,
+            node.to_owned(),
+            period,
+            config.clone(),
+            clock.clone(),
+            stop.clone(),
+        )));
+        sources.insert(Source::Http);
+    }
+    if sources.is_empty() {
+        log::warn!("there is no source of pods: --pod-manifest-path or --manifest-url names one");
+    }
+    Ok(sources)
+}
+
+fn headers(configuration: &Configuration) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for (name, values) in &configuration.static_pod_url_header {
+        let fault =
+            |error: &dyn std::fmt::Display| format!("--manifest-url-header {name:?}: {error}");
+        let header = HeaderName::try_from(name).map_err(|error| fault(&error))?;
+        for value in values {
+            headers.append(&header, HeaderValue::try_from(value).map_err(|error| fault(&error))?);
+        }
+    }
+    Ok(headers)
+}
+
+async fn node(settings: &Settings) -> Result<Node, String> {
+    let machine = rustix::system::uname();
+    let name =
+        settings.hostname.clone().unwrap_or_else(|| machine.nodename().to_string_lossy().into());
+    let resolver = settings.configuration.resolv_conf.clone();
+    let resolver = resolver.unwrap_or_else(|| "/etc/resolv.conf".to_owned());
+    let dns = match resolver.as_str() {
+        "" => api::DnsConfig::default(),
+        file => resolver_of(
+            &std::fs::read_to_string(file)
+                .map_err(|error| format!("--resolv-conf {file}: {error}"))?,
+        ),
+    };
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    Ok(Node {
+        name: name.trim().to_lowercase(),
+        ip: settings.node_ip.clone().unwrap_or_else(default_ip),
+        cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64),
+        memory_bytes: memory_total(&memory),
+        dns,
+        cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
+    })
+}
+
+fn memory_total(text: &str) -> i64 {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<i64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// The address from which the default route is used. Nothing is sent.
+fn default_ip() -> String {
+    let local = || {
+        let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+        socket.connect("192.0.2.1:9").ok()?;
+        Some(socket.local_addr().ok()?.ip().to_string())
+    };
+    local().unwrap_or_else(|| "127.0.0.1".to_owned())
+}
+
+/// The lists of a resolver's file. Upstream: `dns.parseResolvConf`.
+fn resolver_of(text: &str) -> api::DnsConfig {
+    let mut dns = api::DnsConfig::default();
+    for line in text.lines() {
+        let mut words = line.split(['#', ';']).next().unwrap_or_default().split_whitespace();
+        let key = words.next();
+        let values = words.map(str::to_owned);
+        match key {
+            Some("nameserver") => dns.servers.extend(values.take(1)),
+            Some("search") => dns.searches = values.collect(),
+            Some("options") => dns.options.extend(values),
+            _ => {}
+        }
+    }
+    dns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolver_file_is_read() {
+        let dns =
+            resolver_of("# x\nnameserver 1.1.1.1\nsearch a b\nsearch c\noptions ndots:2 # y\n");
+        assert_eq!(dns.servers, ["1.1.1.1"]);
+        assert_eq!(dns.searches, ["c"]);
+        assert_eq!(dns.options, ["ndots:2"]);
+    }
+
+    #[test]
+    fn endpoints_are_paths_of_sockets() {
+        assert_eq!(socket("f", "unix:///a/b").as_deref(), Ok(Path::new("/a/b")));
+        assert_eq!(socket("f", "/a").as_deref(), Ok(Path::new("/a")));
+        assert_eq!(
+            socket("f", "tcp://a").err().as_deref(),
+            Some("--f: \"tcp://a\" is not unix:///PATH")
+        );
+    }
+
+    #[test]
+    fn memory_is_in_bytes() {
+        assert_eq!(memory_total("MemTotal:       24686532 kB\nMemFree: 1 kB\n"), 24_686_532 * 1024);
+        assert_eq!(memory_total(""), 0);
+    }
+}

@@ -1,0 +1,445 @@
+//! The loop that keeps pods: takes changes of the sources, of the runtime and of probes, and gives
+//! each pod's worker its work. Upstream: `pkg/kubelet.Kubelet.syncLoop`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_channel::Receiver;
+use event_listener::Event;
+use futures_lite::FutureExt;
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::Timestamp;
+use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
+use parking_lot::Mutex;
+
+use crate::cri::chain;
+use crate::images::Waiting;
+use crate::manager::Manager;
+use crate::metrics;
+use crate::pleg::Snapshot;
+use crate::pod::{Pod, PodExt, Uid};
+use crate::podstatus::{self, Facts};
+use crate::probes::Kind;
+use crate::runtime::status::{self, PodStatus};
+use crate::sources::{Op, PodUpdate, Source};
+use crate::volumes;
+use crate::workers::{Outcome, Reason, Work, Workers};
+
+/// Upstream: `genericPlegRelistPeriod`.
+const RELIST: Duration = Duration::from_secs(1);
+/// A kubelet that has not listed the runtime for so long is not healthy. Upstream:
+/// `genericPlegRelistThreshold`.
+const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+/// After an error of a pod. Upstream: `backOffPeriod`.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// The kubelet of a node.
+pub struct Kubelet {
+    manager: Manager,
+    clock: SharedClock,
+    /// The sources that must have been read before unknown pods are ended.
+    expected: BTreeSet<Source>,
+    sync_period: Duration,
+    /// When this agent started, in nanoseconds since 1970: older containers are adopted.
+    since: i64,
+    state: Mutex<State>,
+    wake: Event,
+}
+
+#[derive(Default)]
+struct State {
+    workers: Workers,
+    pods: BTreeMap<Uid, Arc<Pod>>,
+    statuses: HashMap<Uid, core::PodStatus>,
+    waiting: HashMap<Uid, HashMap<String, Waiting>>,
+    cancels: HashMap<Uid, Latch>,
+    seen: BTreeSet<Source>,
+    relisted: Duration,
+    fault: Option<String>,
+}
+
+impl Kubelet {
+    pub fn new(
+        manager: Manager,
+        expected: BTreeSet<Source>,
+        sync_period: Duration,
+    ) -> Arc<Kubelet> {
+        let clock = manager.clock.clone();
+        let since = nanos(clock.now());
+        let state = State { relisted: clock.monotonic(), ..State::default() };
+        Arc::new(Kubelet {
+            manager,
+            clock,
+            expected,
+            sync_period,
+            since,
+            state: Mutex::new(state),
+            wake: Event::new(),
+        })
+    }
+
+    /// Keeps pods until stopped. Containers continue to run after that.
+    pub async fn run(
+        self: Arc<Self>,
+        updates: Receiver<PodUpdate>,
+        probed: Receiver<Uid>,
+        stop: StopToken,
+    ) {
+        let sources = async {
+            while let Ok(update) = updates.recv().await {
+                self.handle(update);
+            }
+        };
+        let probes = async {
+            while let Ok(uid) = probed.recv().await {
+                self.state.lock().workers.poke(&uid);
+                notify_all(&self.wake);
+            }
+        };
+        let relists = self.relist();
+        let dispatch = self.dispatch();
+        stop.unless_stopped(sources.or(probes).or(relists).or(dispatch)).await;
+    }
+
+    fn handle(&self, update: PodUpdate) {
+        let mut state = self.state.lock();
+        state.seen.insert(update.source);
+        for pod in &update.pods {
+            let uid = pod.uid();
+            let (name, source) = (pod.display_name(), update.source.name());
+            let reason = match update.op {
+                Op::Add => Reason::Create,
+                Op::Update | Op::Delete => Reason::Update,
+                Op::Reconcile => Reason::Sync,
+                Op::Remove => Reason::Kill,
+            };
+            if update.op == Op::Remove {
+                state.pods.remove(&uid);
+            } else {
+                state.pods.insert(uid.clone(), pod.clone());
+            }
+            if update.op != Op::Reconcile {
+                log::info!("SyncLoop {:?}: pod {name} of source {source}", update.op);
+            }
+            if state.workers.update(pod, reason)
+                && let Some(cancel) = state.cancels.get(&uid)
+            {
+                cancel.open();
+            }
+        }
+        notify_all(&self.wake);
+    }
+
+    async fn relist(&self) {
+        let mut last = Snapshot::default();
+        let mut is_tidy = false;
+        loop {
+            let begin = self.clock.monotonic();
+            match Snapshot::read(&self.manager.runtime).await {
+                Ok(snapshot) => {
+                    let now = self.clock.monotonic();
+                    metrics::RELIST.observe((now - begin).as_secs_f64());
+                    self.observe(&snapshot, &last, now);
+                    if !is_tidy && self.has_seen_all() {
+                        is_tidy = true;
+                        self.remove_old_folders(&snapshot).await;
+                    }
+                    last = snapshot;
+                }
+                Err(error) => {
+                    let fault = chain(&error);
+                    let mut state = self.state.lock();
+                    if state.fault.as_ref() != Some(&fault) {
+                        log::error!("the runtime's pods cannot be listed: {fault}");
+                    }
+                    state.fault = Some(fault);
+                }
+            }
+            self.clock.sleep(RELIST).await;
+        }
+    }
+
+    fn has_seen_all(&self) -> bool {
+        self.expected.is_subset(&self.state.lock().seen)
+    }
+
+    fn observe(&self, snapshot: &Snapshot, last: &Snapshot, now: Duration) {
+        let mut state = self.state.lock();
+        state.relisted = now;
+        if state.fault.take().is_some() {
+            log::info!("the runtime answers again");
+        }
+        let changed = snapshot.changed_since(last);
+        for uid in &changed {
+            state.workers.poke(uid);
+        }
+        let mut is_changed = !changed.is_empty();
+        if self.expected.is_subset(&state.seen) {
+            for uid in snapshot.pods() {
+                if !state.workers.knows(uid) && !state.pods.contains_key(uid) {
+                    log::info!("pod {uid} is not known: its containers are ended");
+                    state.workers.end_orphan(uid.clone());
+                    is_changed = true;
+                }
+            }
+            is_changed |= self.forget(&mut state);
+        }
+        metrics::RUNNING_PODS.set(i64::try_from(snapshot.pods().count()).unwrap_or(i64::MAX));
+        if is_changed {
+            notify_all(&self.wake);
+        }
+    }
+
+    /// Forgets pods that have ended, and creates those again that came back meanwhile.
+    fn forget(&self, state: &mut State) -> bool {
+        let desired: BTreeSet<Uid> = state.pods.keys().cloned().collect();
+        let again = state.workers.retain(&desired);
+        for uid in &again {
+            if let Some(pod) = state.pods.get(uid) {
+                state.workers.update(pod, Reason::Create);
+            }
+        }
+        let State { workers, statuses, waiting, .. } = state;
+        statuses.retain(|uid, _| workers.knows(uid));
+        waiting.retain(|uid, _| workers.knows(uid));
+        !again.is_empty()
+    }
+
+    /// Removes folders of pods that ended while no agent ran.
+    async fn remove_old_folders(&self, snapshot: &Snapshot) {
+        let known: BTreeSet<Uid> = {
+            let state = self.state.lock();
+            snapshot.pods().chain(state.pods.keys()).cloned().collect()
+        };
+        let folders = self.manager.folders.clone();
+        task::blocking(move || {
+            for entry in std::fs::read_dir(folders.pods()).into_iter().flatten().flatten() {
+                let uid = entry.file_name().to_string_lossy().into_owned();
+                if known.contains(uid.as_str()) {
+                    continue;
+                }
+                match volumes::tear_down(&folders, &uid) {
+                    Ok(()) => log::info!("removed the folder of the former pod {uid}"),
+                    Err(error) => log::error!("the folder of pod {uid}: {error}"),
+                }
+            }
+        })
+        .await;
+    }
+
+    async fn dispatch(self: &Arc<Self>) {
+        loop {
+            let woken = self.wake.listen();
+            let due = {
+                let now = self.clock.monotonic();
+                let mut state = self.state.lock();
+                while let Some((uid, work)) = state.workers.next(now) {
+                    let cancel = Latch::new();
+                    state.cancels.insert(uid.clone(), cancel.clone());
+                    drop(task::spawn(self.clone().work(uid, work, cancel)));
+                }
+                state.workers.next_due().map(|due| due.saturating_sub(now))
+            };
+            let timer = self.clock.sleep(due.unwrap_or(Duration::MAX));
+            woken.or(timer).await;
+        }
+    }
+
+    async fn work(self: Arc<Self>, uid: Uid, work: Work, cancel: Latch) {
+        let begin = self.clock.monotonic();
+        let operation = match &work {
+            Work::Sync(_) => "sync",
+            Work::Terminate(..) => "kill",
+            Work::CleanUp(_) | Work::TerminateOrphan => "terminated",
+        };
+        let run = async {
+            match &work {
+                Work::Sync(pod) => self.sync(pod).await,
+                Work::Terminate(pod, grace) => self.terminate(pod, *grace).await,
+                Work::CleanUp(pod) => self.clean_up(pod).await,
+                Work::TerminateOrphan => {
+                    self.manager.end_orphan(&uid).await.map(|()| Outcome::Done(Duration::ZERO))
+                }
+            }
+        };
+        let cancelled = async {
+            cancel.opened().await;
+            Ok(Outcome::Cancelled)
+        };
+        let outcome = cancelled.or(run).await.unwrap_or_else(|error| {
+            log::error!("Error syncing pod {uid}, skipping: {error}");
+            Outcome::Failed(jittered(RETRY))
+        });
+        let now = self.clock.monotonic();
+        metrics::WORKER.with_label_values(&[operation]).observe((now - begin).as_secs_f64());
+        {
+            let mut state = self.state.lock();
+            state.cancels.remove(&uid);
+            state.workers.done(&uid, outcome, now);
+            if self.expected.is_subset(&state.seen) {
+                self.forget(&mut state);
+            }
+        }
+        notify_all(&self.wake);
+    }
+
+    async fn sync(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
+        let runtime = self.read(pod).await?;
+        self.manager.update_probes(pod, &runtime, false, self.since);
+        let status = self.publish(pod, &runtime).await;
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            return Ok(Outcome::Terminal);
+        }
+        let left = self.deadline(pod, &status);
+        if left == Some(Duration::ZERO) {
+            log::warn!("pod {}: was active longer than its deadline", pod.display_name());
+            self.fail(
+                pod,
+                status,
+                "DeadlineExceeded",
+                "Pod was active on the node longer than the specified deadline",
+            );
+            return Ok(Outcome::Terminal);
+        }
+        let synced = self.manager.sync(pod, &runtime).await;
+        let (waiting, retry) = match &synced {
+            Ok(synced) => (synced.waiting.clone(), synced.retry),
+            Err(_) => (HashMap::new(), None),
+        };
+        self.state.lock().waiting.insert(pod.uid(), waiting);
+        let runtime = self.read(pod).await?;
+        self.manager.update_probes(pod, &runtime, false, self.since);
+        self.publish(pod, &runtime).await;
+        synced?;
+        self.manager.prune(&runtime, false).await?;
+        let again = left.unwrap_or(Duration::MAX).min(jittered(self.sync_period));
+        Ok(match retry {
+            Some(retry) => Outcome::Failed(retry.min(again)),
+            None => Outcome::Done(again),
+        })
+    }
+
+    async fn read(&self, pod: &Pod) -> Result<PodStatus, String> {
+        status::read(&self.manager.runtime, &pod.uid()).await.map_err(|error| chain(&error))
+    }
+
+    /// The time until a pod's deadline; zero: it has passed.
+    fn deadline(&self, pod: &Pod, status: &core::PodStatus) -> Option<Duration> {
+        let deadline = pod.spec().active_deadline_seconds?;
+        let started = status.start_time.as_ref()?.0.as_microsecond();
+        let active = self.clock.now().duration_since(Timestamp::from_micros(started));
+        Some(Duration::from_secs(deadline.unsigned_abs()).saturating_sub(active))
+    }
+
+    fn fail(&self, pod: &Pod, mut status: core::PodStatus, reason: &str, message: &str) {
+        status.phase = Some("Failed".to_owned());
+        status.reason = Some(reason.to_owned());
+        status.message = Some(message.to_owned());
+        self.state.lock().statuses.insert(pod.uid(), status);
+    }
+
+    async fn terminate(&self, pod: &Arc<Pod>, grace: i64) -> Result<Outcome, String> {
+        let runtime = self.read(pod).await?;
+        self.manager.update_probes(pod, &runtime, true, self.since);
+        self.manager.kill_pod(pod, &runtime, Some(grace)).await?;
+        let runtime = self.read(pod).await?;
+        if runtime.has_running() {
+            return Err(format!("pod {}: containers still run", pod.display_name()));
+        }
+        self.publish(pod, &runtime).await;
+        Ok(Outcome::Done(Duration::ZERO))
+    }
+
+    async fn clean_up(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
+        let uid = pod.uid();
+        let is_removed = !self.state.lock().pods.contains_key(&uid);
+        if is_removed {
+            let runtime = self.read(pod).await?;
+            self.manager.prune(&runtime, true).await?;
+        }
+        let (folders, logs) = (self.manager.folders.clone(), self.manager.folders.pod_logs(pod));
+        task::blocking(move || {
+            volumes::tear_down(&folders, &uid)?;
+            match is_removed {
+                true => std::fs::remove_dir_all(logs).or_else(|error| match error.kind() {
+                    std::io::ErrorKind::NotFound => Ok(()),
+                    _ => Err(error),
+                }),
+                false => Ok(()),
+            }
+        })
+        .await
+        .map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
+        log::info!("pod {} has ended", pod.display_name());
+        Ok(Outcome::Done(Duration::ZERO))
+    }
+
+    /// Computes a pod's status and keeps it.
+    async fn publish(&self, pod: &Arc<Pod>, runtime: &PodStatus) -> core::PodStatus {
+        let uid = pod.uid();
+        let messages = self.manager.messages(runtime).await;
+        let probes = &self.manager.probes;
+        let mut state = self.state.lock();
+        let none = HashMap::new();
+        let before = state.statuses.get(&uid);
+        let facts = Facts {
+            runtime,
+            waiting: state.waiting.get(&uid).unwrap_or(&none),
+            readiness: &|id| probes.result(id, Kind::Readiness),
+            startup: &|id| probes.result(id, Kind::Startup),
+            messages: &messages,
+            host_ip: &self.manager.node.ip,
+            now: self.clock.now(),
+            before,
+        };
+        let mut status = podstatus::generate(pod, &facts);
+        if let Some(before) = before.filter(|before| before.phase.as_deref() == Some("Failed")) {
+            // A pod that has failed stays so.
+            status.phase.clone_from(&before.phase);
+            status.reason.clone_from(&before.reason);
+            status.message.clone_from(&before.message);
+        }
+        if before.map(|before| &before.phase) != Some(&status.phase) {
+            let phase = status.phase.as_deref().unwrap_or_default();
+            log::info!("pod {} is {phase}", pod.display_name());
+        }
+        state.statuses.insert(uid, status.clone());
+        status
+    }
+
+    /// The pods of all sources with their statuses.
+    pub fn pods(&self) -> Vec<Pod> {
+        let state = self.state.lock();
+        let pods = state.pods.iter().map(|(uid, pod)| {
+            let mut pod = Pod::clone(pod);
+            if let Some(status) = state.statuses.get(uid) {
+                pod.status = Some(status.clone());
+            }
+            pod
+        });
+        pods.collect()
+    }
+
+    /// Whether the loop has seen the runtime recently. Upstream: `SyncLoopHealthCheck`, `PLEG`'s.
+    ///
+    /// # Errors
+    /// A line for the health check's log.
+    pub fn health(&self) -> Result<(), String> {
+        let idle = self.clock.monotonic().saturating_sub(self.state.lock().relisted);
+        match idle > RELIST_THRESHOLD {
+            true => Err(format!("the runtime was last listed {idle:?} ago")),
+            false => Ok(()),
+        }
+    }
+}
+
+fn nanos(time: Timestamp) -> i64 {
+    time.to_jiff().as_microsecond().saturating_mul(1000)
+}
+
+/// Up to half as long again.
+fn jittered(period: Duration) -> Duration {
+    period.mul_f64(1.0 + 0.5 * fastrand::f64())
+}

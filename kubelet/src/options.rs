@@ -1,0 +1,296 @@
+//! The command line: upstream's flags. Each is honoured or refused. Upstream:
+//! `cmd/kubelet/app/options`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube_controller_manager::options::parse_duration;
+
+use crate::configuration::{self, Configuration, GoDuration};
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Command {
+    Run(Box<Settings>),
+    Help,
+    Version,
+}
+
+/// All settings, of flags and configuration files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Of `--hostname-override`; `None`: the machine's.
+    pub hostname: Option<String>,
+    /// Of `--node-ip`; `None`: that of the default route.
+    pub node_ip: Option<String>,
+    pub root: PathBuf,
+    pub verbosity: i32,
+    pub configuration: Configuration,
+}
+
+/// The honoured flags; `*`: may stand without a value.
+const HONOURED: [(&str, &str); 24] = [
+    ("address", "address of the read-only port (0.0.0.0)"),
+    ("cgroup-root", "cgroup below which each pod gets its own"),
+    ("config", "file with a KubeletConfiguration"),
+    ("config-dir", "folder whose *.conf files override the configuration"),
+    (
+        "container-runtime-endpoint",
+        "socket of the runtime (unix:///run/containerd/containerd.sock)",
+    ),
+    ("file-check-frequency", "how often the folder of static pods is read whole (20s)"),
+    ("healthz-bind-address", "address of the health check (127.0.0.1)"),
+    ("healthz-port", "port of the health check, 0: none (10248)"),
+    ("help*", "this text"),
+    ("hostname-override", "name of the node"),
+    ("http-check-frequency", "how often the manifest URL is read (20s)"),
+    ("image-service-endpoint", "socket of the image service (the runtime's)"),
+    ("manifest-url", "URL of static pods"),
+    ("manifest-url-header", "header of requests to the manifest URL, as name:value"),
+    ("node-ip", "address of the node"),
+    ("pod-manifest-path", "folder or file of static pods"),
+    ("read-only-port", "port without authentication, 0: none (0)"),
+    ("resolv-conf", "resolver configuration of pods (/etc/resolv.conf)"),
+    ("root-dir", "folder of the kubelet's files (/var/lib/kubelet)"),
+    ("runtime-request-timeout", "deadline of calls to the runtime (2m)"),
+    ("serialize-image-pulls*", "pull images one after the other (true)"),
+    ("sync-frequency", "how often an unchanged pod is synced (1m)"),
+    ("v", "verbosity of the log (0)"),
+    ("version*", "print the version"),
+];
+
+/// Upstream's other flags.
+const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-token-webhook \
+    authentication-token-webhook-cache-ttl authorization-mode \
+    authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl \
+    bootstrap-kubeconfig cert-dir cgroup-driver cgroups-per-qos client-ca-file cloud-provider \
+    cluster-dns cluster-domain container-log-max-files container-log-max-size contention-profiling \
+    cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options \
+    cpu-manager-reconcile-period enable-controller-attach-detach enable-debugging-handlers \
+    enable-server enforce-node-allocatable event-burst event-qps eviction-hard \
+    eviction-max-pod-grace-period eviction-minimum-reclaim eviction-pressure-transition-period \
+    eviction-soft eviction-soft-grace-period exit-on-lock-contention \
+    experimental-allocatable-ignore-eviction experimental-mounter-path fail-cgroupv1 fail-swap-on \
+    feature-gates hairpin-mode image-credential-provider-bin-dir image-credential-provider-config \
+    image-gc-high-threshold image-gc-low-threshold kernel-memcg-notification kube-api-burst \
+    kube-api-content-type kube-api-qps kube-reserved kube-reserved-cgroup kubeconfig kubelet-cgroups \
+    local-storage-capacity-isolation lock-file make-iptables-util-chains max-open-files max-pods \
+    maximum-dead-containers maximum-dead-containers-per-container memory-manager-policy \
+    minimum-container-ttl-duration minimum-image-ttl-duration node-labels node-status-max-images \
+    node-status-update-frequency oom-score-adj pod-cidr pod-max-pids pods-per-core port \
+    protect-kernel-defaults provider-id qos-reserved register-node register-with-taints \
+    registry-burst registry-qps reserved-cpus reserved-memory rotate-certificates \
+    rotate-server-certificates runonce runtime-cgroups seccomp-default \
+    streaming-connection-idle-timeout system-cgroups system-reserved system-reserved-cgroup \
+    tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy \
+    topology-manager-policy-options topology-manager-scope volume-plugin-dir volume-stats-agg-period";
+
+/// The text of `--help`.
+pub fn usage() -> String {
+    let mut text =
+        "Keeps the pods of a folder or a URL on this machine.\n\nUsage:\n  kubelet [flags]\n\n\
+                    Flags:\n"
+            .to_owned();
+    for (flag, help) in HONOURED {
+        text.push_str(&format!("      --{:<28} {help}\n", flag.trim_end_matches('*')));
+    }
+    text
+}
+
+/// Parses the arguments after the program's name, and reads the configuration files that they name.
+/// A flag wins over a file.
+///
+/// # Errors
+/// One line that names the flag, or the file and field.
+pub fn parse(args: &[String]) -> Result<Command, String> {
+    let flags = flags(args)?;
+    let last = |name: &str| {
+        flags.iter().rev().find(|(flag, _)| flag == name).map(|(_, value)| value.as_str())
+    };
+    if is_on(last("help"), "help")?.unwrap_or(false) {
+        return Ok(Command::Help);
+    }
+    if is_on(last("version"), "version")?.unwrap_or(false) {
+        return Ok(Command::Version);
+    }
+    let mut configuration = configuration::read(last("config"), last("config-dir"))?;
+    override_by(&mut configuration, &flags)?;
+    let text = |name: &str| last(name).filter(|value| !value.is_empty()).map(str::to_owned);
+    Ok(Command::Run(Box::new(Settings {
+        hostname: text("hostname-override"),
+        node_ip: text("node-ip"),
+        root: text("root-dir").unwrap_or_else(|| "/var/lib/kubelet".to_owned()).into(),
+        verbosity: last("v").map_or(Ok(0), |value| number(value, "v"))?,
+        configuration,
+    })))
+}
+
+fn flags(args: &[String]) -> Result<Vec<(String, String)>, String> {
+    let mut flags = Vec::new();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let Some(flag) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
+            return Err(format!("unknown command {arg:?}: the kubelet takes only flags"));
+        };
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (flag, None),
+        };
+        let name = match name {
+            "h" => "help".to_owned(),
+            name => name.replace('_', "-"),
+        };
+        let known = HONOURED.iter().find(|(known, _)| known.trim_end_matches('*') == name);
+        let Some((known, _)) = known else {
+            return Err(match REFUSED.split_whitespace().any(|refused| refused == name) {
+                true => format!("--{name} is not supported yet: see docs/kubelet-flags.md"),
+                false => format!("unknown flag: --{name}"),
+            });
+        };
+        let alone = known.ends_with('*').then(|| "true".to_owned());
+        let value = value.or(alone).or_else(|| args.next().cloned());
+        let value = value.ok_or_else(|| format!("flag needs an argument: --{name}"))?;
+        flags.push((name, value));
+    }
+    Ok(flags)
+}
+
+fn override_by(
+    configuration: &mut Configuration,
+    flags: &[(String, String)],
+) -> Result<(), String> {
+    let mut headers: std::collections::BTreeMap<String, Vec<String>> = Default::default();
+    for (name, value) in flags {
+        let text = || Some(value.clone());
+        let duration = || {
+            parse_duration(value).map(|duration| Some(GoDuration(duration))).map_err(|error| {
+                format!("invalid argument {value:?} for \"--{name}\" flag: {error}")
+            })
+        };
+        match name.as_str() {
+            "address" => configuration.address = text(),
+            "cgroup-root" => configuration.cgroup_root = text(),
+            "container-runtime-endpoint" => configuration.container_runtime_endpoint = text(),
+            "file-check-frequency" => configuration.file_check_frequency = duration()?,
+            "healthz-bind-address" => configuration.healthz_bind_address = text(),
+            "healthz-port" => configuration.healthz_port = Some(number(value, name)?),
+            "http-check-frequency" => configuration.http_check_frequency = duration()?,
+            "image-service-endpoint" => configuration.image_service_endpoint = text(),
+            "manifest-url" => configuration.static_pod_url = text(),
+            "manifest-url-header" => {
+                for header in value.split(',') {
+                    let (key, value) = header.split_once(':').ok_or_else(|| {
+                        format!("--manifest-url-header: {header:?} is not name:value")
+                    })?;
+                    headers.entry(key.trim().to_owned()).or_default().push(value.trim().to_owned());
+                }
+            }
+            "pod-manifest-path" => configuration.static_pod_path = text(),
+            "read-only-port" => configuration.read_only_port = Some(number(value, name)?),
+            "resolv-conf" => configuration.resolv_conf = text(),
+            "runtime-request-timeout" => configuration.runtime_request_timeout = duration()?,
+            "serialize-image-pulls" => {
+                configuration.serialize_image_pulls = is_on(Some(value), name)?;
+            }
+            "sync-frequency" => configuration.sync_frequency = duration()?,
+            _ => {}
+        }
+    }
+    if !headers.is_empty() {
+        configuration.static_pod_url_header = headers;
+    }
+    Ok(())
+}
+
+fn number<T: std::str::FromStr>(value: &str, name: &str) -> Result<T, String> {
+    value
+        .parse()
+        .map_err(|_| format!("invalid argument {value:?} for \"--{name}\" flag: not such a number"))
+}
+
+fn is_on(value: Option<&str>, name: &str) -> Result<Option<bool>, String> {
+    match value {
+        None => Ok(None),
+        Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(Some(true)),
+        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(Some(false)),
+        Some(other) => {
+            Err(format!("invalid argument {other:?} for \"--{name}\" flag: not a boolean"))
+        }
+    }
+}
+
+/// How often an unchanged pod is synced.
+pub fn sync_period(configuration: &Configuration) -> Duration {
+    configuration.sync_frequency.map_or(Duration::from_secs(60), |duration| duration.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(args: &[&str]) -> Result<Settings, String> {
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        match parse(&args)? {
+            Command::Run(settings) => Ok(*settings),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn faults_name_the_flag() {
+        for (args, fault) in [
+            (&["--x"][..], "unknown flag: --x"),
+            (&["a"], "unknown command \"a\": the kubelet takes only flags"),
+            (&["--kubeconfig=/a"], "--kubeconfig is not supported yet: see docs/kubelet-flags.md"),
+            (&["--root-dir"], "flag needs an argument: --root-dir"),
+            (
+                &["--healthz-port=x"],
+                "invalid argument \"x\" for \"--healthz-port\" flag: not such a number",
+            ),
+            (
+                &["--sync-frequency", "5"],
+                "invalid argument \"5\" for \"--sync-frequency\" flag: time: missing unit in \
+                 duration \"5\"",
+            ),
+            (
+                &["--serialize-image-pulls=maybe"],
+                "invalid argument \"maybe\" for \"--serialize-image-pulls\" flag: not a boolean",
+            ),
+            (&["--config=/nonexistent"], "/nonexistent: No such file or directory (os error 2)"),
+        ] {
+            assert_eq!(run(args).err().as_deref(), Some(fault), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn flags_fill_settings() {
+        let settings = run(&[
+            "--pod-manifest-path=/pods",
+            "--hostname_override",
+            "n",
+            "--manifest-url-header=A: b,C:d",
+            "--serialize-image-pulls",
+            "-v=4",
+        ])
+        .expect("settings");
+        assert_eq!(settings.configuration.static_pod_path.as_deref(), Some("/pods"));
+        assert_eq!(settings.hostname.as_deref(), Some("n"));
+        assert_eq!(settings.verbosity, 4);
+        let headers = settings.configuration.static_pod_url_header;
+        assert_eq!(headers["A"], ["b"]);
+        assert_eq!(headers["C"], ["d"]);
+        assert_eq!(settings.configuration.serialize_image_pulls, Some(true));
+    }
+
+    #[test]
+    fn documentation_names_each_flag_and_field() {
+        let docs = include_str!("../../docs/kubelet-flags.md");
+        for (flag, _) in HONOURED {
+            let flag = format!("`--{}`", flag.trim_end_matches('*'));
+            assert!(docs.contains(&flag), "{flag}");
+        }
+        for field in configuration::accepted_fields() {
+            assert!(docs.contains(&format!("`{field}")), "{field}");
+        }
+    }
+}

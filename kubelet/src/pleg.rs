@@ -1,0 +1,86 @@
+//! Finds the pods whose state in the runtime has changed: all sandboxes and containers are listed
+//! once a second, by two calls. Upstream: `pkg/kubelet/pleg.GenericPLEG`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::cri::{Error, RuntimeService, api};
+use crate::pod::Uid;
+use crate::runtime::labels::POD_UID;
+use crate::runtime::status::State;
+
+/// The sandboxes and containers of each pod with their states.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    pods: BTreeMap<Uid, BTreeSet<(String, State)>>,
+}
+
+impl Snapshot {
+    /// Reads the state of the runtime.
+    ///
+    /// # Errors
+    /// When a call fails.
+    pub async fn read(runtime: &RuntimeService) -> Result<Snapshot, Error> {
+        let sandboxes = runtime.list_pod_sandbox(api::ListPodSandboxRequest::default()).await?;
+        let containers = runtime.list_containers(api::ListContainersRequest::default()).await?;
+        let mut snapshot = Snapshot::default();
+        for sandbox in sandboxes.items {
+            let is_ready = sandbox.state == api::PodSandboxState::SandboxReady as i32;
+            let state = if is_ready { State::Running } else { State::Exited };
+            snapshot.add(sandbox.labels.get(POD_UID), sandbox.id, state);
+        }
+        for container in containers.containers {
+            let state = State::of(container.state);
+            snapshot.add(container.labels.get(POD_UID), container.id, state);
+        }
+        Ok(snapshot)
+    }
+
+    /// What has no pod's uid is another program's.
+    fn add(&mut self, uid: Option<&String>, id: String, state: State) {
+        if let Some(uid) = uid {
+            self.pods.entry(uid.as_str().into()).or_default().insert((id, state));
+        }
+    }
+
+    /// The pods that differ from those of an earlier snapshot.
+    pub fn changed_since(&self, earlier: &Snapshot) -> BTreeSet<Uid> {
+        let all = self.pods.keys().chain(earlier.pods.keys());
+        all.filter(|uid| self.pods.get(*uid) != earlier.pods.get(*uid)).cloned().collect()
+    }
+
+    /// The pods of which the runtime has anything.
+    pub fn pods(&self) -> impl Iterator<Item = &Uid> {
+        self.pods.keys()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(items: &[(&str, &str, State)]) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for (uid, id, state) in items {
+            snapshot.add(Some(&(*uid).to_owned()), (*id).to_owned(), *state);
+        }
+        snapshot
+    }
+
+    #[test]
+    fn changes_name_their_pods() {
+        use State::{Exited, Running};
+        let old = snapshot(&[("a", "1", Running), ("b", "2", Running), ("c", "3", Running)]);
+        let new = snapshot(&[("d", "4", Running), ("b", "2", Exited), ("c", "3", Running)]);
+        let changed: Vec<String> =
+            new.changed_since(&old).iter().map(ToString::to_string).collect();
+        assert_eq!(changed, ["a", "b", "d"]);
+        assert!(new.changed_since(&new).is_empty());
+    }
+
+    #[test]
+    fn containers_without_a_pod_are_ignored() {
+        let mut snapshot = Snapshot::default();
+        snapshot.add(None, "1".to_owned(), State::Running);
+        assert_eq!(snapshot.pods().count(), 0);
+    }
+}

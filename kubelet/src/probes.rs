@@ -1,0 +1,369 @@
+//! Probes of running containers. Upstream: `pkg/kubelet/prober`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_channel::Sender;
+use futures_lite::FutureExt;
+use hyper::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::{self, Latch, StopToken};
+use parking_lot::Mutex;
+
+use crate::cri::{RuntimeService, chain};
+use crate::http::{self, Target, Trust};
+use crate::pod::{Container, Pod, PodExt, Uid};
+use crate::runtime::actions::ProbeResults;
+
+/// The bytes of an HTTP probe's answer that are read. Upstream: `maxRespBodyLength`.
+const MAX_BODY: usize = 10 << 10;
+
+/// The kinds of probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Startup,
+    Liveness,
+    Readiness,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Startup, Kind::Liveness, Kind::Readiness];
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Startup => "Startup",
+            Kind::Liveness => "Liveness",
+            Kind::Readiness => "Readiness",
+        }
+    }
+
+    pub fn of(self, container: &Container) -> Option<&core::Probe> {
+        match self {
+            Kind::Startup => container.startup_probe.as_ref(),
+            Kind::Liveness => container.liveness_probe.as_ref(),
+            Kind::Readiness => container.readiness_probe.as_ref(),
+        }
+    }
+}
+
+/// Counts equal results until they reach their threshold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Streak {
+    last: Option<bool>,
+    count: i32,
+}
+
+impl Streak {
+    /// The result that a probe's outcome establishes. Upstream: `worker.doProbe`.
+    fn observe(&mut self, is_success: bool, probe: &core::Probe) -> Option<bool> {
+        if self.last == Some(is_success) {
+            self.count = self.count.saturating_add(1);
+        } else {
+            *self = Streak { last: Some(is_success), count: 1 };
+        }
+        let threshold = match is_success {
+            true => probe.success_threshold.unwrap_or(1),
+            false => probe.failure_threshold.unwrap_or(3),
+        };
+        (self.count >= threshold).then_some(is_success)
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    /// By container id and kind.
+    results: BTreeMap<(String, Kind), bool>,
+    running: BTreeMap<(String, Kind), Latch>,
+}
+
+/// The probes of all containers. Cheap to clone.
+#[derive(Clone)]
+pub struct Probes {
+    table: Arc<Mutex<Table>>,
+    runtime: RuntimeService,
+    clock: SharedClock,
+    changed: Sender<Uid>,
+    stop: StopToken,
+}
+
+impl Probes {
+    /// `changed` gets the pods whose results have changed.
+    pub fn new(
+        runtime: RuntimeService,
+        clock: SharedClock,
+        changed: Sender<Uid>,
+        stop: StopToken,
+    ) -> Probes {
+        Probes { table: Arc::default(), runtime, clock, changed, stop }
+    }
+
+    pub fn result(&self, id: &str, kind: Kind) -> Option<bool> {
+        self.table.lock().results.get(&(id.to_owned(), kind)).copied()
+    }
+
+    /// The results that decide whether a container is restarted.
+    pub fn results(&self, id: &str) -> ProbeResults {
+        ProbeResults {
+            startup: self.result(id, Kind::Startup),
+            liveness: self.result(id, Kind::Liveness),
+        }
+    }
+
+    /// Starts the probes of a running container that are not running yet. With `is_adopted`, the
+    /// container ran before this agent: it counts as started and ready until a probe fails, so that
+    /// its readiness does not flip.
+    pub fn start(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        id: &str,
+        ip: &str,
+        is_adopted: bool,
+    ) {
+        for kind in Kind::ALL {
+            let Some(probe) = kind.of(container) else { continue };
+            let key = (id.to_owned(), kind);
+            let latch = {
+                let mut table = self.table.lock();
+                if table.running.contains_key(&key) {
+                    continue;
+                }
+                if is_adopted {
+                    table.results.insert(key.clone(), true);
+                }
+                table.running.entry(key).or_default().clone()
+            };
+            let worker = Worker {
+                probes: self.clone(),
+                pod: pod.clone(),
+                container: container.clone(),
+                probe: probe.clone(),
+                kind,
+                id: id.to_owned(),
+                ip: ip.to_owned(),
+            };
+            drop(task::spawn(async move {
+                worker.run().or(latch.opened()).or(worker.probes.stop.stopped()).await;
+            }));
+        }
+    }
+
+    /// Stops the probes of a pod's containers that are not in `running`, and forgets their results.
+    pub fn retain(&self, known: &BTreeSet<String>, running: &BTreeSet<String>) {
+        let mut table = self.table.lock();
+        let ends = |id: &String| known.contains(id) && !running.contains(id);
+        table.running.retain(|(id, _), latch| {
+            if ends(id) {
+                latch.open();
+            }
+            !ends(id)
+        });
+        table.results.retain(|(id, _), _| !ends(id));
+    }
+}
+
+struct Worker {
+    probes: Probes,
+    pod: Arc<Pod>,
+    container: Container,
+    probe: core::Probe,
+    kind: Kind,
+    id: String,
+    ip: String,
+}
+
+impl Worker {
+    async fn run(&self) {
+        let seconds =
+            |seconds: Option<i32>| Duration::from_secs(seconds.unwrap_or(0).max(0) as u64);
+        let clock = &self.probes.clock;
+        let period = seconds(self.probe.period_seconds).max(Duration::from_secs(1));
+        clock.sleep(seconds(self.probe.initial_delay_seconds)).await;
+        let mut streak = Streak::default();
+        loop {
+            if self.is_held() {
+                // The startup probe has not succeeded yet.
+                clock.sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+            let (is_success, message) = self.probe_once().await;
+            if let Some(result) = streak.observe(is_success, &self.probe) {
+                self.set(result, &message).await;
+                if self.kind == Kind::Startup && result {
+                    return;
+                }
+            } else if !is_success {
+                log::debug!("{}: {message}", self.title());
+            }
+            clock.sleep(period).await;
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        self.kind != Kind::Startup
+            && self.container.startup_probe.is_some()
+            && self.probes.result(&self.id, Kind::Startup) != Some(true)
+    }
+
+    fn title(&self) -> String {
+        let (pod, name) = (self.pod.display_name(), &self.container.name);
+        format!("pod {pod}, container {name}: {} probe failed", self.kind.name())
+    }
+
+    async fn set(&self, result: bool, message: &str) {
+        let key = (self.id.clone(), self.kind);
+        let before = {
+            let mut table = self.probes.table.lock();
+            if !table.running.contains_key(&key) {
+                return;
+            }
+            table.results.insert(key, result)
+        };
+        if before != Some(result) {
+            if !result {
+                log::warn!("{}: {message}", self.title());
+            }
+            // Closed only when the kubelet stops.
+            let _ = self.probes.changed.send(self.pod.uid()).await;
+        }
+    }
+
+    async fn probe_once(&self) -> (bool, String) {
+        let timeout = self.probe.timeout_seconds.unwrap_or(1).max(1);
+        let timeout = Duration::from_secs(timeout.unsigned_abs().into());
+        let late = async {
+            self.probes.clock.sleep(timeout).await;
+            Err(format!("no answer within {timeout:?}"))
+        };
+        match self.act(timeout).or(late).await {
+            Ok(()) => (true, String::new()),
+            Err(message) => (false, message),
+        }
+    }
+
+    async fn act(&self, timeout: Duration) -> Result<(), String> {
+        let probe = &self.probe;
+        if let Some(exec) = &probe.exec {
+            let command = exec.command.clone().unwrap_or_default();
+            return run(&self.probes.runtime, &self.id, &command, Some(timeout)).await;
+        }
+        if let Some(get) = &probe.http_get {
+            return get_ok(&self.container, get, &self.ip, "kube-probe/1.36").await;
+        }
+        if let Some(tcp) = &probe.tcp_socket {
+            let host = tcp.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(&self.ip);
+            let port = port(&self.container, &tcp.port)?;
+            return http::connect(host, port).await.map(drop);
+        }
+        Err("the probe has no action".to_owned())
+    }
+}
+
+/// Runs a command in a container; a status other than 0 is an error.
+pub async fn run(
+    runtime: &RuntimeService,
+    id: &str,
+    command: &[String],
+    timeout: Option<Duration>,
+) -> Result<(), String> {
+    let answer = runtime.exec_sync(id, command, timeout).await.map_err(|error| chain(&error))?;
+    match answer.exit_code {
+        0 => Ok(()),
+        code => {
+            let output = [answer.stdout, answer.stderr].concat();
+            let text = String::from_utf8_lossy(&output[..output.len().min(MAX_BODY)]).into_owned();
+            Err(format!("exit code {code}: {}", text.trim_end()))
+        }
+    }
+}
+
+/// Sends a GET to a container; a status from 200 to 399 is a success.
+pub async fn get_ok(
+    container: &Container,
+    get: &core::HTTPGetAction,
+    ip: &str,
+    agent: &str,
+) -> Result<(), String> {
+    let host = get.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(ip);
+    let path = get.path.clone().unwrap_or_default();
+    let target = Target {
+        is_https: get.scheme.as_deref() == Some("HTTPS"),
+        host: host.to_owned(),
+        port: port(container, &get.port)?,
+        path: if path.starts_with('/') { path } else { format!("/{path}") },
+    };
+    let mut headers = HeaderMap::new();
+    let text = HeaderValue::try_from(agent).map_err(|error| error.to_string())?;
+    headers.insert(USER_AGENT, text);
+    headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+    for header in get.http_headers.iter().flatten() {
+        let name = HeaderName::try_from(&header.name).map_err(|error| error.to_string())?;
+        let value = HeaderValue::try_from(&header.value).map_err(|error| error.to_string())?;
+        headers.insert(name, value);
+    }
+    let answer = http::get(&target, &headers, Trust::Any, MAX_BODY).await?;
+    match answer.status.as_u16() {
+        200..400 => Ok(()),
+        code => Err(format!("HTTP probe failed with statuscode: {code}")),
+    }
+}
+
+/// A port by its number or name. Upstream: `probe.ResolveContainerPort`.
+fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(name) => {
+            let ports = container.ports.iter().flatten();
+            let named = ports.into_iter().find(|port| port.name.as_deref() == Some(name.as_str()));
+            match named {
+                Some(port) => port.container_port,
+                None => name.parse().map_err(|_| format!("no port named {name:?}"))?,
+            }
+        }
+    };
+    u16::try_from(number).ok().filter(|port| *port > 0).ok_or(format!("invalid port: {number}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_change_at_their_thresholds() {
+        let probe = core::Probe {
+            success_threshold: Some(2),
+            failure_threshold: Some(3),
+            ..Default::default()
+        };
+        let mut streak = Streak::default();
+        let outcomes = [true, true, true, false, false, true, false, false, false, false];
+        let results = outcomes.map(|outcome| streak.observe(outcome, &probe));
+        let (good, bad) = (Some(true), Some(false));
+        assert_eq!(results, [None, good, good, None, None, None, None, None, bad, bad]);
+    }
+
+    #[test]
+    fn ports_have_numbers_or_names() {
+        let container = Container {
+            ports: Some(vec![core::ContainerPort {
+                name: Some("web".to_owned()),
+                container_port: 80,
+                ..Default::default()
+            }]),
+            ..Default::default()
+        };
+        for (given, expected) in [
+            (IntOrString::Int(1), Some(1)),
+            (IntOrString::Int(0), None),
+            (IntOrString::Int(65536), None),
+            (IntOrString::String("web".to_owned()), Some(80)),
+            (IntOrString::String("81".to_owned()), Some(81)),
+            (IntOrString::String("x".to_owned()), None),
+        ] {
+            assert_eq!(port(&container, &given).ok(), expected, "{given:?}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! What has to be done so that a pod runs as it should, by its state in the runtime.
+//! Upstream: `computePodActions`.
+
+use super::labels::container_hash;
+use super::status::{ContainerStatus, PodStatus, State};
+use crate::pod::{Container, Pod, PodExt, RestartPolicy, is_restartable_init, restart_policy_of};
+
+/// The results of the probes of one container; `None`: no result yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeResults {
+    pub startup: Option<bool>,
+    pub liveness: Option<bool>,
+}
+
+/// Why a container is killed. Upstream: `containerKillReason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KillReason {
+    Unknown,
+    StartupProbe,
+    LivenessProbe,
+    Changed,
+}
+
+/// A container that must end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    pub id: String,
+    pub name: String,
+    pub message: String,
+    pub reason: KillReason,
+}
+
+/// The steps, in their order: kill, create a sandbox, start init containers, start containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodActions {
+    /// Kill all containers and the sandbox.
+    pub kill_pod: bool,
+    pub create_sandbox: bool,
+    /// The attempt of the new sandbox.
+    pub attempt: u32,
+    /// The sandbox in which containers start.
+    pub sandbox: Option<String>,
+    /// Indices of init containers; several only if they are restartable.
+    pub init_to_start: Vec<usize>,
+    pub to_start: Vec<usize>,
+    pub to_kill: Vec<Kill>,
+}
+
+/// Upstream: `computePodActions`. `probes`: the results of the container with this id.
+pub fn compute(pod: &Pod, status: &PodStatus, probes: &dyn Fn(&str) -> ProbeResults) -> PodActions {
+    let (is_new, attempt, sandbox) = sandbox_change(pod, status);
+    let mut actions = PodActions {
+        kill_pod: is_new,
+        create_sandbox: is_new,
+        attempt,
+        sandbox,
+        ..PodActions::default()
+    };
+    if is_new {
+        recreate(pod, status, &mut actions);
+        return actions;
+    }
+    let is_initialized = init_actions(pod, status, probes, &mut actions);
+    if actions.kill_pod || !is_initialized {
+        return actions;
+    }
+    let mut keeps_any = false;
+    for (at, container) in pod.spec().containers.iter().enumerate() {
+        let current = status.container(&container.name);
+        let Some(current) = current.filter(|current| current.state == State::Running) else {
+            if should_restart(pod, container, status) {
+                actions.to_start.push(at);
+                if let Some(current) = current.filter(|current| current.state == State::Unknown) {
+                    actions.to_kill.push(unknown_state(current, "Container"));
+                }
+            }
+            continue;
+        };
+        let name = &container.name;
+        let results = probes(&current.id);
+        let mut restarts = restart_policy_of(container, pod) != RestartPolicy::Never;
+        let (mut message, reason) = if is_changed(container, current) {
+            // With each restart policy: the definition has changed.
+            restarts = true;
+            (format!("Container {name} definition changed"), KillReason::Changed)
+        } else if results.liveness == Some(false) {
+            (format!("Container {name} failed liveness probe"), KillReason::LivenessProbe)
+        } else if results.startup == Some(false) {
+            (format!("Container {name} failed startup probe"), KillReason::StartupProbe)
+        } else {
+            keeps_any = true;
+            continue;
+        };
+        if restarts {
+            message.push_str(", will be restarted");
+            actions.to_start.push(at);
+        }
+        actions.to_kill.push(Kill { id: current.id.clone(), name: name.clone(), message, reason });
+    }
+    if !keeps_any && actions.to_start.is_empty() {
+        actions.kill_pod = true;
+        // Sidecars do not keep a pod alive.
+        actions.init_to_start.clear();
+    }
+    actions
+}
+
+/// Whether a new sandbox is needed, its attempt, and the present sandbox.
+/// Upstream: `runtimeutil.PodSandboxChanged`.
+fn sandbox_change(pod: &Pod, status: &PodStatus) -> (bool, u32, Option<String>) {
+    let Some(newest) = status.sandboxes.first() else { return (true, 0, None) };
+    let ready = status.sandboxes.iter().filter(|sandbox| sandbox.is_ready).count();
+    let id = Some(newest.id.clone());
+    if ready > 1 || !newest.is_ready {
+        (true, newest.attempt + 1, id)
+    } else if newest.is_host_network != pod.is_host_network() {
+        (true, newest.attempt + 1, None)
+    } else if !pod.is_host_network() && newest.ips.is_empty() {
+        (true, newest.attempt + 1, id)
+    } else {
+        (false, newest.attempt, id)
+    }
+}
+
+fn recreate(pod: &Pod, status: &PodStatus, actions: &mut PodActions) {
+    let never = pod.restart_policy() == RestartPolicy::Never;
+    if never && actions.attempt != 0 && !status.containers.is_empty() {
+        // The pod has run and may not run again.
+        actions.create_sandbox = false;
+        return;
+    }
+    let has_succeeded = |container: &Container| {
+        let status = status.container(&container.name);
+        status.is_some_and(|status| status.state == State::Exited && status.exit_code == 0)
+    };
+    let to_start: Vec<usize> = pod
+        .spec()
+        .containers
+        .iter()
+        .enumerate()
+        .filter(|(_, container)| {
+            let runs_once = restart_policy_of(container, pod) == RestartPolicy::OnFailure;
+            !(runs_once && has_succeeded(container))
+        })
+        .map(|(at, _)| at)
+        .collect();
+    let has_initialized = pod.spec().containers.iter().any(|container| {
+        status.container(&container.name).is_some_and(|status| status.state != State::Unknown)
+    });
+    if to_start.is_empty() && has_initialized {
+        actions.create_sandbox = false;
+    } else if pod.init_containers().is_empty() {
+        actions.to_start = to_start;
+    } else {
+        actions.init_to_start = vec![0];
+    }
+}
+
+fn is_changed(container: &Container, current: &ContainerStatus) -> bool {
+    current.hash.is_some_and(|hash| hash != container_hash(container))
+}
+
+fn unknown_state(current: &ContainerStatus, what: &str) -> Kill {
+    Kill {
+        id: current.id.clone(),
+        name: current.name.clone(),
+        message: format!("{what} is in \"unknown\" state, try killing it before restart"),
+        reason: KillReason::Unknown,
+    }
+}
+
+/// Whether a container that does not run has to run. Upstream: `ShouldContainerBeRestarted`.
+pub fn should_restart(pod: &Pod, container: &Container, status: &PodStatus) -> bool {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return false;
+    }
+    let Some(current) = status.container(&container.name) else { return true };
+    match (current.state, restart_policy_of(container, pod)) {
+        (State::Running, _) => false,
+        // It could not be started, or may or may not run.
+        (State::Created | State::Unknown, _) => true,
+        (State::Exited, RestartPolicy::Never) => false,
+        (State::Exited, RestartPolicy::OnFailure) => current.exit_code != 0,
+        (State::Exited, RestartPolicy::Always) => true,
+    }
+}
+
+/// Adds the actions of init containers; returns whether all of them have done their work.
+/// Upstream: `computeInitContainerActions`.
+fn init_actions(
+    pod: &Pod,
+    status: &PodStatus,
+    probes: &dyn Fn(&str) -> ProbeResults,
+    actions: &mut PodActions,
+) -> bool {
+    let containers = pod.init_containers();
+    if containers.is_empty() {
+        return true;
+    }
+    // Once a container was created, init containers have run, even if they have been removed since.
+    let mut is_initialized = pod.spec().containers.iter().any(|container| {
+        let state = status.container(&container.name).map(|status| status.state);
+        matches!(state, Some(State::Created | State::Running))
+    });
+    let mut later_ones_started = is_initialized;
+    // From the last to the first: earlier ones may have been removed.
+    for (at, container) in containers.iter().enumerate().rev() {
+        let is_sidecar = is_restartable_init(container);
+        let Some(current) = status.container(&container.name) else {
+            if later_ones_started && is_sidecar {
+                actions.init_to_start.push(at);
+            }
+            continue;
+        };
+        if later_ones_started && !is_sidecar {
+            continue;
+        }
+        let step = match (current.state, is_sidecar) {
+            (State::Created, _) | (State::Exited, true) => Step::Start,
+            (State::Running, false) => Step::Wait,
+            (State::Running, true) => sidecar_step(container, current, probes(&current.id)),
+            (State::Exited, false) if current.exit_code == 0 => Step::Done(None),
+            (State::Exited, false) if restarts(pod, container) => Step::Start,
+            (State::Unknown, _) if is_sidecar || restarts(pod, container) => {
+                Step::Restart(unknown_state(current, "Init container"))
+            }
+            (State::Exited | State::Unknown, _) => {
+                actions.kill_pod = true;
+                actions.init_to_start.clear();
+                return false;
+            }
+        };
+        match step {
+            Step::Wait => {}
+            Step::Start => actions.init_to_start.push(at),
+            Step::Restart(kill) => {
+                actions.to_kill.push(kill);
+                actions.init_to_start.push(at);
+            }
+            Step::Done(kill) => {
+                if at + 1 == containers.len() {
+                    is_initialized = true;
+                } else if !later_ones_started {
+                    actions.init_to_start.push(at + 1);
+                }
+                if let Some(kill) = kill {
+                    actions.to_kill.push(kill);
+                    actions.init_to_start.push(at);
+                }
+            }
+        }
+        later_ones_started = true;
+    }
+    if !later_ones_started {
+        actions.init_to_start.push(0);
+    }
+    actions.init_to_start.reverse();
+    is_initialized
+}
+
+enum Step {
+    Wait,
+    Start,
+    Restart(Kill),
+    /// The next one may start. With a container to restart nevertheless.
+    Done(Option<Kill>),
+}
+
+fn restarts(pod: &Pod, container: &Container) -> bool {
+    restart_policy_of(container, pod) != RestartPolicy::Never
+}
+
+fn sidecar_step(container: &Container, current: &ContainerStatus, results: ProbeResults) -> Step {
+    let name = &container.name;
+    let kill = |fault: &str, reason| Kill {
+        id: current.id.clone(),
+        name: name.clone(),
+        message: format!("Init container {name} {fault}"),
+        reason,
+    };
+    if container.startup_probe.is_some() && results.startup != Some(true) {
+        return match results.startup {
+            Some(false) => Step::Restart(kill("failed startup probe", KillReason::StartupProbe)),
+            _ => Step::Wait,
+        };
+    }
+    if is_changed(container, current) {
+        return Step::Done(Some(kill("definition changed", KillReason::Changed)));
+    }
+    let is_dead = container.liveness_probe.is_some() && results.liveness == Some(false);
+    Step::Done(is_dead.then(|| kill("failed liveness probe", KillReason::LivenessProbe)))
+}
+
+#[cfg(test)]
+#[path = "actions_tests.rs"]
+mod tests;

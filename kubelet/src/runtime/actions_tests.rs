@@ -1,0 +1,214 @@
+use serde_json::{Value, json};
+
+use super::super::status::SandboxStatus;
+use super::*;
+
+fn pod(policy: &str, init: Value, names: &[&str]) -> Pod {
+    let containers: Vec<Value> =
+        names.iter().map(|name| json!({"name": name, "image": "i"})).collect();
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {"restartPolicy": policy, "initContainers": init, "containers": containers},
+    });
+    serde_json::from_value(pod).expect("a pod")
+}
+
+fn sandbox(is_ready: bool, attempt: u32) -> SandboxStatus {
+    SandboxStatus {
+        id: format!("s{attempt}"),
+        is_ready,
+        attempt,
+        created_at: 0,
+        is_host_network: false,
+        ips: vec!["10.0.0.1".to_owned()],
+    }
+}
+
+/// A container whose id is its name, with the hash of the image `i`.
+fn container(name: &str, state: State, exit_code: i32) -> ContainerStatus {
+    let hash = container_hash(&Container {
+        name: name.to_owned(),
+        image: Some("i".to_owned()),
+        ..Container::default()
+    });
+    ContainerStatus {
+        id: name.to_owned(),
+        name: name.to_owned(),
+        state,
+        created_at: 1,
+        started_at: 1,
+        finished_at: 1,
+        exit_code,
+        image: "i".to_owned(),
+        image_id: String::new(),
+        image_ref: String::new(),
+        hash: Some(hash),
+        restart_count: 0,
+        reason: String::new(),
+        message: String::new(),
+        log_path: String::new(),
+        message_file: None,
+        falls_back_to_logs: false,
+    }
+}
+
+fn no_probes(_: &str) -> ProbeResults {
+    ProbeResults::default()
+}
+
+/// `kill`, `sandbox`, the init containers and containers that start, the names that are killed.
+fn shown(actions: &PodActions) -> String {
+    let mut parts = Vec::new();
+    if actions.kill_pod {
+        parts.push("kill".to_owned());
+    }
+    if actions.create_sandbox {
+        parts.push(format!("sandbox {}", actions.attempt));
+    }
+    parts.extend(actions.init_to_start.iter().map(|at| format!("init {at}")));
+    parts.extend(actions.to_start.iter().map(|at| format!("start {at}")));
+    parts.extend(actions.to_kill.iter().map(|kill| format!("end {}", kill.name)));
+    parts.join(", ")
+}
+
+#[test]
+fn containers_without_init_containers() {
+    use State::{Created, Exited, Running, Unknown};
+    let up = sandbox(true, 0);
+    let down = sandbox(false, 0);
+    let table: &[(&str, &[&SandboxStatus], &[ContainerStatus], &str)] = &[
+        ("Always", &[], &[], "kill, sandbox 0, start 0, start 1"),
+        ("Always", &[&up], &[], "start 0, start 1"),
+        ("Always", &[&up], &[container("a", Running, 0), container("b", Running, 0)], ""),
+        ("Always", &[&up], &[container("a", Running, 0), container("b", Exited, 0)], "start 1"),
+        ("OnFailure", &[&up], &[container("a", Running, 0), container("b", Exited, 0)], ""),
+        ("OnFailure", &[&up], &[container("a", Running, 0), container("b", Exited, 1)], "start 1"),
+        ("Never", &[&up], &[container("a", Running, 0), container("b", Exited, 1)], ""),
+        ("Never", &[&up], &[container("a", Exited, 0), container("b", Exited, 1)], "kill"),
+        ("Never", &[&up], &[container("a", Created, 0), container("b", Running, 0)], "start 0"),
+        (
+            "Always",
+            &[&up],
+            &[container("a", Unknown, 0), container("b", Running, 0)],
+            "start 0, end a",
+        ),
+        (
+            "Always",
+            &[&down],
+            &[container("a", Exited, 0), container("b", Exited, 0)],
+            "kill, sandbox 1, start 0, start 1",
+        ),
+        (
+            "OnFailure",
+            &[&down],
+            &[container("a", Exited, 0), container("b", Exited, 1)],
+            "kill, sandbox 1, start 1",
+        ),
+        ("OnFailure", &[&down], &[container("a", Exited, 0), container("b", Exited, 0)], "kill"),
+        ("Never", &[&down], &[container("a", Exited, 0)], "kill"),
+        ("Never", &[&down], &[], "kill, sandbox 1, start 0, start 1"),
+        (
+            "Always",
+            &[&sandbox(true, 2), &sandbox(true, 1)],
+            &[container("a", Running, 0)],
+            "kill, sandbox 3, start 0, start 1",
+        ),
+    ];
+    for (policy, sandboxes, containers, expected) in table {
+        let status = PodStatus {
+            sandboxes: sandboxes.iter().map(|sandbox| (*sandbox).clone()).collect(),
+            containers: containers.to_vec(),
+        };
+        let actions = compute(&pod(policy, json!([]), &["a", "b"]), &status, &no_probes);
+        assert_eq!(shown(&actions), *expected, "{policy} {status:?}");
+    }
+}
+
+#[test]
+fn init_containers_run_one_after_the_other() {
+    use State::{Created, Exited, Running, Unknown};
+    let init = json!([{"name": "x", "image": "i"}, {"name": "y", "image": "i"}]);
+    let table: &[(&str, &[ContainerStatus], &str)] = &[
+        ("Always", &[], "init 0"),
+        ("Always", &[container("x", Running, 0)], ""),
+        ("Always", &[container("x", Created, 0)], "init 0"),
+        ("Always", &[container("x", Exited, 0)], "init 1"),
+        ("Always", &[container("x", Exited, 1)], "init 0"),
+        ("Never", &[container("x", Exited, 1)], "kill"),
+        ("Never", &[container("x", Unknown, 0)], "kill"),
+        ("Always", &[container("x", Unknown, 0)], "init 0, end x"),
+        ("Always", &[container("y", Exited, 0)], "start 0"),
+        ("Always", &[container("y", Exited, 1), container("x", Exited, 0)], "init 1"),
+        ("Always", &[container("a", Running, 0)], ""),
+        ("Always", &[container("a", Running, 0), container("y", Exited, 1)], ""),
+    ];
+    for (policy, containers, expected) in table {
+        let status =
+            PodStatus { sandboxes: vec![sandbox(true, 0)], containers: containers.to_vec() };
+        let actions = compute(&pod(policy, init.clone(), &["a"]), &status, &no_probes);
+        assert_eq!(shown(&actions), *expected, "{policy} {containers:?}");
+    }
+    let fresh = compute(&pod("Always", init, &["a"]), &PodStatus::default(), &no_probes);
+    assert_eq!(shown(&fresh), "kill, sandbox 0, init 0");
+}
+
+#[test]
+fn sidecars_run_beside_the_containers() {
+    use State::{Exited, Running};
+    let sidecar = json!({"name": "x", "image": "i", "restartPolicy": "Always"});
+    let mut probed = sidecar.clone();
+    probed["startupProbe"] = json!({});
+    probed["livenessProbe"] = json!({});
+    let plain = json!({"name": "y", "image": "i"});
+    let x = container("x", Running, 0);
+    let results = |startup, liveness| ProbeResults { startup, liveness };
+    let none = results(None, None);
+    let table = [
+        (&sidecar, vec![x.clone()], none, "init 1"),
+        (&probed, vec![x.clone()], none, ""),
+        (&probed, vec![x.clone()], results(Some(false), None), "init 0, end x"),
+        (&probed, vec![x.clone()], results(Some(true), None), "init 1"),
+        (&probed, vec![x.clone()], results(Some(true), Some(false)), "init 0, init 1, end x"),
+        (&sidecar, vec![container("a", Running, 0), container("x", Exited, 0)], none, "init 0"),
+        (&sidecar, vec![container("a", Running, 0)], none, "init 0"),
+        (&sidecar, vec![container("a", Running, 0), x.clone()], none, ""),
+        (&sidecar, vec![container("y", Exited, 0), x.clone()], none, "start 0"),
+    ];
+    for (first, containers, probes, expected) in table {
+        let pod = pod("Always", json!([first, plain]), &["a"]);
+        let status =
+            PodStatus { sandboxes: vec![sandbox(true, 0)], containers: containers.clone() };
+        let actions = compute(&pod, &status, &|_| probes);
+        assert_eq!(shown(&actions), expected, "{first} {containers:?} {probes:?}");
+    }
+    // A pod whose containers have ended is killed, with its sidecars.
+    let pod = pod("Never", json!([sidecar]), &["a"]);
+    let containers = vec![container("a", Exited, 0), container("x", Exited, 0)];
+    let status = PodStatus { sandboxes: vec![sandbox(true, 0)], containers };
+    let actions = compute(&pod, &status, &no_probes);
+    assert!(actions.to_start.is_empty(), "{actions:?}");
+}
+
+#[test]
+fn changed_and_unhealthy_containers_are_replaced() {
+    let status = |mut container: ContainerStatus, is_changed: bool| {
+        if is_changed {
+            container.hash = Some(0);
+        }
+        PodStatus { sandboxes: vec![sandbox(true, 0)], containers: vec![container] }
+    };
+    let running = container("a", State::Running, 0);
+    let results = |startup, liveness| ProbeResults { startup, liveness };
+    for (policy, is_changed, probes, expected) in [
+        ("Always", false, results(Some(true), Some(true)), ""),
+        ("Always", true, results(None, None), "start 0, end a"),
+        ("Never", true, results(None, None), "start 0, end a"),
+        ("Always", false, results(None, Some(false)), "start 0, end a"),
+        ("Never", false, results(None, Some(false)), "kill, end a"),
+        ("OnFailure", false, results(Some(false), None), "start 0, end a"),
+    ] {
+        let status = status(running.clone(), is_changed);
+        let actions = compute(&pod(policy, json!([]), &["a"]), &status, &|_| probes);
+        assert_eq!(shown(&actions), expected, "{policy} {is_changed} {probes:?}");
+    }
+}

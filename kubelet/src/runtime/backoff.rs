@@ -1,0 +1,94 @@
+//! Delays that double with each failure of a key. Upstream: `client-go/util/flowcontrol.Backoff`.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Delays of events by their keys. Times are [`Duration`]s since a common start.
+#[derive(Debug)]
+pub struct Backoff {
+    initial: Duration,
+    max: Duration,
+    entries: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    delay: Duration,
+    updated: Duration,
+}
+
+impl Backoff {
+    pub fn new(initial: Duration, max: Duration) -> Backoff {
+        Backoff { initial, max, entries: HashMap::new() }
+    }
+
+    /// Until when `key` has to wait after its last event; `None`: it need not wait.
+    /// Upstream: `IsInBackOffSince`.
+    pub fn until(&self, key: &str, event: Duration, now: Duration) -> Option<Duration> {
+        let entry = self.entries.get(key)?;
+        let until = event + entry.delay;
+        (!self.is_expired(entry, event) && now < until).then_some(until)
+    }
+
+    /// Whether `key` has to wait after its last event. Upstream: `IsInBackOffSinceUpdate`.
+    pub fn is_waiting(&self, key: &str, now: Duration) -> bool {
+        self.entries.get(key).is_some_and(|entry| now < entry.updated + entry.delay)
+    }
+
+    /// Counts an event: the next one of `key` has to wait twice as long as this one.
+    /// Upstream: `Next`.
+    pub fn next(&mut self, key: &str, event: Duration, now: Duration) {
+        let delay = match self.entries.get(key) {
+            Some(entry) if !self.is_expired(entry, event) => (entry.delay * 2).min(self.max),
+            _ => self.initial.min(self.max),
+        };
+        self.entries.insert(key.to_owned(), Entry { delay, updated: now });
+    }
+
+    /// The delay of `key` after its last event.
+    pub fn delay(&self, key: &str) -> Option<Duration> {
+        self.entries.get(key).map(|entry| entry.delay)
+    }
+
+    /// Forgets a key, after a success.
+    pub fn reset(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+
+    /// Forgets the keys whose last event is long ago. Upstream: `GC`.
+    pub fn remove_expired(&mut self, now: Duration) {
+        let max = self.max * 2;
+        self.entries.retain(|_, entry| now.saturating_sub(entry.updated) <= max);
+    }
+
+    fn is_expired(&self, entry: &Entry, event: Duration) -> bool {
+        event.saturating_sub(entry.updated) > self.max * 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_maximum_and_end_after_a_long_run() {
+        let seconds = Duration::from_secs;
+        let mut backoff = Backoff::new(seconds(10), seconds(300));
+        assert_eq!(backoff.until("a", seconds(0), seconds(0)), None);
+        let mut now = seconds(0);
+        for delay in [10, 20, 40, 80, 160, 300, 300] {
+            backoff.next("a", now, now);
+            assert_eq!(backoff.until("a", now, now), Some(now + seconds(delay)));
+            now += seconds(delay);
+            assert_eq!(backoff.until("a", now - seconds(delay), now), None);
+        }
+        assert_eq!(backoff.until("b", now, now), None);
+        // The container ran for more than twice the maximum.
+        now += seconds(1000);
+        assert_eq!(backoff.until("a", now, now), None);
+        backoff.next("a", now, now);
+        assert_eq!(backoff.delay("a"), Some(seconds(10)));
+        backoff.remove_expired(now + seconds(601));
+        assert_eq!(backoff.delay("a"), None);
+    }
+}

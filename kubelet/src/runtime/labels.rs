@@ -1,0 +1,102 @@
+//! Labels and annotations of sandboxes and containers, by which an agent that restarts knows them.
+//! Upstream: `kuberuntime/labels.go`.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use serde_json::json;
+
+use crate::pod::{Container, Pod, PodExt};
+
+pub const POD_NAME: &str = "io.kubernetes.pod.name";
+pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+pub const POD_UID: &str = "io.kubernetes.pod.uid";
+pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
+pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+pub const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
+pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+pub const GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
+
+/// The labels of a pod's sandbox: the pod's own and those that name the pod.
+pub fn sandbox_labels(pod: &Pod) -> HashMap<String, String> {
+    let mut labels: HashMap<String, String> =
+        pod.metadata.labels.iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
+    labels.extend(pod_labels(pod));
+    labels
+}
+
+/// The labels of a container.
+pub fn container_labels(pod: &Pod, container: &Container) -> HashMap<String, String> {
+    let mut labels = pod_labels(pod);
+    labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
+    labels
+}
+
+fn pod_labels(pod: &Pod) -> HashMap<String, String> {
+    let labels = [
+        (POD_NAME, pod.name().to_owned()),
+        (POD_NAMESPACE, pod.namespace().to_owned()),
+        (POD_UID, pod.uid().to_string()),
+    ];
+    labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// The annotations of a container.
+pub fn container_annotations(
+    pod: &Pod,
+    container: &Container,
+    restart_count: u32,
+) -> HashMap<String, String> {
+    let mut annotations = HashMap::from([
+        (CONTAINER_HASH.to_owned(), format!("{:x}", container_hash(container))),
+        (RESTART_COUNT.to_owned(), restart_count.to_string()),
+        (MESSAGE_PATH.to_owned(), container.termination_message_path.clone().unwrap_or_default()),
+        (
+            MESSAGE_POLICY.to_owned(),
+            container.termination_message_policy.clone().unwrap_or_default(),
+        ),
+    ]);
+    if let Some(seconds) = pod.spec().termination_grace_period_seconds {
+        annotations.insert(GRACE_PERIOD.to_owned(), seconds.to_string());
+    }
+    annotations
+}
+
+/// Changes with what requires a new container: its name and image.
+/// Upstream: `kubecontainer.HashContainer`.
+pub fn container_hash(container: &Container) -> u64 {
+    let picked = json!({"image": container.image, "name": container.name}).to_string();
+    // Bytes as Go prints them for hashing.
+    let mut text = "([]uint8)[".to_owned();
+    for (at, byte) in picked.bytes().enumerate() {
+        let _ = write!(text, "{}{byte}", if at > 0 { " " } else { "" });
+    }
+    text.push(']');
+    let hash = text
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    u64::from(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_changes_with_name_and_image_only() {
+        let container = |name: &str, image: &str, tty: bool| {
+            container_hash(&Container {
+                name: name.to_owned(),
+                image: Some(image.to_owned()),
+                tty: Some(tty),
+                ..Container::default()
+            })
+        };
+        let hash = container("a", "b", false);
+        assert_eq!(container("a", "b", true), hash);
+        assert_ne!(container("c", "b", false), hash);
+        assert_ne!(container("a", "c", false), hash);
+    }
+}

@@ -1,0 +1,9 @@
+//! Pods in the container runtime: their state there, what has to be done, and the calls that do it.
+//! Upstream: `pkg/kubelet/kuberuntime`.
+
+pub mod actions;
+pub mod backoff;
+pub mod environment;
+pub mod labels;
+pub mod spec;
+pub mod status;

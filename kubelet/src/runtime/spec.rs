@@ -1,0 +1,333 @@
+//! The definitions of sandboxes and containers for the runtime.
+//! Upstream: `generatePodSandboxConfig`, `generateContainerConfig`.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1 as core;
+
+use super::environment::expand;
+use super::labels;
+use crate::cri::api;
+use crate::pod::{Container, Pod, PodExt, QosClass, quantity};
+
+/// CPU shares of a container that requests none. Upstream: `MinShares`.
+const MIN_SHARES: i64 = 2;
+/// Upstream: `MaxShares`.
+const MAX_SHARES: i64 = 262_144;
+/// The period of CPU quotas in microseconds.
+const CPU_PERIOD: i64 = 100_000;
+/// The smallest quota in microseconds.
+const MIN_QUOTA: i64 = 1000;
+
+/// What the definition of a sandbox needs beside the pod.
+pub struct SandboxSite<'a> {
+    pub attempt: u32,
+    pub log_directory: &'a Path,
+    /// Below it: the pod's cgroup. Empty: the runtime decides.
+    pub cgroup_parent: &'a str,
+    pub dns: api::DnsConfig,
+    pub node: &'a str,
+}
+
+/// The definition of a pod's sandbox.
+pub fn sandbox(pod: &Pod, site: SandboxSite<'_>) -> api::PodSandboxConfig {
+    let spec = pod.spec();
+    let hostname = match &spec.hostname {
+        _ if pod.is_host_network() => String::new(),
+        Some(name) if !name.is_empty() => name.clone(),
+        // The kernel's limit.
+        _ => {
+            pod.name().chars().take(63).collect::<String>().trim_end_matches(['-', '.']).to_owned()
+        }
+    };
+    let security = spec.security_context.as_ref();
+    let is_privileged = pod.all_containers().any(is_privileged);
+    let context = api::LinuxSandboxSecurityContext {
+        namespace_options: Some(namespaces(pod)),
+        run_as_user: security.and_then(|s| s.run_as_user).map(|value| api::Int64Value { value }),
+        run_as_group: security.and_then(|s| s.run_as_group).map(|value| api::Int64Value { value }),
+        supplemental_groups: groups(pod),
+        privileged: is_privileged,
+        seccomp: Some(runtime_default()),
+        ..Default::default()
+    };
+    let sysctls = security.and_then(|security| security.sysctls.as_ref()).into_iter().flatten();
+    let annotations = pod.metadata.annotations.iter().flatten();
+    api::PodSandboxConfig {
+        metadata: Some(api::PodSandboxMetadata {
+            name: pod.name().to_owned(),
+            uid: pod.uid().to_string(),
+            namespace: pod.namespace().to_owned(),
+            attempt: site.attempt,
+        }),
+        hostname,
+        log_directory: site.log_directory.display().to_string(),
+        dns_config: Some(site.dns),
+        port_mappings: if pod.is_host_network() { Vec::new() } else { port_mappings(pod) },
+        labels: labels::sandbox_labels(pod),
+        annotations: annotations.map(|(key, value)| (key.clone(), value.clone())).collect(),
+        linux: Some(api::LinuxPodSandboxConfig {
+            cgroup_parent: site.cgroup_parent.to_owned(),
+            security_context: Some(context),
+            sysctls: sysctls.map(|item| (item.name.clone(), item.value.clone())).collect(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn runtime_default() -> api::SecurityProfile {
+    api::SecurityProfile {
+        profile_type: api::security_profile::ProfileType::RuntimeDefault as i32,
+        localhost_ref: String::new(),
+    }
+}
+
+fn namespaces(pod: &Pod) -> api::NamespaceOption {
+    let spec = pod.spec();
+    let mode = |is_host: Option<bool>, own: api::NamespaceMode| match is_host {
+        Some(true) => api::NamespaceMode::Node as i32,
+        _ => own as i32,
+    };
+    let own_pid = match spec.share_process_namespace {
+        Some(true) => api::NamespaceMode::Pod,
+        _ => api::NamespaceMode::Container,
+    };
+    api::NamespaceOption {
+        network: mode(spec.host_network, api::NamespaceMode::Pod),
+        pid: mode(spec.host_pid, own_pid),
+        ipc: mode(spec.host_ipc, api::NamespaceMode::Pod),
+        ..Default::default()
+    }
+}
+
+fn groups(pod: &Pod) -> Vec<i64> {
+    let security = pod.spec().security_context.as_ref();
+    let own = security.and_then(|security| security.supplemental_groups.clone());
+    let fs_group = security.and_then(|security| security.fs_group);
+    fs_group.into_iter().chain(own.into_iter().flatten()).collect()
+}
+
+fn port_mappings(pod: &Pod) -> Vec<api::PortMapping> {
+    let ports = pod.all_containers().flat_map(|container| container.ports.iter().flatten());
+    let mappings = ports.filter_map(|port| {
+        let protocol = match port.protocol.as_deref() {
+            Some("UDP") => api::Protocol::Udp,
+            Some("SCTP") => api::Protocol::Sctp,
+            _ => api::Protocol::Tcp,
+        };
+        Some(api::PortMapping {
+            protocol: protocol as i32,
+            container_port: port.container_port,
+            host_port: port.host_port.filter(|port| *port > 0)?,
+            host_ip: port.host_ip.clone().unwrap_or_default(),
+        })
+    });
+    mappings.collect()
+}
+
+fn is_privileged(container: &Container) -> bool {
+    container.security_context.as_ref().and_then(|context| context.privileged).unwrap_or_default()
+}
+
+/// What the definition of a container needs beside the pod.
+pub struct ContainerSite<'a> {
+    pub restart_count: u32,
+    /// The image as the runtime resolved it.
+    pub image_ref: &'a str,
+    /// The user of the image, when it has a number.
+    pub image_uid: Option<i64>,
+    pub environment: Vec<(String, String)>,
+    pub mounts: Vec<api::Mount>,
+    /// The node's bytes of memory.
+    pub memory_bytes: i64,
+}
+
+/// The definition of a container.
+///
+/// # Errors
+/// When the security context forbids the image's user.
+pub fn container(
+    pod: &Pod,
+    container: &Container,
+    site: ContainerSite<'_>,
+) -> Result<api::ContainerConfig, String> {
+    let values: HashMap<String, String> = site.environment.iter().cloned().collect();
+    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
+        list.iter().flatten().map(|item| expand(item, &values)).collect()
+    };
+    let image = container.image.clone().unwrap_or_default();
+    Ok(api::ContainerConfig {
+        metadata: Some(api::ContainerMetadata {
+            name: container.name.clone(),
+            attempt: site.restart_count,
+        }),
+        image: Some(api::ImageSpec {
+            image: site.image_ref.to_owned(),
+            user_specified_image: image,
+            ..Default::default()
+        }),
+        command: expanded(&container.command),
+        args: expanded(&container.args),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: site
+            .environment
+            .into_iter()
+            .map(|(key, value)| api::KeyValue { key, value: value.into_bytes() })
+            .collect(),
+        mounts: site.mounts,
+        labels: labels::container_labels(pod, container),
+        annotations: labels::container_annotations(pod, container, site.restart_count),
+        log_path: format!("{}/{}.log", container.name, site.restart_count),
+        stdin: container.stdin.unwrap_or_default(),
+        stdin_once: container.stdin_once.unwrap_or_default(),
+        tty: container.tty.unwrap_or_default(),
+        linux: Some(api::LinuxContainerConfig {
+            resources: Some(resources(pod, container, site.memory_bytes)),
+            security_context: Some(security(pod, container, site.image_uid)?),
+        }),
+        ..Default::default()
+    })
+}
+
+fn resources(pod: &Pod, container: &Container, memory_bytes: i64) -> api::LinuxContainerResources {
+    let lists = container.resources.as_ref();
+    let amount = |is_limit: bool, resource: &str| {
+        let list =
+            lists.and_then(|lists| if is_limit { &lists.limits } else { &lists.requests }.as_ref());
+        quantity(list?, resource)
+    };
+    let cpu_limit = amount(true, "cpu").map_or(0, |cpu| cpu.milli_value());
+    let cpu_request = amount(false, "cpu").map_or(0, |cpu| cpu.milli_value());
+    let memory_request = amount(false, "memory").map_or(0, |memory| memory.value());
+    api::LinuxContainerResources {
+        cpu_shares: shares(cpu_request),
+        cpu_period: CPU_PERIOD,
+        cpu_quota: match cpu_limit {
+            0 => 0,
+            milli => (milli * CPU_PERIOD / 1000).max(MIN_QUOTA),
+        },
+        memory_limit_in_bytes: amount(true, "memory").map_or(0, |memory| memory.value()),
+        oom_score_adj: oom_score(QosClass::of(pod), memory_request, memory_bytes),
+        ..Default::default()
+    }
+}
+
+/// Upstream: `MilliCPUToShares`.
+fn shares(milli: i64) -> i64 {
+    (milli * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Upstream: `qos.GetContainerOOMScoreAdjust`.
+fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
+    match class {
+        QosClass::Guaranteed => -997,
+        QosClass::BestEffort => 1000,
+        QosClass::Burstable => {
+            let share = i128::from(memory_request) * 1000 / i128::from(memory_bytes.max(1));
+            (1000 - i64::try_from(share).unwrap_or(1000)).clamp(3, 999)
+        }
+    }
+}
+
+fn security(
+    pod: &Pod,
+    container: &Container,
+    image_uid: Option<i64>,
+) -> Result<api::LinuxContainerSecurityContext, String> {
+    let none = core::SecurityContext::default();
+    let own = container.security_context.as_ref().unwrap_or(&none);
+    let of_pod = pod.spec().security_context.as_ref();
+    let user = own.run_as_user.or_else(|| of_pod.and_then(|context| context.run_as_user));
+    let group = own.run_as_group.or_else(|| of_pod.and_then(|context| context.run_as_group));
+    let non_root = own.run_as_non_root.or_else(|| of_pod.and_then(|c| c.run_as_non_root));
+    if non_root == Some(true) {
+        match user.or(image_uid) {
+            Some(0) => {
+                return Err("container has runAsNonRoot and image will run as root".to_owned());
+            }
+            Some(_) => {}
+            None => {
+                return Err("container has runAsNonRoot and image has non-numeric user".to_owned());
+            }
+        }
+    }
+    let seccomp = own.seccomp_profile.as_ref();
+    let seccomp = seccomp.or_else(|| of_pod.and_then(|context| context.seccomp_profile.as_ref()));
+    let profile = match seccomp.map(|profile| (profile.type_.as_str(), profile)) {
+        Some(("RuntimeDefault", _)) => runtime_default(),
+        Some(("Localhost", profile)) => api::SecurityProfile {
+            profile_type: api::security_profile::ProfileType::Localhost as i32,
+            localhost_ref: profile.localhost_profile.clone().unwrap_or_default(),
+        },
+        _ => api::SecurityProfile {
+            profile_type: api::security_profile::ProfileType::Unconfined as i32,
+            localhost_ref: String::new(),
+        },
+    };
+    let is_privileged = own.privileged.unwrap_or_default();
+    let unmasked = own.proc_mount.as_deref() == Some("Unmasked") || is_privileged;
+    let paths = |paths: &[&str]| match unmasked {
+        true => Vec::new(),
+        false => paths.iter().map(|path| (*path).to_owned()).collect(),
+    };
+    Ok(api::LinuxContainerSecurityContext {
+        capabilities: own.capabilities.as_ref().map(|capabilities| api::Capability {
+            add_capabilities: capabilities.add.clone().unwrap_or_default(),
+            drop_capabilities: capabilities.drop.clone().unwrap_or_default(),
+            ..Default::default()
+        }),
+        privileged: is_privileged,
+        namespace_options: Some(namespaces(pod)),
+        run_as_user: user.or(image_uid).map(|value| api::Int64Value { value }),
+        run_as_group: group.map(|value| api::Int64Value { value }),
+        readonly_rootfs: own.read_only_root_filesystem.unwrap_or_default(),
+        no_new_privs: own.allow_privilege_escalation == Some(false),
+        supplemental_groups: groups(pod),
+        masked_paths: paths(&MASKED),
+        readonly_paths: paths(&READ_ONLY),
+        seccomp: Some(profile),
+        ..Default::default()
+    })
+}
+
+/// Upstream: `securitycontext.defaultMaskedPaths`.
+const MASKED: [&str; 10] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+];
+
+/// Upstream: `securitycontext.defaultReadonlyPaths`.
+const READ_ONLY: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_and_shares_follow_requests() {
+        let gib = 1 << 30;
+        for (class, request, score) in [
+            (QosClass::Guaranteed, gib, -997),
+            (QosClass::BestEffort, 0, 1000),
+            (QosClass::Burstable, 0, 999),
+            (QosClass::Burstable, gib, 750),
+            (QosClass::Burstable, 4 * gib, 3),
+        ] {
+            assert_eq!(oom_score(class, request, 4 * gib), score, "{class:?} {request}");
+        }
+        for (milli, expected) in [(0, 2), (1, 2), (100, 102), (1000, 1024), (1_000_000, 262_144)] {
+            assert_eq!(shares(milli), expected, "{milli}");
+        }
+    }
+}

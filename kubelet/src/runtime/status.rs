@@ -1,0 +1,176 @@
+//! The state of a pod in the runtime. Upstream: `kubecontainer.PodStatus`.
+
+use std::collections::HashMap;
+
+use super::labels;
+use crate::cri::{Error, RuntimeService, api};
+
+/// The state of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    Created,
+    Running,
+    Exited,
+    Unknown,
+}
+
+impl State {
+    pub fn of(state: i32) -> State {
+        match api::ContainerState::try_from(state) {
+            Ok(api::ContainerState::ContainerCreated) => State::Created,
+            Ok(api::ContainerState::ContainerRunning) => State::Running,
+            Ok(api::ContainerState::ContainerExited) => State::Exited,
+            _ => State::Unknown,
+        }
+    }
+}
+
+/// A container of a pod. Times are nanoseconds since 1970; 0: not yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ContainerStatus {
+    pub id: String,
+    pub name: String,
+    pub state: State,
+    pub created_at: i64,
+    pub started_at: i64,
+    pub finished_at: i64,
+    pub exit_code: i32,
+    pub image: String,
+    pub image_id: String,
+    pub image_ref: String,
+    /// Of the definition that it was created from; `None` when another agent created it.
+    pub hash: Option<u64>,
+    pub restart_count: u32,
+    pub reason: String,
+    pub message: String,
+    pub log_path: String,
+    /// Where the container's last message is in the host's files.
+    pub message_file: Option<String>,
+    /// Whether the message is the end of the log when the file is empty and the container failed.
+    pub falls_back_to_logs: bool,
+}
+
+/// A sandbox of a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SandboxStatus {
+    pub id: String,
+    pub is_ready: bool,
+    pub attempt: u32,
+    pub created_at: i64,
+    pub is_host_network: bool,
+    /// None with the host's network.
+    pub ips: Vec<String>,
+}
+
+/// The sandboxes and containers of a pod, the newest first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodStatus {
+    pub sandboxes: Vec<SandboxStatus>,
+    pub containers: Vec<ContainerStatus>,
+}
+
+impl PodStatus {
+    /// The newest container of a name.
+    pub fn container(&self, name: &str) -> Option<&ContainerStatus> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    /// The newest container of a name before the newest.
+    pub fn previous(&self, name: &str) -> Option<&ContainerStatus> {
+        self.containers.iter().filter(|container| container.name == name).nth(1)
+    }
+
+    /// The pod's addresses, once it has a sandbox with a network.
+    pub fn ips(&self) -> &[String] {
+        self.sandboxes.first().filter(|sandbox| sandbox.is_ready).map_or(&[], |s| &s.ips)
+    }
+
+    pub fn has_running(&self) -> bool {
+        let is_running = |container: &ContainerStatus| container.state == State::Running;
+        self.containers.iter().any(is_running)
+            || self.sandboxes.iter().any(|sandbox| sandbox.is_ready)
+    }
+}
+
+/// Reads the state of the pod `uid` from the runtime.
+///
+/// # Errors
+/// When a call fails. What disappears meanwhile is left out.
+pub async fn read(runtime: &RuntimeService, uid: &str) -> Result<PodStatus, Error> {
+    let selector = HashMap::from([(labels::POD_UID.to_owned(), uid.to_owned())]);
+    let filter = api::PodSandboxFilter { label_selector: selector.clone(), ..Default::default() };
+    let request = api::ListPodSandboxRequest { filter: Some(filter) };
+    let listed = runtime.list_pod_sandbox(request).await?.items;
+    let mut status = PodStatus::default();
+    for sandbox in listed {
+        let request = api::PodSandboxStatusRequest { pod_sandbox_id: sandbox.id, verbose: false };
+        match runtime.pod_sandbox_status(request).await {
+            Ok(answer) => status.sandboxes.extend(answer.status.map(sandbox_status)),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let filter = api::ContainerFilter { label_selector: selector, ..Default::default() };
+    let request = api::ListContainersRequest { filter: Some(filter) };
+    for container in runtime.list_containers(request).await?.containers {
+        let request = api::ContainerStatusRequest { container_id: container.id, verbose: false };
+        match runtime.container_status(request).await {
+            Ok(answer) => status.containers.extend(answer.status.map(container_status)),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    status.sandboxes.sort_by(|a, b| (b.created_at, &a.id).cmp(&(a.created_at, &b.id)));
+    status.containers.sort_by(|a, b| (b.created_at, &a.id).cmp(&(a.created_at, &b.id)));
+    Ok(status)
+}
+
+fn sandbox_status(status: api::PodSandboxStatus) -> SandboxStatus {
+    let options = status.linux.and_then(|linux| linux.namespaces).and_then(|all| all.options);
+    let is_host_network =
+        options.is_some_and(|options| options.network() == api::NamespaceMode::Node);
+    let mut ips = Vec::new();
+    if let Some(network) = status.network.filter(|_| !is_host_network) {
+        ips.extend(Some(network.ip).filter(|ip| !ip.is_empty()));
+        ips.extend(network.additional_ips.into_iter().map(|ip| ip.ip));
+    }
+    SandboxStatus {
+        id: status.id,
+        is_ready: status.state == api::PodSandboxState::SandboxReady as i32,
+        attempt: status.metadata.map_or(0, |metadata| metadata.attempt),
+        created_at: status.created_at,
+        is_host_network,
+        ips,
+    }
+}
+
+fn container_status(status: api::ContainerStatus) -> ContainerStatus {
+    let annotation = |key: &str| status.annotations.get(key).map(String::as_str);
+    let path = annotation(labels::MESSAGE_PATH).filter(|path| !path.is_empty());
+    let message_file = path.and_then(|path| {
+        let mount = status.mounts.iter().find(|mount| mount.container_path == path)?;
+        Some(mount.host_path.clone())
+    });
+    let name = status.labels.get(labels::CONTAINER_NAME).cloned();
+    let count = annotation(labels::RESTART_COUNT).and_then(|count| count.parse().ok());
+    let hash = annotation(labels::CONTAINER_HASH);
+    ContainerStatus {
+        name: name.unwrap_or_default(),
+        state: State::of(status.state),
+        created_at: status.created_at,
+        started_at: status.started_at,
+        finished_at: status.finished_at,
+        exit_code: status.exit_code,
+        hash: hash.and_then(|hash| u64::from_str_radix(hash, 16).ok()),
+        restart_count: count.unwrap_or_default(),
+        falls_back_to_logs: annotation(labels::MESSAGE_POLICY) == Some("FallbackToLogsOnError"),
+        message_file,
+        image: status.image.map(|image| image.image).unwrap_or_default(),
+        image_id: status.image_id,
+        image_ref: status.image_ref,
+        id: status.id,
+        reason: status.reason,
+        message: status.message,
+        log_path: status.log_path,
+    }
+}

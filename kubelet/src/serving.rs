@@ -1,0 +1,96 @@
+//! The health check's port and the read-only port. Upstream: `pkg/kubelet/server`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::List;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::metrics;
+use kube_controller_manager::server::health::HealthChecks;
+use kube_controller_manager::server::http::Server;
+use kube_controller_manager::server::routes::Routes;
+use kube_controller_manager::server::{Request, Response, handler};
+use kube_controller_manager::task::StopToken;
+use serde_json::json;
+
+use crate::kubelet::Kubelet;
+use crate::manager::Node;
+use crate::pod::Pod;
+
+/// The checks: `ping`, and `syncloop`, which fails when the runtime has not been listed lately.
+pub fn checks(kubelet: &Arc<Kubelet>) -> HealthChecks {
+    let checks = HealthChecks::new();
+    checks.add("ping", Arc::new(|| Ok(())));
+    let kubelet = kubelet.clone();
+    checks.add("syncloop", Arc::new(move || kubelet.health()));
+    checks
+}
+
+/// The routes of the health check's port.
+pub fn health_routes(checks: &HealthChecks) -> Routes {
+    let routes = Routes::new();
+    let checks = checks.clone();
+    let answer = move |request: &Request| checks.answer("healthz", request);
+    routes.add_tree("/healthz", handler(answer));
+    routes
+}
+
+/// The routes of the read-only port.
+pub fn read_only_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks, node: &Node) -> Routes {
+    let routes = health_routes(checks);
+    let of_pods = kubelet.clone();
+    routes.add(
+        "/pods",
+        handler(move |_: &Request| {
+            let list: List<Pod> = List { items: of_pods.pods(), ..Default::default() };
+            match serde_json::to_vec(&list) {
+                Ok(body) => Response::new(200, "application/json", body),
+                Err(error) => Response::text(500, format!("{error}\n")),
+            }
+        }),
+    );
+    let machine = json!({
+        "num_cores": node.cpus,
+        "memory_capacity": node.memory_bytes,
+        "machine_id": read("/etc/machine-id"),
+        "boot_id": read("/proc/sys/kernel/random/boot_id"),
+    });
+    let body = machine.to_string().into_bytes();
+    routes.add_tree(
+        "/spec",
+        handler(move |_: &Request| Response::new(200, "application/json", body.clone())),
+    );
+    routes.add(
+        "/metrics",
+        handler(|request: &Request| {
+            Response::new(200, metrics::CONTENT_TYPE, metrics::render()).gzipped_for(request)
+        }),
+    );
+    routes
+}
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(file).unwrap_or_default().trim().to_owned()
+}
+
+/// Serves on a port until stopped; port 0: not at all.
+///
+/// # Errors
+/// One line that names the flag: no address, or one in use.
+pub async fn serve(
+    flag: &str,
+    address: &str,
+    port: u16,
+    routes: Routes,
+    clock: &SharedClock,
+    stop: &StopToken,
+) -> Result<Option<Server>, String> {
+    if port == 0 {
+        return Ok(None);
+    }
+    let ip: IpAddr =
+        address.parse().map_err(|_| format!("--{flag}: {address:?} is not an address"))?;
+    let address = SocketAddr::new(ip, port);
+    let server = Server::start(address, None, routes.handler(), clock.clone(), stop.clone()).await;
+    server.map(Some).map_err(|error| format!("--{flag}: failed to listen on {address}: {error}"))
+}
