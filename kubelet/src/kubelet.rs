@@ -259,9 +259,7 @@ impl Kubelet {
                 Work::Sync(pod) => self.sync(pod).await,
                 Work::Terminate(pod, grace) => self.terminate(pod, *grace).await,
                 Work::CleanUp(pod) => self.clean_up(pod).await,
-                Work::TerminateOrphan => {
-                    self.manager.end_orphan(&uid).await.map(|()| Outcome::Done(Duration::ZERO))
-                }
+                Work::TerminateOrphan => self.end_orphan(&uid).await,
             }
         };
         let cancelled = async {
@@ -373,6 +371,18 @@ impl Kubelet {
         .await
         .map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
         log::info!("pod {} has ended", pod.display_name());
+        Ok(Outcome::Done(Duration::ZERO))
+    }
+
+    /// Ends a pod that no source has, and removes its folders.
+    async fn end_orphan(&self, uid: &Uid) -> Result<Outcome, String> {
+        self.manager.end_orphan(uid).await?;
+        let (folders, of) = (self.manager.folders.clone(), uid.clone());
+        let removed = task::blocking(move || {
+            volumes::tear_down(&folders, &of)?;
+            volumes::remove_logs(&folders, &of)
+        });
+        removed.await.map_err(|error| format!("the folders of pod {uid}: {error}"))?;
         Ok(Outcome::Done(Duration::ZERO))
     }
 

@@ -258,6 +258,20 @@ pub fn tear_down(folders: &Folders, uid: &str) -> io::Result<()> {
     }
 }
 
+/// Removes the logs of a pod of which only the uid is known. Blocks.
+///
+/// # Errors
+/// The first failure.
+pub fn remove_logs(folders: &Folders, uid: &str) -> io::Result<()> {
+    let end = format!("_{uid}");
+    for entry in fs::read_dir(&folders.logs).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().ends_with(&end) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// The content of a pod's `/etc/hosts`. Upstream: `managedHostsFileContent`.
 pub fn hosts(pod: &Pod, ips: &[String], hostname: &str) -> String {
     let mut text = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n\

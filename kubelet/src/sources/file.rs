@@ -280,6 +280,10 @@ fn read_file(file: &Path, node: &str) -> Result<Arc<Pod>, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::block_on;
+    use kube_controller_manager::clock::SystemClock;
+
+    use super::super::{Op, PodUpdate};
     use super::*;
 
     #[test]
@@ -298,5 +302,53 @@ mod tests {
         ] {
             assert_eq!(change(path, name, events), expected, "{name:?} {events:?}");
         }
+    }
+
+    fn manifest(name: &str) -> String {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\n\
+             spec: {{containers: [{{name: a, image: 'b:1'}}]}}\n"
+        )
+    }
+
+    /// The next change, as its operation and the pods' names.
+    async fn next_change(updates: &Receiver<PodUpdate>) -> (Op, Vec<String>) {
+        let update = updates.recv().await.expect("a change");
+        (update.op, update.pods.iter().map(|pod| pod.name().to_owned()).collect())
+    }
+
+    #[test]
+    fn changes_of_a_folder_become_changes_of_pods() {
+        let folder = std::env::temp_dir().join(format!("kubelet-pods-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let clock = SystemClock::shared();
+        let (config, updates) = PodConfig::new(clock.clone());
+        let stop = StopToken::new();
+        // Never read whole again, so that each change comes by inotify.
+        let period = Duration::from_secs(100_000);
+        let source = run(folder.clone(), "n".into(), period, config, clock, stop.clone());
+        let test = async {
+            let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+            // The folder does not exist yet.
+            assert_eq!(next_change(&updates).await, (Op::Add, names(&[])));
+            let ready = folder.with_extension("new");
+            fs::create_dir_all(&ready).expect("a folder");
+            fs::write(ready.join("b.yaml"), manifest("b")).expect("a file");
+            fs::write(ready.join("broken.yaml"), "{").expect("a file");
+            fs::write(ready.join(".hidden.yaml"), manifest("hidden")).expect("a file");
+            fs::rename(&ready, &folder).expect("a new name");
+            assert_eq!(next_change(&updates).await, (Op::Add, names(&["b-n"])));
+            fs::write(folder.join("a.yaml"), manifest("a")).expect("a file");
+            assert_eq!(next_change(&updates).await, (Op::Add, names(&["a-n"])));
+            // A file that breaks keeps its pod; the change after it is the next one.
+            fs::write(folder.join("a.yaml"), "{").expect("a file");
+            fs::remove_file(folder.join("b.yaml")).expect("a file");
+            assert_eq!(next_change(&updates).await, (Op::Remove, names(&["b-n"])));
+            fs::rename(folder.join("a.yaml"), folder.join("c.yaml")).expect("a new name");
+            assert_eq!(next_change(&updates).await, (Op::Remove, names(&["a-n"])));
+            fs::remove_dir_all(&folder).expect("a folder");
+        };
+        block_on(test.or(source));
+        stop.stop();
     }
 }
