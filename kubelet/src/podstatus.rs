@@ -126,7 +126,7 @@ fn container_status(
             .map(|status| status.image.clone())
             .or(container.image.clone())
             .unwrap_or_default(),
-        image_id: newest.map(|status| status.image_id.clone()).unwrap_or_default(),
+        image_id: newest.map(|status| status.image_ref.clone()).unwrap_or_default(),
         container_id: newest.map(|status| format!("containerd://{}", status.id)),
         ready: is_ready,
         started: Some(is_started),
