@@ -1,1 +1,6 @@
+//! The kubelet on real containers: each test makes a machine of its own with `tests/node`, where
+//! that is possible, and removes it.
 
+mod cri;
+mod node;
+mod pods;

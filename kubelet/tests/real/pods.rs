@@ -1,0 +1,174 @@
+//! Static pods come up, crash, back off, become ready and go.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::node::{Node, wait};
+
+const WEB: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {app: web}}
+spec:
+  terminationGracePeriodSeconds: 1
+  volumes: [{name: shared, emptyDir: {}}]
+  initContainers:
+  - name: content
+    image: node.test/busybox:1
+    command: [sh, -c, 'echo $(POD)/$(LABEL) > /shared/index.html']
+    env:
+    - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    - {name: LABEL, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['app']\"}}}
+    volumeMounts: [{name: shared, mountPath: /shared}]
+  containers:
+  - name: httpd
+    image: node.test/busybox:1
+    command: [httpd, -f, -p, '8080', -h, /shared]
+    ports: [{name: web, containerPort: 8080}]
+    readinessProbe: {httpGet: {path: /index.html, port: web}, periodSeconds: 1}
+    livenessProbe: {exec: {command: ['true']}, periodSeconds: 1}
+    resources: {limits: {memory: 64Mi, cpu: 500m}}
+    volumeMounts: [{name: shared, mountPath: /shared, readOnly: true}]
+";
+
+fn once(name: &str, policy: &str, script: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  restartPolicy: {policy}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: node.test/busybox:1
+    command: [sh, -c, {script:?}]
+"
+    )
+}
+
+fn container(pod: &Value) -> &Value {
+    &pod["status"]["containerStatuses"][0]
+}
+
+fn condition<'a>(pod: &'a Value, kind: &str) -> &'a Value {
+    let conditions = pod["status"]["conditions"].as_array();
+    let mut found = conditions.into_iter().flatten().filter(|condition| condition["type"] == kind);
+    found.next().unwrap_or(&Value::Null)
+}
+
+fn is_ready(pod: &Value) -> bool {
+    condition(pod, "Ready")["status"] == "True"
+}
+
+#[test]
+fn pods_become_ready_crash_back_off_and_end() {
+    let Some(mut node) = Node::start("pods") else { return };
+    node.write("web.yaml", WEB);
+    node.write("crash.yaml", &once("crash", "Always", "echo bye >/dev/termination-log; exit 3"));
+    node.write("good.yaml", &once("good", "Never", "exit 0"));
+    node.write("bad.yaml", &once("bad", "Never", "exit 4"));
+    node.write("missing.yaml", &once("missing", "Always", "x").replace("busybox:1", "none:1"));
+    node.write("broken.yaml", "{");
+    node.start_kubelet();
+    let web = node.eventually("web-n", "ready", is_ready);
+    let ip = web["status"]["podIP"].as_str().expect("an address");
+    let served = node.get(&format!("{ip}:8080"), "/");
+    assert_eq!(served.as_deref(), Some("web-n/web\n"), "{}", node.log());
+    assert_eq!(web["status"]["qosClass"], "Burstable");
+    assert_eq!(container(&web)["restartCount"], 0);
+    node.eventually("good-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");
+    let bad = node.eventually("bad-n", "failed", |pod| pod["status"]["phase"] == "Failed");
+    assert_eq!(container(&bad)["state"]["terminated"]["exitCode"], 4);
+    let crash = node.eventually("crash-n", "backing off", |pod| {
+        container(pod)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+            && container(pod)["restartCount"].as_i64() >= Some(2)
+    });
+    let last = &container(&crash)["lastState"]["terminated"];
+    assert_eq!((&last["exitCode"], &last["message"]), (&Value::from(3), &Value::from("bye\n")));
+    assert_eq!(crash["status"]["phase"], "Running");
+    node.eventually("missing-n", "waiting for its image", |pod| {
+        let reason = container(pod)["state"]["waiting"]["reason"].as_str().unwrap_or_default();
+        ["ErrImagePull", "ImagePullBackOff"].contains(&reason)
+    });
+    assert!(node.log().contains("broken.yaml: "), "{}", node.log());
+    assert_eq!(node.get("127.0.0.1:10248", "/healthz").as_deref(), Some("ok"));
+    let metrics = node.get("127.0.0.1:10255", "/metrics").expect("metrics");
+    assert!(metrics.contains("kubelet_pleg_relist_duration_seconds_count"), "{metrics}");
+    let uid = web["metadata"]["uid"].as_str().expect("a uid");
+    let folder = node.folder.join("kubelet/pods").join(uid);
+    assert!(folder.exists());
+    node.remove("web.yaml");
+    node.eventually("web-n", "gone", Value::is_null);
+    assert!(wait(|| !folder.exists()), "{}", node.log());
+    assert!(wait(|| node.get(&format!("{ip}:8080"), "/").is_none()));
+}
+
+#[test]
+fn agent_that_restarts_adopts_what_runs() {
+    let Some(mut node) = Node::start("restart") else { return };
+    node.write("web.yaml", WEB);
+    node.write("gone.yaml", &once("gone", "Always", "exec sleep 1000"));
+    node.write("done.yaml", &once("done", "Never", "exit 0"));
+    node.start_kubelet();
+    let before = node.eventually("web-n", "ready", is_ready);
+    node.eventually("gone-n", "ready", is_ready);
+    node.eventually("done-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");
+    node.kill_kubelet();
+    node.remove("gone.yaml");
+    node.start_kubelet();
+    // The first status that has a container is the adopted one.
+    let after = node.eventually("web-n", "known", |pod| container(pod)["containerID"].is_string());
+    assert_eq!(container(&after)["containerID"], container(&before)["containerID"]);
+    assert_eq!(container(&after)["restartCount"], 0);
+    assert!(is_ready(&after), "readiness flips: {after:#}");
+    let done = node.eventually("done-n", "known", |pod| pod["status"]["phase"] == "Succeeded");
+    assert_eq!(container(&done)["restartCount"], 0);
+    // What was removed meanwhile ends, and its folder goes.
+    let pods = node.folder.join("kubelet/pods");
+    assert!(wait(|| fs::read_dir(&pods).is_ok_and(|pods| pods.count() == 1)), "{}", node.log());
+    let again = node.pod("web-n");
+    assert_eq!(container(&again)["containerID"], container(&before)["containerID"]);
+}
+
+#[test]
+fn pods_survive_the_death_of_the_runtime() {
+    let Some(mut node) = Node::start("runtime") else { return };
+    node.write("web.yaml", WEB);
+    node.start_kubelet();
+    let before = node.eventually("web-n", "ready", is_ready);
+    node.kill_runtime();
+    assert!(wait(|| node.log().contains("the runtime's pods cannot be listed")), "{}", node.log());
+    node.resume_runtime();
+    assert!(wait(|| node.log().contains("the runtime answers again")), "{}", node.log());
+    let after = node.eventually("web-n", "ready", is_ready);
+    assert_eq!(container(&after)["containerID"], container(&before)["containerID"]);
+    // The runtime is used again, on a new connection.
+    node.write("good.yaml", &once("good", "Never", "exit 0"));
+    node.eventually("good-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");
+}
+
+#[test]
+fn changed_and_unhealthy_containers_are_restarted() {
+    let Some(mut node) = Node::start("changes") else { return };
+    let sick = once("sick", "Always", "touch /tmp/ok; exec sleep 1000")
+        + "    livenessProbe:\n      exec: {command: [test, -e, /tmp/ok]}\n      periodSeconds: 1\n      \
+           failureThreshold: 1\n";
+    node.write("sick.yaml", &sick);
+    node.start_kubelet();
+    let first = node.eventually("sick-n", "ready", is_ready);
+    let uid = first["metadata"]["uid"].as_str().expect("a uid");
+    // The file is removed from within the container.
+    let sicken = sick.replace("touch /tmp/ok;", "touch /tmp/ok; sleep 3; rm /tmp/ok;");
+    node.write("sick.yaml", &sicken);
+    let second = node.eventually("sick-n", "replaced", |pod| {
+        pod["metadata"]["uid"].as_str().is_some_and(|new| new != uid) && is_ready(pod)
+    });
+    let id = container(&second)["containerID"].clone();
+    node.eventually("sick-n", "restarted", |pod| {
+        container(pod)["restartCount"].as_i64() >= Some(1) && container(pod)["containerID"] != id
+    });
+    assert!(node.log().contains("failed liveness probe, will be restarted"), "{}", node.log());
+}
