@@ -200,8 +200,9 @@ fn checked(document: Value) -> Result<Map<String, Value>, String> {
         } else if HONOURED.contains(&field_name) {
             honoured.insert(field, value);
         } else if let Some((_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == field_name) {
-            if value.to_string() != *only {
-                return Err(format!("{field}: {value} is not supported, only {only}"));
+            let given = value.to_string();
+            if given != *only {
+                return Err(format!("{field}: {given} is not supported, only {only}"));
             }
         } else if WITHOUT_EFFECT.contains(&field_name) {
             log::warn!("{field} has no effect without an API server");
