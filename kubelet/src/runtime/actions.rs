@@ -292,5 +292,4 @@ fn sidecar_step(container: &Container, current: &ContainerStatus, results: Probe
 }
 
 #[cfg(test)]
-#[path = "actions_tests.rs"]
 mod tests;
