@@ -110,12 +110,11 @@ fn faults(file: &str, text: &str) -> Vec<String> {
 fn code_and_docs_use_plain_words() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
-    for folder in
-        ["src", "cel/src", "fuzz", "process/src", "sandbox/src", "tests", "benches", "docs", "examples"]
-    {
     for folder in [
         "src",
         "cel/src",
+        "examples",
+        "fuzz",
         "kubelet/src",
         "kubelet/tests",
         "process/src",
