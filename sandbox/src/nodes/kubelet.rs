@@ -20,6 +20,7 @@ use kube_controller_manager::task::{StopToken, TaskGroup};
 
 use super::containers::{Container, Containers, KILLED, Phase, Reported, Rules};
 use super::ports::HostPort;
+use super::scheduler::Node;
 use super::worker::{Event, Next, SyncResult, Worker};
 use super::{NodeOptions, StandIn, Steering};
 
@@ -160,6 +161,7 @@ struct Kubelet {
     client: Client,
     clock: SharedClock,
     pods: Lister<BoundPod>,
+    nodes: Lister<Node>,
     options: NodeOptions,
     steering: Steering,
     /// `None` records no events.
@@ -183,8 +185,10 @@ pub fn kubelet(
             keys.add(pod.meta.key());
         }
     });
-    let this =
-        Arc::new(Kubelet { client, clock, pods: pods.lister(), options, steering, recorder });
+    let nodes = factory.informer::<Node>();
+    worker.read(&nodes);
+    let (pods, nodes) = (pods.lister(), nodes.lister());
+    let this = Arc::new(Kubelet { client, clock, pods, nodes, options, steering, recorder });
     async move {
         let tasks = TaskGroup::new();
         tasks.spawn(this.clone().keep_alive(stop.clone()));
@@ -390,8 +394,14 @@ impl Kubelet {
             let now = self.clock.now();
             let key = ObjectKey::cluster(&name);
             let nodes = self.client.resource(&NODES);
-            match nodes.get::<Value>(&key).await {
-                Ok(_) => {}
+            // Thousands of nodes are not read in each period.
+            let known = if self.nodes.get(&key).is_some() {
+                Ok(())
+            } else {
+                nodes.get::<Value>(&key).await.map(drop)
+            };
+            match known {
+                Ok(()) => {}
                 Err(error) if error.is_not_found() => {
                     nodes.create::<Value>("", &node(&name, now)).await?;
                     // Admission taints every new node as not ready. The node lifecycle controller

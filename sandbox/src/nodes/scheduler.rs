@@ -2,7 +2,7 @@
 //! affinity match and whose taints it tolerates. Of several such nodes it takes the one with the
 //! fewest pods.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -181,9 +181,15 @@ fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &HostPort> {
     pod.spec.containers.iter().flat_map(|container| &container.ports.0)
 }
 
-/// Where pods are, including those that are bound but not yet seen in the cache.
+/// Where pods are, including those that are bound but not yet seen in the cache. With thousands of
+/// nodes and pods no event and no choice goes through all of them.
 #[derive(Default)]
 struct Ledger {
+    nodes: HashSet<Istr>,
+    /// The nodes by the number of their pods.
+    by_pods: BTreeSet<(i64, Istr)>,
+    /// The pods that have no node yet.
+    waiting: HashSet<ObjectKey>,
     placed: HashMap<ObjectKey, (Istr, Room)>,
     used: HashMap<Istr, Room>,
     /// The host ports of pods. Few pods have any.
@@ -201,15 +207,40 @@ impl Ledger {
         if !ports.is_empty() {
             self.ports.insert(key.clone(), ports);
         }
-        self.used.entry(node.clone()).or_default().take(room, -1);
+        self.take(node, room, -1);
         self.placed.insert(key, (node.clone(), room));
+    }
+
+    /// Changes the room that is used on a node.
+    fn take(&mut self, node: &Istr, room: Room, sign: i64) {
+        let used = self.used.entry(node.clone()).or_default();
+        let before = used.pods;
+        used.take(room, sign);
+        let now = used.pods;
+        if self.by_pods.remove(&(before, node.clone())) {
+            self.by_pods.insert((now, node.clone()));
+        }
+    }
+
+    fn add_node(&mut self, name: &Istr) {
+        if self.nodes.insert(name.clone()) {
+            let pods = self.used.get(name).map_or(0, |used| used.pods);
+            self.by_pods.insert((pods, name.clone()));
+        }
+    }
+
+    fn remove_node(&mut self, name: &Istr) {
+        if self.nodes.remove(name) {
+            let pods = self.used.get(name).map_or(0, |used| used.pods);
+            self.by_pods.remove(&(pods, name.clone()));
+        }
     }
 
     fn remove(&mut self, key: &ObjectKey) {
         self.ports.remove(key);
         self.asked.remove(key);
         if let Some((node, room)) = self.placed.remove(key) {
-            self.used.entry(node).or_default().take(room, 1);
+            self.take(&node, room, 1);
         }
     }
 
@@ -229,15 +260,14 @@ impl Ledger {
         })
     }
 
-    /// The node with the fewest pods among those that can take the pod.
-    fn choose(&self, pod: &Unscheduled, nodes: &[Arc<Node>]) -> Option<Istr> {
+    /// The node with the fewest pods among those that can take the pod. `node`: the node of a name.
+    fn choose(&self, pod: &Unscheduled, node: impl Fn(&Istr) -> Option<Arc<Node>>) -> Option<Istr> {
         let room = Room::of_pod(pod);
-        let fitting = nodes.iter().filter(|node| {
+        let fits = |node: &Node| {
             allows(node, pod) && room.fits(self.free(node)) && !self.has_port_conflict(node, pod)
-        });
-        let pods = |name: &str| self.used.get(name).map_or(0, |used| used.pods);
-        let best = fitting.min_by_key(|node| (pods(&node.meta.name), node.meta.name.clone()))?;
-        Some(Istr::new(&best.meta.name))
+        };
+        let mut names = self.by_pods.iter().map(|(_, name)| name);
+        names.find(|name| node(name).is_some_and(|node| fits(&node))).cloned()
     }
 }
 
@@ -283,10 +313,12 @@ pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use
     let ledger = this.clone();
     worker.watch(&pods, move |event: Event<'_, Unscheduled>| ledger.observe(&event));
     let waiting = this.clone();
-    worker.watch(&nodes, move |event: Event<'_, Node>| {
-        if matches!(event, Event::Seen(_)) {
+    worker.watch(&nodes, move |event: Event<'_, Node>| match event {
+        Event::Seen(node) => {
+            waiting.ledger.lock().add_node(&Istr::new(&node.meta.name));
             waiting.wake_waiting();
         }
+        Event::Gone(node) => waiting.ledger.lock().remove_node(&Istr::new(&node.meta.name)),
     });
     let waiting = this.clone();
     worker.watch(&claims, move |event: Event<'_, PersistentVolumeClaim>| {
@@ -318,6 +350,10 @@ impl Scheduler {
         let frees_room = matches!(event, Event::Gone(_))
             || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
         let mut ledger = self.ledger.lock();
+        match waits(pod) && !frees_room {
+            true => ledger.waiting.insert(key.clone()),
+            false => ledger.waiting.remove(&key),
+        };
         if frees_room {
             ledger.remove(&key);
             drop(ledger);
@@ -330,8 +366,8 @@ impl Scheduler {
     }
 
     fn wake_waiting(&self) {
-        for pod in self.pods.list().into_iter().filter(|pod| waits(pod)) {
-            self.keys.add(pod.meta.key());
+        for key in &self.ledger.lock().waiting {
+            self.keys.add(key.clone());
         }
     }
 
@@ -343,8 +379,11 @@ impl Scheduler {
                 && claims_of(pod).any(|name| *name == *claim.meta.name)
         };
         let is_free = claim.spec.volume_name.is_empty() && !has_node(claim);
-        for pod in self.pods.list().into_iter().filter(|pod| waits(pod) && uses(pod)) {
-            let key = pod.meta.key();
+        let waiting: Vec<ObjectKey> = self.ledger.lock().waiting.iter().cloned().collect();
+        for key in waiting {
+            if !self.pods.get(&key).is_some_and(|pod| uses(&pod)) {
+                continue;
+            }
             match is_free && self.ledger.lock().asked.contains(&key) {
                 true => self.keys.add_after(key, BACKOFF),
                 false => self.keys.add(key),
@@ -356,16 +395,16 @@ impl Scheduler {
         let Some(pod) = self.pods.get(&key).filter(|pod| waits(pod)) else {
             return Ok(Next::Done);
         };
-        let nodes = self.nodes.list();
+        let node = |name: &Istr| self.nodes.get(&ObjectKey::cluster(name));
         let claims = self.volumes.of(&key.namespace, claims_of(&pod));
         if let Claims::Missing(why) = &claims {
-            let message = format!("0/{} nodes are available: {why}.", nodes.len());
+            let message = format!("0/{} nodes are available: {why}.", self.nodes.len());
             return self.report_unschedulable(&pod, &key, message).await;
         }
         if let Claims::Delayed(claims) = claims {
-            let chosen = self.ledger.lock().choose(&pod, &nodes);
+            let chosen = self.ledger.lock().choose(&pod, node);
             let Some(node) = chosen else {
-                let message = format!("0/{} nodes are available.", nodes.len());
+                let message = format!("0/{} nodes are available.", self.nodes.len());
                 return self.report_unschedulable(&pod, &key, message).await;
             };
             self.ledger.lock().asked.insert(key.clone());
@@ -382,14 +421,14 @@ impl Scheduler {
             if ledger.placed.contains_key(&key) {
                 return Ok(Next::Done);
             }
-            let chosen = ledger.choose(&pod, &nodes);
+            let chosen = ledger.choose(&pod, node);
             if let Some(node) = &chosen {
                 ledger.place(key.clone(), node, &pod);
             }
             chosen
         };
         let Some(node) = node else {
-            let message = format!("0/{} nodes are available.", nodes.len());
+            let message = format!("0/{} nodes are available.", self.nodes.len());
             return self.report_unschedulable(&pod, &key, message).await;
         };
         let binding = json!({
@@ -467,8 +506,10 @@ mod tests {
             "tolerations": [{ "key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule" }],
         });
         let mut ledger = Ledger::default();
+        nodes.iter().for_each(|node| ledger.add_node(&Istr::new(&node.meta.name)));
         let choose = |ledger: &Ledger, spec: Value| {
-            ledger.choose(&pod(spec), &nodes).map(|name| name.to_string())
+            let node = |name: &Istr| nodes.iter().find(|it| *it.meta.name == **name).cloned();
+            ledger.choose(&pod(spec), node).map(|name| name.to_string())
         };
         assert_eq!(choose(&ledger, asks("2")).as_deref(), Some("big"));
         assert_eq!(choose(&ledger, asks("2001m")), None);
@@ -500,5 +541,30 @@ mod tests {
         }
         ledger.remove(&key);
         assert_eq!(choose(&ledger, port(80, "", "TCP")).as_deref(), Some("big"));
+    }
+
+    #[test]
+    fn the_node_with_the_fewest_pods_is_chosen() {
+        let nodes = ["a", "b"].map(|name| node(name, json!({}), json!({})));
+        let mut ledger = Ledger::default();
+        let choose = |ledger: &Ledger| {
+            let node = |name: &Istr| nodes.iter().find(|it| *it.meta.name == **name).cloned();
+            ledger.choose(&pod(json!({})), node).map(|name| name.to_string())
+        };
+        let place = |ledger: &mut Ledger, name: &str, node: &str| {
+            ledger.place(ObjectKey::new("n", name), &Istr::new(node), &pod(json!({})));
+        };
+        place(&mut ledger, "one", "a");
+        assert_eq!(choose(&ledger), None, "no node is known");
+        nodes.iter().for_each(|node| ledger.add_node(&Istr::new(&node.meta.name)));
+        assert_eq!(choose(&ledger).as_deref(), Some("b"));
+        place(&mut ledger, "two", "b");
+        place(&mut ledger, "three", "b");
+        assert_eq!(choose(&ledger).as_deref(), Some("a"));
+        ledger.remove(&ObjectKey::new("n", "one"));
+        ledger.remove_node(&Istr::new("a"));
+        assert_eq!(choose(&ledger), None, "b is full");
+        ledger.remove(&ObjectKey::new("n", "two"));
+        assert_eq!(choose(&ledger).as_deref(), Some("b"));
     }
 }
