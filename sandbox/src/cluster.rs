@@ -1,5 +1,6 @@
 //! A whole small cluster: API server, scheduler, nodes, and a controller manager beside them.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -89,17 +90,20 @@ impl Manager {
         name: &str,
         extra: &[String],
     ) -> std::io::Result<Manager> {
+        Manager::launch(&program.launch()?, kubeconfig, name, extra)
+    }
+
+    /// As [`Manager::spawn`].
+    pub fn launch(
+        launch: &Launch,
+        kubeconfig: &Path,
+        name: &str,
+        extra: &[String],
+    ) -> std::io::Result<Manager> {
         let beside = |name: &str| kubeconfig.with_file_name(name);
         let log = beside(&format!("{name}.log"));
         let file = std::fs::File::create(&log)?;
-        let mut command = match program {
-            ManagerProgram::Embedded => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command.arg(EMBEDDED);
-                command
-            }
-            ManagerProgram::Path(path) => Command::new(path),
-        };
+        let mut command = launch.command();
         if beside("ca.key").exists() {
             command
                 .arg(format!("--cluster-signing-cert-file={}", beside("ca.crt").display()))
@@ -156,10 +160,65 @@ impl Drop for Manager {
 
 /// The first argument with which the sandbox's binary runs as a controller manager.
 pub const EMBEDDED: &str = "kube-controller-manager";
+/// The first argument with which it runs as the floor of a load.
+pub const FLOOR: &str = "load-floor";
 
 /// The controller manager to run.
 pub enum ManagerProgram {
     /// This binary itself, called with [`EMBEDDED`] as its first argument.
     Embedded,
+    /// This binary as what stands below every manager: see `load::floor`.
+    Floor,
     Path(PathBuf),
+}
+
+impl ManagerProgram {
+    /// How it is started, outside any cgroup of its own.
+    pub fn launch(&self) -> std::io::Result<Launch> {
+        let own = |argument| {
+            let path = std::env::current_exe()?;
+            Ok(Launch { path, argument: Some(argument), processes: None })
+        };
+        match self {
+            ManagerProgram::Embedded => own(EMBEDDED),
+            ManagerProgram::Floor => own(FLOOR),
+            ManagerProgram::Path(path) => {
+                Ok(Launch { path: path.clone(), argument: None, processes: None })
+            }
+        }
+    }
+}
+
+impl fmt::Display for ManagerProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ManagerProgram::Embedded => f.write_str("embedded"),
+            ManagerProgram::Floor => f.write_str("floor"),
+            ManagerProgram::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// How a program is started as a controller manager.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    pub path: PathBuf,
+    pub argument: Option<&'static str>,
+    /// The file of a cgroup to which the process's id is written before the program begins.
+    pub processes: Option<PathBuf>,
+}
+
+impl Launch {
+    fn command(&self) -> Command {
+        let mut command = match &self.processes {
+            None => Command::new(&self.path),
+            Some(file) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(file).arg(&self.path);
+                shell
+            }
+        };
+        command.args(self.argument);
+        command
+    }
 }

@@ -14,10 +14,12 @@ use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
-use sandbox::cluster::{EMBEDDED, ManagerProgram, administrator};
+use sandbox::cluster::{EMBEDDED, FLOOR, ManagerProgram, administrator};
 use sandbox::demo::Demo;
 use sandbox::lesson::{Lesson, Part, Screen};
-use sandbox::load::{Latency, Load, Nodes, Outage, Size};
+use sandbox::load::{
+    self, Bytes, Density, Latency, Load, Nodes, Outage, Size, SmallestLimit, floor,
+};
 use sandbox::nodes::{NodeOptions, StandIns};
 use serde::Serialize;
 
@@ -41,7 +43,9 @@ struct Args {
     #[argh(option)]
     nodes: Option<usize>,
     /// load the manager and print what it costs: deployments=100,replicas=100 or job=5000 or
-    /// daemonsets=1 or claims=5000, or nodes=5000,pods-per-node=30, of which a third dies
+    /// daemonsets=1 or claims=5000; with storm=500 more pods at once; scale=100000 for a cluster of
+    /// that number of pods (with namespaces=N, services=N, jobs=N over minutes=N); or
+    /// nodes=5000,pods-per-node=30, of which a third dies
     #[argh(option)]
     load: Option<Shape>,
     /// measure how long single changes take, in this number of rounds: medians, 99th percentiles
@@ -50,10 +54,21 @@ struct Args {
     /// with --latency: the replicas of one more, large Deployment in each round (0: none)
     #[argh(option, default = "0")]
     large: usize,
+    /// with --load: run the manager in a memory cgroup with this limit (24M, 24Mi), or find the
+    /// smallest limit that holds (smallest)
+    #[argh(option)]
+    memory_limit: Option<MemoryLimit>,
+    /// with --load: run the floor first, which does what every manager has to do, and print the
+    /// manager's CPU as a ratio of that
+    #[argh(switch)]
+    floor: bool,
+    /// measure this number of managers at rest, each beside an empty API server of its own
+    #[argh(option)]
+    density: Option<usize>,
     /// with --load: ConfigMaps of 10 KB (0)
     #[argh(option, default = "0")]
     configmaps: usize,
-    /// with --load: seconds to watch the idle manager (20)
+    /// with --load, --density: seconds to watch idle managers (20)
     #[argh(option, default = "20")]
     idle: u64,
     /// an administrator's kubeconfig of another API server than the embedded one, to load it, or,
@@ -63,7 +78,7 @@ struct Args {
     /// with --load: print the address of the manager's pipeline page, at a cost to the figures
     #[argh(switch)]
     pages: bool,
-    /// with --load: print JSON
+    /// with --load, --latency, --density: print JSON
     #[argh(switch)]
     json: bool,
     /// seconds that the fixture may take to roll out or a step of the lesson to come (120), or a
@@ -90,10 +105,43 @@ struct Args {
     manager_flags: Vec<String>,
 }
 
+impl Args {
+    /// The fault of options that do not fit together.
+    fn check(&self) -> Result<(), &'static str> {
+        let is_of_workloads = matches!(self.load, Some(Shape::Workloads(_)));
+        match () {
+            () if self.memory_limit.is_some() && !is_of_workloads => {
+                Err("--memory-limit: needs --load with Deployments, Jobs, claims or a scale")
+            }
+            () if self.floor && !is_of_workloads => Err("--floor: needs --load with Deployments"),
+            () if self.part.is_some() && !self.lesson => Err("--part: needs --lesson"),
+            () if self.density == Some(0) => Err("--density: at least 1"),
+            () => Ok(()),
+        }
+    }
+}
+
 /// What a load is made of.
 enum Shape {
     Workloads(Size),
     Nodes(Nodes),
+}
+
+/// The memory cgroup of a load's manager.
+enum MemoryLimit {
+    Of(Bytes),
+    Smallest,
+}
+
+impl FromStr for MemoryLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MemoryLimit, String> {
+        match text {
+            "smallest" => Ok(MemoryLimit::Smallest),
+            _ => text.parse().map(MemoryLimit::Of),
+        }
+    }
 }
 
 impl FromStr for Shape {
@@ -112,9 +160,12 @@ fn main() -> ExitCode {
     if args.next_if(|first| first == EMBEDDED).is_some() {
         return manager(&args.collect::<Vec<String>>());
     }
+    if args.next_if(|first| first == FLOOR).is_some() {
+        return floor::run(&args.collect::<Vec<String>>());
+    }
     let args: Args = argh::from_env();
-    if args.part.is_some() && !args.lesson {
-        eprintln!("Error: --part needs --lesson");
+    if let Err(fault) = args.check() {
+        eprintln!("Error: {fault}");
         return ExitCode::FAILURE;
     }
     let dir = args.dir.unwrap_or_else(|| {
@@ -156,6 +207,16 @@ fn main() -> ExitCode {
             };
             return lesson.run(Screen::stdout(), stop).await;
         }
+        if let Some(managers) = args.density {
+            let density = Density {
+                dir: sandbox.dir,
+                managers,
+                idle: Duration::from_secs(args.idle),
+                manager,
+                manager_flags: args.manager_flags,
+            };
+            return Ok(print(&density.run(stop).await?, args.json)?);
+        }
         let Some(shape) = args.load else {
             if let Some(kubeconfig) = args.kubeconfig {
                 return stand_in(&kubeconfig, nodes(3), &stop).await;
@@ -185,17 +246,25 @@ fn main() -> ExitCode {
         let load = Load {
             sandbox,
             kubeconfig: args.kubeconfig,
-            nodes: nodes(100),
+            nodes: nodes(size.nodes()),
             size,
             config_maps: args.configmaps,
             idle,
             manager,
             manager_flags: args.manager_flags,
             pages: args.pages,
+            limit: match args.memory_limit {
+                Some(MemoryLimit::Of(limit)) => Some(limit),
+                Some(MemoryLimit::Smallest) | None => None,
+            },
+            floor: args.floor,
+            quiet: load::QUIET,
             patience,
         };
-        let report = load.run(stop).await?;
-        Ok(print(&report, args.json)?)
+        if let Some(MemoryLimit::Smallest) = args.memory_limit {
+            return Ok(print(&SmallestLimit { load }.run(stop).await?, args.json)?);
+        }
+        Ok(print(&load.run(stop).await?, args.json)?)
     });
     match ended {
         Ok(()) => ExitCode::SUCCESS,

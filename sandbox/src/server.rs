@@ -165,7 +165,7 @@ impl Sandbox {
         let proxies = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
         bootstrap::authentication_settings(&api, &authority.certificate, &proxies.certificate)
             .map_err(SandboxError::Objects)?;
-        let traffic = Arc::new(Traffic::default());
+        let traffic = Arc::new(Traffic::new(clock.clone()));
         let (serve, counted) = (api.clone(), traffic.clone());
         let handler: Handler = Arc::new(move |request| {
             let meter = counted.meter(&request);

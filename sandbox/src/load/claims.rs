@@ -75,49 +75,49 @@ impl Run {
         }
         let available = || seen.volumes("Available") == count;
         self.wait_for(manager, "volumes are available", available).await?;
-        self.row("volumes available", manager, mark)?;
+        self.row("volumes available", manager, mark).await?;
 
         self.phase("claims");
         let mark = self.mark(Some(manager))?;
         self.create_claims(count, STATIC).await?;
         self.wait_for(manager, "claims are bound", || seen.claims("Bound") == count).await?;
-        self.row("claims bound", manager, mark)?;
+        self.row("claims bound", manager, mark).await?;
         let mark = self.mark(Some(manager))?;
         self.settled(manager).await?;
-        self.row("settled, bound", manager, mark)?;
+        self.row("settled, bound", manager, mark).await?;
 
         self.phase("deletion of the claims");
         let mark = self.mark(Some(manager))?;
         self.delete_claims().await?;
         let released = || seen.claims.is_empty() && seen.volumes("Released") == count;
         self.wait_for(manager, "volumes are released", released).await?;
-        self.row("volumes released", manager, mark)?;
+        self.row("volumes released", manager, mark).await?;
         let mark = self.mark(Some(manager))?;
         for n in 0..count {
             let key = ObjectKey::cluster(&volume_name(n));
             self.client.delete::<PersistentVolume>(&key, Delete::new()).await?;
         }
         self.wait_for(manager, "volumes are gone", || seen.volumes.is_empty()).await?;
-        self.row("volumes gone", manager, mark)?;
+        self.row("volumes gone", manager, mark).await?;
 
         self.phase("claims of a driver");
         let mark = self.mark(Some(manager))?;
         self.create_claims(count, MADE).await?;
         self.wait_for(manager, "volumes are made", || seen.claims("Bound") == count).await?;
-        self.row("claims provisioned", manager, mark)?;
+        self.row("claims provisioned", manager, mark).await?;
         let mark = self.mark(Some(manager))?;
         self.settled(manager).await?;
-        self.row("settled, provisioned", manager, mark)?;
+        self.row("settled, provisioned", manager, mark).await?;
 
         self.phase("deletion of the claims");
         let mark = self.mark(Some(manager))?;
         self.delete_claims().await?;
         let gone = || seen.claims.is_empty() && seen.volumes.is_empty();
         self.wait_for(manager, "claims and volumes are gone", gone).await?;
-        self.row("claims, volumes deleted", manager, mark)?;
+        self.row("claims, volumes deleted", manager, mark).await?;
         let mark = self.mark(Some(manager))?;
         self.settled(manager).await?;
-        self.row("settled, empty again", manager, mark)
+        self.row("settled, empty again", manager, mark).await
     }
 
     async fn create_claims(&self, count: usize, class: &str) -> Result<()> {

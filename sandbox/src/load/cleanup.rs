@@ -42,10 +42,10 @@ impl Run {
             }
             self.clock.sleep(POLL * 2).await;
         }
-        self.row(PHASE, manager, mark)?;
+        self.row(PHASE, manager, mark).await?;
         let mark = self.mark(Some(manager))?;
         self.settled(manager).await?;
-        self.row("settled, empty again", manager, mark)
+        self.row("settled, empty again", manager, mark).await
     }
 
     /// Some Deployment or pod of the namespace has been deleted.

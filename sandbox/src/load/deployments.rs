@@ -1,12 +1,13 @@
 //! The load of Deployments, and the start of managers on a full cluster.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::manager_process::ManagerProcess;
 use super::objects::template;
-use super::{NAMESPACE, POLL, Result, Run};
+use super::{NAMESPACE, POLL, PROGRAM, Result, Run};
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{Deployment, ObjectKey, Resource};
 
@@ -23,29 +24,60 @@ impl Run {
         mut manager: ManagerProcess,
         idle: Duration,
     ) -> Result<ManagerProcess> {
-        self.phase("Deployments");
-        let mark = self.mark(Some(&manager))?;
-        for n in 0..self.size.deployments {
-            let body = deployment(&format!("app-{n}"), n, self.size.replicas);
-            self.create(&Deployment::RESOURCE, NAMESPACE, &body).await?;
-        }
-        let pods = self.size.pods() as i64;
-        self.until(&mut manager, "all pods exist", |sum| sum.replicas >= pods).await?;
-        let existing = self.mark(Some(&manager))?;
-        self.row("all pods exist", &manager, mark)?;
-        self.until(&mut manager, "all pods are ready", |sum| sum.available >= pods).await?;
-        self.row("all pods ready", &manager, existing)?;
-        let mark = self.mark(Some(&manager))?;
-        self.settled(&mut manager).await?;
-        self.row("settled, full", &manager, mark)?;
-
+        self.fill(&mut manager).await?;
         self.phase("idle");
         let mark = self.mark(Some(&manager))?;
         self.clock.sleep(idle).await;
-        self.row("idle", &manager, mark)?;
+        self.row("idle", &manager, mark).await?;
+        self.restarts(manager).await
+    }
 
+    /// Creates the Deployments, and waits until all their pods are ready and the manager is idle.
+    pub(super) async fn fill(&mut self, manager: &mut ManagerProcess) -> Result<()> {
+        self.phase("Deployments");
+        let mark = self.mark(Some(manager))?;
+        self.create_deployments().await?;
+        let pods = self.size.pods() as i64;
+        self.until(manager, "all pods exist", |sum| sum.replicas >= pods).await?;
+        let existing = self.mark(Some(manager))?;
+        self.row("all pods exist", manager, mark).await?;
+        self.until(manager, "all pods are ready", |sum| sum.available >= pods).await?;
+        self.row("all pods ready", manager, existing).await?;
+        let mark = self.mark(Some(manager))?;
+        self.settled(manager).await?;
+        self.row("settled, full", manager, mark).await
+    }
+
+    /// Creates the Deployments, and waits until all their pods are ready.
+    pub(super) async fn create_pods(&mut self, manager: &mut ManagerProcess) -> Result<()> {
+        self.create_deployments().await?;
+        let pods = self.size.pods() as i64;
+        self.until(manager, "all pods are ready", |sum| sum.available >= pods).await
+    }
+
+    async fn create_deployments(&self) -> Result<()> {
+        for n in 0..self.size.deployments {
+            let ObjectKey { namespace, name } = self.deployment_key(n);
+            let body = deployment(&name, n, self.size.replicas);
+            self.create(&Deployment::RESOURCE, &namespace, &body).await?;
+        }
+        Ok(())
+    }
+
+    /// The `n`th Deployment.
+    pub(super) fn deployment_key(&self, n: usize) -> ObjectKey {
+        let namespace = match self.size.namespaces {
+            0 => NAMESPACE.to_owned(),
+            count => super::spread::namespace_name(n % count),
+        };
+        ObjectKey::new(&*namespace, &*format!("app-{n}"))
+    }
+
+    /// Starts managers on the full cluster, one after the other.
+    pub(super) async fn restarts(&mut self, mut manager: ManagerProcess) -> Result<ManagerProcess> {
         self.phase("restarts on the full cluster");
-        let scaled = ObjectKey::new(NAMESPACE, "app-0");
+        let pods = self.size.pods() as i64;
+        let scaled = self.deployment_key(0);
         let mut starts = Vec::new();
         let mut mark = self.mark(None)?;
         for restart in 1..=RESTARTS {
@@ -58,7 +90,9 @@ impl Run {
             mark = self.mark(None)?;
             manager = self.start_manager()?;
             self.acted_upon(&mut manager, &scaled).await?;
-            starts.push(self.figures("restarted: first write", &manager, mark)?);
+            let mut start = self.figures("restarted: first write", &manager, mark)?;
+            start.after_lists_seconds = self.since_lists();
+            starts.push(start);
             mark = self.mark(Some(&manager))?;
             let wanted = pods + more as i64;
             self.until(&mut manager, "the new size", |sum| sum.available == wanted).await?;
@@ -66,8 +100,18 @@ impl Run {
         starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         self.report.rows.push(starts.swap_remove(RESTARTS / 2));
         self.settled(&mut manager).await?;
-        self.row("restarted: settled", &manager, mark)?;
+        if let Some((_, before)) = &mut self.queues {
+            // The counters of a new process begin at zero.
+            *before = Default::default();
+        }
+        self.row("restarted: settled", &manager, mark).await?;
         Ok(manager)
+    }
+
+    /// The time since the last byte of the managers' lists was sent.
+    fn since_lists(&self) -> Option<f64> {
+        let listed = self.server.sandbox()?.traffic().listed(PROGRAM)?;
+        Some(self.clock.monotonic().saturating_sub(listed).as_secs_f64())
     }
 
     /// Waits until the manager has written the status of a Deployment without pods.
@@ -79,7 +123,7 @@ impl Run {
         Ok(self.client.delete::<Deployment>(&key, Delete::background()).await?)
     }
 
-    async fn until(
+    pub(super) async fn until(
         &self,
         manager: &mut ManagerProcess,
         what: &str,
@@ -101,7 +145,11 @@ impl Run {
 
     /// Waits for the manager's status of the newest spec. Reads one object at a time, to
     /// leave the server to the manager.
-    async fn acted_upon(&self, manager: &mut ManagerProcess, key: &ObjectKey) -> Result<()> {
+    pub(super) async fn acted_upon(
+        &self,
+        manager: &mut ManagerProcess,
+        key: &ObjectKey,
+    ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
             self.alive(manager)?;
@@ -116,11 +164,18 @@ impl Run {
         }
     }
 
-    async fn sum(&self) -> Result<Sum> {
-        let all: Vec<Deployment> =
-            self.client.list(Some(NAMESPACE), &ListOptions::default()).await?;
+    pub(super) async fn sum(&self) -> Result<Sum> {
+        let all = match &self.seen {
+            Some(seen) => seen.deployments(),
+            None => {
+                let options = ListOptions::default();
+                let all = self.client.list(Some(NAMESPACE), &options).await?;
+                all.into_iter().map(Arc::new).collect()
+            }
+        };
         let mut sum = Sum::default();
-        for deployment in &all {
+        for deployment in all {
+            let deployment: &Deployment = &deployment;
             sum.replicas += i64::from(deployment.status.replicas.unwrap_or(0));
             sum.available += i64::from(deployment.status.available_replicas.unwrap_or(0));
             let observed = deployment.status.observed_generation;
@@ -132,14 +187,14 @@ impl Run {
 
 /// Sums over the statuses of all Deployments of the load.
 #[derive(Debug, Default)]
-struct Sum {
-    replicas: i64,
-    available: i64,
+pub(super) struct Sum {
+    pub replicas: i64,
+    pub available: i64,
     /// Deployments whose newest spec no manager has observed.
-    unobserved: usize,
+    pub unobserved: usize,
 }
 
-fn deployment(name: &str, n: usize, replicas: usize) -> Value {
+pub(super) fn deployment(name: &str, n: usize, replicas: usize) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
         "metadata": { "name": name, "labels": { "app": name } },

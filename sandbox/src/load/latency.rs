@@ -98,10 +98,7 @@ impl Latency {
     /// # Errors
     /// What could not be started, or a change that had no result in time.
     pub async fn run(self, stop: StopToken) -> Result<LatencyReport> {
-        let manager = match &self.manager {
-            ManagerProgram::Embedded => "embedded".to_owned(),
-            ManagerProgram::Path(path) => path.display().to_string(),
-        };
+        let manager = self.manager.to_string();
         // The delay counts from a whole second, so it would differ from pod to pod by chance.
         let nodes = NodeOptions { start_delay: Duration::ZERO, ..self.nodes };
         let server = Server::start(self.sandbox, self.kubeconfig, nodes).await?;

@@ -1,10 +1,16 @@
 //! A controller manager in a process of its own, and the wait until it is idle.
 
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{Advice, fadvise};
+
 use super::Result;
+use super::cgroup::{Counts, MemoryGroup};
 use super::process::Process;
 use crate::cluster::{Manager, ManagerProgram};
 use kube_controller_manager::clock::SharedClock;
@@ -41,11 +47,31 @@ impl ManagerProcess {
         flags: &[String],
     ) -> Result<ManagerProcess> {
         let manager = Manager::spawn(program, kubeconfig, name, flags)?;
-        let process = Process::new(manager.id());
+        let process = Process::new(manager.id(), None);
         Ok(ManagerProcess { manager, process })
     }
 
-    /// Errors: the manager has ended, or `stop` is stopped.
+    /// As [`ManagerProcess::start`], in a memory cgroup in which the pages of its code are counted
+    /// too.
+    pub fn start_in(
+        group: MemoryGroup,
+        program: &ManagerProgram,
+        kubeconfig: &Path,
+        name: &str,
+        flags: &[String],
+    ) -> Result<ManagerProcess> {
+        let mut launch = program.launch()?;
+        let copy = kubeconfig.with_file_name("manager-in-group");
+        copy_uncached(&launch.path, &copy)?;
+        launch.path = copy;
+        launch.processes = Some(group.processes());
+        let manager = Manager::launch(&launch, kubeconfig, name, flags)?;
+        let process = Process::new(manager.id(), Some(group));
+        Ok(ManagerProcess { manager, process })
+    }
+
+    /// Errors: the manager has ended ([`OutOfMemory`] if it was killed at the limit of its group),
+    /// or `stop` is stopped.
     pub fn alive(&mut self, stop: &StopToken) -> Result<()> {
         if stop.is_stopped() {
             return Err("stopped".into());
@@ -53,9 +79,17 @@ impl ManagerProcess {
         match self.manager.ended()? {
             None => Ok(()),
             Some(status) => {
+                self.check_memory()?;
                 let log = self.manager.log.display();
                 Err(format!("the manager ended early ({status}), see {log}").into())
             }
+        }
+    }
+
+    fn check_memory(&self) -> std::result::Result<(), OutOfMemory> {
+        match self.process.group_counts().filter(|counts| counts.kills > 0) {
+            None => Ok(()),
+            Some(counts) => Err(OutOfMemory { counts, log: self.manager.log.clone() }),
         }
     }
 
@@ -85,6 +119,7 @@ impl ManagerProcess {
 
     /// Stops the manager; prints an unexpected exit status.
     pub async fn end(self, clock: &SharedClock) -> Result<()> {
+        self.check_memory()?;
         let log = self.manager.log.clone();
         let status = self.manager.stop(clock, Duration::from_secs(30)).await?;
         // A manager that has no handler for SIGTERM is ended by it.
@@ -94,4 +129,37 @@ impl ManagerProcess {
         }
         Ok(())
     }
+}
+
+/// The manager was killed at the limit of its memory cgroup.
+#[derive(Debug)]
+pub struct OutOfMemory {
+    pub counts: Counts,
+    log: PathBuf,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the manager was killed at its memory limit, see {}", self.log.display())
+    }
+}
+
+impl std::error::Error for OutOfMemory {}
+
+/// Copies a program and drops the copy from the page cache. The pages of code that a process reads
+/// afterwards are counted in its own group, as in the first container of an image on a machine.
+/// Where files are kept in memory (tmpfs) they stay counted in the group of this process.
+fn copy_uncached(program: &Path, copy: &Path) -> io::Result<()> {
+    // A former copy may still run.
+    if let Err(error) = fs::remove_file(copy)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    fs::copy(program, copy)?;
+    let file = File::open(copy)?;
+    // Only pages that are written can be dropped.
+    file.sync_all()?;
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    Ok(())
 }

@@ -19,20 +19,21 @@ pub struct Mark {
     at: Duration,
     cpu_seconds: f64,
     wakeups: u64,
+    limit_hits: u64,
     requests: Requests,
 }
 
 impl Mark {
     /// `process`: absent before it was started.
     pub fn new(at: Duration, process: Option<&Process>, requests: Requests) -> io::Result<Mark> {
-        let (cpu_seconds, wakeups) = match process {
-            None => (0.0, 0),
-            Some(process) => {
-                process.forget_peak();
-                (process.read()?.cpu_seconds, process.wakeups()?)
-            }
-        };
-        Ok(Mark { at, cpu_seconds, wakeups, requests })
+        let mut mark = Mark { at, cpu_seconds: 0.0, wakeups: 0, limit_hits: 0, requests };
+        if let Some(process) = process {
+            process.forget_peak();
+            mark.cpu_seconds = process.read()?.cpu_seconds;
+            mark.wakeups = process.wakeups()?;
+            mark.limit_hits = process.group_counts().unwrap_or_default().hits;
+        }
+        Ok(mark)
     }
 
     /// The row of a phase that ends at `at`.
@@ -58,6 +59,9 @@ impl Mark {
             peak_bytes: now.peak_bytes as u64,
             threads: now.threads as u64,
             wakeups: process.wakeups()?.saturating_sub(self.wakeups),
+            limit_hits: process.group_counts().map(|counts| counts.hits - self.limit_hits),
+            after_lists_seconds: None,
+            queues: None,
             requests: requests.map(|requests| requests.into_iter().filter_map(new).collect()),
             skipped: None,
         })

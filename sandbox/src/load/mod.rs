@@ -3,18 +3,25 @@
 //! The manager runs in a process of its own, whose figures are read from `/proc`. The phases are the
 //! same for every program, so two managers can be compared.
 
+mod cgroup;
 mod claims;
 mod cleanup;
+mod density;
 mod deployments;
+pub mod floor;
 mod latency;
 mod manager_process;
 mod measure;
 pub mod objects;
 mod outage;
 mod process;
+mod queues;
 mod report;
 mod server;
 mod size;
+mod smallest;
+mod spread;
+mod storm;
 mod workloads;
 
 use std::path::PathBuf;
@@ -22,13 +29,19 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+pub use self::cgroup::Bytes;
+use self::cgroup::MemoryGroup;
+pub use self::density::{Density, DensityReport};
 pub use self::latency::{Latency, LatencyReport};
-use self::manager_process::{FLAGS, ManagerProcess, Rest};
-use self::measure::Mark;
+use self::manager_process::{FLAGS, ManagerProcess, OutOfMemory, Rest};
+use self::measure::{Mark, PROGRAM};
 pub use self::outage::{Outage, OutageReport};
-pub use self::report::{Report, Row};
+use self::queues::{Histograms, Metrics};
+pub use self::report::{Limited, Report, Row};
 use self::server::Server;
 pub use self::size::{Nodes, Size};
+pub use self::smallest::{SmallestLimit, SmallestReport};
+use self::spread::Seen;
 use crate::cluster::ManagerProgram;
 use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
@@ -47,13 +60,10 @@ const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "nam
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const CONFIG_MAP_BYTES: usize = 10_000;
 const POLL: Duration = Duration::from_millis(100);
-const SETTLED: Rest = Rest {
-    poll: Duration::from_millis(500),
-    quiet_polls: 24,
-    at_most: Duration::from_secs(60),
-    memory: 0.01,
-    cpu: 0.1,
-};
+/// The period in which a manager is read that should be idle.
+const QUIET_POLL: Duration = Duration::from_millis(500);
+/// How long an idle manager is quiet before its memory is read.
+pub const QUIET: Duration = Duration::from_secs(12);
 
 /// The objects and the cluster of a load.
 pub struct Load {
@@ -70,62 +80,56 @@ pub struct Load {
     pub manager_flags: Vec<String>,
     /// Whether to show the manager's debug pages to a browser. Their cost is part of the figures.
     pub pages: bool,
+    /// The limit of the manager's memory cgroup.
+    pub limit: Option<Bytes>,
+    /// Whether the phases of the Deployments run with the floor in the manager's place first.
+    pub floor: bool,
+    /// How long a manager must be quiet to count as settled.
+    pub quiet: Duration,
     /// How long a phase may take.
     pub patience: Duration,
+}
+
+/// Where the memory of a load's managers is counted.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    /// In the cgroup of this process.
+    Here,
+    /// In a cgroup for each manager, which may have a limit.
+    Apart(Option<Bytes>),
 }
 
 impl Load {
     /// Runs every phase, with a line on stderr as each begins.
     ///
     /// # Errors
-    /// What could not be started, or a phase that did not end in time.
-    pub async fn run(mut self, stop: StopToken) -> Result<Report> {
-        let manager = match &self.manager {
-            ManagerProgram::Embedded => "embedded".to_owned(),
-            ManagerProgram::Path(path) => path.display().to_string(),
-        };
-        let server = Server::start(self.sandbox, self.kubeconfig, self.nodes.clone()).await?;
-        let mut flags = FLAGS.map(str::to_owned).to_vec();
-        let proxy = match server.sandbox().filter(|_| self.pages) {
-            Some(sandbox) => {
-                Some(DebugProxy::start(sandbox.client_config(), &SystemClock::shared()).await?)
-            }
-            None => None,
-        };
-        if let Some(proxy) = &proxy {
-            flags.extend(proxy.manager_flags());
-            eprintln!("pipeline   {}", proxy.page("pipeline"));
+    /// What could not be started, or a phase that did not end in time. A manager that is killed at
+    /// its memory limit is no error.
+    pub async fn run(self, stop: StopToken) -> Result<Report> {
+        if let Some(limit) = self.limit
+            && let Err(why) = MemoryGroup::new(Some(limit))
+        {
+            let limited = Some(Limited::new(limit, Some(why)));
+            return Ok(Report { limit: limited, ..self.report() });
         }
-        flags.append(&mut self.manager_flags);
-        let mut run = Run {
-            clock: SystemClock::shared(),
-            client: server.client().clone(),
+        let (config_maps, idle, floor) = (self.config_maps, self.idle, self.floor);
+        let mut run = Run::start(self, stop).await?;
+        let ended = match run.prepare(floor).await {
+            Ok(()) => run.phases(config_maps, idle).await,
+            Err(error) => Err(error),
+        };
+        run.stop(ended).await
+    }
+
+    fn report(&self) -> Report {
+        Report {
+            manager: self.manager.to_string(),
             size: self.size,
-            patience: self.patience,
-            program: self.manager,
-            flags,
-            started: 0,
-            stop,
-            server,
-            report: Report {
-                manager,
-                deployments: self.size.deployments,
-                replicas: self.size.replicas,
-                job: self.size.job,
-                daemon_sets: self.size.daemon_sets,
-                claims: self.size.claims,
-                config_maps: self.config_maps,
-                nodes: self.nodes.count,
-                rows: Vec::new(),
-            },
-        };
-        let ended = run.phases(self.config_maps, self.idle).await;
-        let Run { server, report, .. } = run;
-        if let Some(proxy) = proxy {
-            proxy.stop().await;
+            config_maps: self.config_maps,
+            nodes: self.nodes.count,
+            limit: self.limit.map(|limit| Limited::new(limit, None)),
+            rows: Vec::new(),
         }
-        server.stop().await;
-        ended.map(|()| report)
     }
 }
 
@@ -134,27 +138,99 @@ struct Run {
     client: Client,
     clock: SharedClock,
     size: Size,
+    quiet: Duration,
     patience: Duration,
     program: ManagerProgram,
     flags: Vec<String>,
+    memory: Memory,
+    proxy: Option<DebugProxy>,
+    /// The managers' metrics, and their histograms at the start of the phase.
+    queues: Option<(Metrics, Histograms)>,
+    /// The objects of a load that is spread over namespaces.
+    seen: Option<Seen>,
     /// The number of managers started so far.
     started: usize,
     stop: StopToken,
+    /// Begins the names of the rows.
+    prefix: &'static str,
+    /// The phase that runs.
+    now: String,
     report: Report,
 }
 
 impl Run {
+    async fn start(load: Load, stop: StopToken) -> Result<Run> {
+        let (report, clock) = (load.report(), SystemClock::shared());
+        let server = Server::start(load.sandbox, load.kubeconfig, load.nodes).await?;
+        let mut flags = FLAGS.map(str::to_owned).to_vec();
+        let proxy = match server.sandbox().filter(|_| load.pages) {
+            Some(sandbox) => Some(DebugProxy::start(sandbox.client_config(), &clock).await?),
+            None => None,
+        };
+        if let Some(proxy) = &proxy {
+            flags.extend(proxy.manager_flags());
+            eprintln!("pipeline   {}", proxy.page("pipeline"));
+        }
+        let mut queues = None;
+        // The proxy has the manager's port.
+        if load.size.is_spread() && proxy.is_none() {
+            let metrics = Metrics::new(&clock)?;
+            flags.extend(metrics.flags());
+            queues = Some((metrics, Histograms::default()));
+        }
+        flags.extend(load.manager_flags);
+        Ok(Run {
+            client: server.client().clone(),
+            clock,
+            size: load.size,
+            quiet: load.quiet,
+            patience: load.patience,
+            program: load.manager,
+            flags,
+            memory: load.limit.map_or(Memory::Here, |limit| Memory::Apart(Some(limit))),
+            proxy,
+            queues,
+            seen: None,
+            started: 0,
+            stop,
+            server,
+            prefix: "",
+            now: String::new(),
+            report,
+        })
+    }
+
+    /// Creates the load's namespace, and runs the floor's phases if they are wanted.
+    async fn prepare(&mut self, floor: bool) -> Result<()> {
+        self.create_namespace(NAMESPACE).await?;
+        if floor {
+            self.prefix = report::FLOOR;
+            let memory = std::mem::replace(&mut self.memory, Memory::Here);
+            let program = std::mem::replace(&mut self.program, ManagerProgram::Floor);
+            let ended = self.floor_phases().await;
+            (self.program, self.memory, self.prefix) = (program, memory, "");
+            ended?;
+            self.create_namespace(NAMESPACE).await?;
+        }
+        Ok(())
+    }
+
+    async fn floor_phases(&mut self) -> Result<()> {
+        let mut manager = self.start_manager()?;
+        self.first_write(&mut manager).await?;
+        self.fill(&mut manager).await?;
+        self.phase("deletion of the namespace");
+        self.delete_namespace(&mut manager).await?;
+        self.end(manager).await
+    }
+
     async fn phases(&mut self, config_maps: usize, idle: Duration) -> Result<()> {
-        self.create(&NAMESPACES, "", &namespace(NAMESPACE)).await?;
-        // Pods need this account even if the manager does not run the controller that creates it.
-        let account = json!({ "metadata": { "name": "default" } });
-        self.create(&ServiceAccount::RESOURCE, NAMESPACE, &account).await?;
         let mut manager = self.start_manager()?;
         self.phase("empty cluster");
         let mark = self.mark(None)?;
         self.first_write(&mut manager).await?;
         self.settled(&mut manager).await?;
-        self.row("empty cluster", &manager, mark)?;
+        self.row("empty cluster", &manager, mark).await?;
 
         if self.size.claims > 0 {
             self.claims(&mut manager, self.size.claims).await?;
@@ -167,7 +243,10 @@ impl Run {
                 self.create(&CONFIG_MAPS, NAMESPACE, &config_map(n)).await?;
             }
             self.settled(&mut manager).await?;
-            self.row("ConfigMaps loaded", &manager, mark)?;
+            self.row("ConfigMaps loaded", &manager, mark).await?;
+        }
+        if self.size.is_spread() {
+            return self.spread(manager, idle).await;
         }
 
         if self.size.job > 0 {
@@ -177,19 +256,56 @@ impl Run {
         if self.size.deployments > 0 {
             manager = self.deployments(manager, idle).await?;
         }
+        if self.size.storm > 0 {
+            self.storm(&mut manager).await?;
+        }
         self.phase("deletion of the namespace");
         self.delete_namespace(&mut manager).await?;
         self.end(manager).await
     }
 
-    fn phase(&self, name: &str) {
-        eprintln!("{:>7.1} s  {name} ...", self.clock.monotonic().as_secs_f64());
+    /// Stops all but the managers. `ended`: how the phases did.
+    async fn stop(mut self, ended: Result<()>) -> Result<Report> {
+        if let Some(seen) = self.seen.take() {
+            seen.stop().await;
+        }
+        if let Some(proxy) = self.proxy.take() {
+            proxy.stop().await;
+        }
+        self.server.stop().await;
+        let Err(error) = ended else { return Ok(self.report) };
+        match (error.downcast::<OutOfMemory>(), &mut self.report.limit) {
+            (Ok(killed), Some(limited)) => {
+                limited.add(killed.counts);
+                self.report.rows.push(Row::skipped(&self.now, &killed.to_string()));
+                Ok(self.report)
+            }
+            (Ok(killed), None) => Err(killed),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    fn phase(&mut self, name: &str) {
+        self.now = format!("{}{name}", self.prefix);
+        eprintln!("{:>7.1} s  {} ...", self.clock.monotonic().as_secs_f64(), self.now);
     }
 
     fn start_manager(&mut self) -> Result<ManagerProcess> {
         self.started += 1;
         let name = format!("manager-{}", self.started);
-        ManagerProcess::start(&self.program, &self.server.kubeconfig(), &name, &self.flags)
+        let program = &self.program;
+        let kubeconfig = match program {
+            // It has no accounts of controllers, so it needs the rights of all.
+            ManagerProgram::Floor => self.server.administrator(),
+            _ => self.server.kubeconfig(),
+        };
+        match self.memory {
+            Memory::Here => ManagerProcess::start(program, &kubeconfig, &name, &self.flags),
+            Memory::Apart(limit) => {
+                let group = MemoryGroup::new(limit)?;
+                ManagerProcess::start_in(group, program, &kubeconfig, &name, &self.flags)
+            }
+        }
     }
 
     fn alive(&self, manager: &mut ManagerProcess) -> Result<()> {
@@ -197,10 +313,23 @@ impl Run {
     }
 
     async fn settled(&self, manager: &mut ManagerProcess) -> Result<()> {
-        manager.settled(&SETTLED, &self.clock, &self.stop).await
+        let rest = Rest {
+            poll: QUIET_POLL,
+            quiet_polls: self.quiet.div_duration_f64(QUIET_POLL).ceil() as usize,
+            at_most: Duration::from_secs(60),
+            memory: 0.01,
+            cpu: 0.1,
+        };
+        manager.settled(&rest, &self.clock, &self.stop).await
     }
 
-    async fn end(&self, manager: ManagerProcess) -> Result<()> {
+    async fn end(&mut self, manager: ManagerProcess) -> Result<()> {
+        if let Some((limited, counts)) =
+            self.report.limit.as_mut().zip(manager.process.group_counts())
+            && counts.kills == 0
+        {
+            limited.add(counts);
+        }
         manager.end(&self.clock).await
     }
 
@@ -209,15 +338,29 @@ impl Run {
         Ok(Mark::new(self.clock.monotonic(), process, self.server.traffic())?)
     }
 
-    fn row(&mut self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<()> {
-        let row = self.figures(phase, manager, since)?;
+    async fn row(&mut self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<()> {
+        let mut row = self.figures(phase, manager, since)?;
+        if let Some((metrics, before)) = &mut self.queues {
+            let now = metrics.read().await?;
+            row.queues = Some(now.since(before));
+            *before = now;
+        }
         self.report.rows.push(row);
         Ok(())
     }
 
     fn figures(&self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<Row> {
         let (now, traffic) = (self.clock.monotonic(), self.server.traffic());
-        Ok(since.row(phase, now, &manager.process, traffic)?)
+        let phase = format!("{}{phase}", self.prefix);
+        Ok(since.row(&phase, now, &manager.process, traffic)?)
+    }
+
+    /// Creates a namespace in which pods can be created at once.
+    async fn create_namespace(&self, name: &str) -> Result<()> {
+        self.create(&NAMESPACES, "", &namespace(name)).await?;
+        // Pods need this account even if the manager does not run the controller that creates it.
+        let account = json!({ "metadata": { "name": "default" } });
+        self.create(&ServiceAccount::RESOURCE, name, &account).await
     }
 
     /// An object that exists already is left as it is.

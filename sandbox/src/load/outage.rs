@@ -137,10 +137,7 @@ impl Outage {
     /// What could not be started, or a phase that did not end in time.
     pub async fn run(self, stop: StopToken) -> Result<OutageReport> {
         let sandbox = Sandbox::start(self.sandbox).await?;
-        let manager = match &self.manager {
-            ManagerProgram::Embedded => "embedded".to_owned(),
-            ManagerProgram::Path(path) => path.display().to_string(),
-        };
+        let manager = self.manager.to_string();
         let Nodes { nodes, pods_per_node } = self.size;
         let report = OutageReport { manager, nodes, pods_per_node, ..OutageReport::default() };
         let mut flags = FLAGS.map(str::to_owned).to_vec();

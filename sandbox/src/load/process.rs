@@ -2,15 +2,23 @@
 
 use std::io;
 
+use super::cgroup::{Counts, MemoryGroup};
 use kube_controller_manager::metrics::process_stats::{Reading, read};
 
 pub struct Process {
     id: u32,
+    /// Its own memory cgroup, if it has one.
+    group: Option<MemoryGroup>,
 }
 
 impl Process {
-    pub fn new(id: u32) -> Process {
-        Process { id }
+    pub fn new(id: u32, group: Option<MemoryGroup>) -> Process {
+        Process { id, group }
+    }
+
+    /// What its own memory cgroup has counted so far.
+    pub fn group_counts(&self) -> Option<Counts> {
+        self.group.as_ref().map(MemoryGroup::counts)
     }
 
     pub fn read(&self) -> io::Result<Reading> {
@@ -21,6 +29,12 @@ impl Process {
     /// Resident memory that is not backed by a file: the heap and the stacks, without the code.
     pub fn private_bytes(&self) -> io::Result<u64> {
         Ok(anonymous(&std::fs::read_to_string(format!("/proc/{}/status", self.id))?))
+    }
+
+    /// The pages that no other process has mapped, of files too: what one more process of the same
+    /// program adds.
+    pub fn unshared_bytes(&self) -> io::Result<u64> {
+        Ok(unshared(&std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.id))?))
     }
 
     /// The voluntary context switches of the process's current threads, each followed by a wake-up.
@@ -48,10 +62,19 @@ fn sleeps(statuses: &str) -> u64 {
 
 /// `RssAnon` of a `status` file, in bytes.
 fn anonymous(status: &str) -> u64 {
-    let kilobytes = |line: &str| {
-        line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+    kilobytes(status, "RssAnon:") * 1024
+}
+
+/// `Private_Clean` and `Private_Dirty` of a `smaps_rollup` file, in bytes.
+fn unshared(rollup: &str) -> u64 {
+    (kilobytes(rollup, "Private_Clean:") + kilobytes(rollup, "Private_Dirty:")) * 1024
+}
+
+fn kilobytes(text: &str, name: &str) -> u64 {
+    let read = |line: &str| {
+        line.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
     };
-    status.lines().find_map(kilobytes).unwrap_or(0) * 1024
+    text.lines().find_map(read).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -69,5 +92,7 @@ mod tests {
     fn private_memory_is_read() {
         let status = "VmRSS:\t    9216 kB\nRssAnon:\t    4096 kB\nRssFile:\t    5120 kB\n";
         assert_eq!(anonymous(status), 4096 * 1024);
+        let rollup = "Rss:  9000 kB\nPrivate_Clean:   20 kB\nPrivate_Dirty:    3 kB\n";
+        assert_eq!(unshared(rollup), 23 * 1024);
     }
 }

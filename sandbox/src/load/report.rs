@@ -5,21 +5,63 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::cgroup::{Bytes, Counts};
+use super::queues::QueueTimes;
+use super::size::Size;
 use crate::api::traffic::Count;
 
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     pub manager: String,
-    pub deployments: usize,
-    pub replicas: usize,
-    /// The pods of a Job.
-    pub job: usize,
-    pub daemon_sets: usize,
-    pub claims: usize,
+    #[serde(flatten)]
+    pub size: Size,
     pub config_maps: usize,
     pub nodes: usize,
+    /// `None`: the manager had no memory limit.
+    pub limit: Option<Limited>,
     pub rows: Vec<Row>,
+}
+
+/// How a manager lived under a memory limit.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Limited {
+    pub limit_bytes: Bytes,
+    /// Why there is no cgroup, and no load was run.
+    pub skipped: Option<String>,
+    pub lived: bool,
+    /// Over all managers of the load; the peak is the highest.
+    pub counts: Counts,
+}
+
+impl Limited {
+    pub fn new(limit: Bytes, skipped: Option<String>) -> Limited {
+        Limited { limit_bytes: limit, lived: skipped.is_none(), skipped, counts: Counts::default() }
+    }
+
+    /// Adds what the cgroup of a further manager has counted in its life.
+    pub fn add(&mut self, counts: Counts) {
+        self.lived &= counts.kills == 0;
+        self.counts.add(counts);
+    }
+}
+
+impl fmt::Display for Limited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Limited { limit_bytes, skipped, lived, counts } = self;
+        write!(f, "memory limit {limit_bytes}: ")?;
+        if let Some(why) = skipped {
+            return write!(f, "skipped, {why}");
+        }
+        let end = if *lived { "lived" } else { "killed" };
+        write!(
+            f,
+            "{end}, met the limit {} times, at most {}",
+            counts.hits,
+            Bytes(counts.peak_bytes)
+        )
+    }
 }
 
 /// One phase.
@@ -39,6 +81,12 @@ pub struct Row {
     pub threads: u64,
     /// How often one of its threads was woken in this phase.
     pub wakeups: u64,
+    /// How often the memory limit was met in this phase; `None`: it had no cgroup of its own.
+    pub limit_hits: Option<u64>,
+    /// How long after the last byte of the manager's lists the phase ended; `None` where that is
+    /// not measured.
+    pub after_lists_seconds: Option<f64>,
+    pub queues: Option<QueueTimes>,
     /// The manager's requests by verb; `None` unless the API server is the embedded one.
     pub requests: Option<BTreeMap<&'static str, Count>>,
     /// Why there are no figures.
@@ -55,10 +103,47 @@ fn mega(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
+impl Report {
+    fn row(&self, phase: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.phase == phase && row.skipped.is_none())
+    }
+
+    /// What one pod costs in each phase that all pods pass.
+    fn write_costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pods = self.size.pods() as f64;
+        for phase in ["all pods exist", "all pods ready"] {
+            let Some(row) = self.row(phase) else { continue };
+            let (cpu, time) = (row.cpu_seconds / pods * 1e6, row.seconds / pods * 1e6);
+            writeln!(f, "{phase}: {cpu:.0} µs of CPU a pod, {time:.0} µs of time")?;
+        }
+        if let (Some(before), Some(full)) = (self.row("empty cluster"), self.row("settled, full")) {
+            let added = full.private_bytes.saturating_sub(before.private_bytes);
+            writeln!(f, "settled, full: {:.0} bytes of heap a pod", added as f64 / pods)?;
+        }
+        Ok(())
+    }
+
+    /// The manager's CPU as a ratio of the floor's.
+    fn write_ratios(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for floor in &self.rows {
+            let Some(phase) = floor.phase.strip_prefix(FLOOR) else { continue };
+            let Some(row) = self.row(phase) else { continue };
+            let ratio = row.cpu_seconds / floor.cpu_seconds;
+            let (ours, least) = (row.cpu_seconds, floor.cpu_seconds);
+            writeln!(f, "{phase}: {ours:.2} s of CPU, {ratio:.2} of the floor's {least:.2} s")?;
+        }
+        Ok(())
+    }
+}
+
+/// Begins the names of the floor's phases.
+pub const FLOOR: &str = "floor: ";
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { manager, deployments, replicas, claims, config_maps, nodes, .. } = self;
-        let Report { job, daemon_sets, .. } = self;
+        let Report { manager, size, config_maps, nodes, .. } = self;
+        let Size { deployments, replicas, job, daemon_sets, claims, .. } = size;
+        let Size { storm, namespaces, services, jobs, .. } = size;
         writeln!(f, "manager {manager}")?;
         match claims {
             0 => write!(
@@ -68,8 +153,25 @@ impl fmt::Display for Report {
             )?,
             claims => write!(f, "{claims} claims")?,
         }
-        writeln!(f, ", {nodes} nodes, {config_maps} ConfigMaps\n")?;
-        write_rows(f, &self.rows)
+        writeln!(f, ", {nodes} nodes, {config_maps} ConfigMaps")?;
+        if size.is_spread() {
+            writeln!(f, "{namespaces} namespaces, {services} Services, {jobs} Jobs of one pod")?;
+        }
+        if *storm > 0 {
+            writeln!(f, "a storm of {storm} pods")?;
+        }
+        if let Some(limited) = &self.limit {
+            writeln!(f, "{limited}")?;
+        }
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        writeln!(f)?;
+        write_rows(f, &self.rows)?;
+        if self.size.is_spread() {
+            self.write_costs(f)?;
+        }
+        self.write_ratios(f)
     }
 }
 
@@ -77,7 +179,7 @@ impl fmt::Display for Report {
 pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
     writeln!(
         f,
-        "{:<24} {:>8} {:>8} {:>8} {:>9} {:>8} {:>9} {:>8} {:>8}",
+        "{:<24} {:>8} {:>8} {:>8} {:>9} {:>8} {:>9} {:>8} {:>8}{}",
         "PHASE",
         "SECONDS",
         "CPU S",
@@ -86,7 +188,8 @@ pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
         "HEAP MB",
         "PEAK MB",
         "THREADS",
-        "WAKEUPS"
+        "WAKEUPS",
+        if rows.iter().any(|row| row.limit_hits.is_some()) { "     HITS" } else { "" },
     )?;
     let mut before = None;
     for row in rows {
@@ -99,9 +202,10 @@ pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
             Some(before) => format!("{:+.1}", mega(row.resident_bytes) - mega(before)),
         };
         before = Some(row.resident_bytes);
+        let hits = row.limit_hits.map_or_else(String::new, |hits| format!(" {hits:>8}"));
         writeln!(
             f,
-            "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>8.1} {:>9.1} {:>8} {:>8}",
+            "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>8.1} {:>9.1} {:>8} {:>8}{hits}",
             row.phase,
             row.seconds,
             row.cpu_seconds,
@@ -111,6 +215,24 @@ pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
             row.threads,
             row.wakeups,
         )?;
+    }
+    for row in rows {
+        if let Some(seconds) = row.after_lists_seconds {
+            writeln!(f, "{}: {seconds:.2} s after the last byte of the lists", row.phase)?;
+        }
+        if let Some(times) = &row.queues {
+            writeln!(
+                f,
+                "{}: {} syncs; waited {} s (median), {} s (99 %); took {} s (99 %); slowest {} {} s",
+                row.phase,
+                times.syncs,
+                times.waited_median,
+                times.waited_p99,
+                times.worked_p99,
+                times.slowest,
+                times.slowest_p99,
+            )?;
+        }
     }
     for row in rows.iter().filter(|row| row.requests.is_some()) {
         write!(f, "\n{}:", row.phase)?;

@@ -2,9 +2,12 @@
 
 use std::str::FromStr;
 
-/// How many objects: `deployments=100,replicas=100`, `job=5000,daemonsets=1`, both, or
-/// `claims=5000`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use serde::Serialize;
+
+/// How many objects: `deployments=100,replicas=100`, `job=5000,daemonsets=1`, both, `claims=5000`,
+/// or `scale=100000`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Size {
     pub deployments: usize,
     pub replicas: usize,
@@ -14,11 +17,61 @@ pub struct Size {
     pub daemon_sets: usize,
     /// Claims; with any, the load has no Deployments.
     pub claims: usize,
+    /// The pods that are created at once on the full cluster, and deleted again; 0: none.
+    pub storm: usize,
+    /// The namespaces over which the Deployments are spread; 0: all are in one, and there are no
+    /// Services and no small Jobs.
+    pub namespaces: usize,
+    pub services: usize,
+    /// Jobs of one pod each, evenly over `minutes`.
+    pub jobs: usize,
+    pub minutes: usize,
+}
+
+const DEFAULT: Size = Size {
+    deployments: 100,
+    replicas: 100,
+    job: 0,
+    daemon_sets: 0,
+    claims: 0,
+    storm: 0,
+    namespaces: 0,
+    services: 0,
+    jobs: 0,
+    minutes: 60,
+};
+
+impl Default for Size {
+    fn default() -> Size {
+        DEFAULT
+    }
 }
 
 impl Size {
     pub fn pods(self) -> usize {
         self.deployments * self.replicas
+    }
+
+    pub fn is_spread(self) -> bool {
+        self.namespaces > 0
+    }
+
+    /// The nodes that fit the size, where none are given.
+    pub fn nodes(self) -> usize {
+        if self.is_spread() { (self.pods() / 20).max(1) } else { 100 }
+    }
+
+    /// A cluster of this number of pods, with all that belongs to them in the proportions of a large one.
+    fn of_cluster(pods: usize) -> Size {
+        let part = |of: usize| (pods / of).max(1);
+        Size {
+            deployments: part(100),
+            replicas: pods.clamp(1, 100),
+            namespaces: part(100),
+            services: part(50),
+            jobs: part(10),
+            ..DEFAULT
+        }
     }
 }
 
@@ -26,9 +79,17 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Size, String> {
-        let mut size = Size { deployments: 100, replicas: 100, job: 0, daemon_sets: 0, claims: 0 };
-        if !text.contains("deployments") && (text.contains("job") || text.contains("daemonsets")) {
+        let mut size = DEFAULT;
+        if !text.contains("deployments") && (text.contains("job=") || text.contains("daemonsets")) {
             size.deployments = 0;
+        }
+        let mut scale = 0;
+        // The scale comes first, in any place: the others differ from it.
+        let (of_scale, others): (Vec<&str>, Vec<&str>) =
+            text.split(',').partition(|part| part.starts_with("scale="));
+        read(&of_scale.join(","), [("scale", &mut scale)])?;
+        if !of_scale.is_empty() {
+            size = Size::of_cluster(scale);
         }
         let parts = [
             ("deployments", &mut size.deployments),
@@ -36,8 +97,16 @@ impl FromStr for Size {
             ("job", &mut size.job),
             ("daemonsets", &mut size.daemon_sets),
             ("claims", &mut size.claims),
+            ("storm", &mut size.storm),
+            ("namespaces", &mut size.namespaces),
+            ("services", &mut size.services),
+            ("jobs", &mut size.jobs),
+            ("minutes", &mut size.minutes),
         ];
-        read(text, parts)?;
+        read(&others.join(","), parts)?;
+        if !size.is_spread() && size.services + size.jobs > 0 {
+            size.namespaces = 1;
+        }
         Ok(size)
     }
 }
@@ -79,22 +148,42 @@ mod tests {
 
     #[test]
     fn numbers_of_objects_are_read() {
-        for (text, size) in [
-            ("deployments=3,replicas=4", Some((3, 4, 0, 0, 0))),
-            ("replicas=7", Some((100, 7, 0, 0, 0))),
-            ("", Some((100, 100, 0, 0, 0))),
-            ("job=5,daemonsets=2", Some((0, 100, 5, 2, 0))),
-            ("deployments=1,job=5", Some((1, 100, 5, 0, 0))),
-            ("claims=9", Some((100, 100, 0, 0, 9))),
+        let size = |change: &dyn Fn(&mut Size)| {
+            let mut size = DEFAULT;
+            change(&mut size);
+            Some(size)
+        };
+        for (text, expected) in [
+            ("deployments=3,replicas=4", size(&|it| (it.deployments, it.replicas) = (3, 4))),
+            ("replicas=7", size(&|it| it.replicas = 7)),
+            ("", Some(DEFAULT)),
+            (
+                "job=5,daemonsets=2",
+                size(&|it| (it.deployments, it.job, it.daemon_sets) = (0, 5, 2)),
+            ),
+            ("deployments=1,job=5", size(&|it| (it.deployments, it.job) = (1, 5))),
+            ("claims=9", size(&|it| it.claims = 9)),
+            ("storm=500", size(&|it| it.storm = 500)),
+            ("jobs=5,minutes=1", size(&|it| (it.jobs, it.minutes, it.namespaces) = (5, 1, 1))),
+            ("services=3", size(&|it| (it.services, it.namespaces) = (3, 1))),
             ("pods=3", None),
             ("deployments", None),
             ("replicas=-1", None),
+            ("scale=many", None),
         ] {
-            let read: Option<Size> = text.parse().ok();
-            let read =
-                read.map(|it| (it.deployments, it.replicas, it.job, it.daemon_sets, it.claims));
-            assert_eq!(read, size, "{text}");
+            assert_eq!(text.parse::<Size>().ok(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_scale_stands_for_all_numbers_of_a_cluster() {
+        let size: Size = "jobs=7,scale=100000".parse().unwrap();
+        assert_eq!((size.deployments, size.replicas, size.namespaces), (1000, 100, 1000));
+        assert_eq!((size.services, size.jobs, size.minutes), (2000, 7, 60));
+        assert_eq!((size.pods(), size.nodes()), (100_000, 5000));
+        let small: Size = "scale=10".parse().unwrap();
+        assert_eq!((small.pods(), small.nodes(), small.namespaces), (10, 1, 1));
+        assert_eq!(DEFAULT.nodes(), 100);
     }
 
     #[test]

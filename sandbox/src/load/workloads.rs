@@ -23,13 +23,13 @@ impl Run {
         };
         self.reached(manager, &Job::RESOURCE, "job", exist).await?;
         let existing = self.mark(Some(manager))?;
-        self.row("pods of the Job exist", manager, mark)?;
+        self.row("pods of the Job exist", manager, mark).await?;
         let complete = |job: &Value| job["status"]["completionTime"].is_string();
         self.reached(manager, &Job::RESOURCE, "job", complete).await?;
-        self.row("Job complete", manager, existing)?;
+        self.row("Job complete", manager, existing).await?;
         let mark = self.mark(Some(manager))?;
         self.settled(manager).await?;
-        self.row("settled, Job complete", manager, mark)
+        self.row("settled, Job complete", manager, mark).await
     }
 
     /// DaemonSets on all nodes, one after the other, and a rollout of each.
@@ -52,14 +52,14 @@ impl Run {
             let mark = self.mark(Some(manager))?;
             self.create(&DaemonSet::RESOURCE, NAMESPACE, &daemon_set(&name)).await?;
             self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
-            self.row("DaemonSet available", manager, mark)?;
+            self.row("DaemonSet available", manager, mark).await?;
             let mark = self.mark(Some(manager))?;
             let annotations = json!({ "annotations": { "version": "2" } });
             let change = json!({ "spec": { "template": { "metadata": annotations } } });
             let key = ObjectKey::new(NAMESPACE, &name);
             self.client.patch::<DaemonSet>(&key, &Patch::Merge(change)).await?;
             self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
-            self.row("DaemonSet rolled out", manager, mark)?;
+            self.row("DaemonSet rolled out", manager, mark).await?;
         }
         Ok(())
     }

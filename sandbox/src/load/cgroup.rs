@@ -1,0 +1,280 @@
+//! A memory cgroup for a manager: its limit, how often the manager met it, and what was in it. Of
+//! version 2, or of version 1 where the memory controller is mounted there.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kube_controller_manager::objects::Quantity;
+use serde::Serialize;
+
+/// A number of bytes, written as a quantity: `24M`, `24Mi`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Bytes, String> {
+        let quantity: Option<Quantity> = text.parse().ok();
+        let bytes = quantity.map_or(0, Quantity::value);
+        match u64::try_from(bytes) {
+            Ok(bytes) if bytes > 0 => Ok(Bytes(bytes)),
+            _ => Err(format!("{text:?} is not a number of bytes such as 24M or 24Mi")),
+        }
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} MB", self.0 as f64 / 1e6)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// The memory controller's mount, and the cgroup of this process below it.
+#[derive(Debug, PartialEq)]
+struct Mount {
+    version: Version,
+    root: PathBuf,
+    own: PathBuf,
+}
+
+/// What a cgroup has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Counts {
+    /// How often the limit was met, and memory had to be reclaimed.
+    pub hits: u64,
+    /// The processes that were killed because nothing was left to reclaim.
+    pub kills: u64,
+    pub anonymous_bytes: u64,
+    /// The pages of files, such as the program's code.
+    pub file_bytes: u64,
+    /// The highest memory so far; 0: not counted by this kernel.
+    pub peak_bytes: u64,
+}
+
+impl Counts {
+    /// Adds the counts of a further group. The peak is the higher one.
+    pub fn add(&mut self, other: Counts) {
+        self.hits += other.hits;
+        self.kills += other.kills;
+        (self.anonymous_bytes, self.file_bytes) = (other.anonymous_bytes, other.file_bytes);
+        self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
+    }
+}
+
+/// A memory cgroup; removed on drop, when its processes have ended.
+pub struct MemoryGroup {
+    version: Version,
+    folder: PathBuf,
+}
+
+impl MemoryGroup {
+    /// Creates a cgroup, with a limit or without one. It lies as close to the root of the hierarchy
+    /// as this process may write: in version 2 a group that has processes has no limited groups
+    /// below it, unless it is the root.
+    ///
+    /// # Errors
+    /// Why none can be written, in one line.
+    pub fn new(limit: Option<Bytes>) -> Result<MemoryGroup, String> {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let mounts = mounts(&read("/proc/self/mounts"), &read("/proc/self/cgroup"));
+        let mut why = String::from("none is mounted");
+        for mount in mounts {
+            for parent in mount.parents() {
+                match create(mount.version, &parent) {
+                    Ok(group) => {
+                        group.limit(limit).map_err(|error| group.cannot_write(&error))?;
+                        return Ok(group);
+                    }
+                    Err(error) => why = format!("{}: {error}", parent.display()),
+                }
+            }
+        }
+        Err(format!("no memory cgroup can be written ({why})"))
+    }
+
+    fn cannot_write(&self, error: &io::Error) -> String {
+        format!("the limit of {} cannot be written ({error})", self.folder.display())
+    }
+
+    fn limit(&self, limit: Option<Bytes>) -> io::Result<()> {
+        let Some(Bytes(limit)) = limit else { return Ok(()) };
+        let write = |file: &str, number: u64| fs::write(self.folder.join(file), number.to_string());
+        match self.version {
+            Version::One => write("memory.limit_in_bytes", limit)?,
+            Version::Two => write("memory.max", limit)?,
+        }
+        // As in a container: what does not fit is not swapped out. The files are missing where the
+        // kernel does not count swap.
+        let _ = match self.version {
+            Version::One => write("memory.memsw.limit_in_bytes", limit),
+            Version::Two => write("memory.swap.max", 0),
+        };
+        Ok(())
+    }
+
+    /// The file that takes the ids of its processes.
+    pub fn processes(&self) -> PathBuf {
+        self.folder.join("cgroup.procs")
+    }
+
+    pub fn counts(&self) -> Counts {
+        let read = |file: &str| fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+        let whole = |file: &str| read(file).trim().parse().unwrap_or(0);
+        let stat = read("memory.stat");
+        match self.version {
+            Version::One => Counts {
+                hits: whole("memory.failcnt"),
+                kills: field(&read("memory.oom_control"), "oom_kill"),
+                anonymous_bytes: field(&stat, "rss"),
+                file_bytes: field(&stat, "cache"),
+                peak_bytes: whole("memory.max_usage_in_bytes"),
+            },
+            Version::Two => {
+                let events = read("memory.events");
+                Counts {
+                    hits: field(&events, "max"),
+                    kills: field(&events, "oom_kill"),
+                    anonymous_bytes: field(&stat, "anon"),
+                    file_bytes: field(&stat, "file"),
+                    peak_bytes: whole("memory.peak"),
+                }
+            }
+        }
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.folder) {
+            eprintln!("{} cannot be removed: {error}", self.folder.display());
+        }
+    }
+}
+
+impl fmt::Display for MemoryGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = match self.version {
+            Version::One => "version 1",
+            Version::Two => "version 2",
+        };
+        write!(f, "{} ({version})", self.folder.display())
+    }
+}
+
+impl Mount {
+    /// The groups in which this process may be allowed to create one, from the root down to its
+    /// own.
+    fn parents(&self) -> Vec<PathBuf> {
+        let mut parents = vec![self.root.clone()];
+        for part in self.own.components().skip(1) {
+            let next = parents[parents.len() - 1].join(part);
+            parents.push(next);
+        }
+        parents
+    }
+}
+
+/// The places of the memory controller in the texts of `/proc/self/mounts` and `/proc/self/cgroup`.
+fn mounts(mounts: &str, own: &str) -> Vec<Mount> {
+    let own_of = |is_it: &dyn Fn(&str) -> bool| {
+        let parts = own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        let mut found = parts.filter(|(controllers, _)| is_it(controllers)).map(|(_, path)| path);
+        PathBuf::from(found.next().unwrap_or("/"))
+    };
+    let has_memory = |list: &str| list.split(',').any(|name| name == "memory");
+    mounts
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let [_, root, kind, options, ..] = fields[..] else { return None };
+            let (version, own) = match kind {
+                "cgroup2" => (Version::Two, own_of(&|controllers| controllers.is_empty())),
+                "cgroup" if has_memory(options) => (Version::One, own_of(&has_memory)),
+                _ => return None,
+            };
+            Some(Mount { version, root: root.into(), own })
+        })
+        .collect()
+}
+
+fn create(version: Version, parent: &Path) -> io::Result<MemoryGroup> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let file = match version {
+        Version::One => "memory.limit_in_bytes",
+        Version::Two => {
+            let controllers = fs::read_to_string(parent.join("cgroup.controllers"))?;
+            if !controllers.split_whitespace().any(|name| name == "memory") {
+                return Err(io::Error::other("it has no memory controller"));
+            }
+            // Refused where the group has processes of its own; then its groups have no limits.
+            let _ = fs::write(parent.join("cgroup.subtree_control"), "+memory");
+            "memory.max"
+        }
+    };
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let folder = parent.join(format!("kube-sandbox-{}-{count}", std::process::id()));
+    fs::create_dir(&folder)?;
+    if !folder.join(file).exists() {
+        fs::remove_dir(&folder)?;
+        return Err(io::Error::other(format!("its groups have no {file}")));
+    }
+    Ok(MemoryGroup { version, folder })
+}
+
+/// The number after `name` in lines of names and numbers.
+fn field(text: &str, name: &str) -> u64 {
+    let number = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+    text.lines().find_map(number).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_quantities() {
+        for (text, bytes) in [
+            ("24M", Some(24_000_000)),
+            ("24Mi", Some(25_165_824)),
+            ("16000000", Some(16_000_000)),
+            ("0", None),
+            ("-1M", None),
+            ("much", None),
+        ] {
+            assert_eq!(text.parse().ok(), bytes.map(Bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_controller_is_found_in_both_versions() {
+        let text = "cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0\n\
+                    cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n\
+                    cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0\n";
+        let own = "4:memory:/pods/a\n3:cpuset:/\n0::/user/b\n";
+        let [one, two] = &mounts(text, own)[..] else { panic!("two mounts") };
+        assert_eq!((one.version, two.version), (Version::One, Version::Two));
+        let parents = ["", "/pods", "/pods/a"].map(|at| format!("/sys/fs/cgroup/memory{at}"));
+        assert_eq!(one.parents(), parents.map(PathBuf::from));
+        assert_eq!(two.own, Path::new("/user/b"));
+        assert_eq!(mounts("proc /proc proc rw 0 0\n", own), []);
+    }
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let events = "low 0\nmax 17\noom 2\noom_kill 1\n";
+        assert_eq!(["max", "oom", "oom_kill", "high"].map(|it| field(events, it)), [17, 2, 1, 0]);
+    }
+}
