@@ -70,7 +70,7 @@ impl Run {
             0 => NAMESPACE.to_owned(),
             count => super::spread::namespace_name(n % count),
         };
-        ObjectKey::new(&*namespace, &*format!("app-{n}"))
+        ObjectKey::new(&namespace, &format!("app-{n}"))
     }
 
     /// Starts managers on the full cluster, one after the other.

@@ -126,8 +126,8 @@ impl Run {
         }
         // The watch shows the last Job before the wait begins.
         let last = ObjectKey::new(
-            &*namespace_name((self.size.jobs - 1) % self.size.namespaces),
-            &*job_name(self.size.jobs - 1),
+            &namespace_name((self.size.jobs - 1) % self.size.namespaces),
+            &job_name(self.size.jobs - 1),
         );
         self.seen_until(manager, "the last Job", |seen| seen.jobs.get(&last).is_some()).await?;
         self.seen_until(manager, "all Jobs have finished", |seen| seen.running_jobs() == 0).await?;
@@ -142,7 +142,7 @@ impl Run {
     ) -> Result<()> {
         let mark = self.mark(Some(manager))?;
         let keys: Vec<ObjectKey> =
-            which.into_iter().map(|n| ObjectKey::cluster(&*namespace_name(n))).collect();
+            which.into_iter().map(|n| ObjectKey::cluster(&namespace_name(n))).collect();
         for key in &keys {
             self.client.delete::<Namespace>(key, Delete::new()).await?;
         }

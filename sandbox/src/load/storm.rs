@@ -45,7 +45,7 @@ impl Run {
     pub(super) async fn end_storm(&self, manager: &mut ManagerProcess) -> Result<()> {
         let names: Vec<String> = (0..sizes(self.size.storm).count()).map(name).collect();
         for name in &names {
-            let key = ObjectKey::new(NAMESPACE, &**name);
+            let key = ObjectKey::new(NAMESPACE, name);
             match self.client.delete::<Deployment>(&key, Delete::background()).await {
                 Err(error) if !error.is_not_found() => return Err(error.into()),
                 _ => {}
