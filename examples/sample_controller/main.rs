@@ -5,6 +5,8 @@
 //! Read from the bottom: `decide` has the rules, `sync` carries out one step of them, `wire` says
 //! what is watched, `run` is the process around it.
 
+#![expect(clippy::disallowed_names, reason = "upstream's sample has the kind Foo")]
+
 use std::error::Error;
 use std::net::SocketAddr;
 use std::path::PathBuf;
