@@ -157,9 +157,9 @@ fn idle_informer(source: Arc<dyn Source>) -> (i64, i64) {
 fn an_idle_informer_costs_a_few_kilobytes() {
     let (bytes, blocks) = idle_informer(Arc::new(Silent));
     println!("an idle informer: {bytes} bytes in {blocks} blocks");
-    // With the tasks of both handlers, which end on another thread. Unoptimized futures are larger
-    // than those of a release.
-    assert!(bytes < 5_000, "{bytes} bytes");
+    // With the tasks of both handlers, which end on another thread, and the part that follows the
+    // server's history. Unoptimized futures are larger than those of a release.
+    assert!(bytes < 5_300, "{bytes} bytes");
 }
 
 /// The watch of a CRD without objects: an informer, and a connection with TLS of its own.
