@@ -408,10 +408,19 @@ impl Controller {
         F: Fn(Arc<C>, K) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = SyncResult> + Send + 'static,
     {
-        let (name, controller) = (self.profile.name, controller.clone());
-        let sync = move |key| Box::pin(sync(controller.clone(), key));
+        let controller = controller.clone();
+        self.add_workers(
+            workers,
+            queue,
+            Arc::new(move |key| Box::pin(sync(controller.clone(), key))),
+        );
+    }
+
+    /// The part of [`Controller::sync_by`] that is compiled once for each type of key.
+    fn add_workers<K: Key>(&mut self, workers: usize, queue: Queue<K>, sync: BoxSync<K>) {
+        let name = self.profile.name;
         let sync: BoxSync<K> = match self.context.supervisor() {
-            None => Arc::new(move |key| sync(key)),
+            None => sync,
             Some(supervisor) => Arc::new(move |key| {
                 let shown = key.to_string();
                 supervisor.sync(name, shown, sync(key))
