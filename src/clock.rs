@@ -43,6 +43,11 @@ pub trait Clock: Send + Sync + 'static {
     /// Time since an arbitrary start, which is the same for all clocks of the process. Includes the
     /// time for which the machine was suspended, since a lease runs out meanwhile. Never goes back.
     fn monotonic(&self) -> Duration;
+    /// Monotonic time that moves in steps of some milliseconds and stands still while the machine is
+    /// suspended, with a start of its own. Cheaper to read, for differences within one item of work.
+    fn coarse(&self) -> Duration {
+        self.monotonic()
+    }
     /// Resolves once `duration` has passed, never earlier; [`Duration::MAX`] never does. With the
     /// system's clocks it counts from the first poll and leaves out the time for which the machine
     /// was suspended, so a caller with a deadline compares it with [`monotonic`](Clock::monotonic)
@@ -64,6 +69,14 @@ impl SystemClock {
     }
 }
 
+fn read(clock: ClockId) -> Duration {
+    let now = clock_gettime(clock);
+    Duration::new(
+        u64::try_from(now.tv_sec).unwrap_or_default(),
+        u32::try_from(now.tv_nsec).unwrap_or_default(),
+    )
+}
+
 impl Clock for SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     fn now(&self) -> Timestamp {
@@ -73,11 +86,11 @@ impl Clock for SystemClock {
 
     fn monotonic(&self) -> Duration {
         // `Instant` stands still during a suspension.
-        let now = clock_gettime(ClockId::Boottime);
-        Duration::new(
-            u64::try_from(now.tv_sec).unwrap_or_default(),
-            u32::try_from(now.tv_nsec).unwrap_or_default(),
-        )
+        read(ClockId::Boottime)
+    }
+
+    fn coarse(&self) -> Duration {
+        read(ClockId::MonotonicCoarse)
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
