@@ -25,6 +25,8 @@ use serde::Serialize;
 
 /// The changes that each resource keeps under a load of nodes: twenty seconds of all leases.
 const NODES_HISTORY: usize = 10_000;
+/// How close the smallest memory limit is found.
+const LIMIT_STEP: Bytes = Bytes(1_000_000);
 
 /// Starts an API server, a scheduler and nodes in this process and a controller manager beside it,
 /// applies a fixture and shows the rollout.
@@ -262,7 +264,10 @@ fn main() -> ExitCode {
             patience,
         };
         if let Some(MemoryLimit::Smallest) = args.memory_limit {
-            return Ok(print(&SmallestLimit { load }.run(stop).await?, args.json)?);
+            return Ok(print(
+                &SmallestLimit { load, step: LIMIT_STEP }.run(stop).await?,
+                args.json,
+            )?);
         }
         Ok(print(&load.run(stop).await?, args.json)?)
     });

@@ -41,6 +41,7 @@ mod kubectl;
 mod layers;
 mod lessons;
 mod limits;
+mod loads;
 mod metrics;
 mod metrics_help;
 mod namespaces;

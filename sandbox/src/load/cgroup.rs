@@ -41,6 +41,9 @@ enum Version {
     Two,
 }
 
+/// The kernel takes memory from a group's limit in parts of 64 pages.
+const CHARGE_BYTES: u64 = 64 * 4096;
+
 /// The memory controller's mount, and the cgroup of this process below it.
 #[derive(Debug, PartialEq)]
 struct Mount {
@@ -53,8 +56,11 @@ struct Mount {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// How often the limit was met, and memory had to be reclaimed.
-    pub hits: u64,
+    /// How often the limit was met, and memory had to be reclaimed. `None`: this kernel does not
+    /// count it.
+    pub hits: Option<u64>,
+    /// The pages of files that were reclaimed and read again.
+    pub refaults: u64,
     /// The processes that were killed because nothing was left to reclaim.
     pub kills: u64,
     pub anonymous_bytes: u64,
@@ -67,7 +73,8 @@ pub struct Counts {
 impl Counts {
     /// Adds the counts of a further group. The peak is the higher one.
     pub fn add(&mut self, other: Counts) {
-        self.hits += other.hits;
+        self.hits = self.hits.zip(other.hits).map(|(one, two)| one + two);
+        self.refaults += other.refaults;
         self.kills += other.kills;
         (self.anonymous_bytes, self.file_bytes) = (other.anonymous_bytes, other.file_bytes);
         self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
@@ -132,11 +139,17 @@ impl MemoryGroup {
 
     pub fn counts(&self) -> Counts {
         let read = |file: &str| fs::read_to_string(self.folder.join(file)).unwrap_or_default();
-        let whole = |file: &str| read(file).trim().parse().unwrap_or(0);
+        let whole = |file: &str| read(file).trim().parse().unwrap_or(0u64);
         let stat = read("memory.stat");
         match self.version {
             Version::One => Counts {
-                hits: whole("memory.failcnt"),
+                // The limit with swap is the same, and is met first.
+                hits: hits_of_version_one(
+                    whole("memory.failcnt") + whole("memory.memsw.failcnt"),
+                    whole("memory.max_usage_in_bytes"),
+                    whole("memory.limit_in_bytes"),
+                ),
+                refaults: field(&stat, "workingset_refault_file"),
                 kills: field(&read("memory.oom_control"), "oom_kill"),
                 anonymous_bytes: field(&stat, "rss"),
                 file_bytes: field(&stat, "cache"),
@@ -145,7 +158,8 @@ impl MemoryGroup {
             Version::Two => {
                 let events = read("memory.events");
                 Counts {
-                    hits: field(&events, "max"),
+                    hits: Some(field(&events, "max")),
+                    refaults: field(&stat, "workingset_refault_file"),
                     kills: field(&events, "oom_kill"),
                     anonymous_bytes: field(&stat, "anon"),
                     file_bytes: field(&stat, "file"),
@@ -234,6 +248,13 @@ fn create(version: Version, parent: &Path) -> io::Result<MemoryGroup> {
     Ok(MemoryGroup { version, folder })
 }
 
+/// How often a limit was met, from the counter of failures. Newer kernels keep that counter of
+/// version 1 at zero, even where the peak is at the limit.
+fn hits_of_version_one(failures: u64, peak_bytes: u64, limit_bytes: u64) -> Option<u64> {
+    let is_met = peak_bytes.saturating_add(CHARGE_BYTES) > limit_bytes;
+    (failures > 0 || !is_met).then_some(failures)
+}
+
 /// The number after `name` in lines of names and numbers.
 fn field(text: &str, name: &str) -> u64 {
     let number = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
@@ -270,6 +291,25 @@ mod tests {
         assert_eq!(one.parents(), parents.map(PathBuf::from));
         assert_eq!(two.own, Path::new("/user/b"));
         assert_eq!(mounts("proc /proc proc rw 0 0\n", own), []);
+    }
+
+    #[test]
+    fn a_counter_that_stays_zero_at_the_limit_says_nothing() {
+        const MEGA: u64 = 1_000_000;
+        assert_eq!(hits_of_version_one(0, 12 * MEGA, 24 * MEGA), Some(0));
+        assert_eq!(hits_of_version_one(7, 24 * MEGA, 24 * MEGA), Some(7));
+        assert_eq!(hits_of_version_one(0, 24 * MEGA - 2560, 24 * MEGA), None);
+    }
+
+    #[test]
+    fn counts_of_several_groups_are_added() {
+        let group =
+            |hits, peak_bytes| Counts { hits, peak_bytes, refaults: 3, ..Counts::default() };
+        let mut counts = group(Some(2), 9);
+        counts.add(group(Some(1), 7));
+        assert_eq!((counts.hits, counts.refaults, counts.peak_bytes), (Some(3), 6, 9));
+        counts.add(group(None, 8));
+        assert_eq!(counts.hits, None);
     }
 
     #[test]

@@ -19,19 +19,19 @@ pub struct Mark {
     at: Duration,
     cpu_seconds: f64,
     wakeups: u64,
-    limit_hits: u64,
+    limit_hits: Option<u64>,
     requests: Requests,
 }
 
 impl Mark {
     /// `process`: absent before it was started.
     pub fn new(at: Duration, process: Option<&Process>, requests: Requests) -> io::Result<Mark> {
-        let mut mark = Mark { at, cpu_seconds: 0.0, wakeups: 0, limit_hits: 0, requests };
+        let mut mark = Mark { at, cpu_seconds: 0.0, wakeups: 0, limit_hits: Some(0), requests };
         if let Some(process) = process {
             process.forget_peak();
             mark.cpu_seconds = process.read()?.cpu_seconds;
             mark.wakeups = process.wakeups()?;
-            mark.limit_hits = process.group_counts().unwrap_or_default().hits;
+            mark.limit_hits = process.group_counts().and_then(|counts| counts.hits);
         }
         Ok(mark)
     }
@@ -50,6 +50,7 @@ impl Mark {
             let count = count.since(before.get(verb).copied().unwrap_or_default());
             (count != Count::default()).then_some((verb, count))
         };
+        let hits = process.group_counts().and_then(|counts| counts.hits);
         Ok(Row {
             phase: phase.to_owned(),
             seconds: (at - self.at).as_secs_f64(),
@@ -59,7 +60,7 @@ impl Mark {
             peak_bytes: now.peak_bytes as u64,
             threads: now.threads as u64,
             wakeups: process.wakeups()?.saturating_sub(self.wakeups),
-            limit_hits: process.group_counts().map(|counts| counts.hits - self.limit_hits),
+            limit_hits: hits.zip(self.limit_hits).map(|(now, before)| now - before),
             after_lists_seconds: None,
             queues: None,
             requests: requests.map(|requests| requests.into_iter().filter_map(new).collect()),

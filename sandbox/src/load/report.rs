@@ -37,7 +37,8 @@ pub struct Limited {
 
 impl Limited {
     pub fn new(limit: Bytes, skipped: Option<String>) -> Limited {
-        Limited { limit_bytes: limit, lived: skipped.is_none(), skipped, counts: Counts::default() }
+        let counts = Counts { hits: Some(0), ..Counts::default() };
+        Limited { limit_bytes: limit, lived: skipped.is_none(), skipped, counts }
     }
 
     /// Adds what the cgroup of a further manager has counted in its life.
@@ -55,12 +56,12 @@ impl fmt::Display for Limited {
             return write!(f, "skipped, {why}");
         }
         let end = if *lived { "lived" } else { "killed" };
-        write!(
-            f,
-            "{end}, met the limit {} times, at most {}",
-            counts.hits,
-            Bytes(counts.peak_bytes)
-        )
+        match counts.hits {
+            Some(hits) => write!(f, "{end}, met the limit {hits} times")?,
+            None => write!(f, "{end}, met the limit (this kernel does not count how often)")?,
+        }
+        let (refaults, peak) = (counts.refaults, Bytes(counts.peak_bytes));
+        write!(f, ", {refaults} pages of files read again, at most {peak}")
     }
 }
 
@@ -81,7 +82,8 @@ pub struct Row {
     pub threads: u64,
     /// How often one of its threads was woken in this phase.
     pub wakeups: u64,
-    /// How often the memory limit was met in this phase; `None`: it had no cgroup of its own.
+    /// How often the memory limit was met in this phase; `None`: it had no cgroup of its own, or
+    /// the kernel does not count it.
     pub limit_hits: Option<u64>,
     /// How long after the last byte of the manager's lists the phase ended; `None` where that is
     /// not measured.
@@ -128,14 +130,20 @@ impl Report {
         for floor in &self.rows {
             let Some(phase) = floor.phase.strip_prefix(FLOOR) else { continue };
             let Some(row) = self.row(phase) else { continue };
-            let ratio = row.cpu_seconds / floor.cpu_seconds;
             let (ours, least) = (row.cpu_seconds, floor.cpu_seconds);
+            // Settling is rest, and what takes a few ticks of the clock has no ratio.
+            if phase.starts_with("settled") || least < LEAST_SECONDS {
+                continue;
+            }
+            let ratio = ours / least;
             writeln!(f, "{phase}: {ours:.2} s of CPU, {ratio:.2} of the floor's {least:.2} s")?;
         }
         Ok(())
     }
 }
 
+/// The floor's CPU from which a ratio means something: ten ticks of the kernel's clock.
+const LEAST_SECONDS: f64 = 0.1;
 /// Begins the names of the floor's phases.
 pub const FLOOR: &str = "floor: ";
 
@@ -248,6 +256,24 @@ pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ratios_are_of_phases_with_work() {
+        let row = |phase: &str, cpu_seconds| Row {
+            phase: phase.to_owned(),
+            cpu_seconds,
+            ..Row::default()
+        };
+        let mut rows = Vec::new();
+        for (phase, floor, ours) in
+            [("made", 1.0, 1.5), ("ready", 0.0, 0.3), ("settled, full", 2.0, 3.0)]
+        {
+            rows.push(row(&format!("{FLOOR}{phase}"), floor));
+            rows.push(row(phase, ours));
+        }
+        let text = Report { rows, ..Report::default() }.to_string();
+        assert!(text.ends_with("\nmade: 1.50 s of CPU, 1.50 of the floor's 1.00 s\n"), "{text}");
+    }
 
     #[test]
     fn the_table_shows_what_each_phase_added() {

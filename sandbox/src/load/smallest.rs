@@ -16,9 +16,8 @@ use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::objects::{Deployment, ObjectKey};
 use kube_controller_manager::task::StopToken;
 
-/// The search ends when limits that hold and limits that do not are so close, or closer than this
-/// part of the limit.
-const STEP: u64 = 1_000_000;
+/// The search also ends when limits that hold and limits that do not are closer than this part of
+/// the limit.
 const PART: u64 = 50;
 /// How much longer than without a limit the work may take, and the error of its measurement.
 const SLOWER: f64 = 1.1;
@@ -37,6 +36,8 @@ const QUIET: Rest = Rest {
 /// The search. The load's own limit is ignored.
 pub struct SmallestLimit {
     pub load: Load,
+    /// The search ends when limits that hold and limits that do not are so close.
+    pub step: Bytes,
 }
 
 /// The limits that were found.
@@ -58,8 +59,10 @@ pub struct SmallestReport {
 pub struct Found {
     pub stage: Stage,
     pub limit_bytes: Bytes,
-    /// How often the limit was met.
-    pub hits: u64,
+    /// How often the limit was met; `None`: this kernel does not count it.
+    pub hits: Option<u64>,
+    /// The pages of files that were reclaimed and read again.
+    pub refaults: u64,
     /// The time of the stage's work under the limit, and without one.
     pub seconds: f64,
     pub unlimited_seconds: f64,
@@ -108,10 +111,11 @@ impl fmt::Display for SmallestReport {
         )?;
         writeln!(
             f,
-            "{:<26} {:>9} {:>8} {:>8} {:>8} | {:>8} {:>8} {:>8}",
+            "{:<26} {:>9} {:>8} {:>8} {:>8} {:>8} | {:>8} {:>8} {:>8}",
             "SMALLEST LIMIT OF",
             "LIMIT MB",
             "HITS",
+            "REREAD",
             "SECONDS",
             "ANON MB",
             "SECONDS",
@@ -122,10 +126,11 @@ impl fmt::Display for SmallestReport {
         for found in stages {
             writeln!(
                 f,
-                "{:<26} {:>9.1} {:>8} {:>8.2} {:>8.1} | {:>8.2} {:>8.1} {:>8.1}",
+                "{:<26} {:>9.1} {:>8} {:>8} {:>8.2} {:>8.1} | {:>8.2} {:>8.1} {:>8.1}",
                 found.stage,
                 mega(found.limit_bytes.0),
-                found.hits,
+                found.hits.map_or_else(|| "?".to_owned(), |hits| hits.to_string()),
+                found.refaults,
                 found.seconds,
                 mega(found.anonymous_bytes),
                 found.unlimited_seconds,
@@ -133,7 +138,11 @@ impl fmt::Display for SmallestReport {
                 mega(found.unlimited_peak_bytes),
             )?;
         }
-        writeln!(f, "(behind the bar: without a limit)")
+        writeln!(
+            f,
+            "(HITS ?: not counted by this kernel; REREAD: pages of files reclaimed and read again; \
+             behind the bar: without a limit)"
+        )
     }
 }
 
@@ -151,7 +160,7 @@ impl SmallestLimit {
     /// # Errors
     /// What could not be started, or a stage that did not end without a limit.
     pub async fn run(self, stop: StopToken) -> Result<SmallestReport> {
-        let load = self.load;
+        let SmallestLimit { load, step } = self;
         let mut report = SmallestReport {
             manager: load.manager.to_string(),
             size: load.size,
@@ -164,40 +173,40 @@ impl SmallestLimit {
             return Ok(report);
         }
         let mut run = Run::start(Load { limit: None, ..load }, stop).await?;
-        let ended = run.search(&mut report.stages).await;
+        let ended = run.search(step, &mut report.stages).await;
         run.stop(ended).await?;
         Ok(report)
     }
 }
 
 impl Run {
-    async fn search(&mut self, stages: &mut Vec<Found>) -> Result<()> {
+    async fn search(&mut self, step: Bytes, stages: &mut Vec<Found>) -> Result<()> {
         self.prepare(false).await?;
-        stages.push(self.smallest(Stage::Empty).await?);
+        stages.push(self.smallest(Stage::Empty, step).await?);
         if self.size.pods() == 0 {
             return Ok(());
         }
-        stages.push(self.smallest(Stage::Pods).await?);
+        stages.push(self.smallest(Stage::Pods, step).await?);
         self.memory = Memory::Here;
         let mut manager = self.start_manager()?;
         self.first_write(&mut manager).await?;
         self.create_pods(&mut manager).await?;
         self.end(manager).await?;
-        stages.push(self.smallest(Stage::Start).await?);
+        stages.push(self.smallest(Stage::Start, step).await?);
         if self.size.storm > 0 {
-            stages.push(self.smallest(Stage::Storm).await?);
+            stages.push(self.smallest(Stage::Storm, step).await?);
         }
         self.memory = Memory::Here;
         self.clear(Stage::Pods).await
     }
 
-    async fn smallest(&mut self, stage: Stage) -> Result<Found> {
+    async fn smallest(&mut self, stage: Stage, Bytes(step): Bytes) -> Result<Found> {
         let patience = self.patience;
         let free = self.stage(stage, None, patience).await?;
         let allowed = Duration::from_secs_f64(free.seconds * SLOWER) + TOLERANCE;
         self.patience = patience.min(allowed + BESIDES);
         let (mut fails, mut holds) = (0, (free.counts.peak_bytes, free));
-        while holds.0 - fails > STEP.max(holds.0 / PART) {
+        while holds.0 - fails > step.max(holds.0 / PART) {
             let limit = fails.midpoint(holds.0);
             match self.holds(stage, Bytes(limit), allowed).await? {
                 Some(measured) => holds = (limit, measured),
@@ -210,6 +219,7 @@ impl Run {
             stage,
             limit_bytes: Bytes(limit),
             hits: held.counts.hits,
+            refaults: held.counts.refaults,
             seconds: held.seconds,
             unlimited_seconds: free.seconds,
             anonymous_bytes: held.anonymous_bytes,
