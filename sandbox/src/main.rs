@@ -45,7 +45,7 @@ struct Args {
     #[argh(option)]
     nodes: Option<usize>,
     /// load the manager and print what it costs: deployments=100,replicas=100 or job=5000 or
-    /// daemonsets=1 or claims=5000; with storm=500 more pods at once; scale=100000 for a cluster of
+    /// daemonsets=1 or claims=5000; with storm=500 more pods at once; scale=1000 for a cluster of
     /// that number of pods (with namespaces=N, services=N, jobs=N over minutes=N); or
     /// nodes=5000,pods-per-node=30, of which a third dies
     #[argh(option)]
