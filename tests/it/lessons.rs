@@ -83,7 +83,9 @@ fn shows(part: Part, expected: &[(&str, &str, &str)]) {
         .map(|Step { title, place, trace }| {
             let station = trace.split(' ').nth(1).unwrap_or_default();
             let (file, _) = place.rsplit_once(':').unwrap_or_default();
-            (title.as_str(), station, file)
+            // A watch may be faster than the answer, which then shows the echo.
+            let is_early = title == "echo" && file == REQUEST;
+            (title.as_str(), station, if is_early { REFLECTOR } else { file })
         })
         .collect();
     assert_eq!(found, expected);
