@@ -226,6 +226,15 @@ impl Reflector {
         self.before = u64::MAX;
     }
 
+    /// Records for all caches that the server has lost versions. A group of another API server, whose
+    /// versions may mean anything, says nothing about the others; custom resources are lost together
+    /// with built-in ones, whose caches notice it.
+    fn lost(&self) {
+        if self.scope.resource.is_built_in() {
+            self.follower.lost(self.clock.monotonic());
+        }
+    }
+
     fn log(&self, what: &str, error: &Error) {
         log::log!(level_of(error), "{}: {what}: {error}", self.name);
     }
@@ -235,9 +244,15 @@ impl Reflector {
     async fn end_item(&mut self, began: Duration) {
         if self.slice.end_item(began) {
             yield_now().await;
-            while !self.store.is_empty() {
-                yield_now().await;
-            }
+            self.drained().await;
+        }
+    }
+
+    /// Yields until the queue is empty. The informer empties it in this task: each yield lets it
+    /// work for one slice.
+    async fn drained(&self) {
+        while !self.store.is_empty() {
+            yield_now().await;
         }
     }
 
@@ -341,14 +356,12 @@ impl Reflector {
                  nothing known counts",
                 self.name
             );
-            self.follower.lost(self.clock.monotonic());
+            self.lost();
         }
         self.store.finish_replace(version, is_back);
         if losses > 0 {
             // Readers wait until the cache holds the list.
-            while !self.store.is_empty() {
-                yield_now().await;
-            }
+            self.drained().await;
         }
         self.follower.listed(losses);
     }
@@ -368,7 +381,7 @@ impl Reflector {
         match newest.await {
             Ok(newest) if newest < from => {
                 self.distrust();
-                self.follower.lost(self.clock.monotonic());
+                self.lost();
                 Outcome::WentBack
             }
             Ok(_) => Outcome::Verified,

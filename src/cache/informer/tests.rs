@@ -31,9 +31,13 @@ fn fixture() -> Fixture {
 }
 
 fn fixture_with(history: History) -> Fixture {
+    fixture_of(Pod::RESOURCE, history)
+}
+
+fn fixture_of(resource: ResourceType, history: History) -> Fixture {
     let script = Script::new();
     let clock = FakeClock::new(Timestamp::from_micros(0));
-    let (source, scope) = (script.clone(), Scope::metadata(Pod::RESOURCE));
+    let (source, scope) = (script.clone(), Scope::metadata(resource));
     let (time, failure) = (clock.clone(), Failure::new());
     let informer = SharedIndexInformer::reporting(source, scope, time, failure, history);
     Fixture { script, clock, informer }
@@ -751,6 +755,32 @@ fn versions_that_go_back_are_listed_and_nothing_known_counts() {
         assert_eq!(changes, ["?y@1150", "?z@1160", "~x@1100>1100"]);
         assert_eq!(lister.len(), 1);
     });
+}
+
+/// An API server behind an aggregated group may count its versions as it likes.
+#[test]
+fn versions_of_a_foreign_group_that_go_back_say_nothing_about_other_caches() {
+    for (group, losses) in
+        [("", 1), ("apps", 1), ("storage.k8s.io", 1), ("example.com", 0), ("k8s.io.example.com", 0)]
+    {
+        let history = History::default();
+        let resource = ResourceType { group: group.into(), ..Pod::RESOURCE };
+        let f = fixture_of(resource, history.clone());
+        let first = f.script.watch(initial(&[json("a", "x", 1100)], 1200));
+        f.script.reply(Reply::list(&[json("a", "x", 1100)], 1105, None));
+        f.script.reply(Reply::stream(&[json("a", "x", 1100)], 1106));
+        run(&f, async {
+            f.informer.synced().await;
+            first.try_send(Err(Error::Unreachable("reset".into()))).expect("the watch is open");
+            let lister = f.informer.lister();
+            while lister.seen().history == 0 {
+                f.clock.advance(Duration::from_secs(1));
+                yield_now().await;
+            }
+            assert_eq!(lister.last_seen_version(), 1106, "{group}");
+            assert_eq!(history.losses(), losses, "{group}");
+        });
+    }
 }
 
 /// The server has passed the known versions, so this cache alone would not notice.

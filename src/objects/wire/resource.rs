@@ -45,6 +45,12 @@ impl ResourceType {
         }
     }
 
+    /// Whether its group is one of Kubernetes' own: the core group, a name without a dot, or one
+    /// below `k8s.io`, in which there are also groups of its community's custom resources.
+    pub fn is_built_in(&self) -> bool {
+        !self.group.contains('.') || self.group.ends_with(".k8s.io")
+    }
+
     /// `v1`, `apps/v1`
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
