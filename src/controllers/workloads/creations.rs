@@ -122,7 +122,8 @@ impl Creations {
         let record = owners.entry(meta.key()).or_insert_with(|| Record {
             uid: meta.uid.clone(),
             generation: meta.generation,
-            step: 0,
+            // An object of the same batch may have ended the record.
+            step: permit.step,
             wait: Duration::ZERO,
             until: now,
             why: String::new(),
@@ -295,6 +296,27 @@ mod tests {
         bench.clock.advance(Duration::from_secs(1));
         let permit = bench.allowed(&set);
         assert_eq!(bench.create(&set, permit, &changes), Some(2));
+    }
+
+    #[test]
+    fn the_first_change_after_a_recognised_object_of_the_same_batch_is_reported() {
+        let (bench, set) = (bench(), set("1", 1));
+        let changes = ["x".to_owned()];
+        for wait in [1, 2] {
+            let permit = bench.allowed(&set);
+            assert_eq!(bench.create(&set, permit, &changes), Some(wait));
+            bench.clock.advance(Duration::from_secs(wait));
+        }
+        bench.heard.take();
+        let permits: Vec<Permit> = (0..3).map(|_| bench.allowed(&set)).collect();
+        let answers = [&[][..], &changes, &changes];
+        for ((permit, changes), wait) in
+            permits.into_iter().zip(answers).zip([None, Some(1), Some(1)])
+        {
+            assert_eq!(bench.create(&set, permit, changes), wait);
+        }
+        let heard = bench.heard.take();
+        assert!(heard.len() == 1 && heard[0].contains("recognise it: x; it"), "{heard:?}");
     }
 
     #[test]
