@@ -178,13 +178,18 @@ pub fn ownership_changes(
         Some(selector) if *labels != created.labels => label_changes(selector, labels, created),
         _ => Vec::new(),
     };
-    match created.controller() {
-        Some(controller) if controller.uid == owner.uid => {}
-        Some(other) => changes.push(format!("its controller is {} {:?}", other.kind, other.name)),
-        None if changes.is_empty() => {}
-        None => changes.push("its controller reference is missing".to_owned()),
-    }
+    let is_adopted = changes.is_empty() && created.controller().is_none();
+    changes.extend(controller_change(owner, created).filter(|_| !is_adopted));
     changes
+}
+
+/// Why `created` does not name `owner`, which has sent it, as its controller.
+pub fn controller_change(owner: &Meta, created: &Meta) -> Option<String> {
+    match created.controller() {
+        Some(controller) if controller.uid == owner.uid => None,
+        Some(other) => Some(format!("its controller is {} {:?}", other.kind, other.name)),
+        None => Some("its controller reference is missing".to_owned()),
+    }
 }
 
 /// The changed labels that `selector` reads; none if it still matches.

@@ -19,6 +19,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
+use crate::controllers::workloads::creations::{CHANGED, controller_change};
 use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::metrics;
@@ -329,6 +330,7 @@ impl CronJobs {
                 SKEW.observe(created.duration_since(time).as_secs_f64());
                 let text = format!("Created job {name}");
                 self.recorder.normal(&run.cron_job, "SuccessfulCreate", &text);
+                self.report_change(&run.cron_job, &job);
                 job
             }
             Err(error) if error.is_namespace_terminating() => return Err(error.into()),
@@ -353,6 +355,19 @@ impl CronJobs {
         status.last_schedule_time = Some(time);
         run.changed = true;
         Ok(Started::Handled)
+    }
+
+    /// Reports a new Job that has lost its owner: no history limit counts it. The schedule paces
+    /// the creations, so the next one does not wait.
+    fn report_change(&self, cron_job: &CronJob, job: &Job) {
+        if let Some(change) = controller_change(&cron_job.meta, &job.meta) {
+            let text = format!(
+                "Job {:?} came back changed from its creation, so this CronJob does not recognise \
+                 it: {change}",
+                job.meta.name
+            );
+            self.recorder.warning(cron_job, CHANGED, text);
+        }
     }
 
     /// Deletes what still runs.

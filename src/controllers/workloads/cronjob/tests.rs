@@ -84,6 +84,8 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
         status
     };
     let complete = json!([{ "type": "Complete", "status": "True" }]);
+    let mut orphan = made("c-29653087", json!([]));
+    orphan["metadata"]["ownerReferences"] = json!([]);
     // The CronJob, its Jobs, the requests that the API server refuses or the object that it
     // answers, and the events.
     type Answer = Option<(&'static str, (u16, Value))>;
@@ -138,6 +140,18 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
             vec![],
             Some(("POST", (201, made("c-29653087", json!([]))))),
             vec!["Normal SuccessfulCreate Created job c-29653087"],
+        ),
+        (
+            "a new Job has lost its owner",
+            cron_job(minutes.clone(), missed.clone()),
+            vec![],
+            Some(("POST", (201, orphan))),
+            vec![
+                "Normal SuccessfulCreate Created job c-29653087",
+                "Warning CreatedObjectChanged Job \"c-29653087\" came back changed from its \
+                 creation, so this CronJob does not recognise it: its controller reference is \
+                 missing",
+            ],
         ),
         (
             "many starts were missed",
