@@ -3,7 +3,8 @@
 
 use kube_controller_manager::client::{Delete, ListOptions};
 use kube_controller_manager::objects::{
-    Deployment, Job, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
+    ControllerRevision, DaemonSet, Deployment, Job, ObjectKey, Pod, ReplicaSet, Resource,
+    ResourceType, StatefulSet,
 };
 use serde_json::{Value, json};
 
@@ -269,6 +270,92 @@ fn replica_sets_whose_template_is_rewritten_come_slower_and_slower() {
         rewrite.end(env).await;
         merge::<Deployment>(&env.client, "web", set_image("web:2")).await;
         rolled_out(&env.client, &env.clock, "web").await;
+    });
+}
+
+/// Waits until the current generation of an object is acted on and `is_done`. Returns its status.
+async fn settles(
+    env: &Site,
+    resource: &ResourceType,
+    name: &str,
+    is_done: impl Fn(&Value) -> bool,
+) -> Value {
+    eventually(&env.clock, &format!("{name} settles"), || async {
+        let (verbs, key) = (env.client.resource(resource), ObjectKey::new("default", name));
+        let mut object = verbs.get::<Value>(&key).await.map_err(|error| error.to_string())?;
+        let generation = object["metadata"]["generation"].take();
+        let status = object["status"].take();
+        let is_current = status["observedGeneration"] == generation;
+        if is_current && is_done(&status) { Ok(status) } else { Err(status.to_string()) }
+    })
+    .await
+}
+
+/// The names of the revisions whose names begin with `prefix`.
+async fn revisions(env: &Site, prefix: &str) -> Vec<String> {
+    let all: Vec<ControllerRevision> = list(&env.client).await;
+    let names = all.iter().map(|revision| revision.meta.name.to_string());
+    names.filter(|name| name.starts_with(prefix)).collect()
+}
+
+/// If it were not recognised, each sync would create another revision and roll it out.
+#[test]
+fn a_revision_whose_data_is_rewritten_is_used_nevertheless() {
+    everywhere("rewritten-revisions", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let rewrite = Rewrite {
+            resource: &ControllerRevision::RESOURCE,
+            app: "kept",
+            changes: &[("/data/spec/template/spec/containers/0/image", Some("mirror/x:1"))],
+        };
+        let probe = json!({
+            "apiVersion": "apps/v1", "kind": "ControllerRevision",
+            "metadata": { "name": "probe", "labels": { "app": "kept" } },
+            "data": { "spec": { "template": template("kept") } }, "revision": 1,
+        });
+        rewrite.begin(env, probe).await;
+        let set = json!({ "replicas": 1, "serviceName": "s" });
+        create(&env.client, owner("apps/v1", "StatefulSet", "kept-set", set)).await;
+        create(&env.client, owner("apps/v1", "DaemonSet", "kept-daemon", json!({}))).await;
+        for (kind, name) in [("StatefulSet", "kept-set"), ("DaemonSet", "kept-daemon")] {
+            let place = "data.spec.template.spec.containers[0].image";
+            let message = format!("{place} is changed; this {kind} uses it nevertheless");
+            has_event(env, name, CHANGED, &message).await;
+        }
+        // Each of these needs several syncs.
+        let (stateful, daemon) = (&StatefulSet::RESOURCE, &DaemonSet::RESOURCE);
+        for replicas in [1, 2, 3] {
+            let spec = json!({ "spec": { "replicas": replicas } });
+            merge::<StatefulSet>(&env.client, "kept-set", spec).await;
+            let is_ready = |status: &Value| status["readyReplicas"] == replicas;
+            let status = settles(env, stateful, "kept-set", is_ready).await;
+            assert_eq!(status["updateRevision"], status["currentRevision"], "{status}");
+        }
+        let limit = json!({ "spec": { "revisionHistoryLimit": 5 } });
+        merge::<DaemonSet>(&env.client, "kept-daemon", limit).await;
+        let is_ready = |status: &Value| {
+            let desired = &status["desiredNumberScheduled"];
+            *desired != 0
+                && status["numberReady"] == *desired
+                && status["updatedNumberScheduled"] == *desired
+        };
+        settles(env, daemon, "kept-daemon", is_ready).await;
+        for name in ["kept-set", "kept-daemon"] {
+            assert_eq!(revisions(env, name).await.len(), 1, "{name}");
+            assert_eq!(changes_reported(env, name).await.len(), 1, "{name}");
+        }
+
+        rewrite.end(env).await;
+        merge::<StatefulSet>(&env.client, "kept-set", set_image("x:2")).await;
+        merge::<DaemonSet>(&env.client, "kept-daemon", set_image("x:2")).await;
+        let is_updated = |status: &Value| {
+            status["updateRevision"] == status["currentRevision"] && status["readyReplicas"] == 3
+        };
+        settles(env, stateful, "kept-set", is_updated).await;
+        settles(env, daemon, "kept-daemon", is_ready).await;
+        for name in ["kept-set", "kept-daemon"] {
+            assert_eq!(revisions(env, name).await.len(), 2, "{name}");
+        }
     });
 }
 

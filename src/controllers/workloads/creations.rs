@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde_json::Value;
 
 use crate::clock::SharedClock;
 use crate::controllers::Error;
@@ -158,11 +159,37 @@ impl OwnerRecord for Creations {
     }
 }
 
-fn listed(changes: &[String]) -> String {
+/// The first of `changes`, and the number of the others.
+pub fn listed(changes: &[String]) -> String {
     let shown = &changes[..changes.len().min(SHOWN_CHANGES)];
     match changes.len() - shown.len() {
         0 => shown.join(", "),
         more => format!("{}, and {more} more", shown.join(", ")),
+    }
+}
+
+/// Adds the places at and below `place` at which `other` differs from `one`.
+pub fn compare(place: &str, one: &Value, other: &Value, places: &mut Vec<String>) {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let added = other.keys().filter(|key| !one.contains_key(*key));
+            for key in one.keys().chain(added) {
+                let (here, there) = (one.get(key), other.get(key));
+                let null = &Value::Null;
+                let place = format!("{place}.{key}");
+                compare(&place, here.unwrap_or(null), there.unwrap_or(null), places);
+            }
+        }
+        (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
+            for (index, (one, other)) in one.iter().zip(other).enumerate() {
+                compare(&format!("{place}[{index}]"), one, other, places);
+            }
+        }
+        (Value::Null, Value::Null) => {}
+        (_, Value::Null) => places.push(format!("{place} is missing")),
+        (Value::Null, _) => places.push(format!("{place} is new")),
+        _ if one == other => {}
+        _ => places.push(format!("{place} is changed")),
     }
 }
 
@@ -215,7 +242,7 @@ fn label_changes(selector: &LabelSelector, sent: &Labels, created: &Meta) -> Vec
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::clock::FakeClock;

@@ -15,6 +15,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::clock::Clock;
 use crate::controllers::Error;
+use crate::controllers::workloads::changed_revisions::ChangedRevisions;
 use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::objects::golang::{
     Numbers, complete_pod_template, pod_template_dump, pod_template_patch,
@@ -67,7 +68,7 @@ struct NewRevisionMeta {
 #[derive(Debug)]
 pub enum Created {
     New(ControllerRevision),
-    /// A revision of that name has the same data.
+    /// A revision of that name has the same data, or was sent with it.
     Same(ControllerRevision),
     /// A revision of that name has other data: the collision count has to grow.
     Collision,
@@ -138,9 +139,9 @@ impl NewRevision {
         self.revision
     }
 
-    /// Whether `known` holds the same version. Upstream: `EqualRevision`, `Match`.
-    pub fn is_equal(&self, known: &ControllerRevision) -> bool {
-        self.data.get() == known.data.as_str()
+    /// Its data, as JSON.
+    pub fn data(&self) -> &str {
+        self.data.get()
     }
 
     /// Whether `known`, encoded once more from the fields that both know and with the defaults of
@@ -154,11 +155,6 @@ impl NewRevision {
         })
     }
 
-    /// The place of the newest equal one among `sorted`.
-    pub fn newest_equal(&self, sorted: &[Arc<ControllerRevision>]) -> Option<usize> {
-        sorted.iter().rposition(|known| self.is_equal(known))
-    }
-
     /// Renames it for a greater collision count of a StatefulSet. The hash in its label stays, as
     /// upstream.
     fn collided(&mut self, set: &Meta, collision_count: i32) {
@@ -166,36 +162,47 @@ impl NewRevision {
         self.metadata.name = revision_name(&set.name, &hash);
     }
 
-    /// Creates it once. A DaemonSet increments the collision count of its status after a
-    /// [`Created::Collision`], and tries again in its next sync.
-    pub async fn create(&self, client: &Client) -> Result<Created, Error> {
+    /// Creates it once, for `owner`. A DaemonSet increments the collision count of its status after
+    /// a [`Created::Collision`], and tries again in its next sync. `changed` gets a revision that
+    /// comes back with other data.
+    pub async fn create<O: Object + Resource>(
+        &self,
+        client: &Client,
+        owner: &O,
+        changed: &ChangedRevisions,
+    ) -> Result<Created, Error> {
         let namespace = &self.metadata.namespace;
         match client.create::<ControllerRevision>(namespace, self).await {
-            Ok(created) => return Ok(Created::New(created)),
+            Ok(created) => {
+                changed.created(owner, self.data(), &created);
+                return Ok(Created::New(created));
+            }
             Err(error) if !error.is_already_exists() => return Err(error.into()),
             Err(_) => {}
         }
         let existing: ControllerRevision =
             client.get(&ObjectKey::new(namespace, &self.metadata.name)).await?;
-        Ok(if self.is_equal(&existing) { Created::Same(existing) } else { Created::Collision })
+        let is_same = changed.is_equal(owner.meta(), self.data(), &existing);
+        Ok(if is_same { Created::Same(existing) } else { Created::Collision })
     }
 
     /// Creates it under the first name that is free, for a StatefulSet. Returns the revision and
     /// the collision count that its status is to show. Upstream: `CreateControllerRevision`.
-    pub async fn create_under_free_name(
+    pub async fn create_under_free_name<O: Object + Resource>(
         mut self,
         client: &Client,
-        set: &Meta,
+        set: &O,
+        changed: &ChangedRevisions,
         mut collision_count: i32,
     ) -> Result<(ControllerRevision, i32), Error> {
         loop {
-            match self.create(client).await? {
+            match self.create(client, set, changed).await? {
                 Created::New(revision) | Created::Same(revision) => {
                     return Ok((revision, collision_count));
                 }
                 Created::Collision => {
                     collision_count = collision_count.wrapping_add(1);
-                    self.collided(set, collision_count);
+                    self.collided(set.meta(), collision_count);
                 }
             }
         }
@@ -536,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_equal_revision_counts() {
+    fn a_revision_that_another_version_wrote_is_equivalent() {
         let mut template = json!({"spec": {}});
         complete_pod_template(&mut template);
         let template = Template::from_value(&template).unwrap();
@@ -551,7 +558,8 @@ mod tests {
             .enumerate()
             .map(|(at, data)| revision(&at.to_string(), at as i64, 0, data))
             .collect::<Vec<_>>();
-        assert_eq!((new.newest_equal(&all), new.newest_equal(&all[1..2])), (Some(2), None));
+        let equal: Vec<bool> = all.iter().map(|known| new.data() == known.data.as_str()).collect();
+        assert_eq!(equal, [true, false, true, false, false]);
         assert_eq!(
             all.iter().map(|r| new.is_equivalent(r)).collect::<Vec<_>>(),
             [true, false, true, true, true]

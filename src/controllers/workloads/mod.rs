@@ -2,6 +2,7 @@
 
 pub mod autoscaling;
 pub mod availability;
+pub mod changed_revisions;
 pub mod consistency;
 pub mod creations;
 pub mod cronjob;

@@ -22,6 +22,7 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue};
 use crate::controllers::workloads::availability::becomes_available;
+use crate::controllers::workloads::changed_revisions::ChangedRevisions;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::creations::PodOwner;
 use crate::controllers::workloads::expectations::Expectations;
@@ -55,6 +56,7 @@ struct DaemonSets {
     queue: Queue,
     expectations: Arc<Expectations>,
     consistency: Arc<Consistency>,
+    changed_revisions: Arc<ChangedRevisions>,
     records: OwnerRecords,
     backoff: Mutex<Backoff>,
     clock: SharedClock,
@@ -98,6 +100,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         queue: queue.clone(),
         expectations: expectations.clone(),
         consistency,
+        changed_revisions: records.add(ChangedRevisions::new(c.recorder())),
         records,
         backoff: Mutex::default(),
         clock: c.clock(),

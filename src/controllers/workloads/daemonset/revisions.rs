@@ -46,8 +46,10 @@ impl DaemonSets {
         let claimed = history::claimed::<DaemonSet>(&self.client, &set.meta, selector, found);
         for revision in claimed.await? {
             let revision = self.labelled(revision).await?;
-            let of_version = if wanted.is_equal(&revision) { &mut current } else { &mut old };
-            of_version.push(revision);
+            match self.changed_revisions.is_equal(&set.meta, wanted.data(), &revision) {
+                true => current.push(revision),
+                false => old.push(revision),
+            }
         }
         let number = next_revision(&old);
         let current = match current.pop() {
@@ -84,7 +86,7 @@ impl DaemonSets {
         set: &Arc<DaemonSet>,
         revision: &NewRevision,
     ) -> Result<Arc<ControllerRevision>, Error> {
-        match revision.create(&self.client).await? {
+        match revision.create(&self.client, &**set, &self.changed_revisions).await? {
             Created::New(created) | Created::Same(created) => Ok(Arc::new(created)),
             Created::Collision => Err(self.count_collision(set, revision.name()).await?),
         }

@@ -310,6 +310,7 @@ mod tests {
     use crate::clock::FakeClock;
     use crate::controllers::QueuePolicy;
     use crate::controllers::runner::Queue;
+    use crate::controllers::workloads::changed_revisions::ChangedRevisions;
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
@@ -328,6 +329,7 @@ mod tests {
         let clock = FakeClock::new(Timestamp::from_secs(now));
         Arc::new(DaemonSets {
             pod_control: PodControl::new(client.clone(), recorder.clone(), clock.clone()),
+            changed_revisions: Arc::new(ChangedRevisions::new(recorder.clone())),
             client,
             recorder,
             sets: Lister::new(sets),

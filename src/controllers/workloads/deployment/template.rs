@@ -3,6 +3,7 @@
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::controllers::workloads::creations::compare;
 use crate::controllers::workloads::history::template_hash;
 use crate::objects::Template;
 use crate::objects::golang::pod_template_dump;
@@ -79,31 +80,6 @@ pub(super) fn differences(one: &Template, other: &Template) -> Vec<String> {
         compare("spec.template", &canonical(one), &canonical(other), &mut places);
     }
     places
-}
-
-/// Adds the places at which two values differ.
-fn compare(place: &str, one: &Value, other: &Value, places: &mut Vec<String>) {
-    match (one, other) {
-        (Value::Object(one), Value::Object(other)) => {
-            let added = other.keys().filter(|key| !one.contains_key(*key));
-            for key in one.keys().chain(added) {
-                let (here, there) = (one.get(key), other.get(key));
-                let null = &Value::Null;
-                let place = format!("{place}.{key}");
-                compare(&place, here.unwrap_or(null), there.unwrap_or(null), places);
-            }
-        }
-        (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
-            for (index, (one, other)) in one.iter().zip(other).enumerate() {
-                compare(&format!("{place}[{index}]"), one, other, places);
-            }
-        }
-        (Value::Null, Value::Null) => {}
-        (_, Value::Null) => places.push(format!("{place} is missing")),
-        (Value::Null, _) => places.push(format!("{place} is new")),
-        _ if one == other => {}
-        _ => places.push(format!("{place} is changed")),
-    }
 }
 
 /// Of the canonical form: a sync compares the templates of all its ReplicaSets, which hardly ever

@@ -16,6 +16,7 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::workloads::availability::becomes_available;
+use crate::controllers::workloads::changed_revisions::ChangedRevisions;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::creations::{Creations, PodOwner};
 use crate::controllers::workloads::owner_records::OwnerRecords;
@@ -36,6 +37,7 @@ struct StatefulSets {
     revisions: Lister<ControllerRevision>,
     consistency: Arc<Consistency>,
     creations: Arc<Creations>,
+    changed_revisions: Arc<ChangedRevisions>,
     records: OwnerRecords,
     /// Whether an update may replace more than one pod at a time.
     honours_max_unavailable: bool,
@@ -72,6 +74,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         revisions,
         consistency: records.add(consistency),
         creations: records.add(Creations::new(c.clock())),
+        changed_revisions: records.add(ChangedRevisions::new(c.recorder())),
         records,
         honours_max_unavailable: c.feature("MaxUnavailableStatefulSet"),
         compares_semantically: c.feature("StatefulSetSemanticRevisionComparison"),

@@ -38,15 +38,16 @@ enum TemplateRevision {
     Unknown,
 }
 
-/// `semantically`: whether the newest revision may have other bytes. Upstream: the feature gate
-/// `StatefulSetSemanticRevisionComparison`.
+/// `is_equal`: whether a revision holds the version of `new`. `semantically`: whether the newest one
+/// may have other bytes. Upstream: the feature gate `StatefulSetSemanticRevisionComparison`.
 fn find(
     new: &NewRevision,
     sorted: &[Arc<ControllerRevision>],
+    is_equal: impl Fn(&ControllerRevision) -> bool,
     semantically: bool,
 ) -> TemplateRevision {
     let newest = sorted.len().wrapping_sub(1);
-    match new.newest_equal(sorted) {
+    match sorted.iter().rposition(|known| is_equal(known)) {
         Some(at) if at == newest => TemplateRevision::Newest(at),
         Some(at) => TemplateRevision::Older(at),
         None if semantically && sorted.last().is_some_and(|known| new.is_equivalent(known)) => {
@@ -111,17 +112,20 @@ impl StatefulSets {
             history::next_revision(sorted),
             collision_count,
         )?;
-        let update = match find(&new, sorted, self.compares_semantically) {
+        let changed = &self.changed_revisions;
+        let is_equal = |known: &ControllerRevision| changed.is_equal(&set.meta, new.data(), known);
+        let update = match find(&new, sorted, is_equal, self.compares_semantically) {
             TemplateRevision::Newest(at) => sorted[at].meta.name.clone(),
             TemplateRevision::Older(at) => {
                 let (client, clock) = (&self.client, &*self.clock);
                 history::renumber(client, clock, &sorted[at], new.revision()).await?.meta.name
             }
             TemplateRevision::Unknown => {
-                let created =
-                    new.create_under_free_name(&self.client, &set.meta, collision_count).await?;
-                collision_count = created.1;
-                created.0.meta.name
+                let client = &self.client;
+                let (created, count) =
+                    new.create_under_free_name(client, set, changed, collision_count).await?;
+                collision_count = count;
+                created.meta.name
             }
         };
         let update = Revision { name: update, template: set.spec.template.clone() };
@@ -209,7 +213,10 @@ mod tests {
                 .enumerate()
                 .map(|(at, data)| stored(&at.to_string(), at as i64, data))
                 .collect();
-            assert_eq!(find(&new(&a), &sorted, semantically), known, "{history:?}");
+            let new = new(&a);
+            let found =
+                find(&new, &sorted, |known| new.data() == known.data.as_str(), semantically);
+            assert_eq!(found, known, "{history:?}");
         }
     }
 
