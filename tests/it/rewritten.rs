@@ -273,6 +273,27 @@ fn replica_sets_whose_template_is_rewritten_come_slower_and_slower() {
     });
 }
 
+/// No scheduler gives these pods a node, so that only their affinity says for which one they are.
+#[test]
+fn daemon_pods_that_lose_their_node_come_slower_and_slower() {
+    everywhere("rewritten-nodes", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let changes = &[("/spec/affinity", None)];
+        let rewrite = Rewrite { resource: &Pod::RESOURCE, app: "astray", changes };
+        let mut pinned = probe("astray");
+        pinned["spec"]["affinity"] = json!({ "nodeAffinity": {} });
+        rewrite.begin(env, pinned).await;
+        let mut daemon = owner("apps/v1", "DaemonSet", "astray", json!({}));
+        daemon["spec"]["template"]["spec"]["schedulerName"] = "none".into();
+        create(&env.client, daemon).await;
+        waits_longer(env, "astray").await;
+        let reported = changes_reported(env, "astray").await;
+        let what = "its affinity to its node is missing";
+        assert!(reported.iter().all(|message| message.contains(what)), "{reported:?}");
+        rewrite.end(env).await;
+    });
+}
+
 /// Waits until the current generation of an object is acted on and `is_done`. Returns its status.
 async fn settles(
     env: &Site,

@@ -55,6 +55,17 @@ impl PodControl {
     /// Also when the pod was created and `owner` does not recognise it, with
     /// [`Error::Wait`]; the next creation then has to wait: see [`Creations`].
     pub async fn create<O: PodOwner>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
+        self.create_on(owner, pod, None).await
+    }
+
+    /// As [`Self::create`]. `node`: the one that the pod names, without which `owner` does not
+    /// recognise it.
+    pub async fn create_on<O: PodOwner>(
+        &self,
+        owner: &O,
+        pod: &NewPod,
+        node: Option<&str>,
+    ) -> Result<(), Error> {
         if pod.metadata.labels.is_empty() {
             return Err(Error::other("unable to create pods, no labels"));
         }
@@ -62,14 +73,25 @@ impl PodControl {
         let permit = self.creations.allow(meta)?;
         // The pod itself arrives by the watch.
         let pods = self.client.resource(&Pod::RESOURCE);
-        match pods.create_for_whole_metadata(&meta.namespace, pod).await {
-            Ok(PartialObjectMetadata { meta: created }) => {
+        let answer = match node {
+            None => pods
+                .create_for_whole_metadata(&meta.namespace, pod)
+                .await
+                .map(|PartialObjectMetadata { meta }| (meta, None)),
+            Some(node) => pods.create::<Pod>(&meta.namespace, pod).await.map(|created| {
+                let change = node_change(&created, node);
+                (created.meta, change)
+            }),
+        };
+        match answer {
+            Ok((created, of_node)) => {
                 self.wrote(meta, created.resource_version);
                 log::debug!("{}: created pod {}", meta.key(), created.name);
                 let message = format!("Created pod: {}", created.name);
                 self.recorder.normal(owner, "SuccessfulCreate", message);
-                let (named, changes) =
-                    (("Pod", &*created.name), changes(owner, &pod.metadata, &created));
+                let named = ("Pod", &*created.name);
+                let mut changes = changes(owner, &pod.metadata, &created);
+                changes.extend(of_node);
                 self.creations.created(owner, permit, &self.recorder, named, &changes)
             }
             Err(error) => {
@@ -163,6 +185,15 @@ pub fn changes<O: PodOwner>(owner: &O, sent: &NewPodMeta, created: &Meta) -> Vec
         }
     }
     changes
+}
+
+/// Why a pod that was sent for `node` does not count as one for it.
+fn node_change(created: &Pod, node: &str) -> Option<String> {
+    match created.spec.target() {
+        Some(found) if *found == *node => None,
+        Some(found) => Some(format!("it is for node {found:?}")),
+        None => Some("its affinity to its node is missing".to_owned()),
+    }
 }
 
 /// Whether a failed delete found no such pod: the name is free, or belongs to another uid.
@@ -376,6 +407,27 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         assert_eq!(create(), Some(Duration::from_secs(2)));
         assert_eq!(requests.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_pod_that_was_sent_for_a_node_names_it() {
+        let pinned = |node: &str| {
+            json!({ "affinity": { "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
+                    { "matchFields": [
+                        { "key": "metadata.name", "operator": "In", "values": [node] }] }] },
+            } } })
+        };
+        for (spec, expected) in [
+            (pinned("n"), None),
+            (json!({ "nodeName": "n" }), None),
+            (pinned("m"), Some("it is for node \"m\"")),
+            (json!({ "nodeName": "m" }), Some("it is for node \"m\"")),
+            (json!({}), Some("its affinity to its node is missing")),
+        ] {
+            let pod: Pod = from_value(json!({ "spec": spec })).unwrap();
+            assert_eq!(node_change(&pod, "n").as_deref(), expected, "{spec}");
+        }
     }
 
     #[test]
