@@ -1,7 +1,8 @@
-//! Code that the docs quote is in the source as it is quoted.
+//! Code that the docs quote is in the source as it is quoted, and so are the files and tests that
+//! they name.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Code that a page quotes from a file.
 struct Quote<'p> {
@@ -73,4 +74,68 @@ fn a_changed_line_is_found() {
     assert!(is_in(&quotes[0], source));
     assert!(!is_in(&quotes[0], &source.replace("b()", "b(1)")));
     assert!(!is_in(&quotes[0], &source.replace("fn c", "fn d")));
+}
+
+/// The Rust files of the repository, as paths from its root.
+fn rust_files(root: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders =
+        ["src", "benches", "cel", "examples", "fuzz", "kubelet", "process", "sandbox", "tests"]
+            .map(|folder| root.join(folder))
+            .to_vec();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path.strip_prefix(root).unwrap().to_owned());
+            }
+        }
+    }
+    files
+}
+
+/// The texts between backticks.
+fn code(page: &str) -> impl Iterator<Item = &str> {
+    page.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+#[test]
+fn files_and_tests_that_the_docs_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = rust_files(root);
+    let source: String =
+        files.iter().map(|file| fs::read_to_string(root.join(file)).unwrap()).collect();
+    let (mut named, mut missing) = (0, Vec::new());
+    for entry in fs::read_dir(root.join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        let page = fs::read_to_string(&path).unwrap();
+        let page_name = path.file_name().unwrap().to_string_lossy();
+        for text in code(&page) {
+            let exists = if text.ends_with(".rs") {
+                files.iter().any(|file| file.ends_with(text))
+            } else if is_test_name(text)
+                && ["client-go.md", "feature-gates.md"].contains(&&*page_name)
+            {
+                source.contains(text)
+            } else {
+                continue;
+            };
+            named += 1;
+            if !exists {
+                missing.push(format!("docs/{page_name}: {text}"));
+            }
+        }
+    }
+    assert!(named > 150, "{named}");
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Tests are named by a sentence, metrics are not: but those are in the source as well.
+fn is_test_name(text: &str) -> bool {
+    let is_word = |word: &str| {
+        !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+    };
+    text.split('_').count() > 3 && text.split('_').all(is_word)
 }
