@@ -16,13 +16,7 @@ use kube_controller_manager::objects::{ObjectKey, Pod};
 use kube_controller_manager::task;
 
 fn main() -> ExitCode {
-    match task::run(1, run()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    task::main(run())
 }
 
 async fn run() -> Result<()> {

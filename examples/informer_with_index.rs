@@ -44,14 +44,7 @@ static BY_NODE: Index<Pod> = Index::new("node", |pod, found| {
 });
 
 fn main() -> ExitCode {
-    let args: Args = argh::from_env();
-    match task::run(1, run(args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    task::main(run(argh::from_env()))
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {

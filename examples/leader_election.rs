@@ -41,14 +41,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let args: Args = argh::from_env();
-    match task::run(1, run(args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    task::main(run(argh::from_env()))
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -58,6 +51,8 @@ async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     let client = Client::new(config, clock.clone())?;
 
     let Args { id, lease_lock_name: name, lease_lock_namespace: namespace, .. } = args;
+    // Its requests never wait behind those of the work.
+    let client = client.for_lease();
     let lock = LeaseLock::new(&client, ObjectKey::new(&namespace, &name), id.clone(), None);
     // The lease lasts 15 s and is renewed every 2 s. After a stop it is released, so that the next
     // leader need not wait for its end.

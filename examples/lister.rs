@@ -32,13 +32,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let Args { kubeconfig } = argh::from_env();
-    match task::run(1, run(kubeconfig)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    task::main(run(kubeconfig))
 }
 
 async fn run(kubeconfig: Option<PathBuf>) -> Result<(), Box<dyn Error + Send + Sync>> {

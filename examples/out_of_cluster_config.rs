@@ -29,13 +29,7 @@ fn main() -> ExitCode {
     let Args { kubeconfig } = argh::from_env();
     let home = || std::env::home_dir().unwrap_or_default();
     let kubeconfig = kubeconfig.unwrap_or_else(|| home().join(".kube/config"));
-    match task::run(1, run(kubeconfig)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    task::main(run(kubeconfig))
 }
 
 async fn run(kubeconfig: PathBuf) -> Result<()> {

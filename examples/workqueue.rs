@@ -45,13 +45,7 @@ const MAX_RETRIES: u32 = 5;
 
 fn main() -> ExitCode {
     let Args { kubeconfig } = argh::from_env();
-    match task::run(1, run(kubeconfig)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    task::main(run(kubeconfig))
 }
 
 async fn run(kubeconfig: Option<PathBuf>) -> Result<(), Box<dyn Error + Send + Sync>> {

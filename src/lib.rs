@@ -49,7 +49,8 @@
 //! 8. The write comes back by the watch, on the same path; the sync that it causes finds nothing to
 //!    do.
 //!
-//! Beside it: a [`LeaderElector`](leaderelection::LeaderElector) lets one of several processes work,
+//! Beside it: [`ControllerContext::run`](controllers::ControllerContext::run) runs the controllers of
+//! a program, a [`LeaderElector`](leaderelection::LeaderElector) lets one of several processes work,
 //! a [`Recorder`](events::Recorder) records events, a [`Clock`](clock::Clock) is the only source of
 //! time, and [`task`] has what is spawned, joined and stopped.
 //!

@@ -1,7 +1,7 @@
 //! Tasks that are joined, the token that asks them to stop, and what tasks wait for.
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 //!
-//! [`run`] is the start of a program, [`spawn`] starts a task, and a [`TaskGroup`] joins several. A
+//! [`main`] is the start of a program, [`spawn`] starts a task, and a [`TaskGroup`] joins several. A
 //! [`StopToken`] asks them to end: nothing is interrupted. [`stop_on_signal`] is the program's own.
 //!
 //! ```
@@ -26,10 +26,12 @@ mod run;
 mod signals;
 mod task_counts;
 
+use std::fmt::Display;
 use std::future::Future;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::pin::Pin;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
@@ -51,7 +53,7 @@ pub use task_counts::{Place, running};
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
 /// Starts `future` as a task, which runs whether or not its handle is awaited. A task that is
-/// spawned in a [`Run`] belongs to it. [`running`] counts the task at the caller's place in the
+/// spawned in a `Run` belongs to it. [`running`] counts the task at the caller's place in the
 /// source until it ends.
 #[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
@@ -90,6 +92,37 @@ pub fn run<T: Send + 'static>(
         .with_thread_name_fn(|| "executor".to_owned());
     async_global_executor::init_with_config(config);
     block_on(spawn(future))
+}
+
+/// Runs a program's future on one thread, as [`run`] does, for the function `main`. An error is
+/// printed to stderr in a line, and is exit code 1.
+///
+/// ```no_run
+/// use std::process::ExitCode;
+///
+/// use kube_controller_manager::task;
+///
+/// fn main() -> ExitCode {
+///     task::main(async {
+///         let stop = task::stop_on_signal()?;
+///         stop.stopped().await;
+///         Ok::<(), std::io::Error>(())
+///     })
+/// }
+/// ```
+///
+/// # Panics
+/// When `program` panics.
+pub fn main<E: Display + Send + 'static>(
+    program: impl Future<Output = Result<(), E>> + Send + 'static,
+) -> ExitCode {
+    match run(1, program) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// How late the timers of async-io's own thread may be.

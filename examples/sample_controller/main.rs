@@ -1,7 +1,18 @@
 //! A controller for a kind of its own: each `Foo` has one Deployment, which the controller creates,
 //! scales, reports in the Foo's status and deletes with it. Upstream: `k8s.io/sample-controller`.
 //!
-//! `crd.yaml` defines the kind, `rbac.yaml` has the rights of this process, `foo.yaml` is a Foo.
+//! `crd.yaml` defines the kind, `rbac.yaml` has the namespace and the rights of this process,
+//! `foo.yaml` is a Foo. With the kubeconfig that `cargo run --bin sandbox` prints:
+//!
+//! ```sh
+//! export KUBECONFIG=…/admin.conf
+//! kubectl apply -f examples/sample_controller/crd.yaml -f examples/sample_controller/rbac.yaml
+//! cargo run --bin sample-controller -- --kubeconfig $KUBECONFIG
+//! # In another terminal:
+//! kubectl apply -f examples/sample_controller/foo.yaml
+//! kubectl get foos,deployments,events
+//! ```
+//!
 //! Read from the bottom: `decide` has the rules, `sync` carries out one step of them, `wire` says
 //! what is watched, `run` is the process around it.
 
@@ -11,30 +22,25 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use argh::FromArgs;
-use kube_controller_manager::cache::{Lister, SharedInformerFactory};
+use kube_controller_manager::cache::Lister;
 use kube_controller_manager::client::{self, Client, Delete, Patch};
-use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::{
-    Controller, ControllerContext, ControllerContextParts, Error as SyncError, Next, Profile,
-    QueuePolicy, SyncResult, keys,
+    Controller, ControllerContext, Error as SyncError, Next, Profile, QueuePolicy, SyncResult, keys,
 };
 use kube_controller_manager::events::Recorder;
 use kube_controller_manager::leaderelection::{
     Config, Ended, HealthzAdaptor, LeaderCallbacks, LeaderElector, LeaseLock, Work, new_identity,
 };
-use kube_controller_manager::metrics::{self, IntCounterVec};
+use kube_controller_manager::metrics::metrics;
 use kube_controller_manager::objects::{
     Deployment, Meta, Object, ObjectKey, Resource, ResourceType, WholeMeta,
 };
-use kube_controller_manager::server::health::HealthChecks;
-use kube_controller_manager::server::http::Server;
-use kube_controller_manager::server::routes::Routes;
-use kube_controller_manager::server::{Request, Response, handler};
-use kube_controller_manager::source::ClientSource;
+use kube_controller_manager::server::{HealthChecks, Routes, Server};
 use kube_controller_manager::task::{self, StopToken};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -93,85 +99,58 @@ impl Object for Foo {
 /// `meta` has all metadata, so `update_status` may send it.
 impl WholeMeta for Foo {}
 
-static STEPS: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    metrics::declared(metrics::Spec {
-        name: "sample_controller_steps_total",
-        help: "Writes of the controller.",
-        labels: &["step"],
-        buckets: Vec::new(),
-    })
-});
+metrics! {
+    static STEPS: IntCounterVec["step"] = "sample_controller_steps_total", "Writes, by kind.";
+}
 
 fn main() -> ExitCode {
-    let args: Args = argh::from_env();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")).init();
-    match task::run(1, run(args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    task::main(run(argh::from_env()))
 }
 
 async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     let stop = task::stop_on_signal()?;
     let clock = SystemClock::shared();
-    let mut config = client::Config::load(args.kubeconfig.as_deref(), None)?;
-    config.user_agent = NAME.to_owned();
-    let client = Client::new(config, clock.clone())?;
+    let config = client::Config::load(args.kubeconfig.as_deref(), None)?;
+    let client = Client::new(config, clock.clone())?.named(NAME);
 
     let lease = ObjectKey::new(&args.namespace, NAME);
     let lock = LeaseLock::new(&client.for_lease(), lease, new_identity(), None);
     let elector = LeaderElector::new(Config::new(NAME, Arc::new(lock)), clock.clone())?;
 
+    // The controller's writes are refused from the moment when another process may lead.
+    let guard = elector.guard();
+    let context = ControllerContext::for_client(client.guarded(guard.clone()), clock.clone());
+    let mut controller = Controller::new(Profile::new(NAME), &context)?;
+    wire(&mut controller);
+
     // A process that waits for the lease is healthy, so this is served from the start.
-    let (routes, health) = (Routes::new(), HealthChecks::new());
-    let election = HealthzAdaptor::new(Duration::from_secs(20));
-    election.set_leader_election(&elector);
-    health.add(HealthzAdaptor::NAME, Arc::new(move || election.check()));
-    let check = move |request: &Request| health.answer("healthz", request);
-    routes.add_tree("/healthz", handler(check));
-    let metrics = |_: &Request| Response::new(200, metrics::CONTENT_TYPE, metrics::render());
-    routes.add("/metrics", handler(metrics));
-    let handler = routes.handler();
-    let server = Server::start(args.address, None, handler, clock.clone(), stop.clone()).await;
+    let (routes, health, election) = (Routes::new(), HealthChecks::new(), elector.clone());
+    let check = move || election.check(Duration::from_secs(20));
+    health.add(HealthzAdaptor::NAME, Arc::new(check));
+    routes.add_health(&health);
+    routes.add_metrics();
+    let (handler, stop_serving) = (routes.handler(), stop.clone());
+    let server = Server::start(args.address, None, handler, clock.clone(), stop_serving).await;
     let server = server.map_err(|error| format!("--address {}: {error}", args.address))?;
     println!("Serving on {}", server.address());
 
-    let work = move |stop| lead(client, clock, stop);
-    let ended = elector.run(LeaderCallbacks::new(work, || ()), &stop).await;
-    server.join().await;
-    match ended {
-        Ended::NeverLed | Ended::Stopped => Ok(()),
-        Ended::Lost => Err("the lease is lost".into()),
+    let lead = |stop: StopToken| async move {
+        println!("Starting workers");
+        if let Err(why) = context.run(vec![controller], &stop).await {
+            eprintln!("{why}");
+            std::process::exit(1);
+        }
+        println!("Stopped workers");
+        // The lease is released, unless the server may still carry out a write.
+        if guard.close(clock.monotonic()) { Work::Ended } else { Work::Unfinished }
+    };
+    match elector.run(LeaderCallbacks::new(lead, || ()), &stop).await {
+        // Another process may lead by now: this one ends at once.
+        Ended::Lost => return Err("the lease is lost".into()),
+        Ended::NeverLed | Ended::Stopped => server.join().await,
     }
-}
-
-/// Runs the controller until `stop`.
-async fn lead(client: Client, clock: SharedClock, stop: StopToken) -> Work {
-    let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
-    let context = ControllerContext::new(ControllerContextParts {
-        options: Arc::default(),
-        factory: factory.clone(),
-        clients: Arc::new(client),
-        clock,
-    });
-    let controller = Controller::new(Profile::new(NAME), &context);
-    let mut controller = controller.expect("all controllers have the client that is given");
-    wire(&mut controller);
-    println!("Starting workers");
-    let failure = controller.failure();
-    factory.start(&stop);
-    controller.run(stop).await;
-    if let Some(why) = failure.get() {
-        eprintln!("{why}");
-        std::process::exit(1);
-    }
-    println!("Stopped workers");
-    factory.shutdown().await;
-    context.shutdown_events().await;
-    Work::Ended
+    Ok(())
 }
 
 /// A change of a Foo, or of a Deployment that a Foo controls, queues the Foo's key.
@@ -202,21 +181,24 @@ impl FooController {
         let deployment = self.deployments.get(&name);
         let step = match decide(&foo, deployment.as_deref()) {
             Step::Nothing => return Ok(Next::Done),
-            Step::SetFinalizers(finalizers) => {
-                // With the version, so that a finalizer that came meanwhile is not lost.
-                let version = foo.meta.resource_version.to_string();
-                let metadata = json!({ "finalizers": finalizers, "resourceVersion": version });
-                let patch = Patch::Merge(json!({ "metadata": metadata }));
-                self.client.patch::<Foo>(&key, &patch).await?;
-                "finalizers"
+            // Both conflict if another client has changed the Foo meanwhile; the key is retried.
+            Step::AddFinalizer => {
+                self.client.add_finalizer(&*foo, FINALIZER).await?;
+                "add finalizer"
+            }
+            Step::RemoveFinalizer => {
+                self.client.remove_finalizer(&*foo, FINALIZER).await?;
+                "remove finalizer"
             }
             Step::Create => {
-                let created = self.client.create(&key.namespace, &deployment_of(&foo)).await;
-                let _: Deployment = created.map_err(|error| match error.is_already_exists() {
+                let body = deployment_of(&foo);
+                match self.client.create::<Deployment>(&key.namespace, &body).await {
                     // The cache lags behind: retried soon, and not logged as an error.
-                    true => SyncError::Stale(error.to_string()),
-                    false => error.into(),
-                })?;
+                    Err(error) if error.is_already_exists() => {
+                        return Err(SyncError::Stale(error.to_string()));
+                    }
+                    created => created?,
+                };
                 self.recorder.normal(&*foo, "Created", format!("Created Deployment {name}"));
                 "create"
             }
@@ -251,7 +233,8 @@ impl FooController {
 /// The next write for a Foo.
 enum Step<'a> {
     Nothing,
-    SetFinalizers(Vec<&'a str>),
+    AddFinalizer,
+    RemoveFinalizer,
     Create,
     Scale,
     Report(FooStatus),
@@ -261,9 +244,7 @@ enum Step<'a> {
 }
 
 /// All rules. It sends nothing and waits for nothing, so a test is a table of its arguments.
-fn decide<'a>(foo: &'a Foo, deployment: Option<&'a Deployment>) -> Step<'a> {
-    let finalizers = foo.meta.finalizers().iter().map(|name| name.as_str());
-    let others = finalizers.filter(|name| *name != FINALIZER);
+fn decide<'a>(foo: &Foo, deployment: Option<&'a Deployment>) -> Step<'a> {
     let has_finalizer = foo.meta.has_finalizer(FINALIZER);
     let own = deployment.filter(|it| it.meta.is_controlled_by(&foo.meta.uid));
     if foo.meta.is_being_deleted() {
@@ -272,11 +253,11 @@ fn decide<'a>(foo: &'a Foo, deployment: Option<&'a Deployment>) -> Step<'a> {
             _ if !has_finalizer => Step::Nothing,
             Some(own) if own.meta.is_being_deleted() => Step::Nothing,
             Some(own) => Step::Delete(&own.meta),
-            None => Step::SetFinalizers(others.collect()),
+            None => Step::RemoveFinalizer,
         };
     }
     if !has_finalizer {
-        return Step::SetFinalizers(others.chain([FINALIZER]).collect());
+        return Step::AddFinalizer;
     }
     let Some(own) = own else {
         return if deployment.is_some() { Step::Refuse } else { Step::Create };

@@ -494,3 +494,25 @@ fn sample_controller_leaves_the_deployment_of_another_owner() {
         assert_eq!(sample.deployment().await.expect("it is there"), before);
     });
 }
+
+/// A process that is no longer the leader must not go on, and must not answer health checks.
+#[test]
+fn sample_controller_ends_when_its_lease_is_lost() {
+    Env::run("sample-lost", async |env| {
+        let sample = Sample::new(env).await;
+        let mut controller = sample.start();
+        controller.waits_for("Starting workers");
+        let lease = ObjectKey::new("sample-controller", "sample-controller");
+        let other = json!({ "spec": { "holderIdentity": "other", "leaseDurationSeconds": 3600 } });
+        let leases = env.client.resource(&Lease::RESOURCE);
+        // The leader may renew it at the same time, with its own name.
+        while holder(env, &lease).await != "other" {
+            leases.patch::<Value>(&lease, &Patch::Merge(other.clone())).await.expect("patched");
+        }
+        let (status, _) = controller.ended();
+        assert_eq!(status.code(), Some(1));
+        let log = std::fs::read_to_string(env.folder.join("controller.log")).expect("the log");
+        assert_eq!(log.lines().last(), Some("the lease is lost"), "{log}");
+        assert_eq!(holder(env, &lease).await, "other", "it is not released");
+    });
+}

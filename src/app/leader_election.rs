@@ -70,8 +70,7 @@ impl Contender<'_> {
         let elector =
             LeaderElector::new(config, self.clock.clone()).map_err(|error| error.to_string())?;
         health.set_leader_election(&elector);
-        let lease = elector.clone();
-        let guard = Guard::new(move || lease.holds_lease());
+        let guard = elector.guard();
         let clock = self.clock.clone();
         let work = |stop| {
             let work = work(stop, guard.clone());

@@ -15,7 +15,6 @@ use super::leader_migration::LeaderMigration;
 use super::logging::Verbosity;
 use crate::clock::SharedClock;
 use crate::files::POLL_PERIOD;
-use crate::metrics;
 use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
 use crate::server::auth::Auth;
 use crate::server::health::HealthChecks;
@@ -61,15 +60,8 @@ pub fn routes(
     clock: &SharedClock,
 ) -> Routes {
     let routes = Routes::new();
-    for endpoint in ["healthz", "livez", "readyz"] {
-        let health = health.clone();
-        let answer = move |request: &Request| health.answer(endpoint, request);
-        routes.add_tree(&format!("/{endpoint}"), handler(answer));
-    }
-    let metrics = |request: &Request| {
-        Response::new(200, metrics::CONTENT_TYPE, metrics::render()).gzipped_for(request)
-    };
-    routes.add("/metrics", handler(metrics));
+    routes.add_health(health);
+    routes.add_metrics();
     let results = health.results().clone();
     routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
     let config = configz::of(options, migration);

@@ -1,4 +1,4 @@
-//! Certificates in files, as Go reads them.
+//! Certificates in files, as Go reads them. Upstream: Go's `encoding/pem`, `crypto/tls`.
 
 use der::pem::LineEnding;
 use rustls::pki_types::CertificateDer;

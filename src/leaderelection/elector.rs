@@ -13,6 +13,7 @@ use super::callbacks::Leading;
 use super::config::JITTER_FACTOR;
 use super::election::{Attempt, Election, Outcome, Start};
 use super::{Config, ConfigError, Ended, LeaderCallbacks, LockError, Work};
+use crate::client::Guard;
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
@@ -91,8 +92,22 @@ impl LeaderElector {
         self.inner.election().holds_lease(self.inner.clock.monotonic())
     }
 
-    /// Fails if we lead and our lease expired more than `tolerable` ago.
-    pub(super) fn check(&self, tolerable: Duration) -> Result<(), String> {
+    /// A guard that passes writes while [`holds_lease`](LeaderElector::holds_lease), for the client
+    /// of the leader's work ([`Client::guarded`](crate::client::Client::guarded)). The elector's own
+    /// client must not have it. Each call makes another one: clones of one count writes together.
+    pub fn guard(&self) -> Guard {
+        let elector = self.clone();
+        Guard::new(move || elector.holds_lease())
+    }
+
+    /// Whether this contender may go on, for a health check under [`HealthzAdaptor::NAME`].
+    ///
+    /// # Errors
+    /// When we led last, could not renew, and our lease expired more than `tolerable` ago: the
+    /// process should have ended by then.
+    ///
+    /// [`HealthzAdaptor::NAME`]: super::HealthzAdaptor::NAME
+    pub fn check(&self, tolerable: Duration) -> Result<(), String> {
         let inner = &self.inner;
         let election = inner.election();
         let age = election.observed_for(inner.clock.monotonic());

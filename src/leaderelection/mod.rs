@@ -1,9 +1,9 @@
-//! Leader election: at most one of several managers works at a time.
+//! Leader election: at most one of several processes works at a time.
 //! Upstream: client-go's `tools/leaderelection`.
 //!
 //! `election` decides, without I/O, the next step of an attempt to take or keep the lock;
 //! [`LeaderElector`] carries it out and waits; [`LeaseLock`] is the lock. The contract stands above
-//! [`LeaderElector`].
+//! [`LeaderElector`]; [`LeaderElector::guard`] refuses writes that would be late.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -20,8 +20,11 @@
 //!     let lease = ObjectKey::new("default", "example");
 //!     let lock = LeaseLock::new(&client.for_lease(), lease, new_identity(), None);
 //!     let elector = LeaderElector::new(Config::new("example", Arc::new(lock)), clock)?;
+//!     // The work writes by this client alone.
+//!     let guarded = client.guarded(elector.guard());
 //!     let work = |stop: StopToken| async move {
 //!         stop.stopped().await;
+//!         drop(guarded);
 //!         Work::Ended
 //!     };
 //!     if elector.run(LeaderCallbacks::new(work, || ()), &stop).await == Ended::Lost {

@@ -1,6 +1,7 @@
-//! Counters, gauges and histograms under the Go manager's names, and their text form.
-//! Each room declares its own with `metrics!`, in the default registry; code outside of this crate
-//! does it with [`declared`].
+//! Counters, gauges and histograms, and their text form. Those of this crate have the Go manager's
+//! names. Each room declares its own with [`metrics!`](crate::metrics!), in the default registry, and
+//! so does a program on this library; [`render`] shows all of them. Upstream:
+//! `component-base/metrics`.
 
 pub mod process_stats;
 
@@ -15,17 +16,26 @@ use prometheus::{HistogramOpts, Opts, TextEncoder};
 
 /// Declares metrics as statics, each registered with its first use:
 ///
-/// ```ignore
+/// ```
+/// use kube_controller_manager::metrics::{self, exponential, metrics};
+///
 /// metrics! {
 ///     fn register;
 ///     static DELETED: IntCounterVec["namespace", "reason"] = "pods_deleted_total", "Help.";
 ///     pub static SYNC: Histogram(exponential(0.001, 2.0, 15)) = "sync_seconds", "Help.";
 /// }
+///
+/// register();
+/// DELETED.with_label_values(&["default", "finished"]).inc();
+/// let text = String::from_utf8(metrics::render())?;
+/// assert!(text.contains("pods_deleted_total{namespace=\"default\",reason=\"finished\"} 1"));
+/// # Ok::<(), std::string::FromUtf8Error>(())
 /// ```
 ///
 /// `register` registers them all. It exists for metrics without labels, which are served at zero
 /// before they count: a block that has one needs it, and it has to be called, or the crate does not
 /// compile. A metric with labels has no series before its first use, so its block may go without.
+#[macro_export]
 macro_rules! metrics {
     (fn $register:ident; $(
         $(#[$doc:meta])* $vis:vis static $metric:ident:
@@ -33,7 +43,7 @@ macro_rules! metrics {
     )+) => {
         /// Registers all metrics of the block, so that they are served at zero as well.
         #[deny(dead_code)]
-        pub(super) fn $register() {
+        pub(crate) fn $register() {
             $( std::sync::LazyLock::force(&$metric); )+
         }
         $( $crate::metrics::metric! {
@@ -49,7 +59,9 @@ macro_rules! metrics {
     } )+ };
 }
 
-/// One static of [`metrics!`].
+/// One static of [`metrics!`](crate::metrics!).
+#[doc(hidden)]
+#[macro_export]
 macro_rules! metric {
     ($(#[$doc:meta])* $vis:vis static $metric:ident:
         $kind:ident [$($label:literal),*] [$($buckets:expr)?] = $name:expr, $help:expr;
@@ -64,7 +76,10 @@ macro_rules! metric {
             }));
     };
 }
-pub(crate) use {metric, metrics};
+#[doc(hidden)]
+pub use metric;
+#[doc(inline)]
+pub use metrics;
 
 /// The declaration of one metric, for [`declared`].
 pub struct Spec<'a> {

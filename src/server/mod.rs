@@ -1,21 +1,19 @@
 //! HTTP serving, over TLS or plain: health checks, metrics and debug pages, with delegated
 //! authentication and authorization. Upstream: `apiserver/pkg/server`, `controller-manager/app`.
 //!
-//! [`Server`](http::Server) accepts connections and calls a [`Handler`], which [`Routes`](routes::Routes)
-//! finds by path. [`HealthChecks`](health::HealthChecks) answers `/healthz` and its siblings,
-//! [`metrics::render`](crate::metrics::render) is the text of `/metrics`.
+//! A [`Server`] accepts connections and calls a [`Handler`], which [`Routes`] find by path.
+//! [`HealthChecks`] answer `/healthz` and its siblings, and `/metrics` shows what
+//! [`metrics`](crate::metrics) declares.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use kube_controller_manager::server::health::HealthChecks;
-//! use kube_controller_manager::server::routes::Routes;
-//! use kube_controller_manager::server::{Request, handler};
+//! use kube_controller_manager::server::{HealthChecks, Request, Routes};
 //!
 //! let (routes, health) = (Routes::new(), HealthChecks::new());
 //! health.add("disk", Arc::new(|| Err("it is full".to_owned())));
-//! let check = move |request: &Request| health.answer("healthz", request);
-//! routes.add_tree("/healthz", handler(check));
+//! routes.add_health(&health);
+//! routes.add_metrics();
 //! let answer = futures_lite::future::block_on(routes.answer(Request::get("/healthz/disk")));
 //! assert_eq!((answer.status, answer.content()), (500, &b"internal server error: it is full\n"[..]));
 //! ```
@@ -29,4 +27,6 @@ pub mod routes;
 pub mod tls;
 pub mod zpages;
 
-pub use http::{Handler, Request, Response, handler};
+pub use health::HealthChecks;
+pub use http::{Handler, Request, Response, Server, handler};
+pub use routes::Routes;

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use futures_lite::future::Boxed;
 
-use super::{Handler, Request, Response};
+use super::health::HealthChecks;
+use super::{Handler, Request, Response, handler};
+use crate::metrics;
 
 /// Cheap to clone; routes may be added while serving.
 #[derive(Clone, Default)]
@@ -42,6 +44,23 @@ impl Routes {
         self.add(path, handler.clone());
         let mut table = self.table.write();
         table.below.insert(format!("{path}/"), handler);
+    }
+
+    /// Adds `/healthz`, `/livez` and `/readyz`, each with a path below it for each check.
+    pub fn add_health(&self, health: &HealthChecks) {
+        for endpoint in ["healthz", "livez", "readyz"] {
+            let health = health.clone();
+            let answer = move |request: &Request| health.answer(endpoint, request);
+            self.add_tree(&format!("/{endpoint}"), handler(answer));
+        }
+    }
+
+    /// Adds `/metrics`: all metrics of the process.
+    pub fn add_metrics(&self) {
+        let answer = |request: &Request| {
+            Response::new(200, metrics::CONTENT_TYPE, metrics::render()).gzipped_for(request)
+        };
+        self.add("/metrics", handler(answer));
     }
 
     /// Adds a handler that is left out of [`Routes::paths`].
@@ -96,8 +115,27 @@ impl Routes {
 mod tests {
     use futures_lite::future::block_on;
 
-    use super::super::handler;
     use super::*;
+
+    #[test]
+    fn health_and_metrics_have_their_paths() {
+        let (routes, health) = (Routes::new(), HealthChecks::new());
+        health.add("disk", Arc::new(|| Err("it is full".to_owned())));
+        routes.add_health(&health);
+        routes.add_metrics();
+        let ask = |path: &str| block_on(routes.answer(Request::get(path))).status;
+        for (path, status) in [
+            ("/healthz", 500),
+            ("/healthz/disk", 500),
+            ("/livez?exclude=disk", 200),
+            ("/readyz/disk", 500),
+            ("/readyz/net", 404),
+            ("/metrics", 200),
+            ("/metrics/x", 404),
+        ] {
+            assert_eq!(ask(path), status, "{path}");
+        }
+    }
 
     #[test]
     fn longest_matching_route_answers() {

@@ -36,7 +36,7 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
         "source" => &["client", "cache"],
         "events" => &["client"],
         "leaderelection" => &["client", "events"],
-        "controllers" => &["client", "cache", "workqueue", "events"],
+        "controllers" => &["client", "cache", "source", "workqueue", "events"],
         "server" => &["client"],
         "shadow" => &["client", "cache", "controllers"],
         "app" => &[

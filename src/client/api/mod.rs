@@ -6,8 +6,8 @@ mod options;
 mod scale;
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Value, json};
 
 pub use self::discovery::{ApiResource, Discovery};
 pub use self::dynamic::{Dynamic, List};
@@ -15,7 +15,7 @@ pub use self::options::{Delete, ListOptions, Patch, Preconditions, Propagation};
 pub use self::scale::Scales;
 use super::error::undecoded;
 use super::{Client, Result};
-use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta, from_json};
+use crate::objects::{Istr, Object, ObjectKey, Resource, ResourceType, WholeMeta, from_json};
 
 impl Client {
     /// The verbs over any resource. See [`Dynamic`] for their errors, which are those of the verbs
@@ -99,6 +99,48 @@ impl Client {
         patch: &Patch,
     ) -> Result<T> {
         self.resource(&T::RESOURCE).patch(key, patch).await
+    }
+
+    /// Adds a finalizer to an object, which is of a cache. A conflict (409) if the object has a newer
+    /// version: the finalizers that others have set meanwhile stay. Upstream: controller-runtime's
+    /// `controllerutil.AddFinalizer`.
+    pub async fn add_finalizer<T: Object + Resource>(
+        &self,
+        object: &T,
+        finalizer: &str,
+    ) -> Result<()> {
+        let finalizers = object.meta().finalizers().iter().map(Istr::as_str);
+        let finalizers = finalizers.filter(|name| *name != finalizer).chain([finalizer]);
+        self.set_finalizers(object, finalizers.collect()).await
+    }
+
+    /// Removes a finalizer from an object, which is of a cache; the last one lets an object go that
+    /// is being deleted. An object that is gone is a success, a newer version a conflict (409).
+    /// Upstream: controller-runtime's `controllerutil.RemoveFinalizer`.
+    pub async fn remove_finalizer<T: Object + Resource>(
+        &self,
+        object: &T,
+        finalizer: &str,
+    ) -> Result<()> {
+        let finalizers = object.meta().finalizers().iter().map(Istr::as_str);
+        let finalizers = finalizers.filter(|name| *name != finalizer);
+        match self.set_finalizers(object, finalizers.collect()).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            removed => removed,
+        }
+    }
+
+    async fn set_finalizers<T: Object + Resource>(
+        &self,
+        object: &T,
+        finalizers: Vec<&str>,
+    ) -> Result<()> {
+        let meta = object.meta();
+        let version = meta.resource_version.to_string();
+        let metadata = json!({ "finalizers": finalizers, "resourceVersion": version });
+        let patch = Patch::Merge(json!({ "metadata": metadata }));
+        let resource = self.resource(&T::RESOURCE);
+        resource.patch::<IgnoredAny>(&meta.key(), &patch).await.map(drop)
     }
 
     /// Deletes an object: see [`Dynamic::delete`].

@@ -1,17 +1,20 @@
 //! The parts that all controllers share: flags, caches, clients, events, time.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use super::Supervisor;
+use futures_lite::FutureExt;
+use parking_lot::Mutex;
+
+use super::{Controller, Supervisor};
 use crate::cache::{MetadataInformer, SharedInformerFactory};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::events::{EventBroadcaster, Recorder};
 use crate::objects::ResourceType;
 use crate::options::Options;
-use crate::task::{StopToken, TaskGroup};
+use crate::source::ClientSource;
+use crate::task::{Failure, StopToken, TaskGroup, caught};
 
 /// Makes the clients of controllers. Methods do not wait: a client that needs a token fetches it
 /// with its first request. Upstream: `ControllerClientBuilder`.
@@ -76,6 +79,52 @@ impl ControllerContext {
             broadcasters: Mutex::default(),
             supervisor: OnceLock::new(),
         })
+    }
+
+    /// A context in which all controllers use this client, for their requests and for caches of
+    /// their own, without flags.
+    pub fn for_client(client: Client, clock: SharedClock) -> Arc<ControllerContext> {
+        let source = ClientSource::new(client.clone());
+        ControllerContext::new(ControllerContextParts {
+            options: Arc::default(),
+            factory: SharedInformerFactory::new(source, clock.clone()),
+            clients: Arc::new(client),
+            clock,
+        })
+    }
+
+    /// Starts the caches and runs `controllers`, which were made of this context, until `stop` or
+    /// until one of them fails. Resolves when their syncs have ended and the events that wait were
+    /// sent. Drop it only when the process ends: its tasks would go on.
+    ///
+    /// # Errors
+    /// Why a controller or a cache has failed. The process has to decide what follows: the context
+    /// cannot run again.
+    pub async fn run(&self, controllers: Vec<Controller>, stop: &StopToken) -> Result<(), String> {
+        let (stop, tasks, failure) = (stop.child(), TaskGroup::new(), Failure::new());
+        self.factory.start(&stop);
+        for controller in controllers {
+            let (own, failure, stop) = (controller.failure(), failure.clone(), stop.clone());
+            tasks.spawn(async move {
+                let name = controller.name();
+                match caught(controller.run(stop.clone())).await {
+                    Err(panic) => failure.report(format!("{name} panicked: {panic}")),
+                    Ok(()) if !stop.is_stopped() => {
+                        let why =
+                            own.get().map_or_else(|| format!("{name} has ended"), str::to_owned);
+                        failure.report(why);
+                    }
+                    Ok(()) => (),
+                }
+            });
+        }
+        let caches = async { failure.report(self.factory.failed().await) };
+        stop.unless_stopped(failure.reported().or(caches)).await;
+        stop.stop();
+        tasks.join().await;
+        self.shutdown_events().await;
+        self.factory.shutdown().await;
+        failure.get().map_or(Ok(()), |why| Err(why.to_owned()))
     }
 
     /// Puts `supervisor` around the work of controllers that are made from now on. Only the first
@@ -153,5 +202,80 @@ impl MetadataCaches {
     /// Starts the informers that do not run yet, until `stop`. Does not wait for them.
     pub fn start(&self, stop: &StopToken) {
         self.factory.start(stop);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+
+    use super::*;
+    use crate::client::Config;
+    use crate::clock::FakeClock;
+    use crate::controllers::Profile;
+    use crate::objects::Timestamp;
+    use crate::task::spawn;
+
+    /// A context that makes no requests: its controllers have no caches.
+    fn context() -> Arc<ControllerContext> {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let config = Config::new("http://127.0.0.1:1".to_owned());
+        let client = Client::new(config, clock.clone()).expect("no certificates are read");
+        ControllerContext::for_client(client, clock)
+    }
+
+    #[test]
+    fn controllers_run_until_the_stop() {
+        let context = context();
+        let (sent, ended) = async_channel::unbounded();
+        let controllers = ["a", "b"].map(|name| {
+            let mut controller = Controller::new(Profile::new(name), &context).unwrap();
+            let sent = sent.clone();
+            controller.background(move |stop| async move {
+                sent.try_send("begins").unwrap();
+                stop.stopped().await;
+                sent.try_send("ends").unwrap();
+            });
+            controller
+        });
+        let stop = StopToken::new();
+        let running = {
+            let (context, stop) = (context.clone(), stop.clone());
+            spawn(async move { context.run(controllers.into(), &stop).await })
+        };
+        block_on(async {
+            assert_eq!(ended.recv().await, Ok("begins"));
+            assert_eq!(ended.recv().await, Ok("begins"));
+            stop.stop();
+            assert_eq!(running.await, Ok(()));
+        });
+        assert_eq!((ended.try_recv(), ended.try_recv()), (Ok("ends"), Ok("ends")));
+    }
+
+    #[test]
+    fn a_controller_that_fails_stops_the_others() {
+        type Add = fn(&mut Controller);
+        let cases: [(Add, &str); 3] = [
+            (
+                |c| c.background(|_| async { panic!("as the test asks") }),
+                "fails: a task of the controller panicked",
+            ),
+            (|c| c.background(|_| async {}), "fails: a task of the controller ended"),
+            (
+                |c| c.background(|_| -> std::future::Ready<()> { panic!("as the test asks") }),
+                "fails panicked: as the test asks",
+            ),
+        ];
+        for (add, why) in cases {
+            let context = context();
+            let mut other = Controller::new(Profile::new("works"), &context).unwrap();
+            other.background(|stop| async move { stop.stopped().await });
+            let mut fails = Controller::new(Profile::new("fails"), &context).unwrap();
+            add(&mut fails);
+            let stop = StopToken::new();
+            let ended = block_on(context.run(vec![other, fails], &stop));
+            assert_eq!(ended, Err(why.to_owned()));
+            assert!(!stop.is_stopped(), "the caller's token is not stopped");
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Ready-made mappers from events to keys.
+//! Ready-made mappers from events to keys: of an object itself, and of the object that controls it.
+//! Upstream: the event handlers of each controller; controller-runtime's `handler` package.
 
 use std::sync::Arc;
 use std::time::Duration;
