@@ -83,7 +83,7 @@ mod lookup;
 pub mod metrics;
 mod storm;
 pub mod task;
-pub mod trace;
+mod trace;
 
 pub mod objects;
 

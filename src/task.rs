@@ -21,7 +21,7 @@
 
 #![warn(missing_docs)]
 
-pub mod panics;
+pub(crate) mod panics;
 mod run;
 mod signals;
 mod task_counts;
@@ -43,7 +43,7 @@ use futures_lite::future::block_on;
 use parking_lot::Mutex;
 use pin_project::pin_project;
 
-pub use run::{Run, current_run, in_run};
+pub(crate) use run::{Run, current_run, in_run};
 pub use signals::stop_on_signal;
 use task_counts::Counted;
 pub use task_counts::{Place, running};

@@ -18,8 +18,9 @@ pub(crate) mod services;
 pub mod storage;
 pub mod workloads;
 
+pub(crate) use runner::Supervisor;
 pub use runner::{
     Change, ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
-    DebugHandler, DebugRequest, Error, Next, Profile, Queue, QueuePolicy, Supervisor, SyncResult,
-    Watcher, Workers, keys,
+    DebugHandler, DebugRequest, Error, Next, Profile, Queue, QueuePolicy, SyncResult, Watcher,
+    Workers, keys,
 };

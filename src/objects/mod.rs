@@ -26,7 +26,7 @@
 pub mod golang;
 mod values;
 mod views;
-pub mod wire;
+mod wire;
 
 pub use values::address::{Addresses, parse_ip};
 pub use values::condition::Condition;

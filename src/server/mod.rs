@@ -21,11 +21,11 @@
 pub mod auth;
 pub mod health;
 pub mod http;
-pub mod page;
+pub(crate) mod page;
 pub mod profiling;
 pub mod routes;
 pub mod tls;
-pub mod zpages;
+pub(crate) mod zpages;
 
 pub use health::HealthChecks;
 pub use http::{Handler, Request, Response, Server, handler};

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-pub use span::{Entered, Traced, carried, current, enter};
+pub use span::{Traced, carried, current, enter};
 pub use stations::{
-    How, SyncSpan, answered, cached, decoded, dropped, handled, key_queued, lease_changed,
-    lease_span, lease_tried, phase_ended, queued, read, sent, sync_begins, sync_ends, wrote,
+    How, answered, cached, decoded, dropped, handled, key_queued, lease_changed, lease_span,
+    lease_tried, phase_ended, queued, read, sent, sync_begins, sync_ends, wrote,
 };
 use tracer::Tracer;
 

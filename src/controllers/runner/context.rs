@@ -129,7 +129,7 @@ impl ControllerContext {
 
     /// Puts `supervisor` around the work of controllers that are made from now on. Only the first
     /// call has an effect.
-    pub fn supervise(&self, supervisor: Arc<dyn Supervisor>) {
+    pub(crate) fn supervise(&self, supervisor: Arc<dyn Supervisor>) {
         // A second call is a mistake of the program; the first supervisor stays.
         let _ = self.supervisor.set(supervisor);
     }

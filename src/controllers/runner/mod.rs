@@ -10,7 +10,7 @@
 
 #![warn(missing_docs)]
 
-pub mod batch;
+pub(crate) mod batch;
 mod change;
 mod context;
 mod controller;
@@ -18,7 +18,7 @@ mod error;
 pub mod keys;
 mod profile;
 mod queue;
-pub mod resource_monitors;
+pub(crate) mod resource_monitors;
 mod supervisor;
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub use controller::{Controller, ControllerStatus, OptionalCache, Watcher};
 pub use error::{Error, Next, SyncResult};
 pub use profile::{Profile, Workers};
 pub use queue::{LastError, Queue, QueuePolicy, SyncStatus};
-pub use supervisor::Supervisor;
+pub(crate) use supervisor::Supervisor;
 
 /// A GET below `/debug/controllers/NAME`.
 pub struct DebugRequest<'a> {
