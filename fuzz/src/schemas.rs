@@ -26,7 +26,7 @@ const TEXTS: [&str; 16] = [
     "\u{fc}\"\\\n\u{10ff7f}",
 ];
 const QUANTITIES: [&str; 8] = ["0", "1", "500m", "1Gi", "-3", "1e3", "0.1", "99999999999999999"];
-/// Deeper parts of an object are left out.
+/// Deeper parts of an object are left out, unless they are required.
 const MAX_DEPTH: usize = 24;
 /// The most items of a list or a map.
 const MAX_ITEMS: usize = 3;
@@ -101,9 +101,10 @@ impl<'a> Generator<'a, '_, '_> {
         }
     }
 
-    /// Between the years 1 and 9999, which JSON holds.
+    /// From the year 1, with which JSON begins, to the last time of k8s-openapi's types.
     fn time(&mut self) -> Result<Timestamp> {
-        let seconds = self.choices.int_in_range(-62_135_596_800..=253_402_300_799_i64)?;
+        let last = jiff::Timestamp::MAX.as_second();
+        let seconds = self.choices.int_in_range(-62_135_596_800..=last)?;
         let micros = self.choices.int_in_range(0..=999_999)?;
         Ok(Timestamp::from_micros(seconds * 1_000_000 + micros))
     }
@@ -118,9 +119,13 @@ impl<'a> Generator<'a, '_, '_> {
 
     fn members(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
         let mut members = Map::new();
+        let required: Vec<&str> =
+            part["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         for (name, of) in part["properties"].as_object().into_iter().flatten() {
-            let is_named = matches!(name.as_str(), "apiVersion" | "kind") && depth == 0;
-            if depth < MAX_DEPTH && !is_named && self.more()? {
+            if depth == 0 && matches!(name.as_str(), "apiVersion" | "kind") {
+                continue;
+            }
+            if required.contains(&name.as_str()) || depth < MAX_DEPTH && self.more()? {
                 members.insert(name.clone(), self.value(of, depth + 1)?);
             }
         }

@@ -12,6 +12,7 @@ use crate::clock::SystemClock;
 use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
 use crate::source::ClientSource;
+use crate::task::StopToken;
 
 /// A source of bearer tokens that change. Called before each request; answers from memory if
 /// possible.
@@ -34,6 +35,9 @@ pub trait Connection: Send + Sync + 'static {
     ) -> Result<Client, String>;
     /// The same connection, which writes only what `guard` allows.
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection>;
+    /// The same connection, whose requests wait no longer once `stop` has stopped: see
+    /// [`Client::stopped_by`].
+    fn stopped_by(&self, stop: StopToken) -> Arc<dyn Connection>;
     /// The same connection, whose writes `interceptor` answers.
     fn intercepted(&self, interceptor: Arc<dyn Interceptor>) -> Arc<dyn Connection>;
     /// The caches' source that reads through `client`.
@@ -116,6 +120,10 @@ impl Connection for ApiServer {
 
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection> {
         Arc::new(ApiServer { client: self.client.guarded(guard) })
+    }
+
+    fn stopped_by(&self, stop: StopToken) -> Arc<dyn Connection> {
+        Arc::new(ApiServer { client: self.client.stopped_by(stop) })
     }
 
     fn intercepted(&self, interceptor: Arc<dyn Interceptor>) -> Arc<dyn Connection> {

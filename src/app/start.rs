@@ -100,6 +100,8 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
         Failed::ended(format!("failed to wait for apiserver being healthy: {error}"))
     })?;
 
+    // A sync under way may have hundreds of requests left, at a few in a second.
+    let connection = &connection.stopped_by(stop.clone());
     let tasks = TaskGroup::new();
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let streams = options.feature_gates.enabled("WatchListClient");
@@ -163,20 +165,16 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     stop.stop();
 
     let waiting = log_running(&running, options, clock);
-    let ended = within(clock, options.controller_shutdown_timeout, async {
-        tasks.join().await;
-        log::info!("All controllers terminated");
-        context.shutdown_events().await;
-        factory.shutdown().await;
-    });
-    let ended = ended.or(waiting).await;
+    let timeout = options.controller_shutdown_timeout;
+    let (events, informers) = (context.shutdown_events(), factory.shutdown());
+    let ended = shut_down(clock, timeout, tasks.join().or(waiting), events, informers).await;
     let running = running.lock().clone();
     let work = match ended {
         Some(()) if running.is_empty() => Work::Ended,
         _ => Work::Unfinished,
     };
     if ended.is_none() {
-        let timeout = show_duration(options.controller_shutdown_timeout);
+        let timeout = show_duration(timeout);
         log::info!("Controller shutdown timeout {timeout} reached, still running: {running:?}");
     }
     match (failure.get(), ended) {
@@ -348,6 +346,25 @@ fn run_one(
     }
 }
 
+/// Waits for the controllers, then for their events and the informers. `None`: the controllers took
+/// longer than `timeout`. Events have a limit of their own, and informers only read: a process that
+/// is slow, or has few pages of memory, ends in order without them.
+async fn shut_down(
+    clock: &SharedClock,
+    timeout: Duration,
+    controllers: impl Future<Output = ()>,
+    events: impl Future<Output = ()>,
+    informers: impl Future<Output = ()>,
+) -> Option<()> {
+    within(clock, timeout, controllers).await?;
+    log::info!("All controllers terminated");
+    events.await;
+    if within(clock, timeout, informers).await.is_none() {
+        log::info!("Some informers have not ended within {}", show_duration(timeout));
+    }
+    Some(())
+}
+
 /// `future`'s output, or `None` when it takes longer than `timeout`; zero: as long as it takes.
 async fn within<T>(
     clock: &SharedClock,
@@ -389,6 +406,9 @@ mod tests {
             unreachable!("health is asked without a client")
         }
         fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
+            unreachable!("health is asked without a client")
+        }
+        fn stopped_by(&self, _: StopToken) -> Arc<dyn Connection> {
             unreachable!("health is asked without a client")
         }
         fn intercepted(&self, _: Arc<dyn Interceptor>) -> Arc<dyn Connection> {
@@ -437,6 +457,9 @@ mod tests {
             panic!("as the test asks")
         }
         fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
+            panic!("as the test asks")
+        }
+        fn stopped_by(&self, _: StopToken) -> Arc<dyn Connection> {
             panic!("as the test asks")
         }
         fn intercepted(&self, _: Arc<dyn Interceptor>) -> Arc<dyn Connection> {
@@ -528,6 +551,38 @@ mod tests {
         assert_eq!(ask("/debug/controllers/gc/graph").content(), b"[]");
         for path in ["/debug/controllers/gc", "/debug/controllers/gc/x"] {
             assert_eq!((ask(path).status, ask(path).content()), (404, b"\n".as_slice()), "{path}");
+        }
+    }
+
+    #[test]
+    fn only_controllers_that_do_not_end_are_a_failure() {
+        let limit = Duration::from_secs(10);
+        // Which of controllers, events and informers take longer than the limit.
+        for (controllers, events, informers, expected) in [
+            (false, false, false, Some(())),
+            (true, false, false, None),
+            (false, true, false, Some(())),
+            (false, false, true, Some(())),
+            (false, true, true, Some(())),
+        ] {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let shared: SharedClock = clock.clone();
+            let part = |is_slow: bool| {
+                let time = if is_slow { limit + Duration::from_secs(1) } else { Duration::ZERO };
+                shared.sleep(time)
+            };
+            let parts = (part(controllers), part(events), part(informers));
+            let mut ending = Box::pin(shut_down(&shared, limit, parts.0, parts.1, parts.2));
+            let mut seconds = 0;
+            let ended = loop {
+                match block_on(poll_once(&mut ending)) {
+                    Some(ended) => break ended,
+                    None => clock.advance(Duration::from_secs(1)),
+                }
+                seconds += 1;
+                assert!(seconds < 100, "it ends");
+            };
+            assert_eq!(ended, expected, "{controllers} {events} {informers}");
         }
     }
 

@@ -100,6 +100,11 @@ pub enum Error {
         /// Method and path.
         request: String,
     },
+    /// The request was still waiting when the client was stopped: no byte of it was sent.
+    Stopped {
+        /// Method and path.
+        request: String,
+    },
     /// The client may only read: no byte of the request was sent.
     Shadowed {
         /// Method and path.
@@ -440,6 +445,7 @@ impl fmt::Display for Error {
             Error::GuardRefused { request } => {
                 write!(f, "{request}: not sent: the lease is no longer held")
             }
+            Error::Stopped { request } => write!(f, "{request}: not sent: stopping"),
             Error::Shadowed { request } => write!(f, "{request}: not sent: shadow mode only reads"),
             Error::Credentials(source) => write!(f, "credentials: {source}"),
             Error::Path(what) | Error::Config(what) => f.write_str(what),
@@ -458,6 +464,7 @@ impl std::error::Error for Error {
             Error::Status(_)
             | Error::Path(_)
             | Error::GuardRefused { .. }
+            | Error::Stopped { .. }
             | Error::Shadowed { .. }
             | Error::Config(_) => None,
         }

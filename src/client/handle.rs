@@ -18,6 +18,7 @@ use super::writes::{WriteCounter, Writes};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Form;
+use crate::task::StopToken;
 
 /// Sends requests to one API server as one user, with one rate limiter. Cheap to clone: clones
 /// share the limiter. Upstream: `rest.RESTClient`.
@@ -34,7 +35,7 @@ use crate::objects::Form;
 ///   ([`Error::is_unsure`]). Callers retry by their next sync.
 /// - A request fails when no answer begins, or no further byte of a body comes, within
 ///   [`Config::timeout`]. The body of a watch may be silent for any time. The waits for the limiter
-///   and before a further attempt have no limit.
+///   and before a further attempt have no limit, but end at a stop ([`Client::stopped_by`]).
 /// - Any future of the client may be dropped at any time. A request that was not sent then is not
 ///   sent; one that was sent may be carried out, and its connection is closed. The token of the
 ///   limiter is spent.
@@ -65,6 +66,8 @@ pub(super) struct Inner {
     pub config: Config,
     pub clock: SharedClock,
     pub guard: Option<Guard>,
+    /// Ends the waits of requests.
+    pub stop: Option<StopToken>,
     pub interceptor: Option<Arc<dyn Interceptor>>,
     /// Requests do not wait for the pool.
     pub is_urgent: bool,
@@ -106,6 +109,7 @@ impl Client {
             config,
             clock,
             guard: None,
+            stop: None,
             interceptor: None,
             is_urgent: false,
             discovery: Arc::default(),
@@ -138,9 +142,20 @@ impl Client {
     }
 
     /// The same for writes that do no harm when they are late, such as events: see
-    /// [`Guard::uncounted`].
+    /// [`Guard::uncounted`]. They are sent after a stop too; their sender has to limit the time.
     pub fn with_uncounted_writes(&self) -> Client {
-        self.derive(|derived| derived.guard = derived.guard.as_ref().map(Guard::uncounted))
+        self.derive(|derived| {
+            derived.guard = derived.guard.as_ref().map(Guard::uncounted);
+            derived.stop = None;
+        })
+    }
+
+    /// The same, but a request that has to wait after the stop, for the limiter or before a further
+    /// attempt, fails: with [`Error::Stopped`], or as the attempt before. So a sync with many
+    /// requests left ends soon. A request that need not wait is sent. This holds for clients
+    /// derived from it, too. Upstream: a `context.Context` that is cancelled.
+    pub fn stopped_by(&self, stop: StopToken) -> Client {
+        self.derive(|derived| derived.stop = Some(stop))
     }
 
     /// The same, but `guard` decides about each write: a refused one fails with
@@ -201,6 +216,7 @@ impl Client {
             config,
             clock,
             guard,
+            stop,
             interceptor,
             is_urgent,
             ..
@@ -215,6 +231,7 @@ impl Client {
             config: config.clone(),
             clock: clock.clone(),
             guard: guard.clone(),
+            stop: stop.clone(),
             interceptor: interceptor.clone(),
             is_urgent: *is_urgent,
             discovery: self.inner.discovery.clone(),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use futures_lite::FutureExt;
 use futures_lite::io::{AsyncBufReadExt, AsyncReadExt, Cursor};
 use http_client::http_types::{self, Method};
 use serde::Deserialize;
@@ -112,7 +113,8 @@ impl Client {
     /// # Errors
     /// [`Error::Status`] for any other status, [`Error::Transport`] when no answer came in time,
     /// [`Error::GuardRefused`] or [`Error::Shadowed`] for a write that was not sent,
-    /// [`Error::Credentials`] without credentials to show.
+    /// [`Error::Stopped`] for a request that waited at the stop, [`Error::Credentials`] without
+    /// credentials to show.
     pub async fn open(&self, call: &Call) -> Result<http_types::Body> {
         if let Some(interceptor) = &self.inner.interceptor {
             match is_read(call.method, &call.path) {
@@ -145,8 +147,28 @@ impl Client {
             let code = error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string());
             let labels = [code.as_str(), call.method, self.inner.host.as_str()];
             RETRIES.with_label_values(&labels).inc();
-            self.inner.clock.sleep(wait).await;
+            if !self.waits(self.inner.clock.sleep(wait)).await {
+                return Err(error);
+            }
         }
+    }
+
+    /// Waits to the end of `wait` (`true`), or until the client is stopped. A wait that is over at
+    /// once ends after the stop too.
+    async fn waits(&self, wait: impl Future<Output = ()>) -> bool {
+        let Some(stop) = &self.inner.stop else {
+            wait.await;
+            return true;
+        };
+        let ended = async {
+            wait.await;
+            true
+        };
+        let stopped = async {
+            stop.stopped().await;
+            false
+        };
+        ended.or(stopped).await
     }
 
     async fn attempt(&self, call: &Call, shown: &mut Shown) -> Result<http_types::Body> {
@@ -158,7 +180,9 @@ impl Client {
             return Err(held_back());
         }
         let start = inner.clock.monotonic();
-        inner.limiter.take().await;
+        if !self.waits(inner.limiter.take()).await {
+            return Err(Error::Stopped { request: call.to_string() });
+        }
         let sent = inner.clock.monotonic();
         LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
         *shown = inner.auth.show().await?;
@@ -327,7 +351,49 @@ pub(super) fn broken(call: &impl fmt::Display, error: std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::super::Config;
     use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+    use crate::task::StopToken;
+
+    #[test]
+    fn requests_that_wait_for_the_limiter_end_at_the_stop() {
+        // Nothing listens there: a request that is sent fails too.
+        let mut config = Config::new("http://127.0.0.1:1".to_owned());
+        (config.qps, config.burst) = (0.001, 1);
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let stop = StopToken::new();
+        let client = Client::new(config, clock.clone()).expect("a client").stopped_by(stop.clone());
+        let events = client.with_uncounted_writes();
+        let (read, write) = (Call::new("GET", "/x"), Call::new("POST", "/x"));
+        block_on(async {
+            for client in [&client, &events] {
+                let sent = client.send(&read).await;
+                assert!(sent.is_err_and(|error| error.is_transport()), "the first has a token");
+            }
+            let mut waiting = [
+                Box::pin(client.send(&read)),
+                Box::pin(client.send(&write)),
+                Box::pin(events.send(&write)),
+            ];
+            for request in &mut waiting {
+                assert!(poll_once(request).await.is_none());
+            }
+            stop.stop();
+            let [read, write, event] = &mut waiting;
+            for request in [read, write] {
+                let ended = request.await;
+                assert!(matches!(ended, Err(Error::Stopped { .. })), "{ended:?}");
+            }
+            assert!(poll_once(event).await.is_none(), "its sender limits the time");
+            clock.advance(Duration::from_secs(10_000));
+            let sent = client.send(&Call::new("GET", "/x")).await;
+            assert!(sent.is_err_and(|error| error.is_transport()), "it need not wait");
+        });
+    }
 
     #[test]
     fn requests_are_sent_again_only_where_that_is_safe() {

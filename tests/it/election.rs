@@ -213,6 +213,25 @@ fn leader_that_ends_with_a_write_under_way_keeps_its_lease() {
     });
 }
 
+/// The limiter has a token for each of the first 300 requests, and the next one in a quarter of an
+/// hour.
+#[test]
+fn leader_that_is_stopped_while_requests_wait_for_the_limiter_releases_its_lease() {
+    Env::run("rate-limited", async |env| {
+        let manager = env.candidate("manager", &["--kube-api-qps=0.001", "--kube-api-burst=300"]);
+        create(&env.client, deployment("web", 800, "web:1")).await;
+        // Each batch is twice as large as the one before, and this one is larger than what is left.
+        eventually(&env.clock, "a batch waits", || async {
+            let made = env.pods().await.len();
+            if made > 255 { Ok(()) } else { Err(format!("{made} pods")) }
+        })
+        .await;
+        let status = manager.stop(&env.clock, PATIENCE).await.expect("a process");
+        assert!(status.success(), "{status}");
+        assert_eq!(holder(env).await.expect("the lease"), "", "its work has ended");
+    });
+}
+
 /// Writes a migration of the deployment controller to the lease `moving`; returns the flag.
 fn migration(env: &Env) -> String {
     let file = env.kubeconfig.with_file_name("migration.yaml");

@@ -31,7 +31,7 @@ pub fn default_service(service: &mut Value) {
         fill(port, "protocol", "TCP");
         let number = port.get("port").cloned().unwrap_or_else(|| 0.into());
         fill(port, "targetPort", number.clone());
-        if port["targetPort"] == 0 {
+        if port["targetPort"] == 0 || port["targetPort"] == "" {
             port["targetPort"] = number;
         }
     }
@@ -579,6 +579,12 @@ mod tests {
         assert_eq!(check_service(&service), []);
         let port = &service["spec"]["ports"][0];
         assert_eq!((&port["targetPort"], &port["protocol"]), (&json!(80), &json!("TCP")));
+        for no_port in [json!(0), json!("")] {
+            let ports = json!([{ "port": 80, "targetPort": no_port }]);
+            let mut given = json!({ "spec": { "ports": ports } });
+            default_service(&mut given);
+            assert_eq!(given["spec"]["ports"][0]["targetPort"], 80);
+        }
         assert!(int(port, "/nodePort").is_some_and(|n| (30_000..32_768).contains(&n)));
         let address = text(&service, "/spec/clusterIP");
         assert!(address.starts_with("10.96.") && address == text(&service, "/spec/clusterIPs/0"));

@@ -2,7 +2,9 @@
 //! every manager serves.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -39,9 +41,43 @@ pub struct QueueTimes {
     pub waited_median: f64,
     pub waited_p99: f64,
     pub worked_p99: f64,
-    /// The queue with the longest wait at the 99th percentile, among those with 100 syncs.
+    /// The queue with the longest wait at the 99th percentile, among those with 100 syncs; empty:
+    /// there is none with so many.
     pub slowest: String,
     pub slowest_p99: f64,
+}
+
+impl fmt::Display for QueueTimes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} syncs", self.syncs)?;
+        if self.syncs == 0 {
+            return Ok(());
+        }
+        write!(
+            f,
+            "; waited {} (median), {} (99 %); took {} (99 %)",
+            Bound(self.waited_median),
+            Bound(self.waited_p99),
+            Bound(self.worked_p99),
+        )?;
+        if !self.slowest.is_empty() {
+            write!(f, "; slowest {}, {} (99 %)", self.slowest, Bound(self.slowest_p99))?;
+        }
+        Ok(())
+    }
+}
+
+/// The upper bound of a bucket, in seconds. Bounds that are computed are a little off: Go serves
+/// 9.999999999999999e-05 for 100 µs.
+struct Bound(f64);
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Duration::try_from_secs_f64(self.0) {
+            Ok(bound) => write!(f, "{bound:?}"),
+            Err(_) => f.write_str("longer than all buckets"),
+        }
+    }
 }
 
 impl Metrics {
@@ -166,6 +202,28 @@ mod tests {
             bounds.into_iter().zip(counts).map(move |(le, count)| line(name, le, count))
         };
         of(WAITED).chain(of(WORKED)).collect()
+    }
+
+    #[test]
+    fn times_are_shown_rounded_and_without_a_queue_that_is_not_there() {
+        let busy = QueueTimes {
+            syncs: 400,
+            waited_median: 9.999_999_999_999_999e-5,
+            waited_p99: 0.001,
+            worked_p99: f64::INFINITY,
+            slowest: "job".to_owned(),
+            slowest_p99: 10.0,
+        };
+        let few = QueueTimes { slowest: String::new(), slowest_p99: 0.0, ..busy.clone() };
+        let common =
+            "400 syncs; waited 100µs (median), 1ms (99 %); took longer than all buckets (99 %)";
+        for (times, expected) in [
+            (busy, format!("{common}; slowest job, 10s (99 %)")),
+            (few, common.to_owned()),
+            (QueueTimes::default(), "0 syncs".to_owned()),
+        ] {
+            assert_eq!(times.to_string(), expected);
+        }
     }
 
     #[test]

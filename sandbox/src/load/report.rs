@@ -229,17 +229,7 @@ pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
             writeln!(f, "{}: {seconds:.2} s after the last byte of the lists", row.phase)?;
         }
         if let Some(times) = &row.queues {
-            writeln!(
-                f,
-                "{}: {} syncs; waited {} s (median), {} s (99 %); took {} s (99 %); slowest {} {} s",
-                row.phase,
-                times.syncs,
-                times.waited_median,
-                times.waited_p99,
-                times.worked_p99,
-                times.slowest,
-                times.slowest_p99,
-            )?;
+            writeln!(f, "{}: {times}", row.phase)?;
         }
     }
     for row in rows.iter().filter(|row| row.requests.is_some()) {

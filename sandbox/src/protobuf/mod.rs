@@ -97,7 +97,9 @@ fn read(place: usize, bytes: &[u8], object: &mut Map<String, Value>, depth: usiz
             }
             Shape::Pointer | Shape::Shown | Shape::Value => {
                 let value = value_of(&field.of, &wire, depth)?;
-                let zero = value.is_null() || value == "" || value == 0 || value == false;
+                // An empty text is no zero where there could be a number.
+                let is_empty = value == "" && !matches!(field.of, Type::IntOrString);
+                let zero = value.is_null() || is_empty || value == 0 || value == false;
                 if !zero || field.shape != Shape::Value && !value.is_null() {
                     object.insert(field.name.to_owned(), value);
                 }
@@ -327,6 +329,21 @@ mod tests {
             } } },
         });
         assert_eq!(decode(&deployment()).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_port_without_a_name_is_no_number() {
+        let service = |port: Value| {
+            json!({ "apiVersion": "v1", "kind": "Service",
+                "spec": { "ports": [{ "port": 80, "targetPort": port }] } })
+        };
+        let round = |object: &Value| decode(&encode(object).unwrap()).unwrap();
+        for port in [json!(""), json!("http"), json!(81)] {
+            let object = service(port);
+            assert_eq!(round(&object)["spec"], object["spec"]);
+        }
+        let zero = round(&service(json!(0)));
+        assert_eq!(zero["spec"]["ports"], json!([{ "port": 80 }]));
     }
 
     #[test]

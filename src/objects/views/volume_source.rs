@@ -1,7 +1,7 @@
 //! The sources of volumes that are attached to a node before they are mounted.
 
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::objects::{Istr, null_as_default};
 
@@ -15,7 +15,8 @@ pub enum VolumeSource {
     },
     InTree {
         kind: InTreeKind,
-        /// The fields of the source as JSON.
+        /// JSON of the members of the source that are read. The same for each form of the object:
+        /// protobuf has the zeroes that JSON leaves out.
         fields: Box<str>,
     },
 }
@@ -34,6 +35,61 @@ pub enum InTreeKind {
     Vsphere,
 }
 
+/// A member of a source, and whether a zero differs from an absent value: it is a pointer upstream.
+type Member = (&'static str, bool);
+
+impl InTreeKind {
+    /// The members that volumes of this kind are named and attached by. `wire::messages` has them
+    /// too.
+    const fn members(self) -> &'static [Member] {
+        match self {
+            InTreeKind::AwsElasticBlockStore => {
+                &[("volumeID", false), ("fsType", false), ("partition", false), ("readOnly", false)]
+            }
+            InTreeKind::AzureDisk => &[
+                ("diskURI", false),
+                ("cachingMode", true),
+                ("fsType", true),
+                ("readOnly", true),
+                ("kind", true),
+            ],
+            // Only a PersistentVolume has a namespace.
+            InTreeKind::AzureFile => &[
+                ("secretName", false),
+                ("shareName", false),
+                ("readOnly", false),
+                ("secretNamespace", true),
+            ],
+            InTreeKind::Cinder | InTreeKind::Portworx => {
+                &[("volumeID", false), ("fsType", false), ("readOnly", false)]
+            }
+            InTreeKind::Fc => &[("targetWWNs", false), ("lun", true), ("wwids", false)],
+            InTreeKind::Flex => {
+                &[("driver", false), ("fsType", false), ("readOnly", false), ("options", false)]
+            }
+            InTreeKind::GcePersistentDisk => {
+                &[("pdName", false), ("fsType", false), ("partition", false), ("readOnly", false)]
+            }
+            InTreeKind::Iscsi => &[("targetPortal", false), ("iqn", false), ("lun", false)],
+            InTreeKind::Vsphere => {
+                &[("volumePath", false), ("fsType", false), ("storagePolicyName", false)]
+            }
+        }
+    }
+}
+
+/// Whether Go leaves the value out of JSON with `omitempty`.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
+    }
+}
+
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WireCsi {
@@ -42,12 +98,25 @@ pub(super) struct WireCsi {
     volume_handle: Box<str>,
 }
 
-/// JSON, as text.
-pub(super) struct Fields(Box<str>);
+/// A source that is set.
+pub(super) struct Fields(Value);
 
 impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Fields, D::Error> {
-        Ok(Fields(Value::deserialize(from)?.to_string().into()))
+        Value::deserialize(from).map(Fields)
+    }
+}
+
+impl Fields {
+    fn text(mut self, kind: InTreeKind) -> Box<str> {
+        let mut read = Map::new();
+        for (name, is_pointer) in kind.members() {
+            let value = self.0.get_mut(name).map(Value::take).unwrap_or_default();
+            if !is_zero(&value) || *is_pointer && !value.is_null() {
+                read.insert((*name).to_owned(), value);
+            }
+        }
+        Value::Object(read).to_string().into()
     }
 }
 
@@ -107,8 +176,76 @@ impl VolumeSource {
         if let Some(WireCsi { driver, volume_handle: handle }) = csi {
             return Some(VolumeSource::Csi { driver, handle });
         }
-        let (kind, Fields(fields)) =
+        let (kind, fields) =
             in_tree.into_iter().find_map(|(kind, fields)| Some((kind, fields?)))?;
-        Some(VolumeSource::InTree { kind, fields })
+        Some(VolumeSource::InTree { kind, fields: fields.text(kind) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::objects::{Encoded, Pod};
+
+    fn field(number: u8, value: &[u8]) -> Vec<u8> {
+        [&[number << 3 | 2, u8::try_from(value.len()).unwrap()], value].concat()
+    }
+
+    /// Each message has the zeroes that a real server writes, and members that are not read.
+    #[test]
+    fn both_forms_of_a_volume_give_the_same_fields() {
+        let (empty, zero) = (|number| field(number, b""), |number: u8| vec![number << 3, 0]);
+        for (json, number, message, expected) in [
+            (
+                json!({ "iscsi": { "targetPortal": "p", "iqn": "", "lun": 0, "portals": ["q"] } }),
+                8,
+                [field(1, b"p"), empty(2), zero(3), empty(4), empty(5), zero(6), field(7, b"q")],
+                r#"{"targetPortal":"p"}"#,
+            ),
+            (
+                json!({ "fc": { "targetWWNs": ["w"], "lun": 0, "fsType": "xfs", "wwids": [] } }),
+                17,
+                [field(1, b"w"), zero(2), field(3, b"xfs"), zero(4), vec![], vec![], vec![]],
+                r#"{"lun":0,"targetWWNs":["w"]}"#,
+            ),
+            (
+                json!({ "flexVolume": { "driver": "d", "secretRef": {}, "options": { "a": "" } } }),
+                12,
+                [
+                    field(1, b"d"),
+                    empty(2),
+                    field(3, &empty(1)),
+                    zero(4),
+                    field(5, &[field(1, b"a"), empty(2)].concat()),
+                    vec![],
+                    vec![],
+                ],
+                r#"{"driver":"d","options":{"a":""}}"#,
+            ),
+            (
+                json!({ "gcePersistentDisk": { "pdName": "d", "partition": 0 } }),
+                3,
+                [field(1, b"d"), empty(2), zero(3), zero(4), vec![], vec![], vec![]],
+                r#"{"pdName":"d"}"#,
+            ),
+        ] {
+            let mut volume = json;
+            volume["name"] = json!("v");
+            let pod = json!({ "spec": { "volumes": [volume] } }).to_string();
+            // Numbers above 15 take two bytes.
+            let head: &[u8] =
+                if number < 16 { &[number << 3 | 2] } else { &[0x80 | number << 3 | 2, 1] };
+            let message = message.concat();
+            let source = [head, &[u8::try_from(message.len()).unwrap()], &message].concat();
+            let volume = field(1, &[field(1, b"v"), field(2, &source)].concat());
+            let pods = [Encoded::json(pod), Encoded::protobuf(field(2, &volume))]
+                .map(|form| form.decode::<Pod>().unwrap());
+            assert_eq!(pods[0], pods[1]);
+            let source = &pods[0].spec.shape.inline_volumes[0].source;
+            let VolumeSource::InTree { fields, .. } = source else { panic!("{source:?}") };
+            assert_eq!(&**fields, expected);
+        }
     }
 }

@@ -173,7 +173,6 @@ static VSPHERE: Message = Message(&[
 ]);
 
 static AZURE_DISK: Message = Message(&[
-    Field::one(1, "diskName", Text),
     Field::one(2, "diskURI", Text),
     Field::one(3, "cachingMode", Text),
     Field::one(4, "fsType", Text),
