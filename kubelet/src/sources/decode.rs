@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use kube_controller_manager::objects::golang::pod_template_dump;
+use kube_controller_manager::objects::golang::static_pod_dump;
 use serde_json::{Value, json};
 
 use super::defaults;
@@ -144,11 +144,11 @@ fn place(pod: &mut Pod, uid: String, origin: &Origin, node: &str) {
     pod.status.get_or_insert_default().phase = Some("Pending".to_owned());
 }
 
-/// A uid that depends on the pod's content, the node and the file or URL. Upstream hashes the dump
-/// of its internal struct, where this is the dump of the same content as a pod template.
+/// A uid that depends on the pod's content, the node and the file or URL: the Go kubelet's, so that a
+/// change from one to the other restarts no pod.
 fn generated_uid(document: &Value, origin: &Origin, node: &str) -> String {
     let mut hash = Fnv128::default();
-    hash.write(pod_template_dump(document).as_bytes());
+    hash.write(static_pod_dump(document).as_bytes());
     match origin {
         Origin::File(path) => {
             hash.write(format!("host:{node}file:{}", path.display()).as_bytes());
