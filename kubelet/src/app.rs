@@ -20,12 +20,14 @@ use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
 use crate::http::Target;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
+use crate::local_objects::{self, LocalObjects};
 use crate::manager::{Manager, Node};
 use crate::options::{Settings, sync_period};
 use crate::probes::Probes;
 use crate::runtime::backoff::Backoff;
+use crate::runtime::dns::Resolvers;
 use crate::serving;
-use crate::sources::{PodConfig, Source, file, url};
+use crate::sources::{Placement, PodConfig, Source, file, url};
 use crate::volumes::Folders;
 
 /// Upstream: `defaultRuntimeRequestTimeout`.
@@ -84,6 +86,11 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let node = node(&settings).await?;
     let (runtime, images) = connect(configuration, &clock)?;
     check_runtime(&runtime, &clock, &stop).await?;
+    let objects = match &settings.objects {
+        Some(folder) => local_objects::first(folder)
+            .map_err(|error| format!("--local-objects-path: {error}"))?,
+        None => LocalObjects::default(),
+    };
     let (probed, results) = async_channel::unbounded();
     let folders = Folders {
         root: settings.root.clone(),
@@ -99,6 +106,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
             clock.clone(),
             configuration.serialize_image_pulls.unwrap_or(true),
         ),
+        objects: objects.clone(),
         probes: Probes::new(runtime.clone(), clock.clone(), probed, stop.clone()),
         runtime,
         folders,
@@ -107,8 +115,15 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         backoff: Backoff::new(BACKOFF.0, max.map_or(BACKOFF.1, |max| max.0)).into(),
     };
     let (config, updates) = PodConfig::new(clock.clone());
-    let sources = start_sources(configuration, &node.name, &config, &clock, &stop)?;
+    let sources = start_sources(&settings, &node.name, &config, &clock, &stop)?;
     let kubelet = Kubelet::new(manager, sources, sync_period(configuration));
+    if let Some(folder) = settings.objects.clone() {
+        let users = kubelet.clone();
+        let changed = move |keys| users.sync_users(&keys);
+        let period = configuration.file_check_frequency.map_or(CHECK_PERIOD, |period| period.0);
+        let (clock, stop) = (clock.clone(), stop.clone());
+        drop(task::spawn(local_objects::run(folder, period, objects, changed, clock, stop)));
+    }
     let checks = serving::checks(&kubelet);
     let (address, port) = (
         configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),
@@ -207,12 +222,14 @@ async fn check_runtime(
 }
 
 fn start_sources(
-    configuration: &Configuration,
+    settings: &Settings,
     node: &str,
     config: &PodConfig,
     clock: &SharedClock,
     stop: &StopToken,
 ) -> Result<BTreeSet<Source>, String> {
+    let configuration = &settings.configuration;
+    let to = Placement { node: node.to_owned(), has_objects: settings.objects.is_some() };
     let mut sources = BTreeSet::new();
     let text = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     if let Some(path) = text(&configuration.static_pod_path) {
@@ -220,7 +237,7 @@ fn start_sources(
         log::info!("Adding static pod path {path}");
         drop(task::spawn(file::run(
             path.into(),
-            node.to_owned(),
+            to.clone(),
             period,
             config.clone(),
             clock.clone(),
@@ -235,7 +252,7 @@ fn start_sources(
         drop(task::spawn(url::run(
             target,
             headers,
-            node.to_owned(),
+            to,
             period,
             config.clone(),
             clock.clone(),
@@ -268,12 +285,17 @@ async fn node(settings: &Settings) -> Result<Node, String> {
         settings.hostname.clone().unwrap_or_else(|| machine.nodename().to_string_lossy().into());
     let resolver = settings.configuration.resolv_conf.clone();
     let resolver = resolver.unwrap_or_else(|| "/etc/resolv.conf".to_owned());
-    let dns = match resolver.as_str() {
-        "" => api::DnsConfig::default(),
-        file => resolver_of(
+    let host = match resolver.as_str() {
+        "" => None,
+        file => Some(resolver_of(
             &std::fs::read_to_string(file)
                 .map_err(|error| format!("--resolv-conf {file}: {error}"))?,
-        ),
+        )),
+    };
+    let resolvers = Resolvers {
+        host,
+        cluster_servers: settings.configuration.cluster_dns.clone(),
+        cluster_domain: settings.configuration.cluster_domain.clone().unwrap_or_default(),
     };
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     Ok(Node {
@@ -281,7 +303,7 @@ async fn node(settings: &Settings) -> Result<Node, String> {
         ip: settings.node_ip.clone().unwrap_or_else(default_ip),
         cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64),
         memory_bytes: memory_total(&memory),
-        dns,
+        resolvers,
         cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
     })
 }

@@ -36,6 +36,9 @@ pub struct Configuration {
     pub cgroup_root: Option<String>,
     pub pod_logs_dir: Option<String>,
     pub crash_loop_back_off: CrashLoopBackOff,
+    #[serde(rename = "clusterDNS")]
+    pub cluster_dns: Vec<String>,
+    pub cluster_domain: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -57,7 +60,7 @@ impl TryFrom<String> for GoDuration {
     }
 }
 
-const HONOURED: [&str; 18] = [
+const HONOURED: [&str; 20] = [
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",
@@ -76,6 +79,8 @@ const HONOURED: [&str; 18] = [
     "cgroupRoot",
     "podLogsDir",
     "crashLoopBackOff",
+    "clusterDNS",
+    "clusterDomain",
 ];
 
 /// Fields that are accepted with one value, which is how this kubelet works.
@@ -92,11 +97,9 @@ const FIXED: [(&str, &str); 9] = [
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 19] = [
+const WITHOUT_EFFECT: [&str; 17] = [
     "authentication",
     "authorization",
-    "clusterDNS",
-    "clusterDomain",
     "configMapAndSecretChangeDetectionStrategy",
     "contentType",
     "eventBurst",

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::cri::chain;
 use crate::images::Waiting;
+use crate::local_objects;
 use crate::manager::Manager;
 use crate::metrics;
 use crate::pleg::Snapshot;
@@ -127,6 +128,18 @@ impl Kubelet {
                 && let Some(cancel) = state.cancels.get(&uid)
             {
                 cancel.open();
+            }
+        }
+        notify_all(&self.wake);
+    }
+
+    /// Syncs the pods that refer to any of these objects, which have changed.
+    pub fn sync_users(&self, objects: &BTreeSet<local_objects::Key>) {
+        let mut state = self.state.lock();
+        let State { pods, workers, .. } = &mut *state;
+        for (uid, pod) in pods {
+            if !local_objects::references(pod).is_disjoint(objects) {
+                workers.poke(uid);
             }
         }
         notify_all(&self.wake);
@@ -301,8 +314,10 @@ impl Kubelet {
             );
             return Ok(Outcome::Terminal);
         }
-        let synced = self.manager.sync(pod, &runtime).await;
+        let restarts_all = podstatus::is_restarting_all(&status);
+        let synced = self.manager.sync(pod, &runtime, restarts_all).await;
         let (waiting, retry) = match &synced {
+            Ok(synced) if synced.is_reset => (HashMap::new(), Some(Duration::ZERO)),
             Ok(synced) => (synced.waiting.clone(), synced.retry),
             Err(_) => (HashMap::new(), None),
         };

@@ -8,9 +8,12 @@
 pub mod app;
 pub mod configuration;
 pub mod cri;
+pub mod grpc;
+pub mod hooks;
 pub mod http;
 pub mod images;
 pub mod kubelet;
+pub mod local_objects;
 pub mod manager;
 pub mod metrics;
 pub mod options;

@@ -8,16 +8,20 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::task;
+use kube_controller_manager::task::{self, Latch};
 use parking_lot::Mutex;
 
 use crate::cri::{Error, RuntimeService, api, chain};
+use crate::hooks;
 use crate::images::{Images, Waiting};
+use crate::local_objects::LocalObjects;
 use crate::pod::{Container, DEFAULT_GRACE_SECONDS, Pod, PodExt};
-use crate::probes::{self, Kind, Probes};
+use crate::probes::{Kind, Probes};
 use crate::runtime::actions::{self, Kill, KillReason};
 use crate::runtime::backoff::Backoff;
+use crate::runtime::dns::{self, Resolvers};
 use crate::runtime::environment::{self, NodeFacts};
+use crate::runtime::order;
 use crate::runtime::spec::{self, ContainerSite, SandboxSite};
 use crate::runtime::status::{self, ContainerStatus, PodStatus, State};
 use crate::volumes::{self, Folders};
@@ -26,7 +30,12 @@ use crate::volumes::{self, Folders};
 const MIN_GRACE: i64 = 2;
 
 /// The bytes of a container's last message. Upstream: `MaxContainerTerminationMessageLength`.
-const MAX_MESSAGE: usize = 4096;
+const MAX_MESSAGE: u64 = 4096;
+/// The lines and bytes of a last message that is taken from the log. Upstream:
+/// `MaxContainerTerminationMessageLogLines`, `MaxContainerTerminationMessageLogLength`.
+const MAX_LOG_MESSAGE: (usize, usize) = (80, 2048);
+/// The bytes of the log's end in which they are looked for.
+const MAX_LOG: u64 = 64 << 10;
 
 /// What the node is.
 #[derive(Clone, Debug)]
@@ -35,8 +44,7 @@ pub struct Node {
     pub ip: String,
     pub cpus: i64,
     pub memory_bytes: i64,
-    /// The resolver of pods that have no own.
-    pub dns: api::DnsConfig,
+    pub resolvers: Resolvers,
     /// The parent of all pods' cgroups; empty: the runtime's.
     pub cgroup_root: String,
 }
@@ -47,6 +55,8 @@ pub struct Manager {
     pub images: Images,
     pub probes: Probes,
     pub folders: Folders,
+    /// The ConfigMaps and Secrets that pods may use.
+    pub objects: LocalObjects,
     pub node: Node,
     pub clock: SharedClock,
     pub backoff: Mutex<Backoff>,
@@ -59,6 +69,8 @@ pub struct Synced {
     pub waiting: HashMap<String, Waiting>,
     /// When to sync again at the latest.
     pub retry: Option<Duration>,
+    /// All containers were removed, to start again.
+    pub is_reset: bool,
 }
 
 impl Synced {
@@ -78,27 +90,37 @@ fn text(error: Error) -> String {
 impl Manager {
     /// Does what `actions::compute` says for the pod's state.
     ///
+    /// `restarts_all`: the restart of all its containers is under way.
+    ///
     /// # Errors
     /// When a step failed on which the others depend.
-    pub async fn sync(&self, pod: &Arc<Pod>, status: &PodStatus) -> Result<Synced, String> {
+    pub async fn sync(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        restarts_all: bool,
+    ) -> Result<Synced, String> {
         let facts = self.facts(status.ips());
         let (folders, of) = (self.folders.clone(), pod.clone());
         let (cpus, memory_bytes, host) = (facts.cpus, facts.memory_bytes, self.node.ip.clone());
+        let objects = self.objects.now();
+        let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
         task::blocking(move || {
             let facts = NodeFacts { host_ip: &host, pod_ips: &[], cpus, memory_bytes };
-            volumes::set_up(&folders, &of, facts)
+            volumes::set_up(&folders, &of, facts, &objects, &time)
         })
         .await?;
-        let actions = actions::compute(pod, status, &|id| self.probes.results(id));
+        let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
         if actions.kill_pod {
             self.kill_pod(pod, status, None).await?;
         } else {
             for kill in &actions.to_kill {
                 self.kill(pod, status, kill).await?;
             }
+            self.reset(pod, &actions.to_reset, status.ips()).await?;
         }
-        let mut synced = Synced::default();
-        let config = self.sandbox_config(pod, actions.attempt);
+        let mut synced = Synced { is_reset: !actions.to_reset.is_empty(), ..Synced::default() };
+        let config = self.sandbox_config(pod, actions.attempt)?;
         let sandbox = match (actions.create_sandbox, &actions.sandbox) {
             (true, _) => self.run_sandbox(pod, &config).await?,
             (false, Some(sandbox)) if !actions.kill_pod => sandbox.clone(),
@@ -122,6 +144,32 @@ impl Manager {
         Ok(synced)
     }
 
+    /// Removes containers before all start again, those that run without grace.
+    async fn reset(
+        &self,
+        pod: &Arc<Pod>,
+        resets: &[actions::Reset],
+        ips: &[String],
+    ) -> Result<(), String> {
+        for reset in resets {
+            if reset.is_running {
+                let stopped = Stopped { id: &reset.id, name: &reset.name, is_running: true };
+                self.kill_container(pod, stopped, Some(0), ips, None).await?;
+            }
+            self.remove_container(&reset.id).await?;
+            log::info!("pod {}: {} is removed, as all restart", pod.display_name(), reset.name);
+        }
+        Ok(())
+    }
+
+    async fn remove_container(&self, id: &str) -> Result<(), String> {
+        let request = api::RemoveContainerRequest { container_id: id.to_owned() };
+        match self.runtime.remove_container(request).await {
+            Err(error) if !error.is_not_found() => Err(text(error)),
+            _ => Ok(()),
+        }
+    }
+
     fn facts<'a>(&'a self, pod_ips: &'a [String]) -> NodeFacts<'a> {
         NodeFacts {
             host_ip: &self.node.ip,
@@ -131,22 +179,26 @@ impl Manager {
         }
     }
 
-    fn sandbox_config(&self, pod: &Pod, attempt: u32) -> api::PodSandboxConfig {
+    fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<api::PodSandboxConfig, String> {
+        let hostname = match pod.is_host_network() {
+            true => String::new(),
+            false => dns::name(pod, &self.node.resolvers.cluster_domain).for_kernel(pod)?,
+        };
         let logs = self.folders.pod_logs(pod);
         let parent = match self.node.cgroup_root.trim_end_matches('/') {
             "" => String::new(),
             root => format!("{root}/pod{}", pod.uid()),
         };
-        spec::sandbox(
+        Ok(spec::sandbox(
             pod,
             SandboxSite {
                 attempt,
                 log_directory: &logs,
                 cgroup_parent: &parent,
-                dns: dns(pod, &self.node.dns),
-                node: &self.node.name,
+                dns: dns::resolver(pod, &self.node.resolvers),
+                hostname,
             },
-        )
+        ))
     }
 
     async fn run_sandbox(
@@ -172,14 +224,15 @@ impl Manager {
         Ok(first.into_iter().chain(network.additional_ips.into_iter().map(|ip| ip.ip)).collect())
     }
 
-    async fn write_hosts(&self, pod: &Pod, ips: &[String]) -> Result<(), String> {
-        if pod.is_host_network() {
-            return Ok(());
-        }
+    async fn write_hosts(&self, pod: &Arc<Pod>, ips: &[String]) -> Result<(), String> {
         let file = self.folders.hosts_file(&pod.uid());
-        let name = pod.spec().hostname.clone().filter(|name| !name.is_empty());
-        let text = volumes::hosts(pod, ips, name.as_deref().unwrap_or(pod.name()));
+        let name = dns::name(pod, &self.node.resolvers.cluster_domain);
+        let (of, ips) = (pod.clone(), ips.to_vec());
         task::blocking(move || {
+            let text = match of.is_host_network() {
+                true => volumes::host_hosts(&of)?,
+                false => volumes::hosts(&of, &ips, &name),
+            };
             // It is mounted: the file stays the same.
             if std::fs::read_to_string(&file).is_ok_and(|old| old == text) {
                 return Ok(());
@@ -215,7 +268,10 @@ impl Manager {
             backoff.remove_expired(now);
         }
         let image = self.images.ensure(pod, container, config).await.map_err(|w| (w, RETRY))?;
-        let count = last.map_or(0, |last| last.restart_count + 1);
+        let count = match last {
+            Some(last) => last.restart_count + 1,
+            None => self.starts_by_logs(pod, container).await,
+        };
         let failed = |reason| move |message| (Waiting { reason, message }, RETRY);
         let definition = self.definition(pod, container, count, &image, ips).await;
         let definition = definition.map_err(failed("CreateContainerConfigError"))?;
@@ -233,6 +289,18 @@ impl Manager {
         self.post_start(pod, container, &id, ips).await.map_err(failed("PostStartHookError"))
     }
 
+    /// The number of a container's start when the runtime has no earlier one.
+    async fn starts_by_logs(&self, pod: &Pod, container: &Container) -> u32 {
+        let folder = self.folders.pod_logs(pod).join(&container.name);
+        task::blocking(move || {
+            let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            let names: Vec<String> =
+                files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
+            order::next_start(names.iter().map(String::as_str))
+        })
+        .await
+    }
+
     /// The time since a wall-clock time in nanoseconds.
     fn since(&self, nanos: i64) -> Duration {
         let then = kube_controller_manager::objects::Timestamp::from_micros(nanos / 1000);
@@ -247,12 +315,15 @@ impl Manager {
         image: &crate::images::Present,
         ips: &[String],
     ) -> Result<api::ContainerConfig, String> {
-        let variables = environment::variables(pod, container, self.facts(ips))?;
+        let variables =
+            environment::variables(pod, container, self.facts(ips), &self.objects.now())?;
         let values: HashMap<String, String> = variables.iter().cloned().collect();
-        let mut mounts = volumes::mounts(&self.folders, pod, container, &values)?;
+        let (folders, of, named) = (self.folders.clone(), pod.clone(), container.clone());
+        let mut mounts =
+            task::blocking(move || volumes::mounts(&folders, &of, &named, &values)).await?;
         let has =
             |path: &str, mounts: &[api::Mount]| mounts.iter().any(|m| m.container_path == path);
-        if !pod.is_host_network() && !has("/etc/hosts", &mounts) {
+        if !has("/etc/hosts", &mounts) {
             mounts.push(mount("/etc/hosts", &self.folders.hosts_file(&pod.uid())));
         }
         if let Some(path) = container.termination_message_path.as_deref().filter(|p| !p.is_empty())
@@ -268,13 +339,46 @@ impl Manager {
             environment: variables,
             mounts,
             memory_bytes: self.node.memory_bytes,
+            seccomp: &self.folders.root.join("seccomp"),
+            has_app_armor: has_app_armor(),
         };
+        self.check_features(pod, container).await?;
         spec::container(pod, container, site)
+    }
+
+    /// Checks that the runtime has what a container asks for and older runtimes would ignore.
+    async fn check_features(&self, pod: &Pod, container: &Container) -> Result<(), String> {
+        let is_strict = spec::has_strict_groups(pod);
+        let is_recursive = container
+            .volume_mounts
+            .iter()
+            .flatten()
+            .any(|mount| mount.recursive_read_only.as_deref() == Some("Enabled"));
+        if !is_strict && !is_recursive {
+            return Ok(());
+        }
+        let request = api::StatusRequest { verbose: false };
+        let status = self.runtime.status(request).await.map_err(text)?;
+        let has_groups = status.features.is_some_and(|f| f.supplemental_groups_policy);
+        if is_strict && !has_groups {
+            return Err("the runtime does not support supplementalGroupsPolicy Strict".to_owned());
+        }
+        // The handler without a name is the default one.
+        let default = status.runtime_handlers.iter().find(|handler| handler.name.is_empty());
+        let features = default.and_then(|handler| handler.features.as_ref());
+        if is_recursive && !features.is_some_and(|f| f.recursive_read_only_mounts) {
+            return Err(
+                "failed to resolve recursive read-only mode: the runtime does not support \
+                        recursive read-only mounts"
+                    .to_owned(),
+            );
+        }
+        Ok(())
     }
 
     async fn post_start(
         &self,
-        pod: &Pod,
+        pod: &Arc<Pod>,
         container: &Container,
         id: &str,
         ips: &[String],
@@ -282,14 +386,12 @@ impl Manager {
         let hook = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
         let Some(hook) = hook else { return Ok(()) };
         let Err(fault) = self.hook(pod, container, id, hook, ips).await else { return Ok(()) };
-        log::warn!(
-            "pod {}: PostStartHook of {} failed: {fault}",
-            pod.display_name(),
-            container.name
-        );
-        let grace = pod.spec().termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECONDS);
-        let grace = Duration::from_secs(grace.max(MIN_GRACE).unsigned_abs());
-        self.runtime.stop_container(id, grace).await.map_err(text)?;
+        let name = &container.name;
+        log::warn!("pod {}: PostStartHook of {name} failed: {fault}", pod.display_name());
+        let started = Stopped { id, name, is_running: true };
+        if let Err(error) = self.kill_container(pod, started, None, ips, None).await {
+            log::error!("pod {}: {name} cannot be stopped: {error}", pod.display_name());
+        }
         Err(fault)
     }
 
@@ -301,21 +403,12 @@ impl Manager {
         hook: &core::LifecycleHandler,
         ips: &[String],
     ) -> Result<(), String> {
-        if let Some(exec) = &hook.exec {
-            let command = exec.command.clone().unwrap_or_default();
-            return probes::run(&self.runtime, id, &command, None).await;
-        }
-        if let Some(get) = &hook.http_get {
-            let ip = match pod.is_host_network() {
-                true => &self.node.ip,
-                false => ips.first().ok_or("the pod has no address")?,
-            };
-            return probes::get_ok(container, get, ip, "kube-lifecycle/1.36").await;
-        }
-        if let Some(sleep) = &hook.sleep {
-            self.clock.sleep(Duration::from_secs(sleep.seconds.unsigned_abs())).await;
-        }
-        Ok(())
+        let ip = match pod.is_host_network() {
+            true => Some(self.node.ip.as_str()),
+            false => ips.first().map(String::as_str),
+        };
+        let (runtime, clock) = (&self.runtime, &self.clock);
+        hooks::run(&hooks::Site { runtime, clock, pod, container, id, ip }, hook).await
     }
 
     /// Ends the containers of a pod, sidecars last, and its sandboxes.
@@ -328,23 +421,17 @@ impl Manager {
         status: &PodStatus,
         grace: Option<i64>,
     ) -> Result<(), String> {
-        let is_init = |name: &str| pod.init_containers().iter().any(|init| init.name == name);
-        let running = status.containers.iter().filter(|c| c.state != State::Exited);
-        let (init, main): (Vec<_>, Vec<_>) = running.partition(|c| is_init(&c.name));
-        let kills = main
-            .into_iter()
-            .map(|container| Box::pin(self.kill_container(pod, container, grace, status.ips())));
+        let running: Vec<_> =
+            status.containers.iter().filter(|c| c.state != State::Exited).collect();
+        // Opened when a container has ended.
+        let ends: HashMap<&str, Latch> =
+            running.iter().map(|container| (container.name.as_str(), Latch::new())).collect();
+        let kills = running.iter().map(|container| {
+            let stopped = Stopped::of(container);
+            Box::pin(self.kill_container(pod, stopped, grace, status.ips(), Some(&ends)))
+        });
         for outcome in join_all(kills.collect()).await {
             outcome?;
-        }
-        // In the reverse order of their start.
-        let mut init = init;
-        init.sort_by_key(|container| {
-            let mut all = pod.init_containers().iter();
-            std::cmp::Reverse(all.position(|init| init.name == container.name))
-        });
-        for container in init {
-            self.kill_container(pod, container, grace, status.ips()).await?;
         }
         for sandbox in &status.sandboxes {
             self.stop_sandbox(&sandbox.id).await?;
@@ -372,44 +459,63 @@ impl Manager {
             _ => None,
         });
         let grace = probe.and_then(|probe| probe.termination_grace_period_seconds);
-        self.kill_container(pod, container, grace, status.ips()).await
+        self.kill_container(pod, Stopped::of(container), grace, status.ips(), None).await
     }
 
-    /// Runs the `preStop` hook and stops a container, both within the grace period.
+    /// Runs the `preStop` hook, waits for its turn, and stops a container, all of it within the
+    /// grace period. `ends`: the ends of the pod's containers that run.
     async fn kill_container(
         &self,
         pod: &Arc<Pod>,
-        container: &ContainerStatus,
+        container: Stopped<'_>,
         grace: Option<i64>,
         ips: &[String],
+        ends: Option<&HashMap<&str, Latch>>,
     ) -> Result<(), String> {
         let own = pod.spec().termination_grace_period_seconds;
         let grace = grace.or(own).unwrap_or(DEFAULT_GRACE_SECONDS);
-        let mut left = grace;
-        let definition = pod.container(&container.name);
+        let begin = self.clock.monotonic();
+        // Whole seconds, as the runtime counts.
+        let left = || {
+            let spent = self.clock.monotonic().saturating_sub(begin).as_secs();
+            (grace - i64::try_from(spent).unwrap_or(i64::MAX)).max(0)
+        };
+        let definition = pod.container(container.name);
         let lifecycle = definition.and_then(|definition| definition.lifecycle.as_ref());
         let hook = lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref());
-        if let (Some(definition), Some(hook), State::Running, 1..) =
-            (definition, hook, container.state, grace)
+        if let (Some(definition), Some(hook), true, 1..) =
+            (definition, hook, container.is_running, grace)
         {
-            let begin = self.clock.monotonic();
             let late = async {
                 self.clock.sleep(Duration::from_secs(grace.unsigned_abs())).await;
                 Err(format!("no end within {grace} s"))
             };
-            let outcome = self.hook(pod, definition, &container.id, hook, ips).or(late).await;
+            let outcome = self.hook(pod, definition, container.id, hook, ips).or(late).await;
             if let Err(fault) = outcome {
-                let (pod, name) = (pod.display_name(), &container.name);
+                let (pod, name) = (pod.display_name(), container.name);
                 log::warn!("pod {pod}: PreStopHook of {name} failed: {fault}");
             }
-            let spent = self.clock.monotonic().saturating_sub(begin).as_secs();
-            left -= i64::try_from(spent).unwrap_or(i64::MAX).min(left);
         }
-        let left = Duration::from_secs(left.max(MIN_GRACE).unsigned_abs());
-        match self.runtime.stop_container(&container.id, left).await {
-            Err(error) if !error.is_not_found() => Err(text(error)),
-            _ => Ok(()),
+        if let Some(ends) = ends {
+            let turn = async {
+                for name in order::end_before(pod, container.name) {
+                    if let Some(end) = ends.get(name) {
+                        end.opened().await;
+                    }
+                }
+            };
+            let late = self.clock.sleep(Duration::from_secs(left().unsigned_abs()));
+            turn.or(late).await;
         }
+        let left = Duration::from_secs(left().max(MIN_GRACE).unsigned_abs());
+        match self.runtime.stop_container(container.id, left).await {
+            Err(error) if !error.is_not_found() => return Err(text(error)),
+            _ => {}
+        }
+        if let Some(end) = ends.and_then(|ends| ends.get(container.name)) {
+            end.open();
+        }
+        Ok(())
     }
 
     /// Starts probes of what runs in a pod, and ends those of what does not.
@@ -443,11 +549,7 @@ impl Manager {
             if container.state == State::Running || is_last && !everything {
                 continue;
             }
-            let request = api::RemoveContainerRequest { container_id: container.id.clone() };
-            match self.runtime.remove_container(request).await {
-                Err(error) if !error.is_not_found() => return Err(text(error)),
-                _ => {}
-            }
+            self.remove_container(&container.id).await?;
         }
         let keep = usize::from(!everything);
         for sandbox in status.sandboxes.iter().skip(keep) {
@@ -491,12 +593,32 @@ impl Manager {
             .collect();
         task::blocking(move || {
             let messages = files.into_iter().filter_map(|(id, file, log)| {
-                let message = file.and_then(|file| tail(&file)).filter(|text| !text.is_empty());
-                Some((id, message.or_else(|| log_text(&tail(&log?)?))?))
+                let message = file.and_then(|file| tail(&file, MAX_MESSAGE));
+                let message = message.filter(|text| !text.is_empty());
+                Some((id, message.or_else(|| log_text(&tail(&log?, MAX_LOG)?))?))
             });
             messages.collect()
         })
         .await
+    }
+}
+
+/// A container that is stopped.
+#[derive(Clone, Copy)]
+struct Stopped<'a> {
+    id: &'a str,
+    name: &'a str,
+    /// Only then it has a hook.
+    is_running: bool,
+}
+
+impl Stopped<'_> {
+    fn of(container: &ContainerStatus) -> Stopped<'_> {
+        Stopped {
+            id: &container.id,
+            name: &container.name,
+            is_running: container.state == State::Running,
+        }
     }
 }
 
@@ -548,41 +670,39 @@ fn make_message_file(file: &std::path::Path) -> Result<(), String> {
 }
 
 /// The last bytes of a file.
-fn tail(file: &str) -> Option<String> {
+fn tail(file: &str, bytes: u64) -> Option<String> {
     use std::io::{Read, Seek, SeekFrom};
     let mut file = std::fs::File::open(file).ok()?;
     let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(MAX_MESSAGE as u64))).ok()?;
-    let mut bytes = Vec::new();
-    file.take(MAX_MESSAGE as u64).read_to_end(&mut bytes).ok()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+    file.seek(SeekFrom::Start(length.saturating_sub(bytes))).ok()?;
+    let mut content = Vec::new();
+    file.take(bytes).read_to_end(&mut content).ok()?;
+    Some(String::from_utf8_lossy(&content).into_owned())
 }
 
-/// The text of lines of CRI's log format: time, stream, tag, text.
+/// The end of the text of lines of CRI's log format: time, stream, tag, text.
 fn log_text(lines: &str) -> Option<String> {
-    let texts = lines.lines().filter_map(|line| line.splitn(4, ' ').nth(3));
-    Some(texts.collect::<Vec<_>>().join("\n")).filter(|text| !text.is_empty())
+    let count = lines.lines().count();
+    let mut text = String::new();
+    for line in lines.lines().skip(count.saturating_sub(MAX_LOG_MESSAGE.0)) {
+        let mut parts = line.splitn(4, ' ').skip(2);
+        if let (Some(tag), Some(part)) = (parts.next(), parts.next()) {
+            text.push_str(part);
+            // A partial line is followed by its rest.
+            if tag != "P" {
+                text.push('\n');
+            }
+        }
+    }
+    let start = text.len().saturating_sub(MAX_LOG_MESSAGE.1);
+    let start = (start..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(start);
+    Some(text.split_off(start)).filter(|text| !text.is_empty())
 }
 
-/// The resolver of a pod. Upstream: `dns.Configurer.GetPodDNS`.
-fn dns(pod: &Pod, node: &api::DnsConfig) -> api::DnsConfig {
-    let mut dns = match pod.spec().dns_policy.as_deref() {
-        Some("None") => api::DnsConfig::default(),
-        // Without an API server there is no cluster's resolver: the host's.
-        _ => node.clone(),
-    };
-    if let Some(own) = &pod.spec().dns_config {
-        dns.servers.extend(own.nameservers.iter().flatten().cloned());
-        dns.searches.extend(own.searches.iter().flatten().cloned());
-        dns.options.extend(own.options.iter().flatten().filter_map(|option| {
-            let name = option.name.clone()?;
-            Some(match &option.value {
-                Some(value) => format!("{name}:{value}"),
-                None => name,
-            })
-        }));
-    }
-    dns
+/// Upstream: `apparmor.isEnabled`.
+fn has_app_armor() -> bool {
+    std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
+        .is_ok_and(|text| text.starts_with('Y'))
 }
 
 #[cfg(test)]
@@ -593,7 +713,12 @@ mod tests {
     fn text_is_taken_out_of_log_lines() {
         let lines =
             "2026-01-01T00:00:00Z stdout F first\n2026-01-01T00:00:00Z stderr F second line\n";
-        assert_eq!(log_text(lines).as_deref(), Some("first\nsecond line"));
+        assert_eq!(log_text(lines).as_deref(), Some("first\nsecond line\n"));
+        assert_eq!(log_text("t stdout P a\nt stdout F b\n").as_deref(), Some("ab\n"));
         assert_eq!(log_text(""), None);
+        let many: String = (0..100).map(|at| format!("t stdout F {at}\n")).collect();
+        assert!(log_text(&many).is_some_and(|text| text.starts_with("20\n")));
+        let long = format!("t stdout F {}\n", "é".repeat(2000));
+        assert_eq!(log_text(&long).map(|text| text.len()), Some(2047));
     }
 }

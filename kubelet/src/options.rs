@@ -24,14 +24,18 @@ pub struct Settings {
     /// Of `--node-ip`; `None`: that of the default route.
     pub node_ip: Option<String>,
     pub root: PathBuf,
+    /// Of `--local-objects-path`: the folder of ConfigMaps and Secrets.
+    pub objects: Option<PathBuf>,
     pub verbosity: i32,
     pub configuration: Configuration,
 }
 
 /// The honoured flags; `*`: may stand without a value.
-const HONOURED: [(&str, &str); 24] = [
+const HONOURED: [(&str, &str); 27] = [
     ("address", "address of the read-only port (0.0.0.0)"),
     ("cgroup-root", "cgroup below which each pod gets its own"),
+    ("cluster-dns", "servers of pods with the DNS policy ClusterFirst, separated by commas"),
+    ("cluster-domain", "domain below which services have their names"),
     ("config", "file with a KubeletConfiguration"),
     ("config-dir", "folder whose *.conf files override the configuration"),
     (
@@ -45,6 +49,7 @@ const HONOURED: [(&str, &str); 24] = [
     ("hostname-override", "name of the node"),
     ("http-check-frequency", "how often the manifest URL is read (20s)"),
     ("image-service-endpoint", "socket of the image service (the runtime's)"),
+    ("local-objects-path", "folder of ConfigMaps and Secrets that static pods may use"),
     ("manifest-url", "URL of static pods"),
     ("manifest-url-header", "header of requests to the manifest URL, as name:value"),
     ("node-ip", "address of the node"),
@@ -64,7 +69,7 @@ const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-toke
     authentication-token-webhook-cache-ttl authorization-mode \
     authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl \
     bootstrap-kubeconfig cert-dir cgroup-driver cgroups-per-qos client-ca-file cloud-provider \
-    cluster-dns cluster-domain container-log-max-files container-log-max-size contention-profiling \
+    container-log-max-files container-log-max-size contention-profiling \
     cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options \
     cpu-manager-reconcile-period enable-controller-attach-detach enable-debugging-handlers \
     enable-server enforce-node-allocatable event-burst event-qps eviction-hard \
@@ -120,6 +125,7 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
         hostname: text("hostname-override"),
         node_ip: text("node-ip"),
         root: text("root-dir").unwrap_or_else(|| "/var/lib/kubelet".to_owned()).into(),
+        objects: text("local-objects-path").map(PathBuf::from),
         verbosity: last("v").map_or(Ok(0), |value| number(value, "v"))?,
         configuration,
     })))
@@ -170,6 +176,10 @@ fn override_by(
         match name.as_str() {
             "address" => configuration.address = text(),
             "cgroup-root" => configuration.cgroup_root = text(),
+            "cluster-dns" => {
+                configuration.cluster_dns = value.split(',').map(str::to_owned).collect();
+            }
+            "cluster-domain" => configuration.cluster_domain = text(),
             "container-runtime-endpoint" => configuration.container_runtime_endpoint = text(),
             "file-check-frequency" => configuration.file_check_frequency = duration()?,
             "healthz-bind-address" => configuration.healthz_bind_address = text(),

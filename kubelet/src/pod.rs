@@ -128,6 +128,55 @@ pub fn restart_policy_of(container: &Container, pod: &Pod) -> RestartPolicy {
     }
 }
 
+/// What a rule asks for when a container ends. Upstream: `ContainerRestartRuleAction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitAction {
+    Restart,
+    RestartAllContainers,
+}
+
+/// The action of the first of a container's restart rules that has this exit code.
+/// Upstream: `FindMatchingContainerRestartRule`.
+pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> {
+    let rules = container.restart_policy_rules.iter().flatten();
+    let matching = rules.into_iter().find(|rule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let is_listed = codes.values.iter().flatten().any(|value| *value == exit_code);
+            match codes.operator.as_str() {
+                "In" => is_listed,
+                "NotIn" => !is_listed,
+                _ => false,
+            }
+        })
+    });
+    match matching?.action.as_str() {
+        "Restart" => Some(ExitAction::Restart),
+        "RestartAllContainers" => Some(ExitAction::RestartAllContainers),
+        _ => None,
+    }
+}
+
+/// Whether a container that ended with this exit code has to run again: by its rules, its own
+/// policy, or the pod's. Upstream: `ContainerShouldRestart`.
+pub fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool {
+    if container.restart_policy.is_some() && exit_action(container, exit_code).is_some() {
+        return true;
+    }
+    match restart_policy_of(container, pod) {
+        RestartPolicy::Always => true,
+        RestartPolicy::OnFailure => exit_code != 0,
+        RestartPolicy::Never => false,
+    }
+}
+
+/// Whether the end of a container may restart all of them. Upstream: `AllContainersCouldRestart`.
+pub fn may_restart_all(pod: &Pod) -> bool {
+    pod.all_containers().any(|container| {
+        let rules = container.restart_policy_rules.iter().flatten();
+        rules.into_iter().any(|rule| rule.action == "RestartAllContainers")
+    })
+}
+
 /// The quality-of-service class. Upstream: `qos.ComputePodQOS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QosClass {
@@ -187,6 +236,41 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn rules_win_over_policies() {
+        let rules = json!([
+            {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [7]}},
+            {"action": "Restart", "exitCodes": {"operator": "In", "values": [0, 3]}},
+            {"action": "Unknown", "exitCodes": {"operator": "In", "values": [9]}},
+        ]);
+        let not_in = json!([
+            {"action": "Restart", "exitCodes": {"operator": "NotIn", "values": [1, 2]}},
+        ]);
+        let none = json!(null);
+        for (of_pod, own, rules, code, expected) in [
+            ("Never", json!("Never"), &rules, 3, true),
+            ("Never", json!("Never"), &rules, 0, true),
+            ("Never", json!("Never"), &rules, 7, true),
+            ("Never", json!("Never"), &rules, 9, false),
+            ("Always", json!("Never"), &rules, 4, false),
+            ("Never", json!("OnFailure"), &rules, 4, true),
+            ("Never", json!("Never"), &not_in, 1, false),
+            ("Never", json!("Never"), &not_in, 3, true),
+            // Rules count only beside a policy of the container.
+            ("Never", json!(null), &rules, 3, false),
+            ("Always", json!(null), &none, 0, true),
+            ("OnFailure", json!(null), &none, 0, false),
+            ("OnFailure", json!(null), &none, 1, true),
+            ("Never", json!("Always"), &none, 1, true),
+        ] {
+            let container = json!({"name": "a", "restartPolicy": own, "restartPolicyRules": rules});
+            let pod = json!({"spec": {"restartPolicy": of_pod, "containers": [container]}});
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            let restarts = restarts_after(&pod.spec().containers[0], &pod, code);
+            assert_eq!(restarts, expected, "{of_pod} {own} {rules} {code}");
+        }
+    }
 
     #[test]
     fn class_depends_on_requests_and_limits() {

@@ -7,8 +7,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube_controller_manager::objects::Timestamp;
 
 use crate::images::Waiting;
-use crate::pod::{Container, Pod, PodExt, QosClass, RestartPolicy, is_restartable_init};
-use crate::runtime::actions::should_restart;
+use crate::pod::{
+    Container, ExitAction, Pod, PodExt, QosClass, exit_action, is_restartable_init,
+    may_restart_all, restarts_after,
+};
+use crate::runtime::actions::{should_restart, triggers_restart_of_all};
 use crate::runtime::status::{ContainerStatus, PodStatus, State};
 
 /// What a status is computed from, beside the pod.
@@ -27,6 +30,44 @@ pub struct Facts<'a> {
     pub before: Option<&'a core::PodStatus>,
 }
 
+/// On a pod whose containers all restart, as a rule of one of them says.
+const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
+/// Why a container has ended that was removed for that.
+const RESTARTING_ALL_CONTAINERS: &str = "RestartingAllContainers";
+
+/// Whether a status says that all containers are being removed, to start again.
+pub fn is_restarting_all(status: &core::PodStatus) -> bool {
+    let conditions = status.conditions.iter().flatten();
+    conditions.into_iter().any(|c| c.type_ == ALL_CONTAINERS_RESTARTING && c.status == "True")
+}
+
+/// Upstream: `ShouldAllContainersRestart`.
+fn restarts_all(pod: &Pod, runtime: &PodStatus, before: Option<&core::PodStatus>) -> bool {
+    if !may_restart_all(pod) {
+        return false;
+    }
+    let has_triggered = |before: &core::PodStatus| {
+        pod.all_containers().any(|container| {
+            let status = status_of(before, &container.name);
+            let code = status.and_then(terminated_of).map(|terminated| terminated.exit_code);
+            code.is_some_and(|code| {
+                exit_action(container, code) == Some(ExitAction::RestartAllContainers)
+            })
+        })
+    };
+    triggers_restart_of_all(pod, runtime)
+        || before.is_some_and(|before| is_restarting_all(before) || has_triggered(before))
+}
+
+fn status_of<'a>(status: &'a core::PodStatus, name: &str) -> Option<&'a core::ContainerStatus> {
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    lists.into_iter().flatten().flatten().find(|status| status.name == name)
+}
+
+fn terminated_of(status: &core::ContainerStatus) -> Option<&core::ContainerStateTerminated> {
+    status.state.as_ref()?.terminated.as_ref()
+}
+
 pub fn time(timestamp: Timestamp) -> Time {
     Time(timestamp.to_jiff())
 }
@@ -38,10 +79,11 @@ fn nanos(nanos: i64) -> Option<Time> {
 /// Computes a pod's status.
 pub fn generate(pod: &Pod, facts: &Facts<'_>) -> core::PodStatus {
     let has_init = !pod.init_containers().is_empty();
+    let all_restart = restarts_all(pod, facts.runtime, facts.before);
     let statuses = |containers: &[Container], default: &str| -> Vec<core::ContainerStatus> {
         containers
             .iter()
-            .map(|container| container_status(pod, container, facts, default))
+            .map(|container| container_status(pod, container, facts, default, all_restart))
             .collect()
     };
     let init = statuses(pod.init_containers(), "PodInitializing");
@@ -67,7 +109,11 @@ pub fn generate(pod: &Pod, facts: &Facts<'_>) -> core::PodStatus {
         qos_class: Some(QosClass::of(pod).name().to_owned()),
         ..Default::default()
     };
-    status.conditions = Some(conditions(pod, phase, &init, &containers, facts));
+    let mut all = conditions(pod, phase, &init, &containers, facts);
+    if may_restart_all(pod) {
+        all.push(restarting_condition(pod, phase, facts, all_restart));
+    }
+    status.conditions = Some(all);
     status.init_container_statuses = has_init.then_some(init);
     status.container_statuses = Some(containers);
     status
@@ -78,8 +124,10 @@ fn container_status(
     container: &Container,
     facts: &Facts<'_>,
     default: &str,
+    all_restart: bool,
 ) -> core::ContainerStatus {
     let newest = facts.runtime.container(&container.name);
+    let before = facts.before.and_then(|before| status_of(before, &container.name));
     let waits = |reason: &str, message: Option<String>| core::ContainerState {
         waiting: Some(core::ContainerStateWaiting { reason: Some(reason.to_owned()), message }),
         ..Default::default()
@@ -94,6 +142,39 @@ fn container_status(
     };
     let mut state = newest.map_or_else(|| waits(default, None), state_of);
     let mut last = facts.runtime.previous(&container.name).map(state_of);
+    let mut count = newest.map_or(0, |newest| newest.restart_count.try_into().unwrap_or(i32::MAX));
+    match (newest, before) {
+        (None, Some(before)) => {
+            let removed = removed(before, all_restart);
+            (state, last, count) = (removed.state.unwrap_or(state), removed.last, removed.count);
+        }
+        // A restart of all removes what ended before.
+        (Some(newest), Some(before)) if may_restart_all(pod) => {
+            let is_other = before.container_id.as_deref() != Some(&*id_of(newest));
+            let ended = terminated_of(before).filter(|_| is_other).cloned();
+            let ended = ended.map(|terminated| core::ContainerState {
+                terminated: Some(terminated),
+                ..Default::default()
+            });
+            last = last.or(ended).or_else(|| before.last_state.clone());
+        }
+        // An init container without a trace has done its work once a container was created.
+        (None, None) if has_initialized(pod, container, facts) => {
+            state = core::ContainerState {
+                terminated: Some(core::ContainerStateTerminated {
+                    reason: Some("Completed".to_owned()),
+                    message: Some(
+                        "Unable to get init container status from container runtime and pod has \
+                         been initialized, treat it as exited normally"
+                            .to_owned(),
+                    ),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            };
+        }
+        _ => {}
+    }
     let is_running = newest.is_some_and(|status| status.state == State::Running);
     let reason = facts.waiting.get(&container.name).filter(|_| !is_running);
     if let Some(waiting) = reason
@@ -109,14 +190,17 @@ fn container_status(
     let is_started =
         is_running && (container.startup_probe.is_none() || (facts.startup)(id) == Some(true));
     let has_readiness = container.readiness_probe.is_some();
+    let is_plain_init = pod.init_containers().iter().any(|init| init.name == container.name)
+        && !is_restartable_init(container);
     let is_ready = match newest.map(|status| (status.state, status.exit_code)) {
         Some((State::Running, _)) => {
             is_started && (!has_readiness || (facts.readiness)(id) == Some(true))
         }
         // An init container is ready once it has succeeded.
-        Some((State::Exited, 0)) => {
-            pod.init_containers().iter().any(|init| init.name == container.name)
-                && !is_restartable_init(container)
+        Some((State::Exited, 0)) => is_plain_init,
+        None => {
+            let code = state.terminated.as_ref().map(|terminated| terminated.exit_code);
+            is_plain_init && code == Some(0)
         }
         _ => false,
     };
@@ -127,15 +211,93 @@ fn container_status(
             .or(container.image.clone())
             .unwrap_or_default(),
         image_id: newest.map(|status| status.image_ref.clone()).unwrap_or_default(),
-        container_id: newest.map(|status| format!("containerd://{}", status.id)),
+        container_id: newest.map(id_of),
         ready: is_ready,
         started: Some(is_started),
-        restart_count: newest
-            .map_or(0, |status| status.restart_count.try_into().unwrap_or(i32::MAX)),
+        restart_count: count,
         state: Some(state),
         last_state: Some(last.unwrap_or_default()),
         ..Default::default()
     }
+}
+
+fn id_of(status: &ContainerStatus) -> String {
+    format!("containerd://{}", status.id)
+}
+
+fn has_initialized(pod: &Pod, container: &Container, facts: &Facts<'_>) -> bool {
+    let is_init = pod.init_containers().iter().any(|init| init.name == container.name);
+    let is_created = |name: &str| {
+        facts.runtime.container(name).is_some_and(|status| status.state != State::Unknown)
+    };
+    is_init
+        && !is_restartable_init(container)
+        && pod.spec().containers.iter().any(|container| is_created(&container.name))
+}
+
+/// A container that the runtime no longer has.
+struct Removed {
+    /// `None`: it waits.
+    state: Option<core::ContainerState>,
+    last: Option<core::ContainerState>,
+    count: i32,
+}
+
+fn removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
+    let state = before.state.clone().unwrap_or_default();
+    let ended = |reason: &str, message: &str| core::ContainerState {
+        terminated: Some(core::ContainerStateTerminated {
+            exit_code: 137,
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let (last, count) = (before.last_state.clone(), before.restart_count);
+    if all_restart && state.waiting.is_none() {
+        let message = "The container is removed because RestartAllContainers in place";
+        let waiting = core::ContainerStateWaiting {
+            reason: Some(RESTARTING_ALL_CONTAINERS.to_owned()),
+            message: Some(message.to_owned()),
+        };
+        return Removed {
+            state: Some(core::ContainerState { waiting: Some(waiting), ..Default::default() }),
+            last: Some(ended(RESTARTING_ALL_CONTAINERS, message)),
+            count: count + 1,
+        };
+    }
+    if state.terminated.is_some() {
+        return Removed { state: Some(state), last, count };
+    }
+    let has_ended = last.as_ref().is_some_and(|last| last.terminated.is_some());
+    if state.running.is_none() || has_ended {
+        return Removed { state: None, last, count };
+    }
+    let message = "The container could not be located when the pod was deleted.  The container \
+                   used to be Running";
+    Removed { state: None, last: Some(ended("ContainerStatusUnknown", message)), count: count + 1 }
+}
+
+/// Upstream: `GenerateAllContainersRestartingCondition`.
+fn restarting_condition(
+    pod: &Pod,
+    phase: &str,
+    facts: &Facts<'_>,
+    all_restart: bool,
+) -> core::PodCondition {
+    let has_any = pod.all_containers().any(|c| facts.runtime.container(&c.name).is_some());
+    let is_done = ["Succeeded", "Failed"].contains(&phase);
+    let is_true = !is_done && all_restart && has_any;
+    let reason = match phase {
+        "Succeeded" => Some("PodCompleted"),
+        "Failed" => Some("PodFailed"),
+        _ => is_true.then_some("RestartAllContainersStarted"),
+    };
+    let mut condition = condition(facts, ALL_CONTAINERS_RESTARTING, is_true);
+    condition.reason = reason.map(str::to_owned);
+    condition.message = is_true.then(|| "container exited with restart policy rule".to_owned());
+    condition
 }
 
 fn terminated(status: &ContainerStatus, facts: &Facts<'_>) -> core::ContainerState {
@@ -148,7 +310,7 @@ fn terminated(status: &ContainerStatus, facts: &Facts<'_>) -> core::ContainerSta
                 .or_else(|| Some(status.message.clone()).filter(|text| !text.is_empty())),
             started_at: nanos(status.started_at),
             finished_at: nanos(status.finished_at),
-            container_id: Some(format!("containerd://{}", status.id)),
+            container_id: Some(id_of(status)),
             ..Default::default()
         }),
         ..Default::default()
@@ -161,64 +323,86 @@ fn phase(
     init: &[core::ContainerStatus],
     containers: &[core::ContainerStatus],
 ) -> &'static str {
-    let (mut has_pending_init, mut has_failed_init) = (false, false);
+    let is_final = |container: &Container, end: End| {
+        !end.is_restart_of_all && !restarts_after(container, pod, end.code)
+    };
+    let (mut running, mut waiting) = (0_usize, 0_usize);
+    let (mut is_init_pending, mut is_sidecar_pending) = (false, false);
     for (container, status) in pod.init_containers().iter().zip(init) {
-        match seen(status) {
-            Seen::Running if is_restartable_init(container) => {
-                has_pending_init |= status.started != Some(true);
+        match (seen(status), is_restartable_init(container)) {
+            (Seen::Stopped(end), false) if end.code != 0 && is_final(container, end) => {
+                return "Failed";
             }
-            Seen::Stopped(_) if is_restartable_init(container) => {}
-            Seen::Stopped(0) => {}
-            Seen::Stopped(_) => has_failed_init = true,
-            Seen::Running | Seen::Waiting => has_pending_init = true,
+            // Sidecars that have ended do not count.
+            (Seen::Stopped(_), _) => {}
+            (Seen::Running | Seen::Waiting, false) => is_init_pending = true,
+            (Seen::Running, true) => {
+                running += 1;
+                is_sidecar_pending |= status.started != Some(true);
+            }
+            (Seen::Waiting, true) => {
+                waiting += 1;
+                is_sidecar_pending = true;
+            }
         }
     }
-    let (mut running, mut waiting, mut stopped, mut succeeded) = (0, 0, 0, 0);
-    for status in containers {
+    let (mut stopped, mut ended, mut succeeded) = (0_usize, 0_usize, 0_usize);
+    for (container, status) in pod.spec().containers.iter().zip(containers) {
         match seen(status) {
             Seen::Running => running += 1,
             Seen::Waiting => waiting += 1,
-            Seen::Stopped(code) => {
+            Seen::Stopped(end) => {
                 stopped += 1;
-                succeeded += usize::from(code == 0);
+                ended += usize::from(is_final(container, end));
+                // Only an end that is not followed by a restart counts as a success.
+                succeeded += usize::from(end.code == 0 && end.is_present);
             }
         }
     }
-    let policy = pod.restart_policy();
-    if has_failed_init && policy == RestartPolicy::Never {
-        return "Failed";
-    }
-    if has_pending_init && running == 0 && stopped == 0 || has_failed_init {
+    // Sidecars that restart do not make an initialized pod pending.
+    let has_started = containers.iter().any(|status| {
+        status.state.as_ref().is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+    });
+    if is_init_pending || is_sidecar_pending && !has_started || waiting > 0 {
         return "Pending";
     }
-    match (running, waiting, stopped) {
-        (_, 1.., 0) => "Pending",
-        (_, 1.., _) | (1.., ..) => "Running",
-        (0, 0, 1..) => match policy {
-            RestartPolicy::Always => "Running",
-            _ if stopped == succeeded => "Succeeded",
-            RestartPolicy::Never => "Failed",
-            RestartPolicy::OnFailure => "Running",
-        },
-        _ => "Pending",
+    match (running, stopped) {
+        (1.., _) => "Running",
+        (0, 0) => "Pending",
+        // Some restart.
+        (0, _) if stopped != ended => "Running",
+        (0, _) if stopped == succeeded => "Succeeded",
+        (0, _) => "Failed",
     }
+}
+
+/// How a container has ended last.
+#[derive(Clone, Copy)]
+struct End {
+    code: i32,
+    /// It does not wait for a restart.
+    is_present: bool,
+    is_restart_of_all: bool,
 }
 
 enum Seen {
     Running,
     Waiting,
-    /// With its last exit code, whether or not it waits for a restart.
-    Stopped(i32),
+    Stopped(End),
 }
 
 fn seen(status: &core::ContainerStatus) -> Seen {
-    let terminated = |state: &Option<core::ContainerState>| {
+    let end = |state: &Option<core::ContainerState>, is_present| {
         let terminated = state.as_ref().and_then(|state| state.terminated.as_ref());
-        terminated.map(|terminated| terminated.exit_code)
+        terminated.map(|terminated| End {
+            code: terminated.exit_code,
+            is_present,
+            is_restart_of_all: terminated.reason.as_deref() == Some(RESTARTING_ALL_CONTAINERS),
+        })
     };
-    match (&status.state, terminated(&status.state), terminated(&status.last_state)) {
+    match (&status.state, end(&status.state, true), end(&status.last_state, false)) {
         (Some(state), ..) if state.running.is_some() => Seen::Running,
-        (_, Some(code), _) | (_, None, Some(code)) => Seen::Stopped(code),
+        (_, Some(end), _) | (_, None, Some(end)) => Seen::Stopped(end),
         _ => Seen::Waiting,
     }
 }
@@ -259,20 +443,25 @@ fn conditions(
         ("PodScheduled", true, None),
     ]
     .into_iter()
-    .map(|(kind, is_true, reason)| {
-        let value = if is_true { "True" } else { "False" };
-        let before = facts.before.and_then(|before| before.conditions.as_ref());
-        let before = before.into_iter().flatten().find(|c| c.type_ == kind && c.status == value);
-        let since = before.and_then(|condition| condition.last_transition_time.clone());
-        core::PodCondition {
-            type_: kind.to_owned(),
-            status: value.to_owned(),
-            reason: reason.filter(|_| !is_true).map(str::to_owned),
-            last_transition_time: Some(since.unwrap_or_else(|| time(facts.now))),
-            ..Default::default()
-        }
+    .map(|(kind, is_true, reason)| core::PodCondition {
+        reason: reason.filter(|_| !is_true).map(str::to_owned),
+        ..condition(facts, kind, is_true)
     })
     .collect()
+}
+
+/// A condition since the time of its last change.
+fn condition(facts: &Facts<'_>, kind: &str, is_true: bool) -> core::PodCondition {
+    let value = if is_true { "True" } else { "False" };
+    let before = facts.before.and_then(|before| before.conditions.as_ref());
+    let before = before.into_iter().flatten().find(|c| c.type_ == kind && c.status == value);
+    let since = before.and_then(|condition| condition.last_transition_time.clone());
+    core::PodCondition {
+        type_: kind.to_owned(),
+        status: value.to_owned(),
+        last_transition_time: Some(since.unwrap_or_else(|| time(facts.now))),
+        ..Default::default()
+    }
 }
 
 #[cfg(test)]
@@ -283,7 +472,9 @@ mod tests {
 
     fn status(text: &str) -> core::ContainerStatus {
         let terminated = |code: i32| json!({"terminated": {"exitCode": code}});
-        let (state, last, started) = match text {
+        let all = json!({"terminated": {"exitCode": 137, "reason": RESTARTING_ALL_CONTAINERS}});
+        let (state, last, started) = match text.rsplit(' ').next().unwrap_or_default() {
+            "removed" => (json!({"waiting": {}}), all, false),
             "running" => (json!({"running": {}}), json!({}), true),
             "starting" => (json!({"running": {}}), json!({}), false),
             "waiting" => (json!({"waiting": {}}), json!({}), false),
@@ -314,9 +505,32 @@ mod tests {
             ("Always", &["crashed"], &["waiting"], "Pending"),
             ("Never", &["1"], &["waiting"], "Failed"),
             ("Never", &["0"], &["running"], "Running"),
+            ("OnFailure", &["crashed"], &["waiting"], "Pending"),
+            ("Never", &["side running"], &["waiting"], "Pending"),
+            ("Never", &["side starting"], &["waiting"], "Pending"),
+            ("Never", &["side starting"], &["running"], "Running"),
+            ("Never", &["side crashed"], &["running"], "Running"),
+            ("Never", &["side running"], &["0"], "Running"),
+            ("Never", &["side 137"], &["0"], "Succeeded"),
+            ("Never", &["side 137"], &["1"], "Failed"),
+            ("Never", &["side 0"], &["running"], "Running"),
+            ("Never", &[], &["rule 3"], "Running"),
+            ("Never", &[], &["rule 4"], "Failed"),
+            ("Never", &["rule 3"], &["waiting"], "Pending"),
+            ("Never", &["rule 4"], &["waiting"], "Failed"),
+            ("Never", &["0"], &["rule crashed", "running"], "Running"),
+            ("Never", &["removed"], &["removed"], "Running"),
         ] {
             let spec = |names: &[&str]| -> Vec<_> {
-                names.iter().enumerate().map(|(at, _)| json!({"name": at.to_string()})).collect()
+                let rules = json!([{"action": "Restart",
+                    "exitCodes": {"operator": "In", "values": [3]}}]);
+                let container = |(at, name): (usize, &&str)| match name.split_once(' ') {
+                    Some(("side", _)) => json!({"name": at.to_string(), "restartPolicy": "Always"}),
+                    Some(_) => json!({"name": at.to_string(), "restartPolicy": "Never",
+                        "restartPolicyRules": rules}),
+                    None => json!({"name": at.to_string()}),
+                };
+                names.iter().enumerate().map(container).collect()
             };
             let pod: Pod = serde_json::from_value(json!({"spec": {
                 "restartPolicy": policy, "initContainers": spec(init), "containers": spec(containers),

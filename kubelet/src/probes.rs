@@ -14,12 +14,17 @@ use kube_controller_manager::task::{self, Latch, StopToken};
 use parking_lot::Mutex;
 
 use crate::cri::{RuntimeService, chain};
+use crate::grpc;
 use crate::http::{self, Target, Trust};
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
+use crate::runtime::environment::expand;
 
 /// The bytes of an HTTP probe's answer that are read. Upstream: `maxRespBodyLength`.
 const MAX_BODY: usize = 10 << 10;
+
+/// Upstream: `maxProbeRetries`.
+const MAX_PROBE_RETRIES: u32 = 3;
 
 /// The kinds of probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -189,10 +194,19 @@ impl Worker {
                 clock.sleep(Duration::from_secs(1)).await;
                 continue;
             }
-            let (is_success, message) = self.probe_once().await;
+            let (is_success, message) = match self.probe_once().await {
+                Ok(()) => (true, String::new()),
+                Err(Fault::Failed(message)) => (false, message),
+                Err(Fault::NoResult(message)) => {
+                    log::debug!("{} without a result: {message}", self.title());
+                    clock.sleep(period).await;
+                    continue;
+                }
+            };
             if let Some(result) = streak.observe(is_success, &self.probe) {
                 self.set(result, &message).await;
-                if self.kind == Kind::Startup && result {
+                if self.kind == Kind::Startup || self.kind == Kind::Liveness && !result {
+                    // The container has started, or is restarted.
                     return;
                 }
             } else if !is_success {
@@ -231,81 +245,143 @@ impl Worker {
         }
     }
 
-    async fn probe_once(&self) -> (bool, String) {
-        let timeout = self.probe.timeout_seconds.unwrap_or(1).max(1);
-        let timeout = Duration::from_secs(timeout.unsigned_abs().into());
-        let late = async {
-            self.probes.clock.sleep(timeout).await;
-            Err(format!("no answer within {timeout:?}"))
-        };
-        match self.act(timeout).or(late).await {
-            Ok(()) => (true, String::new()),
-            Err(message) => (false, message),
+    /// A probe that has no result is repeated at once. Upstream: `runProbeWithRetries`.
+    async fn probe_once(&self) -> Result<(), Fault> {
+        let mut outcome = self.attempt().await;
+        for _ in 1..MAX_PROBE_RETRIES {
+            if !matches!(outcome, Err(Fault::NoResult(_))) {
+                break;
+            }
+            outcome = self.attempt().await;
         }
+        outcome
     }
 
-    async fn act(&self, timeout: Duration) -> Result<(), String> {
-        let probe = &self.probe;
-        if let Some(exec) = &probe.exec {
-            let command = exec.command.clone().unwrap_or_default();
-            return run(&self.probes.runtime, &self.id, &command, Some(timeout)).await;
+    async fn attempt(&self) -> Result<(), Fault> {
+        let timeout = self.probe.timeout_seconds.unwrap_or(1).max(1);
+        let timeout = Duration::from_secs(timeout.unsigned_abs().into());
+        let clock = &self.probes.clock;
+        if let Some(service) = &self.probe.grpc {
+            // It has messages of its own for each stage that takes too long.
+            let port = u16::try_from(service.port)
+                .map_err(|_| Fault::NoResult(format!("invalid port number: {}", service.port)))?;
+            let name = service.service.as_deref().unwrap_or_default();
+            let checked = grpc::check(clock, &self.ip, port, name, timeout).await;
+            return checked.map_err(Fault::Failed);
         }
+        if let Some(exec) = &self.probe.exec {
+            // The runtime counts its time.
+            // Only variables with a value in the definition are known here, as upstream.
+            let variables = self.container.env.iter().flatten();
+            let values = variables
+                .map(|env| (env.name.clone(), env.value.clone().unwrap_or_default()))
+                .collect();
+            let command = exec.command.iter().flatten();
+            let command: Vec<String> = command.map(|word| expand(word, &values)).collect();
+            return run(&self.probes.runtime, &self.id, &command, timeout).await;
+        }
+        let late = async {
+            clock.sleep(timeout).await;
+            Err(Fault::Failed(format!("no answer within {timeout:?}")))
+        };
+        self.connect().or(late).await
+    }
+
+    async fn connect(&self) -> Result<(), Fault> {
+        let probe = &self.probe;
         if let Some(get) = &probe.http_get {
-            return get_ok(&self.container, get, &self.ip, "kube-probe/1.36").await;
+            let target = target(&self.container, get, &self.ip).map_err(Fault::NoResult)?;
+            return get_ok(&target, get).await.map_err(Fault::Failed);
         }
         if let Some(tcp) = &probe.tcp_socket {
             let host = tcp.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(&self.ip);
-            let port = port(&self.container, &tcp.port)?;
-            return http::connect(host, port).await.map(drop);
+            let port = port(&self.container, &tcp.port).map_err(Fault::NoResult)?;
+            return http::connect(host, port).await.map(drop).map_err(Fault::Failed);
         }
-        Err("the probe has no action".to_owned())
+        Err(Fault::NoResult("missing probe handler".to_owned()))
     }
 }
 
-/// Runs a command in a container; a status other than 0 is an error.
-pub async fn run(
+/// Why a probe has not succeeded.
+#[derive(Debug, PartialEq, Eq)]
+enum Fault {
+    /// The container has answered, or has not in time.
+    Failed(String),
+    /// The container could not be asked: that says nothing about it. Upstream: `probe.Unknown`.
+    NoResult(String),
+}
+
+/// Runs a command in a container; with a status other than 0 its output is the error.
+async fn run(
     runtime: &RuntimeService,
     id: &str,
     command: &[String],
-    timeout: Option<Duration>,
-) -> Result<(), String> {
-    let answer = runtime.exec_sync(id, command, timeout).await.map_err(|error| chain(&error))?;
-    match answer.exit_code {
-        0 => Ok(()),
-        code => {
-            let output = [answer.stdout, answer.stderr].concat();
-            let text = String::from_utf8_lossy(&output[..output.len().min(MAX_BODY)]).into_owned();
-            Err(format!("exit code {code}: {}", text.trim_end()))
+    timeout: Duration,
+) -> Result<(), Fault> {
+    let answer = match runtime.exec_sync(id, command, Some(timeout)).await {
+        Ok(answer) => answer,
+        Err(error) if error.is_deadline_exceeded() => {
+            return Err(Fault::Failed(format!("command timed out: {}", chain(&error))));
         }
+        Err(error) => return Err(Fault::NoResult(chain(&error))),
+    };
+    if answer.exit_code == 0 {
+        return Ok(());
     }
+    let output = [answer.stdout, answer.stderr].concat();
+    let text = String::from_utf8_lossy(&output[..output.len().min(MAX_BODY)]);
+    Err(Fault::Failed(text.trim_end().to_owned()))
 }
 
-/// Sends a GET to a container; a status from 200 to 399 is a success.
-pub async fn get_ok(
+/// Where an HTTP action of a container goes.
+///
+/// # Errors
+/// When the container has no such port.
+pub fn target(
     container: &Container,
     get: &core::HTTPGetAction,
     ip: &str,
-    agent: &str,
-) -> Result<(), String> {
+) -> Result<Target, String> {
     let host = get.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(ip);
     let path = get.path.clone().unwrap_or_default();
-    let target = Target {
+    Ok(Target {
         is_https: get.scheme.as_deref() == Some("HTTPS"),
         host: host.to_owned(),
         port: port(container, &get.port)?,
         path: if path.starts_with('/') { path } else { format!("/{path}") },
-    };
+    })
+}
+
+/// Sends the GET of an action. `purpose`: `probe` or `lifecycle`, for the user agent.
+///
+/// # Errors
+/// One line with the cause when there is no answer.
+pub async fn send(
+    target: &Target,
+    get: &core::HTTPGetAction,
+    purpose: &str,
+) -> Result<http::Answer, String> {
     let mut headers = HeaderMap::new();
-    let text = HeaderValue::try_from(agent).map_err(|error| error.to_string())?;
-    headers.insert(USER_AGENT, text);
-    headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     for header in get.http_headers.iter().flatten() {
         let name = HeaderName::try_from(&header.name).map_err(|error| error.to_string())?;
         let value = HeaderValue::try_from(&header.value).map_err(|error| error.to_string())?;
-        headers.insert(name, value);
+        headers.append(name, value);
     }
-    let answer = http::get(&target, &headers, Trust::Any, MAX_BODY).await?;
-    match answer.status.as_u16() {
+    if !headers.contains_key(USER_AGENT) {
+        let agent = HeaderValue::try_from(format!("kube-{purpose}/1.36"));
+        headers.insert(USER_AGENT, agent.map_err(|error| error.to_string())?);
+    }
+    match headers.get(ACCEPT) {
+        None => _ = headers.insert(ACCEPT, HeaderValue::from_static("*/*")),
+        Some(empty) if empty.is_empty() => _ = headers.remove(ACCEPT),
+        Some(_) => {}
+    }
+    http::get(target, &headers, Trust::Any, MAX_BODY).await
+}
+
+/// Sends the GET of a probe; a status from 200 to 399 is a success.
+async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<(), String> {
+    match send(target, get, "probe").await?.status.as_u16() {
         200..400 => Ok(()),
         code => Err(format!("HTTP probe failed with statuscode: {code}")),
     }

@@ -1,17 +1,27 @@
-//! The folders and files that pods mount: emptyDir, hostPath and downwardAPI.
+//! The folders and files that pods mount: emptyDir, hostPath, and those whose files the kubelet
+//! writes.
 //! Upstream: `pkg/volume`, `pkg/kubelet/kubelet_pods.go`.
 
+use std::collections::HashMap;
+use std::ffi::{CStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+
+mod atomic;
+mod payload;
+mod subpath;
 
 use k8s_openapi::api::core::v1 as core;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::cri::api;
+use crate::local_objects::Objects;
 use crate::pod::{Container, Pod, PodExt};
-use crate::runtime::environment::{NodeFacts, expand, pod_field};
+use crate::runtime::dns::PodName;
+use crate::runtime::environment::{NodeFacts, expand_known};
 
 /// The folders of pods. Upstream: `kubelet_getters.go`.
 #[derive(Clone, Debug)]
@@ -51,11 +61,18 @@ impl Folders {
     }
 }
 
-/// Makes the folders of a pod and its volumes; what exists already stays as it is. Blocks.
+/// Makes the folders of a pod and its volumes; what exists already stays as it is, but files that the
+/// kubelet writes follow their objects. `time`: for the names of folders. Blocks.
 ///
 /// # Errors
 /// One line that names the volume.
-pub fn set_up(folders: &Folders, pod: &Pod, facts: NodeFacts<'_>) -> Result<(), String> {
+pub fn set_up(
+    folders: &Folders,
+    pod: &Pod,
+    facts: NodeFacts<'_>,
+    objects: &Objects,
+    time: &str,
+) -> Result<(), String> {
     let uid = pod.uid();
     let make = |path: PathBuf| {
         fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))
@@ -73,9 +90,9 @@ pub fn set_up(folders: &Folders, pod: &Pod, facts: NodeFacts<'_>) -> Result<(), 
             set_up_empty(&path, empty, fs_group(pod)).map_err(|error| fault(error.to_string()))?;
         } else if let Some(host) = &volume.host_path {
             check_host_path(host).map_err(fault)?;
-        } else if let Some(items) = downward_items(volume) {
-            let path = folders.volume(&uid, "downward-api", &volume.name);
-            write_items(&path, pod, items, facts).map_err(fault)?;
+        } else if let Some(written) = payload::of(pod, volume, objects, facts).map_err(fault)? {
+            let path = folders.volume(&uid, written.kind, &volume.name);
+            set_up_written(&path, &written, pod, &volume.name, time).map_err(fault)?;
         } else {
             return Err(fault("its kind is not supported".to_owned()));
         }
@@ -153,76 +170,76 @@ fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), String> {
     }
 }
 
-/// The items of a downwardAPI volume; of a projected one only if all its sources are such.
-fn downward_items(volume: &core::Volume) -> Option<Vec<&core::DownwardAPIVolumeFile>> {
-    if let Some(downward) = &volume.downward_api {
-        return Some(downward.items.iter().flatten().collect());
-    }
-    let mut all = Vec::new();
-    for source in volume.projected.as_ref()?.sources.iter().flatten() {
-        all.extend(source.downward_api.as_ref()?.items.iter().flatten());
-    }
-    Some(all)
-}
-
-fn write_items(
+/// Makes the files of a volume that the kubelet writes.
+fn set_up_written(
     path: &Path,
+    written: &payload::Written,
     pod: &Pod,
-    items: Vec<&core::DownwardAPIVolumeFile>,
-    facts: NodeFacts<'_>,
+    volume: &str,
+    time: &str,
 ) -> Result<(), String> {
-    for item in items {
-        let field = item.field_ref.as_ref();
-        let field = field.ok_or_else(|| format!("{}: only fields are supported", item.path))?;
-        let content = pod_field(pod, &field.field_path, facts)?;
-        if item.path.starts_with('/') || item.path.split('/').any(|part| part == "..") {
-            return Err(format!("{:?} is not a path within the volume", item.path));
+    let make = || {
+        fs::create_dir_all(path)?;
+        let is_new = !is_mount_point(path)?;
+        if written.in_memory && is_new {
+            rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), None::<&CStr>)?;
         }
-        let file = path.join(&item.path);
-        let write = || {
-            fs::create_dir_all(file.parent().unwrap_or(path))?;
-            // Readers see the old content or the new.
-            let new = file.with_extension("new");
-            fs::write(&new, content)?;
-            fs::rename(&new, &file)
-        };
-        write().map_err(|error| format!("{}: {error}", file.display()))?;
-    }
-    Ok(())
+        let set_group = if fs_group(pod).is_some() { 0o2000 } else { 0 };
+        chown(path, None, fs_group(pod))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777 | set_group))?;
+        for folder in payload::nested(pod, volume) {
+            fs::create_dir_all(path.join(folder))?;
+        }
+        Ok(())
+    };
+    make().map_err(|error: io::Error| format!("{}: {error}", path.display()))?;
+    atomic::write(path, &written.files, fs_group(pod), time)
 }
 
-/// The mounts of a container.
+/// Whether something is mounted there.
+fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let parent = path.parent().unwrap_or(path);
+    Ok(fs::metadata(path)?.dev() != fs::metadata(parent)?.dev())
+}
+
+/// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
 ///
 /// # Errors
-/// One line that names the mount: what it refers to is not supported.
+/// One line that names the mount.
 pub fn mounts(
     folders: &Folders,
     pod: &Pod,
     container: &Container,
-    environment: &std::collections::HashMap<String, String>,
+    environment: &HashMap<String, String>,
 ) -> Result<Vec<api::Mount>, String> {
     let uid = pod.uid();
     let mut mounts = Vec::new();
-    for mount in container.volume_mounts.iter().flatten() {
-        let fault = |fault: &str| format!("volume mount {:?}: {fault}", mount.name);
+    for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let mut volumes = pod.spec().volumes.iter().flatten();
-        let volume = volumes.find(|volume| volume.name == mount.name);
-        let volume = volume.ok_or_else(|| fault("no such volume"))?;
-        let source = if let Some(host) = &volume.host_path {
+        let volume = volumes.find(|volume| volume.name == mount.name).ok_or_else(|| {
+            let (volume, name) = (&mount.name, &container.name);
+            format!("cannot find volume {volume:?} to mount into container {name:?}")
+        })?;
+        let mut source = if let Some(host) = &volume.host_path {
             PathBuf::from(&host.path)
         } else if volume.empty_dir.is_some() {
             folders.volume(&uid, "empty-dir", &volume.name)
+        } else if let Some(kind) = payload::kind_of(volume) {
+            folders.volume(&uid, kind, &volume.name)
         } else {
-            folders.volume(&uid, "downward-api", &volume.name)
+            return Err(format!("volume {:?}: its kind is not supported", volume.name));
         };
-        let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
-            (_, Some(text)) if !text.is_empty() => expand(text, environment),
-            (Some(path), _) => path.clone(),
-            _ => String::new(),
-        };
+        let sub_path = sub_path(mount, environment)?;
         if !sub_path.is_empty() {
-            // A link inside the volume could lead out of it.
-            return Err(fault("subPath is not supported yet"));
+            let folder = folders.pod(&uid).join(subpath::FOLDER);
+            let target = folder.join(&volume.name).join(&container.name).join(at.to_string());
+            subpath::bind(&source, Path::new(&sub_path), &target).map_err(|fault| {
+                log::warn!("pod {}: {}", pod.display_name(), fault.cause);
+                let (volume, name) = (&mount.name, &container.name);
+                let step = fault.step;
+                format!("failed to {step} for volumeMount {volume:?} of container {name:?}")
+            })?;
+            source = target;
         }
         let propagation = match mount.mount_propagation.as_deref() {
             Some("HostToContainer") => api::MountPropagation::PropagationHostToContainer,
@@ -232,12 +249,54 @@ pub fn mounts(
         mounts.push(api::Mount {
             container_path: mount.mount_path.clone(),
             host_path: source.display().to_string(),
-            readonly: mount.read_only.unwrap_or_default(),
+            recursive_read_only: is_recursive(mount)?,
+            readonly: mount.read_only.unwrap_or_default() || payload::kind_of(volume).is_some(),
             propagation: propagation as i32,
             ..Default::default()
         });
     }
     Ok(mounts)
+}
+
+/// Whether what is mounted in the volume is read-only too. Upstream: `resolveRecursiveReadOnly`.
+fn is_recursive(mount: &core::VolumeMount) -> Result<bool, String> {
+    let fault = |fault: &str| format!("failed to resolve recursive read-only mode: {fault}");
+    match mount.recursive_read_only.as_deref() {
+        // `IfPossible` is not enforced: it would need a question to the runtime for each start.
+        None | Some("Disabled" | "IfPossible") => Ok(false),
+        Some("Enabled") if mount.read_only != Some(true) => Err(fault(&format!(
+            "volume {:?} requested recursive read-only mode, but it is not \
+                                read-only",
+            mount.name
+        ))),
+        Some("Enabled") if mount.mount_propagation.as_deref().is_some_and(|p| p != "None") => {
+            Err(fault(&format!(
+                "volume {:?} requested recursive read-only mode, but it is not \
+                                compatible with propagation",
+                mount.name
+            )))
+        }
+        Some("Enabled") => Ok(true),
+        Some(other) => Err(fault(&format!("unknown recursive read-only mode {other:?}"))),
+    }
+}
+
+/// The part of its volume that a mount asks for; empty: all of it.
+fn sub_path(
+    mount: &core::VolumeMount,
+    environment: &HashMap<String, String>,
+) -> Result<String, String> {
+    let path = match mount.sub_path_expr.as_deref().unwrap_or_default() {
+        "" => mount.sub_path.clone().unwrap_or_default(),
+        expression => expand_known(expression, environment)?,
+    };
+    if path.starts_with('/') {
+        return Err(format!("error SubPath `{path}` must not be an absolute path"));
+    }
+    if path.split('/').any(|part| part == "..") {
+        return Err(format!("unable to provision SubPath `{path}`: must not contain '..'"));
+    }
+    Ok(path)
 }
 
 /// Removes the folders of a pod, and unmounts what lies below. Blocks. Logs stay until the pod's
@@ -247,15 +306,54 @@ pub fn mounts(
 /// The first failure; what could be removed is removed.
 pub fn tear_down(folders: &Folders, uid: &str) -> io::Result<()> {
     let folder = folders.pod(uid);
-    let memory = folder.join("volumes/kubernetes.io~empty-dir");
-    for entry in fs::read_dir(&memory).into_iter().flatten().flatten() {
-        // Fails where nothing is mounted.
-        let _ = rustix::mount::unmount(entry.path(), UnmountFlags::DETACH);
+    // The newest first: it may lie on another one.
+    for mounted in mounted_below(&folder)?.iter().rev() {
+        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+        let unmounted = rustix::mount::unmount(mounted, flags);
+        unmounted.map_err(|error| {
+            io::Error::other(format!("{} cannot be unmounted: {error}", mounted.display()))
+        })?;
+    }
+    // What is still mounted, by a container for instance, would be emptied.
+    if let Some(mounted) = mounted_below(&folder)?.first() {
+        return Err(io::Error::other(format!("{} is still mounted", mounted.display())));
     }
     match fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// The points below a folder where something is mounted, the oldest first.
+fn mounted_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let folder = match folder.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        folder => folder?,
+    };
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(mount_point);
+    Ok(points.filter(|point| *point != folder && point.starts_with(&folder)).collect())
+}
+
+/// The path of a field of the kernel's table, which has some characters as octal numbers.
+fn mount_point(field: &str) -> PathBuf {
+    let mut path = Vec::with_capacity(field.len());
+    let mut rest = field.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| first == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                path.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                path.push(first);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(path))
 }
 
 /// Removes the logs of a pod of which only the uid is known. Blocks.
@@ -273,16 +371,39 @@ pub fn remove_logs(folders: &Folders, uid: &str) -> io::Result<()> {
 }
 
 /// The content of a pod's `/etc/hosts`. Upstream: `managedHostsFileContent`.
-pub fn hosts(pod: &Pod, ips: &[String], hostname: &str) -> String {
+pub fn hosts(pod: &Pod, ips: &[String], name: &PodName) -> String {
     let mut text = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n\
                     ::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\
                     fe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
         .to_owned();
+    let PodName { host, domain } = name;
     for ip in ips {
-        text.push_str(&format!("{ip}\t{hostname}\n"));
+        text.push_str(&match domain.is_empty() {
+            true => format!("{ip}\t{host}\n"),
+            false => format!("{ip}\t{host}.{domain}\t{host}\n"),
+        });
     }
-    let aliases = pod.spec().host_aliases.iter().flatten();
-    for (at, alias) in aliases.enumerate() {
+    text + &aliases(pod)
+}
+
+/// The content of `/etc/hosts` in a pod with the host's network: the host's, and the pod's aliases.
+/// Blocks.
+///
+/// # Errors
+/// When the host's file cannot be read.
+pub fn host_hosts(pod: &Pod) -> Result<String, String> {
+    let of_host = match fs::read_to_string("/etc/hosts") {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(format!("/etc/hosts: {error}")),
+    };
+    let header = "# Kubernetes-managed hosts file (host network).\n";
+    Ok(format!("{header}{of_host}{}", aliases(pod)))
+}
+
+fn aliases(pod: &Pod) -> String {
+    let mut text = String::new();
+    for (at, alias) in pod.spec().host_aliases.iter().flatten().enumerate() {
         if at == 0 {
             text.push_str("\n# Entries added by HostAliases.\n");
         }
@@ -295,6 +416,85 @@ pub fn hosts(pod: &Pod, ips: &[String], hostname: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn points_of_the_mount_table_are_decoded() {
+        for (field, path) in [
+            ("/a/b", "/a/b"),
+            (r"/a\040b\134c", r"/a b\c"),
+            (r"/a\9", r"/a\9"),
+            (r"/a\04", r"/a\04"),
+            (r"/a\777", r"/a\777"),
+        ] {
+            assert_eq!(mount_point(field), Path::new(path), "{field}");
+        }
+    }
+
+    #[test]
+    fn parts_of_volumes_are_named_by_path_or_expression() {
+        let values = HashMap::from([
+            ("A".to_owned(), "x".to_owned()),
+            ("UP".to_owned(), "..".to_owned()),
+            ("ROOT".to_owned(), "/etc".to_owned()),
+        ]);
+        for (path, expression, expected) in [
+            (None, None, Ok("")),
+            (Some("a/b"), None, Ok("a/b")),
+            (Some("$(A)"), None, Ok("$(A)")),
+            (None, Some("$(A)/y"), Ok("x/y")),
+            (None, Some("$(B)"), Err("missing value for B")),
+            (None, Some("$(ROOT)"), Err("error SubPath `/etc` must not be an absolute path")),
+            (
+                None,
+                Some("$(A)/$(UP)/$(UP)"),
+                Err("unable to provision SubPath `x/../..`: must not contain '..'"),
+            ),
+        ] {
+            let mount = core::VolumeMount {
+                sub_path: path.map(str::to_owned),
+                sub_path_expr: expression.map(str::to_owned),
+                ..Default::default()
+            };
+            let result = sub_path(&mount, &values);
+            assert_eq!(result.as_deref().map_err(String::as_str), expected, "{mount:?}");
+        }
+    }
+
+    #[test]
+    fn recursive_read_only_needs_a_read_only_mount() {
+        let mount = |mode: &str, read_only, propagation: Option<&str>| core::VolumeMount {
+            recursive_read_only: Some(mode.to_owned()),
+            read_only: Some(read_only),
+            mount_propagation: propagation.map(str::to_owned),
+            ..Default::default()
+        };
+        for (mount, expected) in [
+            (core::VolumeMount::default(), Some(false)),
+            (mount("Disabled", true, None), Some(false)),
+            (mount("IfPossible", true, None), Some(false)),
+            (mount("Enabled", true, None), Some(true)),
+            (mount("Enabled", true, Some("None")), Some(true)),
+            (mount("Enabled", false, None), None),
+            (mount("Enabled", true, Some("HostToContainer")), None),
+            (mount("Maybe", true, None), None),
+        ] {
+            assert_eq!(is_recursive(&mount).ok(), expected, "{mount:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_name_the_pod_and_its_aliases() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {"containers": [],
+            "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["a", "b"]}]}}))
+        .expect("a pod");
+        let ips = ["10.0.0.1".to_owned(), "fd00::1".to_owned()];
+        let name = |domain: &str| PodName { host: "h".to_owned(), domain: domain.to_owned() };
+        let text = hosts(&pod, &ips, &name(""));
+        assert!(text.contains("\n10.0.0.1\th\nfd00::1\th\n\n# Entries added"), "{text}");
+        assert!(text.ends_with("\n1.2.3.4\ta\tb\n"), "{text}");
+        let text = hosts(&pod, &ips, &name("s.n.svc.c"));
+        assert!(text.contains("\n10.0.0.1\th.s.n.svc.c\th\n"), "{text}");
+    }
 
     #[test]
     fn host_paths_are_checked_by_type() {

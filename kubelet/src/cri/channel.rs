@@ -41,7 +41,7 @@ struct Shared {
 
 /// Runs hyper's tasks.
 #[derive(Clone)]
-struct Executor;
+pub(crate) struct Executor;
 
 impl<F> hyper::rt::Executor<F> for Executor
 where
@@ -85,7 +85,7 @@ impl Channel {
         message: Vec<u8>,
         deadline: Option<Duration>,
     ) -> Result<Bytes, Error> {
-        let request = request(method, &message, deadline)
+        let request = request(method, "localhost", &message, deadline)
             .map_err(|error| Error::Malformed { method: name(method), fault: error.to_string() })?;
         let mut connection = self.connection().await?;
         let sent = connection.try_send_request(request).await;
@@ -137,8 +137,10 @@ fn name(method: &'static str) -> &'static str {
     method.rsplit('/').next().unwrap_or(method)
 }
 
-fn request(
+/// The request of a call of one message.
+pub(crate) fn request(
     method: &str,
+    authority: &str,
     message: &[u8],
     deadline: Option<Duration>,
 ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
@@ -147,7 +149,7 @@ fn request(
     frame.push(0);
     frame.extend_from_slice(&u32::try_from(message.len()).unwrap_or(u32::MAX).to_be_bytes());
     frame.extend_from_slice(message);
-    let mut request = Request::post(format!("http://localhost/{method}"))
+    let mut request = Request::post(format!("http://{authority}/{method}"))
         .header(CONTENT_TYPE, "application/grpc")
         .header(TE, "trailers");
     if let Some(deadline) = deadline {
@@ -164,7 +166,11 @@ fn timeout(deadline: Duration) -> String {
     }
 }
 
-async fn answer(method: &'static str, response: Response<Incoming>) -> Result<Bytes, Error> {
+/// The message of an answer of one message.
+pub(crate) async fn answer(
+    method: &'static str,
+    response: Response<Incoming>,
+) -> Result<Bytes, Error> {
     let malformed = |fault: String| Error::Malformed { method, fault };
     let (head, mut body) = response.into_parts();
     if !head.status.is_success() {
@@ -207,7 +213,7 @@ fn status_of(method: &'static str, headers: &HeaderMap) -> Result<Option<()>, Er
     }
 }
 
-/// The message of an answer of one message.
+/// The message in an answer's body.
 fn message_of(content: Vec<u8>) -> Result<Bytes, String> {
     let content = Bytes::from(content);
     let Some((&[flag, a, b, c, d], message)) = content.split_first_chunk() else {

@@ -47,6 +47,11 @@ impl Error {
         matches!(self, Error::Status { code: Code::NotFound, .. })
     }
 
+    /// Whether the runtime, or this client, gave up after the call's time.
+    pub fn is_deadline_exceeded(&self) -> bool {
+        matches!(self, Error::Status { code: Code::Other(4), .. } | Error::DeadlineExceeded { .. })
+    }
+
     /// Whether the runtime does not have the method.
     pub fn is_unimplemented(&self) -> bool {
         matches!(self, Error::Status { code: Code::Unimplemented, .. })

@@ -12,6 +12,7 @@ pub mod api {
 }
 
 pub use channel::Channel;
+pub(crate) use channel::{Executor, answer, request};
 pub use error::{Code, Error, chain};
 pub use images::ImageService;
 pub use runtime::RuntimeService;

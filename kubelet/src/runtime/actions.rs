@@ -3,7 +3,10 @@
 
 use super::labels::container_hash;
 use super::status::{ContainerStatus, PodStatus, State};
-use crate::pod::{Container, Pod, PodExt, RestartPolicy, is_restartable_init, restart_policy_of};
+use crate::pod::{
+    Container, ExitAction, Pod, PodExt, RestartPolicy, exit_action, is_restartable_init,
+    restart_policy_of, restarts_after,
+};
 
 /// The results of the probes of one container; `None`: no result yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,10 +47,61 @@ pub struct PodActions {
     pub init_to_start: Vec<usize>,
     pub to_start: Vec<usize>,
     pub to_kill: Vec<Kill>,
+    /// All containers, when a rule restarts them together: each is killed without grace if it runs,
+    /// and removed. Those that have triggered it come last.
+    pub to_reset: Vec<Reset>,
+}
+
+/// A container that is removed before all start again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reset {
+    pub id: String,
+    pub name: String,
+    pub is_running: bool,
+}
+
+/// Whether the end of a container has to restart all of them. Upstream: the half of
+/// `ShouldAllContainersRestart` that looks at the runtime.
+pub fn triggers_restart_of_all(pod: &Pod, status: &PodStatus) -> bool {
+    pod.all_containers().any(|container| {
+        let newest = status.container(&container.name);
+        newest.is_some_and(|newest| triggers(container, newest))
+    })
+}
+
+fn triggers(container: &Container, status: &ContainerStatus) -> bool {
+    status.state == State::Exited
+        && exit_action(container, status.exit_code) == Some(ExitAction::RestartAllContainers)
+}
+
+/// Upstream: `getContainersToReset`.
+fn resets(pod: &Pod, status: &PodStatus) -> Vec<Reset> {
+    let (mut victims, mut sources) = (Vec::new(), Vec::new());
+    for list in [&pod.spec().containers[..], pod.init_containers()] {
+        for container in list {
+            for status in status.containers.iter().filter(|c| c.name == container.name) {
+                let reset = Reset {
+                    id: status.id.clone(),
+                    name: status.name.clone(),
+                    is_running: status.state != State::Exited,
+                };
+                let is_source = triggers(container, status);
+                if is_source { &mut sources } else { &mut victims }.push(reset);
+            }
+        }
+    }
+    victims.append(&mut sources);
+    victims
 }
 
 /// Upstream: `computePodActions`. `probes`: the results of the container with this id.
-pub fn compute(pod: &Pod, status: &PodStatus, probes: &dyn Fn(&str) -> ProbeResults) -> PodActions {
+/// `restarts_all`: the restart of all containers is under way.
+pub fn compute(
+    pod: &Pod,
+    status: &PodStatus,
+    probes: &dyn Fn(&str) -> ProbeResults,
+    restarts_all: bool,
+) -> PodActions {
     let (is_new, attempt, sandbox) = sandbox_change(pod, status);
     let mut actions = PodActions {
         kill_pod: is_new,
@@ -56,6 +110,10 @@ pub fn compute(pod: &Pod, status: &PodStatus, probes: &dyn Fn(&str) -> ProbeResu
         sandbox,
         ..PodActions::default()
     };
+    if restarts_all {
+        actions.to_reset = resets(pod, status);
+        return actions;
+    }
     if is_new {
         recreate(pod, status, &mut actions);
         return actions;
@@ -175,13 +233,11 @@ pub fn should_restart(pod: &Pod, container: &Container, status: &PodStatus) -> b
         return false;
     }
     let Some(current) = status.container(&container.name) else { return true };
-    match (current.state, restart_policy_of(container, pod)) {
-        (State::Running, _) => false,
+    match current.state {
+        State::Running => false,
         // It could not be started, or may or may not run.
-        (State::Created | State::Unknown, _) => true,
-        (State::Exited, RestartPolicy::Never) => false,
-        (State::Exited, RestartPolicy::OnFailure) => current.exit_code != 0,
-        (State::Exited, RestartPolicy::Always) => true,
+        State::Created | State::Unknown => true,
+        State::Exited => restarts_after(container, pod, current.exit_code),
     }
 }
 
@@ -220,7 +276,7 @@ fn init_actions(
             (State::Running, false) => Step::Wait,
             (State::Running, true) => sidecar_step(container, current, probes(&current.id)),
             (State::Exited, false) if current.exit_code == 0 => Step::Done(None),
-            (State::Exited, false) if restarts(pod, container) => Step::Start,
+            (State::Exited, false) if should_restart(pod, container, status) => Step::Start,
             (State::Unknown, _) if is_sidecar || restarts(pod, container) => {
                 Step::Restart(unknown_state(current, "Init container"))
             }

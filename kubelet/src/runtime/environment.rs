@@ -1,11 +1,12 @@
 //! The environment of a container, with the downward API. Upstream: `makeEnvironmentVariables`,
 //! `third_party/forked/golang/expansion`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;
 
+use crate::local_objects::{Contents, Kind, Objects};
 use crate::pod::{Container, Pod, PodExt, quantity};
 
 /// What the downward API needs beside the pod.
@@ -18,7 +19,7 @@ pub struct NodeFacts<'a> {
     pub memory_bytes: i64,
 }
 
-/// The variables in the order of the definition.
+/// The variables in the order of the definition: those of `envFrom` first, by key.
 ///
 /// # Errors
 /// One line that names the variable whose source does not exist.
@@ -26,44 +27,102 @@ pub fn variables(
     pod: &Pod,
     container: &Container,
     facts: NodeFacts<'_>,
+    objects: &Objects,
 ) -> Result<Vec<(String, String)>, String> {
     let mut variables: Vec<(String, String)> = Vec::new();
     let mut values: HashMap<String, String> = HashMap::new();
+    let mut add = |name: &str, value: String, values: &mut HashMap<String, String>| {
+        values.insert(name.to_owned(), value.clone());
+        variables.retain(|(other, _)| other != name);
+        variables.push((name.to_owned(), value));
+    };
+    for from in container.env_from.iter().flatten() {
+        let prefix = from.prefix.as_deref().unwrap_or_default();
+        for (key, bytes) in all_of(pod, from, objects)?.into_iter().flat_map(|c| &c.data) {
+            let value = text(key, bytes)?;
+            add(&format!("{prefix}{key}"), value, &mut values);
+        }
+    }
     for env in container.env.iter().flatten() {
-        let value = match (&env.value, &env.value_from) {
-            (Some(value), _) => expand(value, &values),
-            (None, None) => String::new(),
-            (None, Some(from)) => source(pod, container, from, facts)
-                .map_err(|fault| format!("environment variable {}: {fault}", env.name))?,
+        let given = env.value.as_deref().unwrap_or_default();
+        let value = match &env.value_from {
+            Some(from) if given.is_empty() => {
+                let value = source(pod, container, from, facts, objects);
+                value.map_err(|fault| format!("environment variable {}: {fault}", env.name))?
+            }
+            _ => Some(expand(given, &values)),
         };
-        values.insert(env.name.clone(), value.clone());
-        variables.retain(|(name, _)| *name != env.name);
-        variables.push((env.name.clone(), value));
+        // An optional source that does not exist.
+        let Some(value) = value else { continue };
+        add(&env.name, value, &mut values);
     }
     Ok(variables)
 }
 
+/// The object of an `envFrom`; `None`: it is optional and absent.
+fn all_of<'a>(
+    pod: &Pod,
+    from: &core::EnvFromSource,
+    objects: &'a Objects,
+) -> Result<Option<&'a Contents>, String> {
+    let (kind, name, optional) = match (&from.config_map_ref, &from.secret_ref) {
+        (Some(map), _) => (Kind::ConfigMap, &map.name, map.optional),
+        (_, Some(secret)) => (Kind::Secret, &secret.name, secret.optional),
+        (None, None) => return Ok(None),
+    };
+    match objects.get(kind, pod.namespace(), name) {
+        Ok(contents) => Ok(Some(contents)),
+        Err(_) if optional == Some(true) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
+fn text(key: &str, bytes: &[u8]) -> Result<String, String> {
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| format!("the value of the key {key} is not UTF-8"))
+}
+
+/// The value of a variable; `None`: its source is optional and absent.
 fn source(
     pod: &Pod,
     container: &Container,
     from: &core::EnvVarSource,
     facts: NodeFacts<'_>,
-) -> Result<String, String> {
+    objects: &Objects,
+) -> Result<Option<String>, String> {
     if let Some(field) = &from.field_ref {
-        return pod_field(pod, &field.field_path, facts);
+        return pod_field(pod, &field.field_path, facts).map(Some);
     }
     if let Some(resource) = &from.resource_field_ref {
         let of = match resource.container_name.as_deref().filter(|name| !name.is_empty()) {
             None => container,
             Some(name) => pod.container(name).ok_or_else(|| format!("no container {name}"))?,
         };
-        return resource_field(of, resource, facts);
+        return resource_field(of, resource, facts).map(Some);
     }
-    Err("its source is not supported".to_owned())
+    let (kind, name, key, optional) = match (&from.config_map_key_ref, &from.secret_key_ref) {
+        (Some(map), _) => (Kind::ConfigMap, &map.name, &map.key, map.optional),
+        (_, Some(secret)) => (Kind::Secret, &secret.name, &secret.key, secret.optional),
+        (None, None) => return Err("its source is not supported".to_owned()),
+    };
+    let found = match objects.get(kind, pod.namespace(), name) {
+        Ok(contents) => contents.data.get(key).ok_or_else(|| {
+            format!("couldn't find key {key} in {kind:?} {}/{name}", pod.namespace())
+        }),
+        Err(fault) => Err(fault),
+    };
+    match found {
+        Ok(bytes) => text(key, bytes).map(Some),
+        Err(_) if optional == Some(true) => Ok(None),
+        Err(fault) => Err(fault),
+    }
 }
 
 /// A field of the pod. Upstream: `fieldpath.ExtractFieldPathAsString`,
 /// `podFieldSelectorRuntimeValue`.
+///
+/// # Errors
+/// When there is no such field.
 pub fn pod_field(pod: &Pod, path: &str, facts: NodeFacts<'_>) -> Result<String, String> {
     let key = |prefix: &str| {
         path.strip_prefix(prefix)
@@ -97,7 +156,10 @@ pub fn pod_field(pod: &Pod, path: &str, facts: NodeFacts<'_>) -> Result<String, 
 }
 
 /// A request or limit, in units of its divisor, rounded up.
-fn resource_field(
+///
+/// # Errors
+/// When there is no such resource.
+pub fn resource_field(
     container: &Container,
     field: &core::ResourceFieldSelector,
     facts: NodeFacts<'_>,
@@ -129,6 +191,35 @@ fn resource_field(
 
 /// Replaces `$(NAME)` by the value of a known variable; `$$` is a dollar sign.
 pub fn expand(text: &str, values: &HashMap<String, String>) -> String {
+    expand_by(text, |name| match values.get(name) {
+        Some(value) => value.clone(),
+        None => format!("$({name})"),
+    })
+}
+
+/// As [`expand`], but each variable must have a value.
+///
+/// # Errors
+/// One line with the names of those that have none.
+pub fn expand_known(text: &str, values: &HashMap<String, String>) -> Result<String, String> {
+    let mut missing = BTreeSet::new();
+    let expanded = expand_by(text, |name| {
+        let value = values.get(name).cloned().unwrap_or_default();
+        if value.is_empty() {
+            missing.insert(name.to_owned());
+        }
+        value
+    });
+    match missing.is_empty() {
+        true => Ok(expanded),
+        false => {
+            let names: Vec<String> = missing.into_iter().collect();
+            Err(format!("missing value for {}", names.join(", ")))
+        }
+    }
+}
+
+fn expand_by(text: &str, mut value: impl FnMut(&str) -> String) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -140,10 +231,7 @@ pub fn expand(text: &str, values: &HashMap<String, String>) -> String {
         } else if let Some((name, after)) =
             rest.strip_prefix('(').and_then(|inner| inner.split_once(')'))
         {
-            match values.get(name) {
-                Some(value) => out.push_str(value),
-                None => out.push_str(&format!("$({name})")),
-            }
+            out.push_str(&value(name));
             rest = after;
         } else {
             out.push('$');
@@ -175,6 +263,20 @@ mod tests {
     }
 
     #[test]
+    fn variables_without_a_value_are_named() {
+        let values =
+            HashMap::from([("A".to_owned(), "a".to_owned()), ("EMPTY".to_owned(), String::new())]);
+        for (text, expanded) in [
+            ("$(A)/b", Ok("a/b")),
+            ("$$(B)", Ok("$(B)")),
+            ("$(B)/$(A)/$(EMPTY)/$(B)", Err("missing value for B, EMPTY")),
+        ] {
+            let result = expand_known(text, &values);
+            assert_eq!(result.as_deref().map_err(String::as_str), expanded, "{text}");
+        }
+    }
+
+    #[test]
     fn downward_api_fills_variables() {
         let pod = json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"a": "b"}},
@@ -191,7 +293,9 @@ mod tests {
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let ips = ["10.0.0.1".to_owned()];
         let facts = NodeFacts { host_ip: "1.2.3.4", pod_ips: &ips, cpus: 2, memory_bytes: 1 };
-        let variables = variables(&pod, &pod.spec().containers[0], facts).expect("variables");
+        let none = Objects::default();
+        let variables = variables(&pod, &pod.spec().containers[0], facts, &none);
+        let variables = variables.expect("variables");
         let values: Vec<&str> = variables.iter().map(|(_, value)| value.as_str()).collect();
         assert_eq!(values, ["p", "b", "10.0.0.1", "2", "2", "p/b"]);
         let fault = pod_field(&pod, "spec.x", facts);

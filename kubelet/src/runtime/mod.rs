@@ -3,7 +3,9 @@
 
 pub mod actions;
 pub mod backoff;
+pub mod dns;
 pub mod environment;
 pub mod labels;
+pub mod order;
 pub mod spec;
 pub mod status;

@@ -1,15 +1,16 @@
 //! The definitions of sandboxes and containers for the runtime.
 //! Upstream: `generatePodSandboxConfig`, `generateContainerConfig`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::objects::Quantity;
 
 use super::environment::expand;
 use super::labels;
 use crate::cri::api;
-use crate::pod::{Container, Pod, PodExt, QosClass, quantity};
+use crate::pod::{Container, Pod, PodExt, QosClass, is_restartable_init, quantity};
 
 /// CPU shares of a container that requests none. Upstream: `MinShares`.
 const MIN_SHARES: i64 = 2;
@@ -27,20 +28,13 @@ pub struct SandboxSite<'a> {
     /// Below it: the pod's cgroup. Empty: the runtime decides.
     pub cgroup_parent: &'a str,
     pub dns: api::DnsConfig,
-    pub node: &'a str,
+    /// Empty with the host's network.
+    pub hostname: String,
 }
 
 /// The definition of a pod's sandbox.
 pub fn sandbox(pod: &Pod, site: SandboxSite<'_>) -> api::PodSandboxConfig {
     let spec = pod.spec();
-    let hostname = match &spec.hostname {
-        _ if pod.is_host_network() => String::new(),
-        Some(name) if !name.is_empty() => name.clone(),
-        // The kernel's limit.
-        _ => {
-            pod.name().chars().take(63).collect::<String>().trim_end_matches(['-', '.']).to_owned()
-        }
-    };
     let security = spec.security_context.as_ref();
     let is_privileged = pod.all_containers().any(is_privileged);
     let context = api::LinuxSandboxSecurityContext {
@@ -48,6 +42,8 @@ pub fn sandbox(pod: &Pod, site: SandboxSite<'_>) -> api::PodSandboxConfig {
         run_as_user: security.and_then(|s| s.run_as_user).map(|value| api::Int64Value { value }),
         run_as_group: security.and_then(|s| s.run_as_group).map(|value| api::Int64Value { value }),
         supplemental_groups: groups(pod),
+        supplemental_groups_policy: groups_policy(pod) as i32,
+        selinux_options: security.and_then(|s| s.se_linux_options.as_ref()).map(selinux),
         privileged: is_privileged,
         seccomp: Some(runtime_default()),
         ..Default::default()
@@ -61,7 +57,7 @@ pub fn sandbox(pod: &Pod, site: SandboxSite<'_>) -> api::PodSandboxConfig {
             namespace: pod.namespace().to_owned(),
             attempt: site.attempt,
         }),
-        hostname,
+        hostname: site.hostname,
         log_directory: site.log_directory.display().to_string(),
         dns_config: Some(site.dns),
         port_mappings: if pod.is_host_network() { Vec::new() } else { port_mappings(pod) },
@@ -109,8 +105,32 @@ fn groups(pod: &Pod) -> Vec<i64> {
     fs_group.into_iter().chain(own.into_iter().flatten()).collect()
 }
 
+/// Whether the groups of a container's image are added to those of the pod.
+fn groups_policy(pod: &Pod) -> api::SupplementalGroupsPolicy {
+    let security = pod.spec().security_context.as_ref();
+    match security.and_then(|security| security.supplemental_groups_policy.as_deref()) {
+        Some("Strict") => api::SupplementalGroupsPolicy::Strict,
+        _ => api::SupplementalGroupsPolicy::Merge,
+    }
+}
+
+/// Whether only the pod's own supplemental groups count.
+pub fn has_strict_groups(pod: &Pod) -> bool {
+    groups_policy(pod) == api::SupplementalGroupsPolicy::Strict
+}
+
+fn selinux(options: &core::SELinuxOptions) -> api::SeLinuxOption {
+    api::SeLinuxOption {
+        user: options.user.clone().unwrap_or_default(),
+        role: options.role.clone().unwrap_or_default(),
+        r#type: options.type_.clone().unwrap_or_default(),
+        level: options.level.clone().unwrap_or_default(),
+    }
+}
+
+/// Those of containers only, as upstream.
 fn port_mappings(pod: &Pod) -> Vec<api::PortMapping> {
-    let ports = pod.all_containers().flat_map(|container| container.ports.iter().flatten());
+    let ports = pod.spec().containers.iter().flat_map(|container| container.ports.iter().flatten());
     let mappings = ports.filter_map(|port| {
         let protocol = match port.protocol.as_deref() {
             Some("UDP") => api::Protocol::Udp,
@@ -142,6 +162,10 @@ pub struct ContainerSite<'a> {
     pub mounts: Vec<api::Mount>,
     /// The node's bytes of memory.
     pub memory_bytes: i64,
+    /// The folder of local seccomp profiles.
+    pub seccomp: &'a Path,
+    /// Whether the machine has AppArmor.
+    pub has_app_armor: bool,
 }
 
 /// The definition of a container.
@@ -158,6 +182,11 @@ pub fn container(
         list.iter().flatten().map(|item| expand(item, &values)).collect()
     };
     let image = container.image.clone().unwrap_or_default();
+    let guards = Guards {
+        image_uid: site.image_uid,
+        seccomp: site.seccomp,
+        has_app_armor: site.has_app_armor,
+    };
     Ok(api::ContainerConfig {
         metadata: Some(api::ContainerMetadata {
             name: container.name.clone(),
@@ -185,7 +214,7 @@ pub fn container(
         tty: container.tty.unwrap_or_default(),
         linux: Some(api::LinuxContainerConfig {
             resources: Some(resources(pod, container, site.memory_bytes)),
-            security_context: Some(security(pod, container, site.image_uid)?),
+            security_context: Some(security(pod, container, &guards)?),
         }),
         ..Default::default()
     })
@@ -209,20 +238,72 @@ fn resources(pod: &Pod, container: &Container, memory_bytes: i64) -> api::LinuxC
             milli => (milli * CPU_PERIOD / 1000).max(MIN_QUOTA),
         },
         memory_limit_in_bytes: amount(true, "memory").map_or(0, |memory| memory.value()),
-        oom_score_adj: oom_score(QosClass::of(pod), memory_request, memory_bytes),
+        oom_score_adj: oom_score_of(pod, container, memory_request, memory_bytes),
+        hugepage_limits: hugepages(lists.and_then(|lists| lists.limits.as_ref())),
         ..Default::default()
     }
 }
+
+/// The limit of each page size that the node may have: 0 of those that are not named.
+/// Upstream: `GetHugepageLimitsFromResources`.
+fn hugepages(
+    limits: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
+) -> Vec<api::HugepageLimit> {
+    let of = |(resource, amount): (
+        &String,
+        &k8s_openapi::apimachinery::pkg::api::resource::Quantity,
+    )| {
+        let size: Quantity = resource.strip_prefix("hugepages-")?.parse().ok()?;
+        let amount: Quantity = amount.0.parse().ok()?;
+        Some(api::HugepageLimit {
+            page_size: page_size(size.value()),
+            limit: u64::try_from(amount.value()).ok()?,
+        })
+    };
+    limits.into_iter().flatten().filter_map(of).collect()
+}
+
+/// As the kernel names its page sizes: `2MB`.
+fn page_size(bytes: i64) -> String {
+    let units = ["B", "KB", "MB", "GB", "TB", "PB"];
+    let (mut size, mut unit) = (bytes, 0);
+    while size >= 1024 && unit + 1 < units.len() {
+        size /= 1024;
+        unit += 1;
+    }
+    format!("{size}{}", units[unit])
+}
+
+/// Upstream: `GetContainerOOMScoreAdjust`.
+fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_bytes: i64) -> i64 {
+    if pod.spec().priority_class_name.as_deref() == Some("system-node-critical") {
+        return GUARANTEED_SCORE;
+    }
+    // A sidecar is not killed before the containers that it serves.
+    let is_sidecar = is_restartable_init(container)
+        && pod.init_containers().iter().any(|init| init.name == container.name);
+    let of_others = pod.spec().containers.iter().map(|other| {
+        let requests = other.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+        requests.and_then(|list| quantity(list, "memory")).map_or(0, |memory| memory.value())
+    });
+    let request = match is_sidecar {
+        true => memory_request.max(of_others.min().unwrap_or(0)),
+        false => memory_request,
+    };
+    oom_score(QosClass::of(pod), request, memory_bytes)
+}
+
+/// The score of what is killed last.
+const GUARANTEED_SCORE: i64 = -997;
 
 /// Upstream: `MilliCPUToShares`.
 fn shares(milli: i64) -> i64 {
     (milli * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// Upstream: `qos.GetContainerOOMScoreAdjust`.
 fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
     match class {
-        QosClass::Guaranteed => -997,
+        QosClass::Guaranteed => GUARANTEED_SCORE,
         QosClass::BestEffort => 1000,
         QosClass::Burstable => {
             let share = i128::from(memory_request) * 1000 / i128::from(memory_bytes.max(1));
@@ -231,11 +312,19 @@ fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
     }
 }
 
+/// What the security context of a container depends on beside the pod.
+struct Guards<'a> {
+    image_uid: Option<i64>,
+    seccomp: &'a Path,
+    has_app_armor: bool,
+}
+
 fn security(
     pod: &Pod,
     container: &Container,
-    image_uid: Option<i64>,
+    guards: &Guards<'_>,
 ) -> Result<api::LinuxContainerSecurityContext, String> {
+    let image_uid = guards.image_uid;
     let none = core::SecurityContext::default();
     let own = container.security_context.as_ref().unwrap_or(&none);
     let of_pod = pod.spec().security_context.as_ref();
@@ -257,15 +346,18 @@ fn security(
     let seccomp = seccomp.or_else(|| of_pod.and_then(|context| context.seccomp_profile.as_ref()));
     let profile = match seccomp.map(|profile| (profile.type_.as_str(), profile)) {
         Some(("RuntimeDefault", _)) => runtime_default(),
-        Some(("Localhost", profile)) => api::SecurityProfile {
-            profile_type: api::security_profile::ProfileType::Localhost as i32,
-            localhost_ref: profile.localhost_profile.clone().unwrap_or_default(),
-        },
-        _ => api::SecurityProfile {
-            profile_type: api::security_profile::ProfileType::Unconfined as i32,
-            localhost_ref: String::new(),
-        },
+        Some(("Localhost", profile)) => {
+            let file = profile.localhost_profile.as_deref().filter(|file| !file.is_empty());
+            let file =
+                file.ok_or("localhostProfile must be set if seccompProfile type is Localhost.")?;
+            local(guards.seccomp.join(file).display().to_string())
+        }
+        _ => unconfined(),
     };
+    let app_armor = app_armor(pod, container);
+    if app_armor.as_ref().is_some_and(|profile| *profile != unconfined()) && !guards.has_app_armor {
+        return Err("Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned());
+    }
     let is_privileged = own.privileged.unwrap_or_default();
     let unmasked = own.proc_mount.as_deref() == Some("Unmasked") || is_privileged;
     let paths = |paths: &[&str]| match unmasked {
@@ -285,6 +377,13 @@ fn security(
         readonly_rootfs: own.read_only_root_filesystem.unwrap_or_default(),
         no_new_privs: own.allow_privilege_escalation == Some(false),
         supplemental_groups: groups(pod),
+        supplemental_groups_policy: groups_policy(pod) as i32,
+        selinux_options: own
+            .se_linux_options
+            .as_ref()
+            .or_else(|| of_pod.and_then(|context| context.se_linux_options.as_ref()))
+            .map(selinux),
+        apparmor: app_armor,
         masked_paths: paths(&MASKED),
         readonly_paths: paths(&READ_ONLY),
         seccomp: Some(profile),
@@ -292,8 +391,48 @@ fn security(
     })
 }
 
+fn unconfined() -> api::SecurityProfile {
+    api::SecurityProfile {
+        profile_type: api::security_profile::ProfileType::Unconfined as i32,
+        localhost_ref: String::new(),
+    }
+}
+
+fn local(localhost_ref: String) -> api::SecurityProfile {
+    api::SecurityProfile {
+        profile_type: api::security_profile::ProfileType::Localhost as i32,
+        localhost_ref,
+    }
+}
+
+/// The AppArmor profile of a container: its own, that of the old annotation, or the pod's.
+/// Upstream: `apparmor.GetProfile`.
+fn app_armor(pod: &Pod, container: &Container) -> Option<api::SecurityProfile> {
+    let of_field = |profile: &core::AppArmorProfile| match profile.type_.as_str() {
+        "RuntimeDefault" => Some(runtime_default()),
+        "Unconfined" => Some(unconfined()),
+        "Localhost" => Some(local(profile.localhost_profile.clone().unwrap_or_default())),
+        _ => None,
+    };
+    let own = container.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref());
+    if let Some(own) = own {
+        return of_field(own);
+    }
+    let key = format!("container.apparmor.security.beta.kubernetes.io/{}", container.name);
+    match pod.annotation(&key) {
+        Some("runtime/default") => return Some(runtime_default()),
+        Some("unconfined") => return Some(unconfined()),
+        Some(other) if other.starts_with("localhost/") => {
+            return Some(local(other.trim_start_matches("localhost/").to_owned()));
+        }
+        _ => {}
+    }
+    let of_pod = pod.spec().security_context.as_ref();
+    of_field(of_pod.and_then(|context| context.app_armor_profile.as_ref())?)
+}
+
 /// Upstream: `securitycontext.defaultMaskedPaths`.
-const MASKED: [&str; 10] = [
+const MASKED: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
     "/proc/interrupts",
@@ -304,6 +443,8 @@ const MASKED: [&str; 10] = [
     "/proc/timer_stats",
     "/proc/sched_debug",
     "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
 ];
 
 /// Upstream: `securitycontext.defaultReadonlyPaths`.
@@ -312,7 +453,80 @@ const READ_ONLY: [&str; 5] =
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn profiles_come_from_the_container_first() {
+        let kind = |pod: serde_json::Value| {
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            let folder = Path::new("/seccomp");
+            let guards = Guards { image_uid: Some(1), seccomp: folder, has_app_armor: true };
+            let context = security(&pod, &pod.spec().containers[0], &guards);
+            context.map(|context| {
+                let shown = |profile: Option<api::SecurityProfile>| {
+                    let profile = profile?;
+                    Some(format!("{:?} {}", profile.profile_type(), profile.localhost_ref))
+                };
+                let groups = context.supplemental_groups_policy();
+                (shown(context.seccomp), shown(context.apparmor), groups)
+            })
+        };
+        let own = |own: serde_json::Value, of_pod: serde_json::Value| {
+            json!({"metadata": {"annotations":
+                    {"container.apparmor.security.beta.kubernetes.io/old": "localhost/x"}},
+                "spec": {"securityContext": of_pod,
+                    "containers": [{"name": "c", "securityContext": own}]}})
+        };
+        let (merge, strict) =
+            (api::SupplementalGroupsPolicy::Merge, api::SupplementalGroupsPolicy::Strict);
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(kind(own(json!({}), json!({}))), Ok((text("Unconfined "), None, merge)));
+        let of_pod = json!({"seccompProfile": {"type": "RuntimeDefault"},
+            "appArmorProfile": {"type": "Localhost", "localhostProfile": "p"},
+            "supplementalGroupsPolicy": "Strict"});
+        let expected = Ok((text("RuntimeDefault "), text("Localhost p"), strict));
+        assert_eq!(kind(own(json!({}), of_pod.clone())), expected);
+        let of_container = json!({"appArmorProfile": {"type": "Unconfined"},
+            "seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}});
+        let expected = Ok((text("Localhost /seccomp/a/b.json"), text("Unconfined "), strict));
+        assert_eq!(kind(own(of_container, of_pod)), expected);
+        let missing = json!({"seccompProfile": {"type": "Localhost"}});
+        let fault = "localhostProfile must be set if seccompProfile type is Localhost.";
+        assert_eq!(kind(own(missing, json!({}))), Err(fault.to_owned()));
+    }
+
+    #[test]
+    fn page_sizes_have_the_kernels_names() {
+        for (bytes, name) in [(64 << 10, "64KB"), (2 << 20, "2MB"), (1 << 30, "1GB"), (1, "1B")] {
+            assert_eq!(page_size(bytes), name);
+        }
+    }
+
+    #[test]
+    fn sidecars_are_not_killed_before_the_containers() {
+        let resources = |memory: &str| json!({"requests": {"memory": memory}});
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "initContainers": [{"name": "s", "restartPolicy": "Always",
+                "resources": resources("1")}, {"name": "i"}],
+            "containers": [{"name": "a", "resources": resources("1Gi")},
+                {"name": "b", "resources": resources("2Gi")}],
+        }}))
+        .expect("a pod");
+        let gib = 1 << 30;
+        let score =
+            |container: &Container, request| oom_score_of(&pod, container, request, 4 * gib);
+        assert_eq!(score(&pod.init_containers()[0], 1), 750);
+        assert_eq!(score(&pod.init_containers()[0], 2 * gib), 500);
+        assert_eq!(score(&pod.init_containers()[1], 0), 999);
+        assert_eq!(score(&pod.spec().containers[0], gib), 750);
+        let mut critical = pod.clone();
+        critical.spec.get_or_insert_default().priority_class_name =
+            Some("system-node-critical".to_owned());
+        let container = &critical.spec().containers[0];
+        assert_eq!(oom_score_of(&critical, container, 0, gib), -997);
+    }
 
     #[test]
     fn scores_and_shares_follow_requests() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use kube_controller_manager::objects::golang::pod_template_dump;
+use kube_controller_manager::objects::golang::static_pod_dump;
 use serde_json::{Value, json};
 
 use super::defaults;
@@ -12,6 +12,14 @@ use crate::pod::{CONFIG_HASH, Pod, PodExt, annotations_mut};
 
 /// The largest manifest.
 pub const MAX_BYTES: u64 = 10 << 20;
+
+/// Where pods come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    pub node: String,
+    /// Whether there are ConfigMaps and Secrets that pods may refer to.
+    pub has_objects: bool,
+}
 
 /// Where a manifest was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,10 +47,10 @@ impl fmt::Display for Origin {
 ///
 /// # Errors
 /// One line that names the fault: not a document, several documents, not a pod, an invalid pod.
-pub fn pod(bytes: &[u8], origin: &Origin, node: &str) -> Result<Pod, String> {
+pub fn pod(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Pod, String> {
     let document = document(bytes)?;
     match kind(&document)? {
-        "Pod" => completed(document, origin, node),
+        "Pod" => completed(document, origin, to),
         kind => Err(format!("invalid pod: the document's kind is {kind:?}")),
     }
 }
@@ -51,16 +59,16 @@ pub fn pod(bytes: &[u8], origin: &Origin, node: &str) -> Result<Pod, String> {
 ///
 /// # Errors
 /// As [`pod`]; one invalid pod makes the whole list invalid.
-pub fn pods(bytes: &[u8], origin: &Origin, node: &str) -> Result<Vec<Pod>, String> {
+pub fn pods(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Vec<Pod>, String> {
     let mut document = document(bytes)?;
     match kind(&document)? {
-        "Pod" => Ok(vec![completed(document, origin, node)?]),
+        "Pod" => Ok(vec![completed(document, origin, to)?]),
         "PodList" => {
             let items = document.get_mut("items").map(Value::take).unwrap_or_default();
             let Value::Array(items) = items else {
                 return Err("invalid pods list: it has no items".to_owned());
             };
-            items.into_iter().map(|item| completed(item, origin, node)).collect()
+            items.into_iter().map(|item| completed(item, origin, to)).collect()
         }
         kind => Err(format!("the document's kind is {kind:?}, not Pod or PodList")),
     }
@@ -87,7 +95,8 @@ fn kind(document: &Value) -> Result<&str, String> {
     }
 }
 
-fn completed(mut document: Value, origin: &Origin, node: &str) -> Result<Pod, String> {
+fn completed(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod, String> {
+    let node = to.node.as_str();
     if let Some(object) = document.as_object_mut() {
         // Items of lists may go without.
         object.entry("apiVersion").or_insert(json!("v1"));
@@ -106,7 +115,7 @@ fn completed(mut document: Value, origin: &Origin, node: &str) -> Result<Pod, St
     if !faults.is_empty() {
         return Err(format!("invalid pod: {}", faults.join(", ")));
     }
-    match validate::api_reference(&pod) {
+    match validate::api_reference(&pod, to.has_objects) {
         Some(resource) => Err(format!("static pods may not reference {resource}")),
         None => Ok(pod),
     }
@@ -144,11 +153,11 @@ fn place(pod: &mut Pod, uid: String, origin: &Origin, node: &str) {
     pod.status.get_or_insert_default().phase = Some("Pending".to_owned());
 }
 
-/// A uid that depends on the pod's content, the node and the file or URL. Upstream hashes the dump
-/// of its internal struct, where this is the dump of the same content as a pod template.
+/// A uid that depends on the pod's content, the node and the file or URL: the Go kubelet's, so that a
+/// change from one to the other restarts no pod.
 fn generated_uid(document: &Value, origin: &Origin, node: &str) -> String {
     let mut hash = Fnv128::default();
-    hash.write(pod_template_dump(document).as_bytes());
+    hash.write(static_pod_dump(document).as_bytes());
     match origin {
         Origin::File(path) => {
             hash.write(format!("host:{node}file:{}", path.display()).as_bytes());
@@ -188,7 +197,11 @@ spec:
 ";
 
     fn read(text: &str) -> Result<Pod, String> {
-        pod(text.as_bytes(), &Origin::file(Path::new("/pods/web.yaml")), "Node-1")
+        pod(text.as_bytes(), &Origin::file(Path::new("/pods/web.yaml")), &to("Node-1"))
+    }
+
+    fn to(node: &str) -> Placement {
+        Placement { node: node.to_owned(), has_objects: false }
     }
 
     #[test]
@@ -207,7 +220,7 @@ spec:
     fn uid_changes_with_content_file_and_node_only() {
         let uid = |text: &str, file: &str, node: &str| {
             let origin = Origin::file(Path::new(file));
-            pod(text.as_bytes(), &origin, node).expect("a pod").uid()
+            pod(text.as_bytes(), &origin, &to(node)).expect("a pod").uid()
         };
         let same = uid(WEB, "/a", "n");
         assert_eq!(uid(&format!("# comment\n{WEB}"), "/a", "n"), same);
@@ -247,7 +260,7 @@ spec:
             {"metadata": {"name": "c"}, "spec": {"containers": [{"name": "a", "image": "b"}]}},
         ]});
         let origin = Origin::Url("http://a".to_owned());
-        let read = pods(list.to_string().as_bytes(), &origin, "n").expect("pods");
+        let read = pods(list.to_string().as_bytes(), &origin, &to("n")).expect("pods");
         let names: Vec<&str> = read.iter().map(PodExt::name).collect();
         assert_eq!(names, ["a-n", "c-n"]);
         assert!(read[0].spec().tolerations.is_none(), "only files' pods tolerate everything");

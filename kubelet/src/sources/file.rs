@@ -19,7 +19,7 @@ use kube_controller_manager::task::{self, StopToken};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 
-use super::decode::{self, MAX_BYTES, Origin};
+use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
 use crate::pod::{Pod, PodExt};
 
@@ -48,14 +48,14 @@ enum Change {
 /// The pods of `path`, until stopped.
 pub async fn run(
     path: PathBuf,
-    node: String,
+    to: Placement,
     period: Duration,
     config: PodConfig,
     clock: SharedClock,
     stop: StopToken,
 ) {
     let (states, pushed) = async_channel::unbounded();
-    let folder = Folder::new(path.clone(), node, states);
+    let folder = Folder::new(path.clone(), to, states);
     let forward = forward(pushed, &config);
     let watch = async {
         while !stop.is_stopped() {
@@ -168,25 +168,25 @@ fn change(path: &Path, name: Option<&str>, events: ReadFlags) -> Option<Change> 
 /// The pods of the files that could be read last. Upstream: `sourceFile`.
 struct Folder {
     path: PathBuf,
-    node: String,
+    to: Placement,
     store: UndeltaStore<Pod>,
     /// The pods' keys by file.
     keys: parking_lot::Mutex<BTreeMap<PathBuf, String>>,
 }
 
 impl Folder {
-    fn new(path: PathBuf, node: String, states: Sender<Vec<Arc<Pod>>>) -> Folder {
+    fn new(path: PathBuf, to: Placement, states: Sender<Vec<Arc<Pod>>>) -> Folder {
         let push = move |pods| {
             // Closed only when the kubelet stops.
             let _ = states.try_send(pods);
         };
-        Folder { path, node, store: UndeltaStore::new(Box::new(push)), keys: Default::default() }
+        Folder { path, to, store: UndeltaStore::new(Box::new(push)), keys: Default::default() }
     }
 
     /// Reads all files. The pods of files that cannot be read are left out.
     async fn read_all(&self) {
-        let (path, node) = (self.path.clone(), self.node.clone());
-        match task::blocking(move || read_all(&path, &node)).await {
+        let (path, to) = (self.path.clone(), self.to.clone());
+        match task::blocking(move || read_all(&path, &to)).await {
             Ok(pods) => {
                 let mut keys = self.keys.lock();
                 *keys = pods.iter().map(|(file, pod)| (file.clone(), key(pod))).collect();
@@ -212,8 +212,8 @@ impl Folder {
                 }
             }
             Change::Written(file) => {
-                let (read, node) = (file.clone(), self.node.clone());
-                match task::blocking(move || read_file(&read, &node)).await {
+                let (read, to) = (file.clone(), self.to.clone());
+                match task::blocking(move || read_file(&read, &to)).await {
                     Ok(pod) => {
                         self.keys.lock().insert(file, key(&pod));
                         self.store.add(key(&pod), pod);
@@ -237,7 +237,7 @@ enum Fault {
     Broken(String),
 }
 
-fn read_all(path: &Path, node: &str) -> io::Result<Vec<(PathBuf, Arc<Pod>)>> {
+fn read_all(path: &Path, to: &Placement) -> io::Result<Vec<(PathBuf, Arc<Pod>)>> {
     let mut files = match fs::metadata(path)?.is_dir() {
         false => vec![path.to_owned()],
         true => {
@@ -250,7 +250,7 @@ fn read_all(path: &Path, node: &str) -> io::Result<Vec<(PathBuf, Arc<Pod>)>> {
         |file: &Path| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     let mut pods = Vec::new();
     for file in files.into_iter().filter(|file| !is_hidden(file)) {
-        match read_file(&file, node) {
+        match read_file(&file, to) {
             Ok(pod) => pods.push((file, pod)),
             Err(Fault::Gone) => {}
             Err(Fault::NotAFile) => log::error!("{} is not a file", file.display()),
@@ -260,7 +260,7 @@ fn read_all(path: &Path, node: &str) -> io::Result<Vec<(PathBuf, Arc<Pod>)>> {
     Ok(pods)
 }
 
-fn read_file(file: &Path, node: &str) -> Result<Arc<Pod>, Fault> {
+fn read_file(file: &Path, to: &Placement) -> Result<Arc<Pod>, Fault> {
     let broken = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Fault::Gone,
         _ => Fault::Broken(error.to_string()),
@@ -275,7 +275,7 @@ fn read_file(file: &Path, node: &str) -> Result<Arc<Pod>, Fault> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Fault::Broken(format!("it has more than {MAX_BYTES} bytes")));
     }
-    decode::pod(&bytes, &Origin::file(file), node).map(Arc::new).map_err(Fault::Broken)
+    decode::pod(&bytes, &Origin::file(file), to).map(Arc::new).map_err(Fault::Broken)
 }
 
 #[cfg(test)]
@@ -326,7 +326,8 @@ mod tests {
         let stop = StopToken::new();
         // Never read whole again, so that each change comes by inotify.
         let period = Duration::from_secs(100_000);
-        let source = run(folder.clone(), "n".into(), period, config, clock, stop.clone());
+        let to = Placement { node: "n".to_owned(), has_objects: false };
+        let source = run(folder.clone(), to, period, config, clock, stop.clone());
         let test = async {
             let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
             // The folder does not exist yet.

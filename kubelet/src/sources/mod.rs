@@ -3,8 +3,11 @@
 pub mod decode;
 mod defaults;
 pub mod file;
+mod lifecycle;
 pub mod pod_config;
+mod support;
 pub mod url;
 mod validate;
 
+pub use decode::Placement;
 pub use pod_config::{Op, PodConfig, PodUpdate, Source};

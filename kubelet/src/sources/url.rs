@@ -8,7 +8,7 @@ use hyper::HeaderMap;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::StopToken;
 
-use super::decode::{self, MAX_BYTES, Origin};
+use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
 use crate::http::{self, Target, Trust};
 
@@ -22,7 +22,7 @@ const LOUD_FAILURES: u32 = 4;
 pub async fn run(
     target: Target,
     headers: HeaderMap,
-    node: String,
+    to: Placement,
     period: Duration,
     config: PodConfig,
     clock: SharedClock,
@@ -37,7 +37,7 @@ pub async fn run(
         };
         match read(&target, &headers).or(late).await {
             Ok(body) => {
-                let outcome = apply(&body, &mut last, &target, &node, &config).await;
+                let outcome = apply(&body, &mut last, &target, &to, &config).await;
                 report(outcome, &mut failures, &target);
             }
             Err(error) => report(Err(error), &mut failures, &target),
@@ -62,7 +62,7 @@ async fn apply(
     body: &[u8],
     last: &mut Option<Vec<u8>>,
     target: &Target,
-    node: &str,
+    to: &Placement,
     config: &PodConfig,
 ) -> Result<(), String> {
     if body.is_empty() {
@@ -74,7 +74,7 @@ async fn apply(
     }
     // An invalid document is reported once.
     *last = Some(body.to_vec());
-    let pods = decode::pods(body, &Origin::Url(target.to_string()), node)?;
+    let pods = decode::pods(body, &Origin::Url(target.to_string()), to)?;
     config.set(Source::Http, pods.into_iter().map(Arc::new).collect()).await;
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1 as core;
 
+use super::{lifecycle, support};
 use crate::pod::{Pod, PodExt, is_restartable_init};
 
 /// The faults of a pod, each with its field; empty: it can be run.
@@ -46,11 +47,14 @@ pub fn faults(pod: &Pod) -> Vec<String> {
             }
             faults.container(&field, container, &volumes);
             faults.probes(&field, container);
+            let grace = spec.termination_grace_period_seconds;
+            faults.0.extend(lifecycle::faults(&field, container, grace));
             if list == "initContainers" && !is_restartable_init(container) {
                 faults.no_probes(&field, container);
             }
         }
     }
+    faults.0.extend(support::refusals(pod));
     if spec.ephemeral_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
         faults.add("spec.ephemeralContainers", "Forbidden: cannot be set on create");
     }
@@ -148,11 +152,18 @@ impl Faults {
             ("startupProbe", &container.startup_probe),
         ] {
             let Some(probe) = probe else { continue };
-            let actions =
-                [probe.exec.is_some(), probe.http_get.is_some(), probe.tcp_socket.is_some()];
-            if probe.grpc.is_some() {
-                self.add(format!("{field}.{name}.grpc"), "not supported yet");
-            } else if actions.iter().filter(|is_set| **is_set).count() != 1 {
+            let actions = [
+                probe.exec.is_some(),
+                probe.http_get.is_some(),
+                probe.tcp_socket.is_some(),
+                probe.grpc.is_some(),
+            ];
+            let port = probe.grpc.as_ref().map(|grpc| grpc.port);
+            if port.is_some_and(|port| !(1..=65535).contains(&port)) {
+                let field = format!("{field}.{name}.grpc.port");
+                self.add(field, "must be between 1 and 65535, inclusive");
+            }
+            if actions.iter().filter(|is_set| **is_set).count() != 1 {
                 self.add(format!("{field}.{name}"), "must have one handler type");
             }
         }
@@ -194,8 +205,9 @@ fn is_subdomain(text: &str) -> bool {
         })
 }
 
-/// The kind of API object that a static pod refers to, which it may not.
-pub fn api_reference(pod: &Pod) -> Option<&'static str> {
+/// The kind of API object that a static pod refers to, which it may not. With `has_objects` it may
+/// refer to ConfigMaps and Secrets in variables and volumes.
+pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     let spec = pod.spec();
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
         return Some("serviceaccounts");
@@ -206,7 +218,8 @@ pub fn api_reference(pod: &Pod) -> Option<&'static str> {
     if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
         return Some("resourceclaims");
     }
-    for container in pod.all_containers() {
+    let is_refused = |kind: &&str| !has_objects || !["secrets", "configmaps"].contains(kind);
+    for container in pod.all_containers().filter(|_| !has_objects) {
         for env in container.env_from.iter().flatten() {
             if env.secret_ref.is_some() {
                 return Some("secrets");
@@ -224,12 +237,13 @@ pub fn api_reference(pod: &Pod) -> Option<&'static str> {
             }
         }
     }
-    spec.volumes.iter().flatten().find_map(volume_reference)
+    let mut kinds = spec.volumes.iter().flatten().flat_map(volume_references);
+    kinds.find(is_refused)
 }
 
-fn volume_reference(volume: &core::Volume) -> Option<&'static str> {
+fn volume_references(volume: &core::Volume) -> Vec<&'static str> {
     let projected = volume.projected.iter().flat_map(|volume| volume.sources.iter().flatten());
-    let mut projected = projected.filter_map(|source| match source {
+    let projected = projected.filter_map(|source| match source {
         source if source.secret.is_some() => Some("secrets"),
         source if source.config_map.is_some() => Some("configmaps"),
         source if source.service_account_token.is_some() => Some("serviceaccounts"),
@@ -238,12 +252,12 @@ fn volume_reference(volume: &core::Volume) -> Option<&'static str> {
         _ => None,
     });
     match volume {
-        volume if volume.secret.is_some() => Some("secrets"),
-        volume if volume.config_map.is_some() => Some("configmaps"),
-        volume if volume.persistent_volume_claim.is_some() => Some("persistentvolumeclaims"),
-        volume if volume.ephemeral.is_some() => Some("persistentvolumeclaims"),
-        volume if volume.csi.is_some() => Some("csidrivers"),
-        _ => projected.next(),
+        volume if volume.secret.is_some() => vec!["secrets"],
+        volume if volume.config_map.is_some() => vec!["configmaps"],
+        volume if volume.persistent_volume_claim.is_some() => vec!["persistentvolumeclaims"],
+        volume if volume.ephemeral.is_some() => vec!["persistentvolumeclaims"],
+        volume if volume.csi.is_some() => vec!["csidrivers"],
+        _ => projected.collect(),
     }
 }
 
@@ -294,8 +308,11 @@ mod tests {
             ),
             (
                 json!({"containers": [{"name": "a", "image": "b",
-                    "livenessProbe": {"grpc": {"port": 1}}}]}),
-                Some("spec.containers[0].livenessProbe.grpc: not supported yet"),
+                    "livenessProbe": {"grpc": {"port": 0}}}]}),
+                Some(
+                    "spec.containers[0].livenessProbe.grpc.port: must be between 1 and 65535, \
+                     inclusive",
+                ),
             ),
             (
                 json!({"containers": [{"name": "a", "image": "b", "livenessProbe": {}}]}),
@@ -331,7 +348,12 @@ mod tests {
                 Some("secrets"),
             ),
         ] {
-            assert_eq!(api_reference(&pod(spec.clone())), reference, "{spec}");
+            assert_eq!(api_reference(&pod(spec.clone()), false), reference, "{spec}");
+            let others = reference.filter(|kind| *kind == "serviceaccounts");
+            assert_eq!(api_reference(&pod(spec.clone()), true), others, "{spec}");
         }
+        let token = json!({"containers": [], "volumes": [{"name": "a", "projected": {"sources": [
+            {"secret": {"name": "b"}}, {"serviceAccountToken": {"path": "t"}}]}}]});
+        assert_eq!(api_reference(&pod(token), true), Some("serviceaccounts"));
     }
 }

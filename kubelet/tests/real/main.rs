@@ -2,5 +2,9 @@
 //! that is possible, and removes it.
 
 mod cri;
+mod grpc;
+mod lifecycle;
 mod node;
+mod objects;
 mod pods;
+mod spec;

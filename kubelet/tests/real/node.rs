@@ -43,7 +43,9 @@ impl Node {
             let line = env.lines().find_map(|line| line.strip_prefix(key));
             line.expect("a variable of the script").to_owned()
         };
-        fs::create_dir_all(folder.join("pods")).expect("a folder");
+        for below in ["pods", "objects", "host"] {
+            fs::create_dir_all(folder.join(below)).expect("a folder");
+        }
         Some(Node { folder, kubelet: None, name: value("name=") })
     }
 
@@ -76,6 +78,7 @@ impl Node {
             .arg(format!("--config={}", path("config")))
             .arg(format!("--container-runtime-endpoint=unix://{}", self.socket().display()))
             .arg(format!("--pod-manifest-path={}", path("pods")))
+            .arg(format!("--local-objects-path={}", path("objects")))
             .arg(format!("--root-dir={}", path("kubelet")))
             .arg(format!("--cgroup-root=/{}", self.name))
             .args(["--hostname-override=n", "--resolv-conf=", "-v=4"])
@@ -103,6 +106,29 @@ impl Node {
         let new = self.folder.join("pods").join(format!(".{name}"));
         fs::write(&new, manifest).expect("a file");
         fs::rename(new, self.folder.join("pods").join(name)).expect("a new name");
+    }
+
+    /// Writes a ConfigMap or Secret for the pods.
+    pub fn write_object(&self, name: &str, manifest: &str) {
+        let new = self.folder.join("objects").join(format!(".{name}"));
+        fs::write(&new, manifest).expect("a file");
+        fs::rename(new, self.folder.join("objects").join(name)).expect("a new name");
+    }
+
+    /// A folder of the machine that pods of a test mount, and its files.
+    pub fn host_path(&self, name: &str) -> PathBuf {
+        self.folder.join("host").join(name)
+    }
+
+    pub fn host_text(&self, name: &str) -> String {
+        fs::read_to_string(self.host_path(name)).unwrap_or_default()
+    }
+
+    /// Runs a program in the machine's namespaces, until it ends or the machine is removed.
+    pub fn spawn(&self, program: &str, args: &[&str], env: &[(&str, &str)]) -> Child {
+        let mut command = self.script("run");
+        command.arg(program).args(args).envs(env.iter().copied());
+        command.stdin(Stdio::null()).spawn().expect("a program")
     }
 
     pub fn remove(&self, name: &str) {

@@ -32,7 +32,7 @@ spec:
     volumeMounts: [{name: shared, mountPath: /shared, readOnly: true}]
 ";
 
-fn once(name: &str, policy: &str, script: &str) -> String {
+pub fn once(name: &str, policy: &str, script: &str) -> String {
     format!(
         "
 apiVersion: v1
@@ -49,17 +49,17 @@ spec:
     )
 }
 
-fn container(pod: &Value) -> &Value {
+pub fn container(pod: &Value) -> &Value {
     &pod["status"]["containerStatuses"][0]
 }
 
-fn condition<'a>(pod: &'a Value, kind: &str) -> &'a Value {
+pub fn condition<'a>(pod: &'a Value, kind: &str) -> &'a Value {
     let conditions = pod["status"]["conditions"].as_array();
     let mut found = conditions.into_iter().flatten().filter(|condition| condition["type"] == kind);
     found.next().unwrap_or(&Value::Null)
 }
 
-fn is_ready(pod: &Value) -> bool {
+pub fn is_ready(pod: &Value) -> bool {
     condition(pod, "Ready")["status"] == "True"
 }
 

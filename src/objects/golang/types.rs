@@ -1,4 +1,4 @@
-//! The Go structs behind a pod template, as a table.
+//! The Go structs behind pods and their templates, as tables.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -18,17 +18,27 @@ use serde_json::Value;
 /// struct.
 const TABLE: &str = include_str!("pod_template.types");
 
+/// The structs of `core.Pod`, the form of pods that no client sees; written in the same way. Those of
+/// its status are left out: it is empty where pods are dumped.
+const POD_TABLE: &str = include_str!("pod.types");
+
 /// The lines of each struct, by its name.
 static STRUCTS: LazyLock<HashMap<&str, &str>> = LazyLock::new(|| {
     let mut structs = HashMap::new();
-    let mut rest = TABLE;
-    while let Some((name, lines)) = rest.split_once('\n') {
-        let end = lines.find("\nv1.").map_or(lines.len(), |at| at + 1);
-        structs.insert(name, &lines[..end]);
-        rest = &lines[end..];
+    for table in [TABLE, POD_TABLE] {
+        let mut rest = table;
+        while let Some((name, lines)) = rest.split_once('\n') {
+            let next = ["\nv1.", "\ncore."].into_iter().filter_map(|start| lines.find(start));
+            let end = next.min().map_or(lines.len(), |at| at + 1);
+            structs.insert(name, &lines[..end]);
+            rest = &lines[end..];
+        }
     }
     structs
 });
+
+/// The struct that static pods decode into.
+pub const POD: &str = "core.Pod";
 
 /// The struct that templates decode into.
 pub const POD_TEMPLATE_SPEC: &str = "v1.PodTemplateSpec";
@@ -116,7 +126,7 @@ impl Type {
         let kind = match underlying {
             "string" => Kind::String,
             "bool" => Kind::Bool,
-            "int32" | "int64" | "uint8" => Kind::Int,
+            "int" | "int32" | "int64" | "uint8" => Kind::Int,
             "resource.Quantity" => Kind::Quantity,
             "intstr.IntOrString" => Kind::IntOrString,
             "v1.Time" => Kind::Time,
@@ -209,7 +219,8 @@ mod tests {
 
     #[test]
     fn every_struct_is_there_and_every_line_is_read() {
-        let lines = TABLE.lines().filter(|line| line.starts_with(' ')).count();
+        let lines = TABLE.lines().chain(POD_TABLE.lines());
+        let lines = lines.filter(|line| line.starts_with(' ')).count();
         let mut read = 0;
         for name in STRUCTS.keys() {
             for field in fields(name) {
@@ -219,9 +230,32 @@ mod tests {
                     of = Type::parse(inner);
                 }
                 let known = !matches!(of.kind, Kind::Struct) || STRUCTS.contains_key(of.name);
+                let known = known || *name == "core.PodStatus";
                 assert!(known, "{name}.{}: {}", field.go_name, of.name);
             }
         }
-        assert_eq!((read, STRUCTS.len()), (lines, 113));
+        assert_eq!((read, STRUCTS.len()), (lines, 113 + 110));
+    }
+
+    /// Internal structs have the fields of the published ones, but for those that moved.
+    #[test]
+    fn pods_have_the_fields_of_their_templates() {
+        let moved = ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "hostUsers"];
+        for name in STRUCTS.keys().filter_map(|name| name.strip_prefix("core.")) {
+            let names = |prefix: &str| -> BTreeSet<String> {
+                fields(&format!("{prefix}{name}")).map(|field| field.json_name()).collect()
+            };
+            let (published, internal) = (names("v1."), names("core."));
+            let (missing, more): (Vec<_>, Vec<_>) = (
+                published.difference(&internal).collect(),
+                internal.difference(&published).collect(),
+            );
+            match name {
+                "Pod" | "PodStatus" => {}
+                "PodSpec" => assert!(more.is_empty() && missing.len() == 6, "{missing:?} {more:?}"),
+                "PodSecurityContext" => assert_eq!(more.len(), moved.len(), "{more:?}"),
+                _ => assert!(missing.is_empty() && more.is_empty(), "{name} {missing:?} {more:?}"),
+            }
+        }
     }
 }

@@ -68,6 +68,10 @@ fn shown(actions: &PodActions) -> String {
     parts.extend(actions.init_to_start.iter().map(|at| format!("init {at}")));
     parts.extend(actions.to_start.iter().map(|at| format!("start {at}")));
     parts.extend(actions.to_kill.iter().map(|kill| format!("end {}", kill.name)));
+    let reset = |reset: &Reset| {
+        format!("{} {}", if reset.is_running { "end and remove" } else { "remove" }, reset.id)
+    };
+    parts.extend(actions.to_reset.iter().map(reset));
     parts.join(", ")
 }
 
@@ -119,7 +123,7 @@ fn containers_without_init_containers() {
             sandboxes: sandboxes.iter().map(|sandbox| (*sandbox).clone()).collect(),
             containers: containers.to_vec(),
         };
-        let actions = compute(&pod(policy, json!([]), &["a", "b"]), &status, &no_probes);
+        let actions = compute(&pod(policy, json!([]), &["a", "b"]), &status, &no_probes, false);
         assert_eq!(shown(&actions), *expected, "{policy} {status:?}");
     }
 }
@@ -145,10 +149,10 @@ fn init_containers_run_one_after_the_other() {
     for (policy, containers, expected) in table {
         let status =
             PodStatus { sandboxes: vec![sandbox(true, 0)], containers: containers.to_vec() };
-        let actions = compute(&pod(policy, init.clone(), &["a"]), &status, &no_probes);
+        let actions = compute(&pod(policy, init.clone(), &["a"]), &status, &no_probes, false);
         assert_eq!(shown(&actions), *expected, "{policy} {containers:?}");
     }
-    let fresh = compute(&pod("Always", init, &["a"]), &PodStatus::default(), &no_probes);
+    let fresh = compute(&pod("Always", init, &["a"]), &PodStatus::default(), &no_probes, false);
     assert_eq!(shown(&fresh), "kill, sandbox 0, init 0");
 }
 
@@ -178,14 +182,14 @@ fn sidecars_run_beside_the_containers() {
         let pod = pod("Always", json!([first, plain]), &["a"]);
         let status =
             PodStatus { sandboxes: vec![sandbox(true, 0)], containers: containers.clone() };
-        let actions = compute(&pod, &status, &|_| probes);
+        let actions = compute(&pod, &status, &|_| probes, false);
         assert_eq!(shown(&actions), expected, "{first} {containers:?} {probes:?}");
     }
     // A pod whose containers have ended is killed, with its sidecars.
     let pod = pod("Never", json!([sidecar]), &["a"]);
     let containers = vec![container("a", Exited, 0), container("x", Exited, 0)];
     let status = PodStatus { sandboxes: vec![sandbox(true, 0)], containers };
-    let actions = compute(&pod, &status, &no_probes);
+    let actions = compute(&pod, &status, &no_probes, false);
     assert!(actions.to_start.is_empty(), "{actions:?}");
 }
 
@@ -208,7 +212,46 @@ fn changed_and_unhealthy_containers_are_replaced() {
         ("OnFailure", false, results(Some(false), None), "start 0, end a"),
     ] {
         let status = status(running.clone(), is_changed);
-        let actions = compute(&pod(policy, json!([]), &["a"]), &status, &|_| probes);
+        let actions = compute(&pod(policy, json!([]), &["a"]), &status, &|_| probes, false);
         assert_eq!(shown(&actions), expected, "{policy} {is_changed} {probes:?}");
+    }
+}
+
+#[test]
+fn rules_restart_one_container_or_all() {
+    use State::{Exited, Running};
+    let rule = |action: &str, code: i32| json!({"action": action, "exitCodes": {"operator": "In", "values": [code]}});
+    let mut pod = pod("Never", json!([{"name": "x", "image": "i"}]), &["a", "b"]);
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.containers[0].restart_policy = Some("Never".to_owned());
+    let rules = json!([rule("Restart", 3), rule("RestartAllContainers", 7)]);
+    spec.containers[0].restart_policy_rules = serde_json::from_value(rules).expect("rules");
+    let done = || container("x", Exited, 0);
+    let old = |mut status: ContainerStatus| {
+        status.id = "old".to_owned();
+        status
+    };
+    for (containers, restarts_all, expected) in [
+        (vec![container("a", Exited, 3), container("b", Running, 0), done()], false, "start 0"),
+        (vec![container("a", Exited, 4), container("b", Running, 0), done()], false, ""),
+        (vec![container("a", Exited, 4), container("b", Exited, 0), done()], false, "kill"),
+        (
+            vec![container("a", Exited, 7), container("b", Running, 0), done()],
+            true,
+            "end and remove b, remove x, remove a",
+        ),
+        (
+            vec![container("a", Exited, 7), old(container("a", Exited, 3)), done()],
+            true,
+            "remove old, remove x, remove a",
+        ),
+        (vec![], true, ""),
+        (vec![], false, "init 0"),
+    ] {
+        let triggers = containers.iter().any(|status| status.exit_code == 7);
+        let status = PodStatus { sandboxes: vec![sandbox(true, 0)], containers };
+        assert_eq!(triggers_restart_of_all(&pod, &status), triggers, "{status:?}");
+        let actions = compute(&pod, &status, &no_probes, restarts_all);
+        assert_eq!(shown(&actions), expected, "{status:?}");
     }
 }

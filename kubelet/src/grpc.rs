@@ -1,0 +1,268 @@
+//! Checks of a service's health by gRPC's health protocol. Upstream: `pkg/probe/grpc`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use http_body_util::Full;
+use hyper::StatusCode;
+use hyper::body::Bytes;
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper::header::{HeaderValue, USER_AGENT};
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::options::show_duration;
+use kube_controller_manager::task;
+use prost::Message;
+use smol_hyper::rt::FuturesIo;
+
+use crate::cri::{Code, Error, Executor, answer, request};
+use crate::http;
+
+/// The delay after a connection that failed, and its factor. Upstream: gRPC's connection back-off.
+const BACKOFF: (Duration, f64) = (Duration::from_secs(1), 1.6);
+
+const METHOD: &str = "grpc.health.v1.Health/Check";
+
+#[derive(Clone, PartialEq, Message)]
+struct HealthCheckRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct HealthCheckResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+/// The outcome of the call on a connection.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    /// The status of the answer.
+    Answer(i32),
+    /// An error of gRPC: its code and message.
+    Status(u32, String),
+    /// The connection ended before an answer: the server does not speak HTTP/2.
+    NoConnection,
+}
+
+/// Asks `host` for the health of a service; empty: of the whole server. An answer other than
+/// `SERVING` is an error, as is no answer within `timeout`.
+///
+/// # Errors
+/// Upstream's message.
+pub async fn check(
+    clock: &SharedClock,
+    host: &str,
+    port: u16,
+    service: &str,
+    timeout: Duration,
+) -> Result<(), String> {
+    let address = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let address = format!("{address}:{port}");
+    let within = show_duration(timeout);
+    let connected = AtomicBool::new(false);
+    let run = async {
+        let mut delay = BACKOFF.0;
+        loop {
+            if let Some(sender) = connect(host, port).await {
+                connected.store(true, Ordering::Relaxed);
+                match call(sender, &address, service, timeout).await {
+                    Outcome::NoConnection => connected.store(false, Ordering::Relaxed),
+                    outcome => return Some(outcome),
+                }
+            }
+            clock.sleep(delay).await;
+            delay = delay.mul_f64(BACKOFF.1);
+        }
+    };
+    let late = async {
+        clock.sleep(timeout).await;
+        None
+    };
+    match run.or(late).await {
+        Some(outcome) => verdict(outcome, &within),
+        None if connected.load(Ordering::Relaxed) => {
+            Err(format!("timeout: health rpc did not complete within {within}"))
+        }
+        None => Err(format!(
+            "timeout: failed to connect service {address:?} within {within}: context deadline \
+             exceeded"
+        )),
+    }
+}
+
+async fn connect(host: &str, port: u16) -> Option<SendRequest<Full<Bytes>>> {
+    let stream = http::connect(host, port).await.ok()?;
+    let builder = Builder::new(Executor);
+    let (sender, connection) = builder.handshake(FuturesIo::new(stream)).await.ok()?;
+    // It ends with its sender.
+    drop(task::spawn(async move {
+        if let Err(error) = connection.await {
+            log::debug!("the connection of a gRPC probe ended: {error}");
+        }
+    }));
+    Some(sender)
+}
+
+async fn call(
+    mut sender: SendRequest<Full<Bytes>>,
+    address: &str,
+    service: &str,
+    timeout: Duration,
+) -> Outcome {
+    let message = HealthCheckRequest { service: service.to_owned() }.encode_to_vec();
+    let mut request = match request(METHOD, address, &message, Some(timeout)) {
+        Ok(request) => request,
+        Err(error) => return Outcome::Status(INTERNAL, error.to_string()),
+    };
+    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("kube-probe/1.36"));
+    let response = match sender.send_request(request).await {
+        Ok(response) => response,
+        Err(_) if sender.is_closed() => return Outcome::NoConnection,
+        Err(error) => return Outcome::Status(UNAVAILABLE, error.to_string()),
+    };
+    if response.status() != StatusCode::OK {
+        let status = response.status();
+        let reason = status.canonical_reason().unwrap_or_default();
+        let text = format!(
+            "unexpected HTTP status code received from server: {} ({reason})",
+            status.as_u16()
+        );
+        return Outcome::Status(code_of_http(status), text);
+    }
+    match answer("Check", response).await {
+        Ok(message) => match HealthCheckResponse::decode(message) {
+            Ok(response) => Outcome::Answer(response.status),
+            Err(error) => Outcome::Status(INTERNAL, error.to_string()),
+        },
+        Err(Error::Status { code, message, .. }) => Outcome::Status(number(code), message),
+        Err(Error::Malformed { fault, .. }) => Outcome::Status(UNKNOWN, fault),
+        Err(error) => Outcome::Status(UNAVAILABLE, error.to_string()),
+    }
+}
+
+const UNKNOWN: u32 = 2;
+const DEADLINE_EXCEEDED: u32 = 4;
+const UNIMPLEMENTED: u32 = 12;
+const INTERNAL: u32 = 13;
+const UNAVAILABLE: u32 = 14;
+
+fn number(code: Code) -> u32 {
+    match code {
+        Code::NotFound => 5,
+        Code::Unimplemented => UNIMPLEMENTED,
+        Code::Other(number) => number,
+    }
+}
+
+/// The code of an answer that a proxy or another server has made. Upstream: `HTTPStatusConvTab`.
+fn code_of_http(status: StatusCode) -> u32 {
+    match status.as_u16() {
+        400 => INTERNAL,
+        401 => 16,
+        403 => 7,
+        404 => UNIMPLEMENTED,
+        429 | 502 | 503 | 504 => UNAVAILABLE,
+        _ => UNKNOWN,
+    }
+}
+
+/// Whether an outcome is a success, with upstream's message where it is not.
+fn verdict(outcome: Outcome, within: &str) -> Result<(), String> {
+    match outcome {
+        Outcome::Answer(1) => Ok(()),
+        Outcome::Answer(status) => {
+            let status = match status {
+                0 => "UNKNOWN".to_owned(),
+                2 => "NOT_SERVING".to_owned(),
+                3 => "SERVICE_UNKNOWN".to_owned(),
+                other => other.to_string(),
+            };
+            Err(format!("service unhealthy (responded with {status:?})"))
+        }
+        Outcome::Status(UNIMPLEMENTED, message) => Err(format!(
+            "error: this server does not implement the grpc health protocol \
+             (grpc.health.v1.Health): {message}"
+        )),
+        Outcome::Status(DEADLINE_EXCEEDED, _) => {
+            Err(format!("timeout: health rpc did not complete within {within}"))
+        }
+        Outcome::Status(code, message) => Err(format!(
+            "error: health rpc probe failed: rpc error: code = {} desc = {message}",
+            name(code)
+        )),
+        Outcome::NoConnection => Err("error: failed to connect service".to_owned()),
+    }
+}
+
+/// The name of a code. Upstream: `codes.Code.String`.
+fn name(code: u32) -> String {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "Canceled",
+        "Unknown",
+        "InvalidArgument",
+        "DeadlineExceeded",
+        "NotFound",
+        "AlreadyExists",
+        "PermissionDenied",
+        "ResourceExhausted",
+        "FailedPrecondition",
+        "Aborted",
+        "OutOfRange",
+        "Unimplemented",
+        "Internal",
+        "Unavailable",
+        "DataLoss",
+        "Unauthenticated",
+    ];
+    let known = usize::try_from(code).ok().and_then(|at| NAMES.get(at));
+    known.map_or_else(|| format!("Code({code})"), |name| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_have_upstreams_messages() {
+        let status = |code, text: &str| Outcome::Status(code, text.to_owned());
+        for (outcome, message) in [
+            (Outcome::Answer(1), None),
+            (Outcome::Answer(0), Some("service unhealthy (responded with \"UNKNOWN\")")),
+            (Outcome::Answer(2), Some("service unhealthy (responded with \"NOT_SERVING\")")),
+            (Outcome::Answer(9), Some("service unhealthy (responded with \"9\")")),
+            (
+                status(12, "unknown service grpc.health.v1.Health"),
+                Some(
+                    "error: this server does not implement the grpc health protocol \
+                     (grpc.health.v1.Health): unknown service grpc.health.v1.Health",
+                ),
+            ),
+            (status(4, "x"), Some("timeout: health rpc did not complete within 1s")),
+            (
+                status(5, "unknown service"),
+                Some(
+                    "error: health rpc probe failed: rpc error: code = NotFound desc = unknown \
+                     service",
+                ),
+            ),
+            (
+                status(77, "x"),
+                Some("error: health rpc probe failed: rpc error: code = Code(77) desc = x"),
+            ),
+        ] {
+            assert_eq!(verdict(outcome, "1s").err().as_deref(), message);
+        }
+    }
+
+    #[test]
+    fn messages_have_the_form_of_the_protocol() {
+        let request = HealthCheckRequest { service: "ab".to_owned() };
+        assert_eq!(request.encode_to_vec(), [0x0a, 2, b'a', b'b']);
+        assert!(HealthCheckRequest::default().encode_to_vec().is_empty());
+        let response = HealthCheckResponse::decode(&[0x08, 1][..]).expect("a message");
+        assert_eq!(response.status, 1);
+    }
+}

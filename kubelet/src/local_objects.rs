@@ -1,0 +1,413 @@
+//! ConfigMaps and Secrets from a folder, for pods on a machine without an API server. One object a
+//! file, JSON or YAML. Upstream has nothing like it: there static pods may not refer to such objects.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_io::Async;
+use futures_lite::FutureExt;
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::{self, StopToken};
+use parking_lot::Mutex;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+use serde_json::Value;
+
+use crate::pod::{Pod, PodExt};
+
+/// The largest file.
+const MAX_BYTES: u64 = 10 << 20;
+/// The delay after which a folder that cannot be watched is watched again.
+const RETRY: Duration = Duration::from_secs(1);
+
+const WATCHED: WatchFlags = WatchFlags::CLOSE_WRITE
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    ConfigMap,
+    Secret,
+}
+
+/// What a pod refers to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pub kind: Kind,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// The content of an object, by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// `data`, of a Secret also `stringData`.
+    pub data: BTreeMap<String, Vec<u8>>,
+    /// A ConfigMap's `binaryData`, which variables do not see.
+    pub binary_data: BTreeMap<String, Vec<u8>>,
+}
+
+impl Contents {
+    /// The content of a key, for a file.
+    pub fn bytes(&self, key: &str) -> Option<&[u8]> {
+        self.data.get(key).or_else(|| self.binary_data.get(key)).map(Vec::as_slice)
+    }
+}
+
+/// All objects of the folder at a time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Objects(BTreeMap<Key, Contents>);
+
+impl Objects {
+    /// # Errors
+    /// Upstream's message when there is no such object.
+    pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, String> {
+        let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        self.0.get(&key).ok_or_else(|| match kind {
+            Kind::ConfigMap => format!("configmap {name:?} not found"),
+            Kind::Secret => format!("secret {name:?} not found"),
+        })
+    }
+
+    /// The objects that another state of the folder has not, or not as here, or not any more.
+    fn changes(&self, other: &Objects) -> BTreeSet<Key> {
+        let keys = self.0.keys().chain(other.0.keys());
+        keys.filter(|key| self.0.get(*key) != other.0.get(*key)).cloned().collect()
+    }
+}
+
+/// The present state of the folder. Cheap to clone; empty without a folder.
+#[derive(Clone, Default)]
+pub struct LocalObjects(Arc<Mutex<Arc<Objects>>>);
+
+impl LocalObjects {
+    pub fn now(&self) -> Arc<Objects> {
+        self.0.lock().clone()
+    }
+}
+
+/// Keeps the state of a folder until stopped. `changed` gets what has changed.
+pub async fn run(
+    folder: PathBuf,
+    period: Duration,
+    objects: LocalObjects,
+    changed: impl Fn(BTreeSet<Key>),
+    clock: SharedClock,
+    stop: StopToken,
+) {
+    let mut faults = BTreeSet::new();
+    while !stop.is_stopped() {
+        // Before the folder is read: no change is lost between them.
+        let watch = match watch(&folder) {
+            Ok(watch) => Some(watch),
+            Err(error) => {
+                log::debug!("{} is not watched: {error}", folder.display());
+                None
+            }
+        };
+        let of = folder.clone();
+        let (new, now) = task::blocking(move || read(&of)).await;
+        for fault in now.difference(&faults) {
+            log::error!("{fault}");
+        }
+        faults = now;
+        let keys = new.changes(&objects.now());
+        if !keys.is_empty() {
+            *objects.0.lock() = Arc::new(new);
+            changed(keys);
+        }
+        let pause = if watch.is_some() { period } else { RETRY };
+        let event = async {
+            match &watch {
+                Some(watch) => _ = watch.read_with(drain).await,
+                None => std::future::pending().await,
+            }
+        };
+        stop.unless_stopped(event.or(clock.sleep(pause))).await;
+    }
+}
+
+fn watch(folder: &Path) -> Result<Async<OwnedFd>, Errno> {
+    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    inotify::add_watch(&watch, folder, WATCHED)?;
+    Async::new_nonblocking(watch)
+        .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
+}
+
+/// Waits for an event; each one makes the folder be read again.
+fn drain(watch: &OwnedFd) -> std::io::Result<()> {
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    inotify::Reader::new(watch, &mut buffer).next()?;
+    Ok(())
+}
+
+/// Reads a folder once: for the first start, before any pod is known. Blocks.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn first(folder: &Path) -> Result<LocalObjects, String> {
+    fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let (objects, _) = read(folder);
+    Ok(LocalObjects(Arc::new(Mutex::new(Arc::new(objects)))))
+}
+
+/// The objects of a folder, and a line for each file that has none. Of files with one object the
+/// first by name counts.
+fn read(folder: &Path) -> (Objects, BTreeSet<String>) {
+    let mut files: Vec<PathBuf> = match fs::read_dir(folder) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(error) => {
+            let fault = format!("{}: {error}", folder.display());
+            return (Objects::default(), BTreeSet::from([fault]));
+        }
+    };
+    files.sort();
+    let (mut objects, mut faults) = (Objects::default(), BTreeSet::new());
+    for file in files {
+        let is_hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
+        if is_hidden || !file.is_file() {
+            continue;
+        }
+        let mut add = || {
+            let mut bytes = Vec::new();
+            let opened = fs::File::open(&file).map_err(|error| error.to_string())?;
+            opened
+                .take(MAX_BYTES + 1)
+                .read_to_end(&mut bytes)
+                .map_err(|error| error.to_string())?;
+            if bytes.len() as u64 > MAX_BYTES {
+                return Err(format!("it has more than {MAX_BYTES} bytes"));
+            }
+            let (key, contents) = decode(&bytes)?;
+            if objects.0.contains_key(&key) {
+                let Key { kind, namespace, name } = key;
+                return Err(format!("{kind:?} {namespace}/{name} is in another file already"));
+            }
+            objects.0.insert(key, contents);
+            Ok(())
+        };
+        if let Err(fault) = add() {
+            faults.insert(format!("{}: {fault}", file.display()));
+        }
+    }
+    (objects, faults)
+}
+
+fn decode(bytes: &[u8]) -> Result<(Key, Contents), String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8: {error}"))?;
+    let document: Value = match serde_json::from_str(text) {
+        Ok(document) => document,
+        Err(_) => serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?,
+    };
+    let field = |name: &str| document.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (version, kind) = (field("apiVersion").to_owned(), field("kind").to_owned());
+    let invalid = |error: serde_json::Error| format!("invalid {kind}: {error}");
+    let (kind, metadata, contents) = match (version.as_str(), kind.as_str()) {
+        ("v1", "ConfigMap") => {
+            let map: core::ConfigMap = serde_json::from_value(document).map_err(invalid)?;
+            let data = map.data.unwrap_or_default();
+            let contents = Contents {
+                data: data.into_iter().map(|(key, text)| (key, text.into_bytes())).collect(),
+                binary_data: bytes_of(map.binary_data),
+            };
+            (Kind::ConfigMap, map.metadata, contents)
+        }
+        ("v1", "Secret") => {
+            let secret: core::Secret = serde_json::from_value(document).map_err(invalid)?;
+            let mut data = bytes_of(secret.data);
+            let texts = secret.string_data.unwrap_or_default();
+            data.extend(texts.into_iter().map(|(key, text)| (key, text.into_bytes())));
+            (Kind::Secret, secret.metadata, Contents { data, ..Contents::default() })
+        }
+        (version, kind) => {
+            return Err(format!("{version} {kind} is neither a v1 ConfigMap nor a v1 Secret"));
+        }
+    };
+    let name = metadata.name.filter(|name| !name.is_empty());
+    let name = name.ok_or("metadata.name: Required value")?;
+    let namespace = metadata.namespace.filter(|namespace| !namespace.is_empty());
+    let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+    for key in contents.data.keys().chain(contents.binary_data.keys()) {
+        if !is_key(key) {
+            return Err(format!("data[{key}]: Invalid value: not a valid key"));
+        }
+    }
+    if let Some(key) = contents.data.keys().find(|key| contents.binary_data.contains_key(*key)) {
+        return Err(format!("data[{key}]: Invalid value: duplicate of key present in binaryData"));
+    }
+    Ok((Key { kind, namespace, name }, contents))
+}
+
+fn bytes_of(data: Option<BTreeMap<String, k8s_openapi::ByteString>>) -> BTreeMap<String, Vec<u8>> {
+    data.into_iter().flatten().map(|(key, bytes)| (key, bytes.0)).collect()
+}
+
+/// Upstream: `IsConfigMapKey`.
+fn is_key(key: &str) -> bool {
+    let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=253).contains(&key.len())
+        && key.bytes().all(is_fine)
+        && key != "."
+        && !key.starts_with("..")
+}
+
+/// The ConfigMaps and Secrets that a pod refers to.
+pub fn references(pod: &Pod) -> BTreeSet<Key> {
+    let spec = pod.spec();
+    let mut names: Vec<(Kind, &str)> = Vec::new();
+    for container in pod.all_containers() {
+        for from in container.env_from.iter().flatten() {
+            names.extend(from.config_map_ref.iter().map(|r| (Kind::ConfigMap, r.name.as_str())));
+            names.extend(from.secret_ref.iter().map(|r| (Kind::Secret, r.name.as_str())));
+        }
+        for from in container.env.iter().flatten().filter_map(|env| env.value_from.as_ref()) {
+            let map = from.config_map_key_ref.iter();
+            names.extend(map.map(|r| (Kind::ConfigMap, r.name.as_str())));
+            names.extend(from.secret_key_ref.iter().map(|r| (Kind::Secret, r.name.as_str())));
+        }
+    }
+    for volume in spec.volumes.iter().flatten() {
+        names.extend(volume.config_map.iter().map(|r| (Kind::ConfigMap, r.name.as_str())));
+        let secret = volume.secret.iter().filter_map(|source| source.secret_name.as_deref());
+        names.extend(secret.map(|name| (Kind::Secret, name)));
+        let projected = volume.projected.iter().flat_map(|volume| volume.sources.iter().flatten());
+        for source in projected {
+            names.extend(source.config_map.iter().map(|r| (Kind::ConfigMap, r.name.as_str())));
+            names.extend(source.secret.iter().map(|r| (Kind::Secret, r.name.as_str())));
+        }
+    }
+    let namespace = pod.namespace();
+    let key = |(kind, name): (Kind, &str)| Key {
+        kind,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    };
+    names.into_iter().map(key).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn objects_are_decoded() {
+        let decoded = |text: &str| decode(text.as_bytes());
+        let (key, contents) = decoded(
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: n}, \
+             data: {b: c}, binaryData: {d: AAE=}}",
+        )
+        .expect("a ConfigMap");
+        assert_eq!((key.kind, &*key.namespace, &*key.name), (Kind::ConfigMap, "n", "a"));
+        assert_eq!(contents.bytes("b"), Some(&b"c"[..]));
+        assert_eq!(contents.bytes("d"), Some(&[0, 1][..]));
+        assert!(!contents.data.contains_key("d"));
+        let (key, contents) = decoded(
+            "{apiVersion: v1, kind: Secret, metadata: {name: a}, data: {b: Yg==, c: Yw==}, \
+             stringData: {c: text}}",
+        )
+        .expect("a Secret");
+        assert_eq!((key.kind, &*key.namespace), (Kind::Secret, "default"));
+        assert_eq!(contents.bytes("b"), Some(&b"b"[..]));
+        assert_eq!(contents.bytes("c"), Some(&b"text"[..]));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        for (text, fault) in [
+            ("{kind: ConfigMap}", " ConfigMap is neither a v1 ConfigMap nor a v1 Secret"),
+            ("{apiVersion: v1, kind: Pod}", "v1 Pod is neither a v1 ConfigMap nor a v1 Secret"),
+            ("{apiVersion: v1, kind: Secret}", "metadata.name: Required value"),
+            ("{apiVersion: v1, kind: Secret, data: {a: '!'}}", "invalid Secret: "),
+            (
+                "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {../b: c}}",
+                "data[../b]: Invalid value: not a valid key",
+            ),
+            (
+                "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {..b: c}}",
+                "data[..b]: Invalid value: not a valid key",
+            ),
+            (
+                "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {b: c}, \
+                 binaryData: {b: ''}}",
+                "data[b]: Invalid value: duplicate of key present in binaryData",
+            ),
+        ] {
+            let error = decode(text.as_bytes()).expect_err(text);
+            assert!(error.starts_with(fault), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn folder_is_read_file_by_file() {
+        let folder = std::env::temp_dir().join(format!("kubelet-objects-{}", std::process::id()));
+        fs::create_dir_all(folder.join("folder")).expect("a folder");
+        let object = |name: &str| {
+            format!(
+                "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}, data: {{a: b}}}}"
+            )
+        };
+        for (file, text) in [
+            ("1.yaml", object("a")),
+            ("2.yaml", object("a")),
+            ("3.json", "{".to_owned()),
+            (".4.yaml", object("hidden")),
+            ("5.yaml", object("b")),
+        ] {
+            fs::write(folder.join(file), text).expect("a file");
+        }
+        let (objects, faults) = read(&folder);
+        assert!(objects.get(Kind::ConfigMap, "default", "a").is_ok());
+        assert!(objects.get(Kind::ConfigMap, "default", "b").is_ok());
+        let fault = objects.get(Kind::ConfigMap, "default", "hidden").expect_err("hidden");
+        assert_eq!(fault, "configmap \"hidden\" not found");
+        let faults: Vec<String> = faults.into_iter().collect();
+        assert_eq!(faults.len(), 2, "{faults:?}");
+        assert!(faults[0].ends_with("ConfigMap default/a is in another file already"));
+        fs::remove_file(folder.join("5.yaml")).expect("removed");
+        let names: Vec<String> =
+            read(&folder).0.changes(&objects).into_iter().map(|key| key.name).collect();
+        assert_eq!(names, ["b"]);
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn references_are_found_in_variables_and_volumes() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"namespace": "n"},
+            "spec": {
+                "initContainers": [{"name": "i", "envFrom": [
+                    {"configMapRef": {"name": "a"}}, {"secretRef": {"name": "b"}}]}],
+                "containers": [{"name": "c", "env": [
+                    {"name": "E", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+                    {"name": "F", "valueFrom": {"secretKeyRef": {"name": "d", "key": "k"}}}]}],
+                "volumes": [
+                    {"name": "1", "configMap": {"name": "e"}},
+                    {"name": "2", "secret": {"secretName": "f"}},
+                    {"name": "3", "projected": {"sources": [
+                        {"configMap": {"name": "g"}}, {"secret": {"name": "h"}}]}},
+                ],
+            },
+        }))
+        .expect("a pod");
+        let keys = references(&pod);
+        assert!(keys.iter().all(|key| key.namespace == "n"));
+        let names = |kind| -> Vec<&str> {
+            keys.iter().filter(|key| key.kind == kind).map(|key| key.name.as_str()).collect()
+        };
+        assert_eq!(names(Kind::ConfigMap), ["a", "c", "e", "g"]);
+        assert_eq!(names(Kind::Secret), ["b", "d", "f", "h"]);
+    }
+}

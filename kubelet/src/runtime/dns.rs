@@ -1,0 +1,286 @@
+//! The names and the resolver of a pod. Upstream: `dns.Configurer`, `GeneratePodHostNameAndDomain`.
+
+use k8s_openapi::api::core::v1 as core;
+
+use crate::cri::api;
+use crate::pod::{Pod, PodExt};
+
+/// Upstream: `MaxDNSNameservers`, `MaxDNSSearchPaths`, `MaxDNSSearchListChars`, and the longest
+/// search path.
+const MAX_SERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+const MAX_SEARCH_CHARS: usize = 2048;
+const MAX_SEARCH: usize = 253;
+/// The kernel's limit of a name.
+const MAX_HOSTNAME: usize = 63;
+
+/// The resolvers that pods may have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Resolvers {
+    /// The machine's; `None`: pods have none of it.
+    pub host: Option<api::DnsConfig>,
+    /// `clusterDNS`: the servers of pods with the policy `ClusterFirst`.
+    pub cluster_servers: Vec<String>,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+}
+
+/// The resolver of a pod, by its policy and its own settings.
+pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
+    let spec = pod.spec();
+    let host = || match &resolvers.host {
+        Some(host) => host.clone(),
+        None => api::DnsConfig {
+            servers: vec!["127.0.0.1".to_owned()],
+            searches: vec![".".to_owned()],
+            options: Vec::new(),
+        },
+    };
+    let is_cluster_first = match spec.dns_policy.as_deref() {
+        Some("None" | "Default") => false,
+        Some("ClusterFirst") => !pod.is_host_network(),
+        _ => true,
+    };
+    let mut dns = match spec.dns_policy.as_deref() {
+        Some("None") => api::DnsConfig::default(),
+        // Without servers of a cluster it is the machine's.
+        _ if is_cluster_first && !resolvers.cluster_servers.is_empty() => cluster(pod, resolvers),
+        _ => host(),
+    };
+    if let Some(own) = &spec.dns_config {
+        dns.servers.extend(own.nameservers.iter().flatten().cloned());
+        dns.searches.extend(own.searches.iter().flatten().cloned());
+        dns.servers = unique(dns.servers);
+        dns.searches = unique(dns.searches);
+        dns.options = merged(dns.options, own.options.as_deref().unwrap_or_default());
+    }
+    fit(pod, &mut dns);
+    dns
+}
+
+fn cluster(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
+    let domain = &resolvers.cluster_domain;
+    let of_host = resolvers.host.iter().flat_map(|host| host.searches.clone());
+    let searches = match domain.is_empty() {
+        true => of_host.collect(),
+        false => {
+            let own = format!("{}.svc.{domain}", pod.namespace());
+            let own = [own, format!("svc.{domain}"), domain.clone()];
+            unique(own.into_iter().chain(of_host).collect())
+        }
+    };
+    api::DnsConfig {
+        servers: resolvers.cluster_servers.clone(),
+        searches,
+        options: vec!["ndots:5".to_owned()],
+    }
+}
+
+fn unique(list: Vec<String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::with_capacity(list.len());
+    for item in list {
+        if !kept.contains(&item) {
+            kept.push(item);
+        }
+    }
+    kept
+}
+
+/// The pod's options replace those with the same name.
+fn merged(base: Vec<String>, own: &[core::PodDNSConfigOption]) -> Vec<String> {
+    let split = |option: &str| match option.split_once(':') {
+        Some((name, value)) => (name.to_owned(), value.to_owned()),
+        None => (option.to_owned(), String::new()),
+    };
+    let mut options: Vec<(String, String)> = Vec::new();
+    let own = own.iter().filter_map(|option| {
+        Some((option.name.clone()?, option.value.clone().unwrap_or_default()))
+    });
+    for (name, value) in base.iter().map(|option| split(option)).chain(own) {
+        match options.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, old)) => *old = value,
+            None => options.push((name, value)),
+        }
+    }
+    let show = |(name, value): (String, String)| match value.is_empty() {
+        true => name,
+        false => format!("{name}:{value}"),
+    };
+    options.into_iter().map(show).collect()
+}
+
+/// Leaves out what resolvers cannot take.
+fn fit(pod: &Pod, dns: &mut api::DnsConfig) {
+    let before = (dns.servers.len(), dns.searches.len());
+    dns.servers.truncate(MAX_SERVERS);
+    dns.searches.truncate(MAX_SEARCHES);
+    dns.searches.retain(|search| search.len() <= MAX_SEARCH);
+    while dns.searches.join(" ").len() > MAX_SEARCH_CHARS {
+        dns.searches.pop();
+    }
+    if before != (dns.servers.len(), dns.searches.len()) {
+        log::warn!(
+            "pod {}: the resolver's limits were exceeded, the applied nameservers are: {}, the \
+             applied search line is: {}",
+            pod.display_name(),
+            dns.servers.join(" "),
+            dns.searches.join(" "),
+        );
+    }
+}
+
+/// A pod's name in its network, and the domain below which it stands; empty: none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodName {
+    pub host: String,
+    pub domain: String,
+}
+
+/// The name of a pod by its `hostnameOverride`, `hostname` and `subdomain`.
+pub fn name(pod: &Pod, cluster_domain: &str) -> PodName {
+    let spec = pod.spec();
+    let text = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
+    if let Some(host) = &spec.hostname_override {
+        return PodName { host: shortened(host), domain: String::new() };
+    }
+    let host = text(&spec.hostname).unwrap_or_else(|| pod.name().to_owned());
+    let domain = text(&spec.subdomain).map(|subdomain| {
+        let namespace = pod.namespace();
+        format!("{subdomain}.{namespace}.svc.{cluster_domain}")
+    });
+    PodName { host: shortened(&host), domain: domain.unwrap_or_default() }
+}
+
+fn shortened(host: &str) -> String {
+    match host.get(..MAX_HOSTNAME) {
+        Some(start) if host.len() > MAX_HOSTNAME => start.trim_end_matches(['-', '.']).to_owned(),
+        _ => host.to_owned(),
+    }
+}
+
+impl PodName {
+    /// The name for the kernel: with `setHostnameAsFQDN` the one with its domain.
+    ///
+    /// # Errors
+    /// When that is too long for the kernel.
+    pub fn for_kernel(&self, pod: &Pod) -> Result<String, String> {
+        if self.domain.is_empty() || pod.spec().set_hostname_as_fqdn != Some(true) {
+            return Ok(self.host.clone());
+        }
+        let full = format!("{}.{}", self.host, self.domain);
+        match full.len() > MAX_HOSTNAME + 1 {
+            false => Ok(full),
+            true => Err(format!(
+                "failed to construct FQDN from pod hostname and cluster domain, FQDN {full} is too \
+                 long ({} characters is the max, {} characters requested)",
+                MAX_HOSTNAME + 1,
+                full.len()
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(spec: Value) -> Pod {
+        let pod = json!({"metadata": {"name": "p-n", "namespace": "ns"}, "spec": spec});
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    fn shown(dns: &api::DnsConfig) -> String {
+        let all = [&dns.servers, &dns.searches, &dns.options];
+        all.map(|list| list.join(" ")).join(" | ")
+    }
+
+    #[test]
+    fn resolver_depends_on_policy_and_settings() {
+        let list = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let host = api::DnsConfig {
+            servers: list("1.1.1.1"),
+            searches: list("corp lan"),
+            options: list("ndots:2 rotate"),
+        };
+        let alone = Resolvers { host: Some(host), ..Resolvers::default() };
+        let none = Resolvers::default();
+        let clustered = Resolvers {
+            cluster_servers: list("10.0.0.10"),
+            cluster_domain: "cluster.local".to_owned(),
+            ..alone.clone()
+        };
+        let own = json!({"nameservers": ["8.8.8.8", "1.1.1.1"], "searches": ["lan", "x"],
+            "options": [{"name": "ndots", "value": "1"}, {"name": "edns0"}]});
+        let many = json!({"nameservers": ["1", "2", "3", "4"]});
+        let of_cluster = "10.0.0.10 | ns.svc.cluster.local svc.cluster.local cluster.local corp \
+                          lan | ndots:5";
+        let of_host = "1.1.1.1 | corp lan | ndots:2 rotate";
+        for (spec, resolvers, expected) in [
+            (json!({"dnsPolicy": "ClusterFirst"}), &alone, of_host),
+            (json!({"dnsPolicy": "ClusterFirst"}), &none, "127.0.0.1 | . | "),
+            (json!({"dnsPolicy": "ClusterFirst"}), &clustered, of_cluster),
+            (json!({}), &clustered, of_cluster),
+            (json!({"dnsPolicy": "Default"}), &clustered, of_host),
+            (json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), &clustered, of_host),
+            (
+                json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}),
+                &clustered,
+                of_cluster,
+            ),
+            (
+                json!({"dnsPolicy": "None", "dnsConfig": own}),
+                &clustered,
+                "8.8.8.8 1.1.1.1 | lan x | ndots:1 edns0",
+            ),
+            (
+                json!({"dnsPolicy": "Default", "dnsConfig": own}),
+                &alone,
+                "1.1.1.1 8.8.8.8 | corp lan x | ndots:1 rotate edns0",
+            ),
+            (json!({"dnsPolicy": "None", "dnsConfig": many}), &alone, "1 2 3 |  | "),
+        ] {
+            assert_eq!(shown(&resolver(&pod(spec.clone()), resolvers)), expected, "{spec}");
+        }
+    }
+
+    #[test]
+    fn search_lists_are_cut_to_their_limits() {
+        let searches: Vec<String> = (0..40).map(|at| format!("{at:0>80}")).collect();
+        let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": searches}});
+        let dns = resolver(&pod(spec), &Resolvers::default());
+        assert_eq!(dns.searches.len(), 25);
+        let long = json!({"dnsPolicy": "None", "dnsConfig": {"searches": ["x".repeat(254), "a"]}});
+        assert_eq!(resolver(&pod(long), &Resolvers::default()).searches, ["a"]);
+    }
+
+    #[test]
+    fn names_follow_hostname_and_subdomain() {
+        let long = "x".repeat(62) + "-y";
+        for (spec, host, domain, kernel) in [
+            (json!({}), "p-n", "", Some("p-n")),
+            (json!({"hostname": "h"}), "h", "", Some("h")),
+            (json!({"hostname": "h", "subdomain": "s"}), "h", "s.ns.svc.c.d", Some("h")),
+            (
+                json!({"hostname": "h", "subdomain": "s", "setHostnameAsFQDN": true}),
+                "h",
+                "s.ns.svc.c.d",
+                Some("h.s.ns.svc.c.d"),
+            ),
+            (json!({"hostname": "h", "hostnameOverride": "o.p"}), "o.p", "", Some("o.p")),
+            (json!({"hostname": long}), &"x".repeat(62), "", Some(&*"x".repeat(62))),
+            (
+                json!({"hostname": "h".repeat(60), "subdomain": "s", "setHostnameAsFQDN": true}),
+                &"h".repeat(60),
+                "s.ns.svc.c.d",
+                None,
+            ),
+        ] {
+            let pod = pod(spec.clone());
+            let name = name(&pod, "c.d");
+            assert_eq!((&*name.host, &*name.domain), (host, domain), "{spec}");
+            assert_eq!(name.for_kernel(&pod).ok().as_deref(), kernel, "{spec}");
+        }
+    }
+}

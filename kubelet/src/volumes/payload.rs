@@ -1,0 +1,330 @@
+//! The files of configMap, secret, downwardAPI and projected volumes.
+//! Upstream: `MakePayload`, `CollectData`, `collectData`.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1 as core;
+
+use super::atomic::{File, Payload};
+use crate::local_objects::{Contents, Kind, Objects};
+use crate::pod::{Pod, PodExt};
+use crate::runtime::environment::{NodeFacts, pod_field, resource_field};
+
+/// The mode of files for which nothing names one.
+const DEFAULT_MODE: i32 = 0o644;
+
+/// A volume whose files are written by the kubelet.
+pub struct Written {
+    /// The name of its folder among the pod's volumes. Upstream: the plugin's name.
+    pub kind: &'static str,
+    /// Whether it must not reach a disk.
+    pub in_memory: bool,
+    pub files: Payload,
+}
+
+/// The kind of a volume that the kubelet writes; `None`: it is another one.
+pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
+    match volume {
+        volume if volume.config_map.is_some() => Some("configmap"),
+        volume if volume.secret.is_some() => Some("secret"),
+        volume if volume.downward_api.is_some() => Some("downward-api"),
+        volume if volume.projected.is_some() => Some("projected"),
+        _ => None,
+    }
+}
+
+/// The files of a volume; `None`: it is of another kind.
+///
+/// # Errors
+/// One line with what is missing.
+pub fn of(
+    pod: &Pod,
+    volume: &core::Volume,
+    objects: &Objects,
+    facts: NodeFacts<'_>,
+) -> Result<Option<Written>, String> {
+    let Some(kind) = kind_of(volume) else { return Ok(None) };
+    let files = if let Some(map) = &volume.config_map {
+        let source = Source {
+            kind: Kind::ConfigMap,
+            name: &map.name,
+            items: map.items.as_deref(),
+            optional: map.optional,
+            mode: map.default_mode,
+        };
+        source.files(pod, objects)?
+    } else if let Some(secret) = &volume.secret {
+        let source = Source {
+            kind: Kind::Secret,
+            name: secret.secret_name.as_deref().unwrap_or_default(),
+            items: secret.items.as_deref(),
+            optional: secret.optional,
+            mode: secret.default_mode,
+        };
+        source.files(pod, objects)?
+    } else if let Some(downward) = &volume.downward_api {
+        downward_files(pod, downward.items.as_deref(), downward.default_mode, facts)?
+    } else {
+        let projected = volume.projected.as_ref();
+        let mode = projected.and_then(|projected| projected.default_mode);
+        let sources = projected.and_then(|projected| projected.sources.as_deref());
+        projected_files(pod, sources.unwrap_or_default(), mode, objects, facts)?
+    };
+    Ok(Some(Written { kind, in_memory: matches!(kind, "secret" | "projected"), files }))
+}
+
+/// The files of all sources; later ones win.
+fn projected_files(
+    pod: &Pod,
+    sources: &[core::VolumeProjection],
+    mode: Option<i32>,
+    objects: &Objects,
+    facts: NodeFacts<'_>,
+) -> Result<Payload, String> {
+    let (mut files, mut faults) = (Payload::new(), Vec::new());
+    for source in sources {
+        let of_source = if let Some(map) = &source.config_map {
+            let (items, optional) = (map.items.as_deref(), map.optional);
+            Source { kind: Kind::ConfigMap, name: &map.name, items, optional, mode }
+                .files(pod, objects)
+        } else if let Some(secret) = &source.secret {
+            let (items, optional) = (secret.items.as_deref(), secret.optional);
+            Source { kind: Kind::Secret, name: &secret.name, items, optional, mode }
+                .files(pod, objects)
+        } else if let Some(downward) = &source.downward_api {
+            downward_files(pod, downward.items.as_deref(), mode, facts)
+        } else {
+            Err("a source of the projected volume is not supported".to_owned())
+        };
+        match of_source {
+            Ok(more) => files.extend(more),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    match faults.is_empty() {
+        true => Ok(files),
+        false => Err(faults.join(", ")),
+    }
+}
+
+/// A ConfigMap or Secret of a volume.
+struct Source<'a> {
+    kind: Kind,
+    name: &'a str,
+    items: Option<&'a [core::KeyToPath]>,
+    optional: Option<bool>,
+    mode: Option<i32>,
+}
+
+impl Source<'_> {
+    fn files(&self, pod: &Pod, objects: &Objects) -> Result<Payload, String> {
+        let is_optional = self.optional == Some(true);
+        let none = Contents::default();
+        let contents = match objects.get(self.kind, pod.namespace(), self.name) {
+            Ok(contents) => contents,
+            Err(_) if is_optional => &none,
+            Err(fault) => return Err(fault),
+        };
+        let items = self.items.unwrap_or_default();
+        if items.is_empty() {
+            let all = contents.data.iter().chain(&contents.binary_data);
+            return Ok(all
+                .map(|(key, data)| (PathBuf::from(key), file(data, None, self.mode)))
+                .collect());
+        }
+        let mut files = Payload::new();
+        for item in items {
+            match contents.bytes(&item.key) {
+                Some(data) => {
+                    files.insert(clean(&item.path), file(data, item.mode, self.mode));
+                }
+                None if is_optional => {}
+                None => {
+                    return Err(match self.kind {
+                        Kind::ConfigMap => {
+                            format!("configmap references non-existent config key: {}", item.key)
+                        }
+                        Kind::Secret => {
+                            format!("references non-existent secret key: {}", item.key)
+                        }
+                    });
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
+fn file(data: &[u8], own: Option<i32>, default: Option<i32>) -> File {
+    let mode = own.or(default).unwrap_or(DEFAULT_MODE);
+    File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777 }
+}
+
+/// A path without `.` and doubled slashes; `..` stays, and is refused when it is written.
+fn clean(path: &str) -> PathBuf {
+    Path::new(path).components().filter(|part| part.as_os_str() != ".").collect()
+}
+
+fn downward_files(
+    pod: &Pod,
+    items: Option<&[core::DownwardAPIVolumeFile]>,
+    mode: Option<i32>,
+    facts: NodeFacts<'_>,
+) -> Result<Payload, String> {
+    let mut files = Payload::new();
+    for item in items.unwrap_or_default() {
+        let text = if let Some(field) = &item.field_ref {
+            pod_field(pod, &field.field_path, facts)?
+        } else if let Some(resource) = &item.resource_field_ref {
+            let name = resource.container_name.as_deref().unwrap_or_default();
+            let container = pod.container(name).ok_or_else(|| format!("no container {name:?}"))?;
+            resource_field(container, resource, facts)?
+        } else {
+            String::new()
+        };
+        files.insert(clean(&item.path), file(text.as_bytes(), item.mode, mode));
+    }
+    Ok(files)
+}
+
+/// The folders that a volume needs so that other volumes can be mounted in it: it is read-only for
+/// the container. Upstream: `getNestedMountpoints`.
+pub fn nested(pod: &Pod, volume: &str) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for container in pod.all_containers() {
+        let mounts = || container.volume_mounts.iter().flatten();
+        let is_whole = |mount: &&core::VolumeMount| {
+            mount.sub_path.as_deref().is_none_or(str::is_empty)
+                && mount.sub_path_expr.as_deref().is_none_or(str::is_empty)
+        };
+        for own in mounts().filter(|mount| mount.name == volume).filter(is_whole) {
+            for other in mounts().filter(|mount| mount.name != volume) {
+                let below = Path::new(&other.mount_path).strip_prefix(&own.mount_path);
+                let below = below.map(Path::to_owned).unwrap_or_default();
+                let is_fine = below.iter().all(|part| !part.as_encoded_bytes().starts_with(b".."));
+                if below.as_os_str().is_empty() || !is_fine || folders.contains(&below) {
+                    continue;
+                }
+                folders.push(below);
+            }
+        }
+    }
+    folders.sort();
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::local_objects;
+
+    fn objects() -> Objects {
+        let folder = std::env::temp_dir().join(format!(
+            "kubelet-payload-{}-{}",
+            std::process::id(),
+            fastrand::u64(..)
+        ));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: '1', b: '2'}}";
+        std::fs::write(folder.join("m.yaml"), map).expect("a file");
+        let secret = "{apiVersion: v1, kind: Secret, metadata: {name: s}, stringData: {c: '3'}}";
+        std::fs::write(folder.join("s.yaml"), secret).expect("a file");
+        let objects = local_objects::first(&folder).expect("objects").now();
+        std::fs::remove_dir_all(&folder).expect("removed");
+        Objects::clone(&objects)
+    }
+
+    fn shown(files: Payload) -> String {
+        let show = |(path, file): (PathBuf, File)| {
+            let text = String::from_utf8(file.data).expect("text");
+            format!("{} {text} {:o}", path.display(), file.mode)
+        };
+        files.into_iter().map(show).collect::<Vec<_>>().join(", ")
+    }
+
+    #[test]
+    fn files_come_from_objects_and_the_pod() {
+        let objects = objects();
+        let items = |mode: Value| json!([{"key": "a", "path": "x/./y", "mode": mode}]);
+        let missing = json!([{"key": "z", "path": "z"}, {"key": "a", "path": "a"}]);
+        for (volume, expected) in [
+            (json!({"configMap": {"name": "m"}}), Ok("a 1 644, b 2 644")),
+            (
+                json!({"configMap": {"name": "m", "defaultMode": 0o400, "items": items(json!(null))}}),
+                Ok("x/y 1 400"),
+            ),
+            (json!({"configMap": {"name": "m", "items": items(json!(0o444))}}), Ok("x/y 1 444")),
+            (json!({"configMap": {"name": "n"}}), Err("configmap \"n\" not found")),
+            (json!({"configMap": {"name": "n", "optional": true}}), Ok("")),
+            (
+                json!({"configMap": {"name": "m", "items": missing}}),
+                Err("configmap references non-existent config key: z"),
+            ),
+            (
+                json!({"configMap": {"name": "m", "items": missing, "optional": true}}),
+                Ok("a 1 644"),
+            ),
+            (json!({"secret": {"secretName": "s"}}), Ok("c 3 644")),
+            (
+                json!({"secret": {"secretName": "s", "items": missing}}),
+                Err("references non-existent secret key: z"),
+            ),
+            (
+                json!({"downwardAPI": {"items": [
+                    {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}},
+                    {"path": "cpu", "mode": 0o600, "resourceFieldRef":
+                        {"containerName": "c", "resource": "limits.cpu"}}]}}),
+                Ok("cpu 2 600, name p 644"),
+            ),
+            (
+                json!({"projected": {"defaultMode": 0o640, "sources": [
+                    {"configMap": {"name": "m"}},
+                    {"secret": {"name": "s", "items": [{"key": "c", "path": "b"}]}},
+                    {"downwardAPI": {"items": [
+                        {"path": "d", "fieldRef": {"fieldPath": "metadata.name"}}]}}]}}),
+                Ok("a 1 640, b 3 640, d p 640"),
+            ),
+            (
+                json!({"projected": {"sources": [
+                    {"configMap": {"name": "n"}}, {"secret": {"name": "t"}}]}}),
+                Err("configmap \"n\" not found, secret \"t\" not found"),
+            ),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": "p", "namespace": "default"},
+                "spec": {"containers": [{"name": "c"}]},
+            }))
+            .expect("a pod");
+            let mut named = json!({"name": "v"});
+            for (key, value) in volume.as_object().into_iter().flatten() {
+                named[key] = value.clone();
+            }
+            let named: core::Volume = serde_json::from_value(named).expect("a volume");
+            let facts = NodeFacts { host_ip: "", pod_ips: &[], cpus: 2, memory_bytes: 1 };
+            let written = of(&pod, &named, &objects, facts);
+            let files = written.map(|written| shown(written.expect("a volume of files").files));
+            let files = files.as_deref().map_err(String::as_str);
+            assert_eq!(files, expected, "{volume}");
+        }
+    }
+
+    #[test]
+    fn folders_are_made_for_volumes_that_lie_within() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [
+            {"name": "a", "volumeMounts": [
+                {"name": "v", "mountPath": "/etc/v"},
+                {"name": "w", "mountPath": "/etc/v/w"},
+                {"name": "x", "mountPath": "/etc/v/x/y"},
+                {"name": "o", "mountPath": "/etc/vo"},
+                {"name": "d", "mountPath": "/etc/v/..data"}]},
+            {"name": "b", "volumeMounts": [
+                {"name": "v", "mountPath": "/z", "subPath": "s"},
+                {"name": "w", "mountPath": "/z/w2"}]},
+        ]}}))
+        .expect("a pod");
+        assert_eq!(nested(&pod, "v"), [Path::new("w"), Path::new("x/y")]);
+        assert!(nested(&pod, "w").is_empty());
+    }
+}
