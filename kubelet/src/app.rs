@@ -12,6 +12,7 @@ use async_signal::{Signal, Signals};
 use futures_lite::StreamExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::options::git_version;
 use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
 
@@ -21,7 +22,7 @@ use crate::http::Target;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
 use crate::manager::{Manager, Node};
-use crate::options::{Settings, sync_period};
+use crate::options::{self, Command, Settings, sync_period};
 use crate::probes::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::serving;
@@ -35,8 +36,28 @@ const CHECK_PERIOD: Duration = Duration::from_secs(20);
 /// Upstream: `MaxContainerBackOff`, `initialBackOff`.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
+/// The program: does what its arguments ask for. Call it once, from no task.
+pub fn main(args: &[String]) -> ExitCode {
+    match options::parse(args) {
+        Ok(Command::Run(settings)) => task::run(1, run(*settings)),
+        Ok(Command::Help) => print(&options::usage()),
+        Ok(Command::Version) => print(&format!("Kubernetes {}\n", git_version())),
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A reader that closes early (`| head`) is not an error.
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
+    }
+}
+
 /// Runs the kubelet until a signal stops it.
-pub async fn run(settings: Settings) -> ExitCode {
+async fn run(settings: Settings) -> ExitCode {
     let clock = SystemClock::shared();
     init_log(settings.verbosity, clock.clone());
     match start(settings, clock).await {

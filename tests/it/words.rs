@@ -115,6 +115,8 @@ fn code_and_docs_use_plain_words() {
         "cel/src",
         "examples",
         "fuzz",
+        "hyperkube/src",
+        "hyperkube/tests",
         "kubelet/src",
         "kubelet/tests",
         "process/src",
