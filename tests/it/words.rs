@@ -117,6 +117,7 @@ fn code_and_docs_use_plain_words() {
         "fuzz",
         "hyperkube/src",
         "hyperkube/tests",
+        "kubelet/demo",
         "kubelet/src",
         "kubelet/tests",
         "process/src",

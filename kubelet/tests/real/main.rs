@@ -2,5 +2,7 @@
 //! that is possible, and removes it.
 
 mod cri;
+mod demo;
+mod machine;
 mod node;
 mod pods;
