@@ -11,8 +11,10 @@ use std::time::Duration;
 use async_signal::{Signal, Signals};
 use futures_lite::StreamExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::options::git_version;
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
 
@@ -22,11 +24,13 @@ use crate::http::Target;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
 use crate::manager::{Manager, Node};
+use crate::metrics;
 use crate::options::{self, Command, Settings, sync_period};
 use crate::probes::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::serving;
-use crate::sources::{PodConfig, Source, file, url};
+use crate::sources::{PodConfig, Source, api as api_pods, file, url};
+use crate::statusmanager;
 use crate::volumes::Folders;
 
 /// Upstream: `defaultRuntimeRequestTimeout`.
@@ -55,6 +59,10 @@ fn print(text: &str) -> ExitCode {
         Ok(()) | Err(_) => ExitCode::SUCCESS,
     }
 }
+
+/// Requests to the API server: a second, and at once after a pause. Upstream: `kubeAPIQPS`,
+/// `kubeAPIBurst`.
+const API_RATE: (f64, u32) = (50.0, 100);
 
 /// Runs the kubelet until a signal stops it.
 async fn run(settings: Settings) -> ExitCode {
@@ -128,8 +136,32 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         backoff: Backoff::new(BACKOFF.0, max.map_or(BACKOFF.1, |max| max.0)).into(),
     };
     let (config, updates) = PodConfig::new(clock.clone());
-    let sources = start_sources(configuration, &node.name, &config, &clock, &stop)?;
+    let client = client(&settings, &clock)?;
+    let mut sources = start_sources(configuration, &node.name, &config, &clock, &stop)?;
+    if let Some(client) = &client {
+        drop(task::spawn(api_pods::run(
+            ClientSource::new(client.clone()),
+            node.name.clone(),
+            config.clone(),
+            clock.clone(),
+            stop.clone(),
+        )));
+        sources.insert(Source::Api);
+    }
+    if sources.is_empty() {
+        log::warn!(
+            "there is no source of pods: --pod-manifest-path, --manifest-url or --kubeconfig names one"
+        );
+    }
     let kubelet = Kubelet::new(manager, sources, sync_period(configuration));
+    if let Some(client) = client {
+        let reported = kubelet.reported();
+        let (kubelet, clock, stop) = (kubelet.clone(), clock.clone(), stop.clone());
+        drop(task::spawn(statusmanager::run(kubelet, client, clock, reported, stop)));
+    }
+    metrics::register();
+    metrics::NODE_NAME.with_label_values(&[&node.name]).set(1);
+    metrics::CGROUP_VERSION.set(cgroup_version());
     let checks = serving::checks(&kubelet);
     let (address, port) = (
         configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),
@@ -149,6 +181,19 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         server.join().await;
     }
     Ok(())
+}
+
+/// The client of the API server, if there is one. It connects with its first request.
+fn client(settings: &Settings, clock: &SharedClock) -> Result<Option<Client>, String> {
+    let Some(kubeconfig) = &settings.kubeconfig else { return Ok(None) };
+    let fault = |error: &dyn std::fmt::Display| format!("--kubeconfig: {error}");
+    let mut config =
+        Config::from_kubeconfig(kubeconfig, None, None).map_err(|error| fault(&error))?;
+    let (qps, burst) = API_RATE;
+    config.qps = settings.configuration.kube_api_qps.map_or(qps, f64::from);
+    config.burst = settings.configuration.kube_api_burst.unwrap_or(burst);
+    config.user_agent = "kubelet".to_owned();
+    Client::new(config, clock.clone()).map(Some).map_err(|error| fault(&error))
 }
 
 fn connect(
@@ -264,9 +309,6 @@ fn start_sources(
         )));
         sources.insert(Source::Http);
     }
-    if sources.is_empty() {
-        log::warn!("there is no source of pods: --pod-manifest-path or --manifest-url names one");
-    }
     Ok(sources)
 }
 
@@ -305,6 +347,11 @@ async fn node(settings: &Settings) -> Result<Node, String> {
         dns,
         cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
     })
+}
+
+/// 2 where the unified hierarchy is mounted.
+fn cgroup_version() -> i64 {
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { 2 } else { 1 }
 }
 
 fn memory_total(text: &str) -> i64 {

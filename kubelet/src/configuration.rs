@@ -36,6 +36,10 @@ pub struct Configuration {
     pub cgroup_root: Option<String>,
     pub pod_logs_dir: Option<String>,
     pub crash_loop_back_off: CrashLoopBackOff,
+    #[serde(rename = "kubeAPIQPS")]
+    pub kube_api_qps: Option<i32>,
+    #[serde(rename = "kubeAPIBurst")]
+    pub kube_api_burst: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -57,7 +61,7 @@ impl TryFrom<String> for GoDuration {
     }
 }
 
-const HONOURED: [&str; 18] = [
+const HONOURED: [&str; 20] = [
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",
@@ -76,6 +80,8 @@ const HONOURED: [&str; 18] = [
     "cgroupRoot",
     "podLogsDir",
     "crashLoopBackOff",
+    "kubeAPIQPS",
+    "kubeAPIBurst",
 ];
 
 /// Fields that are accepted with one value, which is how this kubelet works.
@@ -92,7 +98,7 @@ const FIXED: [(&str, &str); 9] = [
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 19] = [
+const WITHOUT_EFFECT: [&str; 17] = [
     "authentication",
     "authorization",
     "clusterDNS",
@@ -101,8 +107,6 @@ const WITHOUT_EFFECT: [&str; 19] = [
     "contentType",
     "eventBurst",
     "eventRecordQPS",
-    "kubeAPIBurst",
-    "kubeAPIQPS",
     "nodeLeaseDurationSeconds",
     "nodeStatusMaxImages",
     "nodeStatusReportFrequency",
