@@ -11,7 +11,10 @@ use std::time::Duration;
 use async_signal::{Signal, Signals};
 use futures_lite::StreamExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::options::git_version;
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
 
@@ -22,12 +25,14 @@ use crate::images::Images;
 use crate::kubelet::Kubelet;
 use crate::local_objects::{self, LocalObjects};
 use crate::manager::{Manager, Node};
-use crate::options::{Settings, sync_period};
+use crate::metrics;
+use crate::options::{self, Command, Settings, sync_period};
 use crate::probes::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::Resolvers;
 use crate::serving;
-use crate::sources::{Placement, PodConfig, Source, file, url};
+use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
+use crate::statusmanager;
 use crate::volumes::Folders;
 
 /// Upstream: `defaultRuntimeRequestTimeout`.
@@ -37,8 +42,32 @@ const CHECK_PERIOD: Duration = Duration::from_secs(20);
 /// Upstream: `MaxContainerBackOff`, `initialBackOff`.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
+/// The program: does what its arguments ask for. Call it once, from no task.
+pub fn main(args: &[String]) -> ExitCode {
+    match options::parse(args) {
+        Ok(Command::Run(settings)) => task::run(1, run(*settings)),
+        Ok(Command::Help) => print(&options::usage()),
+        Ok(Command::Version) => print(&format!("Kubernetes {}\n", git_version())),
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A reader that closes early (`| head`) is not an error.
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
+    }
+}
+
+/// Requests to the API server: a second, and at once after a pause. Upstream: `kubeAPIQPS`,
+/// `kubeAPIBurst`.
+const API_RATE: (f64, u32) = (50.0, 100);
+
 /// Runs the kubelet until a signal stops it.
-pub async fn run(settings: Settings) -> ExitCode {
+async fn run(settings: Settings) -> ExitCode {
     let clock = SystemClock::shared();
     init_log(settings.verbosity, clock.clone());
     match start(settings, clock).await {
@@ -115,7 +144,23 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         backoff: Backoff::new(BACKOFF.0, max.map_or(BACKOFF.1, |max| max.0)).into(),
     };
     let (config, updates) = PodConfig::new(clock.clone());
-    let sources = start_sources(&settings, &node.name, &config, &clock, &stop)?;
+    let client = client(&settings, &clock)?;
+    let mut sources = start_sources(&settings, &node.name, &config, &clock, &stop)?;
+    if let Some(client) = &client {
+        drop(task::spawn(api_pods::run(
+            ClientSource::new(client.clone()),
+            node.name.clone(),
+            config.clone(),
+            clock.clone(),
+            stop.clone(),
+        )));
+        sources.insert(Source::Api);
+    }
+    if sources.is_empty() {
+        log::warn!(
+            "there is no source of pods: --pod-manifest-path, --manifest-url or --kubeconfig names one"
+        );
+    }
     let kubelet = Kubelet::new(manager, sources, sync_period(configuration));
     if let Some(folder) = settings.objects.clone() {
         let users = kubelet.clone();
@@ -124,6 +169,14 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         let (clock, stop) = (clock.clone(), stop.clone());
         drop(task::spawn(local_objects::run(folder, period, objects, changed, clock, stop)));
     }
+    if let Some(client) = client {
+        let reported = kubelet.reported();
+        let (kubelet, clock, stop) = (kubelet.clone(), clock.clone(), stop.clone());
+        drop(task::spawn(statusmanager::run(kubelet, client, clock, reported, stop)));
+    }
+    metrics::register();
+    metrics::NODE_NAME.with_label_values(&[&node.name]).set(1);
+    metrics::CGROUP_VERSION.set(cgroup_version());
     let checks = serving::checks(&kubelet);
     let (address, port) = (
         configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),
@@ -143,6 +196,19 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         server.join().await;
     }
     Ok(())
+}
+
+/// The client of the API server, if there is one. It connects with its first request.
+fn client(settings: &Settings, clock: &SharedClock) -> Result<Option<Client>, String> {
+    let Some(kubeconfig) = &settings.kubeconfig else { return Ok(None) };
+    let fault = |error: &dyn std::fmt::Display| format!("--kubeconfig: {error}");
+    let mut config =
+        Config::from_kubeconfig(kubeconfig, None, None).map_err(|error| fault(&error))?;
+    let (qps, burst) = API_RATE;
+    config.qps = settings.configuration.kube_api_qps.map_or(qps, f64::from);
+    config.burst = settings.configuration.kube_api_burst.unwrap_or(burst);
+    config.user_agent = "kubelet".to_owned();
+    Client::new(config, clock.clone()).map(Some).map_err(|error| fault(&error))
 }
 
 fn connect(
@@ -260,9 +326,6 @@ fn start_sources(
         )));
         sources.insert(Source::Http);
     }
-    if sources.is_empty() {
-        log::warn!("there is no source of pods: --pod-manifest-path or --manifest-url names one");
-    }
     Ok(sources)
 }
 
@@ -306,6 +369,11 @@ async fn node(settings: &Settings) -> Result<Node, String> {
         resolvers,
         cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
     })
+}
+
+/// 2 where the unified hierarchy is mounted.
+fn cgroup_version() -> i64 {
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { 2 } else { 1 }
 }
 
 fn memory_total(text: &str) -> i64 {

@@ -39,6 +39,10 @@ pub struct Configuration {
     #[serde(rename = "clusterDNS")]
     pub cluster_dns: Vec<String>,
     pub cluster_domain: Option<String>,
+    #[serde(rename = "kubeAPIQPS")]
+    pub kube_api_qps: Option<i32>,
+    #[serde(rename = "kubeAPIBurst")]
+    pub kube_api_burst: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -60,7 +64,7 @@ impl TryFrom<String> for GoDuration {
     }
 }
 
-const HONOURED: [&str; 20] = [
+const HONOURED: [&str; 22] = [
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",
@@ -81,6 +85,8 @@ const HONOURED: [&str; 20] = [
     "crashLoopBackOff",
     "clusterDNS",
     "clusterDomain",
+    "kubeAPIQPS",
+    "kubeAPIBurst",
 ];
 
 /// Fields that are accepted with one value, which is how this kubelet works.
@@ -104,8 +110,6 @@ const WITHOUT_EFFECT: [&str; 17] = [
     "contentType",
     "eventBurst",
     "eventRecordQPS",
-    "kubeAPIBurst",
-    "kubeAPIQPS",
     "nodeLeaseDurationSeconds",
     "nodeStatusMaxImages",
     "nodeStatusReportFrequency",

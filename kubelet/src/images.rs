@@ -7,6 +7,8 @@ use async_lock::Mutex;
 use kube_controller_manager::clock::SharedClock;
 
 use crate::cri::{ImageService, api, chain};
+use crate::events;
+use crate::metrics;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::backoff::Backoff;
 
@@ -26,6 +28,7 @@ pub struct Present {
     pub id: String,
     /// The user that the image names by a number.
     pub uid: Option<i64>,
+    pub size_bytes: u64,
 }
 
 /// The images of the runtime, and the back-off of pulls.
@@ -75,16 +78,25 @@ impl Images {
             annotations: HashMap::new(),
             ..Default::default()
         };
-        let inspect = |message| Waiting { reason: "ImageInspectError", message };
+        let container_name = Some(container.name.as_str());
+        let inspect = |message: String| {
+            events::warning(pod, container_name, "InspectFailed", &message);
+            Waiting { reason: "ImageInspectError", message }
+        };
         let present = self
             .present(&spec)
             .await
             .map_err(|error| inspect(format!("Failed to inspect image {name:?}: {error}")))?;
         match (plan(container.image_pull_policy.as_deref(), present.is_some()), present) {
-            (Plan::Use, Some(present)) => return Ok(present),
+            (Plan::Use, Some(present)) => {
+                let message = format!("Container image {name:?} already present on machine");
+                events::normal(pod, container_name, "Pulled", message);
+                return Ok(present);
+            }
             (Plan::Refuse, _) => {
                 let message =
                     format!("Container image {name:?} is not present with pull policy of Never");
+                events::warning(pod, container_name, "ErrImageNeverPull", &message);
                 return Err(Waiting { reason: "ErrImageNeverPull", message });
             }
             _ => {}
@@ -93,24 +105,28 @@ impl Images {
         let now = self.clock.monotonic();
         if self.backoff.lock().is_waiting(&key, now) {
             let message = format!("Back-off pulling image {name:?}");
+            events::normal(pod, container_name, "BackOff", &message);
             return Err(Waiting { reason: "ImagePullBackOff", message });
         }
-        self.pull(pod, &name, &spec, sandbox, &key).await
+        self.pull(pod, container, &spec, sandbox, &key).await
     }
 
     async fn pull(
         &self,
         pod: &Pod,
-        name: &str,
+        container: &Container,
         spec: &api::ImageSpec,
         sandbox: &api::PodSandboxConfig,
         key: &str,
     ) -> Result<Present, Waiting> {
+        let (name, container) = (&spec.image, Some(container.name.as_str()));
+        events::normal(pod, container, "Pulling", format!("Pulling image {name:?}"));
+        let begin = self.clock.monotonic();
         let _turn = match &self.serial {
             Some(serial) => Some(serial.lock().await),
             None => None,
         };
-        log::info!("pod {}: Pulling image {name:?}", pod.display_name());
+        let begin_own = self.clock.monotonic();
         let request = api::PullImageRequest {
             image: Some(spec.clone()),
             auth: None,
@@ -119,15 +135,27 @@ impl Images {
         let failed = |message: String| {
             let now = self.clock.monotonic();
             self.backoff.lock().next(key, now, now);
-            log::warn!("pod {}: Failed to pull image {name:?}: {message}", pod.display_name());
+            let text = format!("Failed to pull image {name:?}: {message}");
+            events::warning(pod, container, "Failed", text);
             Waiting { reason: "ErrImagePull", message }
         };
         let pulled = self.service.pull_image(request).await.map_err(|e| failed(chain(&e)))?;
         self.backoff.lock().reset(key);
         self.backoff.lock().remove_expired(self.clock.monotonic());
-        log::info!("pod {}: Successfully pulled image {name:?}", pod.display_name());
-        let uid = self.present(spec).await.ok().flatten().and_then(|present| present.uid);
-        Ok(Present { id: pulled.image_ref, uid })
+        let now = self.clock.monotonic();
+        let millis = |since: Duration| Duration::from_millis((now - since).as_millis() as u64);
+        let (own, all) = (millis(begin_own), millis(begin));
+        let present = self.present(spec).await.ok().flatten().unwrap_or_default();
+        let size = present.size_bytes;
+        metrics::IMAGE_PULL
+            .with_label_values(&[metrics::image_size(size)])
+            .observe(all.as_secs_f64());
+        let message = format!(
+            "Successfully pulled image {name:?} in {own:?} ({all:?} including waiting). Image size: \
+             {size} bytes."
+        );
+        events::normal(pod, container, "Pulled", message);
+        Ok(Present { id: pulled.image_ref, ..present })
     }
 
     async fn present(&self, spec: &api::ImageSpec) -> Result<Option<Present>, String> {
@@ -135,6 +163,7 @@ impl Images {
         let answer = self.service.image_status(request).await.map_err(|error| chain(&error))?;
         Ok(answer.image.map(|image| Present {
             id: image.id,
+            size_bytes: image.size,
             uid: match (image.uid, image.username.is_empty()) {
                 (Some(uid), _) => Some(uid.value),
                 (None, true) => Some(0),

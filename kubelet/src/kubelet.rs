@@ -5,16 +5,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::Receiver;
+use async_channel::{Receiver, Sender};
 use event_listener::Event;
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::metrics::IntGauge;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
 use parking_lot::Mutex;
 
 use crate::cri::chain;
+use crate::events;
 use crate::images::Waiting;
 use crate::local_objects;
 use crate::manager::Manager;
@@ -23,6 +25,7 @@ use crate::pleg::Snapshot;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::podstatus::{self, Facts};
 use crate::probes::Kind;
+use crate::runtime::status::State::{Created, Exited, Running, Unknown};
 use crate::runtime::status::{self, PodStatus};
 use crate::sources::{Op, PodUpdate, Source};
 use crate::volumes;
@@ -30,11 +33,28 @@ use crate::workers::{Outcome, Reason, Work, Workers};
 
 /// Upstream: `genericPlegRelistPeriod`.
 const RELIST: Duration = Duration::from_secs(1);
-/// A kubelet that has not listed the runtime for so long is not healthy. Upstream:
+/// A runtime that has not been listed for this long does not answer. Upstream:
 /// `genericPlegRelistThreshold`.
 const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+/// A loop that has not been entered for this long hangs. Upstream: `SyncLoopHealthCheck`.
+const LOOP_THRESHOLD: Duration = Duration::from_secs(300);
 /// After an error of a pod. Upstream: `backOffPeriod`.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// Upstream: `active_deadline.go`.
+const DEADLINE_EXCEEDED: (&str, &str) =
+    ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
+
+/// What the API server is to know about one of its pods.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub pod: Arc<Pod>,
+    pub status: core::PodStatus,
+    /// Whether its containers have ended for good.
+    pub is_terminated: bool,
+    /// Whether it holds nothing any more.
+    pub is_finished: bool,
+}
 
 /// The kubelet of a node.
 pub struct Kubelet {
@@ -58,7 +78,22 @@ struct State {
     cancels: HashMap<Uid, Latch>,
     seen: BTreeSet<Source>,
     relisted: Duration,
+    /// When the loop was last entered while the runtime answered.
+    entered: Duration,
+    /// When pods were seen first that do not run yet.
+    first_seen: HashMap<Uid, Duration>,
     fault: Option<String>,
+    /// Gets the pods of the API server whose reports may have changed.
+    reported: Option<Sender<Uid>>,
+}
+
+impl State {
+    fn notify(&self, pod: &Pod) {
+        if let Some(reported) = self.reported.as_ref().filter(|_| !pod.is_static()) {
+            // Closed only when the kubelet stops.
+            let _ = reported.try_send(pod.uid());
+        }
+    }
 }
 
 impl Kubelet {
@@ -69,7 +104,8 @@ impl Kubelet {
     ) -> Arc<Kubelet> {
         let clock = manager.clock.clone();
         let since = nanos(clock.now());
-        let state = State { relisted: clock.monotonic(), ..State::default() };
+        let now = clock.monotonic();
+        let state = State { relisted: now, entered: now, ..State::default() };
         Arc::new(Kubelet {
             manager,
             clock,
@@ -116,14 +152,20 @@ impl Kubelet {
                 Op::Reconcile => Reason::Sync,
                 Op::Remove => Reason::Kill,
             };
+            if update.op == Op::Add {
+                metrics::CONTAINERS_PER_POD.observe(pod.spec().containers.len() as f64);
+                state.first_seen.insert(uid.clone(), self.clock.monotonic());
+            }
             if update.op == Op::Remove {
                 state.pods.remove(&uid);
+                state.first_seen.remove(&uid);
             } else {
                 state.pods.insert(uid.clone(), pod.clone());
             }
             if update.op != Op::Reconcile {
                 log::info!("SyncLoop {:?}: pod {name} of source {source}", update.op);
             }
+            state.notify(pod);
             if state.workers.update(pod, reason)
                 && let Some(cancel) = state.cancels.get(&uid)
             {
@@ -145,11 +187,21 @@ impl Kubelet {
         notify_all(&self.wake);
     }
 
+    /// Upstream's loop is not entered while the runtime does not answer.
+    fn enter_loop(&self, now: Duration) {
+        let mut state = self.state.lock();
+        if now.saturating_sub(state.relisted) <= RELIST_THRESHOLD {
+            state.entered = now;
+        }
+    }
+
     async fn relist(&self) {
         let mut last = Snapshot::default();
         let mut is_tidy = false;
         loop {
             let begin = self.clock.monotonic();
+            self.enter_loop(begin);
+            metrics::LAST_SEEN.set(self.clock.now().to_jiff().as_second());
             match Snapshot::read(&self.manager.runtime).await {
                 Ok(snapshot) => {
                     let now = self.clock.monotonic();
@@ -180,6 +232,7 @@ impl Kubelet {
 
     fn observe(&self, snapshot: &Snapshot, last: &Snapshot, now: Duration) {
         let mut state = self.state.lock();
+        metrics::RELIST_INTERVAL.observe(now.saturating_sub(state.relisted).as_secs_f64());
         state.relisted = now;
         if state.fault.take().is_some() {
             log::info!("the runtime answers again");
@@ -194,14 +247,34 @@ impl Kubelet {
                 if !state.workers.knows(uid) && !state.pods.contains_key(uid) {
                     log::info!("pod {uid} is not known: its containers are ended");
                     state.workers.end_orphan(uid.clone());
+                    metrics::ORPHANED_PODS.inc();
                     is_changed = true;
                 }
             }
             is_changed |= self.forget(&mut state);
         }
-        metrics::RUNNING_PODS.set(i64::try_from(snapshot.pods().count()).unwrap_or(i64::MAX));
+        self.measure(&state, snapshot);
         if is_changed {
             notify_all(&self.wake);
+        }
+    }
+
+    fn measure(&self, state: &State, snapshot: &Snapshot) {
+        let set =
+            |gauge: &IntGauge, count: usize| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        set(&metrics::RUNNING_PODS, snapshot.running_pods());
+        for (name, container) in
+            [("created", Created), ("running", Running), ("exited", Exited), ("unknown", Unknown)]
+        {
+            let gauge = metrics::RUNNING_CONTAINERS.with_label_values(&[name]);
+            set(&gauge, snapshot.containers(container));
+        }
+        for is_static in [false, true] {
+            let label = &[metrics::static_label(is_static)];
+            let desired = state.pods.iter().filter(|(_, pod)| pod.is_static() == is_static);
+            let active = desired.clone().filter(|(uid, _)| !state.workers.is_terminated(uid));
+            set(&metrics::DESIRED_PODS.with_label_values(label), desired.count());
+            set(&metrics::ACTIVE_PODS.with_label_values(label), active.count());
         }
     }
 
@@ -211,10 +284,13 @@ impl Kubelet {
         let again = state.workers.retain(&desired);
         for uid in &again {
             if let Some(pod) = state.pods.get(uid) {
+                let label = metrics::static_label(pod.is_static());
+                metrics::RESTARTED_PODS.with_label_values(&[label]).inc();
                 state.workers.update(pod, Reason::Create);
             }
         }
-        let State { workers, statuses, waiting, .. } = state;
+        let State { workers, statuses, waiting, first_seen, .. } = state;
+        first_seen.retain(|uid, _| workers.knows(uid));
         statuses.retain(|uid, _| workers.knows(uid));
         waiting.retain(|uid, _| workers.knows(uid));
         !again.is_empty()
@@ -262,10 +338,18 @@ impl Kubelet {
 
     async fn work(self: Arc<Self>, uid: Uid, work: Work, cancel: Latch) {
         let begin = self.clock.monotonic();
-        let operation = match &work {
-            Work::Sync(_) => "sync",
-            Work::Terminate(..) => "kill",
-            Work::CleanUp(_) | Work::TerminateOrphan => "terminated",
+        let operation = {
+            let state = self.state.lock();
+            match &work {
+                Work::Sync(_) if !state.statuses.contains_key(&uid) => {
+                    if let Some(seen) = state.first_seen.get(&uid) {
+                        metrics::WORKER_START.observe(begin.saturating_sub(*seen).as_secs_f64());
+                    }
+                    "create"
+                }
+                Work::Sync(_) => "sync",
+                Work::Terminate(..) | Work::CleanUp(_) | Work::TerminateOrphan => "kill",
+            }
         };
         let run = async {
             match &work {
@@ -289,6 +373,9 @@ impl Kubelet {
             let mut state = self.state.lock();
             state.cancels.remove(&uid);
             state.workers.done(&uid, outcome, now);
+            if let Some(pod) = state.pods.get(&uid) {
+                state.notify(pod);
+            }
             if self.expected.is_subset(&state.seen) {
                 self.forget(&mut state);
             }
@@ -305,13 +392,9 @@ impl Kubelet {
         }
         let left = self.deadline(pod, &status);
         if left == Some(Duration::ZERO) {
-            log::warn!("pod {}: was active longer than its deadline", pod.display_name());
-            self.fail(
-                pod,
-                status,
-                "DeadlineExceeded",
-                "Pod was active on the node longer than the specified deadline",
-            );
+            let (reason, message) = DEADLINE_EXCEEDED;
+            events::normal(pod, None, reason, message);
+            self.fail(pod, status, reason, message);
             return Ok(Outcome::Terminal);
         }
         let restarts_all = podstatus::is_restarting_all(&status);
@@ -335,7 +418,11 @@ impl Kubelet {
     }
 
     async fn read(&self, pod: &Pod) -> Result<PodStatus, String> {
-        status::read(&self.manager.runtime, &pod.uid()).await.map_err(|error| chain(&error))
+        let begin = self.clock.monotonic();
+        let read = status::read(&self.manager.runtime, &pod.uid()).await;
+        let took = self.clock.monotonic().saturating_sub(begin);
+        metrics::POD_RELIST.observe(took.as_secs_f64());
+        read.map_err(|error| chain(&error))
     }
 
     /// The time until a pod's deadline; zero: it has passed.
@@ -430,8 +517,39 @@ impl Kubelet {
             let phase = status.phase.as_deref().unwrap_or_default();
             log::info!("pod {} is {phase}", pod.display_name());
         }
+        count_terminations(before, &status);
+        if before != Some(&status) {
+            state.notify(pod);
+        }
+        if status.phase.as_deref() == Some("Running")
+            && let Some(seen) = state.first_seen.remove(&uid)
+        {
+            let took = self.clock.monotonic().saturating_sub(seen);
+            metrics::POD_START.observe(took.as_secs_f64());
+        }
         state.statuses.insert(uid, status.clone());
         status
+    }
+
+    /// The pods of the API server whose reports may have changed, from now on.
+    pub fn reported(&self) -> Receiver<Uid> {
+        let (sender, receiver) = async_channel::unbounded();
+        self.state.lock().reported = Some(sender);
+        receiver
+    }
+
+    /// What the API server is to know about a pod; `None`: nothing is known yet.
+    pub fn report(&self, uid: &str) -> Option<Report> {
+        let state = self.state.lock();
+        let pod = state.pods.get(uid)?.clone();
+        let is_terminated = state.workers.is_terminated(uid);
+        let status = match state.statuses.get(uid) {
+            Some(status) => status.clone(),
+            // It has ended before it began.
+            None if is_terminated => core::PodStatus::default(),
+            None => return None,
+        };
+        Some(Report { pod, status, is_terminated, is_finished: state.workers.is_finished(uid) })
     }
 
     /// The pods of all sources with their statuses.
@@ -447,15 +565,38 @@ impl Kubelet {
         pods.collect()
     }
 
-    /// Whether the loop has seen the runtime recently. Upstream: `SyncLoopHealthCheck`, `PLEG`'s.
+    /// Whether the loop turns and the runtime answers. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors
     /// A line for the health check's log.
     pub fn health(&self) -> Result<(), String> {
-        let idle = self.clock.monotonic().saturating_sub(self.state.lock().relisted);
-        match idle > RELIST_THRESHOLD {
-            true => Err(format!("the runtime was last listed {idle:?} ago")),
+        let idle = self.clock.monotonic().saturating_sub(self.state.lock().entered);
+        match idle > LOOP_THRESHOLD.max(self.sync_period * 2) {
+            true => Err("sync Loop took longer than expected".to_owned()),
             false => Ok(()),
+        }
+    }
+}
+
+/// Counts containers that have ended since the last status.
+/// Upstream: `checkAndRecordTerminations`.
+fn count_terminations(before: Option<&core::PodStatus>, status: &core::PodStatus) {
+    let ended = |status: &core::ContainerStatus| {
+        status.state.as_ref().and_then(|state| state.terminated.clone())
+    };
+    let list = |status: &core::PodStatus, is_init| match is_init {
+        true => status.init_container_statuses.clone().unwrap_or_default(),
+        false => status.container_statuses.clone().unwrap_or_default(),
+    };
+    for (kind, is_init) in [("init_container", true), ("container", false)] {
+        let old = before.map(|before| list(before, is_init)).unwrap_or_default();
+        for status in list(status, is_init) {
+            let Some(terminated) = ended(&status) else { continue };
+            if !old.iter().any(|old| old.name == status.name && ended(old).is_some()) {
+                let code = terminated.exit_code.to_string();
+                let reason = terminated.reason.unwrap_or_default();
+                metrics::TERMINATED_CONTAINERS.with_label_values(&[kind, &code, &reason]).inc();
+            }
         }
     }
 }

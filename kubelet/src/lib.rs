@@ -8,6 +8,7 @@
 pub mod app;
 pub mod configuration;
 pub mod cri;
+pub mod events;
 pub mod grpc;
 pub mod hooks;
 pub mod http;
@@ -24,5 +25,6 @@ pub mod probes;
 pub mod runtime;
 pub mod serving;
 pub mod sources;
+pub mod statusmanager;
 pub mod volumes;
 pub mod workers;

@@ -12,9 +12,11 @@ use kube_controller_manager::task::{self, Latch};
 use parking_lot::Mutex;
 
 use crate::cri::{Error, RuntimeService, api, chain};
+use crate::events;
 use crate::hooks;
 use crate::images::{Images, Waiting};
 use crate::local_objects::LocalObjects;
+use crate::metrics;
 use crate::pod::{Container, DEFAULT_GRACE_SECONDS, Pod, PodExt};
 use crate::probes::{Kind, Probes};
 use crate::runtime::actions::{self, Kill, KillReason};
@@ -109,7 +111,8 @@ impl Manager {
             let facts = NodeFacts { host_ip: &host, pod_ips: &[], cpus, memory_bytes };
             volumes::set_up(&folders, &of, facts, &objects, &time)
         })
-        .await?;
+        .await
+        .inspect_err(|fault| events::warning(pod, None, "FailedMount", fault))?;
         let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
         if actions.kill_pod {
             self.kill_pod(pod, status, None).await?;
@@ -118,6 +121,10 @@ impl Manager {
                 self.kill(pod, status, kill).await?;
             }
             self.reset(pod, &actions.to_reset, status.ips()).await?;
+        }
+        if actions.create_sandbox && actions.sandbox.is_some() {
+            let message = "Pod sandbox changed, it will be killed and re-created.";
+            events::normal(pod, None, "SandboxChanged", message);
         }
         let mut synced = Synced { is_reset: !actions.to_reset.is_empty(), ..Synced::default() };
         let config = self.sandbox_config(pod, actions.attempt)?;
@@ -133,12 +140,14 @@ impl Manager {
         self.write_hosts(pod, &ips).await?;
         let init = actions.init_to_start.iter().map(|at| &pod.init_containers()[*at]);
         let main = actions.to_start.iter().map(|at| &pod.spec().containers[*at]);
-        for container in init.chain(main) {
+        let init_count = actions.init_to_start.len();
+        for (at, container) in init.chain(main).enumerate() {
             let site = StartSite { pod, status, sandbox: &sandbox, config: &config, ips: &ips };
-            if let Err((waiting, retry)) = self.start(&site, container).await {
-                let (name, reason) = (&container.name, waiting.reason);
-                log::debug!("pod {}, container {name}: {reason}", pod.display_name());
-                synced.wait(name, waiting, retry);
+            let outcome = self.start(&site, container).await;
+            let waiting = outcome.as_ref().err().map(|(waiting, _)| waiting);
+            observe_start(pod, container, at < init_count, waiting);
+            if let Err((waiting, retry)) = outcome {
+                synced.wait(&container.name, waiting, retry);
             }
         }
         Ok(synced)
@@ -210,7 +219,13 @@ impl Manager {
             config: Some(config.clone()),
             runtime_handler: String::new(),
         };
-        let answer = self.runtime.run_pod_sandbox(request).await.map_err(text)?;
+        metrics::STARTED_PODS.inc();
+        let answer = self.runtime.run_pod_sandbox(request).await.map_err(text);
+        let answer = answer.inspect_err(|fault| {
+            metrics::STARTED_PODS_ERRORS.inc();
+            let message = format!("Failed to create pod sandbox: {fault}");
+            events::warning(pod, None, "FailedCreatePodSandBox", message);
+        })?;
         log::info!("pod {}: sandbox {} is ready", pod.display_name(), answer.pod_sandbox_id);
         Ok(answer.pod_sandbox_id)
     }
@@ -282,10 +297,11 @@ impl Manager {
         };
         let created = self.runtime.create_container(request).await;
         let id = created.map_err(text).map_err(failed("CreateContainerError"))?.container_id;
+        events::normal(pod, Some(&container.name), "Created", "Container created");
         let request = api::StartContainerRequest { container_id: id.clone() };
         let started = self.runtime.start_container(request).await;
         started.map_err(text).map_err(failed("RunContainerError"))?;
-        log::info!("pod {}: Started container {}", pod.display_name(), container.name);
+        events::normal(pod, Some(&container.name), "Started", "Container started");
         self.post_start(pod, container, &id, ips).await.map_err(failed("PostStartHookError"))
     }
 
@@ -421,6 +437,10 @@ impl Manager {
         status: &PodStatus,
         grace: Option<i64>,
     ) -> Result<(), String> {
+        for container in status.containers.iter().filter(|c| c.state == State::Running) {
+            let message = format!("Stopping container {}", container.name);
+            events::normal(pod, Some(&container.name), "Killing", message);
+        }
         let running: Vec<_> =
             status.containers.iter().filter(|c| c.state != State::Exited).collect();
         // Opened when a container has ended.
@@ -448,7 +468,7 @@ impl Manager {
     }
 
     async fn kill(&self, pod: &Arc<Pod>, status: &PodStatus, kill: &Kill) -> Result<(), String> {
-        log::info!("pod {}: {}", pod.display_name(), kill.message);
+        events::normal(pod, Some(&kill.name), "Killing", &kill.message);
         let Some(container) = status.containers.iter().find(|c| c.id == kill.id) else {
             return Ok(());
         };
@@ -492,8 +512,9 @@ impl Manager {
             };
             let outcome = self.hook(pod, definition, container.id, hook, ips).or(late).await;
             if let Err(fault) = outcome {
-                let (pod, name) = (pod.display_name(), container.name);
-                log::warn!("pod {pod}: PreStopHook of {name} failed: {fault}");
+                let name = container.name;
+                log::warn!("pod {}: PreStopHook of {name} failed: {fault}", pod.display_name());
+                events::warning(pod, Some(name), "FailedPreStopHook", "PreStopHook failed");
             }
         }
         if let Some(ends) = ends {
@@ -620,6 +641,34 @@ impl Stopped<'_> {
             is_running: container.state == State::Running,
         }
     }
+}
+
+/// Counts a start of a container, and records why it has failed. Upstream: `SyncPod`'s `start`.
+fn observe_start(pod: &Pod, container: &Container, is_init: bool, failed: Option<&Waiting>) {
+    let kind = if is_init { "init_container" } else { "container" };
+    let name = Some(container.name.as_str());
+    if failed.is_none_or(|waiting| waiting.reason != "CrashLoopBackOff") {
+        metrics::STARTED_CONTAINERS.with_label_values(&[kind]).inc();
+    }
+    let Some(Waiting { reason, message }) = failed else { return };
+    match *reason {
+        "CrashLoopBackOff" => {
+            let (pod_name, uid) = (pod.full_name(), pod.uid());
+            let of = &container.name;
+            let message =
+                format!("Back-off restarting failed container {of} in pod {pod_name}({uid})");
+            return events::warning(pod, name, "BackOff", message);
+        }
+        "PostStartHookError" => {
+            events::warning(pod, name, "FailedPostStartHook", "PostStartHook failed");
+        }
+        "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+            events::warning(pod, name, "Failed", format!("Error: {message}"));
+        }
+        // Images have said more.
+        reason => events::warning(pod, name, "Failed", format!("Error: {reason}")),
+    }
+    metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, *reason]).inc();
 }
 
 /// Where containers start.

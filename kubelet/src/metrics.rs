@@ -1,28 +1,217 @@
 //! The kubelet's metrics, under upstream's names. Upstream: `pkg/kubelet/metrics`.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use kube_controller_manager::metrics::{
-    Histogram, HistogramVec, IntGauge, Metric, Spec, declared, exponential,
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Metric, Spec,
+    declared, exponential, process_stats,
 };
 
-fn metric<M: Metric>(name: &str, help: &str, labels: &[&str], buckets: Vec<f64>) -> M {
-    declared(Spec { name, help, labels, buckets })
+/// Upstream: `prometheus.DefBuckets`.
+const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// Upstream: `podStartupDurationBuckets`.
+const START_BUCKETS: [f64; 25] = [
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
+    300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+/// Upstream: `imagePullDurationBuckets`.
+const PULL_BUCKETS: [f64; 18] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0,
+    1200.0, 1800.0, 2700.0, 3600.0,
+];
+const STATUS_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+
+fn metric<M: Metric>(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> M {
+    let (name, help) = (&format!("kubelet_{name}"), &format!("[ALPHA] {help}"));
+    declared(Spec { name, help, labels, buckets: buckets.to_vec() })
 }
 
-pub static RELIST: LazyLock<Histogram> = LazyLock::new(|| {
-    let help = "[ALPHA] Duration in seconds for relisting pods in PLEG.";
-    metric("kubelet_pleg_relist_duration_seconds", help, &[], exponential(0.001, 2.0, 14))
-});
+/// Declares metrics as statics, and `register`, which registers those without labels.
+macro_rules! metrics {
+    ($($metric:ident: $kind:ident $labels:expr, $buckets:expr, $name:literal, $help:literal;)+) => {
+        $(pub static $metric: LazyLock<$kind> =
+            LazyLock::new(|| metric($name, $help, &$labels, $buckets));)+
 
-pub static RUNNING_PODS: LazyLock<IntGauge> = LazyLock::new(|| {
-    let help = "[ALPHA] Number of pods that have a running pod sandbox";
-    metric("kubelet_running_pods", help, &[], Vec::new())
-});
+        /// Registers all metrics, so that those without labels are served at zero too.
+        pub fn register() {
+            $(LazyLock::force(&$metric);)+
+            process_stats::register();
+        }
+    };
+}
 
-pub static WORKER: LazyLock<HistogramVec> = LazyLock::new(|| {
-    let help = "[ALPHA] Duration in seconds to sync a single pod. Broken down by operation type: \
-                create, update, or sync";
-    let labels = &["operation_type"];
-    metric("kubelet_pod_worker_duration_seconds", help, labels, exponential(0.001, 2.0, 16))
-});
+metrics! {
+    NODE_NAME: IntGaugeVec ["node"], &[], "node_name",
+        "The node's name. The count is always 1.";
+    CONTAINERS_PER_POD: Histogram [], &exponential(1.0, 2.0, 5), "containers_per_pod_count",
+        "The number of containers per pod.";
+    WORKER: HistogramVec ["operation_type"], &BUCKETS, "pod_worker_duration_seconds",
+        "Duration in seconds to sync a single pod. Broken down by operation type: create, update, or sync";
+    WORKER_START: Histogram [], &BUCKETS, "pod_worker_start_duration_seconds",
+        "Duration in seconds from kubelet seeing a pod to starting a worker.";
+    POD_START: Histogram [], &START_BUCKETS, "pod_start_duration_seconds",
+        "Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run";
+    STATUS_SYNC: Histogram [], &STATUS_BUCKETS, "pod_status_sync_duration_seconds",
+        "Duration in seconds to sync a pod status update. Measures time from detection of a change to pod status until the API is successfully updated for that pod, even if multiple intevening changes to pod status occur.";
+    RELIST: Histogram [], &BUCKETS, "pleg_relist_duration_seconds",
+        "Duration in seconds for relisting pods in PLEG.";
+    RELIST_INTERVAL: Histogram [], &BUCKETS, "pleg_relist_interval_seconds",
+        "Interval in seconds between relisting in PLEG.";
+    POD_RELIST: Histogram [], &BUCKETS, "pleg_pod_relist_duration_seconds",
+        "Duration in seconds for relisting a single pod in PLEG.";
+    LAST_SEEN: IntGauge [], &[], "pleg_last_seen_seconds",
+        "Timestamp in seconds when PLEG was last seen active.";
+    OPERATIONS: IntCounterVec ["operation_type"], &[], "runtime_operations_total",
+        "Cumulative number of runtime operations by operation type.";
+    OPERATION: HistogramVec ["operation_type"], &exponential(0.005, 2.5, 14),
+        "runtime_operations_duration_seconds",
+        "Duration in seconds of runtime operations. Broken down by operation type.";
+    OPERATION_ERRORS: IntCounterVec ["operation_type"], &[], "runtime_operations_errors_total",
+        "Cumulative number of runtime operation errors by operation type.";
+    RUN_SANDBOX: HistogramVec ["runtime_handler"], &BUCKETS, "run_podsandbox_duration_seconds",
+        "Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.";
+    RUN_SANDBOX_ERRORS: IntCounterVec ["runtime_handler"], &[], "run_podsandbox_errors_total",
+        "Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.";
+    RUNNING_PODS: IntGauge [], &[], "running_pods",
+        "Number of pods that have a running pod sandbox";
+    RUNNING_CONTAINERS: IntGaugeVec ["container_state"], &[], "running_containers",
+        "Number of containers currently running";
+    DESIRED_PODS: IntGaugeVec ["static"], &[], "desired_pods",
+        "The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.";
+    ACTIVE_PODS: IntGaugeVec ["static"], &[], "active_pods",
+        "The number of pods the kubelet considers active and which are being considered when admitting new pods. static is true if the pod is not from the apiserver.";
+    ORPHANED_PODS: IntCounter [], &[], "orphaned_runtime_pods_total",
+        "Number of pods that have been detected in the container runtime without being already known to the pod worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local configuration, which is unusual.";
+    RESTARTED_PODS: IntCounterVec ["static"], &[], "restarted_pods_total",
+        "Number of pods that have been restarted because they were deleted and recreated with the same UID while the kubelet was watching them (common for static pods, extremely uncommon for API pods)";
+    STARTED_PODS: IntCounter [], &[], "started_pods_total",
+        "Cumulative number of pods started";
+    STARTED_PODS_ERRORS: IntCounter [], &[], "started_pods_errors_total",
+        "Cumulative number of errors when starting pods";
+    STARTED_CONTAINERS: IntCounterVec ["container_type"], &[], "started_containers_total",
+        "Cumulative number of containers started";
+    STARTED_CONTAINERS_ERRORS: IntCounterVec ["container_type", "code"], &[],
+        "started_containers_errors_total",
+        "Cumulative number of errors when starting containers";
+    TERMINATED_CONTAINERS: IntCounterVec ["container_type", "exit_code", "reason"], &[],
+        "terminated_containers_total",
+        "Cumulative number of container terminations.";
+    IMAGE_PULL: HistogramVec ["image_size_in_bytes"], &PULL_BUCKETS, "image_pull_duration_seconds",
+        "Duration in seconds to pull an image.";
+    CGROUP_VERSION: IntGauge [], &[], "cgroup_version",
+        "cgroup version on the hosts.";
+}
+
+/// The label of a pod: `true` or empty.
+pub fn static_label(is_static: bool) -> &'static str {
+    if is_static { "true" } else { "" }
+}
+
+/// Counts a call to the runtime, by upstream's name of its method.
+pub fn observe_operation(method: &str, took: Duration, is_error: bool) {
+    let operation = operation(method);
+    OPERATIONS.with_label_values(&[operation]).inc();
+    OPERATION.with_label_values(&[operation]).observe(took.as_secs_f64());
+    if is_error {
+        OPERATION_ERRORS.with_label_values(&[operation]).inc();
+    }
+    if operation == "run_podsandbox" {
+        RUN_SANDBOX.with_label_values(&[""]).observe(took.as_secs_f64());
+        if is_error {
+            RUN_SANDBOX_ERRORS.with_label_values(&[""]).inc();
+        }
+    }
+}
+
+/// Upstream: `instrumented_services.go`.
+fn operation(method: &str) -> &'static str {
+    match method.rsplit('/').next().unwrap_or_default() {
+        "Version" => "version",
+        "Status" => "status",
+        "RuntimeConfig" => "runtime_config",
+        "RunPodSandbox" => "run_podsandbox",
+        "StopPodSandbox" => "stop_podsandbox",
+        "RemovePodSandbox" => "remove_podsandbox",
+        "PodSandboxStatus" => "podsandbox_status",
+        "ListPodSandbox" => "list_podsandbox",
+        "CreateContainer" => "create_container",
+        "StartContainer" => "start_container",
+        "StopContainer" => "stop_container",
+        "RemoveContainer" => "remove_container",
+        "ListContainers" => "list_containers",
+        "ContainerStatus" => "container_status",
+        "ContainerStats" => "container_stats",
+        "ListContainerStats" => "list_container_stats",
+        "UpdateContainerResources" => "update_container",
+        "ReopenContainerLog" => "reopen_container_log",
+        "ExecSync" => "exec_sync",
+        "Exec" => "exec",
+        "Attach" => "attach",
+        "PortForward" => "port_forward",
+        "GetContainerEvents" => "get_container_events",
+        "ListImages" => "list_images",
+        "ImageStatus" => "image_status",
+        "PullImage" => "pull_image",
+        "RemoveImage" => "remove_image",
+        "ImageFsInfo" => "image_fs_info",
+        _ => "other",
+    }
+}
+
+/// The label of an image's size. Upstream: `GetImageSizeBucket`.
+pub fn image_size(bytes: u64) -> &'static str {
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    let sizes = [
+        (100 * GIB, "GT100GB"),
+        (60 * GIB, "60GB-100GB"),
+        (40 * GIB, "40GB-60GB"),
+        (30 * GIB, "30GB-40GB"),
+        (20 * GIB, "20GB-30GB"),
+        (10 * GIB, "10GB-20GB"),
+        (5 * GIB, "5GB-10GB"),
+        (GIB, "1GB-5GB"),
+        (500 * MIB, "500MB-1GB"),
+        (100 * MIB, "100MB-500MB"),
+        (10 * MIB, "10MB-100MB"),
+        (0, "0-10MB"),
+    ];
+    // An image without a size has no label, as upstream.
+    sizes.into_iter().find(|(above, _)| bytes > *above).map_or("", |(_, label)| label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_images_are_grouped() {
+        for (bytes, label) in [
+            (0, ""),
+            (1, "0-10MB"),
+            (10 << 20, "0-10MB"),
+            ((10 << 20) + 1, "10MB-100MB"),
+            (2 << 30, "1GB-5GB"),
+            (200 << 30, "GT100GB"),
+        ] {
+            assert_eq!(image_size(bytes), label, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn each_method_of_the_client_has_upstreams_name() {
+        let sources = [include_str!("cri/runtime.rs"), include_str!("cri/images.rs")].concat();
+        let mut methods = 0;
+        for quoted in sources.split('"').skip(1).step_by(2) {
+            let name = quoted.rsplit('/').next().unwrap_or_default();
+            let is_method =
+                name.starts_with(|c: char| c.is_ascii_uppercase()) && !name.ends_with("Service");
+            if is_method {
+                methods += 1;
+                assert_ne!(operation(name), "other", "{name}");
+            }
+        }
+        assert!(methods > 15, "{methods}");
+    }
+}

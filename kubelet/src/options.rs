@@ -23,6 +23,8 @@ pub struct Settings {
     pub hostname: Option<String>,
     /// Of `--node-ip`; `None`: that of the default route.
     pub node_ip: Option<String>,
+    /// Of `--kubeconfig`; `None`: there is no API server.
+    pub kubeconfig: Option<PathBuf>,
     pub root: PathBuf,
     /// Of `--local-objects-path`: the folder of ConfigMaps and Secrets.
     pub objects: Option<PathBuf>,
@@ -31,7 +33,7 @@ pub struct Settings {
 }
 
 /// The honoured flags; `*`: may stand without a value.
-const HONOURED: [(&str, &str); 27] = [
+const HONOURED: [(&str, &str); 28] = [
     ("address", "address of the read-only port (0.0.0.0)"),
     ("cgroup-root", "cgroup below which each pod gets its own"),
     ("cluster-dns", "servers of pods with the DNS policy ClusterFirst, separated by commas"),
@@ -49,6 +51,7 @@ const HONOURED: [(&str, &str); 27] = [
     ("hostname-override", "name of the node"),
     ("http-check-frequency", "how often the manifest URL is read (20s)"),
     ("image-service-endpoint", "socket of the image service (the runtime's)"),
+    ("kubeconfig", "kubeconfig of an API server whose pods for this node run here too"),
     ("local-objects-path", "folder of ConfigMaps and Secrets that static pods may use"),
     ("manifest-url", "URL of static pods"),
     ("manifest-url-header", "header of requests to the manifest URL, as name:value"),
@@ -78,7 +81,7 @@ const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-toke
     experimental-allocatable-ignore-eviction experimental-mounter-path fail-cgroupv1 fail-swap-on \
     feature-gates hairpin-mode image-credential-provider-bin-dir image-credential-provider-config \
     image-gc-high-threshold image-gc-low-threshold kernel-memcg-notification kube-api-burst \
-    kube-api-content-type kube-api-qps kube-reserved kube-reserved-cgroup kubeconfig kubelet-cgroups \
+    kube-api-content-type kube-api-qps kube-reserved kube-reserved-cgroup kubelet-cgroups \
     local-storage-capacity-isolation lock-file make-iptables-util-chains max-open-files max-pods \
     maximum-dead-containers maximum-dead-containers-per-container memory-manager-policy \
     minimum-container-ttl-duration minimum-image-ttl-duration node-labels node-status-max-images \
@@ -124,6 +127,7 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     Ok(Command::Run(Box::new(Settings {
         hostname: text("hostname-override"),
         node_ip: text("node-ip"),
+        kubeconfig: text("kubeconfig").map(PathBuf::from),
         root: text("root-dir").unwrap_or_else(|| "/var/lib/kubelet".to_owned()).into(),
         objects: text("local-objects-path").map(PathBuf::from),
         verbosity: last("v").map_or(Ok(0), |value| number(value, "v"))?,
@@ -251,7 +255,7 @@ mod tests {
         for (args, fault) in [
             (&["--x"][..], "unknown flag: --x"),
             (&["a"], "unknown command \"a\": the kubelet takes only flags"),
-            (&["--kubeconfig=/a"], "--kubeconfig is not supported yet: see docs/kubelet-flags.md"),
+            (&["--cluster-dns=1"], "--cluster-dns is not supported yet: see docs/kubelet-flags.md"),
             (&["--root-dir"], "flag needs an argument: --root-dir"),
             (
                 &["--healthz-port=x"],

@@ -12,6 +12,10 @@ use crate::runtime::status::State;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     pods: BTreeMap<Uid, BTreeSet<(String, State)>>,
+    /// Pods with a sandbox that is ready.
+    running: BTreeSet<Uid>,
+    /// How many containers have each state.
+    containers: BTreeMap<State, usize>,
 }
 
 impl Snapshot {
@@ -26,10 +30,14 @@ impl Snapshot {
         for sandbox in sandboxes.items {
             let is_ready = sandbox.state == api::PodSandboxState::SandboxReady as i32;
             let state = if is_ready { State::Running } else { State::Exited };
+            if let Some(uid) = sandbox.labels.get(POD_UID).filter(|_| is_ready) {
+                snapshot.running.insert(uid.as_str().into());
+            }
             snapshot.add(sandbox.labels.get(POD_UID), sandbox.id, state);
         }
         for container in containers.containers {
             let state = State::of(container.state);
+            *snapshot.containers.entry(state).or_default() += 1;
             snapshot.add(container.labels.get(POD_UID), container.id, state);
         }
         Ok(snapshot)
@@ -46,6 +54,16 @@ impl Snapshot {
     pub fn changed_since(&self, earlier: &Snapshot) -> BTreeSet<Uid> {
         let all = self.pods.keys().chain(earlier.pods.keys());
         all.filter(|uid| self.pods.get(*uid) != earlier.pods.get(*uid)).cloned().collect()
+    }
+
+    /// How many pods have a sandbox that is ready.
+    pub fn running_pods(&self) -> usize {
+        self.running.len()
+    }
+
+    /// How many containers have a state.
+    pub fn containers(&self, state: State) -> usize {
+        self.containers.get(&state).copied().unwrap_or_default()
     }
 
     /// The pods of which the runtime has anything.

@@ -14,6 +14,7 @@ use kube_controller_manager::task::{self, Latch, StopToken};
 use parking_lot::Mutex;
 
 use crate::cri::{RuntimeService, chain};
+use crate::events;
 use crate::grpc;
 use crate::http::{self, Target, Trust};
 use crate::pod::{Container, Pod, PodExt, Uid};
@@ -203,14 +204,16 @@ impl Worker {
                     continue;
                 }
             };
+            if !is_success {
+                let message = format!("{} probe failed: {message}", self.kind.name());
+                events::warning(&self.pod, Some(&self.container.name), "Unhealthy", message);
+            }
             if let Some(result) = streak.observe(is_success, &self.probe) {
-                self.set(result, &message).await;
+                self.set(result).await;
                 if self.kind == Kind::Startup || self.kind == Kind::Liveness && !result {
                     // The container has started, or is restarted.
                     return;
                 }
-            } else if !is_success {
-                log::debug!("{}: {message}", self.title());
             }
             clock.sleep(period).await;
         }
@@ -222,12 +225,7 @@ impl Worker {
             && self.probes.result(&self.id, Kind::Startup) != Some(true)
     }
 
-    fn title(&self) -> String {
-        let (pod, name) = (self.pod.display_name(), &self.container.name);
-        format!("pod {pod}, container {name}: {} probe failed", self.kind.name())
-    }
-
-    async fn set(&self, result: bool, message: &str) {
+    async fn set(&self, result: bool) {
         let key = (self.id.clone(), self.kind);
         let before = {
             let mut table = self.probes.table.lock();
@@ -237,9 +235,6 @@ impl Worker {
             table.results.insert(key, result)
         };
         if before != Some(result) {
-            if !result {
-                log::warn!("{}: {message}", self.title());
-            }
             // Closed only when the kubelet stops.
             let _ = self.probes.changed.send(self.pod.uid()).await;
         }

@@ -17,7 +17,8 @@ use crate::kubelet::Kubelet;
 use crate::manager::Node;
 use crate::pod::Pod;
 
-/// The checks: `ping`, and `syncloop`, which fails when the runtime has not been listed lately.
+/// The checks: `ping`, and `syncloop`, which fails when the loop hangs or the runtime does not
+/// answer. Upstream has the second one on its other ports only; here 10248 may be the only port.
 pub fn checks(kubelet: &Arc<Kubelet>) -> HealthChecks {
     let checks = HealthChecks::new();
     checks.add("ping", Arc::new(|| Ok(())));

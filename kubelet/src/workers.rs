@@ -99,7 +99,11 @@ impl Workers {
         }
         worker.pod = Some(pod.clone());
         worker.is_pending = true;
-        let ends = reason == Reason::Kill || pod.metadata.deletion_timestamp.is_some();
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
+        // What may still run of it is ended.
+        worker.is_started |= is_new && has_ended;
+        let ends = reason == Reason::Kill || has_ended || pod.metadata.deletion_timestamp.is_some();
         if !ends && worker.grace.is_none() {
             return false;
         }
@@ -263,6 +267,11 @@ impl Workers {
         self.workers.get(uid).is_some_and(|worker| worker.is_terminated || worker.is_finished)
     }
 
+    /// Whether the pod holds nothing any more.
+    pub fn is_finished(&self, uid: &str) -> bool {
+        self.workers.get(uid).is_some_and(|worker| worker.is_finished)
+    }
+
     /// How many works run now.
     pub fn running(&self) -> usize {
         self.workers.values().filter(|worker| worker.is_running).count()
@@ -360,6 +369,19 @@ mod tests {
         workers.update(&a, Reason::Sync);
         workers.update(&a, Reason::Update);
         begin(&mut workers, "");
+    }
+
+    #[test]
+    fn pod_that_has_ended_at_its_source_does_not_run_again() {
+        let mut workers = Workers::default();
+        let mut a = pod("a");
+        Arc::make_mut(&mut a).status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+        workers.update(&a, Reason::Create);
+        begin(&mut workers, "terminate 7 a");
+        workers.done("a", Outcome::Done(LATER), NOW);
+        begin(&mut workers, "clean up a");
+        workers.done("a", Outcome::Done(LATER), NOW);
+        assert!(workers.is_finished("a"));
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod start;
 mod traces;
 
 use parking_lot::Mutex;
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +32,10 @@ use crate::client::Guard;
 use crate::clock::{SharedClock, SystemClock};
 use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
 use crate::lines::escaped;
-use crate::options::{self, Options, validate};
+use crate::options::{self, Command, Options, validate};
 use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
-use crate::task::{Latch, StopToken, TaskGroup, caught, panics, stop_on_signal};
+use crate::task::{self, Latch, StopToken, TaskGroup, caught, panics, stop_on_signal};
 
 use connect::{Connect, Connection, Target, user_agent};
 use futures_lite::future;
@@ -54,6 +55,26 @@ const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 /// The threads that run the manager's tasks. One thread suffices for a large cluster; a second one
 /// costs a fifth more CPU: see `docs/performance-history.md`.
 pub const THREADS: usize = 1;
+
+/// The program: does what its arguments ask for. Call it once, from no task.
+pub fn main(args: &[String]) -> ExitCode {
+    match options::parse(args) {
+        Ok(Command::Run(options)) => task::run(THREADS, run(options, connect::connect)),
+        Ok(Command::Help) => print(&usage()),
+        Ok(Command::Version(how)) => print(&options::version(&how)),
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A reader that closes early (`| head`) is not an error.
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) | Err(_) => ExitCode::SUCCESS,
+    }
+}
 
 /// Runs the manager with `options` until a signal, a lost lease or an error; errors are printed on
 /// stderr, a line each.

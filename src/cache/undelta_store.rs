@@ -10,8 +10,30 @@ use parking_lot::Mutex;
 pub type PushFn<T> = Box<dyn Fn(Vec<Arc<T>>) + Send + Sync>;
 
 /// Objects by key, for a consumer that wants states in place of changes: it compares each state
-/// with the one before. Pushes come one after the other, in the order of the changes, while the
-/// store is locked, so the function must not call the store. Upstream: `cache.UndeltaStore`.
+/// with the one before. A kubelet's sources of pods are such producers.
+///
+/// # What holds
+///
+/// - After each change the whole contents are pushed, also when the change made no difference.
+/// - Pushes come one after the other, in the order of the changes, while the store is locked: the
+///   function must be short and must not call the store.
+///
+/// A list that is not complete yet would be pushed as a state. A producer that adds the objects of a
+/// list one by one lets the function ignore them, and calls [`resync`](Self::resync) at the list's
+/// end.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use kube_controller_manager::cache::UndeltaStore;
+///
+/// let store = UndeltaStore::new(Box::new(|pods: Vec<Arc<&str>>| println!("{pods:?}")));
+/// store.add("default/a".to_owned(), Arc::new("a"));
+/// store.add("default/b".to_owned(), Arc::new("b"));
+/// store.delete("default/a"); // prints ["b"]
+/// ```
+///
+/// Upstream: `cache.UndeltaStore`.
 pub struct UndeltaStore<T> {
     objects: Mutex<BTreeMap<String, Arc<T>>>,
     push: PushFn<T>,
@@ -44,6 +66,11 @@ impl<T> UndeltaStore<T> {
         self.change(|objects| *objects = contents.into_iter().collect());
     }
 
+    /// Pushes the contents as they are. Upstream: `Resync`, which does nothing there.
+    pub fn resync(&self) {
+        self.change(|_| {});
+    }
+
     /// The object of `key`.
     pub fn get(&self, key: &str) -> Option<Arc<T>> {
         self.objects.lock().get(key).cloned()
@@ -73,8 +100,9 @@ mod tests {
         store.delete("2");
         store.delete("2");
         store.replace(vec![object(3), object(4)]);
+        store.resync();
         store.replace(Vec::new());
-        let expected: [&[u32]; 6] = [&[2], &[1, 2], &[1], &[1], &[3, 4], &[]];
+        let expected: [&[u32]; 7] = [&[2], &[1, 2], &[1], &[1], &[3, 4], &[3, 4], &[]];
         assert_eq!(*pushed.lock(), expected);
         store.add("5".to_owned(), Arc::new(5));
         assert_eq!(store.get("5").as_deref(), Some(&5));

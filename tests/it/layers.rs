@@ -100,7 +100,8 @@ const EXAMPLES: [&str; 11] = [
 const GENERATED: &str = "kubelet/src/cri/mod.rs";
 
 /// The rooms of the library, or paths below them, that the kubelet may use.
-const KUBELET: [&str; 7] = ["cache", "clock", "metrics", "objects", "options", "server", "task"];
+const KUBELET: [&str; 9] =
+    ["cache", "client", "clock", "metrics", "objects", "options", "server", "source", "task"];
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use smol_hyper::rt::FuturesIo;
 
 use super::error::{Code, Error};
+use crate::metrics;
 
 /// The largest answer, as upstream's `maxMsgSize`.
 const MAX_ANSWER: usize = 16 << 20;
@@ -70,13 +71,18 @@ impl Channel {
         message: Vec<u8>,
         deadline: Option<Duration>,
     ) -> Result<Bytes, Error> {
+        let clock = &self.shared.clock;
+        let begin = clock.monotonic();
         let call = self.exchange(method, message, deadline);
-        let Some(after) = deadline else { return call.await };
         let late = async {
-            self.shared.clock.sleep(after).await;
+            let after = deadline.unwrap_or(Duration::MAX);
+            clock.sleep(after).await;
             Err(Error::DeadlineExceeded { method: name(method), after })
         };
-        call.or(late).await
+        let answer = call.or(late).await;
+        let took = clock.monotonic().saturating_sub(begin);
+        metrics::observe_operation(method, took, answer.is_err());
+        answer
     }
 
     async fn exchange(

@@ -1,5 +1,6 @@
 //! Where pods come from. Upstream: `pkg/kubelet/config`.
 
+pub mod api;
 pub mod decode;
 mod defaults;
 pub mod file;

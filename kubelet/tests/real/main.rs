@@ -1,9 +1,12 @@
 //! The kubelet on real containers: each test makes a machine of its own with `tests/node`, where
 //! that is possible, and removes it.
 
+mod api;
 mod cri;
+mod demo;
 mod grpc;
 mod lifecycle;
+mod machine;
 mod node;
 mod objects;
 mod pods;

@@ -1,8 +1,8 @@
-//! A machine that runs containers, and a kubelet on it.
+//! A machine with a kubelet on it.
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,52 +11,41 @@ use futures_lite::future::block_on;
 use kube_controller_manager::clock::{Clock, SystemClock};
 use serde_json::Value;
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/node");
-
-/// The exit status of a script that cannot do its work on this machine.
-const SKIPPED: i32 = 77;
+use super::machine::{Error, Machine};
 
 /// Removed when dropped.
 pub struct Node {
-    pub folder: PathBuf,
+    machine: Machine,
     kubelet: Option<Child>,
-    /// Of its namespaces and of the parent of its pods' cgroups.
-    name: String,
+}
+
+impl std::ops::Deref for Node {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.machine
+    }
 }
 
 impl Node {
-    /// `None`: this machine cannot run containers; the script has printed why.
+    /// `None`: this machine cannot run containers; the reason is printed.
     pub fn start(test: &str) -> Option<Node> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::SeqCst);
         // Short, since the path of a socket has at most 107 bytes.
-        let folder = PathBuf::from(format!("/tmp/kn{}x{number}", std::process::id()));
-        let output = Command::new(SCRIPT).arg("start").arg(&folder).output().expect("the script");
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        if output.status.code() == Some(SKIPPED) {
-            eprintln!("{test}: {}", text.trim());
-            return None;
+        match Machine::start(format!("/tmp/kn{}x{number}", std::process::id()).into()) {
+            Ok(machine) => {
+                for below in ["objects", "host"] {
+                    fs::create_dir_all(machine.folder.join(below)).expect("a folder");
+                }
+                Some(Node { machine, kubelet: None })
+            }
+            Err(Error::Missing(line)) => {
+                eprintln!("{test}: {line}");
+                None
+            }
+            Err(Error::Failed(text)) => panic!("{text}"),
         }
-        assert!(output.status.success(), "{text}");
-        let env = fs::read_to_string(folder.join("env")).expect("the script's variables");
-        let value = |key: &str| {
-            let line = env.lines().find_map(|line| line.strip_prefix(key));
-            line.expect("a variable of the script").to_owned()
-        };
-        for below in ["pods", "objects", "host"] {
-            fs::create_dir_all(folder.join(below)).expect("a folder");
-        }
-        Some(Node { folder, kubelet: None, name: value("name=") })
-    }
-
-    pub fn socket(&self) -> PathBuf {
-        self.folder.join("containerd.sock")
-    }
-
-    fn script(&self, command: &str) -> Command {
-        let mut script = Command::new(SCRIPT);
-        script.arg(command).arg(&self.folder);
-        script
     }
 
     /// Kills the runtime; the containers continue.
@@ -69,24 +58,11 @@ impl Node {
     }
 
     pub fn start_kubelet(&mut self) {
-        let path = |name: &str| self.folder.join(name).display().to_string();
-        let log = fs::File::options().append(true).create(true).open(path("kubelet.log"));
-        fs::write(path("config"), CONFIGURATION.replace("LOGS", &path("podlogs"))).expect("a file");
-        let child = self
-            .script("run")
-            .arg(env!("CARGO_BIN_EXE_kubelet"))
-            .arg(format!("--config={}", path("config")))
-            .arg(format!("--container-runtime-endpoint=unix://{}", self.socket().display()))
-            .arg(format!("--pod-manifest-path={}", path("pods")))
-            .arg(format!("--local-objects-path={}", path("objects")))
-            .arg(format!("--root-dir={}", path("kubelet")))
-            .arg(format!("--cgroup-root=/{}", self.name))
-            .args(["--hostname-override=n", "--resolv-conf=", "-v=4"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log.expect("a log"))
-            .spawn();
-        self.kubelet = Some(child.expect("the kubelet"));
+        let program = [Path::new(env!("CARGO_BIN_EXE_kubelet"))];
+        let mut agent = self.agent(&program, CONFIGURATION).expect("a configuration");
+        agent.arg(format!("--local-objects-path={}", self.folder.join("objects").display()));
+        agent.args(["--hostname-override=n", "--resolv-conf=", "-v=4"]);
+        self.kubelet = Some(agent.spawn().expect("the kubelet"));
     }
 
     /// Ends the kubelet with SIGKILL.
@@ -95,10 +71,6 @@ impl Node {
             kubelet.kill().expect("a running kubelet");
             kubelet.wait().expect("an end");
         }
-    }
-
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.join("kubelet.log")).unwrap_or_default()
     }
 
     /// Writes a manifest, as an editor does: under another name first.
@@ -135,22 +107,6 @@ impl Node {
         fs::remove_file(self.folder.join("pods").join(name)).expect("a file");
     }
 
-    /// A GET in the machine's network; `None`: no answer, or not a good one.
-    pub fn get(&self, address: &str, path: &str) -> Option<String> {
-        let (host, port) = address.split_once(':').expect("HOST:PORT");
-        let script =
-            "exec 3<>/dev/tcp/$0/$1 && printf 'GET %s HTTP/1.0\\r\\n\\r\\n' $2 >&3 && cat <&3";
-        let output = self
-            .script("run")
-            .args(["timeout", "5", "bash", "-c", script, host, port, path])
-            .stderr(Stdio::null())
-            .output()
-            .expect("bash");
-        let answer = String::from_utf8_lossy(&output.stdout).into_owned();
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        head.lines().next()?.contains(" 200").then(|| body.to_owned())
-    }
-
     /// The status of a static pod, as `/pods` shows it; null: no such pod.
     pub fn pod(&self, name: &str) -> Value {
         let Some(text) = self.get("127.0.0.1:10255", "/pods") else { return Value::Null };
@@ -175,7 +131,6 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.kill_kubelet();
-        let _ = self.script("stop").status();
     }
 }
 
@@ -192,10 +147,7 @@ pub fn wait(mut condition: impl FnMut() -> bool) -> bool {
 }
 
 const CONFIGURATION: &str = "
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
 readOnlyPort: 10255
 address: 127.0.0.1
-podLogsDir: LOGS
 crashLoopBackOff: {maxContainerRestartPeriod: 2s}
 ";
