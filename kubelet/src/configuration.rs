@@ -103,7 +103,7 @@ const FIXED: [(&str, &str); 9] = [
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 17] = [
+const WITHOUT_EFFECT: [&str; 15] = [
     "authentication",
     "authorization",
     "configMapAndSecretChangeDetectionStrategy",

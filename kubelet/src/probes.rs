@@ -199,7 +199,9 @@ impl Worker {
                 Ok(()) => (true, String::new()),
                 Err(Fault::Failed(message)) => (false, message),
                 Err(Fault::NoResult(message)) => {
-                    log::debug!("{} without a result: {message}", self.title());
+                    let (pod, name) = (self.pod.display_name(), &self.container.name);
+                    let kind = self.kind.name();
+                    log::debug!("pod {pod}, container {name}: {kind} probe: no result: {message}");
                     clock.sleep(period).await;
                     continue;
                 }
