@@ -264,7 +264,7 @@ mod tests {
         screen.show(&[first.clone()], Duration::ZERO);
         assert!(!screen.has_shown(&first), "it has not been restarted");
         let second = row("Running", &[], &[container("a", &running, false)]);
-        screen.show(&[second.clone()], Duration::ZERO);
+        screen.show(std::slice::from_ref(&second), Duration::ZERO);
         assert!(screen.has_shown(&second));
     }
 
