@@ -7,6 +7,7 @@ use kube_controller_manager::objects::golang::static_pod_dump;
 use serde_json::{Value, json};
 
 use super::defaults;
+use super::octal;
 use super::validate;
 use crate::pod::{CONFIG_HASH, Pod, PodExt, annotations_mut};
 
@@ -103,6 +104,7 @@ fn completed(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod
         object.entry("kind").or_insert(json!("Pod"));
         object.remove("status");
     }
+    octal::complete(&mut document);
     defaults::complete(&mut document);
     let uid = generated_uid(&document, origin, node);
     let mut pod: Pod =
@@ -214,6 +216,20 @@ spec:
         let tolerations = pod.spec().tolerations.as_deref().unwrap_or_default();
         assert_eq!(tolerations.len(), 1);
         assert_eq!(pod.status.and_then(|status| status.phase).as_deref(), Some("Pending"));
+    }
+
+    /// The uids that upstream's own code computes for these manifests.
+    #[test]
+    fn uids_are_the_go_kubelets() {
+        let rich = include_str!("testdata/rich.yaml");
+        for (text, file, node, uid) in [
+            (WEB, "/pods/web.yaml", "Node-1", "2c2b40ab4b0c6770dd02ad1a3cfde600"),
+            (rich, "/pods/rich.yaml", "node-1", "c6caacf06aac911a2f2b42d779df5d01"),
+        ] {
+            let origin = Origin::file(Path::new(file));
+            let pod = pod(text.as_bytes(), &origin, &to(node)).expect(file);
+            assert_eq!(&*pod.uid(), uid, "{file}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod decode;
 mod defaults;
 pub mod file;
 mod lifecycle;
+mod octal;
 pub mod pod_config;
 mod support;
 pub mod url;
