@@ -255,7 +255,7 @@ mod tests {
         for (args, fault) in [
             (&["--x"][..], "unknown flag: --x"),
             (&["a"], "unknown command \"a\": the kubelet takes only flags"),
-            (&["--cluster-dns=1"], "--cluster-dns is not supported yet: see docs/kubelet-flags.md"),
+            (&["--pod-cidr=1"], "--pod-cidr is not supported yet: see docs/kubelet-flags.md"),
             (&["--root-dir"], "flag needs an argument: --root-dir"),
             (
                 &["--healthz-port=x"],
