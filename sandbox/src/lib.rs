@@ -25,6 +25,7 @@ pub mod protobuf;
 mod request;
 mod rollout;
 mod server;
+pub mod soak;
 pub mod status;
 mod storage;
 mod types;

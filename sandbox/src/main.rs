@@ -1,4 +1,4 @@
-//! Runs the demo, the lesson or a load: an embedded API server with nodes, and the controller manager.
+//! Runs the demo, the lesson, a load or a soak: an embedded API server with nodes, and the controller manager.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -21,6 +21,7 @@ use sandbox::load::{
     self, Bytes, Density, Latency, Load, Nodes, Outage, Size, SmallestLimit, floor,
 };
 use sandbox::nodes::{NodeOptions, StandIns};
+use sandbox::soak::Soak;
 use serde::Serialize;
 
 /// The changes that each resource keeps under a load of nodes: twenty seconds of all leases.
@@ -67,6 +68,12 @@ struct Args {
     /// measure this number of managers at rest, each beside an empty API server of its own
     #[argh(option)]
     density: Option<usize>,
+    /// run two managers under faults and work for this number of seconds, and check what must hold
+    #[argh(option)]
+    soak: Option<u64>,
+    /// with --soak: determines what happens at which second (random)
+    #[argh(option)]
+    seed: Option<u64>,
     /// with --load: ConfigMaps of 10 KB (0)
     #[argh(option, default = "0")]
     configmaps: usize,
@@ -80,11 +87,11 @@ struct Args {
     /// with --load: print the address of the manager's pipeline page, at a cost to the figures
     #[argh(switch)]
     pages: bool,
-    /// with --load, --latency, --density: print JSON
+    /// with --load, --latency, --density, --soak: print JSON
     #[argh(switch)]
     json: bool,
-    /// seconds that the fixture may take to roll out or a step of the lesson to come (120), or a
-    /// phase of a load (1800)
+    /// seconds that the fixture may take to roll out or a step of the lesson to come (120), the
+    /// final state of a soak (600), or a phase of a load (1800)
     #[argh(option)]
     timeout: Option<u64>,
     /// YAML to apply instead of the built-in demo
@@ -117,6 +124,7 @@ impl Args {
             }
             () if self.floor && !is_of_workloads => Err("--floor: needs --load with Deployments"),
             () if self.part.is_some() && !self.lesson => Err("--part: needs --lesson"),
+            () if self.seed.is_some() && self.soak.is_none() => Err("--seed: needs --soak"),
             () if self.density == Some(0) => Err("--density: at least 1"),
             () => Ok(()),
         }
@@ -218,6 +226,22 @@ fn main() -> ExitCode {
                 manager_flags: args.manager_flags,
             };
             return Ok(print(&density.run(stop).await?, args.json)?);
+        }
+        if let Some(seconds) = args.soak {
+            let soak = Soak {
+                sandbox,
+                length: Duration::from_secs(seconds),
+                seed: args.seed.unwrap_or_else(|| u64::from(fastrand::u32(..))),
+                manager,
+                manager_flags: args.manager_flags,
+                patience: patience(600),
+            };
+            let report = soak.run(stop).await?;
+            print(&report, args.json)?;
+            return match report.is_sound() {
+                true => Ok(()),
+                false => Err(format!("{} findings", report.breaches.len()).into()),
+            };
         }
         let Some(shape) = args.load else {
             if let Some(kubeconfig) = args.kubeconfig {

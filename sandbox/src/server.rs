@@ -120,7 +120,10 @@ pub struct Sandbox {
     dir: PathBuf,
     files: ClientFiles,
     address: SocketAddr,
-    server: Mutex<Option<Server>>,
+    tls: Tls,
+    handler: Handler,
+    /// One for each port.
+    servers: Mutex<Vec<Server>>,
 }
 
 impl Sandbox {
@@ -172,7 +175,7 @@ impl Sandbox {
             let answer = serve.clone().handle(request);
             Box::pin(async move { meter.sending(answer.await) })
         });
-        let server = Server::start(address, Some(tls), handler, clock, stop)
+        let server = Server::start(address, Some(tls.clone()), handler.clone(), clock, stop)
             .await
             .map_err(|error| SandboxError::Bind(address, error))?;
         let address = server.address();
@@ -195,7 +198,9 @@ impl Sandbox {
             dir,
             files,
             address,
-            server: Mutex::new(Some(server)),
+            tls,
+            handler,
+            servers: Mutex::new(vec![server]),
         };
         sandbox.write("ca.crt", &sandbox.authority.certificate)?;
         sandbox.write("ca.key", &sandbox.authority.key())?;
@@ -221,6 +226,22 @@ impl Sandbox {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Serves the API on a further port, whose requests pass through what `wrap` makes of the
+    /// server's handler.
+    pub async fn listen(
+        &self,
+        wrap: impl FnOnce(Handler) -> Handler,
+    ) -> Result<SocketAddr, SandboxError> {
+        let (any, handler) = (SocketAddr::new(self.address.ip(), 0), wrap(self.handler.clone()));
+        let (clock, stop) = (self.api.clock.clone(), self.api.stop.clone());
+        let server = Server::start(any, Some(self.tls.clone()), handler, clock, stop)
+            .await
+            .map_err(|error| SandboxError::Bind(any, error))?;
+        let address = server.address();
+        self.servers.lock().push(server);
+        Ok(address)
     }
 
     /// The administrator's kubeconfig file.
@@ -267,11 +288,11 @@ impl Sandbox {
         Ok(path)
     }
 
-    /// Ends watches and connections, and returns when the port is free.
+    /// Ends watches and connections, and returns when the ports are free.
     pub async fn stop(&self) {
         self.api.stop.stop();
-        let server = self.server.lock().take();
-        if let Some(server) = server {
+        let servers = std::mem::take(&mut *self.servers.lock());
+        for server in servers {
             server.join().await;
         }
     }

@@ -67,6 +67,7 @@ mod selinux;
 mod service_accounts;
 mod servicecidrs;
 mod serving;
+mod soak;
 mod statefulsets;
 mod storage;
 mod storageversions;

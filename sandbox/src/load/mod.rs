@@ -14,7 +14,7 @@ mod manager_process;
 mod measure;
 pub mod objects;
 mod outage;
-mod process;
+pub mod process;
 mod queues;
 mod report;
 mod server;

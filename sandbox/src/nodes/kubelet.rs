@@ -411,6 +411,9 @@ impl Kubelet {
                 }
                 Err(error) => return Err(error),
             }
+            if self.steering.has_returned(&name) {
+                self.report_ready(&key, now).await?;
+            }
             let leases = self.client.resource(&LEASES);
             let lease = ObjectKey::new("kube-node-lease", &name);
             let renew = json!({ "spec": { "renewTime": now.to_micro_string() } });
@@ -431,6 +434,19 @@ impl Kubelet {
             }
         }
         Ok(())
+    }
+
+    /// Reports the conditions of a node that the cluster takes for dead.
+    async fn report_ready(&self, key: &ObjectKey, now: Timestamp) -> client::Result<()> {
+        let nodes = self.client.resource(&NODES);
+        let live: Value = nodes.get(key).await?;
+        let mut reported = live["status"]["conditions"].as_array().into_iter().flatten();
+        if reported.any(|it| it["type"] == "Ready" && it["status"] == "True") {
+            return Ok(());
+        }
+        let conditions = &node(&key.name, now)["status"]["conditions"];
+        let status = Patch::StrategicMerge(json!({ "status": { "conditions": conditions } }));
+        nodes.subresource("status").patch::<Value>(key, &status).await.map(drop)
     }
 }
 

@@ -63,6 +63,8 @@ pub struct Steering {
 #[derive(Default)]
 struct Steered {
     dead: HashSet<Istr>,
+    /// Nodes that were dead once.
+    returned: HashSet<Istr>,
     held: bool,
     kept: HashSet<Istr>,
 }
@@ -75,6 +77,14 @@ impl Steering {
     /// The node stops renewing its lease and writing to its pods.
     pub fn kill(&self, node: &str) {
         self.state().dead.insert(Istr::new(node));
+    }
+
+    /// A dead node works again, and reports that it is ready.
+    pub fn revive(&self, node: &str) {
+        let mut state = self.state();
+        if state.dead.remove(node) {
+            state.returned.insert(Istr::new(node));
+        }
     }
 
     /// While held, no pod becomes ready. Held pods continue within a second of the release.
@@ -99,6 +109,12 @@ impl Steering {
 
     fn is_dead(&self, node: &str) -> bool {
         self.state().dead.contains(node)
+    }
+
+    /// Whether the node lives, and was dead once: its status may say that it is not ready.
+    fn has_returned(&self, node: &str) -> bool {
+        let state = self.state();
+        state.returned.contains(node) && !state.dead.contains(node)
     }
 
     fn is_held(&self) -> bool {
