@@ -41,8 +41,8 @@ pub struct QueueTimes {
     pub waited_median: f64,
     pub waited_p99: f64,
     pub worked_p99: f64,
-    /// The queue with the longest wait at the 99th percentile, among those with 100 syncs; empty:
-    /// there is none with so many.
+    /// The queue with the longest wait at the 99th percentile, among those with 100 syncs; empty if
+    /// no queue has 100.
     pub slowest: String,
     pub slowest_p99: f64,
 }
