@@ -220,7 +220,7 @@ fn leader_that_is_stopped_while_requests_wait_for_the_limiter_releases_its_lease
     Env::run("rate-limited", async |env| {
         let manager = env.candidate("manager", &["--kube-api-qps=0.001", "--kube-api-burst=300"]);
         create(&env.client, deployment("web", 800, "web:1")).await;
-        // Each batch is twice as large as the one before, and this one needs more tokens than remain.
+        // Each batch is twice as large as the one before. This one needs more tokens than remain.
         eventually(&env.clock, "a batch waits", || async {
             let made = env.pods().await.len();
             if made > 255 { Ok(()) } else { Err(format!("{made} pods")) }
