@@ -6,11 +6,19 @@
 //! results of probes ([`probes`]) bring pods back to their workers.
 
 pub mod app;
+pub mod cgroups;
+pub mod concurrent;
 pub mod configuration;
+pub mod credential_plugins;
+pub mod credentials;
 pub mod cri;
+pub mod eviction;
+pub mod garbage;
 pub mod http;
+pub mod imagegc;
 pub mod images;
 pub mod kubelet;
+pub mod logs;
 pub mod manager;
 pub mod metrics;
 pub mod options;
@@ -21,5 +29,7 @@ pub mod probes;
 pub mod runtime;
 pub mod serving;
 pub mod sources;
+pub mod stats;
+pub mod upkeep;
 pub mod volumes;
 pub mod workers;

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use kube_controller_manager::metrics::{
-    Histogram, HistogramVec, IntGauge, Metric, Spec, declared, exponential,
+    Histogram, HistogramVec, IntCounterVec, IntGauge, Metric, Spec, declared, exponential,
 };
 
 fn metric<M: Metric>(name: &str, help: &str, labels: &[&str], buckets: Vec<f64>) -> M {
@@ -25,4 +25,15 @@ pub static WORKER: LazyLock<HistogramVec> = LazyLock::new(|| {
                 create, update, or sync";
     let labels = &["operation_type"];
     metric("kubelet_pod_worker_duration_seconds", help, labels, exponential(0.001, 2.0, 16))
+});
+
+pub static IMAGES_COLLECTED: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let help = "[ALPHA] Total number of images garbage collected by the kubelet, whether through \
+                disk usage or image age.";
+    metric("kubelet_image_garbage_collected_total", help, &["reason"], Vec::new())
+});
+
+pub static EVICTIONS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let help = "[ALPHA] Cumulative number of pod evictions by eviction signal";
+    metric("kubelet_evictions", help, &["eviction_signal"], Vec::new())
 });
