@@ -19,9 +19,11 @@ const SKIPPED: i32 = 77;
 /// Removed when dropped.
 pub struct Node {
     pub folder: PathBuf,
+    /// What the script has unpacked and built.
+    pub packages: PathBuf,
     kubelet: Option<Child>,
     /// Of its namespaces and of the parent of its pods' cgroups.
-    name: String,
+    pub name: String,
 }
 
 impl Node {
@@ -44,7 +46,9 @@ impl Node {
             line.expect("a variable of the script").to_owned()
         };
         fs::create_dir_all(folder.join("pods")).expect("a folder");
-        Some(Node { folder, kubelet: None, name: value("name=") })
+        fs::create_dir_all(folder.join("conf.d")).expect("a folder");
+        let (packages, name) = (value("packages=").into(), value("name="));
+        Some(Node { folder, packages, kubelet: None, name })
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -66,7 +70,26 @@ impl Node {
         assert!(self.script("resume").status().expect("the script").success());
     }
 
+    /// Adds fields to the kubelet's configuration, which it reads at its next start.
+    pub fn configure(&self, fields: &str) {
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let file = self.folder.join("conf.d/50-test.conf");
+        fs::write(file, format!("{head}{fields}\n")).expect("a file");
+    }
+
+    /// What a restart of the machine leaves: no process, no mount, no network device; the runtime
+    /// has started again.
+    pub fn restart_machine(&mut self) {
+        self.kill_kubelet();
+        assert!(self.script("reboot").status().expect("the script").success());
+    }
+
     pub fn start_kubelet(&mut self) {
+        self.start_kubelet_with(&[]);
+    }
+
+    /// Starts the kubelet with more flags, which win over the usual ones.
+    pub fn start_kubelet_with(&mut self, flags: &[&str]) {
         let path = |name: &str| self.folder.join(name).display().to_string();
         let log = fs::File::options().append(true).create(true).open(path("kubelet.log"));
         fs::write(path("config"), CONFIGURATION.replace("LOGS", &path("podlogs"))).expect("a file");
@@ -74,16 +97,23 @@ impl Node {
             .script("run")
             .arg(env!("CARGO_BIN_EXE_kubelet"))
             .arg(format!("--config={}", path("config")))
+            .arg(format!("--config-dir={}", path("conf.d")))
             .arg(format!("--container-runtime-endpoint=unix://{}", self.socket().display()))
             .arg(format!("--pod-manifest-path={}", path("pods")))
             .arg(format!("--root-dir={}", path("kubelet")))
             .arg(format!("--cgroup-root=/{}", self.name))
             .args(["--hostname-override=n", "--resolv-conf=", "-v=4"])
+            .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.expect("a log"))
             .spawn();
         self.kubelet = Some(child.expect("the kubelet"));
+    }
+
+    /// The process id of the kubelet.
+    pub fn kubelet_id(&self) -> u32 {
+        self.kubelet.as_ref().expect("a running kubelet").id()
     }
 
     /// Ends the kubelet with SIGKILL.
