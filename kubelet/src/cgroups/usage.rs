@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::Hierarchy;
 
-/// A limit from which on there is none. Upstream: `maxMemorySize`.
+/// Larger limits mean that there is no limit. Upstream: `maxMemorySize`.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// The usage of a cgroup with those below it. `None`: the file is absent.
