@@ -6,6 +6,7 @@ use std::io::Write;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_signal::{Signal, Signals};
@@ -18,12 +19,18 @@ use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
 
+use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
 use crate::configuration::Configuration;
+use crate::credential_plugins::Plugins;
+use crate::credentials;
 use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
+use crate::garbage;
 use crate::http::Target;
+use crate::imagegc::ImageGc;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
 use crate::local_objects::{self, LocalObjects};
+use crate::logs::Rotation;
 use crate::manager::{Manager, Node};
 use crate::metrics;
 use crate::options::{self, Command, Settings, sync_period};
@@ -33,12 +40,15 @@ use crate::runtime::dns::Resolvers;
 use crate::serving;
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::statusmanager;
+use crate::upkeep::{self, Upkeep};
 use crate::volumes::Folders;
 
 /// Upstream: `defaultRuntimeRequestTimeout`.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Upstream: `fileCheckFrequency`, `httpCheckFrequency`.
 const CHECK_PERIOD: Duration = Duration::from_secs(20);
+/// Upstream: `qos.KubeletOOMScoreAdj`.
+const OOM_SCORE: i32 = -999;
 /// Upstream: `MaxContainerBackOff`, `initialBackOff`.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
@@ -114,7 +124,9 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let configuration = &settings.configuration;
     let node = node(&settings).await?;
     let (runtime, images) = connect(configuration, &clock)?;
-    check_runtime(&runtime, &clock, &stop).await?;
+    let driver = check_runtime(&runtime, configuration, &clock, &stop).await?;
+    set_oom_score(configuration)?;
+    let cgroups = make_cgroups(configuration, &node, driver)?;
     let objects = match &settings.objects {
         Some(folder) => local_objects::first(folder)
             .map_err(|error| format!("--local-objects-path: {error}"))?,
@@ -129,11 +141,38 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     std::fs::create_dir_all(&pods)
         .map_err(|error| format!("--root-dir {}: {error}", pods.display()))?;
     let max = configuration.crash_loop_back_off.max_container_restart_period;
+    let dead = settings.dead_containers;
+    let dead = garbage::Policy {
+        min_age: dead.min_age,
+        max_per_container: usize::try_from(dead.max_per_container).ok(),
+        max_containers: usize::try_from(dead.max).ok(),
+    };
+    let policy = upkeep::image_policy(configuration)?;
+    let image_gc = Arc::new(ImageGc::new(images.clone(), runtime.clone(), clock.clone(), policy));
+    let enforced = configuration.enforce_node_allocatable.as_ref();
+    let limits_pods = enforced.is_none_or(|keys| keys.iter().any(|key| key == "pods"));
+    let evictions = upkeep::evictions(configuration, limits_pods && cgroups.is_some())?;
+    let rotation = upkeep::log_policy(configuration)?;
+    let rotation = rotation.map(|policy| Rotation::new(runtime.clone(), clock.clone(), policy));
+    let plugins = match &settings.credential_providers {
+        Some((config, programs)) => Some(
+            Plugins::read(config, programs, clock.clone())
+                .map_err(|fault| format!("--image-credential-provider-config: {fault}"))?,
+        ),
+        None => None,
+    };
     let manager = Manager {
+        cgroups,
+        dead,
         images: Images::new(
             images,
             clock.clone(),
             configuration.serialize_image_pulls.unwrap_or(true),
+            credentials::Files::new(
+                &settings.root,
+                std::env::var_os("HOME").as_deref().map(Path::new),
+            ),
+            plugins,
         ),
         objects: objects.clone(),
         probes: Probes::new(runtime.clone(), clock.clone(), probed, stop.clone()),
@@ -177,6 +216,15 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     metrics::register();
     metrics::NODE_NAME.with_label_values(&[&node.name]).set(1);
     metrics::CGROUP_VERSION.set(cgroup_version());
+    let upkeep = Upkeep {
+        kubelet: kubelet.clone(),
+        dead,
+        images: image_gc,
+        keeps_images: policy.is_off(),
+        rotation,
+        evictions,
+    };
+    drop(task::spawn(upkeep.run(stop.clone())));
     let checks = serving::checks(&kubelet);
     let (address, port) = (
         configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),
@@ -240,9 +288,19 @@ fn socket(flag: &str, endpoint: &str) -> Result<PathBuf, String> {
 /// `updateRuntimeUp`.
 async fn check_runtime(
     runtime: &RuntimeService,
+    configuration: &Configuration,
     clock: &SharedClock,
     stop: &StopToken,
-) -> Result<(), String> {
+) -> Result<Driver, String> {
+    let configured = match configuration.cgroup_driver.as_deref() {
+        None | Some("" | "cgroupfs") => Driver::Cgroupfs,
+        Some("systemd") => Driver::Systemd,
+        Some(other) => {
+            return Err(format!(
+                "cgroupDriver (--cgroup-driver) {other:?}: not cgroupfs or systemd"
+            ));
+        }
+    };
     let mut fault = String::new();
     let version = loop {
         match runtime.version(api::VersionRequest { version: "0.1.0".to_owned() }).await {
@@ -263,28 +321,78 @@ async fn check_runtime(
         }
     };
     log::info!("container runtime {} {}", version.runtime_name, version.runtime_version);
-    match runtime.runtime_config(api::RuntimeConfigRequest {}).await {
-        Ok(config) => {
-            let driver = config.linux.map(|linux| linux.cgroup_driver());
-            if driver == Some(api::CgroupDriver::Systemd) {
-                return Err(
-                    "the runtime's cgroup driver is systemd: only cgroupfs is supported yet"
-                        .to_owned(),
-                );
-            }
-        }
+    let driver = match runtime.runtime_config(api::RuntimeConfigRequest {}).await {
+        Ok(config) => match config.linux.map(|linux| linux.cgroup_driver()) {
+            Some(api::CgroupDriver::Systemd) => Driver::Systemd,
+            Some(api::CgroupDriver::Cgroupfs) => Driver::Cgroupfs,
+            None => configured,
+        },
         // Runtimes before CRI 1.28.
         Err(error) if error.is_unimplemented() => {
-            log::info!("the runtime does not name its cgroup driver: cgroupfs is assumed");
+            log::info!("the runtime does not name its cgroup driver: {configured:?} is used");
+            configured
         }
         Err(error) => return Err(chain(&error)),
-    }
+    };
     let status = runtime.status(api::StatusRequest { verbose: false }).await;
     let conditions = status.map_err(|error| chain(&error))?.status.unwrap_or_default().conditions;
     for condition in conditions.iter().filter(|condition| !condition.status) {
         log::warn!("the runtime's condition {}: {}", condition.r#type, condition.message);
     }
+    Ok(driver)
+}
+
+/// The kubelet is among the last processes that the kernel ends for memory.
+fn set_oom_score(configuration: &Configuration) -> Result<(), String> {
+    let score = configuration.oom_score_adj.unwrap_or(OOM_SCORE);
+    if !(-1000..=1000).contains(&score) {
+        return Err(format!(
+            "oomScoreAdj (--oom-score-adj) {score} must be between range [-1000, 1000]"
+        ));
+    }
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+        log::warn!("Failed to apply oom_score_adj {score}: {error}");
+    }
     Ok(())
+}
+
+/// `None`: without cgroups of classes.
+fn make_cgroups(
+    configuration: &Configuration,
+    node: &Node,
+    driver: Driver,
+) -> Result<Option<Arc<Cgroups>>, String> {
+    let default = vec!["pods".to_owned()];
+    let enforced = configuration.enforce_node_allocatable.as_ref().unwrap_or(&default);
+    let is_on = configuration.cgroups_per_qos.unwrap_or(true);
+    for key in enforced {
+        let flag = "enforceNodeAllocatable (--enforce-node-allocatable)";
+        match key.as_str() {
+            "pods" if is_on || configuration.enforce_node_allocatable.is_none() => {}
+            "pods" => return Err(format!("{flag}: \"pods\" requires cgroupsPerQOS")),
+            "none" if enforced.len() == 1 => {}
+            other => return Err(format!("{flag}: {other:?} is not supported, only pods or none")),
+        }
+    }
+    if !is_on {
+        return Ok(None);
+    }
+    let settings = cgroups::Settings {
+        root: node.cgroup_root.clone(),
+        driver,
+        pids_limit: configuration.pod_pids_limit.filter(|limit| *limit > 0),
+    };
+    let made = Cgroups::new(&settings, Hierarchy::detect()?);
+    if driver == Driver::Systemd {
+        log::warn!("systemd makes the cgroups of pods: they have no limits beside the containers'");
+    }
+    let capacity = cgroups::Capacity {
+        cpus: node.cpus,
+        memory_bytes: node.memory_bytes,
+        pids: cgroups::max_pids(),
+    };
+    made.start(capacity).map_err(|error| format!("cgroupsPerQOS (--cgroups-per-qos): {error}"))?;
+    Ok(Some(Arc::new(made)))
 }
 
 fn start_sources(

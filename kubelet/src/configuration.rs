@@ -43,6 +43,32 @@ pub struct Configuration {
     pub kube_api_qps: Option<i32>,
     #[serde(rename = "kubeAPIBurst")]
     pub kube_api_burst: Option<u32>,
+    #[serde(rename = "imageGCHighThresholdPercent")]
+    pub image_gc_high_threshold_percent: Option<i32>,
+    #[serde(rename = "imageGCLowThresholdPercent")]
+    pub image_gc_low_threshold_percent: Option<i32>,
+    #[serde(rename = "imageMinimumGCAge")]
+    pub image_minimum_gc_age: Option<GoDuration>,
+    #[serde(rename = "imageMaximumGCAge")]
+    pub image_maximum_gc_age: Option<GoDuration>,
+    pub container_log_max_size: Option<String>,
+    pub container_log_max_files: Option<i32>,
+    pub container_log_max_workers: Option<i32>,
+    pub container_log_monitor_interval: Option<GoDuration>,
+    #[serde(rename = "cgroupsPerQOS")]
+    pub cgroups_per_qos: Option<bool>,
+    pub cgroup_driver: Option<String>,
+    pub enforce_node_allocatable: Option<Vec<String>>,
+    pub pod_pids_limit: Option<i64>,
+    pub oom_score_adj: Option<i32>,
+    pub eviction_hard: Option<BTreeMap<String, String>>,
+    pub eviction_soft: BTreeMap<String, String>,
+    pub eviction_soft_grace_period: BTreeMap<String, String>,
+    pub eviction_minimum_reclaim: BTreeMap<String, String>,
+    pub eviction_max_pod_grace_period: Option<i32>,
+    pub merge_default_eviction_settings: Option<bool>,
+    pub volume_stats_agg_period: Option<GoDuration>,
+    pub local_storage_capacity_isolation: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
@@ -64,7 +90,7 @@ impl TryFrom<String> for GoDuration {
     }
 }
 
-const HONOURED: [&str; 22] = [
+const HONOURED: [&str; 43] = [
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",
@@ -87,29 +113,47 @@ const HONOURED: [&str; 22] = [
     "clusterDomain",
     "kubeAPIQPS",
     "kubeAPIBurst",
+    "imageGCHighThresholdPercent",
+    "imageGCLowThresholdPercent",
+    "imageMinimumGCAge",
+    "imageMaximumGCAge",
+    "containerLogMaxSize",
+    "containerLogMaxFiles",
+    "containerLogMaxWorkers",
+    "containerLogMonitorInterval",
+    "cgroupsPerQOS",
+    "cgroupDriver",
+    "enforceNodeAllocatable",
+    "podPidsLimit",
+    "oomScoreAdj",
+    "evictionHard",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "evictionMinimumReclaim",
+    "evictionMaxPodGracePeriod",
+    "mergeDefaultEvictionSettings",
+    "volumeStatsAggPeriod",
+    "localStorageCapacityIsolation",
 ];
 
 /// Fields that are accepted with one value, which is how this kubelet works.
-const FIXED: [(&str, &str); 9] = [
+const FIXED: [(&str, &str); 5] = [
     ("enableServer", "false"),
     ("failSwapOn", "false"),
     ("failCgroupV1", "false"),
-    ("cgroupDriver", "\"cgroupfs\""),
-    ("cgroupsPerQOS", "false"),
-    ("enforceNodeAllocatable", "[]"),
     ("makeIPTablesUtilChains", "false"),
-    ("localStorageCapacityIsolation", "false"),
     ("cpuManagerPolicy", "\"none\""),
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 15] = [
+const WITHOUT_EFFECT: [&str; 16] = [
     "authentication",
     "authorization",
     "configMapAndSecretChangeDetectionStrategy",
     "contentType",
     "eventBurst",
     "eventRecordQPS",
+    "evictionPressureTransitionPeriod",
     "nodeLeaseDurationSeconds",
     "nodeStatusMaxImages",
     "nodeStatusReportFrequency",
@@ -122,26 +166,20 @@ const WITHOUT_EFFECT: [&str; 15] = [
 ];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
-const REFUSED: &str = "allowedUnsafeSysctls containerLogMaxFiles containerLogMaxSize \
-    containerLogMaxWorkers containerLogMonitorInterval cpuCFSQuota cpuCFSQuotaPeriod \
-    cpuManagerPolicyOptions cpuManagerReconcilePeriod enableContentionProfiling \
-    enableControllerAttachDetach enableDebugFlagsHandler enableDebuggingHandlers \
-    enableProfilingHandler enableSystemLogHandler enableSystemLogQuery evictionHard \
-    evictionMaxPodGracePeriod evictionMinimumReclaim evictionPressureTransitionPeriod evictionSoft \
-    evictionSoftGracePeriod featureGates hairpinMode imageGCHighThresholdPercent \
-    imageGCLowThresholdPercent imageMaximumGCAge imageMinimumGCAge \
-    imagePullCredentialsVerificationPolicy iptablesDropBit iptablesMasqueradeBit \
-    kernelMemcgNotification kubeReserved kubeReservedCgroup kubeletCgroups logging maxOpenFiles \
-    maxParallelImagePulls maxPods memoryManagerPolicy memoryReservationPolicy memorySwap \
-    memoryThrottlingFactor mergeDefaultEvictionSettings oomScoreAdj podCIDR podPidsLimit podsPerCore \
-    port preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
+const REFUSED: &str = "allowedUnsafeSysctls cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
+    cpuManagerReconcilePeriod enableContentionProfiling enableControllerAttachDetach \
+    enableDebugFlagsHandler enableDebuggingHandlers enableProfilingHandler enableSystemLogHandler \
+    enableSystemLogQuery featureGates hairpinMode imagePullCredentialsVerificationPolicy \
+    iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification kubeReserved kubeReservedCgroup \
+    kubeletCgroups logging maxOpenFiles maxParallelImagePulls maxPods memoryManagerPolicy \
+    memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR podsPerCore port \
+    preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
     registryPullQPS reservedMemory reservedSystemCPUs runOnce seccompDefault \
     showHiddenMetricsForVersion shutdownGracePeriod shutdownGracePeriodByPodPriority \
     shutdownGracePeriodCriticalPods singleProcessOOMKill streamingConnectionIdleTimeout \
     systemCgroups systemReserved systemReservedCgroup tlsCertFile tlsCipherSuites \
     tlsCurvePreferences tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy \
-    topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir \
-    volumeStatsAggPeriod";
+    topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
 
 /// The fields that are not refused.
 pub fn accepted_fields() -> impl Iterator<Item = &'static str> {
@@ -254,8 +292,8 @@ mod tests {
             (json!({"failSwapOn": false}), None),
             (json!({"failSwapOn": true}), Some("failSwapOn: true is not supported, only false")),
             (
-                json!({"evictionHard": {}}),
-                Some("evictionHard is not supported yet: see docs/kubelet-flags.md"),
+                json!({"memorySwap": {}}),
+                Some("memorySwap is not supported yet: see docs/kubelet-flags.md"),
             ),
             (json!({"x": 1}), Some("strict decoding error: unknown field \"x\"")),
             (

@@ -1,11 +1,15 @@
 //! Images are there before a container starts. Upstream: `pkg/kubelet/images`.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::Mutex;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task;
 
+use crate::credential_plugins::Plugins;
+use crate::credentials::{self, Files, Keyring};
 use crate::cri::{ImageService, api, chain};
 use crate::events;
 use crate::metrics;
@@ -38,6 +42,23 @@ pub struct Images {
     backoff: parking_lot::Mutex<Backoff>,
     /// Pulls one after the other, when they are serial.
     serial: Option<Mutex<()>>,
+    /// Credentials of the node, from files and from programs.
+    files: Files,
+    plugins: Option<Plugins>,
+    /// The credentials of a pod's own `imagePullSecrets`, which come first.
+    pull_secrets: Option<PullSecrets>,
+}
+
+/// Answers with the credentials of a pod's `imagePullSecrets`. Blocks.
+pub type PullSecrets = Arc<dyn Fn(&Pod) -> Keyring + Send + Sync>;
+
+/// What the images of the runtime use of their disk.
+#[derive(Clone, Debug, Default)]
+pub struct ImageUse {
+    /// A folder on the disk.
+    pub mount_point: String,
+    pub bytes: u64,
+    pub inodes: u64,
 }
 
 /// What a pull policy asks for, by whether the image is there.
@@ -57,9 +78,38 @@ fn plan(policy: Option<&str>, is_present: bool) -> Plan {
 }
 
 impl Images {
-    pub fn new(service: ImageService, clock: SharedClock, is_serial: bool) -> Images {
+    pub fn new(
+        service: ImageService,
+        clock: SharedClock,
+        is_serial: bool,
+        files: Files,
+        plugins: Option<Plugins>,
+    ) -> Images {
         let backoff = parking_lot::Mutex::new(Backoff::new(BACKOFF.0, BACKOFF.1));
-        Images { service, clock, backoff, serial: is_serial.then(|| Mutex::new(())) }
+        let serial = is_serial.then(|| Mutex::new(()));
+        Images { service, clock, backoff, serial, files, plugins, pull_secrets: None }
+    }
+
+    /// The same, with the credentials of pods' own secrets.
+    pub fn with_pull_secrets(self, pull_secrets: PullSecrets) -> Images {
+        Images { pull_secrets: Some(pull_secrets), ..self }
+    }
+
+    /// The disk usage of images.
+    ///
+    /// # Errors
+    /// One line: the runtime does not answer, or does not know.
+    pub async fn usage(&self) -> Result<ImageUse, String> {
+        let answer = self.service.image_fs_info(api::ImageFsInfoRequest {}).await;
+        let info = answer.map_err(|error| chain(&error))?;
+        let first = info.image_filesystems.into_iter().next();
+        let usage = first.ok_or("the runtime names no filesystem of images")?;
+        let value = |value: Option<api::UInt64Value>| value.map_or(0, |value| value.value);
+        Ok(ImageUse {
+            mount_point: usage.fs_id.unwrap_or_default().mountpoint,
+            bytes: value(usage.used_bytes),
+            inodes: value(usage.inodes_used),
+        })
     }
 
     /// Makes sure that the image of a container is there, by its pull policy.
@@ -68,7 +118,7 @@ impl Images {
     /// Why the container has to wait.
     pub async fn ensure(
         &self,
-        pod: &Pod,
+        pod: &Arc<Pod>,
         container: &Container,
         sandbox: &api::PodSandboxConfig,
     ) -> Result<Present, Waiting> {
@@ -113,7 +163,7 @@ impl Images {
 
     async fn pull(
         &self,
-        pod: &Pod,
+        pod: &Arc<Pod>,
         container: &Container,
         spec: &api::ImageSpec,
         sandbox: &api::PodSandboxConfig,
@@ -127,11 +177,6 @@ impl Images {
             None => None,
         };
         let begin_own = self.clock.monotonic();
-        let request = api::PullImageRequest {
-            image: Some(spec.clone()),
-            auth: None,
-            sandbox_config: Some(sandbox.clone()),
-        };
         let failed = |message: String| {
             let now = self.clock.monotonic();
             self.backoff.lock().next(key, now, now);
@@ -139,7 +184,7 @@ impl Images {
             events::warning(pod, container, "Failed", text);
             Waiting { reason: "ErrImagePull", message }
         };
-        let pulled = self.service.pull_image(request).await.map_err(|e| failed(chain(&e)))?;
+        let pulled = self.pull_with_any(pod, spec, sandbox).await.map_err(failed)?;
         self.backoff.lock().reset(key);
         self.backoff.lock().remove_expired(self.clock.monotonic());
         let now = self.clock.monotonic();
@@ -156,6 +201,44 @@ impl Images {
         );
         events::normal(pod, container, "Pulled", message);
         Ok(Present { id: pulled.image_ref, ..present })
+    }
+
+    /// Tries all credentials for the image; the first with which it can be pulled counts.
+    /// Upstream: `kubeGenericRuntimeManager.PullImage`.
+    async fn pull_with_any(
+        &self,
+        pod: &Arc<Pod>,
+        spec: &api::ImageSpec,
+        sandbox: &api::PodSandboxConfig,
+    ) -> Result<api::PullImageResponse, String> {
+        let repository = credentials::repository(&spec.image);
+        let (files, secrets, of) = (self.files.clone(), self.pull_secrets.clone(), pod.clone());
+        let read = move || (secrets.map(|of_pod| of_pod(&of)).unwrap_or_default(), files.read());
+        let (of_pod, mut of_node) = task::blocking(read).await;
+        if let Some(plugins) = &self.plugins {
+            plugins.add_to(&mut of_node, &repository).await;
+        }
+        let mut found = of_pod.lookup(&repository);
+        found.append(&mut of_node.lookup(&repository));
+        let request = |auth: Option<api::AuthConfig>| api::PullImageRequest {
+            image: Some(spec.clone()),
+            auth,
+            sandbox_config: Some(sandbox.clone()),
+        };
+        let mut faults: Vec<String> = Vec::new();
+        let found = found.iter().map(|found| Some(found.config()));
+        let without = found.len() == 0;
+        for auth in found.chain(without.then_some(None)) {
+            match self.service.pull_image(request(auth)).await {
+                Ok(pulled) => return Ok(pulled),
+                Err(error) => faults.push(chain(&error)),
+            }
+        }
+        faults.dedup();
+        Err(match faults.len() {
+            1 => faults.concat(),
+            _ => format!("[{}]", faults.join(", ")),
+        })
     }
 
     async fn present(&self, spec: &api::ImageSpec) -> Result<Option<Present>, String> {

@@ -15,6 +15,7 @@ use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
 use parking_lot::Mutex;
 
+use crate::cgroups::{Driver, Hierarchy};
 use crate::cri::chain;
 use crate::events;
 use crate::images::Waiting;
@@ -28,6 +29,7 @@ use crate::probes::Kind;
 use crate::runtime::status::State::{Created, Exited, Running, Unknown};
 use crate::runtime::status::{self, PodStatus};
 use crate::sources::{Op, PodUpdate, Source};
+use crate::stats::{Site, Stats, Summary};
 use crate::volumes;
 use crate::workers::{Outcome, Reason, Work, Workers};
 
@@ -66,6 +68,7 @@ pub struct Kubelet {
     /// When this agent started, in nanoseconds since 1970: older containers are adopted.
     since: i64,
     state: Mutex<State>,
+    stats: Stats,
     wake: Event,
 }
 
@@ -113,6 +116,7 @@ impl Kubelet {
             sync_period,
             since,
             state: Mutex::new(state),
+            stats: Stats::default(),
             wake: Event::new(),
         })
     }
@@ -226,7 +230,8 @@ impl Kubelet {
         }
     }
 
-    fn has_seen_all(&self) -> bool {
+    /// Whether all sources have been read.
+    pub fn has_seen_all(&self) -> bool {
         self.expected.is_subset(&self.state.lock().seen)
     }
 
@@ -472,6 +477,7 @@ impl Kubelet {
         })
         .await
         .map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
+        self.manager.remove_cgroup(&pod.uid()).await?;
         log::info!("pod {} has ended", pod.display_name());
         Ok(Outcome::Done(Duration::ZERO))
     }
@@ -485,7 +491,35 @@ impl Kubelet {
             volumes::remove_logs(&folders, &of)
         });
         removed.await.map_err(|error| format!("the folders of pod {uid}: {error}"))?;
+        self.manager.remove_cgroup(uid).await?;
         Ok(Outcome::Done(Duration::ZERO))
+    }
+
+    /// The calls to the runtime.
+    pub fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    /// Whether the containers of a pod have ended for good, or no source has it.
+    /// Upstream: `ShouldPodRuntimeBeRemoved`.
+    pub fn is_ended(&self, uid: &str) -> bool {
+        self.is_gone(uid) || self.state.lock().workers.is_terminated(uid)
+    }
+
+    /// The pods that have not ended. Upstream: `GetActivePods`.
+    pub fn active_pods(&self) -> Vec<Arc<Pod>> {
+        let state = self.state.lock();
+        let active = state.pods.iter().filter(|(uid, _)| !state.workers.is_terminated(uid));
+        active.map(|(_, pod)| pod.clone()).collect()
+    }
+
+    /// Whether what remains of a pod may be removed: no source has it, and it has ended here.
+    /// False until all sources have been read. Upstream: `ShouldPodContentBeRemoved`.
+    pub fn is_gone(&self, uid: &str) -> bool {
+        let state = self.state.lock();
+        self.expected.is_subset(&state.seen)
+            && !state.pods.contains_key(uid)
+            && (!state.workers.knows(uid) || state.workers.is_terminated(uid))
     }
 
     /// Computes a pod's status and keeps it.
@@ -563,6 +597,56 @@ impl Kubelet {
             pod
         });
         pods.collect()
+    }
+
+    /// Ends a pod for the node's sake: it fails with this reason and message.
+    pub fn evict(&self, pod: &Arc<Pod>, grace: i64, reason: &str, message: &str) {
+        let uid = pod.uid();
+        let status = self.state.lock().statuses.get(&uid).cloned().unwrap_or_default();
+        self.fail(pod, status, reason, message);
+        {
+            let mut state = self.state.lock();
+            if state.workers.evict(&uid, grace)
+                && let Some(cancel) = state.cancels.get(&uid)
+            {
+                cancel.open();
+            }
+        }
+        notify_all(&self.wake);
+    }
+
+    /// What the node and its pods use. With `only`: only CPU and memory.
+    ///
+    /// # Errors
+    /// One line: cgroups cannot be read here, or the runtime does not answer.
+    pub async fn usage(self: &Arc<Self>, only: bool) -> Result<Summary, String> {
+        let images = if only { None } else { Some(self.manager.images.usage().await?) };
+        let kubelet = self.clone();
+        task::blocking(move || {
+            let Manager { node, folders, cgroups, clock, .. } = &kubelet.manager;
+            let hierarchy = Hierarchy::detect()?;
+            let root = node.cgroup_root.trim_end_matches('/');
+            let cgroup_of = |pod: &Pod| match cgroups {
+                Some(cgroups) => Some(cgroups.pod(pod)),
+                None => (!root.is_empty()).then(|| format!("{root}/pod{}", pod.uid())),
+            };
+            let site = Site {
+                node: &node.name,
+                memory_bytes: node.memory_bytes.unsigned_abs(),
+                folders,
+                hierarchy: &hierarchy,
+                driver: cgroups.as_ref().map_or(Driver::Cgroupfs, |cgroups| cgroups.driver()),
+                all_pods: cgroups.as_ref().map(|cgroups| cgroups.all_pods()),
+                cgroup_of: &cgroup_of,
+                images,
+                pods: &kubelet.pods(),
+                now: clock.now(),
+                monotonic: clock.monotonic(),
+                only_cpu_and_memory: only,
+            };
+            Ok(kubelet.stats.summary(&site))
+        })
+        .await
     }
 
     /// Whether the loop turns and the runtime answers. Upstream: `SyncLoopHealthCheck`.

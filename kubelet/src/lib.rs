@@ -6,15 +6,23 @@
 //! results of probes ([`probes`]) bring pods back to their workers.
 
 pub mod app;
+pub mod cgroups;
+pub mod concurrent;
 pub mod configuration;
+pub mod credential_plugins;
+pub mod credentials;
 pub mod cri;
 pub mod events;
+pub mod eviction;
+pub mod garbage;
 pub mod grpc;
 pub mod hooks;
 pub mod http;
+pub mod imagegc;
 pub mod images;
 pub mod kubelet;
 pub mod local_objects;
+pub mod logs;
 pub mod manager;
 pub mod metrics;
 pub mod options;
@@ -25,6 +33,8 @@ pub mod probes;
 pub mod runtime;
 pub mod serving;
 pub mod sources;
+pub mod stats;
 pub mod statusmanager;
+pub mod upkeep;
 pub mod volumes;
 pub mod workers;

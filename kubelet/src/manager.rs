@@ -11,8 +11,11 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, Latch};
 use parking_lot::Mutex;
 
+use crate::cgroups::Cgroups;
+use crate::concurrent::join_all;
 use crate::cri::{Error, RuntimeService, api, chain};
 use crate::events;
+use crate::garbage;
 use crate::hooks;
 use crate::images::{Images, Waiting};
 use crate::local_objects::LocalObjects;
@@ -62,6 +65,10 @@ pub struct Manager {
     pub node: Node,
     pub clock: SharedClock,
     pub backoff: Mutex<Backoff>,
+    /// How many containers stay that have ended.
+    pub dead: garbage::Policy,
+    /// Cgroups by class; `None`: each pod has its own below `cgroup_root`.
+    pub cgroups: Option<Arc<Cgroups>>,
 }
 
 /// The outcome of a sync.
@@ -113,6 +120,9 @@ impl Manager {
         })
         .await
         .inspect_err(|fault| events::warning(pod, None, "FailedMount", fault))?;
+        if !self.ensure_cgroup(pod, status).await? {
+            return Ok(Synced { retry: Some(Duration::ZERO), ..Synced::default() });
+        }
         let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
         if actions.kill_pod {
             self.kill_pod(pod, status, None).await?;
@@ -179,6 +189,37 @@ impl Manager {
         }
     }
 
+    /// Makes the pod's cgroup. Containers that run in another one are ended: then false.
+    /// Upstream: `Kubelet.SyncPod`.
+    async fn ensure_cgroup(&self, pod: &Arc<Pod>, status: &PodStatus) -> Result<bool, String> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(true) };
+        let is_running = status.containers.iter().any(|one| one.state == State::Running);
+        let of = pod.clone();
+        let made = task::blocking(move || match is_running && !cgroups.has_pod(&of) {
+            true => Ok(false),
+            false => cgroups.ensure_pod(&of).map(|()| true),
+        });
+        let is_made = made.await.map_err(|error| {
+            format!("failed to ensure that the pod: {} cgroups exist and are correctly applied: {error}", pod.uid())
+        })?;
+        if !is_made {
+            log::warn!("pod {}: its containers run outside of its cgroup", pod.display_name());
+            self.kill_pod(pod, status, None).await?;
+        }
+        Ok(is_made)
+    }
+
+    /// Removes the cgroup of a pod whose containers have ended.
+    ///
+    /// # Errors
+    /// One line: it cannot be removed.
+    pub async fn remove_cgroup(&self, uid: &str) -> Result<(), String> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
+        let of = uid.to_owned();
+        let removed = task::blocking(move || cgroups.remove_pod(&of));
+        removed.await.map_err(|error| format!("the cgroup of pod {uid}: {error}"))
+    }
+
     fn facts<'a>(&'a self, pod_ips: &'a [String]) -> NodeFacts<'a> {
         NodeFacts {
             host_ip: &self.node.ip,
@@ -194,9 +235,10 @@ impl Manager {
             false => dns::name(pod, &self.node.resolvers.cluster_domain).for_kernel(pod)?,
         };
         let logs = self.folders.pod_logs(pod);
-        let parent = match self.node.cgroup_root.trim_end_matches('/') {
-            "" => String::new(),
-            root => format!("{root}/pod{}", pod.uid()),
+        let parent = match (&self.cgroups, self.node.cgroup_root.trim_end_matches('/')) {
+            (Some(cgroups), _) => cgroups.parent(pod),
+            (None, "") => String::new(),
+            (None, root) => format!("{root}/pod{}", pod.uid()),
         };
         Ok(spec::sandbox(
             pod,
@@ -302,6 +344,7 @@ impl Manager {
         let started = self.runtime.start_container(request).await;
         started.map_err(text).map_err(failed("RunContainerError"))?;
         events::normal(pod, Some(&container.name), "Started", "Container started");
+        self.link_log(pod, container, &id, count).await;
         self.post_start(pod, container, &id, ips).await.map_err(failed("PostStartHookError"))
     }
 
@@ -315,6 +358,18 @@ impl Manager {
             order::next_start(names.iter().map(String::as_str))
         })
         .await
+    }
+
+    async fn link_log(&self, pod: &Arc<Pod>, container: &Container, id: &str, count: u32) {
+        let (folders, pod, id) = (self.folders.clone(), pod.clone(), id.to_owned());
+        let name = container.name.clone();
+        let linked = task::blocking(move || {
+            let log = folders.pod_logs(&pod).join(&name).join(format!("{count}.log"));
+            garbage::link_log(&folders, &pod, &name, &id, &log)
+        });
+        if let Err(error) = linked.await {
+            log::error!("Failed to create legacy symbolic link to a log: {error}");
+        }
     }
 
     /// The time since a wall-clock time in nanoseconds.
@@ -559,27 +614,19 @@ impl Manager {
     }
 
     /// Removes containers that ended long ago, and sandboxes that are not in use. Of each name, the
-    /// last container that ended stays, unless `everything` goes.
+    /// last containers that ended stay, unless `everything` goes.
     ///
     /// # Errors
     /// When a call fails; the next sync tries the rest.
     pub async fn prune(&self, status: &PodStatus, everything: bool) -> Result<(), String> {
-        let mut seen = BTreeSet::new();
-        for container in &status.containers {
-            let is_last = container.state == State::Exited && seen.insert(&container.name);
-            if container.state == State::Running || is_last && !everything {
-                continue;
-            }
-            self.remove_container(&container.id).await?;
+        let max = self.dead.max_per_container.unwrap_or(usize::MAX).max(1);
+        for id in superseded(status, if everything { None } else { Some(max) }) {
+            let removed = garbage::remove_container(&self.runtime, &self.folders, id).await;
+            removed.map_err(text)?;
         }
         let keep = usize::from(!everything);
         for sandbox in status.sandboxes.iter().skip(keep) {
-            self.stop_sandbox(&sandbox.id).await?;
-            let request = api::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
-            match self.runtime.remove_pod_sandbox(request).await {
-                Err(error) if !error.is_not_found() => return Err(text(error)),
-                _ => {}
-            }
+            garbage::remove_sandbox(&self.runtime, &sandbox.id).await.map_err(text)?;
         }
         Ok(())
     }
@@ -671,6 +718,34 @@ fn observe_start(pod: &Pod, container: &Container, is_init: bool, failed: Option
     metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, *reason]).inc();
 }
 
+/// The ids of containers that another one has replaced: of each name, at most `keep` stay that have
+/// ended. `None`: all go that do not run.
+fn superseded(status: &PodStatus, keep: Option<usize>) -> Vec<&str> {
+    let mut ended: HashMap<&str, usize> = HashMap::new();
+    let mut newer = BTreeSet::new();
+    let mut ids = Vec::new();
+    for container in &status.containers {
+        let name = container.name.as_str();
+        let is_newest = newer.insert(name);
+        let goes = match (container.state, keep) {
+            (State::Running, _) => false,
+            (_, None) => true,
+            (State::Exited, Some(keep)) => {
+                let count = ended.entry(name).or_default();
+                *count += 1;
+                *count > keep
+            }
+            // It was created by an agent that did not start it.
+            (State::Created, Some(_)) => !is_newest,
+            (State::Unknown, Some(_)) => false,
+        };
+        if goes {
+            ids.push(container.id.as_str());
+        }
+    }
+    ids
+}
+
 /// Where containers start.
 struct StartSite<'a> {
     pod: &'a Arc<Pod>,
@@ -678,26 +753,6 @@ struct StartSite<'a> {
     sandbox: &'a str,
     config: &'a api::PodSandboxConfig,
     ips: &'a [String],
-}
-
-/// Runs futures beside each other.
-async fn join_all<F: Future + Unpin>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut futures = futures;
-    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        let mut is_done = true;
-        for (future, output) in futures.iter_mut().zip(&mut outputs) {
-            if output.is_none() {
-                match std::pin::Pin::new(future).poll(context) {
-                    std::task::Poll::Ready(result) => *output = Some(result),
-                    std::task::Poll::Pending => is_done = false,
-                }
-            }
-        }
-        if is_done { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    outputs.into_iter().flatten().collect()
 }
 
 fn mount(container_path: &str, host_path: &std::path::Path) -> api::Mount {

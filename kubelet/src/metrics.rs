@@ -99,6 +99,10 @@ metrics! {
         "Cumulative number of container terminations.";
     IMAGE_PULL: HistogramVec ["image_size_in_bytes"], &PULL_BUCKETS, "image_pull_duration_seconds",
         "Duration in seconds to pull an image.";
+    IMAGES_COLLECTED: IntCounterVec ["reason"], &[], "image_garbage_collected_total",
+        "Total number of images garbage collected by the kubelet, whether through disk usage or image age.";
+    EVICTIONS: IntCounterVec ["eviction_signal"], &[], "evictions",
+        "Cumulative number of pod evictions by eviction signal";
     CGROUP_VERSION: IntGauge [], &[], "cgroup_version",
         "cgroup version on the hosts.";
 }

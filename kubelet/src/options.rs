@@ -29,13 +29,28 @@ pub struct Settings {
     /// Of `--local-objects-path`: the folder of ConfigMaps and Secrets.
     pub objects: Option<PathBuf>,
     pub verbosity: i32,
+    /// The configuration of credential providers, and the folder of their programs.
+    pub credential_providers: Option<(PathBuf, PathBuf)>,
+    pub dead_containers: DeadContainers,
     pub configuration: Configuration,
 }
 
+/// Which containers stay that have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadContainers {
+    pub min_age: Duration,
+    /// Negative: all.
+    pub max_per_container: i32,
+    /// Negative: all.
+    pub max: i32,
+}
+
 /// The honoured flags; `*`: may stand without a value.
-const HONOURED: [(&str, &str); 28] = [
+const HONOURED: [(&str, &str); 50] = [
     ("address", "address of the read-only port (0.0.0.0)"),
-    ("cgroup-root", "cgroup below which each pod gets its own"),
+    ("cgroup-driver", "driver of cgroups if the runtime names none (cgroupfs)"),
+    ("cgroup-root", "cgroup below which those of pods are made"),
+    ("cgroups-per-qos*", "make cgroups for the classes of pods (true)"),
     ("cluster-dns", "servers of pods with the DNS policy ClusterFirst, separated by commas"),
     ("cluster-domain", "domain below which services have their names"),
     ("config", "file with a KubeletConfiguration"),
@@ -44,19 +59,38 @@ const HONOURED: [(&str, &str); 28] = [
         "container-runtime-endpoint",
         "socket of the runtime (unix:///run/containerd/containerd.sock)",
     ),
+    ("container-log-max-files", "files of a container's log, with the current one (5)"),
+    ("container-log-max-size", "size from which a log is rotated, negative: never (10Mi)"),
+    ("enforce-node-allocatable", "pods: limit all pods together to the machine; none (pods)"),
+    ("eviction-hard", "thresholds, as memory.available<100Mi,nodefs.available<10%"),
+    ("eviction-max-pod-grace-period", "longest grace at a soft threshold, in seconds (0)"),
+    ("eviction-minimum-reclaim", "what is freed on top, as memory.available=1Gi"),
+    ("eviction-soft", "thresholds that may be crossed for a time"),
+    ("eviction-soft-grace-period", "that time, as memory.available=90s"),
     ("file-check-frequency", "how often the folder of static pods is read whole (20s)"),
     ("healthz-bind-address", "address of the health check (127.0.0.1)"),
     ("healthz-port", "port of the health check, 0: none (10248)"),
     ("help*", "this text"),
     ("hostname-override", "name of the node"),
     ("http-check-frequency", "how often the manifest URL is read (20s)"),
+    ("image-credential-provider-bin-dir", "folder of the programs of the next flag"),
+    ("image-credential-provider-config", "file or folder with a CredentialProviderConfig"),
+    ("image-gc-high-threshold", "percent of the disk from which unused images are removed (85)"),
+    ("image-gc-low-threshold", "percent of the disk down to which images are removed (80)"),
     ("image-service-endpoint", "socket of the image service (the runtime's)"),
     ("kubeconfig", "kubeconfig of an API server whose pods for this node run here too"),
     ("local-objects-path", "folder of ConfigMaps and Secrets that static pods may use"),
+    ("local-storage-capacity-isolation*", "evict pods that exceed their own limits (true)"),
     ("manifest-url", "URL of static pods"),
     ("manifest-url-header", "header of requests to the manifest URL, as name:value"),
+    ("maximum-dead-containers", "containers that stay when they have ended, -1: all (-1)"),
+    ("maximum-dead-containers-per-container", "of each container of a pod (1)"),
+    ("minimum-container-ttl-duration", "age before a container that has ended is removed (0s)"),
+    ("minimum-image-ttl-duration", "age before an unused image is removed (2m)"),
     ("node-ip", "address of the node"),
+    ("oom-score-adj", "the kubelet's own (-999)"),
     ("pod-manifest-path", "folder or file of static pods"),
+    ("pod-max-pids", "processes of each pod, -1: no limit (-1)"),
     ("read-only-port", "port without authentication, 0: none (0)"),
     ("resolv-conf", "resolver configuration of pods (/etc/resolv.conf)"),
     ("root-dir", "folder of the kubelet's files (/var/lib/kubelet)"),
@@ -65,33 +99,29 @@ const HONOURED: [(&str, &str); 28] = [
     ("sync-frequency", "how often an unchanged pod is synced (1m)"),
     ("v", "verbosity of the log (0)"),
     ("version*", "print the version"),
+    ("volume-stats-agg-period", "how often limits of volumes are checked, 0: never (1m)"),
 ];
 
 /// Upstream's other flags.
 const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-token-webhook \
     authentication-token-webhook-cache-ttl authorization-mode \
     authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl \
-    bootstrap-kubeconfig cert-dir cgroup-driver cgroups-per-qos client-ca-file cloud-provider \
-    container-log-max-files container-log-max-size contention-profiling \
-    cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options \
-    cpu-manager-reconcile-period enable-controller-attach-detach enable-debugging-handlers \
-    enable-server enforce-node-allocatable event-burst event-qps eviction-hard \
-    eviction-max-pod-grace-period eviction-minimum-reclaim eviction-pressure-transition-period \
-    eviction-soft eviction-soft-grace-period exit-on-lock-contention \
+    bootstrap-kubeconfig cert-dir client-ca-file cloud-provider contention-profiling cpu-cfs-quota \
+    cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options \
+    cpu-manager-reconcile-period enable-controller-attach-detach \
+    enable-debugging-handlers enable-server event-burst event-qps \
+    eviction-pressure-transition-period exit-on-lock-contention \
     experimental-allocatable-ignore-eviction experimental-mounter-path fail-cgroupv1 fail-swap-on \
-    feature-gates hairpin-mode image-credential-provider-bin-dir image-credential-provider-config \
-    image-gc-high-threshold image-gc-low-threshold kernel-memcg-notification kube-api-burst \
-    kube-api-content-type kube-api-qps kube-reserved kube-reserved-cgroup kubelet-cgroups \
-    local-storage-capacity-isolation lock-file make-iptables-util-chains max-open-files max-pods \
-    maximum-dead-containers maximum-dead-containers-per-container memory-manager-policy \
-    minimum-container-ttl-duration minimum-image-ttl-duration node-labels node-status-max-images \
-    node-status-update-frequency oom-score-adj pod-cidr pod-max-pids pods-per-core port \
+    feature-gates hairpin-mode kernel-memcg-notification kube-api-burst kube-api-content-type \
+    kube-api-qps kube-reserved kube-reserved-cgroup kubelet-cgroups lock-file \
+    make-iptables-util-chains max-open-files max-pods memory-manager-policy node-labels \
+    node-status-max-images node-status-update-frequency pod-cidr pods-per-core port \
     protect-kernel-defaults provider-id qos-reserved register-node register-with-taints \
     registry-burst registry-qps reserved-cpus reserved-memory rotate-certificates \
     rotate-server-certificates runonce runtime-cgroups seccomp-default \
     streaming-connection-idle-timeout system-cgroups system-reserved system-reserved-cgroup \
     tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy \
-    topology-manager-policy-options topology-manager-scope volume-plugin-dir volume-stats-agg-period";
+    topology-manager-policy-options topology-manager-scope volume-plugin-dir";
 
 /// The text of `--help`.
 pub fn usage() -> String {
@@ -124,7 +154,23 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     let mut configuration = configuration::read(last("config"), last("config-dir"))?;
     override_by(&mut configuration, &flags)?;
     let text = |name: &str| last(name).filter(|value| !value.is_empty()).map(str::to_owned);
+    let of = |name: &str, default| last(name).map_or(Ok(default), |value| number(value, name));
+    let ttl = "minimum-container-ttl-duration";
+    let dead_containers = DeadContainers {
+        min_age: last(ttl).map_or(Ok(Duration::ZERO), |value| duration(value, ttl))?,
+        max_per_container: of("maximum-dead-containers-per-container", 1)?,
+        max: of("maximum-dead-containers", -1)?,
+    };
+    let config = "image-credential-provider-config";
+    let programs = "image-credential-provider-bin-dir";
+    let credential_providers = match (text(config), text(programs)) {
+        (Some(config), Some(programs)) => Some((config.into(), programs.into())),
+        (None, None) => None,
+        _ => return Err(format!("--{config} and --{programs} are needed both")),
+    };
     Ok(Command::Run(Box::new(Settings {
+        credential_providers,
+        dead_containers,
         hostname: text("hostname-override"),
         node_ip: text("node-ip"),
         kubeconfig: text("kubeconfig").map(PathBuf::from),
@@ -172,11 +218,7 @@ fn override_by(
     let mut headers: std::collections::BTreeMap<String, Vec<String>> = Default::default();
     for (name, value) in flags {
         let text = || Some(value.clone());
-        let duration = || {
-            parse_duration(value).map(|duration| Some(GoDuration(duration))).map_err(|error| {
-                format!("invalid argument {value:?} for \"--{name}\" flag: {error}")
-            })
-        };
+        let duration = || duration(value, name).map(|duration| Some(GoDuration(duration)));
         match name.as_str() {
             "address" => configuration.address = text(),
             "cgroup-root" => configuration.cgroup_root = text(),
@@ -184,6 +226,40 @@ fn override_by(
                 configuration.cluster_dns = value.split(',').map(str::to_owned).collect();
             }
             "cluster-domain" => configuration.cluster_domain = text(),
+            "cgroup-driver" => configuration.cgroup_driver = text(),
+            "cgroups-per-qos" => configuration.cgroups_per_qos = is_on(Some(value), name)?,
+            "enforce-node-allocatable" => {
+                let keys = value.split(',').filter(|key| !key.is_empty());
+                configuration.enforce_node_allocatable = Some(keys.map(str::to_owned).collect());
+            }
+            "eviction-hard" => configuration.eviction_hard = Some(pairs(value, '<', name)?),
+            "eviction-max-pod-grace-period" => {
+                configuration.eviction_max_pod_grace_period = Some(number(value, name)?);
+            }
+            "eviction-minimum-reclaim" => {
+                configuration.eviction_minimum_reclaim = pairs(value, '=', name)?;
+            }
+            "eviction-soft" => configuration.eviction_soft = pairs(value, '<', name)?,
+            "eviction-soft-grace-period" => {
+                configuration.eviction_soft_grace_period = pairs(value, '=', name)?;
+            }
+            "local-storage-capacity-isolation" => {
+                configuration.local_storage_capacity_isolation = is_on(Some(value), name)?;
+            }
+            "volume-stats-agg-period" => configuration.volume_stats_agg_period = duration()?,
+            "oom-score-adj" => configuration.oom_score_adj = Some(number(value, name)?),
+            "pod-max-pids" => configuration.pod_pids_limit = Some(number(value, name)?),
+            "container-log-max-files" => {
+                configuration.container_log_max_files = Some(number(value, name)?);
+            }
+            "container-log-max-size" => configuration.container_log_max_size = text(),
+            "image-gc-high-threshold" => {
+                configuration.image_gc_high_threshold_percent = Some(number(value, name)?);
+            }
+            "image-gc-low-threshold" => {
+                configuration.image_gc_low_threshold_percent = Some(number(value, name)?);
+            }
+            "minimum-image-ttl-duration" => configuration.image_minimum_gc_age = duration()?,
             "container-runtime-endpoint" => configuration.container_runtime_endpoint = text(),
             "file-check-frequency" => configuration.file_check_frequency = duration()?,
             "healthz-bind-address" => configuration.healthz_bind_address = text(),
@@ -214,6 +290,30 @@ fn override_by(
         configuration.static_pod_url_header = headers;
     }
     Ok(())
+}
+
+/// Pairs such as `a<1,b<2`.
+fn pairs(
+    value: &str,
+    separator: char,
+    name: &str,
+) -> Result<std::collections::BTreeMap<String, String>, String> {
+    let items = value.split(',').map(str::trim).filter(|item| !item.is_empty());
+    let split = items.map(|item| {
+        let pair = item.split_once(separator).filter(|(_, value)| !value.contains(separator));
+        let (key, value) = pair.ok_or_else(|| {
+            format!(
+                "invalid argument {value:?} for \"--{name}\" flag: {item:?} has no {separator:?}"
+            )
+        })?;
+        Ok((key.trim().to_owned(), value.trim().to_owned()))
+    });
+    split.collect()
+}
+
+fn duration(value: &str, name: &str) -> Result<Duration, String> {
+    parse_duration(value)
+        .map_err(|error| format!("invalid argument {value:?} for \"--{name}\" flag: {error}"))
 }
 
 fn number<T: std::str::FromStr>(value: &str, name: &str) -> Result<T, String> {

@@ -9,13 +9,14 @@ use kube_controller_manager::metrics;
 use kube_controller_manager::server::health::HealthChecks;
 use kube_controller_manager::server::http::Server;
 use kube_controller_manager::server::routes::Routes;
-use kube_controller_manager::server::{Request, Response, handler};
+use kube_controller_manager::server::{Handler, Request, Response, handler};
 use kube_controller_manager::task::StopToken;
 use serde_json::json;
 
 use crate::kubelet::Kubelet;
 use crate::manager::Node;
 use crate::pod::Pod;
+use crate::stats;
 
 /// The checks: `ping`, and `syncloop`, which fails when the loop hangs or the runtime does not
 /// answer. Upstream has the second one on its other ports only; here 10248 may be the only port.
@@ -67,7 +68,37 @@ pub fn read_only_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks, node: &No
             Response::new(200, metrics::CONTENT_TYPE, metrics::render()).gzipped_for(request)
         }),
     );
+    for (path, is_metrics) in [("/stats/summary", false), ("/metrics/resource", true)] {
+        routes.add(path, usage_handler(kubelet, is_metrics));
+    }
     routes
+}
+
+/// Measures the usage of pods for each request.
+fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
+    let kubelet = kubelet.clone();
+    Arc::new(move |request: Request| {
+        let kubelet = kubelet.clone();
+        Box::pin(async move {
+            let only = is_metrics
+                || request
+                    .query_values("only_cpu_and_memory")
+                    .any(|value| matches!(value, "true" | "1"));
+            let now = kubelet.manager().clock.now();
+            let response = match kubelet.usage(only).await {
+                Err(fault) => Response::text(500, fault + "\n"),
+                Ok(usage) if is_metrics => {
+                    let text = stats::resource_metrics(&usage, now);
+                    Response::new(200, metrics::CONTENT_TYPE, text)
+                }
+                Ok(usage) => match serde_json::to_vec(&usage) {
+                    Ok(body) => Response::new(200, "application/json", body),
+                    Err(error) => Response::text(500, format!("{error}\n")),
+                },
+            };
+            response.gzipped_for(&request)
+        })
+    })
 }
 
 fn read(file: &str) -> String {

@@ -47,6 +47,17 @@ impl Folders {
         self.logs.join(format!("{}_{}_{}", pod.namespace(), pod.name(), pod.uid()))
     }
 
+    /// The folder of links to all containers' logs, beside that of pods' logs.
+    /// Upstream: `ContainerLogsDir`.
+    pub fn links(&self) -> PathBuf {
+        self.logs.with_file_name("containers")
+    }
+
+    /// The folder of an emptyDir.
+    pub fn empty_dir(&self, uid: &str, name: &str) -> PathBuf {
+        self.volume(uid, "empty-dir", name)
+    }
+
     fn volume(&self, uid: &str, kind: &str, name: &str) -> PathBuf {
         self.pod(uid).join("volumes").join(format!("kubernetes.io~{kind}")).join(name)
     }

@@ -113,6 +113,19 @@ impl Workers {
         worker.is_running && !worker.is_terminated && before != Some(grace)
     }
 
+    /// Ends a pod for the node's sake, with this grace at most; it stays finished while its source has
+    /// it. Returns whether the work that it does now has to be cancelled. Upstream: `Evict`.
+    pub fn evict(&mut self, uid: &str, grace: i64) -> bool {
+        let Some(worker) = self.workers.get_mut(uid).filter(|worker| !worker.is_finished) else {
+            return false;
+        };
+        let before = worker.grace;
+        let grace = before.map_or(grace, |before| before.min(grace)).max(1);
+        worker.grace = Some(grace);
+        worker.is_pending = true;
+        worker.is_running && !worker.is_terminated && before != Some(grace)
+    }
+
     /// Notifies the worker of a pod that is known already: something about it has changed.
     pub fn poke(&mut self, uid: &str) {
         if let Some(worker) = self.workers.get_mut(uid).filter(|worker| !worker.is_finished) {
@@ -399,6 +412,25 @@ mod tests {
         assert!(workers.update(&shorter, Reason::Kill));
         workers.done("a", Outcome::Cancelled, NOW);
         begin(&mut workers, "terminate 1 a");
+    }
+
+    #[test]
+    fn evicted_pod_ends_at_once_and_stays_finished() {
+        let mut workers = Workers::default();
+        let a = pod("a");
+        assert!(!workers.evict("a", 1), "not known");
+        workers.update(&a, Reason::Create);
+        begin(&mut workers, "sync a");
+        assert!(workers.evict("a", 1));
+        workers.done("a", Outcome::Cancelled, NOW);
+        begin(&mut workers, "terminate 1 a");
+        assert!(!workers.evict("a", 5), "the grace only decreases");
+        workers.done("a", Outcome::Done(LATER), NOW);
+        begin(&mut workers, "clean up a");
+        workers.done("a", Outcome::Done(LATER), NOW);
+        assert!(!workers.evict("a", 1));
+        assert!(workers.retain(&BTreeSet::from(["a".into()])).is_empty());
+        begin(&mut workers, "");
     }
 
     #[test]

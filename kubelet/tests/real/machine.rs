@@ -47,11 +47,16 @@ impl Machine {
             return Err(Error::Failed(text));
         }
         let mut machine = Machine { folder, name: String::new() };
-        let env = fs::read_to_string(machine.folder.join("env")).map_err(failed)?;
-        let name = env.lines().find_map(|line| line.strip_prefix("name="));
-        machine.name = name.unwrap_or_default().to_owned();
+        machine.name = machine.variable("name").map_err(failed)?;
         fs::create_dir_all(machine.pods()).map_err(failed)?;
         Ok(machine)
+    }
+
+    /// A variable of the script.
+    pub fn variable(&self, name: &str) -> std::io::Result<String> {
+        let env = fs::read_to_string(self.folder.join("env"))?;
+        let value = env.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        Ok(value.unwrap_or_default().to_owned())
     }
 
     /// The runtime's socket.

@@ -2,12 +2,17 @@
 //! that is possible, and removes it.
 
 mod api;
+mod crashes;
 mod cri;
 mod demo;
+mod faults;
 mod grpc;
 mod lifecycle;
 mod machine;
 mod node;
 mod objects;
 mod pods;
+mod proxy;
+mod registry;
 mod spec;
+mod upkeep;

@@ -16,6 +16,8 @@ use super::machine::{Error, Machine};
 /// Removed when dropped.
 pub struct Node {
     machine: Machine,
+    /// What the script has unpacked and built.
+    pub packages: PathBuf,
     kubelet: Option<Child>,
 }
 
@@ -35,10 +37,11 @@ impl Node {
         // Short, since the path of a socket has at most 107 bytes.
         match Machine::start(format!("/tmp/kn{}x{number}", std::process::id()).into()) {
             Ok(machine) => {
-                for below in ["objects", "host"] {
+                for below in ["conf.d", "objects", "host"] {
                     fs::create_dir_all(machine.folder.join(below)).expect("a folder");
                 }
-                Some(Node { machine, kubelet: None })
+                let packages = machine.variable("packages").expect("the script's variables");
+                Some(Node { machine, packages: packages.into(), kubelet: None })
             }
             Err(Error::Missing(line)) => {
                 eprintln!("{test}: {line}");
@@ -57,12 +60,37 @@ impl Node {
         assert!(self.script("resume").status().expect("the script").success());
     }
 
+    /// Adds fields to the kubelet's configuration, which it reads at its next start.
+    pub fn configure(&self, fields: &str) {
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let file = self.folder.join("conf.d/50-test.conf");
+        fs::write(file, format!("{head}{fields}\n")).expect("a file");
+    }
+
+    /// What a restart of the machine leaves: no process, no mount, no network device; the runtime
+    /// has started again.
+    pub fn restart_machine(&mut self) {
+        self.kill_kubelet();
+        assert!(self.script("reboot").status().expect("the script").success());
+    }
+
     pub fn start_kubelet(&mut self) {
+        self.start_kubelet_with(&[]);
+    }
+
+    /// Starts the kubelet with more flags, which win over the usual ones.
+    pub fn start_kubelet_with(&mut self, flags: &[&str]) {
         let program = [Path::new(env!("CARGO_BIN_EXE_kubelet"))];
         let mut agent = self.agent(&program, CONFIGURATION).expect("a configuration");
+        agent.arg(format!("--config-dir={}", self.folder.join("conf.d").display()));
         agent.arg(format!("--local-objects-path={}", self.folder.join("objects").display()));
-        agent.args(["--hostname-override=n", "--resolv-conf=", "-v=4"]);
+        agent.args(["--hostname-override=n", "--resolv-conf=", "-v=4"]).args(flags);
         self.kubelet = Some(agent.spawn().expect("the kubelet"));
+    }
+
+    /// The process id of the kubelet.
+    pub fn kubelet_id(&self) -> u32 {
+        self.kubelet.as_ref().expect("a running kubelet").id()
     }
 
     /// Ends the kubelet with SIGKILL.

@@ -1,0 +1,220 @@
+//! The file systems of cgroups, version 1 and 2.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::resources::Resources;
+
+/// What is mounted here decides the version.
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// The controllers that pods need, in version 2.
+const CONTROLLERS: [&str; 6] = ["cpu", "memory", "pids", "cpuset", "io", "hugetlb"];
+
+/// The mounted cgroups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hierarchy {
+    /// A mount for each controller.
+    V1 { mounts: BTreeMap<String, PathBuf> },
+    /// One mount for all.
+    V2 { root: PathBuf },
+}
+
+impl Hierarchy {
+    /// The machine's. Blocks.
+    ///
+    /// # Errors
+    /// One line: none is mounted.
+    pub fn detect() -> Result<Hierarchy, String> {
+        let file = "/proc/self/mountinfo";
+        let mounts = fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+        Hierarchy::of(&mounts).ok_or_else(|| format!("no cgroups are mounted below {ROOT}"))
+    }
+
+    /// By the content of `mountinfo`.
+    fn of(mounts: &str) -> Option<Hierarchy> {
+        let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
+        for line in mounts.lines() {
+            let (front, back) = line.split_once(" - ")?;
+            let point = front.split(' ').nth(4)?;
+            let mut back = back.split(' ');
+            let (kind, options) = (back.next()?, back.nth(1).unwrap_or_default());
+            match kind {
+                "cgroup2" if point == ROOT => return Some(Hierarchy::V2 { root: point.into() }),
+                "cgroup" => {
+                    for controller in options.split(',') {
+                        let path =
+                            found.entry(controller.to_owned()).or_insert_with(|| point.into());
+                        // Of several mounts the one with the shortest path counts, as upstream.
+                        if point.len() < path.as_os_str().len() {
+                            *path = point.into();
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        // Options of the mount are no controllers, and neither is a named hierarchy.
+        found.retain(|name, _| {
+            !["rw", "ro", "none", "xattr", "clone_children", "release_agent"]
+                .contains(&name.as_str())
+                && !name.contains('=')
+        });
+        let needed = ["cpu", "memory"].iter().all(|needed| found.contains_key(*needed));
+        needed.then_some(Hierarchy::V1 { mounts: found })
+    }
+
+    #[cfg(test)]
+    pub fn v1_for_tests(root: &Path, controllers: &[&str]) -> Hierarchy {
+        let mounts = controllers.iter().map(|name| ((*name).to_owned(), root.join(name)));
+        Hierarchy::V1 { mounts: mounts.collect() }
+    }
+
+    pub fn is_v2(&self) -> bool {
+        matches!(self, Hierarchy::V2 { .. })
+    }
+
+    /// The folder of a cgroup that has the files of a controller.
+    pub fn folder(&self, controller: &str, path: &str) -> Option<PathBuf> {
+        let root = match self {
+            Hierarchy::V1 { mounts } => mounts.get(controller)?,
+            Hierarchy::V2 { root } => root,
+        };
+        Some(below(root, path))
+    }
+
+    /// The folders of a cgroup, one a mount.
+    pub fn folders(&self, path: &str) -> Vec<PathBuf> {
+        let mut folders: Vec<PathBuf> = match self {
+            Hierarchy::V1 { mounts } => mounts.values().map(|root| below(root, path)).collect(),
+            Hierarchy::V2 { root } => vec![below(root, path)],
+        };
+        folders.sort();
+        folders.dedup();
+        folders
+    }
+
+    /// Whether a cgroup exists in each mount.
+    pub fn exists(&self, path: &str) -> bool {
+        self.folders(path).iter().all(|folder| folder.is_dir())
+    }
+
+    /// Makes a cgroup, with those above it, and sets its limits.
+    ///
+    /// # Errors
+    /// With the path that cannot be made or written.
+    pub fn make(&self, path: &str, resources: &Resources) -> io::Result<()> {
+        match self {
+            Hierarchy::V1 { mounts } => {
+                for (controller, root) in mounts {
+                    make_below(root, path, |folder| match controller.as_str() {
+                        "cpuset" => inherit_cpuset(folder),
+                        _ => Ok(()),
+                    })?;
+                }
+                for (controller, file, content) in resources.v1() {
+                    if let Some(root) = mounts.get(controller) {
+                        write(&below(root, path).join(file), &content)?;
+                    }
+                }
+                Ok(())
+            }
+            Hierarchy::V2 { root } => {
+                let available = fs::read_to_string(root.join("cgroup.controllers"));
+                let available = available.unwrap_or_default();
+                let enabled: Vec<String> = CONTROLLERS
+                    .into_iter()
+                    .filter(|name| available.split_whitespace().any(|found| found == *name))
+                    .map(|name| format!("+{name}"))
+                    .collect();
+                make_below(root, path, |folder| match (enabled.is_empty(), folder.parent()) {
+                    (false, Some(parent)) => {
+                        write(&parent.join("cgroup.subtree_control"), &enabled.join(" "))
+                    }
+                    _ => Ok(()),
+                })?;
+                let folder = below(root, path);
+                resources
+                    .v2()
+                    .into_iter()
+                    .try_for_each(|(file, text)| write(&folder.join(file), &text))
+            }
+        }
+    }
+}
+
+fn below(root: &Path, path: &str) -> PathBuf {
+    root.join(path.trim_start_matches('/'))
+}
+
+/// Makes each folder of a path; `prepare` is called with each new one.
+fn make_below(
+    root: &Path,
+    path: &str,
+    prepare: impl Fn(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let text = |folder: &Path, error: io::Error| {
+        io::Error::new(error.kind(), format!("{}: {error}", folder.display()))
+    };
+    // Exists, but in tests.
+    fs::create_dir_all(root).map_err(|error| text(root, error))?;
+    let mut folder = root.to_owned();
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        folder.push(part);
+        match fs::create_dir(&folder) {
+            Ok(()) => prepare(&folder)?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(text(&folder, error)),
+        }
+    }
+    Ok(())
+}
+
+/// A cpuset without CPUs and memory nodes takes no process: a new one gets those of its parent.
+fn inherit_cpuset(folder: &Path) -> io::Result<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let parent = folder.parent().map(|parent| parent.join(file));
+        if let Some(Ok(content)) = parent.map(fs::read_to_string) {
+            write(&folder.join(file), content.trim())?;
+        }
+    }
+    Ok(())
+}
+
+fn write(file: &Path, content: &str) -> io::Result<()> {
+    fs::write(file, content).map_err(|error| {
+        io::Error::new(error.kind(), format!("{}: {content:?}: {error}", file.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_is_that_of_the_mounts() {
+        let one = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
+                   32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
+                   35 31 0:32 / /sys/fs/cgroup/memory rw shared:3 - cgroup cgroup rw,memory\n\
+                   36 31 0:32 / /other/cgroup/memory/more rw - cgroup cgroup rw,memory\n\
+                   40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
+                   41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let Some(Hierarchy::V1 { mounts }) = Hierarchy::of(one) else { panic!("not version 1") };
+        let shown: Vec<String> =
+            mounts.iter().map(|(name, path)| format!("{name}={}", path.display())).collect();
+        assert_eq!(
+            shown,
+            [
+                "cpu=/sys/fs/cgroup/cpu,cpuacct",
+                "cpuacct=/sys/fs/cgroup/cpu,cpuacct",
+                "memory=/sys/fs/cgroup/memory",
+            ]
+        );
+        let two = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(Hierarchy::of(two), Some(Hierarchy::V2 { root: ROOT.into() }));
+        assert_eq!(Hierarchy::of("31 23 0:28 / /sys rw - sysfs sysfs rw\n"), None);
+        assert_eq!(Hierarchy::of("x"), None);
+    }
+}

@@ -1,0 +1,309 @@
+//! The cgroups of the node: one for all pods, one for each class of quality of service, one for each
+//! pod. Upstream: `pkg/kubelet/cm`.
+
+mod files;
+mod name;
+mod resources;
+pub mod usage;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use rustix::process::{Pid, Signal};
+
+pub use files::Hierarchy;
+pub use name::{Driver, Name};
+pub use resources::{Resources, pod_amount};
+
+use crate::pod::{Pod, PodExt, QosClass, Uid};
+
+/// The cgroup of all pods, below the root. Upstream: `defaultNodeAllocatableCgroupName`.
+const ALL_PODS: &str = "kubepods";
+/// Upstream: `podCgroupNamePrefix`.
+const POD_PREFIX: &str = "pod";
+
+/// How the cgroups of pods are made.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `cgroupRoot`.
+    pub root: String,
+    pub driver: Driver,
+    /// `podPidsLimit`; `None`: no limit.
+    pub pids_limit: Option<i64>,
+}
+
+/// The cgroups of pods by their classes. Its calls block.
+#[derive(Clone, Debug)]
+pub struct Cgroups {
+    hierarchy: Hierarchy,
+    driver: Driver,
+    all_pods: Name,
+    pids_limit: Option<i64>,
+}
+
+/// What all pods together may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    pub cpus: i64,
+    pub memory_bytes: i64,
+    /// `None`: unknown.
+    pub pids: Option<i64>,
+}
+
+impl Cgroups {
+    pub fn new(settings: &Settings, hierarchy: Hierarchy) -> Cgroups {
+        let root = match settings.driver {
+            Driver::Cgroupfs => Name::of_cgroupfs(&settings.root),
+            Driver::Systemd => Name::of_systemd(&settings.root),
+        };
+        Cgroups {
+            hierarchy,
+            driver: settings.driver,
+            all_pods: root.child(ALL_PODS),
+            pids_limit: settings.pids_limit,
+        }
+    }
+
+    fn class(&self, class: QosClass) -> Name {
+        match class {
+            QosClass::Guaranteed => self.all_pods.clone(),
+            QosClass::Burstable => self.all_pods.child("burstable"),
+            QosClass::BestEffort => self.all_pods.child("besteffort"),
+        }
+    }
+
+    /// The mounted cgroups.
+    pub fn hierarchy(&self) -> &Hierarchy {
+        &self.hierarchy
+    }
+
+    pub fn driver(&self) -> Driver {
+        self.driver
+    }
+
+    /// Whether a pod has its cgroup.
+    pub fn has_pod(&self, pod: &Pod) -> bool {
+        self.hierarchy.exists(&self.pod(pod))
+    }
+
+    /// The path of the cgroup of all pods below the mounts.
+    pub fn all_pods(&self) -> String {
+        self.all_pods.path(self.driver)
+    }
+
+    /// The path of a pod's cgroup below the mounts.
+    pub fn pod(&self, pod: &Pod) -> String {
+        self.pod_name(pod).path(self.driver)
+    }
+
+    fn pod_name(&self, pod: &Pod) -> Name {
+        self.class(QosClass::of(pod)).child(&format!("{POD_PREFIX}{}", pod.uid()))
+    }
+
+    /// The parent of a pod's containers, as the runtime takes it. Upstream: `GetPodCgroupParent`.
+    pub fn parent(&self, pod: &Pod) -> String {
+        self.pod_name(pod).parent_of_containers(self.driver)
+    }
+
+    /// Makes the cgroups of all pods and of the classes, with their limits.
+    /// Upstream: `createNodeAllocatableCgroups`, `qosContainerManagerImpl.Start`.
+    ///
+    /// # Errors
+    /// With the path that cannot be made.
+    pub fn start(&self, capacity: Capacity) -> io::Result<()> {
+        let all = Resources {
+            cpu_shares: Some(resources::shares(capacity.cpus.saturating_mul(1000))),
+            memory: Some(capacity.memory_bytes).filter(|bytes| *bytes > 0),
+            pids: capacity.pids,
+            ..Resources::default()
+        };
+        self.make(&self.all_pods, &all)?;
+        let least = Resources { cpu_shares: Some(resources::MIN_SHARES), ..Resources::default() };
+        self.make(&self.class(QosClass::Burstable), &Resources::default())?;
+        self.make(&self.class(QosClass::BestEffort), &least)
+    }
+
+    /// Gives the burstable class the shares that its pods ask for.
+    /// Upstream: `qosContainerManagerImpl.UpdateCgroups`.
+    ///
+    /// # Errors
+    /// With the path that cannot be written.
+    pub fn update_classes<'a>(&self, pods: impl Iterator<Item = &'a Pod>) -> io::Result<()> {
+        let shares = Some(resources::burstable_shares(pods));
+        let burstable = Resources { cpu_shares: shares, ..Resources::default() };
+        self.make(&self.class(QosClass::Burstable), &burstable)?;
+        let least = Some(resources::MIN_SHARES);
+        let best_effort = Resources { cpu_shares: least, ..Resources::default() };
+        self.make(&self.class(QosClass::BestEffort), &best_effort)
+    }
+
+    /// Makes the cgroup of a pod, unless it exists. Upstream: `EnsureExists`.
+    ///
+    /// # Errors
+    /// With the path that cannot be made.
+    pub fn ensure_pod(&self, pod: &Pod) -> io::Result<()> {
+        if self.has_pod(pod) {
+            return Ok(());
+        }
+        let name = self.pod_name(pod);
+        let resources = Resources { pids: self.pids_limit, ..Resources::of_pod(pod) };
+        self.make(&name, &resources)
+    }
+
+    /// systemd makes its slices with the first container in them.
+    fn make(&self, name: &Name, resources: &Resources) -> io::Result<()> {
+        match self.driver {
+            Driver::Cgroupfs => self.hierarchy.make(&name.path(self.driver), resources),
+            Driver::Systemd => Ok(()),
+        }
+    }
+
+    /// The pods that have a cgroup. Upstream: `GetAllPodsFromCgroups`.
+    pub fn pods(&self) -> BTreeSet<Uid> {
+        self.pod_folders().into_iter().map(|(uid, _)| uid).collect()
+    }
+
+    /// The cgroups of pods in all classes and mounts, as paths below the mounts.
+    fn pod_folders(&self) -> Vec<(Uid, String)> {
+        let mut found = Vec::new();
+        for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            let path = self.class(class).path(self.driver);
+            for folder in self.hierarchy.folders(&path) {
+                for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                    let entry = format!("{path}/{}", entry.file_name().to_string_lossy());
+                    if let Some(uid) = self.uid(&entry) {
+                        found.push((uid, entry));
+                    }
+                }
+            }
+        }
+        found.sort();
+        found.dedup();
+        found
+    }
+
+    fn uid(&self, path: &str) -> Option<Uid> {
+        let name = match self.driver {
+            Driver::Cgroupfs => Name::of_cgroupfs(path),
+            Driver::Systemd => Name::of_systemd(path),
+        };
+        Some(name.last()?.strip_prefix(POD_PREFIX)?.into())
+    }
+
+    /// Kills what still runs in the cgroups of a pod, and removes them. Upstream: `Destroy`.
+    ///
+    /// # Errors
+    /// With the path that stays.
+    pub fn remove_pod(&self, uid: &str) -> io::Result<()> {
+        for (_, path) in self.pod_folders().into_iter().filter(|(found, _)| **found == *uid) {
+            for folder in self.hierarchy.folders(&path) {
+                remove_tree(&folder)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes a cgroup with those below it, and kills their processes.
+fn remove_tree(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_tree(&entry.path())?;
+        }
+    }
+    let processes = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    for process in processes.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+        log::debug!("killing process {} in {}", process.as_raw_nonzero(), folder.display());
+        // It may have ended meanwhile.
+        let _ = rustix::process::kill_process(process, Signal::KILL);
+    }
+    match fs::remove_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io::Error::new(error.kind(), format!("{}: {error}", folder.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The most processes of the machine. Upstream: `pidlimit.Stats`.
+pub fn max_pids() -> Option<i64> {
+    let read = |file: &str| -> Option<i64> {
+        fs::read_to_string(Path::new("/proc/sys/kernel").join(file)).ok()?.trim().parse().ok()
+    };
+    read("pid_max").into_iter().chain(read("threads-max")).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(requests: serde_json::Value, limits: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "0-1"},
+            "spec": {"containers": [
+                {"name": "a", "resources": {"requests": requests, "limits": limits}},
+            ]},
+        }))
+        .expect("a pod")
+    }
+
+    #[test]
+    fn cgroups_of_pods_are_made_in_both_versions() {
+        let base = std::env::temp_dir().join(format!("kubelet-cgroups-{}", std::process::id()));
+        for (version, hierarchy) in [
+            ("v1", Hierarchy::v1_for_tests(&base.join("v1"), &["cpu", "memory", "pids", "cpuset"])),
+            ("v2", Hierarchy::V2 { root: base.join("v2") }),
+        ] {
+            let settings =
+                Settings { root: "/r".to_owned(), driver: Driver::Cgroupfs, pids_limit: Some(7) };
+            let cgroups = Cgroups::new(&settings, hierarchy);
+            let capacity = Capacity { cpus: 2, memory_bytes: 1 << 30, pids: Some(100) };
+            cgroups.start(capacity).expect(version);
+            let burstable = pod(json!({"cpu": "500m", "memory": "1Mi"}), json!({}));
+            let both = json!({"cpu": "1", "memory": "2Mi"});
+            let guaranteed = pod(both.clone(), both);
+            cgroups.update_classes([&burstable, &guaranteed].into_iter()).expect(version);
+            for pod in [&burstable, &guaranteed] {
+                cgroups.ensure_pod(pod).expect(version);
+            }
+            let read = |path: &str| {
+                let file = base.join(version).join(path);
+                fs::read_to_string(&file)
+                    .unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+            };
+            let expected: &[(&str, &str)] = match version {
+                "v1" => &[
+                    ("cpu/r/kubepods/cpu.shares", "2048"),
+                    ("memory/r/kubepods/memory.limit_in_bytes", "1073741824"),
+                    ("pids/r/kubepods/pids.max", "100"),
+                    ("cpu/r/kubepods/burstable/cpu.shares", "512"),
+                    ("cpu/r/kubepods/besteffort/cpu.shares", "2"),
+                    ("cpu/r/kubepods/burstable/pod0-1/cpu.shares", "512"),
+                    ("pids/r/kubepods/burstable/pod0-1/pids.max", "7"),
+                    ("cpu/r/kubepods/pod0-1/cpu.cfs_quota_us", "100000"),
+                    ("memory/r/kubepods/pod0-1/memory.limit_in_bytes", "2097152"),
+                ],
+                _ => &[
+                    ("r/kubepods/cpu.weight", "79"),
+                    ("r/kubepods/memory.max", "1073741824"),
+                    ("r/kubepods/pids.max", "100"),
+                    ("r/kubepods/burstable/cpu.weight", "20"),
+                    ("r/kubepods/besteffort/cpu.weight", "1"),
+                    ("r/kubepods/burstable/pod0-1/pids.max", "7"),
+                    ("r/kubepods/pod0-1/cpu.max", "100000 100000"),
+                    ("r/kubepods/pod0-1/memory.max", "2097152"),
+                ],
+            };
+            for (path, content) in expected {
+                assert_eq!(read(path), *content, "{version} {path}");
+            }
+            assert_eq!(cgroups.pods().into_iter().collect::<Vec<_>>(), ["0-1".into()]);
+            assert_eq!(cgroups.parent(&burstable), "/r/kubepods/burstable/pod0-1");
+        }
+        fs::remove_dir_all(&base).expect("removed");
+    }
+}

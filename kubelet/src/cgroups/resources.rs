@@ -1,0 +1,298 @@
+//! What a cgroup of pods may use. Upstream: `cm/helpers_linux.go`, `component-helpers/resource`.
+
+use crate::pod::{Container, Pod, PodExt, QosClass, is_restartable_init, quantity};
+
+/// Upstream: `MinShares`, `MaxShares`.
+pub const MIN_SHARES: u64 = 2;
+const MAX_SHARES: u64 = 262_144;
+/// Microseconds. Upstream: `QuotaPeriod`, `MinQuotaPeriod`.
+const PERIOD: i64 = 100_000;
+const MIN_QUOTA: i64 = 1000;
+
+/// Limits of a cgroup; `None`: left as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    pub cpu_shares: Option<u64>,
+    /// Microseconds in each period of 100 ms.
+    pub cpu_quota: Option<i64>,
+    /// Bytes.
+    pub memory: Option<i64>,
+    pub pids: Option<i64>,
+}
+
+/// Upstream: `MilliCPUToShares`.
+pub fn shares(milli: i64) -> u64 {
+    let shares = i128::from(milli.max(0)) * 1024 / 1000;
+    u64::try_from(shares).unwrap_or(MAX_SHARES).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Upstream: `getCPUWeight`.
+pub fn weight(shares: u64) -> u64 {
+    match shares {
+        MAX_SHARES.. => 10_000,
+        shares => 1 + (shares.saturating_sub(2) * 9999) / 262_142,
+    }
+}
+
+/// Upstream: `MilliCPUToQuota`.
+fn quota(milli: i64) -> i64 {
+    (milli.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA)
+}
+
+/// A resource that pods ask for: in millis for `cpu`, else in units.
+fn amount(container: &Container, resource: &str, is_limit: bool) -> i64 {
+    let lists = container.resources.as_ref();
+    let list = lists.and_then(|lists| match is_limit {
+        true => lists.limits.as_ref(),
+        false => lists.requests.as_ref(),
+    });
+    list.and_then(|list| quantity(list, resource)).map_or(0, |found| in_units(resource, found))
+}
+
+fn in_units(resource: &str, quantity: kube_controller_manager::objects::Quantity) -> i64 {
+    match resource {
+        "cpu" => quantity.milli_value(),
+        _ => quantity.value(),
+    }
+}
+
+/// The requests or limits of a whole pod: init containers run one after the other, beside the
+/// sidecars before them. Upstream: `PodRequests`, `PodLimits`.
+pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
+    let of = |container: &Container| amount(container, resource, is_limit);
+    let mut total = pod.spec().containers.iter().map(of).fold(0_i64, i64::saturating_add);
+    let (mut sidecars, mut peak) = (0_i64, 0);
+    for container in pod.init_containers() {
+        let own = of(container).saturating_add(sidecars);
+        if is_restartable_init(container) {
+            total = total.saturating_add(of(container));
+            sidecars = own;
+        }
+        peak = peak.max(own);
+    }
+    total = total.max(peak);
+    let lists = pod.spec().resources.as_ref();
+    let list = lists.and_then(|lists| match is_limit {
+        true => lists.limits.as_ref(),
+        false => lists.requests.as_ref(),
+    });
+    if let Some(own) = list.and_then(|list| quantity(list, resource)) {
+        total = in_units(resource, own);
+    }
+    let overhead = pod.spec().overhead.as_ref().and_then(|list| quantity(list, resource));
+    match overhead {
+        Some(overhead) if !is_limit || total > 0 => {
+            total.saturating_add(in_units(resource, overhead))
+        }
+        _ => total,
+    }
+}
+
+/// Whether each container, or the pod itself, limits a resource.
+fn is_limited(pod: &Pod, resource: &str) -> bool {
+    let of_pod = pod.spec().resources.as_ref().and_then(|lists| lists.limits.as_ref());
+    let of_pod = of_pod.and_then(|list| quantity(list, resource));
+    of_pod.is_some_and(|limit| limit.is_positive())
+        || pod.all_containers().all(|container| amount(container, resource, true) > 0)
+}
+
+impl Resources {
+    /// The limits of a pod's cgroup. Upstream: `ResourceConfigForPod`.
+    pub fn of_pod(pod: &Pod) -> Resources {
+        let cpu_shares = Some(shares(pod_amount(pod, "cpu", false)));
+        let cpu_quota = || quota(pod_amount(pod, "cpu", true));
+        let memory = || pod_amount(pod, "memory", true);
+        match QosClass::of(pod) {
+            QosClass::Guaranteed => Resources {
+                cpu_shares,
+                cpu_quota: Some(cpu_quota()),
+                memory: Some(memory()),
+                pids: None,
+            },
+            QosClass::Burstable => Resources {
+                cpu_shares,
+                cpu_quota: is_limited(pod, "cpu").then(cpu_quota),
+                memory: is_limited(pod, "memory").then(memory),
+                pids: None,
+            },
+            QosClass::BestEffort => {
+                Resources { cpu_shares: Some(MIN_SHARES), ..Resources::default() }
+            }
+        }
+    }
+
+    /// The files of cgroup v1 with their controllers and contents.
+    pub fn v1(&self) -> Vec<(&'static str, &'static str, String)> {
+        let mut files = Vec::new();
+        if let Some(shares) = self.cpu_shares {
+            files.push(("cpu", "cpu.shares", shares.to_string()));
+        }
+        if let Some(quota) = self.cpu_quota {
+            files.push(("cpu", "cpu.cfs_period_us", PERIOD.to_string()));
+            files.push(("cpu", "cpu.cfs_quota_us", quota.to_string()));
+        }
+        if let Some(bytes) = self.memory {
+            files.push(("memory", "memory.limit_in_bytes", bytes.to_string()));
+        }
+        if let Some(pids) = self.pids {
+            files.push(("pids", "pids.max", limit(pids)));
+        }
+        files
+    }
+
+    /// The files of cgroup v2 with their contents.
+    pub fn v2(&self) -> Vec<(&'static str, String)> {
+        let mut files = Vec::new();
+        if let Some(shares) = self.cpu_shares {
+            files.push(("cpu.weight", weight(shares).to_string()));
+        }
+        if let Some(quota) = self.cpu_quota {
+            files.push(("cpu.max", format!("{} {PERIOD}", limit(quota))));
+        }
+        if let Some(bytes) = self.memory {
+            files.push(("memory.max", limit(bytes)));
+        }
+        if let Some(pids) = self.pids {
+            files.push(("pids.max", limit(pids)));
+        }
+        files
+    }
+}
+
+fn limit(value: i64) -> String {
+    match value {
+        0.. => value.to_string(),
+        _ => "max".to_owned(),
+    }
+}
+
+/// The shares of the burstable class. Upstream: `setCPUCgroupConfig`.
+pub fn burstable_shares<'a>(pods: impl Iterator<Item = &'a Pod>) -> u64 {
+    let burstable = pods.filter(|pod| QosClass::of(pod) == QosClass::Burstable);
+    shares(burstable.map(|pod| pod_amount(pod, "cpu", false)).fold(0, i64::saturating_add))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(spec: Value) -> Pod {
+        let mut pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec});
+        for key in ["containers", "initContainers"] {
+            for (at, container) in pod["spec"][key].as_array_mut().into_iter().flatten().enumerate()
+            {
+                container["name"] = format!("{key}{at}").into();
+            }
+        }
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    fn asks(requests: Value, limits: Value) -> Value {
+        json!({"resources": {"requests": requests, "limits": limits}})
+    }
+
+    #[test]
+    fn shares_become_weights() {
+        for (milli, expected_shares, expected_weight) in [
+            (0, 2, 1),
+            (1, 2, 1),
+            (100, 102, 4),
+            (1000, 1024, 39),
+            (4000, 4096, 157),
+            (256_000, 262_144, 10_000),
+            (i64::MAX, 262_144, 10_000),
+        ] {
+            assert_eq!(shares(milli), expected_shares, "{milli}");
+            assert_eq!(weight(expected_shares), expected_weight, "{milli}");
+        }
+    }
+
+    #[test]
+    fn amounts_of_pods_count_init_containers_and_sidecars() {
+        let cpu = |amount: &str| asks(json!({"cpu": amount}), json!({"cpu": amount}));
+        let sidecar = |amount: &str| {
+            let mut container = cpu(amount);
+            container["restartPolicy"] = "Always".into();
+            container
+        };
+        for (spec, expected) in [
+            (json!({"containers": [cpu("1"), cpu("500m")]}), 1500),
+            (json!({"containers": [cpu("1")], "initContainers": [cpu("3"), cpu("2")]}), 3000),
+            (json!({"containers": [cpu("1")], "initContainers": [sidecar("1"), cpu("2")]}), 3000),
+            (json!({"containers": [cpu("5")], "initContainers": [sidecar("1"), cpu("2")]}), 6000),
+            (json!({"containers": [cpu("1")], "initContainers": [cpu("2"), sidecar("1")]}), 2000),
+            (
+                json!({"containers": [cpu("1")],
+                       "resources": {"requests": {"cpu": "7"}, "limits": {"cpu": "7"}}}),
+                7000,
+            ),
+            (json!({"containers": [cpu("1")], "overhead": {"cpu": "250m"}}), 1250),
+        ] {
+            for is_limit in [false, true] {
+                let found = pod_amount(&pod(spec.clone()), "cpu", is_limit);
+                assert_eq!(found, expected, "{spec} {is_limit}");
+            }
+        }
+        let unlimited = pod(json!({"containers": [{}], "overhead": {"cpu": "1"}}));
+        assert_eq!(pod_amount(&unlimited, "cpu", true), 0);
+        assert_eq!(pod_amount(&unlimited, "cpu", false), 1000);
+    }
+
+    #[test]
+    fn limits_of_pods_follow_their_class() {
+        let both = |cpu: &str, memory: &str| json!({"cpu": cpu, "memory": memory});
+        for (containers, v1, v2) in [
+            (
+                json!([asks(both("1", "1Mi"), both("1", "1Mi"))]),
+                "cpu.shares=1024 cpu.cfs_period_us=100000 cpu.cfs_quota_us=100000 \
+                 memory.limit_in_bytes=1048576",
+                "cpu.weight=39 cpu.max=100000 100000 memory.max=1048576",
+            ),
+            (json!([asks(json!({"cpu": "100m"}), json!({}))]), "cpu.shares=102", "cpu.weight=4"),
+            (
+                json!([asks(json!({"cpu": "100m"}), json!({"cpu": "200m"}))]),
+                "cpu.shares=102 cpu.cfs_period_us=100000 cpu.cfs_quota_us=20000",
+                "cpu.weight=4 cpu.max=20000 100000",
+            ),
+            (
+                // The second container has no limit.
+                json!([
+                    asks(json!({}), json!({"cpu": "1", "memory": "1Mi"})),
+                    asks(json!({"cpu": "1m"}), json!({"cpu": "1m"}))
+                ]),
+                "cpu.shares=2 cpu.cfs_period_us=100000 cpu.cfs_quota_us=100100",
+                "cpu.weight=1 cpu.max=100100 100000",
+            ),
+            (
+                json!([asks(json!({"memory": "1Mi"}), json!({"cpu": "1m"}))]),
+                "cpu.shares=2 cpu.cfs_period_us=100000 cpu.cfs_quota_us=1000",
+                "cpu.weight=1 cpu.max=1000 100000",
+            ),
+            (json!([{}]), "cpu.shares=2", "cpu.weight=1"),
+        ] {
+            let resources = Resources::of_pod(&pod(json!({"containers": containers})));
+            let first: Vec<String> = resources
+                .v1()
+                .into_iter()
+                .map(|(_, file, content)| format!("{file}={content}"))
+                .collect();
+            assert_eq!(first.join(" "), v1, "{containers}");
+            let second: Vec<String> = resources
+                .v2()
+                .into_iter()
+                .map(|(file, content)| format!("{file}={content}"))
+                .collect();
+            assert_eq!(second.join(" "), v2, "{containers}");
+        }
+    }
+
+    #[test]
+    fn burstable_class_has_the_shares_of_its_pods() {
+        let of = |cpu: &str| pod(json!({"containers": [asks(json!({"cpu": cpu}), json!({}))]}));
+        let all = [of("1"), of("500m"), pod(json!({"containers": [{}]}))];
+        assert_eq!(burstable_shares(all.iter()), 1536);
+        assert_eq!(burstable_shares([].into_iter()), 2);
+    }
+}

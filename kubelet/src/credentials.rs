@@ -1,0 +1,371 @@
+//! Credentials of registries, from the files that docker's client writes.
+//! Upstream: `pkg/credentialprovider`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use serde::Deserialize;
+
+use crate::cri::api;
+
+/// The registry of images whose name has none. Upstream: `defaultRegistryHost`.
+const DEFAULT_REGISTRY: &str = "index.docker.io";
+
+/// A user of a registry.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Entry")]
+pub struct Credentials {
+    pub username: String,
+    pub password: String,
+}
+
+impl Credentials {
+    /// As the runtime takes it.
+    pub fn config(&self) -> api::AuthConfig {
+        api::AuthConfig {
+            username: self.username.clone(),
+            password: self.password.clone(),
+            ..Default::default()
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Entry {
+    username: String,
+    password: String,
+    /// Both of them in base64, with a colon between.
+    auth: String,
+}
+
+impl TryFrom<Entry> for Credentials {
+    type Error = String;
+
+    fn try_from(entry: Entry) -> Result<Credentials, String> {
+        if entry.auth.is_empty() {
+            return Ok(Credentials { username: entry.username, password: entry.password });
+        }
+        let auth = entry.auth.trim();
+        let engine = if auth.ends_with('=') { STANDARD } else { STANDARD_NO_PAD };
+        // The cause would quote the secret.
+        let fault = || "unable to parse auth field, must be formatted as base64(username:password)";
+        let decoded = engine.decode(auth).map_err(|_| fault())?;
+        let text = String::from_utf8(decoded).map_err(|_| fault())?;
+        let (username, password) = text.split_once(':').ok_or_else(fault)?;
+        Ok(Credentials { username: username.to_owned(), password: password.to_owned() })
+    }
+}
+
+/// The form of `config.json`.
+#[derive(Deserialize)]
+struct ConfigJson {
+    #[serde(default)]
+    auths: BTreeMap<String, Credentials>,
+}
+
+/// Credentials by the registry and path that they are for. Upstream: `BasicDockerKeyring`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keyring {
+    /// By host and path, without a scheme.
+    entries: BTreeMap<String, Vec<Credentials>>,
+}
+
+impl Keyring {
+    /// Adds the content of a `config.json`, which is that of a Secret of the type
+    /// `kubernetes.io/dockerconfigjson` too.
+    ///
+    /// # Errors
+    /// The content is malformed; its text is not part of the error.
+    pub fn add_config_json(&mut self, content: &[u8]) -> Result<(), String> {
+        let config: ConfigJson = serde_json::from_slice(content).map_err(|e| malformed(&e))?;
+        self.add(config.auths);
+        Ok(())
+    }
+
+    /// Adds the content of a `.dockercfg`, which is that of a Secret of the type
+    /// `kubernetes.io/dockercfg` too.
+    ///
+    /// # Errors
+    /// The content is malformed; its text is not part of the error.
+    pub fn add_dockercfg(&mut self, content: &[u8]) -> Result<(), String> {
+        let entries = serde_json::from_slice(content).map_err(|error| malformed(&error))?;
+        self.add(entries);
+        Ok(())
+    }
+
+    /// Adds credentials by the registries and paths that they are for.
+    pub fn add(&mut self, entries: BTreeMap<String, Credentials>) {
+        for (location, credentials) in entries {
+            self.entries.entry(key(&location)).or_default().push(credentials);
+        }
+    }
+
+    /// The credentials for a repository, the most specific first; empty: there are none.
+    pub fn lookup(&self, repository: &str) -> Vec<Credentials> {
+        // The reverse order has longer paths first.
+        let matching = self.entries.iter().rev().filter(|(key, _)| is_match(key, repository));
+        let found: Vec<Credentials> =
+            matching.flat_map(|(_, credentials)| credentials.clone()).collect();
+        match self.entries.get(DEFAULT_REGISTRY) {
+            Some(default) if found.is_empty() && is_default_registry(repository) => default.clone(),
+            _ => found,
+        }
+    }
+}
+
+fn malformed(error: &serde_json::Error) -> String {
+    // A message of serde quotes what it has found.
+    format!("malformed at line {}, column {}", error.line(), error.column())
+}
+
+/// The host and path of a location; docker takes `/v1/` and `/v2/` for the host itself.
+fn key(location: &str) -> String {
+    let rest = location.strip_prefix("https://").or_else(|| location.strip_prefix("http://"));
+    let rest = rest.unwrap_or(location).split(['?', '#']).next().unwrap_or_default();
+    let (host, path) = match rest.find('/') {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let path = match path.get(..4) {
+        Some("/v1/" | "/v2/") => &path[3..],
+        _ => path,
+    };
+    if path == "/" { host.to_owned() } else { format!("{host}{path}") }
+}
+
+/// Whether a key, which may have wildcards in its host, is for a repository.
+/// Upstream: `URLsMatch`.
+pub fn is_match(key: &str, repository: &str) -> bool {
+    fn split(text: &str) -> (Vec<&str>, &str, &str) {
+        let (authority, path) = match text.find('/') {
+            Some(at) => text.split_at(at),
+            None => (text, ""),
+        };
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port),
+            _ => (authority, ""),
+        };
+        (host.split('.').collect(), port, path)
+    }
+    let ((parts, port, path), (host, its_port, its_path)) = (split(key), split(repository));
+    port == its_port
+        && parts.len() == host.len()
+        && its_path.starts_with(path)
+        && parts.iter().zip(&host).all(|(pattern, part)| is_glob_match(pattern, part))
+}
+
+/// `*`: any characters; `?`: one.
+fn is_glob_match(pattern: &str, text: &str) -> bool {
+    let mut rest = pattern.chars();
+    match rest.next() {
+        None => text.is_empty(),
+        Some('*') => {
+            let ends = text.char_indices().map(|(at, _)| at).chain([text.len()]);
+            ends.into_iter().any(|at| is_glob_match(rest.as_str(), &text[at..]))
+        }
+        Some(wanted) => {
+            let mut characters = text.chars();
+            let first = characters.next();
+            first.is_some_and(|first| wanted == '?' || wanted == first)
+                && is_glob_match(rest.as_str(), characters.as_str())
+        }
+    }
+}
+
+/// Upstream: `isDefaultRegistryMatch`.
+fn is_default_registry(repository: &str) -> bool {
+    match repository.split_once('/') {
+        _ if repository.is_empty() => false,
+        None => true,
+        Some(("", _)) => false,
+        Some(("docker.io" | "index.docker.io", _)) => true,
+        Some((first, _)) => !first.contains(['.', ':']),
+    }
+}
+
+/// The repository of an image's name: with its registry, without tag and digest.
+/// Upstream: `parsers.ParseImageName`.
+pub fn repository(image: &str) -> String {
+    let name = image.split('@').next().unwrap_or_default();
+    let tag = name.rfind(':').filter(|at| !name[*at..].contains('/'));
+    let name = tag.map_or(name, |at| &name[..at]);
+    let (domain, rest) = match name.split_once('/') {
+        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest),
+        _ => ("docker.io", name),
+    };
+    match domain {
+        "docker.io" | "index.docker.io" if !rest.contains('/') => {
+            format!("docker.io/library/{rest}")
+        }
+        "index.docker.io" => format!("docker.io/{rest}"),
+        domain => format!("{domain}/{rest}"),
+    }
+}
+
+/// Where credentials are looked for: the first valid file counts.
+/// Upstream: `DefaultDockerConfigJSONPaths`, `DefaultDockercfgPaths`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    config_json: Vec<PathBuf>,
+    dockercfg: Vec<PathBuf>,
+}
+
+impl Files {
+    /// `root`: the kubelet's folder. `home`: of the user that runs it.
+    pub fn new(root: &Path, home: Option<&Path>) -> Files {
+        let here = Path::new("");
+        let docker = home.map(|home| home.join(".docker"));
+        let folders = [Some(root), Some(here), docker.as_deref(), Some(Path::new("/.docker"))];
+        let config_json = folders.into_iter().flatten().map(|folder| folder.join("config.json"));
+        let folders = [Some(root), Some(here), home, Some(Path::new("/"))];
+        let dockercfg = folders.into_iter().flatten().map(|folder| folder.join(".dockercfg"));
+        Files { config_json: config_json.collect(), dockercfg: dockercfg.collect() }
+    }
+
+    /// Reads the first valid file. Blocks.
+    pub fn read(&self) -> Keyring {
+        let first = |files: &[PathBuf], add: fn(&mut Keyring, &[u8]) -> Result<(), String>| {
+            files.iter().find_map(|file| {
+                let mut keyring = Keyring::default();
+                let content = match fs::read(file) {
+                    Ok(content) => content,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+                    Err(error) => {
+                        log::warn!("{}: {error}", file.display());
+                        return None;
+                    }
+                };
+                match add(&mut keyring, &content) {
+                    Ok(()) => Some(keyring),
+                    Err(fault) => {
+                        log::warn!("{}: {fault}", file.display());
+                        None
+                    }
+                }
+            })
+        };
+        first(&self.config_json, Keyring::add_config_json)
+            .or_else(|| first(&self.dockercfg, Keyring::add_dockercfg))
+            .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn entries_have_a_user_and_a_password_or_both_in_base64() {
+        for (entry, expected) in [
+            (json!({"username": "u", "password": "p", "email": "e"}), Some(("u", "p"))),
+            (json!({"auth": "dTpw"}), Some(("u", "p"))),
+            (json!({"auth": "dTpwOnE="}), Some(("u", "p:q"))),
+            (json!({"auth": "dTpwOnE"}), Some(("u", "p:q"))),
+            (json!({"username": "x", "auth": "dTpw"}), Some(("u", "p"))),
+            (json!({"auth": "dQ=="}), None),
+            (json!({"auth": "?"}), None),
+            (json!({}), Some(("", ""))),
+        ] {
+            let parsed = serde_json::from_value::<Credentials>(entry.clone()).ok();
+            let parsed = parsed.as_ref().map(|c| (&*c.username, &*c.password));
+            assert_eq!(parsed, expected, "{entry}");
+        }
+    }
+
+    #[test]
+    fn errors_do_not_quote_secrets() {
+        let mut keyring = Keyring::default();
+        for content in
+            [r#"{"auths": {"a": {"auth": "c2VjcmV0"}}}"#, r#"{"auths": {"a": "secret"}}"#]
+        {
+            let fault = keyring.add_config_json(content.as_bytes()).expect_err("malformed");
+            assert!(!fault.contains("ecret") && !fault.contains("c2V"), "{fault}");
+        }
+        assert!(keyring.add_dockercfg(b"[").is_err());
+        assert_eq!(keyring, Keyring::default());
+    }
+
+    #[test]
+    fn most_specific_entries_come_first() {
+        let mut keyring = Keyring::default();
+        let entry = |user: &str| json!({"username": user, "password": "p"});
+        let config = json!({"auths": {
+            "https://index.docker.io/v1/": entry("hub"),
+            "quay.io": entry("quay"),
+            "quay.io/coreos": entry("coreos"),
+            "*.gcr.io": entry("gcr"),
+            "http://reg.test:5000/v2/": entry("port"),
+            "reg.*.test/a": entry("glob"),
+        }});
+        keyring.add_config_json(config.to_string().as_bytes()).expect("a config");
+        keyring
+            .add_dockercfg(json!({"quay.io": entry("second")}).to_string().as_bytes())
+            .expect("a config");
+        for (image, users) in [
+            ("busybox", "hub"),
+            ("user/app:1", "hub"),
+            ("docker.io/user/app", "hub"),
+            ("quay.io/coreos/etcd:v3", "coreos quay second"),
+            ("quay.io/other@sha256:0123", "quay second"),
+            ("eu.gcr.io/x", "gcr"),
+            ("gcr.io/x", ""),
+            ("a.b.gcr.io/x", ""),
+            ("reg.test:5000/x:1", "port"),
+            ("reg.test/x", ""),
+            ("reg.eu.test/a/b", "glob"),
+            ("reg.eu.test/b", ""),
+        ] {
+            let found = keyring.lookup(&repository(image));
+            let found: Vec<&str> = found.iter().map(|found| found.username.as_str()).collect();
+            assert_eq!(found.join(" "), users, "{image}");
+        }
+    }
+
+    #[test]
+    fn repositories_have_a_registry_and_no_tag() {
+        for (image, expected) in [
+            ("busybox", "docker.io/library/busybox"),
+            ("busybox:1", "docker.io/library/busybox"),
+            ("a/b@sha256:00", "docker.io/a/b"),
+            ("index.docker.io/a", "docker.io/library/a"),
+            ("index.docker.io/a/b", "docker.io/a/b"),
+            ("localhost/a:b", "localhost/a"),
+            ("r.io:5000/a/b:c", "r.io:5000/a/b"),
+            ("r.io:5000/a", "r.io:5000/a"),
+        ] {
+            assert_eq!(repository(image), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn first_valid_file_counts() {
+        let folder = std::env::temp_dir().join(format!("kubelet-keys-{}", std::process::id()));
+        let (root, home) = (folder.join("root"), folder.join("home"));
+        fs::create_dir_all(&root).expect("a folder");
+        fs::create_dir_all(home.join(".docker")).expect("a folder");
+        let files = Files::new(&root, Some(&home));
+        let user = || {
+            let found = files.read().lookup("r.io/a");
+            found.first().map(|found| found.username.clone()).unwrap_or_default()
+        };
+        let entry = |user: &str| json!({"r.io": {"username": user}});
+        fs::write(home.join(".dockercfg"), entry("old").to_string()).expect("a file");
+        assert_eq!(user(), "old");
+        let config = json!({"auths": entry("home")}).to_string();
+        fs::write(home.join(".docker/config.json"), config).expect("a file");
+        assert_eq!(user(), "home");
+        fs::write(root.join("config.json"), "{").expect("a file");
+        assert_eq!(user(), "home");
+        fs::write(root.join("config.json"), json!({"auths": entry("root")}).to_string())
+            .expect("a file");
+        assert_eq!(user(), "root");
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+}

@@ -1,0 +1,429 @@
+//! Removes images that no container uses: old ones, and as many as the disk needs.
+//! Upstream: `images/image_gc_manager.go`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task;
+use parking_lot::Mutex;
+
+use crate::cri::{Error, ImageService, RuntimeService, api, chain};
+use crate::metrics;
+
+/// When images go. Upstream: `ImageGCPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// From this usage of the disk on, images go until `low` is reached.
+    pub high_percent: u64,
+    pub low_percent: u64,
+    /// An image that was seen first more recently stays.
+    pub min_age: Duration,
+    /// An image that was not used for longer is removed, with any usage of the disk; zero: never.
+    pub max_age: Duration,
+}
+
+impl Policy {
+    /// Whether no image ever goes.
+    pub fn is_off(&self) -> bool {
+        self.high_percent == 100 && self.max_age.is_zero()
+    }
+}
+
+/// An image of the runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    pub id: String,
+    pub bytes: u64,
+    /// The runtime needs it.
+    pub is_pinned: bool,
+}
+
+/// Times are since a common start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Record {
+    first_detected: Duration,
+    last_used: Option<Duration>,
+    bytes: u64,
+    is_pinned: bool,
+}
+
+/// An image that may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub id: String,
+    pub bytes: u64,
+    first_detected: Duration,
+    last_used: Option<Duration>,
+}
+
+/// What is known of images and their use.
+#[derive(Debug, Default)]
+pub struct Records {
+    images: BTreeMap<String, Record>,
+}
+
+impl Records {
+    /// Takes note of the images that exist at the time `now` and are in use.
+    /// Upstream: `detectImages`.
+    pub fn detect(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Duration) {
+        for image in images {
+            let record = self.images.entry(image.id.clone()).or_insert(Record {
+                first_detected: now,
+                last_used: None,
+                bytes: 0,
+                is_pinned: false,
+            });
+            if in_use.contains(&image.id) {
+                record.last_used = Some(now);
+            }
+            record.bytes = image.bytes;
+            record.is_pinned = image.is_pinned;
+        }
+        let present: BTreeSet<&String> = images.iter().map(|image| &image.id).collect();
+        self.images.retain(|id, _| present.contains(id));
+    }
+
+    /// The images that are neither in use nor pinned; those that were used longest ago first.
+    /// Upstream: `imagesInEvictionOrder`.
+    pub fn candidates(&self, in_use: &BTreeSet<String>) -> Vec<Candidate> {
+        let free =
+            self.images.iter().filter(|(id, record)| !in_use.contains(*id) && !record.is_pinned);
+        let mut candidates: Vec<Candidate> = free
+            .map(|(id, record)| Candidate {
+                id: id.clone(),
+                bytes: record.bytes,
+                first_detected: record.first_detected,
+                last_used: record.last_used,
+            })
+            .collect();
+        candidates.sort_by_key(|image| (image.last_used, image.first_detected));
+        candidates
+    }
+}
+
+/// Whether an image goes by its age. `running`: the time for which uses were noted.
+/// Upstream: `freeOldImages`.
+pub fn is_old(image: &Candidate, policy: &Policy, now: Duration, running: Duration) -> bool {
+    let is_unused = image.last_used.is_none_or(|used| now.saturating_sub(used) > policy.max_age);
+    !policy.max_age.is_zero() && running > policy.max_age && is_unused
+}
+
+/// Whether an image may go to free space. Upstream: `freeSpace`.
+pub fn may_go(image: &Candidate, policy: &Policy, now: Duration) -> bool {
+    image.last_used.is_none_or(|used| used < now)
+        && now.saturating_sub(image.first_detected) >= policy.min_age
+}
+
+/// The bytes of a file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    pub capacity: u64,
+    pub available: u64,
+}
+
+impl Disk {
+    /// The file system that holds `path`. Blocks.
+    ///
+    /// # Errors
+    /// When the path does not exist.
+    pub fn of(path: &str) -> std::io::Result<Disk> {
+        let stat = rustix::fs::statvfs(path)?;
+        Ok(Disk {
+            capacity: stat.f_blocks.saturating_mul(stat.f_frsize),
+            available: stat.f_bavail.saturating_mul(stat.f_frsize),
+        })
+    }
+
+    fn used_percent(self) -> u64 {
+        let available = u128::from(self.available.min(self.capacity));
+        let free = (available * 100).checked_div(u128::from(self.capacity)).unwrap_or(100);
+        100 - u64::try_from(free).unwrap_or(100)
+    }
+
+    /// The bytes to free, if the usage has reached the high threshold.
+    pub fn to_free(self, policy: &Policy) -> Option<u64> {
+        (self.used_percent() >= policy.high_percent).then(|| {
+            let wanted = u128::from(self.capacity) * u128::from(100 - policy.low_percent) / 100;
+            let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+            wanted.saturating_sub(self.available.min(self.capacity))
+        })
+    }
+}
+
+/// The garbage collection of images.
+pub struct ImageGc {
+    service: ImageService,
+    runtime: RuntimeService,
+    clock: SharedClock,
+    policy: Policy,
+    since: Duration,
+    records: Mutex<Records>,
+}
+
+impl ImageGc {
+    pub fn new(
+        service: ImageService,
+        runtime: RuntimeService,
+        clock: SharedClock,
+        policy: Policy,
+    ) -> ImageGc {
+        let since = clock.monotonic();
+        ImageGc { service, runtime, clock, policy, since, records: Mutex::default() }
+    }
+
+    /// Removes old images, and those that the disk has no room for.
+    ///
+    /// # Errors
+    /// One line: a call has failed, or not enough could be freed.
+    pub async fn collect(&self) -> Result<(), String> {
+        let now = self.clock.monotonic();
+        let mut faults = Vec::new();
+        let mut candidates = Vec::new();
+        for image in self.candidates(now).await.map_err(|error| chain(&error))? {
+            let running = now.saturating_sub(self.since);
+            if !is_old(&image, &self.policy, now, running) {
+                candidates.push(image);
+            } else if let Err(error) = self.remove(&image, "age").await {
+                faults.push(chain(&error));
+            }
+        }
+        if !faults.is_empty() {
+            let (age, faults) = (self.policy.max_age, faults.join(", "));
+            return Err(format!(
+                "wanted to free images older than {age:?}, encountered errors in image deletion: \
+                 {faults}"
+            ));
+        }
+        let disk = self.disk().await?;
+        if disk.capacity == 0 {
+            return Err("invalid capacity 0 on image filesystem".to_owned());
+        }
+        let Some(bytes) = disk.to_free(&self.policy) else { return Ok(()) };
+        let used = disk.used_percent();
+        log::info!(
+            "Disk usage on image filesystem is over the high threshold, trying to free bytes down \
+             to the low threshold: usage {used} %, {bytes} bytes"
+        );
+        let freed = self.free(candidates, bytes, now).await?;
+        if freed < bytes {
+            let capacity = size(disk.capacity);
+            return Err(format!(
+                "Insufficient free disk space on the node's image filesystem ({used}% of \
+                 {capacity} used). Failed to free sufficient space by deleting unused images \
+                 (freed {freed} bytes). Investigate disk usage, as it could be used by active \
+                 images, logs, volumes, or other data."
+            ));
+        }
+        Ok(())
+    }
+
+    /// Removes all images that may go, for room on the disk. Upstream: `DeleteUnusedImages`.
+    ///
+    /// # Errors
+    /// One line: a call has failed.
+    pub async fn remove_unused(&self) -> Result<(), String> {
+        log::info!("Attempting to delete unused images");
+        let now = self.clock.monotonic();
+        let candidates = self.candidates(now).await.map_err(|error| chain(&error))?;
+        self.free(candidates, u64::MAX, now).await.map(drop)
+    }
+
+    /// The disk of images. Upstream: `ImageFsStats`.
+    ///
+    /// # Errors
+    /// One line: the runtime does not name it, or it does not exist.
+    pub async fn disk(&self) -> Result<Disk, String> {
+        let path = mount_point(&self.service).await?;
+        task::blocking(move || {
+            Disk::of(&path).map_err(|error| format!("the image filesystem {path}: {error}"))
+        })
+        .await
+    }
+
+    async fn candidates(&self, now: Duration) -> Result<Vec<Candidate>, Error> {
+        let listed = self.service.list_images(api::ListImagesRequest::default()).await?.images;
+        let containers =
+            self.runtime.list_containers(api::ListContainersRequest::default()).await?;
+        let in_use = containers.containers.into_iter().map(|container| {
+            Some(container.image_id).filter(|id| !id.is_empty()).unwrap_or(container.image_ref)
+        });
+        let in_use: BTreeSet<String> = in_use.collect();
+        let images: Vec<Image> = listed
+            .into_iter()
+            .map(|image| Image { id: image.id, bytes: image.size, is_pinned: image.pinned })
+            .collect();
+        let mut records = self.records.lock();
+        records.detect(&images, &in_use, now);
+        Ok(records.candidates(&in_use))
+    }
+
+    async fn free(
+        &self,
+        candidates: Vec<Candidate>,
+        bytes: u64,
+        now: Duration,
+    ) -> Result<u64, String> {
+        let (mut freed, mut faults) = (0_u64, Vec::new());
+        for image in candidates.iter().filter(|image| may_go(image, &self.policy, now)) {
+            match self.remove(image, "space").await {
+                Ok(()) => freed = freed.saturating_add(image.bytes),
+                Err(error) => faults.push(chain(&error)),
+            }
+            if freed >= bytes {
+                break;
+            }
+        }
+        match faults.is_empty() {
+            true => Ok(freed),
+            false => Err(format!(
+                "wanted to free {bytes} bytes, but freed {freed} bytes space with errors in image \
+                 deletion: {}",
+                faults.join(", ")
+            )),
+        }
+    }
+
+    async fn remove(&self, image: &Candidate, reason: &str) -> Result<(), Error> {
+        log::info!("Removing image to free bytes: {}, {} bytes", image.id, image.bytes);
+        let spec = api::ImageSpec { image: image.id.clone(), ..Default::default() };
+        self.service.remove_image(api::RemoveImageRequest { image: Some(spec) }).await?;
+        self.records.lock().images.remove(&image.id);
+        metrics::IMAGES_COLLECTED.with_label_values(&[reason]).inc();
+        Ok(())
+    }
+}
+
+/// Where the runtime keeps images.
+///
+/// # Errors
+/// One line: the runtime does not name it.
+pub async fn mount_point(service: &ImageService) -> Result<String, String> {
+    let answer = service.image_fs_info(api::ImageFsInfoRequest {}).await;
+    let info = answer.map_err(|error| chain(&error))?;
+    let first = info.image_filesystems.into_iter().next().and_then(|usage| usage.fs_id);
+    Ok(first.ok_or("the runtime names no filesystem of images")?.mountpoint)
+}
+
+/// Upstream: `formatSize`.
+fn size(bytes: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", units[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: Policy = Policy {
+        high_percent: 85,
+        low_percent: 80,
+        min_age: Duration::from_secs(120),
+        max_age: Duration::from_secs(3600),
+    };
+
+    fn image(id: &str, is_pinned: bool) -> Image {
+        Image { id: id.to_owned(), bytes: 1, is_pinned }
+    }
+
+    fn set(ids: &[&str]) -> BTreeSet<String> {
+        ids.iter().map(|id| (*id).to_owned()).collect()
+    }
+
+    #[test]
+    fn images_are_ordered_by_their_last_use_and_first_sight() {
+        let seconds = Duration::from_secs;
+        let mut records = Records::default();
+        records.detect(&[image("d", false), image("b", false)], &set(&["b"]), seconds(0));
+        let all = ["a", "b", "c", "d"].map(|id| image(id, false));
+        records.detect(&all, &set(&["c"]), seconds(10));
+        let mut all = all.to_vec();
+        all.push(image("pause", true));
+        records.detect(&all, &set(&["e"]), seconds(20));
+        let ids = |in_use: &[&str]| -> Vec<String> {
+            records.candidates(&set(in_use)).into_iter().map(|image| image.id).collect()
+        };
+        assert_eq!(ids(&[]), ["d", "a", "b", "c"]);
+        assert_eq!(ids(&["a", "c"]), ["d", "b"]);
+        records.detect(&[image("a", false)], &set(&[]), seconds(30));
+        let left: Vec<_> = records.candidates(&set(&[])).into_iter().map(|i| i.id).collect();
+        assert_eq!(left, ["a"]);
+    }
+
+    #[test]
+    fn ages_decide_with_any_usage_of_the_disk() {
+        let seconds = Duration::from_secs;
+        // First sight, last use, now, time of running: old, may go.
+        for (first, used, now, running, old, may) in [
+            (0, None, 0, 0, false, false),
+            (0, None, 119, 119, false, false),
+            (0, None, 120, 120, false, true),
+            (0, None, 3600, 3600, false, true),
+            (0, None, 3601, 3601, true, true),
+            (0, Some(10), 3605, 3605, false, true),
+            (0, Some(10), 3611, 3611, true, true),
+            (0, Some(3611), 3611, 3611, false, false),
+            // It was seen by an agent that has just started.
+            (0, None, 9000, 10, false, true),
+        ] {
+            let image = Candidate {
+                id: String::new(),
+                bytes: 0,
+                first_detected: seconds(first),
+                last_used: used.map(seconds),
+            };
+            let case = format!("{first} {used:?} {now} {running}");
+            assert_eq!(is_old(&image, &POLICY, seconds(now), seconds(running)), old, "{case}");
+            assert_eq!(may_go(&image, &POLICY, seconds(now)), may, "{case}");
+        }
+        let never = Policy { max_age: Duration::ZERO, ..POLICY };
+        let image = Candidate {
+            id: String::new(),
+            bytes: 0,
+            first_detected: Duration::ZERO,
+            last_used: None,
+        };
+        assert!(!is_old(&image, &never, Duration::MAX, Duration::MAX));
+    }
+
+    #[test]
+    fn disk_is_freed_down_to_the_low_threshold() {
+        for (capacity, available, expected) in [
+            (100, 16, None),
+            (100, 15, Some(5)),
+            (100, 0, Some(20)),
+            // Rounded as integers are.
+            (1000, 160, None),
+            (1000, 159, Some(41)),
+            (1000, 150, Some(50)),
+            (1000, 151, Some(49)),
+            (100, 200, None),
+            (0, 0, None),
+        ] {
+            let disk = Disk { capacity, available };
+            assert_eq!(disk.to_free(&POLICY), expected, "{available} of {capacity}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (20 << 30, "20.0 GiB"),
+            (3 << 50, "3072.0 TiB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,680 @@
+//! What the node, its pods and containers use, read when somebody asks: cgroup files, file systems
+//! and `/proc`. Upstream: `pkg/kubelet/server/stats`, `pkg/kubelet/metrics/collectors`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use kube_controller_manager::objects::Timestamp;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::cgroups::usage::{self, Memory, Usage};
+use crate::cgroups::{Driver, Hierarchy, max_pids};
+use crate::images::ImageUse;
+use crate::pod::{Pod, PodExt};
+use crate::volumes::Folders;
+
+/// A rate is computed over at least this time.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// The answer of `/stats/summary`. Upstream: `statsapi.Summary`.
+#[derive(Debug, Default, Serialize)]
+pub struct Summary {
+    pub node: NodeStats,
+    pub pods: Vec<PodStats>,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStats {
+    pub node_name: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub system_containers: Vec<ContainerStats>,
+    pub start_time: String,
+    #[serde(flatten)]
+    pub used: Used,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fs: Option<Fs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<Runtime>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rlimit: Option<Rlimit>,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStats {
+    pub pod_ref: PodRef,
+    pub start_time: String,
+    pub containers: Vec<ContainerStats>,
+    #[serde(flatten)]
+    pub used: Used,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
+    #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VolumeStats>,
+    #[serde(rename = "ephemeral-storage", skip_serializing_if = "Option::is_none")]
+    pub ephemeral_storage: Option<Fs>,
+    #[serde(rename = "process_stats", skip_serializing_if = "Option::is_none")]
+    pub processes: Option<Processes>,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct PodRef {
+    pub name: String,
+    pub namespace: String,
+    pub uid: String,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerStats {
+    pub name: String,
+    pub start_time: String,
+    #[serde(flatten)]
+    pub used: Used,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<Fs>,
+    /// Microseconds since 1970.
+    #[serde(skip)]
+    pub started_micros: i64,
+}
+
+/// CPU, memory and swap.
+#[derive(Debug, Default, Serialize)]
+pub struct Used {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<SwapStats>,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuStats {
+    pub time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_nano_cores: Option<u64>,
+    pub usage_core_nano_seconds: u64,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryStats {
+    pub time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_bytes: Option<u64>,
+    pub usage_bytes: u64,
+    pub working_set_bytes: u64,
+    pub rss_bytes: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SwapStats {
+    pub time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_available_bytes: Option<u64>,
+    pub swap_usage_bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fs {
+    pub time: String,
+    pub available_bytes: u64,
+    pub capacity_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_bytes: Option<u64>,
+    pub inodes_free: u64,
+    pub inodes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes_used: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct VolumeStats {
+    #[serde(flatten)]
+    pub fs: Fs,
+    pub name: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Runtime {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_fs: Option<Fs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_fs: Option<Fs>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Rlimit {
+    pub time: String,
+    pub maxpid: i64,
+    pub curproc: i64,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Processes {
+    pub process_count: u64,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Network {
+    pub time: String,
+    #[serde(flatten)]
+    pub default: Interface,
+    pub interfaces: Vec<Interface>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Interface {
+    pub name: String,
+    pub rx_bytes: u64,
+    pub rx_errors: u64,
+    pub tx_bytes: u64,
+    pub tx_errors: u64,
+}
+
+/// What is measured.
+pub struct Site<'a> {
+    pub node: &'a str,
+    pub memory_bytes: u64,
+    pub folders: &'a Folders,
+    pub hierarchy: &'a Hierarchy,
+    pub driver: Driver,
+    /// The path of the cgroup of all pods, and of a pod.
+    pub all_pods: Option<String>,
+    pub cgroup_of: &'a dyn Fn(&Pod) -> Option<String>,
+    /// What the runtime uses for images, with the folder of their disk.
+    pub images: Option<ImageUse>,
+    pub pods: &'a [Pod],
+    pub now: Timestamp,
+    pub monotonic: Duration,
+    /// Without what files of volumes and logs use.
+    pub only_cpu_and_memory: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Duration,
+    nanos: u64,
+    rate: Option<u64>,
+}
+
+/// Keeps the last samples of CPU time, for rates.
+#[derive(Debug, Default)]
+pub struct Stats {
+    samples: Mutex<HashMap<String, Sample>>,
+}
+
+impl Stats {
+    /// Nanoseconds of CPU time a second, since the last question; `None` for the first one.
+    fn rate(&self, path: &str, nanos: u64, now: Duration) -> Option<u64> {
+        let mut samples = self.samples.lock();
+        let rate = match samples.get(path) {
+            Some(last) if now.saturating_sub(last.at) < WINDOW => return last.rate,
+            Some(last) => {
+                let spent = u128::from(nanos.saturating_sub(last.nanos)) * 1_000_000_000;
+                let rate = spent.checked_div(now.saturating_sub(last.at).as_nanos());
+                rate.and_then(|rate| u64::try_from(rate).ok())
+            }
+            None => None,
+        };
+        samples.insert(path.to_owned(), Sample { at: now, nanos, rate });
+        rate
+    }
+
+    /// Forgets cgroups that have not been asked about for long.
+    fn tidy(&self, now: Duration) {
+        let limit = Duration::from_secs(600);
+        self.samples.lock().retain(|_, sample| now.saturating_sub(sample.at) < limit);
+    }
+
+    fn used(&self, site: &Site<'_>, path: &str, usage: &Usage) -> Used {
+        let time = site.now.to_string();
+        let memory_time = time.clone();
+        Used {
+            cpu: usage.cpu_nanos.map(|nanos| CpuStats {
+                time: time.clone(),
+                usage_nano_cores: self.rate(path, nanos, site.monotonic),
+                usage_core_nano_seconds: nanos,
+            }),
+            memory: usage.memory.map(|memory| MemoryStats {
+                time: memory_time,
+                available_bytes: memory.available(),
+                usage_bytes: memory.usage,
+                working_set_bytes: memory.working_set,
+                rss_bytes: memory.rss,
+                page_faults: memory.page_faults,
+                major_page_faults: memory.major_page_faults,
+            }),
+            swap: usage.swap.map(|swap| SwapStats {
+                time,
+                swap_available_bytes: usage.swap_available,
+                swap_usage_bytes: swap,
+            }),
+        }
+    }
+
+    /// Measures all. Blocks.
+    pub fn summary(&self, site: &Site<'_>) -> Summary {
+        self.tidy(site.monotonic);
+        Summary {
+            node: self.node(site),
+            pods: site.pods.iter().filter_map(|pod| self.pod(site, pod)).collect(),
+        }
+    }
+
+    fn node(&self, site: &Site<'_>) -> NodeStats {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let mut usage = usage::read(site.hierarchy, "/");
+        let memory = usage::machine_memory(site.hierarchy);
+        usage.memory = Some(Memory { limit: Some(site.memory_bytes), ..memory });
+        (usage.swap, usage.swap_available) = usage::swap_of_machine(&meminfo);
+        let started = boot_time();
+        let mut system_containers = Vec::new();
+        if let Some(path) = &site.all_pods {
+            let mut usage = usage::read(site.hierarchy, path);
+            if let Some(memory) = &mut usage.memory {
+                memory.limit = memory.limit.or(Some(site.memory_bytes));
+            }
+            system_containers.push(ContainerStats {
+                name: "pods".to_owned(),
+                start_time: started.to_string(),
+                used: self.used(site, path, &usage),
+                ..Default::default()
+            });
+        }
+        let time = site.now.to_string();
+        let details = !site.only_cpu_and_memory;
+        NodeStats {
+            node_name: site.node.to_owned(),
+            system_containers,
+            start_time: started.to_string(),
+            used: self.used(site, "/", &usage),
+            network: details.then(|| network(&time, None)).flatten(),
+            fs: details.then(|| disk(&time, &site.folders.root)).flatten(),
+            runtime: site.images.as_ref().filter(|_| details).map(|images| {
+                let disk = disk(&time, Path::new(&images.mount_point));
+                let used = disk.clone().map(|disk| Fs {
+                    used_bytes: Some(images.bytes),
+                    inodes_used: Some(images.inodes),
+                    ..disk
+                });
+                Runtime { image_fs: used.clone(), container_fs: used }
+            }),
+            rlimit: details.then(|| rlimit(&time)).flatten(),
+        }
+    }
+
+    /// `None`: the pod does not run.
+    fn pod(&self, site: &Site<'_>, pod: &Pod) -> Option<PodStats> {
+        let status = pod.status.as_ref()?;
+        let path = (site.cgroup_of)(pod)?;
+        let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+        let mut containers = Vec::new();
+        let mut process = None;
+        for container in all {
+            let running = container.state.as_ref().and_then(|state| state.running.as_ref());
+            let Some(running) = running else { continue };
+            let Some((_, id)) =
+                container.container_id.as_deref().and_then(|id| id.split_once("://"))
+            else {
+                continue;
+            };
+            let started = running.started_at.as_ref().map_or(0, |time| time.0.as_microsecond());
+            let below = match site.driver {
+                Driver::Cgroupfs => format!("{path}/{id}"),
+                Driver::Systemd => format!("{path}/cri-containerd-{id}.scope"),
+            };
+            let usage = usage::read(site.hierarchy, &below);
+            process = process.or_else(|| usage::first_process(site.hierarchy, &below));
+            let time = site.now.to_string();
+            let logs = site.folders.pod_logs(pod).join(&container.name);
+            containers.push(ContainerStats {
+                name: container.name.clone(),
+                start_time: Timestamp::from_micros(started).to_string(),
+                used: self.used(site, &below, &usage),
+                logs: (!site.only_cpu_and_memory).then(|| measured(&time, &logs)).flatten(),
+                started_micros: started,
+            });
+        }
+        if containers.is_empty() {
+            return None;
+        }
+        let time = site.now.to_string();
+        let usage = usage::read(site.hierarchy, &path);
+        let details = !site.only_cpu_and_memory;
+        let volumes = if details { volumes(site, pod, &time) } else { Vec::new() };
+        let local = volumes.iter().filter(|volume| volume.is_local).map(|volume| &volume.stats.fs);
+        let logs = containers.iter().filter_map(|container| container.logs.as_ref());
+        let sum =
+            |of: fn(&Fs) -> Option<u64>| local.clone().chain(logs.clone()).filter_map(of).sum();
+        let ephemeral_storage = details.then(|| disk(&time, &site.folders.root)).flatten();
+        let ephemeral_storage = ephemeral_storage.map(|disk| Fs {
+            used_bytes: Some(sum(|fs| fs.used_bytes)),
+            inodes_used: Some(sum(|fs| fs.inodes_used)),
+            ..disk
+        });
+        let started = status.start_time.as_ref().map_or(0, |time| time.0.as_microsecond());
+        let own_network = process.filter(|_| details && !pod.is_host_network());
+        Some(PodStats {
+            pod_ref: PodRef {
+                name: pod.name().to_owned(),
+                namespace: pod.namespace().to_owned(),
+                uid: pod.uid().to_string(),
+            },
+            start_time: Timestamp::from_micros(started).to_string(),
+            used: self.used(site, &path, &usage),
+            network: own_network.and_then(|process| network(&time, Some(process))),
+            ephemeral_storage,
+            volumes: volumes.into_iter().map(|volume| volume.stats).collect(),
+            processes: usage.processes.map(|process_count| Processes { process_count }),
+            containers,
+        })
+    }
+}
+
+struct MeasuredVolume {
+    stats: VolumeStats,
+    /// It counts as the pod's usage of the node's disk.
+    is_local: bool,
+}
+
+fn volumes(site: &Site<'_>, pod: &Pod, time: &str) -> Vec<MeasuredVolume> {
+    let empty = pod.spec().volumes.iter().flatten().filter_map(|volume| {
+        let source = volume.empty_dir.as_ref()?;
+        let folder = site.folders.empty_dir(&pod.uid(), &volume.name);
+        let fs = measured(time, &folder)?;
+        let is_local = source.medium.as_deref().unwrap_or_default().is_empty();
+        Some(MeasuredVolume { stats: VolumeStats { fs, name: volume.name.clone() }, is_local })
+    });
+    empty.collect()
+}
+
+/// A file system. `None`: the path does not exist.
+fn disk(time: &str, path: &Path) -> Option<Fs> {
+    let stat = rustix::fs::statvfs(path).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    Some(Fs {
+        time: time.to_owned(),
+        available_bytes: bytes(stat.f_bavail),
+        capacity_bytes: bytes(stat.f_blocks),
+        used_bytes: Some(bytes(stat.f_blocks.saturating_sub(stat.f_bfree))),
+        inodes_free: stat.f_ffree,
+        inodes: stat.f_files,
+        inodes_used: Some(stat.f_files.saturating_sub(stat.f_ffree)),
+    })
+}
+
+/// The file system of a folder, with what the folder uses of it.
+fn measured(time: &str, folder: &Path) -> Option<Fs> {
+    let disk = disk(time, folder)?;
+    let (bytes, inodes) = folder_usage(folder);
+    Some(Fs { used_bytes: Some(bytes), inodes_used: Some(inodes), ..disk })
+}
+
+/// The bytes and inodes that a folder uses, without other file systems mounted below it. Each inode
+/// counts once. Blocks. Upstream: `fsquota`, `GetDirUsage`.
+pub fn folder_usage(folder: &Path) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+    fn walk(
+        folder: &Path,
+        device: u64,
+        seen: &mut std::collections::BTreeSet<u64>,
+        sum: &mut (u64, u64),
+    ) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            // Of the link itself, not of its target.
+            let Ok(data) = entry.metadata() else { continue };
+            if data.dev() != device
+                || data.nlink() > 1 && !data.is_dir() && !seen.insert(data.ino())
+            {
+                continue;
+            }
+            sum.0 += data.blocks() * 512;
+            sum.1 += 1;
+            if data.is_dir() {
+                walk(&entry.path(), device, seen, sum);
+            }
+        }
+    }
+    let Ok(data) = fs::metadata(folder) else { return (0, 0) };
+    let mut sum = (data.blocks() * 512, 1);
+    walk(folder, data.dev(), &mut std::collections::BTreeSet::new(), &mut sum);
+    sum
+}
+
+fn boot_time() -> Timestamp {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = stat.lines().find_map(|line| line.strip_prefix("btime "));
+    let seconds: i64 = line.and_then(|seconds| seconds.trim().parse().ok()).unwrap_or_default();
+    Timestamp::from_micros(seconds.saturating_mul(1_000_000))
+}
+
+fn rlimit(time: &str) -> Option<Rlimit> {
+    let (curproc, maxpid) = processes()?;
+    Some(Rlimit { time: time.to_owned(), maxpid, curproc })
+}
+
+/// The threads of the machine, and how many there can be.
+pub fn processes() -> Option<(i64, i64)> {
+    let load = fs::read_to_string("/proc/loadavg").ok()?;
+    // Running and all threads, as `1/234`.
+    let (_, all) = load.split(' ').nth(3)?.split_once('/')?;
+    Some((all.parse().ok()?, max_pids()?))
+}
+
+/// The network of a process, or the own one.
+fn network(time: &str, process: Option<u32>) -> Option<Network> {
+    let process = process.map_or("self".to_owned(), |process| process.to_string());
+    let text = fs::read_to_string(format!("/proc/{process}/net/dev")).ok()?;
+    let interfaces = interfaces(&text);
+    let default = interfaces.iter().find(|one| one.name == "eth0").or(interfaces.first());
+    let default = default.cloned().unwrap_or_default();
+    (!interfaces.is_empty()).then(|| Network { time: time.to_owned(), default, interfaces })
+}
+
+/// The interfaces of a network but the loopback.
+fn interfaces(text: &str) -> Vec<Interface> {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    let parsed = lines.filter_map(|(name, counts)| {
+        let counts: Vec<u64> =
+            counts.split_whitespace().map(|count| count.parse().unwrap_or(0)).collect();
+        Some(Interface {
+            name: name.trim().to_owned(),
+            rx_bytes: *counts.first()?,
+            rx_errors: *counts.get(2)?,
+            tx_bytes: *counts.get(8)?,
+            tx_errors: *counts.get(10)?,
+        })
+    });
+    parsed.filter(|interface| interface.name != "lo").collect()
+}
+
+/// A metric of `/metrics/resource` with its values.
+struct Family {
+    help: &'static str,
+    kind: &'static str,
+    lines: String,
+}
+
+/// The text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
+pub fn resource_metrics(summary: &Summary, now: Timestamp) -> String {
+    let mut families: BTreeMap<&'static str, Family> = BTreeMap::new();
+    let millis = now.to_jiff().as_millisecond();
+    let mut add = |name: &'static str, help, kind, labels: &str, value: f64, is_timed: bool| {
+        let family = families.entry(name).or_insert(Family { help, kind, lines: String::new() });
+        let time = if is_timed { format!(" {millis}") } else { String::new() };
+        // Writing to a string does not fail.
+        let _ = writeln!(family.lines, "{name}{labels} {value}{time}");
+    };
+    let mut used =
+        |names: [&'static str; 3], whose: [&'static str; 3], labels: &str, used: &Used| {
+            if let Some(cpu) = &used.cpu {
+                let seconds = cpu.usage_core_nano_seconds as f64 / 1e9;
+                add(names[0], whose[0], "counter", labels, seconds, true);
+            }
+            if let Some(memory) = &used.memory {
+                add(names[1], whose[1], "gauge", labels, memory.working_set_bytes as f64, true);
+            }
+            if let Some(swap) = &used.swap {
+                add(names[2], whose[2], "gauge", labels, swap.swap_usage_bytes as f64, true);
+            }
+        };
+    let of_node =
+        ["node_cpu_usage_seconds_total", "node_memory_working_set_bytes", "node_swap_usage_bytes"];
+    let node_help = [
+        "[STABLE] Cumulative cpu time consumed by the node in core-seconds",
+        "[STABLE] Current working set of the node in bytes",
+        "[ALPHA] Current swap usage of the node in bytes. Reported only on non-windows systems",
+    ];
+    used(of_node, node_help, "", &summary.node.used);
+    let of_pod =
+        ["pod_cpu_usage_seconds_total", "pod_memory_working_set_bytes", "pod_swap_usage_bytes"];
+    let pod_help = [
+        "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
+        "[STABLE] Current working set of the pod in bytes",
+        "[ALPHA] Current amount of the pod swap usage in bytes. Reported only on non-windows \
+         systems",
+    ];
+    let of_container = [
+        "container_cpu_usage_seconds_total",
+        "container_memory_working_set_bytes",
+        "container_swap_usage_bytes",
+    ];
+    let container_help = [
+        "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
+        "[STABLE] Current working set of the container in bytes",
+        "[ALPHA] Current amount of the container swap usage in bytes. Reported only on \
+         non-windows systems",
+    ];
+    for pod in &summary.pods {
+        let PodRef { name, namespace, .. } = &pod.pod_ref;
+        for container in &pod.containers {
+            let labels =
+                format!("{{container={:?},namespace={namespace:?},pod={name:?}}}", container.name);
+            used(of_container, container_help, &labels, &container.used);
+        }
+        let labels = format!("{{namespace={namespace:?},pod={name:?}}}");
+        used(of_pod, pod_help, &labels, &pod.used);
+    }
+    let start = "container_start_time_seconds";
+    let help = "[STABLE] Start time of the container since unix epoch in seconds";
+    for pod in &summary.pods {
+        let PodRef { name, namespace, .. } = &pod.pod_ref;
+        for container in pod.containers.iter().filter(|one| one.started_micros > 0) {
+            let labels =
+                format!("{{container={:?},namespace={namespace:?},pod={name:?}}}", container.name);
+            add(start, help, "gauge", &labels, container.started_micros as f64 / 1e6, false);
+        }
+    }
+    let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
+    add("resource_scrape_error", help, "gauge", "", 0.0, false);
+    let mut text = String::new();
+    for (name, Family { help, kind, lines }) in families {
+        text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_over_the_time_since_the_last_question() {
+        let stats = Stats::default();
+        let seconds = Duration::from_secs;
+        for (at, nanos, rate) in [
+            (10, 5_000_000_000, None),
+            (12, 6_000_000_000, Some(500_000_000)),
+            // Too early: the last rate.
+            (12, 9_000_000_000, Some(500_000_000)),
+            (13, 9_000_000_000, Some(3_000_000_000)),
+            // A cgroup that was made again.
+            (14, 0, Some(0)),
+        ] {
+            assert_eq!(stats.rate("/a", nanos, seconds(at)), rate, "{at}");
+        }
+        stats.tidy(seconds(1000));
+        assert_eq!(stats.rate("/a", 0, seconds(1000)), None);
+    }
+
+    #[test]
+    fn interfaces_are_read_without_the_loopback() {
+        let text = "Inter-|   Receive  |  Transmit\n face |bytes    packets errs|bytes\n    lo:  1 2 3 4 5 6 \
+                    7 8 9 10 11\n  eth0: 100 2 3 4 5 6 7 8 900 10 11 0 0 0 0 0\n";
+        let found = interfaces(text);
+        assert_eq!(found.len(), 1, "{found:?}");
+        let Interface { name, rx_bytes, rx_errors, tx_bytes, tx_errors } = &found[0];
+        assert_eq!((&**name, *rx_bytes, *rx_errors), ("eth0", 100, 3));
+        assert_eq!((*tx_bytes, *tx_errors), (900, 11));
+    }
+
+    #[test]
+    fn metrics_have_upstreams_names_and_the_time() {
+        let used = || Used {
+            cpu: Some(CpuStats { usage_core_nano_seconds: 1_500_000_000, ..Default::default() }),
+            memory: Some(MemoryStats { working_set_bytes: 7, ..Default::default() }),
+            swap: None,
+        };
+        let container = ContainerStats {
+            name: "c".to_owned(),
+            used: used(),
+            started_micros: 1_500_000,
+            ..Default::default()
+        };
+        let pod = PodStats {
+            pod_ref: PodRef { name: "p".to_owned(), namespace: "n".to_owned(), uid: String::new() },
+            containers: vec![container],
+            used: used(),
+            ..Default::default()
+        };
+        let node = NodeStats { used: used(), ..Default::default() };
+        let summary = Summary { node, pods: vec![pod] };
+        let text = resource_metrics(&summary, Timestamp::from_micros(4_000_000));
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            lines,
+            [
+                "container_cpu_usage_seconds_total{container=\"c\",namespace=\"n\",pod=\"p\"} 1.5 4000",
+                "container_memory_working_set_bytes{container=\"c\",namespace=\"n\",pod=\"p\"} 7 4000",
+                "container_start_time_seconds{container=\"c\",namespace=\"n\",pod=\"p\"} 1.5",
+                "node_cpu_usage_seconds_total 1.5 4000",
+                "node_memory_working_set_bytes 7 4000",
+                "pod_cpu_usage_seconds_total{namespace=\"n\",pod=\"p\"} 1.5 4000",
+                "pod_memory_working_set_bytes{namespace=\"n\",pod=\"p\"} 7 4000",
+                "resource_scrape_error 0",
+            ]
+        );
+    }
+
+    #[test]
+    fn usage_of_a_folder_counts_each_inode_once() {
+        let folder = std::env::temp_dir().join(format!("kubelet-usage-of-{}", std::process::id()));
+        fs::create_dir_all(folder.join("a")).expect("a folder");
+        let (empty, _) = folder_usage(&folder);
+        fs::write(folder.join("a/b"), vec![1; 100_000]).expect("a file");
+        fs::hard_link(folder.join("a/b"), folder.join("c")).expect("a link");
+        std::os::unix::fs::symlink("/", folder.join("d")).expect("a link");
+        let (bytes, inodes) = folder_usage(&folder);
+        assert_eq!(inodes, 4);
+        assert!((100_000..120_000).contains(&(bytes - empty)), "{bytes} {empty}");
+        assert_eq!(folder_usage(&folder.join("none")), (0, 0));
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+}

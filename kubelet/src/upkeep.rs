@@ -1,0 +1,458 @@
+//! The upkeep of the node: garbage collection, rotation of logs, cgroups of classes and evictions,
+//! each by its own period.
+//! Upstream: `Kubelet.StartGarbageCollection`, `initializeRuntimeDependentModules`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use kube_controller_manager::objects::{Quantity, Timestamp};
+use kube_controller_manager::task::{self, StopToken};
+
+use crate::configuration::Configuration;
+use crate::eviction::{self, Candidate, Observations, Statements, Watch};
+use crate::garbage;
+use crate::imagegc::{self, ImageGc};
+use crate::kubelet::Kubelet;
+use crate::logs::{self, Rotation};
+use crate::metrics;
+use crate::pod::{Pod, PodExt};
+
+/// How often the sources are asked whether they have been read.
+const SOURCE_PERIOD: Duration = Duration::from_secs(1);
+/// Upstream: `ContainerGCPeriod`.
+const CONTAINER_PERIOD: Duration = Duration::from_secs(60);
+/// Upstream: `periodicQOSCgroupUpdateInterval`.
+const CGROUP_PERIOD: Duration = Duration::from_secs(60);
+/// Upstream: `evictionMonitoringPeriod`.
+const EVICTION_PERIOD: Duration = Duration::from_secs(10);
+/// In seconds. Upstream: `immediateEvictionGracePeriodSeconds`.
+const IMMEDIATE_GRACE: i64 = 1;
+/// Upstream: `ImageGCPeriod`.
+const IMAGE_PERIOD: Duration = Duration::from_secs(300);
+
+/// When images go, by the configuration.
+///
+/// # Errors
+/// One line that names the field and flag.
+pub fn image_policy(configuration: &Configuration) -> Result<imagegc::Policy, String> {
+    let percent = |value: Option<i32>, default: i32, field: &str, flag: &str| {
+        let value = value.unwrap_or(default);
+        u64::try_from(value).ok().filter(|value| *value <= 100).ok_or_else(|| {
+            format!("{field} (--{flag}) {value} must be between 0 and 100, inclusive")
+        })
+    };
+    let high = configuration.image_gc_high_threshold_percent;
+    let high = percent(high, 85, "imageGCHighThresholdPercent", "image-gc-high-threshold")?;
+    let low = configuration.image_gc_low_threshold_percent;
+    let low = percent(low, 80, "imageGCLowThresholdPercent", "image-gc-low-threshold")?;
+    if low >= high {
+        return Err(format!(
+            "imageGCLowThresholdPercent (--image-gc-low-threshold) {low} must be less than \
+             imageGCHighThresholdPercent (--image-gc-high-threshold) {high}"
+        ));
+    }
+    let age = |age: Option<crate::configuration::GoDuration>, default| age.map_or(default, |a| a.0);
+    let min_age = age(configuration.image_minimum_gc_age, Duration::from_secs(120));
+    let max_age = age(configuration.image_maximum_gc_age, Duration::ZERO);
+    if !max_age.is_zero() && max_age <= min_age {
+        return Err(format!(
+            "imageMaximumGCAge {max_age:?} must be greater than imageMinimumGCAge {min_age:?}"
+        ));
+    }
+    Ok(imagegc::Policy { high_percent: high, low_percent: low, min_age, max_age })
+}
+
+/// When logs are rotated; `None`: never.
+///
+/// # Errors
+/// One line that names the field.
+pub fn log_policy(configuration: &Configuration) -> Result<Option<logs::Policy>, String> {
+    let size = configuration.container_log_max_size.as_deref().unwrap_or("10Mi");
+    let bytes = size.parse::<Quantity>().map_err(|error| {
+        format!("containerLogMaxSize (--container-log-max-size) {size:?}: {error}")
+    })?;
+    let at_least = |value: Option<i32>, default: i32, least: i32, field: &str| {
+        let value = value.unwrap_or(default);
+        usize::try_from(value)
+            .ok()
+            .filter(|_| value >= least)
+            .ok_or_else(|| format!("{field} {value} must be at least {least}"))
+    };
+    let files = configuration.container_log_max_files;
+    let max_files = at_least(files, 5, 2, "containerLogMaxFiles (--container-log-max-files)")?;
+    let workers = configuration.container_log_max_workers;
+    let workers = at_least(workers, 1, 1, "containerLogMaxWorkers")?;
+    let period = configuration.container_log_monitor_interval;
+    let period = period.map_or(Duration::from_secs(10), |period| period.0);
+    if period < Duration::from_secs(3) {
+        return Err(format!("containerLogMonitorInterval {period:?} must be at least 3s"));
+    }
+    let max_bytes = u64::try_from(bytes.value()).ok();
+    Ok(max_bytes.map(|max_bytes| logs::Policy { max_bytes, max_files, period, workers }))
+}
+
+/// All of the upkeep.
+pub struct Upkeep {
+    pub kubelet: Arc<Kubelet>,
+    pub dead: garbage::Policy,
+    pub images: Arc<ImageGc>,
+    /// No image ever goes.
+    pub keeps_images: bool,
+    pub rotation: Option<Rotation>,
+    pub evictions: Evictions,
+}
+
+/// When pods go for the node's sake.
+pub struct Evictions {
+    pub watch: parking_lot::Mutex<Watch>,
+    /// `evictionMaxPodGracePeriod`, in seconds.
+    pub max_grace: i64,
+    /// `volumeStatsAggPeriod`: how often the usage of volumes is compared with their limits; zero:
+    /// never.
+    pub volume_period: Duration,
+    /// A folder on the disk of images, once it is known.
+    pub image_folder: parking_lot::Mutex<Option<String>>,
+}
+
+/// When pods go, by the configuration.
+///
+/// # Errors
+/// One line that names the field and the signal.
+pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evictions, String> {
+    let mut hard = configuration.eviction_hard.clone().unwrap_or_else(eviction::default_hard);
+    if configuration.merge_default_eviction_settings.unwrap_or(false) {
+        for (signal, value) in eviction::default_hard() {
+            hard.entry(signal).or_insert(value);
+        }
+    }
+    let statements = Statements {
+        hard: &hard,
+        soft: &configuration.eviction_soft,
+        soft_grace: &configuration.eviction_soft_grace_period,
+        min_reclaim: &configuration.eviction_minimum_reclaim,
+    };
+    let thresholds = eviction::thresholds(statements, limits_pods)?;
+    let max_grace = configuration.eviction_max_pod_grace_period.unwrap_or(0);
+    if max_grace < 0 {
+        return Err(format!(
+            "evictionMaxPodGracePeriod (--eviction-max-pod-grace-period) {max_grace} must be a \
+             positive value"
+        ));
+    }
+    Ok(Evictions {
+        watch: Watch::new(thresholds).into(),
+        max_grace: max_grace.into(),
+        volume_period: match configuration.local_storage_capacity_isolation {
+            Some(false) => Duration::ZERO,
+            _ => configuration
+                .volume_stats_agg_period
+                .map_or(Duration::from_secs(60), |period| period.0),
+        },
+        image_folder: parking_lot::Mutex::default(),
+    })
+}
+
+impl Upkeep {
+    /// Runs until stopped.
+    pub async fn run(self, stop: StopToken) {
+        let rotation = async {
+            match &self.rotation {
+                Some(rotation) => rotation.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        let collection = self.containers().or(self.images()).or(self.evictions());
+        stop.unless_stopped(collection.or(rotation).or(self.cgroups())).await;
+    }
+
+    /// Before, no pod is known to be gone.
+    async fn wait_for_sources(&self) {
+        let clock = &self.kubelet.manager().clock;
+        while !self.kubelet.has_seen_all() {
+            clock.sleep(SOURCE_PERIOD).await;
+        }
+    }
+
+    async fn containers(&self) {
+        let manager = self.kubelet.manager();
+        let mut has_failed = false;
+        self.wait_for_sources().await;
+        loop {
+            let is_gone = |uid: &str| self.kubelet.is_gone(uid);
+            let now = nanos(manager.clock.now());
+            let (runtime, folders) = (&manager.runtime, &manager.folders);
+            match garbage::collect(runtime, folders, self.dead, now, &is_gone).await {
+                Err(error) => {
+                    log::error!("Container garbage collection failed: {error}");
+                    has_failed = true;
+                }
+                Ok(()) if has_failed => {
+                    log::info!("Container garbage collection succeeded");
+                    has_failed = false;
+                }
+                Ok(()) => log::debug!("Container garbage collection succeeded"),
+            }
+            manager.clock.sleep(CONTAINER_PERIOD).await;
+        }
+    }
+
+    /// Keeps the shares of classes, and removes cgroups of pods that are gone.
+    /// Upstream: `UpdateCgroups`, `cleanupOrphanedPodCgroups`.
+    async fn cgroups(&self) {
+        let manager = self.kubelet.manager();
+        let Some(cgroups) = &manager.cgroups else { return std::future::pending().await };
+        self.wait_for_sources().await;
+        loop {
+            let (of, active) = (cgroups.clone(), self.kubelet.active_pods());
+            let (updated, pods) = task::blocking(move || {
+                (of.update_classes(active.iter().map(|pod| &**pod)), of.pods())
+            })
+            .await;
+            if let Err(error) = updated {
+                log::error!("Failed to update QoS cgroup configuration: {error}");
+            }
+            for uid in pods.iter().filter(|uid| self.kubelet.is_gone(uid)) {
+                match manager.remove_cgroup(uid).await {
+                    Ok(()) => log::info!("removed the cgroup of the former pod {uid}"),
+                    Err(error) => log::error!("{error}"),
+                }
+            }
+            manager.clock.sleep(CGROUP_PERIOD).await;
+        }
+    }
+
+    /// Upstream: `managerImpl.Start`.
+    async fn evictions(&self) {
+        let clock = &self.kubelet.manager().clock;
+        let mut measured = None;
+        loop {
+            if let Err(fault) = self.evict(&mut measured).await {
+                log::error!("Eviction manager: failed to get summary stats: {fault}");
+            }
+            clock.sleep(EVICTION_PERIOD).await;
+        }
+    }
+
+    /// One round: at most one pod goes for a resource of the node. `measured`: when local limits were
+    /// compared last. Upstream: `synchronize`.
+    async fn evict(&self, measured: &mut Option<Duration>) -> Result<(), String> {
+        let now = self.kubelet.manager().clock.monotonic();
+        let thresholds = self.evictions.watch.lock().thresholds().to_vec();
+        let pods = self.kubelet.active_pods();
+        let period = self.evictions.volume_period;
+        let is_due = measured.is_none_or(|last| now.saturating_sub(last) >= period);
+        let is_limited = |pod: &Arc<Pod>| eviction::has_local_limits(pod);
+        if is_due && !period.is_zero() && pods.iter().any(is_limited) {
+            *measured = Some(now);
+            if self.evict_by_limits(&pods).await? {
+                return Ok(());
+            }
+        }
+        if thresholds.is_empty() {
+            return Ok(());
+        }
+        let (observations, has_image_disk) = self.observe().await?;
+        let met = self.evictions.watch.lock().observe(&observations, now);
+        let Some(first) = met.first() else { return Ok(()) };
+        let resource = first.signal.resource();
+        log::warn!("Eviction manager: attempting to reclaim {resource}");
+        if first.signal.reclaims_images(has_image_disk) {
+            self.reclaim().await;
+            let (observations, _) = self.observe().await?;
+            if !eviction::unresolved(&thresholds, &observations) {
+                log::info!(
+                    "Eviction manager: able to reduce resource pressure without evicting pods: \
+                     {resource}"
+                );
+                return Ok(());
+            }
+        }
+        log::warn!("Eviction manager: must evict pod(s) to reclaim {resource}");
+        let usage = self.kubelet.usage(first.signal.resource() == "memory").await?;
+        let mut candidates: Vec<Candidate<'_>> = pods
+            .into_iter()
+            .map(|pod| {
+                let stats = usage.pods.iter().find(|stats| *stats.pod_ref.uid == *pod.uid());
+                Candidate { pod, stats }
+            })
+            .collect();
+        eviction::rank(&mut candidates, resource);
+        for candidate in candidates {
+            let message = eviction::message(&candidate, &met, resource, &observations);
+            let pod = &candidate.pod;
+            let own = pod.spec().termination_grace_period_seconds;
+            let max = self.evictions.max_grace;
+            let grace = match first.grace {
+                None => IMMEDIATE_GRACE,
+                Some(_) => own.map_or(max, |own| own.min(max)),
+            };
+            if self.evict_pod(pod, grace, first.signal.name(), &message) {
+                return Ok(());
+            }
+        }
+        log::warn!("Eviction manager: unable to evict any pods from the node");
+        Ok(())
+    }
+
+    /// Returns whether a pod was evicted for its own limits.
+    async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<bool, String> {
+        let usage = self.kubelet.usage(false).await?;
+        let mut has_evicted = false;
+        for pod in pods {
+            let stats = usage.pods.iter().find(|stats| *stats.pod_ref.uid == *pod.uid());
+            if let Some((signal, message)) =
+                stats.and_then(|stats| eviction::exceeded_limit(pod, stats))
+            {
+                has_evicted |= self.evict_pod(pod, IMMEDIATE_GRACE, signal, &message);
+            }
+        }
+        Ok(has_evicted)
+    }
+
+    fn evict_pod(&self, pod: &Arc<Pod>, grace: i64, signal: &str, message: &str) -> bool {
+        let name = pod.display_name();
+        if eviction::is_critical(pod) {
+            log::error!("Eviction manager: cannot evict a critical pod {name}: {message}");
+            return false;
+        }
+        log::warn!("Eviction manager: pod {name} is evicted: {message}");
+        self.kubelet.evict(pod, grace, eviction::REASON, message);
+        metrics::EVICTIONS.with_label_values(&[signal]).inc();
+        true
+    }
+
+    /// Removes containers that have ended, and images that no container uses.
+    /// Upstream: `DeleteAllUnusedContainers`, `DeleteUnusedImages`.
+    async fn reclaim(&self) {
+        let manager = self.kubelet.manager();
+        let is_gone = |uid: &str| self.kubelet.is_ended(uid);
+        let now = nanos(manager.clock.now());
+        let (runtime, folders) = (&manager.runtime, &manager.folders);
+        if let Err(error) = garbage::collect(runtime, folders, self.dead, now, &is_gone).await {
+            log::warn!("Eviction manager: unexpected error when removing containers: {error}");
+        }
+        if let Err(fault) = self.images.remove_unused().await {
+            log::warn!("Eviction manager: unexpected error when removing images: {fault}");
+        }
+    }
+
+    /// What the signals show, and whether images have a disk of their own.
+    async fn observe(&self) -> Result<(Observations, bool), String> {
+        let manager = self.kubelet.manager();
+        let known = self.evictions.image_folder.lock().clone();
+        let images = match known {
+            Some(folder) => folder,
+            None => manager.images.usage().await?.mount_point,
+        };
+        *self.evictions.image_folder.lock() = Some(images.clone());
+        let root = manager.folders.root.clone();
+        let memory_bytes = manager.node.memory_bytes.unsigned_abs();
+        let all_pods = manager.cgroups.as_ref().map(|cgroups| cgroups.all_pods());
+        task::blocking(move || eviction::observe(&root, &images, memory_bytes, all_pods.as_deref()))
+            .await
+    }
+
+    async fn images(&self) {
+        if self.keeps_images {
+            log::info!(
+                "ImageGCHighThresholdPercent is set 100 and ImageMaximumGCAge is 0, Disable image GC"
+            );
+            return std::future::pending().await;
+        }
+        let clock = &self.kubelet.manager().clock;
+        let mut has_failed = false;
+        loop {
+            match self.images.collect().await {
+                Err(error) if has_failed => {
+                    log::error!("Image garbage collection failed multiple times in a row: {error}");
+                }
+                Err(error) => {
+                    log::error!("Image garbage collection failed once: {error}");
+                    has_failed = true;
+                }
+                Ok(()) if has_failed => {
+                    log::info!("Image garbage collection succeeded");
+                    has_failed = false;
+                }
+                Ok(()) => log::debug!("Image garbage collection succeeded"),
+            }
+            clock.sleep(IMAGE_PERIOD).await;
+        }
+    }
+}
+
+fn nanos(time: Timestamp) -> i64 {
+    time.to_jiff().as_microsecond().saturating_mul(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn configuration(fields: Value) -> Configuration {
+        serde_json::from_value(fields).expect("a configuration")
+    }
+
+    #[test]
+    fn thresholds_of_images_are_checked() {
+        for (fields, expected) in [
+            (json!({}), Ok((85, 80, 120, 0))),
+            (
+                json!({"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 0,
+                       "imageMinimumGCAge": "0s", "imageMaximumGCAge": "1h"}),
+                Ok((100, 0, 0, 3600)),
+            ),
+            (
+                json!({"imageGCHighThresholdPercent": 101}),
+                Err("imageGCHighThresholdPercent (--image-gc-high-threshold) 101 must be between \
+                     0 and 100, inclusive"),
+            ),
+            (
+                json!({"imageGCHighThresholdPercent": 80}),
+                Err("imageGCLowThresholdPercent (--image-gc-low-threshold) 80 must be less than \
+                     imageGCHighThresholdPercent (--image-gc-high-threshold) 80"),
+            ),
+            (
+                json!({"imageMaximumGCAge": "2m"}),
+                Err("imageMaximumGCAge 120s must be greater than imageMinimumGCAge 120s"),
+            ),
+        ] {
+            let policy = image_policy(&configuration(fields.clone()));
+            let policy = policy.map(|policy| {
+                let (min, max) = (policy.min_age.as_secs(), policy.max_age.as_secs());
+                (policy.high_percent, policy.low_percent, min, max)
+            });
+            assert_eq!(policy, expected.map_err(str::to_owned), "{fields}");
+        }
+    }
+
+    #[test]
+    fn limits_of_logs_are_checked() {
+        for (fields, expected) in [
+            (json!({}), Ok(Some(10 << 20))),
+            (json!({"containerLogMaxSize": "1k"}), Ok(Some(1000))),
+            (json!({"containerLogMaxSize": "-1"}), Ok(None)),
+            (
+                json!({"containerLogMaxFiles": 1}),
+                Err("containerLogMaxFiles (--container-log-max-files) 1 must be at least 2"),
+            ),
+            (
+                json!({"containerLogMaxWorkers": 0}),
+                Err("containerLogMaxWorkers 0 must be at least 1"),
+            ),
+            (
+                json!({"containerLogMonitorInterval": "2s"}),
+                Err("containerLogMonitorInterval 2s must be at least 3s"),
+            ),
+        ] {
+            let policy = log_policy(&configuration(fields.clone()));
+            let bytes = policy.map(|policy| policy.map(|policy| policy.max_bytes));
+            assert_eq!(bytes, expected.map_err(str::to_owned), "{fields}");
+        }
+        let fault = log_policy(&configuration(json!({"containerLogMaxSize": "x"}))).err();
+        assert!(fault.is_some_and(|fault| fault.contains("containerLogMaxSize")));
+    }
+}

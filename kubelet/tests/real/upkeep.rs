@@ -1,0 +1,300 @@
+//! Images, containers and logs are collected; logs are rotated; credentials are used.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::time::Duration;
+
+use futures_lite::future::block_on;
+use kube_controller_manager::clock::SystemClock;
+use kubelet::cri::{Channel, ImageService, api};
+use serde_json::Value;
+
+use super::crashes::containers;
+use super::node::{Node, wait};
+use super::registry;
+
+fn pod(name: &str, image: &str, script: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: {image}
+    imagePullPolicy: IfNotPresent
+    command: [sh, -c, {script:?}]
+"
+    )
+}
+
+const SLEEP: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
+const BUSYBOX: &str = "node.test/busybox:1";
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+fn images(node: &Node) -> ImageService {
+    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    ImageService::new(channel, Duration::from_secs(60))
+}
+
+fn has_image(node: &Node, name: &str) -> bool {
+    let image = Some(api::ImageSpec { image: name.to_owned(), ..Default::default() });
+    let request = api::ImageStatusRequest { image, verbose: false };
+    block_on(images(node).image_status(request)).expect("a status").image.is_some()
+}
+
+#[test]
+fn images_need_the_credentials_of_the_node() {
+    let Some(mut node) = Node::start("credentials") else { return };
+    // user:secret
+    registry::start(&node, &["app"], Some("dXNlcjpzZWNyZXQ="));
+    let image = format!("{}/app:1", registry::ADDRESS);
+    node.write("app.yaml", &pod("app", &image, SLEEP));
+    node.start_kubelet();
+    let waiting = |pod: &Value| {
+        pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    node.eventually("app-n", "refused by the registry", |pod| {
+        ["ErrImagePull", "ImagePullBackOff"].contains(&waiting(pod).as_str())
+    });
+    assert!(node.log().contains("no basic auth credentials"), "{}", node.log());
+    let config = format!(
+        r#"{{"auths": {{"{0}/other": {{"auth": "b3RoZXI6eA=="}}, "{0}": {{"auth": "dXNlcjpzZWNyZXQ="}}}}}}"#,
+        registry::ADDRESS
+    );
+    fs::write(node.folder.join("kubelet/config.json"), config).expect("a file");
+    node.eventually("app-n", "ready", is_ready);
+    assert!(!node.log().contains("secret"), "{}", node.log());
+}
+
+#[test]
+fn what_no_pod_needs_is_collected() {
+    let Some(mut node) = Node::start("garbage") else { return };
+    registry::start(&node, &["used", "unused"], None);
+    let [used, unused] = ["used", "unused"].map(|name| format!("{}/{name}:1", registry::ADDRESS));
+    node.write("used.yaml", &pod("used", &used, SLEEP));
+    node.write("crash.yaml", &pod("crash", BUSYBOX, "exit 1"));
+    node.start_kubelet();
+    node.eventually("used-n", "ready", is_ready);
+    let image = Some(api::ImageSpec { image: unused.clone(), ..Default::default() });
+    let request = api::PullImageRequest { image, ..Default::default() };
+    block_on(images(&node).pull_image(request)).expect("an image");
+    node.eventually("crash-n", "restarted", |pod| {
+        pod["status"]["containerStatuses"][0]["restartCount"].as_i64() >= Some(2)
+    });
+    let found = containers(&node);
+    assert!(found["main"].len() <= 4, "{found:?}");
+    node.kill_kubelet();
+    // What an agent leaves that ended while a pod was removed.
+    node.remove("crash.yaml");
+    let logs = node.folder.join("podlogs");
+    fs::create_dir_all(logs.join("default_former-n_0123/main")).expect("a folder");
+    fs::create_dir_all(logs.join("foreign")).expect("a folder");
+    let links = node.folder.join("containers");
+    let count = |folder: &std::path::Path| fs::read_dir(folder).map_or(0, Iterator::count);
+    assert!(count(&links) >= 1, "no link to a log");
+    symlink("/nonexistent", links.join("former-n_default_main-0123456789.log")).expect("a link");
+    node.configure(
+        "imageGCHighThresholdPercent: 1\nimageGCLowThresholdPercent: 0\nimageMinimumGCAge: 0s",
+    );
+    node.start_kubelet();
+    assert!(wait(|| !has_image(&node, &unused)), "{}", node.log());
+    assert!(wait(|| node.log().contains("Insufficient free disk space")), "{}", node.log());
+    assert!(has_image(&node, &used), "an image in use is removed");
+    assert!(has_image(&node, "node.test/pause:1"), "a pinned image is removed");
+    let metrics = node.get("127.0.0.1:10255", "/metrics").expect("metrics");
+    let counted = "kubelet_image_garbage_collected_total{reason=\"space\"}";
+    assert!(metrics.contains(counted), "{metrics}");
+    let names = || {
+        let mut names: Vec<String> = fs::read_dir(&logs)
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    let is_clean = wait(|| {
+        let names = names();
+        names.len() == 2 && names[0].starts_with("default_used-n_") && names[1] == "foreign"
+    });
+    assert!(is_clean, "{:?}\n{}", names(), node.log());
+    assert!(wait(|| count(&links) == 1), "{}", node.log());
+    assert_eq!(containers(&node)["main"].len(), 1);
+}
+
+#[test]
+fn logs_are_rotated_and_compressed() {
+    let Some(mut node) = Node::start("rotation") else { return };
+    node.configure(
+        "containerLogMaxSize: 10Ki\ncontainerLogMaxFiles: 3\ncontainerLogMonitorInterval: 3s",
+    );
+    let script = "n=0; while :; do n=$((n+1)); echo line $n; usleep 10000; done";
+    node.write("chatty.yaml", &pod("chatty", BUSYBOX, script));
+    node.start_kubelet();
+    let chatty = node.eventually("chatty-n", "ready", is_ready);
+    let uid = chatty["metadata"]["uid"].as_str().expect("a uid");
+    let folder = node.folder.join(format!("podlogs/default_chatty-n_{uid}/main"));
+    let names = || {
+        let mut names: Vec<String> = fs::read_dir(&folder)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    // The third rotation removes the first file.
+    let mut seen = std::collections::BTreeSet::new();
+    let is_rotated = wait(|| {
+        seen.extend(names());
+        seen.iter().filter(|name| name.ends_with(".gz")).count() >= 2
+    });
+    assert!(is_rotated, "{seen:?}\n{}", node.log());
+    assert!(names().len() <= 4, "{:?}", names());
+    assert_eq!(names()[0], "0.log");
+    let compressed = names().into_iter().find(|name| name.ends_with(".gz")).expect("a file");
+    let unpacked = Command::new("gunzip").arg("-c").arg(folder.join(&compressed)).output();
+    let unpacked = String::from_utf8(unpacked.expect("gunzip").stdout).expect("text");
+    assert!(unpacked.lines().all(|line| line.contains(" stdout F line ")), "{unpacked}");
+    assert!(unpacked.len() >= 10 << 10, "{}", unpacked.len());
+    // Each line is in one file: none was lost.
+    let status = chatty["status"]["containerStatuses"][0]["restartCount"].clone();
+    assert_eq!(status, 0);
+}
+
+/// A file of a cgroup, by its names in both versions.
+fn cgroup(node: &Node, path: &str, v1: (&str, &str), v2: &str) -> Option<String> {
+    let base = std::path::Path::new("/sys/fs/cgroup");
+    let file = match base.join("cgroup.controllers").exists() {
+        true => base.join(&node.name).join(path).join(v2),
+        false => base.join(v1.0).join(&node.name).join(path).join(v1.1),
+    };
+    Some(fs::read_to_string(file).ok()?.trim().to_owned())
+}
+
+#[test]
+fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
+    let Some(mut node) = Node::start("cgroups") else { return };
+    let limited = pod("limited", BUSYBOX, "while :; do :; done")
+        + "    resources: {requests: {cpu: 100m}, limits: {cpu: 200m, memory: 64Mi}}\n";
+    node.write("limited.yaml", &limited);
+    node.write("free.yaml", &pod("free", BUSYBOX, SLEEP));
+    node.start_kubelet();
+    let limited = node.eventually("limited-n", "ready", is_ready);
+    let free = node.eventually("free-n", "ready", is_ready);
+    let uid = |pod: &Value| pod["metadata"]["uid"].as_str().expect("a uid").to_owned();
+    let path = format!("kubepods/burstable/pod{}", uid(&limited));
+    let memory = ("memory", "memory.limit_in_bytes");
+    assert_eq!(cgroup(&node, &path, memory, "memory.max").as_deref(), Some("67108864"));
+    let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let (quota, shares, least) =
+        if is_v2 { ("20000 100000", "4", "1") } else { ("20000", "102", "2") };
+    let of = |path: &str, file: &str, v2: &str| cgroup(&node, path, ("cpu", file), v2);
+    assert_eq!(of(&path, "cpu.cfs_quota_us", "cpu.max").as_deref(), Some(quota));
+    assert_eq!(of(&path, "cpu.shares", "cpu.weight").as_deref(), Some(shares));
+    let free = format!("kubepods/besteffort/pod{}", uid(&free));
+    assert_eq!(of(&free, "cpu.shares", "cpu.weight").as_deref(), Some(least));
+    // The container is in the pod's cgroup.
+    let id = limited["status"]["containerStatuses"][0]["containerID"].as_str().expect("an id");
+    let container = format!("{path}/{}", id.trim_start_matches("containerd://"));
+    let processes = of(&container, "cgroup.procs", "cgroup.procs").unwrap_or_default();
+    assert!(!processes.is_empty(), "{container}");
+    let score = fs::read_to_string(format!(
+        "/proc/{}/oom_score_adj",
+        processes.lines().next().expect("a process")
+    ));
+    // The request of memory is the limit: some of the machine's memory.
+    let score: i64 = score.expect("a score").trim().parse().expect("a number");
+    assert!((900..1000).contains(&score), "{score}");
+
+    let usage = |path: &str| -> Value {
+        let text = node.get("127.0.0.1:10255", path).expect("usage");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    usage("/stats/summary");
+    let mut summary = Value::Null;
+    let is_measured = wait(|| {
+        summary = usage("/stats/summary");
+        let pods = summary["pods"].as_array().cloned().unwrap_or_default();
+        let limited = pods.iter().find(|pod| pod["podRef"]["name"] == "limited-n");
+        limited.is_some_and(|pod| pod["cpu"]["usageNanoCores"].as_u64() > Some(100_000_000))
+    });
+    assert!(is_measured, "{summary:#}");
+    let pods = summary["pods"].as_array().expect("pods");
+    let limited = pods.iter().find(|pod| pod["podRef"]["name"] == "limited-n").expect("the pod");
+    // A fifth of a core, as its limit says.
+    let rate = limited["cpu"]["usageNanoCores"].as_u64().expect("a rate");
+    assert!(rate < 350_000_000, "{rate}");
+    let memory = &limited["containers"][0]["memory"];
+    let (used, left) = (&memory["workingSetBytes"], &memory["availableBytes"]);
+    let sum = used.as_u64().zip(left.as_u64()).map(|(used, left)| used + left);
+    assert_eq!(sum, Some(64 << 20), "{memory:#}");
+    assert_eq!(limited["process_stats"]["process_count"], 2, "{limited:#}");
+    assert!(limited["network"]["name"] == "eth0", "{limited:#}");
+    let root = &summary["node"];
+    assert_eq!(root["nodeName"], "n");
+    assert_eq!(root["systemContainers"][0]["name"], "pods");
+    assert!(root["fs"]["capacityBytes"].as_u64() > root["fs"]["availableBytes"].as_u64());
+    assert!(root["runtime"]["imageFs"]["usedBytes"].as_u64() > Some(0), "{root:#}");
+    let only = usage("/stats/summary?only_cpu_and_memory=true");
+    assert!(only["node"]["fs"].is_null() && only["node"]["cpu"].is_object(), "{only:#}");
+    let metrics = node.get("127.0.0.1:10255", "/metrics/resource").expect("metrics");
+    for line in [
+        "container_cpu_usage_seconds_total{container=\"main\",namespace=\"default\",pod=\"limited-n\"} ",
+        "pod_memory_working_set_bytes{namespace=\"default\",pod=\"limited-n\"} ",
+        "node_cpu_usage_seconds_total ",
+        "resource_scrape_error 0",
+    ] {
+        assert!(metrics.contains(line), "{line}:\n{metrics}");
+    }
+    // The shares of the class follow its pods with the next round.
+    node.remove("limited.yaml");
+    let is_gone = wait(|| of(&path, "cgroup.procs", "cgroup.procs").is_none());
+    assert!(is_gone, "{}", node.log());
+    assert!(of(&free, "cgroup.procs", "cgroup.procs").is_some());
+}
+
+#[test]
+fn static_pods_are_not_evicted_but_unused_images_go() {
+    let Some(mut node) = Node::start("eviction") else { return };
+    registry::start(&node, &["unused"], None);
+    let unused = format!("{}/unused:1", registry::ADDRESS);
+    let script =
+        "dd if=/dev/zero of=/data/file bs=1M count=3; trap 'exit 0' TERM; sleep 1000 & wait";
+    let large = pod("large", BUSYBOX, script).replace(
+        "  containers:",
+        "  volumes: [{name: data, emptyDir: {sizeLimit: 1Mi}}]\n  containers:",
+    ) + "    volumeMounts: [{name: data, mountPath: /data}]\n";
+    node.write("large.yaml", &large);
+    node.start_kubelet();
+    node.eventually("large-n", "ready", is_ready);
+    // Before that, the image of the pod would be an unused one too.
+    node.kill_kubelet();
+    node.configure(
+        "evictionHard: {nodefs.available: 99.999%}\nvolumeStatsAggPeriod: 1s\n\
+         imageMinimumGCAge: 0s",
+    );
+    node.start_kubelet();
+    node.eventually("large-n", "ready", is_ready);
+    let image = Some(api::ImageSpec { image: unused.clone(), ..Default::default() });
+    let request = api::PullImageRequest { image, ..Default::default() };
+    block_on(images(&node).pull_image(request)).expect("an image");
+    assert!(wait(|| !has_image(&node, &unused)), "{}", node.log());
+    let refused = "cannot evict a critical pod default/large-n: Usage of EmptyDir volume \"data\" \
+                   exceeds the limit \"1Mi\". ";
+    assert!(wait(|| node.log().contains(refused)), "{}", node.log());
+    let low = "cannot evict a critical pod default/large-n: The node was low on resource: \
+               ephemeral-storage. Threshold quantity: ";
+    assert!(wait(|| node.log().contains(low)), "{}", node.log());
+    assert!(is_ready(&node.pod("large-n")));
+}
