@@ -7,11 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use async_lock::{Semaphore, SemaphoreGuard};
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::{Clock, SystemClock};
 use serde_json::Value;
 
 use super::machine::{Error, Machine};
+
+/// Machines that run at once: with more, two processors are busy with the start of containers until
+/// tests give up.
+static PLACES: Semaphore = Semaphore::new(3);
 
 /// Removed when dropped.
 pub struct Node {
@@ -19,6 +24,8 @@ pub struct Node {
     /// What the script has unpacked and built.
     pub packages: PathBuf,
     kubelet: Option<Child>,
+    #[expect(dead_code, reason = "held for its drop, after that of the machine")]
+    place: SemaphoreGuard<'static>,
 }
 
 impl std::ops::Deref for Node {
@@ -34,6 +41,7 @@ impl Node {
     pub fn start(test: &str) -> Option<Node> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::SeqCst);
+        let place = block_on(PLACES.acquire());
         // Short, since the path of a socket has at most 107 bytes.
         match Machine::start(format!("/tmp/kn{}x{number}", std::process::id()).into()) {
             Ok(machine) => {
@@ -41,7 +49,7 @@ impl Node {
                     fs::create_dir_all(machine.folder.join(below)).expect("a folder");
                 }
                 let packages = machine.variable("packages").expect("the script's variables");
-                Some(Node { machine, packages: packages.into(), kubelet: None })
+                Some(Node { machine, packages: packages.into(), kubelet: None, place })
             }
             Err(Error::Missing(line)) => {
                 eprintln!("{test}: {line}");
