@@ -62,7 +62,7 @@
 //! |---|---|---|
 //! | [`clock`], [`task`] | injected time; tasks, and the token that stops them | `k8s.io/utils/clock`, `context` |
 //! | [`objects`] | kinds as their readers need them; keys, selectors, quantities, times | `k8s.io/api`, `apimachinery` |
-//! | [`metrics`] | counters in the Prometheus text format | `component-base/metrics` |
+//! | [`metrics`](mod@metrics) | counters in the Prometheus text format | `component-base/metrics` |
 //! | [`client`] | requests to the API server | `client-go/rest`, `dynamic`, `discovery`, `clientcmd` |
 //! | [`cache`] | informers, indexers, listers | `client-go/tools/cache`, `informers` |
 //! | [`workqueue`] | queues of keys, with delays and rate limits | `client-go/util/workqueue` |

@@ -3,7 +3,7 @@
 //!
 //! A [`Server`] accepts connections and calls a [`Handler`], which [`Routes`] find by path.
 //! [`HealthChecks`] answer `/healthz` and its siblings, and `/metrics` shows what
-//! [`metrics`](crate::metrics) declares.
+//! [`metrics`](mod@crate::metrics) declares.
 //!
 //! ```
 //! use std::sync::Arc;
