@@ -108,7 +108,7 @@ fn is_lease(path: &ResourcePath) -> bool {
         && (path.name == LEASE || path.name.is_empty())
 }
 
-/// The holder of the managers' lease; empty: nobody holds it.
+/// The holder of the managers' lease; empty: it has no holder.
 pub fn holder(store: &Store) -> String {
     let lease = store.get(LEASES, &format!("{LEASE_NAMESPACE}/{LEASE}"));
     lease.map_or_else(String::new, |lease| text(&lease.value, "/spec/holderIdentity").to_owned())

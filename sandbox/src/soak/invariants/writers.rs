@@ -54,7 +54,7 @@ impl OneLeader {
                 record.writer
             )),
             None if self.holder.is_empty() => {
-                Verdict::Broken(format!("{:?} wrote while nobody held the lease", record.writer))
+                Verdict::Broken(format!("{:?} wrote while the lease had no holder", record.writer))
             }
             // The answer to its first write of the lease was lost.
             None => Verdict::Unrelated,
