@@ -42,7 +42,7 @@ struct Shared {
 
 /// Runs hyper's tasks.
 #[derive(Clone)]
-pub(crate) struct Executor;
+pub struct Executor;
 
 impl<F> hyper::rt::Executor<F> for Executor
 where

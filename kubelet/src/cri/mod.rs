@@ -11,8 +11,8 @@ pub mod api {
     include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
 }
 
-pub use channel::Channel;
-pub(crate) use channel::{Executor, answer, request};
+pub use channel::{Channel, Executor};
+pub(crate) use channel::{answer, request};
 pub use error::{Code, Error, chain};
 pub use images::ImageService;
 pub use runtime::RuntimeService;

@@ -14,6 +14,7 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use kube_controller_manager::task;
+use kubelet::cri::Executor;
 use smol_hyper::rt::FuturesIo;
 
 use super::node::{Node, wait};
@@ -21,15 +22,6 @@ use super::pods::{container, is_ready};
 
 const FOLDER: &str = "KUBELET_TEST_GRPC_FOLDER";
 const PORT: u16 = 5123;
-
-#[derive(Clone)]
-struct Executor;
-
-impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Executor {
-    fn execute(&self, future: F) {
-        drop(task::spawn(future));
-    }
-}
 
 /// The answer to a check: the number in the file `status` for the service `web`, `NOT_FOUND` for
 /// others.

@@ -20,6 +20,7 @@ use hyper::server::conn::http2 as server;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use kube_controller_manager::task::{self, Latch};
+use kubelet::cri::Executor;
 use parking_lot::Mutex;
 use smol_hyper::rt::FuturesIo;
 
@@ -94,19 +95,6 @@ struct Shared {
 }
 
 type Body = BoxBody<Bytes, Infallible>;
-
-#[derive(Clone)]
-struct Executor;
-
-impl<F> hyper::rt::Executor<F> for Executor
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    fn execute(&self, future: F) {
-        drop(task::spawn(future));
-    }
-}
 
 impl Proxy {
     /// A proxy in `folder` for the runtime at `target`.
