@@ -13,7 +13,7 @@ use crate::env::*;
 use crate::faults::Births;
 use crate::real;
 
-const LEASES: ResourceType =
+pub const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
 pub async fn holder(env: &Env) -> Result<String, String> {

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{Deployment, ObjectKey};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::election::LEASES;
 use crate::env::*;
 
 /// The uids of the pods that stay and whose names begin with `prefix`.
@@ -88,15 +89,37 @@ fn a_manager_that_starts_after_a_restored_backup_is_right() {
     everywhere("restored-restart", async |env| manager_of_a_restored_server(env, true).await);
 }
 
+async fn lease_version(env: &Site) -> String {
+    let lease = env.client.resource(&LEASES);
+    let key = ObjectKey::new("kube-system", "kube-controller-manager");
+    let lease: Value = lease.get(&key).await.expect("the lease");
+    lease["metadata"]["resourceVersion"].as_str().expect("a version").to_owned()
+}
+
+async fn later_lease_version(env: &Site, before: &str) -> String {
+    eventually(&env.clock, "the lease is renewed", || async {
+        let now = lease_version(env).await;
+        if now == before { Err(now) } else { Ok(now) }
+    })
+    .await
+}
+
 /// No cache can see this by its versions: the Lease of the leader shows it.
 #[test]
 fn a_restore_is_noticed_although_the_server_has_passed_the_known_versions() {
     Env::run("restored-passed", async |env| {
-        let _manager = env.candidate("manager", &[]);
+        // The lease is renewed often, and not lost on a slow machine.
+        let flags = ["--leader-elect-lease-duration=110s", "--leader-elect-renew-deadline=100s"];
+        let _manager = env.candidate("manager", &flags);
         populate(env).await;
         let api = env.cluster.sandbox.api();
         let backup = api.store.backup();
+        let before = lease_version(env).await;
         change(env).await;
+        // The leader knows a version that the backup lacks: it renews only after the answer to its
+        // last renewal.
+        let first = later_lease_version(env, &before).await;
+        later_lease_version(env, &first).await;
         let known = api.store.version();
         api.restore_and(&backup, || {
             while api.store.version() < known + 100 {
