@@ -95,11 +95,11 @@ pub fn manager_after(folder: &Folder, setup: &str) -> ManagerProgram {
     ManagerProgram::Path(script)
 }
 
-/// The manager's flags for leader election in seconds rather than minutes.
+/// The manager's flags for leader election: often renewed, and not lost on a slow machine.
 pub fn quick_election() -> Vec<String> {
     [
-        "--leader-elect-lease-duration=8s",
-        "--leader-elect-renew-deadline=7s",
+        "--leader-elect-lease-duration=20s",
+        "--leader-elect-renew-deadline=17s",
         "--leader-elect-retry-period=500ms",
     ]
     .map(str::to_owned)
