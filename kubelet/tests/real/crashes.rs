@@ -81,6 +81,12 @@ fn is_ready(pod: &Value) -> bool {
     conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
+/// Whether containerd gave up the start of the pod's container: it does so when the agent ends while
+/// it waits for the answer, and the container counts as failed.
+fn start_was_cut_off(pod: &Value) -> bool {
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "StartError"
+}
+
 /// One life of two pods, with a crash on the way.
 struct Life<'a> {
     node: &'a mut Node,
@@ -128,15 +134,21 @@ impl Life<'_> {
         }
         let (running, ended) = (format!("{main}-n"), format!("{job}-n"));
         self.wait("ready", |node| {
-            is_ready(&node.pod(&running)) && node.pod(&ended)["status"]["phase"] == "Succeeded"
+            let job = node.pod(&ended);
+            let has_ended = job["status"]["phase"] == "Succeeded" || start_was_cut_off(&job);
+            is_ready(&node.pod(&running)) && has_ended
         });
+        let job_has_run = !start_was_cut_off(&self.node.pod(&ended));
+        assert!(job_has_run || self.has_crashed, "{main}");
         let mut starts: Vec<String> = fs::read_to_string(self.out.join("starts"))
             .expect("starts")
             .lines()
             .map(str::to_owned)
             .collect();
         starts.sort();
-        assert_eq!(starts, ["first", "job", "main", "sidecar"], "{main}");
+        let mut expected = vec!["first", "job", "main", "sidecar"];
+        expected.retain(|name| *name != "job" || job_has_run);
+        assert_eq!(starts, expected, "{main}");
         let found = containers(self.node);
         for (name, expected) in [("first", 0), ("sidecar", 1), ("main", 1), ("job", 0)] {
             let states = found.get(name).map(Vec::as_slice).unwrap_or_default();
