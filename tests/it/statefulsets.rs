@@ -144,7 +144,7 @@ fn a_pod_is_available_when_it_was_ready_for_long_enough() {
     everywhere("sts-min-ready", async |env| {
         let _manager = env.manager("manager", &[]);
         let mut web = stateful_set("web", 2);
-        web["spec"]["minReadySeconds"] = json!(2);
+        web["spec"]["minReadySeconds"] = json!(3600);
         create(&env.client, web).await;
         let key = ObjectKey::new("default", "web");
         let sets = env.client.resource(&StatefulSet::RESOURCE);
@@ -156,6 +156,7 @@ fn a_pod_is_available_when_it_was_ready_for_long_enough() {
             if ready && available == 0 { Ok(()) } else { Err(status.to_string()) }
         })
         .await;
+        set_spec(env, "web", json!({ "minReadySeconds": 4 })).await;
         settled(env, "web", 2).await;
         let pods = list_values::<Pod>(env).await;
         let time = |value: &Value| value.as_str().expect("a time").parse::<Timestamp>().unwrap();
@@ -165,7 +166,7 @@ fn a_pod_is_available_when_it_was_ready_for_long_enough() {
             time(&ready["lastTransitionTime"]),
             time(&pods["web-1"]["metadata"]["creationTimestamp"]),
         );
-        assert!(next >= ready + std::time::Duration::from_secs(2), "{ready} {next}");
+        assert!(next >= ready + std::time::Duration::from_secs(4), "{ready} {next}");
     });
 }
 
