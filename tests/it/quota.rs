@@ -150,11 +150,14 @@ fn a_pod_that_is_stuck_is_not_counted_once_its_time_is_over() {
         let used =
             |pods: &'static str| [("pods", pods), ("requests.cpu", pods), ("count/pods", "3")];
         uses(env, "all", &used("3")).await;
-        for (name, grace) in [("late", 5), ("early", 1)] {
+        let delete = async |name, grace| {
             let delete = Delete::new().grace_period(grace);
             client.delete::<Pod>(&ObjectKey::new("default", name), delete).await.expect("delete");
-        }
+        };
+        delete("late", 3600).await;
+        delete("early", 1).await;
         uses(env, "all", &used("2")).await;
+        delete("late", 1).await;
         uses(env, "all", &used("1")).await;
     });
 }
