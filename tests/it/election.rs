@@ -13,7 +13,7 @@ use crate::env::*;
 use crate::faults::Births;
 use crate::real;
 
-pub const LEASES: ResourceType =
+const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
 pub async fn holder(env: &Env) -> Result<String, String> {
@@ -333,7 +333,7 @@ const COORDINATED_ELECTION: [&str; 3] = [
 ];
 
 /// The lease's spec, once `is` holds.
-async fn lease_that(site: &Site, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+pub async fn lease_that(site: &Site, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     let (key, is) = (ObjectKey::new("kube-system", "kube-controller-manager"), &is);
     eventually(&site.clock, what, || async {
         let lease: Result<Value, _> = site.client.resource(&LEASES).get(&key).await;

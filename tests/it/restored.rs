@@ -6,7 +6,7 @@ use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{Deployment, ObjectKey};
 use serde_json::{Value, json};
 
-use crate::election::LEASES;
+use crate::election::lease_that;
 use crate::env::*;
 
 /// The uids of the pods that stay and whose names begin with `prefix`.
@@ -89,19 +89,10 @@ fn a_manager_that_starts_after_a_restored_backup_is_right() {
     everywhere("restored-restart", async |env| manager_of_a_restored_server(env, true).await);
 }
 
-async fn lease_version(env: &Site) -> String {
-    let lease = env.client.resource(&LEASES);
-    let key = ObjectKey::new("kube-system", "kube-controller-manager");
-    let lease: Value = lease.get(&key).await.expect("the lease");
-    lease["metadata"]["resourceVersion"].as_str().expect("a version").to_owned()
-}
-
-async fn later_lease_version(env: &Site, before: &str) -> String {
-    eventually(&env.clock, "the lease is renewed", || async {
-        let now = lease_version(env).await;
-        if now == before { Err(now) } else { Ok(now) }
-    })
-    .await
+/// The renewal of the lease that follows `before`.
+async fn next_renewal(env: &Site, before: &Value) -> Value {
+    let is_later = |spec: &Value| spec["renewTime"] != *before;
+    lease_that(env, "the lease is renewed", is_later).await["renewTime"].take()
 }
 
 /// No cache can see this by its versions: the Lease of the leader shows it.
@@ -114,12 +105,12 @@ fn a_restore_is_noticed_although_the_server_has_passed_the_known_versions() {
         populate(env).await;
         let api = env.cluster.sandbox.api();
         let backup = api.store.backup();
-        let before = lease_version(env).await;
+        let before = next_renewal(env, &Value::Null).await;
         change(env).await;
         // The leader knows a version that the backup lacks: it renews only after the answer to its
         // last renewal.
-        let first = later_lease_version(env, &before).await;
-        later_lease_version(env, &first).await;
+        let first = next_renewal(env, &before).await;
+        next_renewal(env, &first).await;
         let known = api.store.version();
         api.restore_and(&backup, || {
             while api.store.version() < known + 100 {
