@@ -74,6 +74,10 @@ struct Args {
     /// with --soak: determines what happens at which second (random)
     #[argh(option)]
     seed: Option<u64>,
+    /// with --soak: the folder with etcd and kube-apiserver, to run them in place of the embedded
+    /// API server
+    #[argh(option)]
+    real_server: Option<PathBuf>,
     /// with --load: ConfigMaps of 10 KB (0)
     #[argh(option, default = "0")]
     configmaps: usize,
@@ -125,6 +129,9 @@ impl Args {
             () if self.floor && !is_of_workloads => Err("--floor: needs --load with Deployments"),
             () if self.part.is_some() && !self.lesson => Err("--part: needs --lesson"),
             () if self.seed.is_some() && self.soak.is_none() => Err("--seed: needs --soak"),
+            () if self.real_server.is_some() && self.soak.is_none() => {
+                Err("--real-server: needs --soak")
+            }
             () if self.density == Some(0) => Err("--density: at least 1"),
             () => Ok(()),
         }
@@ -230,6 +237,7 @@ fn main() -> ExitCode {
         if let Some(seconds) = args.soak {
             let soak = Soak {
                 sandbox,
+                assets: args.real_server,
                 length: Duration::from_secs(seconds),
                 seed: args.seed.unwrap_or_else(|| u64::from(fastrand::u32(..))),
                 manager,

@@ -427,10 +427,10 @@ fn on_server_with(name: &str, nodes: NodeOptions, flags: &[&str], scenario: impl
         let folder = Folder::new(name);
         let clock = SystemClock::shared();
         let server = real::ApiServer::start(&assets, &folder.0, flags, &clock).await;
-        let client = administrator(&server.admin, "tests", &clock).expect("a client");
+        let client = administrator(&server.server.admin, "tests", &clock).expect("a client");
         let stand_ins = StandIns::start(&client, &clock, nodes);
         let steering = stand_ins.steering.clone();
-        let kubeconfig = server.kubeconfig.clone();
+        let kubeconfig = server.server.kubeconfig.clone();
         let server = Server::Real(Box::new(server));
         let site =
             Site { client, clock, steering, kubeconfig, faults: None, server, _folder: folder };

@@ -1,5 +1,6 @@
 //! A short soak: two managers under faults and work of every kind.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kube_controller_manager::task::StopToken;
@@ -7,15 +8,28 @@ use sandbox::SandboxOptions;
 use sandbox::soak::Soak;
 
 use crate::env::*;
+use crate::real;
 
 /// How long the way to the final state may take: Jobs wait for minutes after failures.
 const LONGEST: Duration = Duration::from_secs(900);
 
 #[test]
 fn nothing_is_lost_or_doubled_under_faults() {
-    let folder = Folder::new("soak");
+    run("soak", None);
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_on_a_real_server() {
+    let Some(assets) = real::assets() else { return };
+    let _turn = real::turn();
+    run("real-soak", Some(assets));
+}
+
+fn run(name: &str, assets: Option<PathBuf>) {
+    let folder = Folder::new(name);
     let soak = Soak {
         sandbox: SandboxOptions::new(folder.0.clone()),
+        assets,
         length: Duration::from_secs(30),
         seed: 3,
         manager: manager_program(),

@@ -5,9 +5,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use event_listener::{Event, EventListener};
+use futures_lite::StreamExt;
 use serde_json::Value;
 
+use crate::api::response::failure;
 use crate::status::ApiError;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::server::http::{Body, BodyStream, Response};
 
 /// Selects requests: a verb (`create`, `watch` ... or `*`) and a resource (`pods`, `pods/status`,
 /// `leases` ... or `*`).
@@ -65,6 +69,40 @@ impl Fault {
         error.retry_after = retry_after;
         Fault::Fail(error)
     }
+}
+
+impl Fault {
+    /// What the caller of a served request gets.
+    pub(crate) fn after(self, response: Response) -> Response {
+        match self {
+            Fault::LoseAnswer => Response::abort(),
+            Fault::CutAfter(bytes) => cut_after(response, bytes),
+            _ => response,
+        }
+    }
+}
+
+/// Sends the first `limit` bytes of the body, then cuts the connection.
+fn cut_after(response: Response, limit: usize) -> Response {
+    let cut = || Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+    let body: BodyStream = match response.body {
+        Body::Full(bytes) => Box::pin(futures_lite::stream::once(Ok(bytes))),
+        Body::Stream(stream) => stream,
+        Body::Abort => return response,
+    };
+    let body = futures_lite::stream::unfold((Some(body), limit), move |(body, left)| async move {
+        let mut body = body?;
+        if left == 0 {
+            return Some((cut(), (None, 0)));
+        }
+        let mut chunk = match body.next().await? {
+            Ok(chunk) => chunk,
+            Err(error) => return Some((Err(error), (None, 0))),
+        };
+        let kept = chunk.len().min(left);
+        Some((Ok(chunk.split_to(kept)), (Some(body), left - kept)))
+    });
+    Response { body: Body::Stream(Box::pin(body)), ..response }
 }
 
 struct Plan {
@@ -160,7 +198,7 @@ impl Faults {
     }
 
     /// Waits until [`Self::clear`] is called once more than `before` times.
-    pub(crate) async fn cleared(&self, before: u64) {
+    async fn cleared(&self, before: u64) {
         loop {
             let changed = self.listen();
             if self.lock().clears != before {
@@ -168,6 +206,24 @@ impl Faults {
             }
             changed.await;
         }
+    }
+
+    /// Waits as the fault of a request asks. Returns the answer to a request that is not served.
+    /// `clears`: how many times the plans had been cleared before the fault was taken.
+    pub(crate) async fn before(
+        &self,
+        fault: Option<&Fault>,
+        clears: u64,
+        clock: &SharedClock,
+    ) -> Option<Response> {
+        match fault? {
+            Fault::Fail(error) => return Some(failure(error)),
+            Fault::Cut => return Some(Response::abort()),
+            Fault::Delay(delay) => clock.sleep(*delay).await,
+            Fault::Hold => self.cleared(clears).await,
+            Fault::LoseAnswer | Fault::CutAfter(_) => (),
+        }
+        None
     }
 
     /// Cuts every connection, the current and all later ones, as if the API server were gone.

@@ -23,14 +23,13 @@ pub mod write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::StreamExt;
 use hyper::header::WARNING;
 use serde_json::{Value, json};
 
 use crate::access::{Access, User};
 use crate::admission::accounts::await_default;
 use crate::admission::policies::Policies;
-use crate::api::faults::{Fault, Faults};
+use crate::api::faults::Faults;
 use crate::api::response::{failure, json_response};
 use crate::api::select::exact_name;
 use crate::auth::Auth;
@@ -51,7 +50,7 @@ use crate::storage::store::{Backup, Store};
 use crate::types::documents::VERSION;
 use crate::types::{discovery, documents};
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::server::http::{Body, BodyError, Method, Request, Response};
+use kube_controller_manager::server::http::{BodyError, Method, Request, Response};
 use kube_controller_manager::task::StopToken;
 
 /// Upstream's limit of a request's body.
@@ -82,10 +81,7 @@ fn access(method: &Method, path: &str, query: &Query) -> Access {
         "other" => "",
         verb => verb,
     };
-    let resource = match at.subresource.as_str() {
-        "" => at.resource.clone(),
-        sub => format!("{}/{sub}", at.resource),
-    };
+    let resource = at.named();
     // A namespace belongs to itself.
     let namespaces = at.resource == "namespaces" && at.namespace.is_empty();
     let namespace = if namespaces { &at.name } else { &at.namespace };
@@ -131,13 +127,7 @@ impl Api {
         let mut query = Query::parse(&query);
         let resource = ResourcePath::parse(&path);
         let verb = verb(&method, resource.as_ref(), &query);
-        let named = resource.as_ref().map_or_else(
-            || path.clone(),
-            |at| match at.subresource.as_str() {
-                "" => at.resource.clone(),
-                sub => format!("{}/{sub}", at.resource),
-            },
-        );
+        let named = resource.as_ref().map_or_else(|| path.clone(), ResourcePath::named);
         // Read before the fault is taken: a clear that follows must release this request too.
         let clears = self.faults.clears();
         let fault = self.faults.request(verb, &named);
@@ -146,12 +136,8 @@ impl Api {
         if self.faults.is_away() || !self.faults.serves(program, verb, &named) {
             return Response::abort();
         }
-        match &fault {
-            Some(Fault::Fail(error)) => return failure(error),
-            Some(Fault::Cut) => return Response::abort(),
-            Some(Fault::Delay(delay)) => self.clock.sleep(*delay).await,
-            Some(Fault::Hold) => self.faults.cleared(clears).await,
-            _ => {}
+        if let Some(answer) = self.faults.before(fault.as_ref(), clears, &self.clock).await {
+            return answer;
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         // Without a field manager the name of the program is used, except for apply.
@@ -200,9 +186,8 @@ impl Api {
         };
         let response = answered.unwrap_or_else(|error| failure(&error));
         match fault {
-            Some(Fault::LoseAnswer) => Response::abort(),
-            Some(Fault::CutAfter(bytes)) => cut_after(response, bytes),
-            _ => response,
+            Some(fault) => fault.after(response),
+            None => response,
         }
     }
 
@@ -423,29 +408,6 @@ fn version() -> Value {
         "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
         "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
     })
-}
-
-/// Sends the first `limit` bytes of the body, then cuts the connection.
-fn cut_after(response: Response, limit: usize) -> Response {
-    let cut = || Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
-    let body: kube_controller_manager::server::http::BodyStream = match response.body {
-        Body::Full(bytes) => Box::pin(futures_lite::stream::once(Ok(bytes))),
-        Body::Stream(stream) => stream,
-        Body::Abort => return response,
-    };
-    let body = futures_lite::stream::unfold((Some(body), limit), move |(body, left)| async move {
-        let mut body = body?;
-        if left == 0 {
-            return Some((cut(), (None, 0)));
-        }
-        let mut chunk = match body.next().await? {
-            Ok(chunk) => chunk,
-            Err(error) => return Some((Err(error), (None, 0))),
-        };
-        let kept = chunk.len().min(left);
-        Some((Ok(chunk.split_to(kept)), (Some(body), left - kept)))
-    });
-    Response { body: Body::Stream(Box::pin(body)), ..response }
 }
 
 /// An empty server of the built-in kinds.

@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::access::User;
+use crate::api::faults::Fault;
+use futures_lite::StreamExt;
 use futures_lite::future::block_on;
-use kube_controller_manager::server::http::{Chain, HeaderMap, RequestBody};
+use kube_controller_manager::server::http::{Body, Chain, HeaderMap, RequestBody};
 
 fn api() -> Arc<Api> {
     api_with(false)

@@ -98,6 +98,14 @@ impl ResourcePath {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
 
+    /// `pods`, `pods/status`
+    pub fn named(&self) -> String {
+        match self.subresource.as_str() {
+            "" => self.resource.clone(),
+            sub => format!("{}/{sub}", self.resource),
+        }
+    }
+
     /// Also returns whether the path continues after the subresource.
     fn read(path: &str) -> Option<(ResourcePath, bool)> {
         let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();

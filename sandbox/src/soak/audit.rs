@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use futures_lite::StreamExt;
 use parking_lot::Mutex;
+use serde_json::Value;
 
-use super::Result;
 use crate::object::text;
+use crate::protobuf;
 use crate::request::call::{Query, ResourcePath, verb};
-use crate::server::Sandbox;
-use crate::storage::store::Store;
-use kube_controller_manager::server::http::{Body, Handler};
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::server::http::{Body, Handler, Response};
 
-pub const LEASE: &str = "kube-controller-manager";
+const LEASE: &str = "kube-controller-manager";
 const LEASE_NAMESPACE: &str = "kube-system";
-const LEASES: &str = "leases.coordination.k8s.io";
 const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
 
 /// A process of a manager: its seat, and how many ran there before.
@@ -24,9 +25,22 @@ pub struct Writer {
     pub run: u64,
 }
 
-/// A write that a manager sent.
+/// What is known of a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It has arrived.
+    Sent,
+    /// It has an answer with this status.
+    Answered(u16),
+    /// It has changed the managers' lease, which has this holder now. Empty: no holder.
+    Holder(String),
+}
+
+/// A write of a manager, at one of its stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
+    /// In monotonic time.
+    pub at: Duration,
     pub writer: Writer,
     pub verb: &'static str,
     /// With its group and its subresource.
@@ -34,10 +48,7 @@ pub struct Record {
     pub namespace: String,
     pub name: String,
     pub agent: String,
-    /// `None`: not answered, and perhaps carried out.
-    pub code: Option<u16>,
-    /// Of a write to the managers' lease: its holder afterwards.
-    pub holder: Option<String>,
+    pub stage: Stage,
 }
 
 /// The records that were not taken yet.
@@ -51,42 +62,53 @@ impl Audit {
         std::mem::take(&mut *self.records.lock())
     }
 
-    /// Opens a port of the API server for the manager of a seat, of which `run` counts the
-    /// processes.
-    pub async fn port(
+    /// Records the writes of the manager of a seat, of which `run` counts the processes.
+    pub fn wrap(
         self: &Arc<Self>,
-        sandbox: &Sandbox,
         seat: usize,
         run: Arc<AtomicU64>,
-    ) -> Result<std::net::SocketAddr> {
-        let (audit, api) = (self.clone(), sandbox.api().clone());
-        let wrap = move |handler: Handler| -> Handler {
+        clock: &SharedClock,
+    ) -> impl FnOnce(Handler) -> Handler {
+        let (audit, clock) = (self.clone(), clock.clone());
+        move |handler: Handler| -> Handler {
             Arc::new(move |request| {
                 let path = ResourcePath::parse(&request.path);
                 let verb = verb(&request.method, path.as_ref(), &Query::parse(&request.query));
                 let Some(path) = path.filter(|_| WRITES.contains(&verb)) else {
                     return handler(request);
                 };
-                let writer = Writer { seat, run: run.load(Ordering::SeqCst) };
-                let agent = request.header("user-agent").unwrap_or_default().to_owned();
-                let (audit, api, answer) = (audit.clone(), api.clone(), handler(request));
+                let is_lease = is_lease(&path);
+                let record = Record {
+                    at: clock.monotonic(),
+                    writer: Writer { seat, run: run.load(Ordering::SeqCst) },
+                    verb,
+                    resource: named(&path),
+                    namespace: path.namespace,
+                    name: path.name,
+                    agent: request.header("user-agent").unwrap_or_default().to_owned(),
+                    stage: Stage::Sent,
+                };
+                audit.records.lock().push(record.clone());
+                let (audit, clock, answer) = (audit.clone(), clock.clone(), handler(request));
                 Box::pin(async move {
-                    let response = answer.await;
-                    let code = match response.body {
-                        Body::Abort => None,
-                        _ => Some(response.status),
+                    let mut response = answer.await;
+                    let is_carried_out = response.status < 300;
+                    let stage = match &response.body {
+                        Body::Abort => return response,
+                        _ if is_lease && is_carried_out => {
+                            response = collected(response).await;
+                            holder(response.content()).map(Stage::Holder)
+                        }
+                        _ => Some(Stage::Answered(response.status)),
                     };
-                    let holder = is_lease(&path).then(|| holder(&api.store));
-                    let resource = named(&path);
-                    let ResourcePath { namespace, name, .. } = path;
-                    let record =
-                        Record { writer, verb, resource, namespace, name, agent, code, holder };
-                    audit.records.lock().push(record);
+                    if let Some(stage) = stage {
+                        let record = Record { at: clock.monotonic(), stage, ..record };
+                        audit.records.lock().push(record);
+                    }
                     response
                 })
             })
-        };
-        Ok(sandbox.listen(wrap).await?)
+        }
     }
 }
 
@@ -108,8 +130,25 @@ fn is_lease(path: &ResourcePath) -> bool {
         && (path.name == LEASE || path.name.is_empty())
 }
 
-/// The holder of the managers' lease; empty: it has no holder.
-pub fn holder(store: &Store) -> String {
-    let lease = store.get(LEASES, &format!("{LEASE_NAMESPACE}/{LEASE}"));
-    lease.map_or_else(String::new, |lease| text(&lease.value, "/spec/holderIdentity").to_owned())
+/// The response with its whole body.
+async fn collected(mut response: Response) -> Response {
+    let mut body = match response.body {
+        Body::Stream(body) => body,
+        _ => return response,
+    };
+    let mut whole = Vec::new();
+    while let Some(chunk) = body.next().await {
+        let Ok(chunk) = chunk else { return Response::abort() };
+        whole.extend_from_slice(&chunk);
+    }
+    response.body = Body::Full(whole.into());
+    response
+}
+
+/// The holder of the managers' lease in JSON or protobuf; `None` if it is another lease.
+fn holder(lease: &[u8]) -> Option<String> {
+    let lease: Value =
+        serde_json::from_slice(lease).ok().or_else(|| protobuf::decode(lease).ok())?;
+    let name = text(&lease, "/metadata/name");
+    (name == LEASE).then(|| text(&lease, "/spec/holderIdentity").to_owned())
 }

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use super::managers::{Managers, SEATS};
 use super::observer::Observer;
 use super::plan::{Affected, Fault, Impairment};
+use super::server::Server;
 use super::workload::{NAMESPACES, namespace_name};
-use crate::api::Api;
 use crate::api::faults::{Fault as Answer, Faults};
-use crate::nodes::Steering;
-use kube_controller_manager::client::{Client, Delete};
+use crate::real_server::{Part, RealServer};
+use kube_controller_manager::client::Delete;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::task::{StopToken, TaskGroup};
@@ -39,10 +39,8 @@ const DENIAL: &str = "soak-denial";
 /// What faults act on. Cheap to clone.
 #[derive(Clone)]
 pub struct Saboteur {
-    pub api: Arc<Api>,
-    pub client: Client,
+    pub server: Arc<Server>,
     pub clock: SharedClock,
-    pub steering: Steering,
     pub managers: Arc<Mutex<Managers>>,
     pub observer: Arc<Observer>,
     /// The faults under way.
@@ -66,7 +64,7 @@ impl Saboteur {
     }
 
     fn faults(&self) -> &Faults {
-        &self.api.faults
+        self.server.faults()
     }
 
     async fn wait(&self, millis: u64) {
@@ -102,17 +100,22 @@ impl Saboteur {
                 // It may have been killed meanwhile.
                 self.managers.lock().signal(frozen.seat, "-CONT", Some(frozen.run));
             }
-            Fault::Restart { millis } => {
+            Fault::Restart { millis } | Fault::KillEtcd { millis } => {
+                if let Server::Real(real) = &*self.server {
+                    let is_etcd = matches!(fault, Fault::KillEtcd { .. });
+                    let part = if is_etcd { Part::Etcd } else { Part::ApiServer };
+                    return self.restart(&real.server, part, millis).await;
+                }
                 let seats = self.seats(Affected::Both);
                 self.impair(&seats, Impairment::Refuse);
                 self.faults().cut_all();
                 self.wait(millis).await;
-                self.observer.compact();
+                self.observer.compact().await;
                 self.faults().come_back();
                 self.clear(&seats, false);
             }
             Fault::Expire => {
-                self.observer.compact();
+                self.observer.compact().await;
                 self.faults().expire_watches();
             }
             Fault::Answer { code, retry_after, verb, resource, times } => {
@@ -136,10 +139,19 @@ impl Saboteur {
             }
             Fault::Node { node, millis } => {
                 let name = format!("node-{node}");
-                self.steering.kill(&name);
+                self.server.steering().kill(&name);
                 self.wait(millis).await;
-                self.steering.revive(&name);
+                self.server.steering().revive(&name);
             }
+        }
+    }
+
+    /// Kills a part of a real server, which comes back with the data that it had.
+    async fn restart(&self, server: &RealServer, part: Part, millis: u64) {
+        server.kill(part);
+        self.wait(millis).await;
+        if let Err(error) = server.run().await {
+            log::error!("{error}");
         }
     }
 
@@ -187,7 +199,9 @@ impl Saboteur {
         });
         for (resource, object) in [(&POLICIES, policy), (&BINDINGS, binding)] {
             // Other faults may refuse it: then nothing is denied.
-            if let Err(error) = self.client.resource(resource).create::<Value>("", &object).await {
+            if let Err(error) =
+                self.server.client().resource(resource).create::<Value>("", &object).await
+            {
                 log::debug!("{resource}: {error}");
             }
         }
@@ -198,7 +212,7 @@ impl Saboteur {
         for resource in [&BINDINGS, &POLICIES] {
             let key = ObjectKey::cluster(DENIAL);
             loop {
-                match self.client.resource(resource).delete(&key, Delete::new()).await {
+                match self.server.client().resource(resource).delete(&key, Delete::new()).await {
                     Err(error) if !error.is_not_found() => {
                         log::debug!("{resource}: {error}");
                         self.clock.sleep(Duration::from_millis(100)).await;

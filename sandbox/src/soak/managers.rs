@@ -10,9 +10,9 @@ use std::time::Duration;
 use super::Result;
 use super::audit::{Audit, Writer};
 use super::proxy::Proxy;
+use super::server::Server;
 use crate::cluster::{Manager, ManagerProgram};
 use crate::load::process::Process;
-use crate::server::Sandbox;
 use kube_controller_manager::clock::SharedClock;
 
 pub const SEATS: usize = 2;
@@ -70,7 +70,7 @@ pub struct Memory {
 impl Managers {
     /// Opens the proxies; starts no manager yet.
     pub async fn new(
-        sandbox: &Sandbox,
+        server: &Server,
         audit: &Arc<Audit>,
         program: ManagerProgram,
         flags: Vec<String>,
@@ -79,14 +79,9 @@ impl Managers {
         let mut seats = Vec::new();
         for (n, name) in ('a'..).take(SEATS).enumerate() {
             let run = Arc::new(AtomicU64::new(0));
-            let port = audit.port(sandbox, n, run.clone()).await?;
+            let port = server.listen(audit.wrap(n, run.clone(), clock)).await?;
             let proxy = Proxy::start(port, clock)?;
-            let direct = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
-            let kubeconfig = direct.with_file_name(format!("manager-{name}.kubeconfig"));
-            let server = &sandbox.client_config().server;
-            let text = std::fs::read_to_string(&direct)?;
-            let text = text.replace(server, &format!("https://{}", proxy.address()));
-            std::fs::write(&kubeconfig, text)?;
+            let kubeconfig = server.kubeconfig(&format!("manager-{name}"), proxy.address())?;
             seats.push(Seat {
                 name,
                 proxy,
@@ -100,7 +95,8 @@ impl Managers {
             });
         }
         let Ok(seats) = seats.try_into() else { return Err("the seats of the managers".into()) };
-        let flags = FLAGS.map(str::to_owned).into_iter().chain(flags).collect();
+        let own = FLAGS.iter().chain(server.manager_flags()).map(ToString::to_string);
+        let flags = own.chain(flags).collect();
         Ok(Managers { program, flags, clock: clock.clone(), seats })
     }
 

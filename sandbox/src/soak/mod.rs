@@ -2,6 +2,7 @@
 //! on every change, and in the end, when the faults have stopped.
 
 mod audit;
+mod etcd;
 mod faults;
 mod invariants;
 mod managers;
@@ -10,9 +11,11 @@ mod outcome;
 mod plan;
 mod proxy;
 mod report;
+mod server;
 mod work;
 mod workload;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,8 +30,9 @@ use self::observer::Observer;
 use self::outcome::Snapshot;
 use self::plan::{Action, Fault, NODES, Work, plan};
 pub use self::report::{MemoryReport, SoakReport};
+use self::server::Server;
 use self::work::{Administrator, Outcome};
-use crate::cluster::{Cluster, ManagerProgram};
+use crate::cluster::ManagerProgram;
 use crate::nodes::NodeOptions;
 use crate::server::SandboxOptions;
 use kube_controller_manager::clock::SharedClock;
@@ -48,6 +52,8 @@ const SHOWN: usize = 20;
 /// The soak to run.
 pub struct Soak {
     pub sandbox: SandboxOptions,
+    /// The folder with `etcd` and `kube-apiserver`, to run them in place of the embedded server.
+    pub assets: Option<PathBuf>,
     /// Of the time in which faults and work come.
     pub length: Duration,
     pub seed: u64,
@@ -88,22 +94,19 @@ impl Soak {
             ..SoakReport::default()
         };
         eprintln!("seed {}", self.seed);
-        let cluster = Cluster::start(self.sandbox, nodes).await?;
-        let (api, audit) = (cluster.sandbox.api().clone(), Arc::new(Audit::default()));
-        let (sandbox, flags) = (&cluster.sandbox, self.manager_flags);
-        let managers = Managers::new(sandbox, &audit, self.manager, flags, &clock).await?;
-        let observer = Arc::new(Observer::new(&api, &audit, &clock));
+        let server = Server::start(self.sandbox, self.assets.as_deref(), nodes).await?;
+        let (audit, flags) = (Arc::new(Audit::default()), self.manager_flags);
+        let managers = Managers::new(&server, &audit, self.manager, flags, &clock).await?;
+        let observer = Arc::new(Observer::new(&server, &audit, &clock));
+        let administrator = Administrator { client: server.client().clone(), clock: clock.clone() };
         let saboteur = Saboteur {
-            api,
-            client: cluster.client.clone(),
+            server: Arc::new(server),
             clock: clock.clone(),
-            steering: cluster.steering.clone(),
             managers: Arc::new(Mutex::new(managers)),
             observer,
             tasks: Arc::default(),
             stop: stop.child(),
         };
-        let administrator = Administrator { client: cluster.client.clone(), clock: clock.clone() };
         let run = Run {
             saboteur,
             administrator,
@@ -124,7 +127,9 @@ impl Soak {
         if let Some(managers) = Arc::into_inner(saboteur.managers) {
             managers.into_inner().stop().await;
         }
-        cluster.stop().await;
+        if let Some(server) = Arc::into_inner(saboteur.server) {
+            server.stop().await;
+        }
         ended?;
         Ok(report.into_inner())
     }

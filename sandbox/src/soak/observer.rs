@@ -1,4 +1,4 @@
-//! Sees all changes of the API server's store in their order, and the managers' writes, and checks
+//! Sees all changes of the API server's objects in their order, and the managers' writes, and checks
 //! the invariants on them.
 
 use std::collections::BTreeMap;
@@ -7,27 +7,37 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::audit::{Audit, Writer, holder};
+use super::audit::{Audit, Record, Writer};
+use super::etcd::{Etcd, Taken};
 use super::invariants::{Breach, Change, Invariants};
+use super::server::Server;
 use super::workload::KINDS;
 use crate::api::Api;
 use crate::storage::store::Change as Stored;
 use kube_controller_manager::clock::SharedClock;
 
-/// Reads the store's history. It must be called before a table has more changes than the store
-/// keeps.
+/// Reads the history of objects. It must be called before a table has more changes than the
+/// embedded server's store keeps.
 pub struct Observer {
-    api: Arc<Api>,
+    history: History,
     audit: Arc<Audit>,
     clock: SharedClock,
     begun: Duration,
     state: Mutex<State>,
 }
 
+/// Where changes are read.
+enum History {
+    Store(Arc<Api>),
+    Etcd(Arc<Etcd>),
+}
+
 struct State {
     invariants: Invariants,
-    /// All changes until this version have been seen.
+    /// All changes of the store until this version have been seen.
     seen: u64,
+    /// Those that were sent or answered later than the last change was seen.
+    records: Vec<Record>,
     changes: u64,
     breaches: Vec<Breach>,
 }
@@ -41,12 +51,21 @@ pub struct Checked {
 }
 
 impl Observer {
-    /// Begins with the first version of the store.
-    pub fn new(api: &Arc<Api>, audit: &Arc<Audit>, clock: &SharedClock) -> Observer {
-        let state =
-            State { invariants: Invariants::new(), seen: 0, changes: 0, breaches: Vec::new() };
+    /// Begins with the first version.
+    pub fn new(server: &Server, audit: &Arc<Audit>, clock: &SharedClock) -> Observer {
+        let history = match server {
+            Server::Embedded(cluster) => History::Store(cluster.sandbox.api().clone()),
+            Server::Real(real) => History::Etcd(real.etcd.clone()),
+        };
+        let state = State {
+            invariants: Invariants::new(),
+            seen: 0,
+            records: Vec::new(),
+            changes: 0,
+            breaches: Vec::new(),
+        };
         Observer {
-            api: api.clone(),
+            history,
             audit: audit.clone(),
             clock: clock.clone(),
             begun: clock.monotonic(),
@@ -65,57 +84,52 @@ impl Observer {
 
     fn look_into(&self, state: &mut State) -> Vec<Breach> {
         let second = self.second();
-        // The records are taken first: the store has the effects of all of them.
-        let records = self.audit.take();
-        let (store, version) = (&self.api.store, self.api.store.version());
-        let mut changes: Vec<(String, Stored)> = Vec::new();
-        let mut breaches = Vec::new();
-        for kind in KINDS {
-            let table = kind.to_string();
-            match store.changes(&table, state.seen, usize::MAX, true) {
-                Ok(found) => {
-                    // A later version may be missing in a table that was read before.
-                    let known = found.changes.into_iter().filter(|it| it.version <= version);
-                    changes.extend(known.map(|change| (table.clone(), change)));
-                }
-                Err(error) => breaches.push(Breach {
-                    invariant: "the whole history is seen",
-                    second,
-                    object: table,
-                    seen: format!("{error:?}"),
-                }),
-            }
-        }
-        state.seen = version;
-        changes.sort_by_key(|(_, change)| change.version);
+        // The records are taken first: the changes have the effects of all of them.
+        state.records.extend(self.audit.take());
+        let Taken { changes, complete, lost } = match &self.history {
+            History::Store(api) => stored(api, &mut state.seen),
+            History::Etcd(etcd) => etcd.take(),
+        };
+        let lost = lost.map(|seen| Breach {
+            invariant: "the whole history is seen",
+            second,
+            object: String::new(),
+            seen,
+        });
+        let mut breaches: Vec<Breach> = lost.into_iter().collect();
         state.changes += changes.len() as u64;
         for (table, change) in &changes {
             let Stored { key, new, deleted, .. } = change;
             let change = Change { table, key, new: &new.value, deleted: *deleted, second };
             breaches.extend(state.invariants.see(&change));
         }
-        for record in &records {
-            breaches.extend(state.invariants.see_write(record, second));
+        let later = state.records.partition_point(|record| record.at <= complete);
+        for record in state.records.drain(..later) {
+            breaches.extend(state.invariants.see_write(&record, second));
         }
         state.breaches.extend(breaches.iter().cloned());
         breaches
     }
 
-    /// Forgets the store's history once all of it has been checked.
-    pub fn compact(&self) {
-        let mut state = self.state.lock();
-        loop {
-            self.look_into(&mut state);
-            if self.api.store.compact_at(state.seen) {
-                return;
+    /// Forgets the history once all of it has been checked.
+    pub async fn compact(&self) {
+        match &self.history {
+            History::Etcd(etcd) => etcd.compact().await,
+            History::Store(api) => {
+                let mut state = self.state.lock();
+                loop {
+                    self.look_into(&mut state);
+                    if api.store.compact_at(state.seen) {
+                        return;
+                    }
+                }
             }
         }
     }
 
     /// The manager that holds the lease.
     pub fn leader(&self) -> Option<Writer> {
-        let holder = holder(&self.api.store);
-        self.state.lock().invariants.writer_of(&holder)
+        self.state.lock().invariants.leader()
     }
 
     pub fn checked(&self) -> Checked {
@@ -131,4 +145,24 @@ impl Observer {
     pub fn breaches(&self) -> Vec<Breach> {
         self.state.lock().breaches.clone()
     }
+}
+
+/// The changes of the embedded server's store after the version `seen`, which becomes the newest.
+fn stored(api: &Api, seen: &mut u64) -> Taken {
+    let (store, version) = (&api.store, api.store.version());
+    let mut taken = Taken { changes: Vec::new(), complete: Duration::MAX, lost: None };
+    for kind in KINDS {
+        let table = kind.to_string();
+        match store.changes(&table, *seen, usize::MAX, true) {
+            Ok(found) => {
+                // A later version may be missing in a table that was read before.
+                let known = found.changes.into_iter().filter(|it| it.version <= version);
+                taken.changes.extend(known.map(|change| (table.clone(), change)));
+            }
+            Err(error) => taken.lost = Some(format!("{table}: {error:?}")),
+        }
+    }
+    *seen = version;
+    taken.changes.sort_by_key(|(_, change)| change.version);
+    taken
 }

@@ -131,6 +131,8 @@ pub enum Fault {
     Freeze { millis: u64 },
     /// The API server is gone for milliseconds. Afterwards no watch continues where it was.
     Restart { millis: u64 },
+    /// etcd is gone for milliseconds; in an embedded server, as [`Fault::Restart`].
+    KillEtcd { millis: u64 },
     /// All watches end with 410, and no later one continues where they were.
     Expire,
     /// The next requests fail.
@@ -169,6 +171,7 @@ impl Fault {
             Fault::Terminate(_) => "leader terminated",
             Fault::Freeze { .. } => "leader frozen",
             Fault::Restart { .. } => "API server restarted",
+            Fault::KillEtcd { .. } => "etcd killed",
             Fault::Expire => "watches expired (410)",
             Fault::Answer { code, .. } => match code {
                 409 => "answer 409",
@@ -229,7 +232,7 @@ struct Draw {
 }
 
 /// The kinds of faults in a deck.
-const KINDS: usize = 20;
+const KINDS: usize = 21;
 
 /// The steps of a soak of this length, in the order of their times.
 pub fn plan(seed: u64, length: Duration) -> Vec<Step> {
@@ -383,6 +386,7 @@ impl Draw {
                 times,
             },
             17 => Fault::SlowAdmission { millis: self.rng.u64(100..1000), times },
+            19 => Fault::KillEtcd { millis: self.rng.u64(100..2000) },
             18 => Fault::DenyAdmission { millis: self.rng.u64(1000..6000) },
             _ => {
                 let node = self.rng.usize(..NODES);

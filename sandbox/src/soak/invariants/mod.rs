@@ -15,7 +15,7 @@ use self::budgets::Evictions;
 use self::limits::{Attached, NoOverlap, Quotas};
 use self::pods::{OneForDaemon, OneForIndex, OneForOrdinal, WithinReplicas};
 use self::writers::{LivingOwners, OneLeader};
-use super::audit::{Record, Writer};
+use super::audit::{Record, Stage, Writer};
 use crate::object::{is_deleting, list, text};
 
 /// A write to the store.
@@ -111,9 +111,11 @@ impl Invariants {
         breaches
     }
 
-    /// Checks a manager's write. All changes of the store until then have been seen.
+    /// Checks a stage of a manager's write. All changes of the store until then have been seen.
     pub fn see_write(&mut self, record: &Record, second: f64) -> Vec<Breach> {
-        *self.writes.entry(record.verb).or_default() += 1;
+        if record.stage == Stage::Sent {
+            *self.writes.entry(record.verb).or_default() += 1;
+        }
         let verdicts = [
             (writers::ONE_LEADER, self.leader.see(record)),
             (writers::LIVING_OWNERS, self.owners.judge(record, second)),
@@ -126,9 +128,9 @@ impl Invariants {
             .collect()
     }
 
-    /// The manager that holds the lease of this holder.
-    pub fn writer_of(&self, holder: &str) -> Option<Writer> {
-        self.leader.writer_of(holder)
+    /// The manager that holds the lease.
+    pub fn leader(&self) -> Option<Writer> {
+        self.leader.leader()
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{Change, Verdict};
 use crate::object::{is_deleting, list, text};
-use crate::soak::audit::{Record, Writer};
+use crate::soak::audit::{Record, Stage, Writer};
 
 pub const ONE_LEADER: &str = "only the holder of the lease writes";
 pub const LIVING_OWNERS: &str = "no dependent deleted under a living owner";
@@ -15,10 +15,10 @@ const MEMORY: f64 = 60.0;
 
 /// A manager writes only while it holds the lease.
 ///
-/// Each write counts, whether it was carried out or not: a manager without the lease must not send
-/// it. Leases, events, tokens and reviews are exempt: those that do not lead write them too. A
-/// write that was sent in time may be late by the proxies' stalls and slow admission, which together
-/// are shorter than the time between a leader's renew deadline and the end of its lease.
+/// Each write counts when it arrives, whether it is carried out or not: a manager without the lease
+/// must not send it. Leases, events, tokens and reviews are exempt: those that do not lead write
+/// them too. A write that was sent in time may be late by the proxies' stalls, which are shorter than
+/// the time between a leader's renew deadline and the end of its lease.
 #[derive(Default)]
 pub struct OneLeader {
     holder: String,
@@ -27,18 +27,22 @@ pub struct OneLeader {
 }
 
 impl OneLeader {
-    pub fn writer_of(&self, holder: &str) -> Option<Writer> {
-        self.writers.get(holder).copied()
+    /// The manager that holds the lease.
+    pub fn leader(&self) -> Option<Writer> {
+        self.writers.get(&self.holder).copied()
     }
 
     pub fn see(&mut self, record: &Record) -> Verdict {
-        if let Some(holder) = &record.holder {
-            // The write of a lease that was carried out names the writer.
-            if record.code.is_some_and(|code| code < 300) && !holder.is_empty() {
-                self.writers.insert(holder.clone(), record.writer);
+        match &record.stage {
+            Stage::Holder(holder) => {
+                if !holder.is_empty() {
+                    self.writers.insert(holder.clone(), record.writer);
+                }
+                self.holder.clone_from(holder);
+                return Verdict::Unrelated;
             }
-            self.holder.clone_from(holder);
-            return Verdict::Unrelated;
+            Stage::Answered(_) => return Verdict::Unrelated,
+            Stage::Sent => (),
         }
         let resource = record.resource.split(['.', '/']).next().unwrap_or_default();
         let is_exempt = matches!(resource, "leases" | "events" | "leasecandidates")
@@ -47,17 +51,15 @@ impl OneLeader {
         if is_exempt {
             return Verdict::Unrelated;
         }
-        match self.writers.get(&self.holder) {
-            Some(writer) if *writer == record.writer => Verdict::Holds,
+        match self.leader() {
+            Some(writer) if writer == record.writer => Verdict::Holds,
             Some(writer) => Verdict::Broken(format!(
                 "{:?} wrote while {writer:?} held the lease",
                 record.writer
             )),
-            None if self.holder.is_empty() => {
+            None => {
                 Verdict::Broken(format!("{:?} wrote while the lease had no holder", record.writer))
             }
-            // The answer to its first write of the lease was lost.
-            None => Verdict::Unrelated,
         }
     }
 }
@@ -93,7 +95,7 @@ impl LivingOwners {
 
     pub fn judge(&self, record: &Record, second: f64) -> Verdict {
         let is_deletion = record.verb == "delete"
-            && record.code.is_some_and(|code| code < 300)
+            && matches!(record.stage, Stage::Answered(..300))
             && record.agent.contains(COLLECTOR);
         if !is_deletion {
             return Verdict::Unrelated;
@@ -116,6 +118,8 @@ impl LivingOwners {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -126,35 +130,33 @@ mod tests {
 
     fn record(seat: usize, verb: &'static str, resource: &str) -> Record {
         Record {
+            at: Duration::ZERO,
             writer: writer(seat),
             verb,
             resource: resource.to_owned(),
             namespace: "a".to_owned(),
             name: "x".to_owned(),
             agent: "manager".to_owned(),
-            code: Some(200),
-            holder: None,
+            stage: Stage::Sent,
         }
     }
 
-    fn lease(seat: usize, holder: &str, code: Option<u16>) -> Record {
-        let holder = Some(holder.to_owned());
-        Record { holder, code, ..record(seat, "update", "leases.coordination.k8s.io") }
+    fn lease(seat: usize, holder: &str) -> Record {
+        let stage = Stage::Holder(holder.to_owned());
+        Record { stage, ..record(seat, "update", "leases.coordination.k8s.io") }
     }
 
     #[test]
     fn a_write_without_the_lease_is_found() {
         let write = |seat| record(seat, "patch", "pods/status");
-        let refused = Record { code: Some(409), ..write(0) };
+        let refused = Record { stage: Stage::Answered(409), ..write(0) };
         for (records, expected) in [
             (vec![write(0)], vec![0]),
-            (vec![lease(0, "a", Some(201)), write(0), write(1)], vec![2]),
-            (vec![lease(0, "a", Some(200)), lease(1, "b", Some(200)), refused], vec![2]),
-            (vec![lease(0, "a", Some(200)), lease(0, "", Some(200)), write(0)], vec![2]),
-            // A refused write of the lease changes nothing.
-            (vec![lease(0, "a", Some(200)), lease(1, "a", Some(409)), write(0)], vec![]),
-            // Its answer is lost, so its writer is not known yet.
-            (vec![lease(0, "a", Some(200)), lease(1, "b", None), write(1)], vec![]),
+            (vec![lease(0, "a"), write(0), write(1)], vec![2]),
+            (vec![lease(0, "a"), lease(1, "b"), write(0)], vec![2]),
+            (vec![lease(0, "a"), lease(0, ""), write(0)], vec![2]),
+            // It was sent before.
+            (vec![lease(0, "a"), write(0), lease(1, "b"), refused], vec![]),
             (vec![record(1, "create", "events"), record(1, "create", "tokenreviews")], vec![]),
         ] {
             let mut leader = OneLeader::default();
@@ -176,8 +178,9 @@ mod tests {
         };
         let deletion =
             Record { agent: format!("m/1 {COLLECTOR}"), ..record(0, "delete", "configmaps") };
+        let deletion = Record { stage: Stage::Answered(200), ..deletion };
         let by_another = Record { agent: "m/1 namespace-controller".into(), ..deletion.clone() };
-        let refused = Record { code: Some(409), ..deletion.clone() };
+        let refused = Record { stage: Stage::Answered(409), ..deletion.clone() };
         for (owners, is_gone, record, is_broken) in [
             (vec!["living"], true, &deletion, true),
             (vec!["living"], false, &deletion, true),
