@@ -32,7 +32,7 @@ pub(super) enum Attempt {
 }
 
 /// How the request ended.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Outcome {
     Found(Record),
     Missing,
@@ -66,6 +66,13 @@ impl Election {
 
     pub fn is_leader(&self) -> bool {
         self.observed.holder_identity == self.identity
+    }
+
+    /// Whether another contender has led since we did. Then the lock is not taken again, even if it
+    /// is free: what our controllers know is from before the other one's writes. Upstream's leader
+    /// goes on.
+    pub fn is_lost(&self) -> bool {
+        self.written_at.is_some() && !self.is_leader()
     }
 
     /// Whether the lease is ours for certain: no other contender can have taken it yet.
@@ -121,6 +128,9 @@ impl Election {
                         })),
                         false => Break(false),
                     };
+                }
+                if self.is_lost() {
+                    return Break(false);
                 }
                 let held = !self.observed.holder_identity.is_empty();
                 if held && !self.is_leader() && self.is_valid(start.monotonic) {
@@ -349,6 +359,21 @@ mod tests {
                 (held == Some(true), false),
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn a_leader_that_another_one_followed_takes_the_lock_no_more() {
+        let other = || record("other", 110, 112, 4);
+        let released = || Record { holder_identity: "".into(), ..other() };
+        for (found, start) in [(other(), 114), (other(), 200), (released(), 114)] {
+            let mut election = election(record("me", 50, 100, 3));
+            assert_eq!(requests(&mut election, 101, vec![Outcome::Written]).1, Some(true));
+            assert!(!election.is_lost());
+            let answers = vec![Outcome::Failed, Outcome::Found(found.clone())];
+            let answers = if start < 116 { answers } else { answers[1..].to_vec() };
+            assert_eq!(requests(&mut election, start, answers).1, Some(false), "{found:?}");
+            assert!(election.is_lost(), "{found:?}");
         }
     }
 

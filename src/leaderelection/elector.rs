@@ -210,13 +210,17 @@ impl Run<'_> {
         }
     }
 
-    /// Returns once the lock could not be renewed within the renew deadline.
+    /// Returns once the lock could not be renewed within the renew deadline, or another contender
+    /// has led meanwhile: this process may have been frozen.
     async fn renew(&mut self) {
         let (config, clock) = (&self.inner.config, self.inner.clock.clone());
         loop {
             let deadline = clock.sleep(config.renew_deadline);
             let renewed = async {
                 while !self.attempt().await {
+                    if self.inner.election().is_lost() {
+                        return false;
+                    }
                     clock.sleep(config.retry_period).await;
                 }
                 true

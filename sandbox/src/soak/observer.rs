@@ -83,7 +83,7 @@ impl Observer {
     }
 
     fn look_into(&self, state: &mut State) -> Vec<Breach> {
-        let second = self.second();
+        let (second, now) = (self.second(), self.clock.now());
         // The records are taken first: the changes have the effects of all of them.
         state.records.extend(self.audit.take());
         let Taken { changes, complete, lost } = match &self.history {
@@ -100,7 +100,7 @@ impl Observer {
         state.changes += changes.len() as u64;
         for (table, change) in &changes {
             let Stored { key, new, deleted, .. } = change;
-            let change = Change { table, key, new: &new.value, deleted: *deleted, second };
+            let change = Change { table, key, new: &new.value, deleted: *deleted, second, now };
             breaches.extend(state.invariants.see(&change));
         }
         let later = state.records.partition_point(|record| record.at <= complete);

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{Change, Check, Groups, Verdict, at_most_one, controller, has_condition, has_ended};
 use crate::object::text;
+use kube_controller_manager::objects::Timestamp;
 
 /// No volume that one node may use is attached to two nodes.
 #[derive(Default)]
@@ -52,11 +53,21 @@ impl Check for NoOverlap {
 ///
 /// A new quota limits nothing until the controller has counted, and what is created while it counts
 /// may be missing in the count. So a quota is held from the first moment on at which its usage is
-/// right.
+/// right. A pod that still exists after its grace period does not count. Upstream: `QuotaV1Pod`.
 #[derive(Default)]
 pub struct Quotas {
     quotas: HashMap<String, Quota>,
     pods: Groups,
+    /// The pods in deletion, by uid: their namespace, and the second until which they count.
+    leaving: HashMap<String, (String, i64)>,
+}
+
+impl Quotas {
+    /// The pods of a namespace that count.
+    fn count(&self, namespace: &str, now: Timestamp) -> u64 {
+        let is_stuck = |(of, until): &&(String, i64)| of == namespace && *until <= now.as_secs();
+        (self.pods.size(namespace) - self.leaving.values().filter(is_stuck).count()) as u64
+    }
 }
 
 struct Quota {
@@ -78,6 +89,7 @@ impl Check for Quotas {
                 Verdict::Unrelated
             }
             "resourcequotas" => {
+                let count = self.count(namespace, change.now);
                 let Some(pods) = number(&change.new["status"]["hard"]["pods"]) else {
                     return Verdict::Unrelated;
                 };
@@ -88,7 +100,7 @@ impl Check for Quotas {
                 }
                 let Some(quota) = self.quotas.get_mut(namespace) else { return Verdict::Unrelated };
                 let used = number(&change.new["status"]["used"]["pods"]);
-                quota.is_right |= used == Some(self.pods.size(namespace) as u64);
+                quota.is_right |= used == Some(count);
                 match over(change.new) {
                     Some(over) if quota.is_right => Verdict::Broken(over),
                     _ => Verdict::Holds,
@@ -96,19 +108,32 @@ impl Check for Quotas {
             }
             "pods" => {
                 let live = change.live().filter(|pod| !has_ended(pod));
+                match live.and_then(counts_until) {
+                    Some(until) => {
+                        let leaving = (namespace.to_owned(), until);
+                        self.leaving.insert(change.uid().to_owned(), leaving);
+                    }
+                    None => drop(self.leaving.remove(change.uid())),
+                }
                 let grown = self.pods.put(change.uid(), live.map(|_| namespace.to_owned()));
                 let quota = self.quotas.get(namespace).filter(|quota| quota.is_right);
-                match grown.zip(quota) {
-                    Some((size, quota)) if size as u64 > quota.pods => {
-                        Verdict::Broken(format!("{size} pods under a quota of {}", quota.pods))
+                let Some((_, quota)) = grown.zip(quota) else { return Verdict::Unrelated };
+                match self.count(namespace, change.now) {
+                    count if count > quota.pods => {
+                        Verdict::Broken(format!("{count} pods under a quota of {}", quota.pods))
                     }
-                    Some(_) => Verdict::Holds,
-                    None => Verdict::Unrelated,
+                    _ => Verdict::Holds,
                 }
             }
             _ => Verdict::Unrelated,
         }
     }
+}
+
+/// The second until which a pod in deletion counts.
+fn counts_until(pod: &Value) -> Option<i64> {
+    let deletion: Timestamp = text(pod, "/metadata/deletionTimestamp").parse().ok()?;
+    Some(deletion.as_secs() + pod["metadata"]["deletionGracePeriodSeconds"].as_i64()?)
 }
 
 fn number(quantity: &Value) -> Option<u64> {
@@ -200,5 +225,29 @@ mod tests {
             pod("w", "Running"),
         ];
         assert_eq!(broken(&mut Quotas::default(), &changes), [6, 7]);
+    }
+
+    #[test]
+    fn a_pod_that_outlives_its_grace_period_leaves_room() {
+        let quota = json!({
+            "metadata": { "name": "q", "namespace": "a", "uid": "q" },
+            "status": { "hard": { "pods": "1" }, "used": { "pods": "1" } },
+        });
+        let pod = |name: &str, deletion: Option<&str>| {
+            json!({ "metadata": { "name": name, "namespace": "a", "uid": name,
+                "deletionTimestamp": deletion, "deletionGracePeriodSeconds": deletion.map(|_| 2) } })
+        };
+        // Change n comes at second n.
+        for (second, expected) in
+            [("1970-01-01T00:00:03Z", vec![3]), ("1970-01-01T00:00:01Z", vec![])]
+        {
+            let changes = [
+                ("pods", pod("x", None), false),
+                ("resourcequotas", quota.clone(), false),
+                ("pods", pod("x", Some(second)), false),
+                ("pods", pod("y", None), false),
+            ];
+            assert_eq!(broken(&mut Quotas::default(), &changes), expected, "{second}");
+        }
     }
 }

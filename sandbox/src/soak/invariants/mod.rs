@@ -17,6 +17,7 @@ use self::pods::{OneForDaemon, OneForIndex, OneForOrdinal, WithinReplicas};
 use self::writers::{LivingOwners, OneLeader};
 use super::audit::{Record, Stage, Writer};
 use crate::object::{is_deleting, list, text};
+use kube_controller_manager::objects::Timestamp;
 
 /// A write to the store.
 #[derive(Clone, Copy)]
@@ -30,6 +31,7 @@ pub struct Change<'a> {
     pub deleted: bool,
     /// Of the soak.
     pub second: f64,
+    pub now: Timestamp,
 }
 
 impl<'a> Change<'a> {
@@ -221,7 +223,8 @@ fn broken(check: &mut dyn Check, changes: &[(&str, Value, bool)]) -> Vec<usize> 
     let broken = changes.iter().enumerate().filter(|(n, (table, new, deleted))| {
         let [namespace, name] = ["/metadata/namespace", "/metadata/name"].map(|at| text(new, at));
         let key = if namespace.is_empty() { name.into() } else { format!("{namespace}/{name}") };
-        let change = Change { table, key: &key, new, deleted: *deleted, second: *n as f64 };
+        let (second, now) = (*n as f64, Timestamp::from_secs(*n as i64));
+        let change = Change { table, key: &key, new, deleted: *deleted, second, now };
         matches!(check.see(&change), Verdict::Broken(_))
     });
     broken.map(|(n, _)| n).collect()

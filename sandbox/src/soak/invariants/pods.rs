@@ -74,14 +74,15 @@ impl Check for OneForOrdinal {
             raise(&mut self.highest, change);
             return Verdict::Unrelated;
         }
+        if change.table == "pods" && change.deleted {
+            // Also one that a StatefulSet has left behind.
+            self.pods.remove(change.key);
+            return Verdict::Unrelated;
+        }
         let Some(("StatefulSet", set)) = controller(change.new).filter(|_| change.table == "pods")
         else {
             return Verdict::Unrelated;
         };
-        if change.deleted {
-            self.pods.remove(change.key);
-            return Verdict::Unrelated;
-        }
         let ordinal = change.key.rsplit('-').next().and_then(|text| text.parse::<i64>().ok());
         let most = self.highest.get(set).copied().unwrap_or(i64::MAX);
         if ordinal.is_some_and(|ordinal| ordinal >= most) {

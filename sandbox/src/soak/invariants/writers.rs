@@ -120,6 +120,7 @@ impl LivingOwners {
 mod tests {
     use std::time::Duration;
 
+    use kube_controller_manager::objects::Timestamp;
     use serde_json::{Value, json};
 
     use super::*;
@@ -193,7 +194,8 @@ mod tests {
             let mut check = LivingOwners::default();
             let mut see = |key: &str, object: &Value, deleted| {
                 let table = "configmaps";
-                check.see(&Change { table, key, new: object, deleted, second: 1.0 });
+                let now = Timestamp::from_secs(1);
+                check.see(&Change { table, key, new: object, deleted, second: 1.0, now });
             };
             see("living", &object("living", &[], ""), false);
             see("deleting", &object("deleting", &[], "now"), false);
