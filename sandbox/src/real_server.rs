@@ -181,18 +181,23 @@ impl RealServer {
     /// # Errors
     /// As [`Self::start`].
     pub async fn run(&self) -> Result<()> {
-        for part in [Part::Etcd, Part::ApiServer] {
-            let process = &mut self.processes.lock()[part as usize];
-            if process.is_none() {
-                *process = Some(spawn(&self.programs[part as usize], &self.dir)?);
-            }
-        }
         let give_up = self.clock.monotonic() + PATIENCE;
-        while let Err(error) = self.client.get_path("/readyz").await {
+        loop {
+            // An API server ends by itself if it does not reach etcd at its start.
+            self.start_missing()?;
+            let Err(error) = self.client.get_path("/readyz").await else { return Ok(()) };
             if self.clock.monotonic() > give_up {
                 return Err(self.not_ready(&error).into());
             }
             self.clock.sleep(POLL).await;
+        }
+    }
+
+    fn start_missing(&self) -> Result<()> {
+        for (process, program) in self.processes.lock().iter_mut().zip(&self.programs) {
+            if process.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None))) {
+                *process = Some(spawn(program, &self.dir)?);
+            }
         }
         Ok(())
     }

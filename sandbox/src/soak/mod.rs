@@ -252,12 +252,16 @@ impl Run {
     }
 
     /// Brings the objects to the state of the beginning, as soon as that is possible: a namespace
-    /// may still be on its way out.
+    /// or a part may still be on its way out.
     async fn restore(&self) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
-        while let Err(error) = self.administrator.restore().await {
-            if self.clock.monotonic() > give_up {
-                return Err(error.into());
+        loop {
+            match self.administrator.restore().await {
+                Ok(true) => break,
+                Err(error) if self.clock.monotonic() > give_up => return Err(error.into()),
+                // The final state shows what is still being deleted.
+                Ok(false) if self.clock.monotonic() > give_up => break,
+                Ok(false) | Err(_) => (),
             }
             if self.stop.unless_stopped(self.clock.sleep(POLL)).await.is_none() {
                 return Err("stopped".into());

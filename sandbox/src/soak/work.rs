@@ -114,11 +114,17 @@ impl Administrator {
         Ok(())
     }
 
-    /// Brings all namespaces to the state in which a soak begins and ends, apart from Jobs.
-    pub async fn restore(&self) -> client::Result<()> {
+    /// Brings all namespaces to the state in which a soak begins and ends, apart from Jobs. Returns
+    /// false if a part is being deleted, which must be created again.
+    pub async fn restore(&self) -> client::Result<bool> {
         for namespace in (0..NAMESPACES).map(workload::namespace_name) {
             self.fill(&namespace).await?;
             for part in Part::ALL {
+                let key = ObjectKey::new(&namespace, part.name());
+                let object: Value = self.client.resource(part.resource()).get(&key).await?;
+                if is_deleting(&object) {
+                    return Ok(false);
+                }
                 let Some(replicas) = part.replicas() else { continue };
                 self.change(&namespace, &Change::Scale(part, replicas)).await?;
             }
@@ -128,7 +134,7 @@ impl Administrator {
             let maps = self.client.resource(&CONFIG_MAPS);
             maps.delete_collection(Some(&namespace), Delete::background(), &selected).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Deletes all Jobs that are not a CronJob's.

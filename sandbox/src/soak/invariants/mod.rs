@@ -82,15 +82,16 @@ pub struct Invariants {
 }
 
 impl Invariants {
-    pub fn new() -> Invariants {
-        Invariants {
+    /// `charges_atomically`: the API server stores a pod and its charge to the quota at once. Others
+    /// charge it before, and a recount in between forgets the charge.
+    pub fn new(charges_atomically: bool) -> Invariants {
+        let mut invariants = Invariants {
             checks: vec![
                 Box::<OneForIndex>::default(),
                 Box::<OneForOrdinal>::default(),
                 Box::<OneForDaemon>::default(),
                 Box::<WithinReplicas>::default(),
                 Box::<Attached>::default(),
-                Box::<Quotas>::default(),
                 Box::<NoOverlap>::default(),
                 Box::<Evictions>::default(),
             ],
@@ -98,7 +99,11 @@ impl Invariants {
             owners: LivingOwners::default(),
             counts: BTreeMap::new(),
             writes: BTreeMap::new(),
+        };
+        if charges_atomically {
+            invariants.checks.push(Box::<Quotas>::default());
         }
+        invariants
     }
 
     /// Checks a change. Changes come in the order of their versions.
