@@ -52,13 +52,14 @@ impl Check for OneForIndex {
     }
 }
 
-/// No pod of a StatefulSet's ordinal exists twice, and no ordinal is higher than the StatefulSet
-/// ever asked for.
+/// No pod of a StatefulSet's ordinal exists twice, and none is created with a higher ordinal than the
+/// StatefulSet ever asked for. One that it adopts may have any ordinal.
 ///
 /// The name prevents two pods at a time, so this also checks that the stream has no gap: each pod
 /// was seen to go before its successor came.
 #[derive(Default)]
 pub struct OneForOrdinal {
+    /// The uids of all pods.
     pods: HashMap<String, String>,
     /// The most replicas by the StatefulSet's uid.
     highest: HashMap<String, i64>,
@@ -74,23 +75,25 @@ impl Check for OneForOrdinal {
             raise(&mut self.highest, change);
             return Verdict::Unrelated;
         }
-        if change.table == "pods" && change.deleted {
-            // Also one that a StatefulSet has left behind.
+        if change.table != "pods" {
+            return Verdict::Unrelated;
+        }
+        if change.deleted {
             self.pods.remove(change.key);
             return Verdict::Unrelated;
         }
-        let Some(("StatefulSet", set)) = controller(change.new).filter(|_| change.table == "pods")
-        else {
+        let before = self.pods.insert(change.key.to_owned(), change.uid().to_owned());
+        let set = controller(change.new).filter(|(kind, _)| *kind == "StatefulSet");
+        let Some((_, set)) = set.filter(|_| before.as_deref() != Some(change.uid())) else {
             return Verdict::Unrelated;
         };
         let ordinal = change.key.rsplit('-').next().and_then(|text| text.parse::<i64>().ok());
         let most = self.highest.get(set).copied().unwrap_or(i64::MAX);
-        if ordinal.is_some_and(|ordinal| ordinal >= most) {
-            return Verdict::Broken(format!("the StatefulSet asked for at most {most} replicas"));
-        }
-        match self.pods.insert(change.key.to_owned(), change.uid().to_owned()) {
-            Some(before) if before == change.uid() => Verdict::Unrelated,
+        match before {
             Some(before) => Verdict::Broken(format!("the pod {before} was not seen to go")),
+            None if ordinal.is_some_and(|ordinal| ordinal >= most) => {
+                Verdict::Broken(format!("the StatefulSet asked for at most {most} replicas"))
+            }
             None => Verdict::Holds,
         }
     }
@@ -262,6 +265,8 @@ mod tests {
             of("db-2", "v"),
             set(1),
             of("db-2", "v"),
+            ("pods", json!({ "metadata": { "name": "db-3", "uid": "u" } }), false),
+            of("db-3", "u"),
         ];
         assert_eq!(broken(&mut OneForOrdinal::default(), &changes), [4, 7]);
     }
