@@ -49,7 +49,8 @@ pub struct Seat {
     name: char,
     pub proxy: Proxy,
     kubeconfig: PathBuf,
-    /// How many managers have ended here.
+    /// How many managers ran here before. It counts a new one from its start, since requests of its
+    /// predecessor may arrive after the predecessor's end.
     run: Arc<AtomicU64>,
     manager: Option<Manager>,
     /// When the next one is started, in monotonic time.
@@ -118,11 +119,11 @@ impl Managers {
                     odd.push(format!("manager {} ended {why} ({status}), see {log}", seat.name));
                 }
                 seat.manager = None;
-                seat.run.fetch_add(1, Ordering::SeqCst);
                 seat.due = now + RESTART;
             }
             if seat.due <= now {
                 let name = format!("manager-{}-{}", seat.name, seat.logs.len() + 1);
+                seat.run.store(seat.logs.len() as u64, Ordering::SeqCst);
                 let manager = Manager::spawn(&self.program, &seat.kubeconfig, &name, &self.flags)?;
                 seat.logs.push(manager.log.clone());
                 seat.manager = Some(manager);
