@@ -1,12 +1,11 @@
 //! All parts in one binary. The part is the name by which the binary is called, or its first
 //! argument. Upstream: `cmd/hyperkube`, which ended with Kubernetes 1.18.
 
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
 use kube_controller_manager::app as manager;
-use kube_controller_manager::options::git_version;
+use kube_controller_manager::options::{answer, git_version};
 use kubelet::app as agent;
 
 /// glibc's malloc has such a cache itself.
@@ -90,21 +89,16 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     match choice(&args) {
         Choice::Run(part, args) => (part.main)(args),
-        Choice::Help => print(&usage(), ExitCode::SUCCESS),
-        Choice::Nothing => print(&usage(), ExitCode::FAILURE),
-        Choice::Version => print(&format!("Kubernetes {}\n", git_version()), ExitCode::SUCCESS),
-        Choice::Unknown(name) => {
-            let names = PARTS.iter().map(|part| part.name).collect::<Vec<_>>().join(" or ");
-            eprintln!("Error: unknown command {name:?} for \"hyperkube\": expected {names}");
+        Choice::Help => answer(Ok(usage())),
+        Choice::Nothing => {
+            answer(Ok(usage()));
             ExitCode::FAILURE
         }
-    }
-}
-
-/// A reader that closes early (`| head`) is not an error.
-fn print(text: &str, code: ExitCode) -> ExitCode {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) | Err(_) => code,
+        Choice::Version => answer(Ok(format!("Kubernetes {}\n", git_version()))),
+        Choice::Unknown(name) => {
+            let names = PARTS.iter().map(|part| part.name).collect::<Vec<_>>().join(" or ");
+            answer(Err(format!("unknown command {name:?} for \"hyperkube\": expected {names}")))
+        }
     }
 }
 

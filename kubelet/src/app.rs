@@ -14,7 +14,7 @@ use futures_lite::StreamExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
-use kube_controller_manager::options::git_version;
+use kube_controller_manager::options::{answer, git_version};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
@@ -56,19 +56,9 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_s
 pub fn main(args: &[String]) -> ExitCode {
     match options::parse(args) {
         Ok(Command::Run(settings)) => task::run(1, run(*settings)),
-        Ok(Command::Help) => print(&options::usage()),
-        Ok(Command::Version) => print(&format!("Kubernetes {}\n", git_version())),
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// A reader that closes early (`| head`) is not an error.
-fn print(text: &str) -> ExitCode {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) | Err(_) => ExitCode::SUCCESS,
+        Ok(Command::Help) => answer(Ok(options::usage())),
+        Ok(Command::Version) => answer(Ok(format!("Kubernetes {}\n", git_version()))),
+        Err(error) => answer(Err(error)),
     }
 }
 

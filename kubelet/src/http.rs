@@ -12,12 +12,12 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::{HOST, HeaderMap, HeaderValue, LOCATION};
 use hyper::{Request, StatusCode, Uri};
+use kube_controller_manager::client::Trust as Verifier;
 use kube_controller_manager::task;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use smol_hyper::rt::FuturesIo;
 
 /// Where Linux distributions keep the authorities that they trust.
@@ -224,7 +224,7 @@ fn builder() -> rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier> {
 }
 
 static ANY: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| {
-    let verifier = Arc::new(AnyCertificate(provider()));
+    let verifier = Arc::new(Verifier::every(&provider()));
     let config = builder().dangerous().with_custom_certificate_verifier(verifier);
     Arc::new(config.with_no_client_auth())
 });
@@ -240,47 +240,6 @@ fn system_trust() -> Result<Arc<ClientConfig>, String> {
         return Err(format!("no certificate authorities in any of {}", AUTHORITIES.join(", ")));
     }
     Ok(Arc::new(builder().with_root_certificates(roots).with_no_client_auth()))
-}
-
-/// Accepts each certificate; only the signature of the handshake is checked.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,6 @@ mod start;
 mod traces;
 
 use parking_lot::Mutex;
-use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,19 +59,9 @@ pub const THREADS: usize = 1;
 pub fn main(args: &[String]) -> ExitCode {
     match options::parse(args) {
         Ok(Command::Run(options)) => task::run(THREADS, run(options, connect::connect)),
-        Ok(Command::Help) => print(&usage()),
-        Ok(Command::Version(how)) => print(&options::version(&how)),
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// A reader that closes early (`| head`) is not an error.
-fn print(text: &str) -> ExitCode {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) | Err(_) => ExitCode::SUCCESS,
+        Ok(Command::Help) => options::answer(Ok(usage())),
+        Ok(Command::Version(how)) => options::answer(Ok(options::version(&how))),
+        Err(error) => options::answer(Err(error)),
     }
 }
 

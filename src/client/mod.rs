@@ -72,5 +72,5 @@ pub use interceptor::Interceptor;
 pub use path::ApiPath;
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};
 pub use stream::{ListStream, WatchStream};
-pub use transport::{Framing, Head, read_head};
+pub use transport::{Framing, Head, Trust, read_head};
 pub use writes::Writes;

@@ -1,6 +1,7 @@
 //! Flags as data: the table of flags, their parser, checks and `--help`. Upstream: `pflag`,
 //! `component-base/cli/flag`, `component-base/featuregate`.
 
+mod answer;
 mod compatibility;
 mod duration;
 mod feature_gate_table;
@@ -12,6 +13,7 @@ mod validate;
 mod values;
 mod version;
 
+pub use answer::answer;
 pub use compatibility::{emulated, min_compatible};
 pub use duration::{parse_duration, show_duration};
 pub use feature_gate_table::{GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage};

@@ -45,6 +45,7 @@ pub(super) use self::sockets::Purpose;
 use self::sockets::Sockets;
 use self::ticked_reads::Traffic;
 use self::tls::TlsSource;
+pub use self::trust::Trust;
 use super::config::{Config, Tls};
 use super::credentials::Plugin;
 use super::{Guard, Result};

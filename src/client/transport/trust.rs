@@ -28,8 +28,9 @@ enum Trusted {
     },
 }
 
+/// A verifier of servers, by whom their certificates are signed.
 #[derive(Debug)]
-pub(super) struct Trust {
+pub struct Trust {
     trusted: Trusted,
     schemes: WebPkiSupportedAlgorithms,
 }
