@@ -25,7 +25,7 @@ use crate::metrics;
 use crate::pleg::Snapshot;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::podstatus::{self, Facts};
-use crate::probes::Kind;
+use crate::probes::{self, Kind};
 use crate::runtime::status::State::{Created, Exited, Running, Unknown};
 use crate::runtime::status::{self, PodStatus};
 use crate::sources::{Op, PodUpdate, Source};
@@ -224,6 +224,7 @@ impl Kubelet {
                         log::error!("the runtime's pods cannot be listed: {fault}");
                     }
                     state.fault = Some(fault);
+                    self.measure(&state);
                 }
             }
             self.clock.sleep(RELIST).await;
@@ -258,28 +259,24 @@ impl Kubelet {
             }
             is_changed |= self.forget(&mut state);
         }
-        self.measure(&state, snapshot);
+        self.measure(&state);
+        measure_runtime(snapshot);
         if is_changed {
             notify_all(&self.wake);
         }
     }
 
-    fn measure(&self, state: &State, snapshot: &Snapshot) {
-        let set =
-            |gauge: &IntGauge, count: usize| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
-        set(&metrics::RUNNING_PODS, snapshot.running_pods());
-        for (name, container) in
-            [("created", Created), ("running", Running), ("exited", Exited), ("unknown", Unknown)]
-        {
-            let gauge = metrics::RUNNING_CONTAINERS.with_label_values(&[name]);
-            set(&gauge, snapshot.containers(container));
-        }
+    fn measure(&self, state: &State) {
         for is_static in [false, true] {
             let label = &[metrics::static_label(is_static)];
             let desired = state.pods.iter().filter(|(_, pod)| pod.is_static() == is_static);
             let active = desired.clone().filter(|(uid, _)| !state.workers.is_terminated(uid));
             set(&metrics::DESIRED_PODS.with_label_values(label), desired.count());
             set(&metrics::ACTIVE_PODS.with_label_values(label), active.count());
+        }
+        let desired = |uid: &str| state.pods.contains_key(uid);
+        for (labels, count) in state.workers.counts(&desired) {
+            set(&metrics::WORKING_PODS.with_label_values(&labels), count);
         }
     }
 
@@ -478,6 +475,7 @@ impl Kubelet {
         .await
         .map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
         self.manager.remove_cgroup(&pod.uid()).await?;
+        probes::forget(pod);
         log::info!("pod {} has ended", pod.display_name());
         Ok(Outcome::Done(Duration::ZERO))
     }
@@ -659,6 +657,20 @@ impl Kubelet {
             true => Err("sync Loop took longer than expected".to_owned()),
             false => Ok(()),
         }
+    }
+}
+
+fn set(gauge: &IntGauge, count: usize) {
+    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+fn measure_runtime(snapshot: &Snapshot) {
+    set(&metrics::RUNNING_PODS, snapshot.running_pods());
+    for (name, container) in
+        [("created", Created), ("running", Running), ("exited", Exited), ("unknown", Unknown)]
+    {
+        let gauge = metrics::RUNNING_CONTAINERS.with_label_values(&[name]);
+        set(&gauge, snapshot.containers(container));
     }
 }
 

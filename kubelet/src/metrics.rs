@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use kube_controller_manager::metrics::{
-    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Metric, Spec,
-    declared, exponential, process_stats,
+    Collector, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Metric,
+    Spec, declared, exponential, process_stats, text,
 };
 
 /// Upstream: `prometheus.DefBuckets`.
@@ -21,6 +21,68 @@ const PULL_BUCKETS: [f64; 18] = [
     1200.0, 1800.0, 2700.0, 3600.0,
 ];
 const STATUS_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+
+/// The results of probes, which have a page of their own. Upstream: `prober.ProberResults`,
+/// `ProberDuration`.
+pub static PROBES: LazyLock<ProbeMetrics> = LazyLock::new(ProbeMetrics::new);
+
+/// See [`PROBES`].
+pub struct ProbeMetrics {
+    results: IntCounterVec,
+    duration: HistogramVec,
+}
+
+/// A probe of a container: the kind, the container, the pod and its namespace.
+pub type ProbeLabels<'a> = [&'a str; 4];
+
+impl ProbeMetrics {
+    const RESULTS: [&'static str; 2] = ["successful", "failed"];
+
+    fn new() -> ProbeMetrics {
+        fn made<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
+            let spec = Spec { name, help, labels, buckets: BUCKETS.to_vec() };
+            M::new(spec).expect("the names are valid")
+        }
+        ProbeMetrics {
+            results: made(
+                "prober_probe_total",
+                "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.",
+                &["probe_type", "container", "pod", "namespace", "result", "pod_uid"],
+            ),
+            duration: made(
+                "prober_probe_duration_seconds",
+                "[ALPHA] Duration in seconds for a probe response.",
+                &["probe_type", "container", "pod", "namespace"],
+            ),
+        }
+    }
+
+    /// Counts the outcome of a probe.
+    pub fn observe(&self, probe: ProbeLabels<'_>, uid: &str, is_success: bool, took: Duration) {
+        let [kind, container, pod, namespace] = probe;
+        let result = Self::RESULTS[usize::from(!is_success)];
+        self.results.with_label_values(&[kind, container, pod, namespace, result, uid]).inc();
+        if is_success {
+            self.duration.with_label_values(&probe).observe(took.as_secs_f64());
+        }
+    }
+
+    /// Ends the series of a probe.
+    pub fn remove(&self, probe: ProbeLabels<'_>, uid: &str) {
+        let [kind, container, pod, namespace] = probe;
+        for result in Self::RESULTS {
+            // It may not have had this result.
+            let labels = [kind, container, pod, namespace, result, uid];
+            let _ = self.results.remove_label_values(&labels);
+        }
+        let _ = self.duration.remove_label_values(&probe);
+    }
+
+    /// The page, as text.
+    pub fn render(&self) -> Vec<u8> {
+        text(&[self.results.collect(), self.duration.collect()].concat())
+    }
+}
 
 fn metric<M: Metric>(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> M {
     let (name, help) = (&format!("kubelet_{name}"), &format!("[ALPHA] {help}"));
@@ -83,6 +145,8 @@ metrics! {
         "The number of pods the kubelet considers active and which are being considered when admitting new pods. static is true if the pod is not from the apiserver.";
     ORPHANED_PODS: IntCounter [], &[], "orphaned_runtime_pods_total",
         "Number of pods that have been detected in the container runtime without being already known to the pod worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local configuration, which is unusual.";
+    WORKING_PODS: IntGaugeVec ["lifecycle", "config", "static"], &[], "working_pods",
+        "Number of pods the kubelet is actually running, broken down by lifecycle phase, whether the pod is desired, orphaned, or runtime only (also orphaned), and whether the pod is static. An orphaned pod has been removed from local configuration or force deleted in the API and consumes resources that are not otherwise visible.";
     RESTARTED_PODS: IntCounterVec ["static"], &[], "restarted_pods_total",
         "Number of pods that have been restarted because they were deleted and recreated with the same UID while the kubelet was watching them (common for static pods, extremely uncommon for API pods)";
     STARTED_PODS: IntCounter [], &[], "started_pods_total",
@@ -119,12 +183,6 @@ pub fn observe_operation(method: &str, took: Duration, is_error: bool) {
     OPERATION.with_label_values(&[operation]).observe(took.as_secs_f64());
     if is_error {
         OPERATION_ERRORS.with_label_values(&[operation]).inc();
-    }
-    if operation == "run_podsandbox" {
-        RUN_SANDBOX.with_label_values(&[""]).observe(took.as_secs_f64());
-        if is_error {
-            RUN_SANDBOX_ERRORS.with_label_values(&[""]).inc();
-        }
     }
 }
 
@@ -188,6 +246,24 @@ pub fn image_size(bytes: u64) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn probes_are_counted_until_their_pod_ends() {
+        let metrics = ProbeMetrics::new();
+        let probe = ["Readiness", "c", "p", "n"];
+        metrics.observe(probe, "u", true, Duration::from_millis(20));
+        metrics.observe(probe, "u", false, Duration::ZERO);
+        let page = || String::from_utf8(metrics.render()).expect("text");
+        let labels = "container=\"c\",namespace=\"n\",pod=\"p\"";
+        for line in [
+            format!("total{{{labels},pod_uid=\"u\",probe_type=\"Readiness\",result=\"failed\"}} 1"),
+            format!("seconds_count{{{labels},probe_type=\"Readiness\"}} 1"),
+        ] {
+            assert!(page().contains(&line), "{line}: {}", page());
+        }
+        metrics.remove(probe, "u");
+        assert_eq!(page(), "");
+    }
 
     #[test]
     fn sizes_of_images_are_grouped() {

@@ -17,6 +17,7 @@ use crate::cri::{RuntimeService, chain};
 use crate::events;
 use crate::grpc;
 use crate::http::{self, Target, Trust};
+use crate::metrics;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
 use crate::runtime::environment::expand;
@@ -171,6 +172,19 @@ impl Probes {
     }
 }
 
+fn labels<'a>(pod: &'a Pod, container: &'a Container, kind: Kind) -> metrics::ProbeLabels<'a> {
+    [kind.name(), &container.name, pod.name(), pod.namespace()]
+}
+
+/// Ends the metrics of a pod's probes.
+pub fn forget(pod: &Pod) {
+    for container in pod.all_containers() {
+        for kind in Kind::ALL.into_iter().filter(|kind| kind.of(container).is_some()) {
+            metrics::PROBES.remove(labels(pod, container, kind), &pod.uid());
+        }
+    }
+}
+
 struct Worker {
     probes: Probes,
     pod: Arc<Pod>,
@@ -195,6 +209,7 @@ impl Worker {
                 clock.sleep(Duration::from_secs(1)).await;
                 continue;
             }
+            let begin = clock.monotonic();
             let (is_success, message) = match self.probe_once().await {
                 Ok(()) => (true, String::new()),
                 Err(Fault::Failed(message)) => (false, message),
@@ -206,6 +221,9 @@ impl Worker {
                     continue;
                 }
             };
+            let took = clock.monotonic().saturating_sub(begin);
+            let labels = labels(&self.pod, &self.container, self.kind);
+            metrics::PROBES.observe(labels, &self.pod.uid(), is_success, took);
             if !is_success {
                 let message = format!("{} probe failed: {message}", self.kind.name());
                 events::warning(&self.pod, Some(&self.container.name), "Unhealthy", message);

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::kubelet::Kubelet;
 use crate::manager::Node;
+use crate::metrics::PROBES;
 use crate::pod::Pod;
 use crate::stats;
 
@@ -66,6 +67,13 @@ pub fn read_only_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks, node: &No
         "/metrics",
         handler(|request: &Request| {
             Response::new(200, metrics::CONTENT_TYPE, metrics::render()).gzipped_for(request)
+        }),
+    );
+    routes.add(
+        "/metrics/probes",
+        handler(|request: &Request| {
+            let page = PROBES.render();
+            Response::new(200, metrics::CONTENT_TYPE, page).gzipped_for(request)
         }),
     );
     for (path, is_metrics) in [("/stats/summary", false), ("/metrics/resource", true)] {

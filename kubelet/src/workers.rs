@@ -285,6 +285,33 @@ impl Workers {
         self.workers.get(uid).is_some_and(|worker| worker.is_finished)
     }
 
+    /// The number of pods by phase, whether a source still has them, and whether they are static:
+    /// the labels of upstream's metric. `is_desired`: whether a source has the pod of this uid.
+    /// Upstream: the summary of `HandlePodCleanups`.
+    pub fn counts(&self, is_desired: &dyn Fn(&str) -> bool) -> BTreeMap<[&'static str; 3], usize> {
+        let configs = [("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true")];
+        let all = configs.into_iter().chain([("runtime_only", "unknown")]);
+        let phases = ["sync", "terminating", "terminated"];
+        let mut counts: BTreeMap<[&'static str; 3], usize> =
+            all.flat_map(|(config, kind)| phases.map(|phase| ([phase, config, kind], 0))).collect();
+        for (uid, worker) in &self.workers {
+            let phase = match (worker.grace, worker.is_terminated || worker.is_finished) {
+                (_, true) => "terminated",
+                (Some(_), false) => "terminating",
+                (None, false) => "sync",
+            };
+            let (config, kind) = match &worker.pod {
+                None => ("runtime_only", "unknown"),
+                Some(pod) => (
+                    if is_desired(uid) { "desired" } else { "orphan" },
+                    if pod.is_static() { "true" } else { "" },
+                ),
+            };
+            *counts.entry([phase, config, kind]).or_default() += 1;
+        }
+        counts
+    }
+
     /// How many works run now.
     pub fn running(&self) -> usize {
         self.workers.values().filter(|worker| worker.is_running).count()
@@ -365,6 +392,29 @@ mod tests {
         assert!(workers.knows("a"));
         assert!(workers.retain(&BTreeSet::new()).is_empty());
         assert!(!workers.knows("a"));
+    }
+
+    #[test]
+    fn pods_are_counted_by_phase_and_source() {
+        let mut workers = Workers::default();
+        workers.update(&pod("a"), Reason::Create);
+        begin(&mut workers, "sync a");
+        workers.end_orphan("x".into());
+        let counted = |workers: &Workers, is_desired| {
+            let counts = workers.counts(&|_| is_desired);
+            assert_eq!(counts.len(), 15);
+            let some = counts.into_iter().filter(|(_, count)| *count > 0);
+            some.map(|(labels, count)| format!("{} {count}", labels.join(" "))).collect::<Vec<_>>()
+        };
+        let runtime_only = "terminating runtime_only unknown 1";
+        assert_eq!(counted(&workers, true), ["sync desired true 1", runtime_only]);
+        workers.update(&pod("a"), Reason::Kill);
+        let terminating = "terminating orphan true 1";
+        assert_eq!(counted(&workers, false), [terminating, runtime_only]);
+        workers.done("a", Outcome::Cancelled, NOW);
+        begin(&mut workers, "terminate 7 a");
+        workers.done("a", Outcome::Done(LATER), NOW);
+        assert_eq!(counted(&workers, false), ["terminated orphan true 1", runtime_only]);
     }
 
     #[test]

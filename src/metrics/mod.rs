@@ -7,7 +7,7 @@ pub mod process_stats;
 
 use std::sync::OnceLock;
 
-use prometheus::core::Collector;
+pub use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 pub use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,

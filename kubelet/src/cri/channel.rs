@@ -55,6 +55,10 @@ where
 }
 
 impl Channel {
+    pub fn clock(&self) -> &SharedClock {
+        &self.shared.clock
+    }
+
     /// A channel to `socket`. The first call connects.
     pub fn new(socket: &Path, clock: SharedClock) -> Channel {
         let shared = Shared { socket: socket.to_owned(), clock, connection: Mutex::default() };

@@ -8,6 +8,7 @@ use super::api;
 use super::calls;
 use super::channel::Channel;
 use super::error::Error;
+use crate::metrics;
 
 /// The calls to the runtime's `RuntimeService`. Cheap to clone.
 #[derive(Clone)]
@@ -70,7 +71,16 @@ impl RuntimeService {
         request: api::RunPodSandboxRequest,
     ) -> Result<api::RunPodSandboxResponse, Error> {
         let deadline = self.deadline.saturating_mul(2);
-        self.call("runtime.v1.RuntimeService/RunPodSandbox", &request, Some(deadline)).await
+        let method = "runtime.v1.RuntimeService/RunPodSandbox";
+        let begin = self.channel.clock().monotonic();
+        let answer = self.call(method, &request, Some(deadline)).await;
+        let handler = &[request.runtime_handler.as_str()];
+        let took = self.channel.clock().monotonic().saturating_sub(begin);
+        metrics::RUN_SANDBOX.with_label_values(handler).observe(took.as_secs_f64());
+        if answer.is_err() {
+            metrics::RUN_SANDBOX_ERRORS.with_label_values(handler).inc();
+        }
+        answer
     }
 
     /// Stops a container: the stop signal, and SIGKILL after `grace`, which is added to the
