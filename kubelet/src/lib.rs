@@ -14,6 +14,7 @@ pub mod credentials;
 pub mod cri;
 pub mod events;
 pub mod eviction;
+pub mod folder_watch;
 pub mod garbage;
 pub mod grpc;
 pub mod hooks;

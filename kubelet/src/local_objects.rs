@@ -4,36 +4,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_io::Async;
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::io::Errno;
 use serde_json::Value;
 
+use crate::folder_watch::FolderWatch;
 use crate::pod::{Pod, PodExt};
 
 /// The largest file.
 const MAX_BYTES: u64 = 10 << 20;
 /// The delay after which a folder that cannot be watched is watched again.
 const RETRY: Duration = Duration::from_secs(1);
-
-const WATCHED: WatchFlags = WatchFlags::CLOSE_WRITE
-    .union(WatchFlags::ATTRIB)
-    .union(WatchFlags::DELETE)
-    .union(WatchFlags::MOVED_FROM)
-    .union(WatchFlags::MOVED_TO)
-    .union(WatchFlags::DELETE_SELF)
-    .union(WatchFlags::MOVE_SELF);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -109,7 +97,7 @@ pub async fn run(
     let mut faults = BTreeSet::new();
     while !stop.is_stopped() {
         // Before the folder is read: no change is lost between them.
-        let watch = match watch(&folder) {
+        let watch = match FolderWatch::new(&folder) {
             Ok(watch) => Some(watch),
             Err(error) => {
                 log::debug!("{} is not watched: {error}", folder.display());
@@ -130,26 +118,12 @@ pub async fn run(
         let pause = if watch.is_some() { period } else { RETRY };
         let event = async {
             match &watch {
-                Some(watch) => _ = watch.read_with(drain).await,
+                Some(watch) => _ = watch.changes().await,
                 None => std::future::pending().await,
             }
         };
         stop.unless_stopped(event.or(clock.sleep(pause))).await;
     }
-}
-
-fn watch(folder: &Path) -> Result<Async<OwnedFd>, Errno> {
-    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    inotify::add_watch(&watch, folder, WATCHED)?;
-    Async::new_nonblocking(watch)
-        .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
-}
-
-/// Waits for an event; each one makes the folder be read again.
-fn drain(watch: &OwnedFd) -> std::io::Result<()> {
-    let mut buffer = [MaybeUninit::uninit(); 4096];
-    inotify::Reader::new(watch, &mut buffer).next()?;
-    Ok(())
 }
 
 /// Reads a folder once: for the first start, before any pod is known. Blocks.

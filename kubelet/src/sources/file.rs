@@ -4,46 +4,23 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
-use async_io::Async;
 use futures_lite::FutureExt;
 use kube_controller_manager::cache::UndeltaStore;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::io::Errno;
 
 use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
+use crate::folder_watch::{Change, FolderWatch};
 use crate::pod::{Pod, PodExt};
 
 /// How long a watch that failed is not set up again. Upstream: `retryPeriod`.
 const RETRY: Duration = Duration::from_secs(1);
-
-/// What changes the pods of a folder. A file that is written counts once it is closed.
-const WATCHED: WatchFlags = WatchFlags::CREATE
-    .union(WatchFlags::CLOSE_WRITE)
-    .union(WatchFlags::ATTRIB)
-    .union(WatchFlags::DELETE)
-    .union(WatchFlags::MOVED_FROM)
-    .union(WatchFlags::MOVED_TO)
-    .union(WatchFlags::DELETE_SELF)
-    .union(WatchFlags::MOVE_SELF);
-
-/// A change that the kernel reports.
-#[derive(Debug, PartialEq, Eq)]
-enum Change {
-    Written(PathBuf),
-    Gone(PathBuf),
-    /// Anything: changes were lost, or the folder itself has changed.
-    Unknown,
-}
 
 /// The pods of `path`, until stopped.
 pub async fn run(
@@ -59,9 +36,9 @@ pub async fn run(
     let forward = forward(pushed, &config);
     let watch = async {
         while !stop.is_stopped() {
-            let mut watch = match watch(&path) {
+            let watch = match FolderWatch::new(&path) {
                 Ok(watch) => Some(watch),
-                Err(Errno::NOENT) => None,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => {
                     log::error!("{} is not watched: {error}", path.display());
                     None
@@ -70,7 +47,7 @@ pub async fn run(
             // After the watch is set up: no change is lost between them.
             folder.read_all().await;
             let due = clock.monotonic() + if watch.is_some() { period } else { RETRY };
-            while let Some(changes) = next(&mut watch, &path, &clock, due, &stop).await {
+            while let Some(changes) = next(watch.as_ref(), &path, &clock, due, &stop).await {
                 if changes.contains(&Change::Unknown) {
                     break;
                 }
@@ -89,16 +66,9 @@ async fn forward(pushed: Receiver<Vec<Arc<Pod>>>, config: &PodConfig) {
     }
 }
 
-fn watch(path: &Path) -> Result<Async<OwnedFd>, Errno> {
-    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    inotify::add_watch(&watch, path, WATCHED)?;
-    Async::new_nonblocking(watch)
-        .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
-}
-
 /// The next changes; `None` at the time `due`, or when stopped.
 async fn next(
-    watch: &mut Option<Async<OwnedFd>>,
+    watch: Option<&FolderWatch>,
     path: &Path,
     clock: &SharedClock,
     due: Duration,
@@ -111,7 +81,7 @@ async fn next(
     let changes = async {
         match watch {
             None => std::future::pending().await,
-            Some(watch) => match watch.read_with(|fd| changes(fd, path)).await {
+            Some(watch) => match watch.changes().await {
                 Ok(changes) => Some(changes),
                 Err(error) => {
                     log::error!("{}: changes cannot be read: {error}", path.display());
@@ -121,48 +91,6 @@ async fn next(
         }
     };
     late.or(changes).await
-}
-
-/// The changes that wait in the kernel.
-fn changes(watch: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
-    let mut buffer = [MaybeUninit::uninit(); 4096];
-    let mut reader = inotify::Reader::new(watch, &mut buffer);
-    let mut changes = Vec::new();
-    loop {
-        match reader.next() {
-            Ok(event) => {
-                let name = event.file_name().map(|name| name.to_string_lossy().into_owned());
-                changes.extend(change(path, name.as_deref(), event.events()));
-                if reader.is_buffer_empty() {
-                    return Ok(changes);
-                }
-            }
-            Err(Errno::AGAIN) if !changes.is_empty() => return Ok(changes),
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// The change that an event stands for. Files whose names start with a dot are ignored.
-fn change(path: &Path, name: Option<&str>, events: ReadFlags) -> Option<Change> {
-    let is_self = ReadFlags::DELETE_SELF
-        | ReadFlags::MOVE_SELF
-        | ReadFlags::QUEUE_OVERFLOW
-        | ReadFlags::UNMOUNT
-        | ReadFlags::IGNORED;
-    if events.intersects(is_self) {
-        return Some(Change::Unknown);
-    }
-    let file = match name {
-        Some(name) if name.starts_with('.') => return None,
-        Some(name) => path.join(name),
-        // The path is a file.
-        None => path.to_owned(),
-    };
-    match events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
-        true => Some(Change::Gone(file)),
-        false => Some(Change::Written(file)),
-    }
 }
 
 /// The pods of the files that could be read last. Upstream: `sourceFile`.
@@ -285,24 +213,6 @@ mod tests {
 
     use super::super::{Op, PodUpdate};
     use super::*;
-
-    #[test]
-    fn events_become_changes_of_files() {
-        let path = Path::new("/pods");
-        let file = |name: &str| path.join(name);
-        for (name, events, expected) in [
-            (Some("a"), ReadFlags::CLOSE_WRITE, Some(Change::Written(file("a")))),
-            (Some("a"), ReadFlags::MOVED_TO, Some(Change::Written(file("a")))),
-            (Some("a"), ReadFlags::MOVED_FROM, Some(Change::Gone(file("a")))),
-            (Some("a"), ReadFlags::DELETE, Some(Change::Gone(file("a")))),
-            (Some(".a.swp"), ReadFlags::CLOSE_WRITE, None),
-            (None, ReadFlags::QUEUE_OVERFLOW, Some(Change::Unknown)),
-            (None, ReadFlags::DELETE_SELF, Some(Change::Unknown)),
-            (None, ReadFlags::CLOSE_WRITE, Some(Change::Written(path.to_owned()))),
-        ] {
-            assert_eq!(change(path, name, events), expected, "{name:?} {events:?}");
-        }
-    }
 
     fn manifest(name: &str) -> String {
         format!(
