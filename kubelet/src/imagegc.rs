@@ -245,10 +245,14 @@ impl ImageGc {
         let listed = self.service.list_images(api::ListImagesRequest::default()).await?.images;
         let containers =
             self.runtime.list_containers(api::ListContainersRequest::default()).await?;
-        let in_use = containers.containers.into_iter().map(|container| {
-            Some(container.image_id).filter(|id| !id.is_empty()).unwrap_or(container.image_ref)
-        });
-        let in_use: BTreeSet<String> = in_use.collect();
+        let own = |container: &api::Container| match container.image_id.as_str() {
+            "" => container.image_ref.clone(),
+            id => id.to_owned(),
+        };
+        let mut in_use: BTreeSet<String> = containers.containers.iter().map(own).collect();
+        if listed.iter().any(|image| !image.pinned && !in_use.contains(&image.id)) {
+            in_use.append(&mut self.mounted(&containers.containers).await?);
+        }
         let images: Vec<Image> = listed
             .into_iter()
             .map(|image| Image { id: image.id, bytes: image.size, is_pinned: image.pinned })
@@ -256,6 +260,24 @@ impl ImageGc {
         let mut records = self.records.lock();
         records.detect(&images, &in_use, now);
         Ok(records.candidates(&in_use))
+    }
+
+    /// The images that containers mount. Upstream: `handleImageVolumes`.
+    async fn mounted(&self, containers: &[api::Container]) -> Result<BTreeSet<String>, Error> {
+        let mut images = BTreeSet::new();
+        for container in containers {
+            let container_id = container.id.clone();
+            let request = api::ContainerStatusRequest { container_id, verbose: false };
+            match self.runtime.container_status(request).await {
+                Ok(answer) => {
+                    let mounts = answer.status.into_iter().flat_map(|status| status.mounts);
+                    images.extend(mounts.filter_map(|mount| Some(mount.image?.image)));
+                }
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(images)
     }
 
     async fn free(

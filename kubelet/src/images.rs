@@ -1,6 +1,5 @@
 //! Images are there before a container starts. Upstream: `pkg/kubelet/images`.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use crate::credentials::{self, Files, Keyring};
 use crate::cri::{ImageService, api, chain};
 use crate::events;
 use crate::metrics;
-use crate::pod::{Container, Pod, PodExt};
+use crate::pod::{Pod, PodExt};
 use crate::runtime::backoff::Backoff;
 
 /// Upstream: `MaxContainerBackOff`, `backOffPeriod`.
@@ -59,6 +58,15 @@ pub struct ImageUse {
     pub mount_point: String,
     pub bytes: u64,
     pub inodes: u64,
+}
+
+/// An image that a container, or a volume of a pod, needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub name: &'a str,
+    pub policy: Option<&'a str>,
+    /// For events.
+    pub container: Option<&'a str>,
 }
 
 /// What a pull policy asks for, by whether the image is there.
@@ -112,23 +120,18 @@ impl Images {
         })
     }
 
-    /// Makes sure that the image of a container is there, by its pull policy.
+    /// Makes sure that an image is there, by its pull policy.
     ///
     /// # Errors
     /// Why the container has to wait.
     pub async fn ensure(
         &self,
         pod: &Arc<Pod>,
-        container: &Container,
+        wanted: Wanted<'_>,
         sandbox: &api::PodSandboxConfig,
     ) -> Result<Present, Waiting> {
-        let name = container.image.clone().unwrap_or_default();
-        let spec = api::ImageSpec {
-            image: name.clone(),
-            annotations: HashMap::new(),
-            ..Default::default()
-        };
-        let container_name = Some(container.name.as_str());
+        let Wanted { name, policy, container: container_name } = wanted;
+        let spec = api::ImageSpec { image: name.to_owned(), ..Default::default() };
         let inspect = |message: String| {
             events::warning(pod, container_name, "InspectFailed", &message);
             Waiting { reason: "ImageInspectError", message }
@@ -137,7 +140,7 @@ impl Images {
             .present(&spec)
             .await
             .map_err(|error| inspect(format!("Failed to inspect image {name:?}: {error}")))?;
-        match (plan(container.image_pull_policy.as_deref(), present.is_some()), present) {
+        match (plan(policy, present.is_some()), present) {
             (Plan::Use, Some(present)) => {
                 let message = format!("Container image {name:?} already present on machine");
                 events::normal(pod, container_name, "Pulled", message);
@@ -158,18 +161,18 @@ impl Images {
             events::normal(pod, container_name, "BackOff", &message);
             return Err(Waiting { reason: "ImagePullBackOff", message });
         }
-        self.pull(pod, container, &spec, sandbox, &key).await
+        self.pull(pod, container_name, &spec, sandbox, &key).await
     }
 
     async fn pull(
         &self,
         pod: &Arc<Pod>,
-        container: &Container,
+        container: Option<&str>,
         spec: &api::ImageSpec,
         sandbox: &api::PodSandboxConfig,
         key: &str,
     ) -> Result<Present, Waiting> {
-        let (name, container) = (&spec.image, Some(container.name.as_str()));
+        let name = &spec.image;
         events::normal(pod, container, "Pulling", format!("Pulling image {name:?}"));
         let begin = self.clock.monotonic();
         let _turn = match &self.serial {

@@ -1,5 +1,6 @@
-//! ConfigMaps and Secrets from a folder, for pods on a machine without an API server. One object a
-//! file, JSON or YAML. Upstream has nothing like it: there static pods may not refer to such objects.
+//! ConfigMaps, Secrets and RuntimeClasses from a folder, for pods on a machine without an API server.
+//! One object a file, JSON or YAML. Upstream has nothing like it: there static pods may not refer to
+//! such objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
@@ -27,7 +29,12 @@ const RETRY: Duration = Duration::from_secs(1);
 pub enum Kind {
     ConfigMap,
     Secret,
+    /// Its namespace is empty.
+    RuntimeClass,
 }
+
+/// The key of a RuntimeClass's only content.
+const HANDLER: &str = "handler";
 
 /// What a pod refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,7 +72,18 @@ impl Objects {
         self.0.get(&key).ok_or_else(|| match kind {
             Kind::ConfigMap => format!("configmap {name:?} not found"),
             Kind::Secret => format!("secret {name:?} not found"),
+            Kind::RuntimeClass => format!("runtimeclass.node.k8s.io {name:?} not found"),
         })
+    }
+
+    /// The runtime's handler of a class; empty: the default one.
+    ///
+    /// # Errors
+    /// Upstream's message when there is no such class.
+    pub fn handler(&self, class: Option<&str>) -> Result<String, String> {
+        let Some(class) = class.filter(|class| !class.is_empty()) else { return Ok(String::new()) };
+        let handler = self.get(Kind::RuntimeClass, "", class)?.bytes(HANDLER).unwrap_or_default();
+        Ok(String::from_utf8_lossy(handler).into_owned())
     }
 
     /// The objects that another state of the folder has not, or not as here, or not any more.
@@ -204,14 +222,26 @@ fn decode(bytes: &[u8]) -> Result<(Key, Contents), String> {
             data.extend(texts.into_iter().map(|(key, text)| (key, text.into_bytes())));
             (Kind::Secret, secret.metadata, Contents { data, ..Contents::default() })
         }
+        ("node.k8s.io/v1", "RuntimeClass") => {
+            let class: RuntimeClass = serde_json::from_value(document).map_err(invalid)?;
+            if class.handler.is_empty() {
+                return Err("handler: Required value".to_owned());
+            }
+            let data = BTreeMap::from([(HANDLER.to_owned(), class.handler.into_bytes())]);
+            (Kind::RuntimeClass, class.metadata, Contents { data, ..Contents::default() })
+        }
         (version, kind) => {
-            return Err(format!("{version} {kind} is neither a v1 ConfigMap nor a v1 Secret"));
+            let kinds = "a v1 ConfigMap, a v1 Secret or a node.k8s.io/v1 RuntimeClass";
+            return Err(format!("{version} {kind} is not {kinds}"));
         }
     };
     let name = metadata.name.filter(|name| !name.is_empty());
     let name = name.ok_or("metadata.name: Required value")?;
     let namespace = metadata.namespace.filter(|namespace| !namespace.is_empty());
-    let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+    let namespace = match kind {
+        Kind::RuntimeClass => String::new(),
+        _ => namespace.unwrap_or_else(|| "default".to_owned()),
+    };
     for key in contents.data.keys().chain(contents.binary_data.keys()) {
         if !is_key(key) {
             return Err(format!("data[{key}]: Invalid value: not a valid key"));
@@ -236,7 +266,7 @@ fn is_key(key: &str) -> bool {
         && !key.starts_with("..")
 }
 
-/// The ConfigMaps and Secrets that a pod refers to.
+/// The objects that a pod refers to.
 pub fn references(pod: &Pod) -> BTreeSet<Key> {
     let spec = pod.spec();
     let mut names: Vec<(Kind, &str)> = Vec::new();
@@ -264,10 +294,11 @@ pub fn references(pod: &Pod) -> BTreeSet<Key> {
     let namespace = pod.namespace();
     let key = |(kind, name): (Kind, &str)| Key {
         kind,
-        namespace: namespace.to_owned(),
+        namespace: if kind == Kind::RuntimeClass { "" } else { namespace }.to_owned(),
         name: name.to_owned(),
     };
-    names.into_iter().map(key).collect()
+    let class = spec.runtime_class_name.iter().map(|name| (Kind::RuntimeClass, name.as_str()));
+    names.into_iter().chain(class).map(key).collect()
 }
 
 #[cfg(test)]
@@ -294,6 +325,17 @@ mod tests {
         )
         .expect("a Secret");
         assert_eq!((key.kind, &*key.namespace), (Kind::Secret, "default"));
+        let (class, of_class) = decoded(
+            "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: kata}, handler: k}",
+        )
+        .expect("a RuntimeClass");
+        assert_eq!((class.kind, &*class.namespace), (Kind::RuntimeClass, ""));
+        let objects = Objects(BTreeMap::from([(class, of_class)]));
+        let absent = Err("runtimeclass.node.k8s.io \"x\" not found");
+        for (name, handler) in [(None, Ok("")), (Some("kata"), Ok("k")), (Some("x"), absent)] {
+            let found = objects.handler(name);
+            assert_eq!(found.as_deref().map_err(String::as_str), handler, "{name:?}");
+        }
         assert_eq!(contents.bytes("b"), Some(&b"b"[..]));
         assert_eq!(contents.bytes("c"), Some(&b"text"[..]));
     }
@@ -301,8 +343,9 @@ mod tests {
     #[test]
     fn faults_are_named() {
         for (text, fault) in [
-            ("{kind: ConfigMap}", " ConfigMap is neither a v1 ConfigMap nor a v1 Secret"),
-            ("{apiVersion: v1, kind: Pod}", "v1 Pod is neither a v1 ConfigMap nor a v1 Secret"),
+            ("{kind: ConfigMap}", " ConfigMap is not a v1 ConfigMap, "),
+            ("{apiVersion: v1, kind: Pod}", "v1 Pod is not a v1 ConfigMap, "),
+            ("{apiVersion: node.k8s.io/v1, kind: RuntimeClass}", "handler: Required value"),
             ("{apiVersion: v1, kind: Secret}", "metadata.name: Required value"),
             ("{apiVersion: v1, kind: Secret, data: {a: '!'}}", "invalid Secret: "),
             (
@@ -362,6 +405,7 @@ mod tests {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"namespace": "n"},
             "spec": {
+                "runtimeClassName": "kata",
                 "initContainers": [{"name": "i", "envFrom": [
                     {"configMapRef": {"name": "a"}}, {"secretRef": {"name": "b"}}]}],
                 "containers": [{"name": "c", "env": [
@@ -377,11 +421,12 @@ mod tests {
         }))
         .expect("a pod");
         let keys = references(&pod);
-        assert!(keys.iter().all(|key| key.namespace == "n"));
+        assert!(keys.iter().all(|key| ["n", ""].contains(&key.namespace.as_str())));
         let names = |kind| -> Vec<&str> {
             keys.iter().filter(|key| key.kind == kind).map(|key| key.name.as_str()).collect()
         };
         assert_eq!(names(Kind::ConfigMap), ["a", "c", "e", "g"]);
         assert_eq!(names(Kind::Secret), ["b", "d", "f", "h"]);
+        assert_eq!(names(Kind::RuntimeClass), ["kata"]);
     }
 }

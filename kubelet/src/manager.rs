@@ -17,7 +17,7 @@ use crate::cri::{Error, RuntimeService, api, chain};
 use crate::events;
 use crate::garbage;
 use crate::hooks;
-use crate::images::{Images, Waiting};
+use crate::images::{Images, Present, Waiting, Wanted};
 use crate::local_objects::LocalObjects;
 use crate::metrics;
 use crate::pod::{Container, DEFAULT_GRACE_SECONDS, Pod, PodExt};
@@ -252,18 +252,26 @@ impl Manager {
         ))
     }
 
+    /// The runtime's handler that a pod's class names; empty: the default one.
+    /// Upstream: `LookupRuntimeHandler`.
+    fn handler(&self, pod: &Pod) -> Result<String, String> {
+        self.objects.now().handler(pod.spec().runtime_class_name.as_deref())
+    }
+
     async fn run_sandbox(
         &self,
         pod: &Pod,
         config: &api::PodSandboxConfig,
     ) -> Result<String, String> {
-        let request = api::RunPodSandboxRequest {
-            config: Some(config.clone()),
-            runtime_handler: String::new(),
-        };
         metrics::STARTED_PODS.inc();
-        let answer = self.runtime.run_pod_sandbox(request).await.map_err(text);
-        let answer = answer.inspect_err(|fault| {
+        let answer = async {
+            let request = api::RunPodSandboxRequest {
+                config: Some(config.clone()),
+                runtime_handler: self.handler(pod)?,
+            };
+            self.runtime.run_pod_sandbox(request).await.map_err(text)
+        };
+        let answer = answer.await.inspect_err(|fault| {
             metrics::STARTED_PODS_ERRORS.inc();
             let message = format!("Failed to create pod sandbox: {fault}");
             events::warning(pod, None, "FailedCreatePodSandBox", message);
@@ -324,13 +332,20 @@ impl Manager {
             backoff.next(&key, event, now);
             backoff.remove_expired(now);
         }
-        let image = self.images.ensure(pod, container, config).await.map_err(|w| (w, RETRY))?;
+        let volumes = self.image_volumes(pod, container, config).await.map_err(|w| (w, RETRY))?;
+        let wanted = Wanted {
+            name: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            container: Some(&container.name),
+        };
+        let image = self.images.ensure(pod, wanted, config).await.map_err(|w| (w, RETRY))?;
         let count = match last {
             Some(last) => last.restart_count + 1,
             None => self.starts_by_logs(pod, container).await,
         };
         let failed = |reason| move |message| (Waiting { reason, message }, RETRY);
-        let definition = self.definition(pod, container, count, &image, ips).await;
+        let images = StartImages { own: image, volumes };
+        let definition = self.definition(pod, container, count, images, ips).await;
         let definition = definition.map_err(failed("CreateContainerConfigError"))?;
         let request = api::CreateContainerRequest {
             pod_sandbox_id: sandbox.to_owned(),
@@ -346,6 +361,35 @@ impl Manager {
         events::normal(pod, Some(&container.name), "Started", "Container started");
         self.link_log(pod, container, &id, count).await;
         self.post_start(pod, container, &id, ips).await.map_err(failed("PostStartHookError"))
+    }
+
+    /// Pulls the images of a container's image volumes; they are mounted by the runtime.
+    /// Upstream: `getImageVolumes`, `toKubeContainerImageVolumes`.
+    async fn image_volumes(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        config: &api::PodSandboxConfig,
+    ) -> Result<HashMap<String, api::ImageSpec>, Waiting> {
+        let mut images = HashMap::new();
+        let is_mounted = |volume: &&core::Volume| {
+            container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name)
+        };
+        for volume in pod.spec().volumes.iter().flatten().filter(is_mounted) {
+            let Some(source) = &volume.image else { continue };
+            let name = source.reference.as_deref().unwrap_or_default();
+            let wanted = Wanted { name, policy: source.pull_policy.as_deref(), container: None };
+            let image = self.images.ensure(pod, wanted, config).await?;
+            let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+            let spec = api::ImageSpec {
+                image: image.id,
+                user_specified_image: name.to_owned(),
+                annotations: annotations.into_iter().collect(),
+                ..Default::default()
+            };
+            images.insert(volume.name.clone(), spec);
+        }
+        Ok(images)
     }
 
     /// The number of a container's start when the runtime has no earlier one.
@@ -383,15 +427,23 @@ impl Manager {
         pod: &Arc<Pod>,
         container: &Container,
         restart_count: u32,
-        image: &crate::images::Present,
+        images: StartImages,
         ips: &[String],
     ) -> Result<api::ContainerConfig, String> {
-        let variables =
-            environment::variables(pod, container, self.facts(ips), &self.objects.now())?;
-        let values: HashMap<String, String> = variables.iter().cloned().collect();
         let (folders, of, named) = (self.folders.clone(), pod.clone(), container.clone());
-        let mut mounts =
-            task::blocking(move || volumes::mounts(&folders, &of, &named, &values)).await?;
+        let (objects, host, pod_ips) = (self.objects.now(), self.node.ip.clone(), ips.to_vec());
+        let (cpus, memory_bytes) = (self.node.cpus, self.node.memory_bytes);
+        let image = images.own;
+        let (variables, mut mounts) = task::blocking(move || {
+            let facts = NodeFacts { host_ip: &host, pod_ips: &pod_ips, cpus, memory_bytes };
+            let file = |key: &_| volumes::variable_file(&folders, &of, key);
+            let sources = environment::Sources { facts, objects: &objects, file: &file };
+            let variables = environment::variables(&of, &named, sources)?;
+            let values: HashMap<String, String> = variables.iter().cloned().collect();
+            let mounts = volumes::mounts(&folders, &of, &named, &values, &images.volumes)?;
+            Ok::<_, String>((variables, mounts))
+        })
+        .await?;
         let has =
             |path: &str, mounts: &[api::Mount]| mounts.iter().any(|m| m.container_path == path);
         if !has("/etc/hosts", &mounts) {
@@ -435,8 +487,9 @@ impl Manager {
             return Err("the runtime does not support supplementalGroupsPolicy Strict".to_owned());
         }
         // The handler without a name is the default one.
-        let default = status.runtime_handlers.iter().find(|handler| handler.name.is_empty());
-        let features = default.and_then(|handler| handler.features.as_ref());
+        let own = self.handler(pod)?;
+        let handler = status.runtime_handlers.iter().find(|handler| handler.name == own);
+        let features = handler.and_then(|handler| handler.features.as_ref());
         if is_recursive && !features.is_some_and(|f| f.recursive_read_only_mounts) {
             return Err(
                 "failed to resolve recursive read-only mode: the runtime does not support \
@@ -744,6 +797,13 @@ fn superseded(status: &PodStatus, keep: Option<usize>) -> Vec<&str> {
         }
     }
     ids
+}
+
+/// The images that a container starts with.
+struct StartImages {
+    own: Present,
+    /// Those of its image volumes, by volume.
+    volumes: HashMap<String, api::ImageSpec>,
 }
 
 /// Where containers start.

@@ -198,22 +198,23 @@ impl QosClass {
         let mut requests: BTreeMap<&str, i64> = BTreeMap::new();
         let mut limits: BTreeMap<&str, i64> = BTreeMap::new();
         let mut is_guaranteed = true;
-        for container in pod.all_containers() {
-            let resources = container.resources.as_ref();
-            let (wanted, limit) = (
-                resources.and_then(|resources| resources.requests.as_ref()),
-                resources.and_then(|resources| resources.limits.as_ref()),
-            );
-            for (sums, quantities) in [(&mut requests, wanted), (&mut limits, limit)] {
-                for resource in ["cpu", "memory"] {
-                    let amount = quantities.and_then(|quantities| quantity(quantities, resource));
-                    if let Some(amount) = amount.filter(|amount| amount.is_positive()) {
+        // What the whole pod asks for counts alone.
+        let lists: Vec<_> = match &pod.spec().resources {
+            Some(own) => vec![Some(own)],
+            None => pod.all_containers().map(|container| container.resources.as_ref()).collect(),
+        };
+        for resources in lists {
+            for resource in ["cpu", "memory"] {
+                let positive = |is_limit| {
+                    listed(resources, resource, is_limit).filter(|amount| amount.is_positive())
+                };
+                is_guaranteed &= positive(true).is_some();
+                for (sums, is_limit) in [(&mut requests, false), (&mut limits, true)] {
+                    if let Some(amount) = positive(is_limit) {
                         *sums.entry(resource).or_default() += amount.milli_value();
                     }
                 }
             }
-            let has = |resource| limit.is_some_and(|limit| limit.contains_key(resource));
-            is_guaranteed &= has("cpu") && has("memory");
         }
         match (requests.is_empty() && limits.is_empty(), is_guaranteed && requests == limits) {
             (true, _) => QosClass::BestEffort,
@@ -221,6 +222,43 @@ impl QosClass {
             _ => QosClass::Burstable,
         }
     }
+}
+
+/// A request or limit of a container or pod.
+pub fn listed(
+    resources: Option<&core::ResourceRequirements>,
+    resource: &str,
+    is_limit: bool,
+) -> Option<Quantity> {
+    let lists = resources?;
+    quantity(if is_limit { &lists.limits } else { &lists.requests }.as_ref()?, resource)
+}
+
+/// The requests or limits of all containers: init containers run one after the other, beside the
+/// sidecars before them. Upstream: `AggregateContainerRequests`, `AggregateContainerLimits`.
+pub fn of_containers(pod: &Pod, resource: &str, is_limit: bool) -> Quantity {
+    let of = |container: &Container| {
+        listed(container.resources.as_ref(), resource, is_limit).unwrap_or(Quantity::ZERO)
+    };
+    let larger = |a: Quantity, b: Quantity| if a.compare(b).is_lt() { b } else { a };
+    let mut total = pod.spec().containers.iter().map(of).fold(Quantity::ZERO, |a, b| a + b);
+    let (mut sidecars, mut peak) = (Quantity::ZERO, Quantity::ZERO);
+    for container in pod.init_containers() {
+        let own = of(container) + sidecars;
+        if is_restartable_init(container) {
+            total = total + of(container);
+            sidecars = own;
+        }
+        peak = larger(peak, own);
+    }
+    larger(total, peak)
+}
+
+/// The requests or limits of a pod without its overhead: its own, or those of its containers.
+/// Upstream: `PodRequests`, `PodLimits`.
+pub fn of_pod(pod: &Pod, resource: &str, is_limit: bool) -> Quantity {
+    let own = listed(pod.spec().resources.as_ref(), resource, is_limit);
+    own.unwrap_or_else(|| of_containers(pod, resource, is_limit))
 }
 
 /// A quantity of a list of resources; `None` when it is absent or malformed.
@@ -283,6 +321,7 @@ mod tests {
             (json!([{"requests": {"ephemeral-storage": "1"}}]), QosClass::BestEffort),
             (json!([both]), QosClass::Guaranteed),
             (json!([both, {}]), QosClass::Burstable),
+            (json!([both, {"limits": {"cpu": "0", "memory": "0"}}]), QosClass::Burstable),
             (json!([both, both]), QosClass::Guaranteed),
             (
                 json!([{"requests": {"cpu": "1", "memory": "1"},
@@ -297,9 +336,15 @@ mod tests {
                 .enumerate()
                 .map(|(at, resources)| json!({"name": at.to_string(), "resources": resources}))
                 .collect();
-            let pod = json!({"metadata": {}, "spec": {"containers": containers}});
-            let pod: Pod = serde_json::from_value(pod).expect("a pod");
-            assert_eq!(QosClass::of(&pod), class, "{containers:?}");
+            let mut pod = json!({"metadata": {}, "spec": {"containers": containers}});
+            let class_of = |pod: &serde_json::Value| {
+                QosClass::of(&serde_json::from_value(pod.clone()).expect("a pod"))
+            };
+            assert_eq!(class_of(&pod), class, "{containers:?}");
+            pod["spec"]["resources"] = both.clone();
+            assert_eq!(class_of(&pod), QosClass::Guaranteed, "{containers:?}");
+            pod["spec"]["resources"] = json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1"}});
+            assert_eq!(class_of(&pod), QosClass::Burstable, "{containers:?}");
         }
     }
 }

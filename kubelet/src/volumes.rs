@@ -101,6 +101,8 @@ pub fn set_up(
             set_up_empty(&path, empty, fs_group(pod)).map_err(|error| fault(error.to_string()))?;
         } else if let Some(host) = &volume.host_path {
             check_host_path(host).map_err(fault)?;
+        } else if volume.image.is_some() {
+            // The runtime mounts it.
         } else if let Some(written) = payload::of(pod, volume, objects, facts).map_err(fault)? {
             let path = folders.volume(&uid, written.kind, &volume.name);
             set_up_written(&path, &written, pod, &volume.name, time).map_err(fault)?;
@@ -213,7 +215,41 @@ fn is_mount_point(path: &Path) -> io::Result<bool> {
     Ok(fs::metadata(path)?.dev() != fs::metadata(parent)?.dev())
 }
 
+/// Where a volume is on this machine; `None`: it is of another kind.
+fn path_of(folders: &Folders, pod: &Pod, volume: &core::Volume) -> Option<PathBuf> {
+    if let Some(host) = &volume.host_path {
+        return Some(PathBuf::from(&host.path));
+    }
+    let empty_dir = || volume.empty_dir.as_ref().map(|_| "empty-dir");
+    let kind = payload::kind_of(volume).or_else(empty_dir)?;
+    Some(folders.volume(&pod.uid(), kind, &volume.name))
+}
+
+fn volume<'a>(pod: &'a Pod, name: &str) -> Option<&'a core::Volume> {
+    pod.spec().volumes.iter().flatten().find(|volume| volume.name == name)
+}
+
+/// The text of a file in a volume, for a variable. Blocks.
+///
+/// # Errors
+/// Upstream's messages.
+pub fn variable_file(
+    folders: &Folders,
+    pod: &Pod,
+    key: &core::FileKeySelector,
+) -> Result<String, String> {
+    let name = &key.volume_name;
+    let path = volume(pod, name).and_then(|volume| path_of(folders, pod, volume));
+    let path =
+        path.ok_or_else(|| format!("cannot find the volume {name:?} referenced by FileKeyRef"))?;
+    subpath::read(&path, Path::new(key.path.trim_start_matches('/'))).map_err(|error| {
+        log::error!("pod {}: {} in volume {name}: {error}", pod.display_name(), key.path);
+        "couldn't parse env file".to_owned()
+    })
+}
+
 /// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
+/// `images`: those of its image volumes, by volume.
 ///
 /// # Errors
 /// One line that names the mount.
@@ -222,26 +258,21 @@ pub fn mounts(
     pod: &Pod,
     container: &Container,
     environment: &HashMap<String, String>,
+    images: &HashMap<String, api::ImageSpec>,
 ) -> Result<Vec<api::Mount>, String> {
     let uid = pod.uid();
     let mut mounts = Vec::new();
     for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let mut volumes = pod.spec().volumes.iter().flatten();
-        let volume = volumes.find(|volume| volume.name == mount.name).ok_or_else(|| {
+        let volume = volume(pod, &mount.name).ok_or_else(|| {
             let (volume, name) = (&mount.name, &container.name);
             format!("cannot find volume {volume:?} to mount into container {name:?}")
         })?;
-        let mut source = if let Some(host) = &volume.host_path {
-            PathBuf::from(&host.path)
-        } else if volume.empty_dir.is_some() {
-            folders.volume(&uid, "empty-dir", &volume.name)
-        } else if let Some(kind) = payload::kind_of(volume) {
-            folders.volume(&uid, kind, &volume.name)
-        } else {
-            return Err(format!("volume {:?}: its kind is not supported", volume.name));
-        };
+        let image = images.get(&mount.name).cloned();
+        let path = path_of(folders, pod, volume).or(image.as_ref().map(|_| PathBuf::new()));
+        let mut source =
+            path.ok_or_else(|| format!("volume {:?}: its kind is not supported", volume.name))?;
         let sub_path = sub_path(mount, environment)?;
-        if !sub_path.is_empty() {
+        if image.is_none() && !sub_path.is_empty() {
             let folder = folders.pod(&uid).join(subpath::FOLDER);
             let target = folder.join(&volume.name).join(&container.name).join(at.to_string());
             subpath::bind(&source, Path::new(&sub_path), &target).map_err(|fault| {
@@ -261,7 +292,11 @@ pub fn mounts(
             container_path: mount.mount_path.clone(),
             host_path: source.display().to_string(),
             recursive_read_only: is_recursive(mount)?,
-            readonly: mount.read_only.unwrap_or_default() || payload::kind_of(volume).is_some(),
+            readonly: mount.read_only.unwrap_or_default()
+                || payload::kind_of(volume).is_some()
+                || image.is_some(),
+            image_sub_path: if image.is_some() { sub_path } else { String::new() },
+            image,
             propagation: propagation as i32,
             ..Default::default()
         });

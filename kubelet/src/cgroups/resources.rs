@@ -1,6 +1,9 @@
 //! What a cgroup of pods may use. Upstream: `cm/helpers_linux.go`, `component-helpers/resource`.
 
-use crate::pod::{Container, Pod, PodExt, QosClass, is_restartable_init, quantity};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kube_controller_manager::objects::Quantity;
+
+use crate::pod::{Pod, PodExt, QosClass, listed, of_pod, quantity};
 
 /// Upstream: `MinShares`, `MaxShares`.
 pub const MIN_SHARES: u64 = 2;
@@ -39,61 +42,30 @@ fn quota(milli: i64) -> i64 {
     (milli.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA)
 }
 
-/// A resource that pods ask for: in millis for `cpu`, else in units.
-fn amount(container: &Container, resource: &str, is_limit: bool) -> i64 {
-    let lists = container.resources.as_ref();
-    let list = lists.and_then(|lists| match is_limit {
-        true => lists.limits.as_ref(),
-        false => lists.requests.as_ref(),
-    });
-    list.and_then(|list| quantity(list, resource)).map_or(0, |found| in_units(resource, found))
-}
-
-fn in_units(resource: &str, quantity: kube_controller_manager::objects::Quantity) -> i64 {
+/// In millis for `cpu`, else in units.
+fn in_units(resource: &str, quantity: Quantity) -> i64 {
     match resource {
         "cpu" => quantity.milli_value(),
         _ => quantity.value(),
     }
 }
 
-/// The requests or limits of a whole pod: init containers run one after the other, beside the
-/// sidecars before them. Upstream: `PodRequests`, `PodLimits`.
+/// The requests or limits of a pod with its overhead: in millis for `cpu`, else in units.
+/// Upstream: `PodRequests`, `PodLimits`.
 pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
-    let of = |container: &Container| amount(container, resource, is_limit);
-    let mut total = pod.spec().containers.iter().map(of).fold(0_i64, i64::saturating_add);
-    let (mut sidecars, mut peak) = (0_i64, 0);
-    for container in pod.init_containers() {
-        let own = of(container).saturating_add(sidecars);
-        if is_restartable_init(container) {
-            total = total.saturating_add(of(container));
-            sidecars = own;
-        }
-        peak = peak.max(own);
-    }
-    total = total.max(peak);
-    let lists = pod.spec().resources.as_ref();
-    let list = lists.and_then(|lists| match is_limit {
-        true => lists.limits.as_ref(),
-        false => lists.requests.as_ref(),
-    });
-    if let Some(own) = list.and_then(|list| quantity(list, resource)) {
-        total = in_units(resource, own);
-    }
+    let total = of_pod(pod, resource, is_limit);
     let overhead = pod.spec().overhead.as_ref().and_then(|list| quantity(list, resource));
-    match overhead {
-        Some(overhead) if !is_limit || total > 0 => {
-            total.saturating_add(in_units(resource, overhead))
-        }
-        _ => total,
-    }
+    let overhead = overhead.filter(|_| !is_limit || total.is_positive());
+    in_units(resource, total + overhead.unwrap_or(Quantity::ZERO))
 }
 
 /// Whether each container, or the pod itself, limits a resource.
 fn is_limited(pod: &Pod, resource: &str) -> bool {
-    let of_pod = pod.spec().resources.as_ref().and_then(|lists| lists.limits.as_ref());
-    let of_pod = of_pod.and_then(|list| quantity(list, resource));
-    of_pod.is_some_and(|limit| limit.is_positive())
-        || pod.all_containers().all(|container| amount(container, resource, true) > 0)
+    let has_limit = |resources: Option<&ResourceRequirements>| {
+        listed(resources, resource, true).is_some_and(|limit| limit.is_positive())
+    };
+    has_limit(pod.spec().resources.as_ref())
+        || pod.all_containers().all(|container| has_limit(container.resources.as_ref()))
 }
 
 impl Resources {

@@ -6,8 +6,9 @@ use std::collections::{BTreeSet, HashMap};
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;
 
+use super::env_file;
 use crate::local_objects::{Contents, Kind, Objects};
-use crate::pod::{Container, Pod, PodExt, quantity};
+use crate::pod::{Container, Pod, PodExt, listed};
 
 /// What the downward API needs beside the pod.
 #[derive(Clone, Copy)]
@@ -19,15 +20,24 @@ pub struct NodeFacts<'a> {
     pub memory_bytes: i64,
 }
 
-/// The variables in the order of the definition: those of `envFrom` first, by key.
+/// Where the values of variables come from beside the definition.
+#[derive(Clone, Copy)]
+pub struct Sources<'a> {
+    pub facts: NodeFacts<'a>,
+    pub objects: &'a Objects,
+    /// The text of a file in a volume.
+    pub file: &'a dyn Fn(&core::FileKeySelector) -> Result<String, String>,
+}
+
+/// The variables in the order of the definition: those of `envFrom` first, by key. Blocks where a
+/// variable is in a file.
 ///
 /// # Errors
 /// One line that names the variable whose source does not exist.
 pub fn variables(
     pod: &Pod,
     container: &Container,
-    facts: NodeFacts<'_>,
-    objects: &Objects,
+    sources: Sources<'_>,
 ) -> Result<Vec<(String, String)>, String> {
     let mut variables: Vec<(String, String)> = Vec::new();
     let mut values: HashMap<String, String> = HashMap::new();
@@ -38,7 +48,7 @@ pub fn variables(
     };
     for from in container.env_from.iter().flatten() {
         let prefix = from.prefix.as_deref().unwrap_or_default();
-        for (key, bytes) in all_of(pod, from, objects)?.into_iter().flat_map(|c| &c.data) {
+        for (key, bytes) in all_of(pod, from, sources.objects)?.into_iter().flat_map(|c| &c.data) {
             let value = text(key, bytes)?;
             add(&format!("{prefix}{key}"), value, &mut values);
         }
@@ -47,7 +57,7 @@ pub fn variables(
         let given = env.value.as_deref().unwrap_or_default();
         let value = match &env.value_from {
             Some(from) if given.is_empty() => {
-                let value = source(pod, container, from, facts, objects);
+                let value = source(pod, container, from, sources);
                 value.map_err(|fault| format!("environment variable {}: {fault}", env.name))?
             }
             _ => Some(expand(given, &values)),
@@ -87,9 +97,9 @@ fn source(
     pod: &Pod,
     container: &Container,
     from: &core::EnvVarSource,
-    facts: NodeFacts<'_>,
-    objects: &Objects,
+    sources: Sources<'_>,
 ) -> Result<Option<String>, String> {
+    let Sources { facts, objects, file } = sources;
     if let Some(field) = &from.field_ref {
         return pod_field(pod, &field.field_path, facts).map(Some);
     }
@@ -98,7 +108,21 @@ fn source(
             None => container,
             Some(name) => pod.container(name).ok_or_else(|| format!("no container {name}"))?,
         };
-        return resource_field(of, resource, facts).map(Some);
+        return resource_field(pod, of, resource, facts).map(Some);
+    }
+    if let Some(key) = &from.file_key_ref {
+        let value = env_file::value(&file(key)?, &key.key).map_err(|fault| {
+            log::error!("pod {}: {}: {fault}", pod.display_name(), key.path);
+            "couldn't parse env file"
+        })?;
+        return match (value.is_empty(), key.optional) {
+            (false, _) => Ok(Some(value)),
+            (true, Some(true)) => Ok(None),
+            _ => Err(format!(
+                "environment variable key {:?} not found in file {:?}",
+                key.key, key.path
+            )),
+        };
     }
     let (kind, name, key, optional) = match (&from.config_map_key_ref, &from.secret_key_ref) {
         (Some(map), _) => (Kind::ConfigMap, &map.name, &map.key, map.optional),
@@ -155,11 +179,13 @@ pub fn pod_field(pod: &Pod, path: &str, facts: NodeFacts<'_>) -> Result<String, 
     })
 }
 
-/// A request or limit, in units of its divisor, rounded up.
+/// A request or limit, in units of its divisor, rounded up. A limit that the container does not have
+/// is the pod's, or what the node has.
 ///
 /// # Errors
 /// When there is no such resource.
 pub fn resource_field(
+    pod: &Pod,
     container: &Container,
     field: &core::ResourceFieldSelector,
     facts: NodeFacts<'_>,
@@ -169,17 +195,15 @@ pub fn resource_field(
         .split_once('.')
         .filter(|(list, _)| ["limits", "requests"].contains(list))
         .ok_or_else(|| format!("unsupported container resource: {}", field.resource))?;
-    let resources = container.resources.as_ref();
-    let lists = resources.map(|resources| (resources.limits.as_ref(), resources.requests.as_ref()));
-    let (limits, requests) = lists.unwrap_or_default();
-    let own = if list == "limits" { limits } else { requests };
-    let own = own.and_then(|list| quantity(list, resource)).filter(|amount| !amount.is_zero());
-    let node = match (list, resource) {
-        ("limits", "cpu") => Quantity::new(facts.cpus),
-        ("limits", "memory") => Quantity::new(facts.memory_bytes),
+    let is_limit = list == "limits";
+    let of = |lists| listed(lists, resource, is_limit).filter(|amount| !amount.is_zero());
+    let node = match (is_limit, resource) {
+        (true, "cpu") => Quantity::new(facts.cpus),
+        (true, "memory") => Quantity::new(facts.memory_bytes),
         _ => Quantity::ZERO,
     };
-    let amount = own.unwrap_or(node);
+    let of_pod = || of(pod.spec().resources.as_ref()).filter(|_| is_limit);
+    let amount = of(container.resources.as_ref()).or_else(of_pod).unwrap_or(node);
     let divisor = field.divisor.as_ref().and_then(|divisor| divisor.0.parse::<Quantity>().ok());
     let divisor = divisor.filter(|divisor| divisor.is_positive()).unwrap_or(Quantity::ONE);
     let (amount, divisor) = match resource {
@@ -293,11 +317,40 @@ mod tests {
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let ips = ["10.0.0.1".to_owned()];
         let facts = NodeFacts { host_ip: "1.2.3.4", pod_ips: &ips, cpus: 2, memory_bytes: 1 };
-        let none = Objects::default();
-        let variables = variables(&pod, &pod.spec().containers[0], facts, &none);
+        let file = |key: &core::FileKeySelector| match key.path.as_str() {
+            "none" => Err("no file".to_owned()),
+            _ => Ok("K='v'".to_owned()),
+        };
+        let sources = Sources { facts, objects: &Objects::default(), file: &file };
+        for (key, expected) in [
+            (json!({"path": "f", "key": "K"}), Ok(Some("v"))),
+            (json!({"path": "f", "key": "L", "optional": true}), Ok(None)),
+            (
+                json!({"path": "f", "key": "L"}),
+                Err("environment variable key \"L\" not found in file \"f\""),
+            ),
+            (json!({"path": "none", "key": "K", "optional": true}), Err("no file")),
+        ] {
+            let from = json!({"fileKeyRef": key});
+            let from: core::EnvVarSource = serde_json::from_value(from).expect("a source");
+            let found = source(&pod, &pod.spec().containers[0], &from, sources);
+            let found = found.as_ref().map(Option::as_deref).map_err(String::as_str);
+            assert_eq!(found, expected, "{key}");
+        }
+        let variables = variables(&pod, &pod.spec().containers[0], sources);
         let variables = variables.expect("variables");
         let values: Vec<&str> = variables.iter().map(|(_, value)| value.as_str()).collect();
         assert_eq!(values, ["p", "b", "10.0.0.1", "2", "2", "p/b"]);
+        let mut limited = pod.clone();
+        let limits = json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "500m"}});
+        limited.spec.get_or_insert_default().resources =
+            Some(serde_json::from_value(limits).expect("resources"));
+        for (resource, expected) in [("limits.cpu", "1"), ("requests.cpu", "0")] {
+            let field =
+                core::ResourceFieldSelector { resource: resource.to_owned(), ..Default::default() };
+            let found = resource_field(&limited, &limited.spec().containers[0], &field, facts);
+            assert_eq!(found.as_deref(), Ok(expected), "{resource}");
+        }
         let fault = pod_field(&pod, "spec.x", facts);
         assert_eq!(fault, Err("unsupported fieldPath: spec.x".to_owned()));
     }

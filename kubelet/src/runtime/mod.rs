@@ -4,6 +4,7 @@
 pub mod actions;
 pub mod backoff;
 pub mod dns;
+pub mod env_file;
 pub mod environment;
 pub mod labels;
 pub mod order;

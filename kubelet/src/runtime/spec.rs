@@ -10,7 +10,9 @@ use kube_controller_manager::objects::Quantity;
 use super::environment::expand;
 use super::labels;
 use crate::cri::api;
-use crate::pod::{Container, Pod, PodExt, QosClass, is_restartable_init, quantity};
+use crate::pod::{
+    Container, Pod, PodExt, QosClass, is_restartable_init, listed, of_containers, of_pod, quantity,
+};
 
 /// CPU shares of a container that requests none. Upstream: `MinShares`.
 const MIN_SHARES: i64 = 2;
@@ -67,10 +69,25 @@ pub fn sandbox(pod: &Pod, site: SandboxSite<'_>) -> api::PodSandboxConfig {
             cgroup_parent: site.cgroup_parent.to_owned(),
             security_context: Some(context),
             sysctls: sysctls.map(|item| (item.name.clone(), item.value.clone())).collect(),
-            ..Default::default()
+            overhead: Some(overhead(pod)),
+            resources: Some(sandbox_resources(pod)),
         }),
         ..Default::default()
     }
+}
+
+/// What all containers together may use: runtimes with virtual machines size them by it.
+/// Upstream: `calculateSandboxResources`.
+fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
+    let of = |resource, is_limit| Some(of_pod(pod, resource, is_limit)).filter(|q| !q.is_zero());
+    linux_resources(of("cpu", false), of("cpu", true), of("memory", true))
+}
+
+/// Upstream: `convertOverheadToLinuxResources`.
+fn overhead(pod: &Pod) -> api::LinuxContainerResources {
+    let Some(overhead) = &pod.spec().overhead else { return Default::default() };
+    let cpu = quantity(overhead, "cpu");
+    linux_resources(cpu, cpu, quantity(overhead, "memory"))
 }
 
 fn runtime_default() -> api::SecurityProfile {
@@ -221,25 +238,40 @@ pub fn container(
 }
 
 fn resources(pod: &Pod, container: &Container, memory_bytes: i64) -> api::LinuxContainerResources {
-    let lists = container.resources.as_ref();
-    let amount = |is_limit: bool, resource: &str| {
-        let list =
-            lists.and_then(|lists| if is_limit { &lists.limits } else { &lists.requests }.as_ref());
-        quantity(list?, resource)
+    let (own, pods) = (container.resources.as_ref(), pod.spec().resources.as_ref());
+    // A container without a limit has the pod's.
+    let limit = |resource| {
+        let limit = listed(own, resource, true).filter(|limit| !limit.is_zero());
+        limit.or_else(|| listed(pods, resource, true))
     };
-    let cpu_limit = amount(true, "cpu").map_or(0, |cpu| cpu.milli_value());
-    let cpu_request = amount(false, "cpu").map_or(0, |cpu| cpu.milli_value());
-    let memory_request = amount(false, "memory").map_or(0, |memory| memory.value());
+    let memory_request = listed(own, "memory", false).map_or(0, |memory| memory.value());
+    let limits = |lists: Option<&core::ResourceRequirements>| {
+        lists.and_then(|lists| lists.limits.clone()).unwrap_or_default()
+    };
+    let mut pages = limits(pods);
+    pages.extend(limits(own));
     api::LinuxContainerResources {
-        cpu_shares: shares(cpu_request),
+        oom_score_adj: oom_score_of(pod, container, memory_request, memory_bytes),
+        hugepage_limits: hugepages(&pages),
+        ..linux_resources(listed(own, "cpu", false), limit("cpu"), limit("memory"))
+    }
+}
+
+/// Upstream: `calculateLinuxResources`.
+fn linux_resources(
+    cpu_request: Option<Quantity>,
+    cpu_limit: Option<Quantity>,
+    memory_limit: Option<Quantity>,
+) -> api::LinuxContainerResources {
+    let milli = |cpu: Option<Quantity>| cpu.map_or(0, |cpu| cpu.milli_value());
+    api::LinuxContainerResources {
+        cpu_shares: shares(milli(cpu_request.or(cpu_limit))),
         cpu_period: CPU_PERIOD,
-        cpu_quota: match cpu_limit {
+        cpu_quota: match milli(cpu_limit) {
             0 => 0,
             milli => (milli * CPU_PERIOD / 1000).max(MIN_QUOTA),
         },
-        memory_limit_in_bytes: amount(true, "memory").map_or(0, |memory| memory.value()),
-        oom_score_adj: oom_score_of(pod, container, memory_request, memory_bytes),
-        hugepage_limits: hugepages(lists.and_then(|lists| lists.limits.as_ref())),
+        memory_limit_in_bytes: memory_limit.map_or(0, |memory| memory.value()),
         ..Default::default()
     }
 }
@@ -247,7 +279,7 @@ fn resources(pod: &Pod, container: &Container, memory_bytes: i64) -> api::LinuxC
 /// The limit of each page size that the node may have: 0 of those that are not named.
 /// Upstream: `GetHugepageLimitsFromResources`.
 fn hugepages(
-    limits: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
+    limits: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
 ) -> Vec<api::HugepageLimit> {
     let of = |(resource, amount): (
         &String,
@@ -260,7 +292,7 @@ fn hugepages(
             limit: u64::try_from(amount.value()).ok()?,
         })
     };
-    limits.into_iter().flatten().filter_map(of).collect()
+    limits.iter().filter_map(of).collect()
 }
 
 /// As the kernel names its page sizes: `2MB`.
@@ -282,13 +314,17 @@ fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_by
     // A sidecar is not killed before the containers that it serves.
     let is_sidecar = is_restartable_init(container)
         && pod.init_containers().iter().any(|init| init.name == container.name);
-    let of_others = pod.spec().containers.iter().map(|other| {
-        let requests = other.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-        requests.and_then(|list| quantity(list, "memory")).map_or(0, |memory| memory.value())
-    });
+    let request_of = |resources| listed(resources, "memory", false).map_or(0, |m| m.value());
+    let of_others = pod.spec().containers.iter().map(|other| request_of(other.resources.as_ref()));
     let request = match is_sidecar {
         true => memory_request.max(of_others.min().unwrap_or(0)),
         false => memory_request,
+    };
+    // What only the whole pod requests is divided among all.
+    let count = i64::try_from(pod.all_containers().count().max(1)).unwrap_or(i64::MAX);
+    let request = match request_of(pod.spec().resources.as_ref()) {
+        0 => request,
+        own => request + (own - of_containers(pod, "memory", false).value()) / count,
     };
     oom_score(QosClass::of(pod), request, memory_bytes)
 }
@@ -526,6 +562,35 @@ mod tests {
             Some("system-node-critical".to_owned());
         let container = &critical.spec().containers[0];
         assert_eq!(oom_score_of(&critical, container, 0, gib), -997);
+    }
+
+    #[test]
+    fn containers_share_what_their_pod_asks_for() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "resources": {"limits": {"cpu": "2", "memory": "2Gi", "hugepages-2Mi": "4Mi"},
+                "requests": {"cpu": "2", "memory": "2Gi", "hugepages-2Mi": "4Mi"}},
+            "containers": [{"name": "a", "resources": {
+                "limits": {"cpu": "1"}, "requests": {"cpu": "500m", "memory": "1Gi"}}},
+                {"name": "b"}],
+        }}))
+        .expect("a pod");
+        let of = |at: usize| {
+            let given = resources(&pod, &pod.spec().containers[at], 4 << 30);
+            let pages: Vec<u64> = given.hugepage_limits.iter().map(|page| page.limit).collect();
+            (given.cpu_shares, given.cpu_quota, given.memory_limit_in_bytes, pages)
+        };
+        assert_eq!(of(0), (512, 100_000, 2 << 30, vec![4 << 20]));
+        assert_eq!(of(1), (2048, 200_000, 2 << 30, vec![4 << 20]));
+        let all = sandbox_resources(&pod);
+        assert_eq!((all.cpu_shares, all.cpu_quota), (2048, 200_000));
+        // Half of what the containers leave.
+        let mut burstable = pod.clone();
+        let own = burstable.spec.get_or_insert_default().resources.get_or_insert_default();
+        own.limits = None;
+        let score = |at: usize, request| {
+            oom_score_of(&burstable, &burstable.spec().containers[at], request, 4 << 30)
+        };
+        assert_eq!((score(0, 1 << 30), score(1, 0)), (625, 875));
     }
 
     #[test]

@@ -4,6 +4,8 @@
 use kube_controller_manager::objects::golang::complete_pod_template;
 use serde_json::{Value, json};
 
+use super::pod_resources;
+
 /// Sets the defaults of a pod, as its JSON.
 pub fn complete(pod: &mut Value) {
     // A pod has the shape of a template: metadata and spec.
@@ -30,6 +32,7 @@ pub fn complete(pod: &mut Value) {
             volume["emptyDir"] = json!({});
         }
     }
+    pod_resources::complete(pod);
 }
 
 fn items<'a>(of: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> {

@@ -7,6 +7,7 @@ pub mod file;
 mod lifecycle;
 mod octal;
 pub mod pod_config;
+mod pod_resources;
 mod support;
 pub mod url;
 mod validate;

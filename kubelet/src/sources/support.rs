@@ -26,21 +26,11 @@ pub fn refusals(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();
     let mut refusals = Vec::new();
     let mut refuse = |field: String, why: &str| refusals.push(format!("{field}: {why}"));
-    let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
     if spec.host_users == Some(false) {
         refuse("spec.hostUsers".to_owned(), "not supported: there are no user namespaces");
     }
-    if is_set(&spec.runtime_class_name) {
-        refuse(
-            "spec.runtimeClassName".to_owned(),
-            "not supported: RuntimeClasses are objects of the API server",
-        );
-    }
     if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
         refuse("spec.os.name".to_owned(), "the node's operating system is linux");
-    }
-    if spec.resources.as_ref().is_some_and(|r| r.limits.is_some() || r.requests.is_some()) {
-        refuse("spec.resources".to_owned(), "not supported: resources belong to containers");
     }
     if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
         refuse("spec.schedulingGates".to_owned(), "not supported: there is no scheduler");
@@ -95,14 +85,6 @@ fn of_container(container: &core::Container) -> Vec<String> {
         let why = "not supported: it needs user namespaces";
         lines.push(format!("securityContext.procMount: {why}"));
     }
-    let files = container
-        .env
-        .iter()
-        .flatten()
-        .filter(|env| env.value_from.as_ref().is_some_and(|from| from.file_key_ref.is_some()));
-    for env in files {
-        lines.push(format!("env: {}: fileKeyRef is not supported", env.name));
-    }
     let resources = container.resources.as_ref();
     if resources.is_some_and(|resources| resources.claims.is_some()) {
         lines.push("resources.claims: not supported: there are no claims".to_owned());
@@ -137,7 +119,6 @@ fn unsupported_kind(volume: &core::Volume) -> Option<&'static str> {
         ("gcePersistentDisk", volume.gce_persistent_disk.is_some()),
         ("gitRepo", volume.git_repo.is_some()),
         ("glusterfs", volume.glusterfs.is_some()),
-        ("image", volume.image.is_some()),
         ("iscsi", volume.iscsi.is_some()),
         ("nfs", volume.nfs.is_some()),
         ("photonPersistentDisk", volume.photon_persistent_disk.is_some()),
@@ -185,18 +166,6 @@ mod tests {
             (
                 json!({"os": {"name": "windows"}}),
                 Some("spec.os.name: the node's operating system is linux"),
-            ),
-            (
-                json!({"runtimeClassName": "kata"}),
-                Some(
-                    "spec.runtimeClassName: not supported: RuntimeClasses are objects of the API \
-                      server",
-                ),
-            ),
-            (json!({"resources": {}}), None),
-            (
-                json!({"resources": {"limits": {"cpu": "1"}}}),
-                Some("spec.resources: not supported: resources belong to containers"),
             ),
             (
                 json!({"volumes": [{"name": "a"}, {"name": "b", "nfs": {"server": "s", "path": "/"}}]}),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::{lifecycle, support};
+use super::{lifecycle, pod_resources, support};
 use crate::pod::{Pod, PodExt, is_restartable_init};
 
 /// The faults of a pod, each with its field; empty: it can be run.
@@ -54,6 +54,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
             }
         }
     }
+    faults.0.extend(pod_resources::faults(pod));
     faults.0.extend(support::refusals(pod));
     if spec.ephemeral_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
         faults.add("spec.ephemeralContainers", "Forbidden: cannot be set on create");
@@ -91,6 +92,11 @@ impl Faults {
                 && host_path.path.split('/').any(|part| part == "..")
             {
                 self.add(format!("{field}.hostPath.path"), "must not contain '..'");
+            }
+            if let Some(image) = &volume.image
+                && image.reference.as_ref().is_none_or(String::is_empty)
+            {
+                self.add(format!("{field}.image.reference"), "Required value");
             }
         }
         names
@@ -141,6 +147,17 @@ impl Faults {
         for (at, env) in container.env.iter().flatten().enumerate() {
             if env.name.is_empty() || env.name.contains('=') {
                 self.add(format!("{field}.env[{at}].name"), "Invalid value");
+            }
+            let from = env.value_from.as_ref().and_then(|from| from.file_key_ref.as_ref());
+            for (name, given) in from.map_or(vec![], |from| {
+                vec![("key", &from.key), ("path", &from.path), ("volumeName", &from.volume_name)]
+            }) {
+                let field = format!("{field}.env[{at}].valueFrom.fileKeyRef.{name}");
+                if given.is_empty() {
+                    self.add(field, "Required value");
+                } else if name == "path" && given.split('/').any(|part| part == "..") {
+                    self.add(field, "must not contain '..'");
+                }
             }
         }
     }
@@ -206,7 +223,7 @@ fn is_subdomain(text: &str) -> bool {
 }
 
 /// The kind of API object that a static pod refers to, which it may not. With `has_objects` it may
-/// refer to ConfigMaps and Secrets in variables and volumes.
+/// refer to ConfigMaps and Secrets in variables and volumes, and to a RuntimeClass.
 pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     let spec = pod.spec();
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
@@ -217,6 +234,9 @@ pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     }
     if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
         return Some("resourceclaims");
+    }
+    if spec.runtime_class_name.as_ref().is_some_and(|name| !name.is_empty() && !has_objects) {
+        return Some("runtimeclasses");
     }
     let is_refused = |kind: &&str| !has_objects || !["secrets", "configmaps"].contains(kind);
     for container in pod.all_containers().filter(|_| !has_objects) {

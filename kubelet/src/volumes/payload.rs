@@ -144,7 +144,7 @@ impl Source<'_> {
                         Kind::ConfigMap => {
                             format!("configmap references non-existent config key: {}", item.key)
                         }
-                        Kind::Secret => {
+                        Kind::Secret | Kind::RuntimeClass => {
                             format!("references non-existent secret key: {}", item.key)
                         }
                     });
@@ -178,7 +178,7 @@ fn downward_files(
         } else if let Some(resource) = &item.resource_field_ref {
             let name = resource.container_name.as_deref().unwrap_or_default();
             let container = pod.container(name).ok_or_else(|| format!("no container {name:?}"))?;
-            resource_field(container, resource, facts)?
+            resource_field(pod, container, resource, facts)?
         } else {
             String::new()
         };

@@ -3,7 +3,7 @@
 //! and what was opened is mounted. Upstream: `pkg/volume/util/subpath`.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,9 @@ use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
 /// The folder of a pod's mounts of this kind, in the pod's folder.
 pub const FOLDER: &str = "volume-subpaths";
+
+/// The bytes of a file that is read.
+const MAX_TEXT: u64 = 1 << 20;
 
 /// No link may lead out of the volume, and no link of `/proc` is followed.
 const WITHIN: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
@@ -48,6 +51,24 @@ pub fn bind(volume: &Path, path: &Path, target: &Path) -> Result<(), Fault> {
     };
     let found = found.map_err(io::Error::from).map_err(fault("prepare subPath"))?;
     mount_at(&found, target).map_err(fault("prepare subPath"))
+}
+
+/// The text of a file of a volume. Links lead to parts of the volume only. Blocks.
+///
+/// # Errors
+/// When it is not a file, has more than [`MAX_TEXT`] bytes, or is not UTF-8.
+pub fn read(volume: &Path, path: &Path) -> io::Result<String> {
+    // A pipe would block.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let within = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
+    let file = fs::File::from(openat2(open_root(volume)?, path, flags, Mode::empty(), within)?);
+    let data = file.metadata()?;
+    if !data.is_file() || data.len() > MAX_TEXT {
+        return Err(io::Error::other("not a file of text"));
+    }
+    let mut text = String::new();
+    file.take(MAX_TEXT).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn open_root(volume: &Path) -> io::Result<OwnedFd> {
