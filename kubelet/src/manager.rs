@@ -132,6 +132,9 @@ impl Manager {
             }
             self.reset(pod, &actions.to_reset, status.ips()).await?;
         }
+        if actions.create_sandbox {
+            self.remove_init_containers(pod, status).await?;
+        }
         if actions.create_sandbox && actions.sandbox.is_some() {
             let message = "Pod sandbox changed, it will be killed and re-created.";
             events::normal(pod, None, "SandboxChanged", message);
@@ -177,6 +180,17 @@ impl Manager {
             }
             self.remove_container(&reset.id).await?;
             log::info!("pod {}: {} is removed, as all restart", pod.display_name(), reset.name);
+        }
+        Ok(())
+    }
+
+    /// Removes the init containers of a former sandbox: they run again in the new one, each after the
+    /// one before it has ended there. Upstream: `purgeInitContainers`.
+    async fn remove_init_containers(&self, pod: &Pod, status: &PodStatus) -> Result<(), String> {
+        let is_init = |name: &str| pod.init_containers().iter().any(|init| init.name == name);
+        for container in status.containers.iter().filter(|container| is_init(&container.name)) {
+            let removed = garbage::remove_container(&self.runtime, &self.folders, &container.id);
+            removed.await.map_err(text)?;
         }
         Ok(())
     }
@@ -666,19 +680,24 @@ impl Manager {
         self.probes.retain(&known, &running);
     }
 
-    /// Removes containers that ended long ago, and sandboxes that are not in use. Of each name, the
+    /// Removes containers that ended long ago, and sandboxes without containers. Of each name, the
     /// last containers that ended stay, unless `everything` goes.
     ///
     /// # Errors
     /// When a call fails; the next sync tries the rest.
     pub async fn prune(&self, status: &PodStatus, everything: bool) -> Result<(), String> {
         let max = self.dead.max_per_container.unwrap_or(usize::MAX).max(1);
-        for id in superseded(status, if everything { None } else { Some(max) }) {
+        let superseded = superseded(status, if everything { None } else { Some(max) });
+        for id in &superseded {
             let removed = garbage::remove_container(&self.runtime, &self.folders, id).await;
             removed.map_err(text)?;
         }
+        let left = status.containers.iter().filter(|one| !superseded.contains(&one.id.as_str()));
+        let used: BTreeSet<&str> = left.map(|container| container.sandbox.as_str()).collect();
         let keep = usize::from(!everything);
-        for sandbox in status.sandboxes.iter().skip(keep) {
+        let old = status.sandboxes.iter().skip(keep);
+        // What is left of a container's last end is in its sandbox.
+        for sandbox in old.filter(|sandbox| everything || !used.contains(sandbox.id.as_str())) {
             garbage::remove_sandbox(&self.runtime, &sandbox.id).await.map_err(text)?;
         }
         Ok(())

@@ -30,6 +30,8 @@ impl State {
 pub struct ContainerStatus {
     pub id: String,
     pub name: String,
+    /// The id of its sandbox.
+    pub sandbox: String,
     pub state: State,
     pub created_at: i64,
     pub started_at: i64,
@@ -114,8 +116,10 @@ pub async fn read(runtime: &RuntimeService, uid: &str) -> Result<PodStatus, Erro
     let request = api::ListContainersRequest { filter: Some(filter) };
     for container in runtime.list_containers(request).await?.containers {
         let request = api::ContainerStatusRequest { container_id: container.id, verbose: false };
+        let sandbox = container.pod_sandbox_id;
+        let complete = |status| ContainerStatus { sandbox, ..container_status(status) };
         match runtime.container_status(request).await {
-            Ok(answer) => status.containers.extend(answer.status.map(container_status)),
+            Ok(answer) => status.containers.extend(answer.status.map(complete)),
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
@@ -156,6 +160,7 @@ fn container_status(status: api::ContainerStatus) -> ContainerStatus {
     let hash = annotation(labels::CONTAINER_HASH);
     ContainerStatus {
         name: name.unwrap_or_default(),
+        sandbox: String::new(),
         state: State::of(status.state),
         created_at: status.created_at,
         started_at: status.started_at,

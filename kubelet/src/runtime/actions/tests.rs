@@ -49,6 +49,7 @@ fn container(name: &str, state: State, exit_code: i32) -> ContainerStatus {
         log_path: String::new(),
         message_file: None,
         falls_back_to_logs: false,
+        sandbox: String::new(),
     }
 }
 
