@@ -20,6 +20,8 @@ use sandbox::{Sandbox, SandboxOptions};
 use serde_json::{Value, json};
 
 use super::machine::{Error, Machine};
+use super::node::kubelet;
+use super::pods::is_ready;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -166,7 +168,7 @@ impl Agent {
             machine.name,
         );
         std::fs::write(path("config"), config).expect("a file");
-        let agent = Command::new(env!("CARGO_BIN_EXE_kubelet"))
+        let agent = Command::new(kubelet())
             .arg(format!("--config={}", path("config")))
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .arg(format!("--container-runtime-endpoint=unix://{}", machine.socket().display()))
@@ -185,12 +187,6 @@ impl Drop for Agent {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 /// The ids of running containers, from the runtime itself.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_lite::future::block_on;
-use kube_controller_manager::clock::SystemClock;
+use kube_controller_manager::clock::{Clock, SystemClock};
 use kubelet::cri::{Channel, Error, ImageService, RuntimeService, api};
 use parking_lot::Mutex;
 
@@ -102,9 +102,13 @@ fn faults_of_the_connection_are_distinguished() {
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
         let patient = runtime(&proxy.socket, DEADLINE);
         patient.version(api::VersionRequest::default()).await.expect("a version");
-        // A connection that broke between calls is replaced.
+        // A connection that broke between calls is replaced, once the client has noticed.
         proxy.cut();
-        patient.version(api::VersionRequest::default()).await.expect("a version");
+        let mut tries = 0..20;
+        while let Err(error) = patient.version(api::VersionRequest::default()).await {
+            assert!(tries.next().is_some(), "{error:?}");
+            SystemClock.sleep(Duration::from_millis(50)).await;
+        }
         // An answer that does not come ends the call at its deadline.
         let hasty = runtime(&proxy.socket, Duration::from_millis(300));
         hasty.version(api::VersionRequest::default()).await.expect("a version");

@@ -2,35 +2,20 @@
 //! container has started once.
 
 use std::fs;
+use std::path::Path;
 
 use kube_controller_manager::task::Latch;
 use serde_json::Value;
 
 use super::crashes::{containers, sandboxes};
 use super::node::{Node, wait};
+use super::pods::{STAYS, is_ready, once, with_out};
 use super::proxy::{CHANGES, Fault, Proxy};
 
-fn pod(name: &str, out: &str) -> String {
-    format!(
-        "
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 1
-  volumes: [{{name: out, hostPath: {{path: {out}, type: DirectoryOrCreate}}}}]
-  containers:
-  - name: {name}
-    image: node.test/busybox:1
-    command: [sh, -c, 'echo {name} >> /out/starts; trap \"exit 0\" TERM; sleep 1000 & wait']
-    volumeMounts: [{{name: out, mountPath: /out}}]
-"
-    )
-}
-
-fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
+/// A pod whose container has its name and writes it at each start.
+fn pod(name: &str, policy: &str, out: &Path, then: &str) -> String {
+    let script = format!("echo {name} >> /out/starts; {then}");
+    with_out(&once(name, policy, &script), out).replace("name: main", &format!("name: {name}"))
 }
 
 /// Pods come and go while each fault happens once.
@@ -45,7 +30,7 @@ fn survives(test: &str, names: &[&str], flags: &[&str], faults: &[(&'static str,
     node.start_kubelet_with(&flags);
     let out = node.folder.join("out");
     for name in names {
-        node.write(&format!("{name}.yaml"), &pod(name, &out.display().to_string()));
+        node.write(&format!("{name}.yaml"), &pod(name, "Always", &out, STAYS));
     }
     for name in names {
         node.eventually(&format!("{name}-n"), "ready", is_ready);
@@ -112,10 +97,10 @@ fn slow_pull_delays_no_other_pod() {
     proxy.inject("PullImage", Fault::Held(release.clone()));
     let endpoint = format!("--container-runtime-endpoint=unix://{}", proxy.socket.display());
     node.start_kubelet_with(&[&endpoint]);
-    let out = node.folder.join("out").display().to_string();
-    node.write("slow.yaml", &pod("slow", &out).replace("busybox:1", "none:1"));
+    let out = node.folder.join("out");
+    node.write("slow.yaml", &pod("slow", "Always", &out, STAYS).replace("busybox:1", "none:1"));
     assert!(wait(|| proxy.calls("PullImage") == 1), "{}", node.log());
-    node.write("a.yaml", &pod("a", &out));
+    node.write("a.yaml", &pod("a", "Always", &out, STAYS));
     node.eventually("a-n", "ready", is_ready);
     // A pod that goes ends its pull.
     node.remove("slow.yaml");
@@ -128,11 +113,8 @@ fn slow_pull_delays_no_other_pod() {
 fn pods_run_again_after_a_restart_of_the_machine() {
     let Some(mut node) = Node::start("reboot") else { return };
     let out = node.folder.join("out");
-    node.write("a.yaml", &pod("a", &out.display().to_string()));
-    let job = pod("job", &out.display().to_string())
-        .replace("spec:", "spec:\n  restartPolicy: Never")
-        .replace("trap \"exit 0\" TERM; sleep 1000 & wait", "exit 0");
-    node.write("job.yaml", &job);
+    node.write("a.yaml", &pod("a", "Always", &out, STAYS));
+    node.write("job.yaml", &pod("job", "Never", &out, "exit 0"));
     node.start_kubelet();
     node.eventually("a-n", "ready", is_ready);
     node.eventually("job-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");

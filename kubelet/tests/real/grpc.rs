@@ -18,7 +18,7 @@ use kubelet::cri::Executor;
 use smol_hyper::rt::FuturesIo;
 
 use super::node::{Node, wait};
-use super::pods::{container, is_ready};
+use super::pods::{container, is_ready, once};
 
 const FOLDER: &str = "KUBELET_TEST_GRPC_FOLDER";
 const PORT: u16 = 5123;
@@ -88,21 +88,8 @@ fn grpc_probes_follow_the_service() {
     let args = ["--exact", "grpc::serves_health", "--nocapture"];
     let mut server = node.spawn(&program, &args, &[(FOLDER, &folder)]);
     let pod = |name: &str, probe: &str| {
-        format!(
-            "
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  hostNetwork: true
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: main
-    image: node.test/busybox:1
-    command: [sleep, '1000']
-    {probe}
-"
-        )
+        let pod = once(name, "Always", "exec sleep 1000");
+        pod.replace("spec:", "spec:\n  hostNetwork: true") + &format!("    {probe}\n")
     };
     let readiness = |service: &str, port: u16| {
         format!(

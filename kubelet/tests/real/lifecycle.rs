@@ -163,7 +163,10 @@ fn rules_restart_one_container_or_all() {
         &node,
         "all",
         spec,
-        &[Part("init", "", "echo x >> /host/init")],
+        &[
+            Part("init", "", "echo x >> /host/init"),
+            Part("sidecar", "restartPolicy: Always", &loyal("sidecar")),
+        ],
         &[Part("victim", "", "exec sleep 1000"), Part("source", &all, source)],
     );
     node.write("all.yaml", &manifest);
@@ -173,8 +176,9 @@ fn rules_restart_one_container_or_all() {
     let other = node.eventually("other-n", "failed", |pod| pod["status"]["phase"] == "Failed");
     assert_eq!(container(&other)["restartCount"], 0);
     let all = node.eventually("all-n", "ready after its restart", |pod| {
-        let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
-        is_ready(pod) && statuses.iter().all(|status| status["restartCount"] == 1)
+        let lists = ["initContainerStatuses", "containerStatuses"].map(|list| &pod["status"][list]);
+        let mut statuses = lists.into_iter().flat_map(|list| list.as_array()).flatten();
+        is_ready(pod) && statuses.all(|status| status["restartCount"] == 1)
     });
     assert_eq!(node.host_text("init"), "x\nx\n", "{all:#}");
     let conditions = all["status"]["conditions"].as_array().expect("conditions");

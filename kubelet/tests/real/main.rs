@@ -15,4 +15,5 @@ mod pods;
 mod proxy;
 mod registry;
 mod spec;
+mod standalone;
 mod upkeep;

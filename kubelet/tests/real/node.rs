@@ -88,8 +88,8 @@ impl Node {
 
     /// Starts the kubelet with more flags, which win over the usual ones.
     pub fn start_kubelet_with(&mut self, flags: &[&str]) {
-        let program = [Path::new(env!("CARGO_BIN_EXE_kubelet"))];
-        let mut agent = self.agent(&program, CONFIGURATION).expect("a configuration");
+        let program = kubelet();
+        let mut agent = self.agent(&[Path::new(&program)], CONFIGURATION).expect("a configuration");
         agent.arg(format!("--config-dir={}", self.folder.join("conf.d").display()));
         agent.arg(format!("--local-objects-path={}", self.folder.join("objects").display()));
         agent.args(["--hostname-override=n", "--resolv-conf=", "-v=4"]).args(flags);
@@ -168,6 +168,11 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.kill_kubelet();
     }
+}
+
+/// The kubelet that is tested: `KUBELET` names another binary, such as the production build.
+pub fn kubelet() -> std::ffi::OsString {
+    std::env::var_os("KUBELET").unwrap_or_else(|| env!("CARGO_BIN_EXE_kubelet").into())
 }
 
 /// Whether a condition comes true within two minutes.

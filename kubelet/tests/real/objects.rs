@@ -1,11 +1,15 @@
 //! ConfigMaps and Secrets of a folder, and parts of volumes.
 
 use std::fs;
+use std::time::Duration;
 
+use futures_lite::future::block_on;
+use kube_controller_manager::clock::SystemClock;
+use kubelet::cri::{Channel, RuntimeService, api};
 use serde_json::Value;
 
 use super::node::{Node, wait};
-use super::pods::{container, is_ready};
+use super::pods::{container, is_ready, once};
 
 const CONFIG: &str = "{apiVersion: v1, kind: ConfigMap, metadata: {name: web}, \
                       data: {page: 'one', MODE: fast}}";
@@ -88,6 +92,52 @@ fn pods_use_objects_of_the_folder_and_follow_them() {
     node.eventually("web-n", "gone", Value::is_null);
     let folder = node.folder.join("kubelet/pods").join(&uid);
     assert!(wait(|| !folder.exists()), "{}", node.log());
+}
+
+#[test]
+fn images_are_mounted_and_classes_name_the_runtimes_handler() {
+    let Some(mut node) = Node::start("images") else { return };
+    let fields = "spec:\n  runtimeClassName: CLASS\n  volumes: [{name: v, image: {reference: IMAGE, \
+                  pullPolicy: IfNotPresent}}]";
+    let script = "test -x /image/bin/busybox && ls /image | tr '\\n' ' ' > /dev/termination-log; \
+                  touch /image/x 2>/dev/null && echo writable >> /dev/termination-log; exec sleep 1000";
+    let pod = |name: &str, class: &str, image: &str| {
+        let fields = fields.replace("CLASS", class).replace("IMAGE", image);
+        once(name, "Always", script).replace("spec:", &fields)
+            + "    volumeMounts: [{name: v, mountPath: /image}]\n"
+    };
+    node.write("good.yaml", &pod("good", "later", "node.test/busybox:1"));
+    node.write("none.yaml", &pod("none", "''", "node.test/none:1"));
+    node.start_kubelet();
+    let fault = "Failed to create pod sandbox: runtimeclass.node.k8s.io \\\"later\\\" not found";
+    assert!(wait(|| node.log().contains(fault)), "{}", node.log());
+    node.write_object(
+        "later.yaml",
+        "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: later}, handler: other}",
+    );
+    let good = node.eventually("good-n", "ready", is_ready);
+    let uid = good["metadata"]["uid"].as_str().expect("a uid");
+    let message = node.folder.join("kubelet/pods").join(uid).join("containers/main/0");
+    let seen = || fs::read_to_string(&message).unwrap_or_default();
+    assert!(wait(|| seen() == "bin dev etc proc sys tmp "), "{:?}", seen());
+    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    let runtime = RuntimeService::new(channel, Duration::from_secs(60));
+    let listed = block_on(runtime.list_pod_sandbox(api::ListPodSandboxRequest::default()));
+    let mut handlers: Vec<String> = listed
+        .expect("the sandboxes")
+        .items
+        .into_iter()
+        .map(|sandbox| sandbox.runtime_handler)
+        .collect();
+    handlers.sort();
+    assert_eq!(handlers, ["", "other"]);
+    node.eventually("none-n", "waiting for the image of its volume", |pod| {
+        let reason = container(pod)["state"]["waiting"]["reason"].as_str().unwrap_or_default();
+        ["ErrImagePull", "ImagePullBackOff"].contains(&reason)
+    });
+    let metrics = node.get("127.0.0.1:10255", "/metrics").expect("metrics");
+    let counted = "kubelet_run_podsandbox_duration_seconds_count{runtime_handler=\"other\"} 1";
+    assert!(metrics.contains(counted), "{metrics}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Static pods come up, crash, back off, become ready and go.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -32,6 +33,7 @@ spec:
     volumeMounts: [{name: shared, mountPath: /shared, readOnly: true}]
 ";
 
+/// A pod whose container `main` runs a script.
 pub fn once(name: &str, policy: &str, script: &str) -> String {
     format!(
         "
@@ -48,6 +50,17 @@ spec:
 "
     )
 }
+
+/// The pod of [`once`] with a folder of the machine at `/out`, which is made.
+pub fn with_out(pod: &str, folder: &Path) -> String {
+    let folder = folder.display();
+    let volume = format!("{{name: out, hostPath: {{path: {folder}, type: DirectoryOrCreate}}}}");
+    pod.replace("spec:", &format!("spec:\n  volumes: [{volume}]"))
+        + "    volumeMounts: [{name: out, mountPath: /out}]\n"
+}
+
+/// The end of a script that runs until it is asked to end.
+pub const STAYS: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
 
 pub fn container(pod: &Value) -> &Value {
     &pod["status"]["containerStatuses"][0]
@@ -98,12 +111,17 @@ fn pods_become_ready_crash_back_off_and_end() {
     let metrics = node.get("127.0.0.1:10255", "/metrics").expect("metrics");
     assert!(metrics.contains("kubelet_pleg_relist_duration_seconds_count"), "{metrics}");
     let uid = web["metadata"]["uid"].as_str().expect("a uid");
+    let probes = || node.get("127.0.0.1:10255", "/metrics/probes").expect("metrics");
+    let succeeded =
+        format!("pod=\"web-n\",pod_uid={uid:?},probe_type=\"Readiness\",result=\"successful\"");
+    assert!(probes().contains(&succeeded), "{}", probes());
     let folder = node.folder.join("kubelet/pods").join(uid);
     assert!(folder.exists());
     node.remove("web.yaml");
     node.eventually("web-n", "gone", Value::is_null);
     assert!(wait(|| !folder.exists()), "{}", node.log());
     assert!(wait(|| node.get(&format!("{ip}:8080"), "/").is_none()));
+    assert!(wait(|| !probes().contains("web-n")), "{}", probes());
 }
 
 #[test]

@@ -12,32 +12,14 @@ use serde_json::Value;
 
 use super::crashes::containers;
 use super::node::{Node, wait};
+use super::pods::{STAYS, is_ready, once};
 use super::registry;
 
 fn pod(name: &str, image: &str, script: &str) -> String {
-    format!(
-        "
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: main
-    image: {image}
-    imagePullPolicy: IfNotPresent
-    command: [sh, -c, {script:?}]
-"
-    )
+    once(name, "Always", script).replace(BUSYBOX, image)
 }
 
-const SLEEP: &str = "trap 'exit 0' TERM; sleep 1000 & wait";
 const BUSYBOX: &str = "node.test/busybox:1";
-
-fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
-}
 
 fn images(node: &Node) -> ImageService {
     let channel = Channel::new(&node.socket(), SystemClock::shared());
@@ -56,7 +38,7 @@ fn images_need_the_credentials_of_the_node() {
     // user:secret
     registry::start(&node, &["app"], Some("dXNlcjpzZWNyZXQ="));
     let image = format!("{}/app:1", registry::ADDRESS);
-    node.write("app.yaml", &pod("app", &image, SLEEP));
+    node.write("app.yaml", &pod("app", &image, STAYS));
     node.start_kubelet();
     let waiting = |pod: &Value| {
         pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"]
@@ -80,9 +62,13 @@ fn images_need_the_credentials_of_the_node() {
 #[test]
 fn what_no_pod_needs_is_collected() {
     let Some(mut node) = Node::start("garbage") else { return };
-    registry::start(&node, &["used", "unused"], None);
-    let [used, unused] = ["used", "unused"].map(|name| format!("{}/{name}:1", registry::ADDRESS));
-    node.write("used.yaml", &pod("used", &used, SLEEP));
+    registry::start(&node, &["used", "mounted", "unused"], None);
+    let [used, mounted, unused] =
+        ["used", "mounted", "unused"].map(|name| format!("{}/{name}:1", registry::ADDRESS));
+    let volume = format!("spec:\n  volumes: [{{name: v, image: {{reference: {mounted:?}}}}}]");
+    let pod_with_volume = pod("used", &used, STAYS).replace("spec:", &volume)
+        + "    volumeMounts: [{name: v, mountPath: /v}]\n";
+    node.write("used.yaml", &pod_with_volume);
     node.write("crash.yaml", &pod("crash", BUSYBOX, "exit 1"));
     node.start_kubelet();
     node.eventually("used-n", "ready", is_ready);
@@ -111,6 +97,7 @@ fn what_no_pod_needs_is_collected() {
     assert!(wait(|| !has_image(&node, &unused)), "{}", node.log());
     assert!(wait(|| node.log().contains("Insufficient free disk space")), "{}", node.log());
     assert!(has_image(&node, &used), "an image in use is removed");
+    assert!(has_image(&node, &mounted), "an image that is mounted is removed");
     assert!(has_image(&node, "node.test/pause:1"), "a pinned image is removed");
     let metrics = node.get("127.0.0.1:10255", "/metrics").expect("metrics");
     let counted = "kubelet_image_garbage_collected_total{reason=\"space\"}";
@@ -188,7 +175,11 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
     let limited = pod("limited", BUSYBOX, "while :; do :; done")
         + "    resources: {requests: {cpu: 100m}, limits: {cpu: 200m, memory: 64Mi}}\n";
     node.write("limited.yaml", &limited);
-    node.write("free.yaml", &pod("free", BUSYBOX, SLEEP));
+    node.write("free.yaml", &pod("free", BUSYBOX, STAYS));
+    let both = "  resources: {limits: {cpu: 300m, memory: 32Mi}}\n  containers:\n  - name: second\n    \
+                image: node.test/busybox:1\n    command: [sleep, '1000']\n    \
+                resources: {requests: {cpu: 100m}}\n";
+    node.write("both.yaml", &pod("both", BUSYBOX, STAYS).replace("  containers:\n", both));
     node.start_kubelet();
     let limited = node.eventually("limited-n", "ready", is_ready);
     let free = node.eventually("free-n", "ready", is_ready);
@@ -204,6 +195,19 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
     assert_eq!(of(&path, "cpu.shares", "cpu.weight").as_deref(), Some(shares));
     let free = format!("kubepods/besteffort/pod{}", uid(&free));
     assert_eq!(of(&free, "cpu.shares", "cpu.weight").as_deref(), Some(least));
+    // What a whole pod asks for holds for each of its containers that asks for less.
+    let both = node.eventually("both-n", "ready", is_ready);
+    assert_eq!(both["status"]["qosClass"], "Burstable");
+    let whole = format!("kubepods/burstable/pod{}", uid(&both));
+    assert_eq!(cgroup(&node, &whole, memory, "memory.max").as_deref(), Some("33554432"));
+    let (quota, shares) = if is_v2 { ("30000 100000", "4") } else { ("30000", "102") };
+    assert_eq!(of(&whole, "cpu.cfs_quota_us", "cpu.max").as_deref(), Some(quota));
+    assert_eq!(of(&whole, "cpu.shares", "cpu.weight").as_deref(), Some(shares));
+    for status in both["status"]["containerStatuses"].as_array().expect("containers") {
+        let id = status["containerID"].as_str().expect("an id").trim_start_matches("containerd://");
+        let limit = cgroup(&node, &format!("{whole}/{id}"), memory, "memory.max");
+        assert_eq!(limit.as_deref(), Some("33554432"), "{status:#}");
+    }
     // The container is in the pod's cgroup.
     let id = limited["status"]["containerStatuses"][0]["containerID"].as_str().expect("an id");
     let container = format!("{path}/{}", id.trim_start_matches("containerd://"));
@@ -269,9 +273,8 @@ fn static_pods_are_not_evicted_but_unused_images_go() {
     let Some(mut node) = Node::start("eviction") else { return };
     registry::start(&node, &["unused"], None);
     let unused = format!("{}/unused:1", registry::ADDRESS);
-    let script =
-        "dd if=/dev/zero of=/data/file bs=1M count=3; trap 'exit 0' TERM; sleep 1000 & wait";
-    let large = pod("large", BUSYBOX, script).replace(
+    let script = format!("dd if=/dev/zero of=/data/file bs=1M count=3; {STAYS}");
+    let large = pod("large", BUSYBOX, &script).replace(
         "  containers:",
         "  volumes: [{name: data, emptyDir: {sizeLimit: 1Mi}}]\n  containers:",
     ) + "    volumeMounts: [{name: data, mountPath: /data}]\n";
