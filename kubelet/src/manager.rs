@@ -696,7 +696,7 @@ impl Manager {
         let used: BTreeSet<&str> = left.map(|container| container.sandbox.as_str()).collect();
         let keep = usize::from(!everything);
         let old = status.sandboxes.iter().skip(keep);
-        // What is left of a container's last end is in its sandbox.
+        // Its containers would be removed with it.
         for sandbox in old.filter(|sandbox| everything || !used.contains(sandbox.id.as_str())) {
             garbage::remove_sandbox(&self.runtime, &sandbox.id).await.map_err(text)?;
         }
