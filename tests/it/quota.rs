@@ -9,6 +9,7 @@ use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceQuota, ResourceType};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -217,7 +218,8 @@ fn the_next_pass_corrects_a_wrong_count() {
         eventually(&env.clock, "one more is refused", || async {
             match pods.create::<Value>("default", &pod("two", "1", json!({}))).await {
                 Err(error) if error.to_string().contains(why) => Ok(()),
-                // A pass that had not seen the first pod removed it from the count.
+                // A pass between the charge and the creation of the first pod removed it from the
+                // count.
                 other => {
                     let _ = pods.delete(&ObjectKey::new("default", "two"), Delete::new()).await;
                     Err(format!("{other:?}"))
@@ -229,6 +231,49 @@ fn the_next_pass_corrects_a_wrong_count() {
         let wrong = Patch::Merge(json!({ "status": { "used": { "pods": "0", "cpu": "2" } } }));
         status.patch::<Value>(&ObjectKey::new("default", "all"), &wrong).await.expect("patch");
         uses(env, "all", &[("count/configmaps", "1"), ("pods", "1"), ("cpu", "1")]).await;
+    });
+}
+
+#[test]
+fn a_charged_pod_that_the_cache_lacks_stays_counted() {
+    Env::run("quota-behind", async |env| {
+        let (client, faults) = (&env.client, env.cluster.sandbox.faults());
+        create(client, object("v1", "ConfigMap", "one", json!({}))).await;
+        create(client, quota("all", json!({ "hard": { "count/configmaps": "9", "pods": "9" } })))
+            .await;
+        create(client, quota("maps", json!({ "hard": { "count/configmaps": "9" } }))).await;
+        let clock = FakeClock::new(env.clock.now());
+        // No full pass corrects the count.
+        let options = Options { resource_quota_sync_period: Duration::ZERO, ..Options::default() };
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
+        let controller = controller_of("resourcequota-controller", &cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        uses(env, "all", &[("count/configmaps", "1"), ("pods", "0")]).await;
+
+        // The watch of pods ends, and answers come no more.
+        faults.next(1000, "watch", "pods", Fault::Hold);
+        faults.next(1000, "list", "pods", Fault::Hold);
+        faults.cut_watches();
+        create(client, pod("one", "1", json!({}))).await;
+        delete(client, &CONFIG_MAPS, "one").await;
+        uses(env, "maps", &[("count/configmaps", "0")]).await;
+        faults.clear();
+        let pods = factory.informer::<Pod>().lister();
+        eventually(&env.clock, "the pod is known", || async {
+            pods.get(&ObjectKey::new("default", "one")).map(drop).ok_or_else(|| "no pod".to_owned())
+        })
+        .await;
+        let later = async {
+            loop {
+                clock.advance(Duration::from_millis(100));
+                env.clock.sleep(Duration::from_millis(20)).await;
+            }
+        };
+        uses(env, "all", &[("count/configmaps", "0"), ("pods", "1")]).or(later).await;
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
     });
 }
 

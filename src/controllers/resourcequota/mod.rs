@@ -6,8 +6,11 @@ mod evaluator;
 pub mod kinds;
 pub mod pods;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use self::devices::{Extended, resource_claims};
 use self::evaluator::{Evaluator, Registry};
@@ -27,6 +30,10 @@ use crate::objects::{
 /// How long workers wait for the DeviceClasses, which a server need not serve.
 const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a lower usage waits for the pods that were charged before, and how often it looks.
+const PODS_PATIENCE: Duration = Duration::from_secs(5);
+const PODS_PAUSE: Duration = Duration::from_millis(100);
+
 /// The controller `resourcequota-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default());
@@ -39,6 +46,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: c.lister(),
         registry: registry(c),
         queue: queue.clone(),
+        waiting: Mutex::default(),
     });
     watch_quotas(c, &this, &quotas, &urgent);
     watch_updates(c, &this);
@@ -164,6 +172,8 @@ struct Quotas {
     pods: Lister<Pod>,
     registry: Registry,
     queue: Queue,
+    /// Since when a quota waits for pods.
+    waiting: Mutex<HashMap<ObjectKey, Duration>>,
 }
 
 impl Quotas {
@@ -195,10 +205,35 @@ impl Quotas {
         pods.is_some_and(|pods| quota.spec.hard.names().any(|name| pods.measures(name)))
     }
 
+    /// Whether pods may be missing in a lower usage: the API server charges a pod before it stores
+    /// it, so a cache older than the quota may lack what was charged. Then more pods than the quota
+    /// permits would be admitted, as under upstream's manager. The wait has an end, because a charged
+    /// pod may have been refused in the end.
+    fn waits_for_pods(&self, quota: &ResourceQuota, measured: &ResourceList, known: u64) -> bool {
+        let key = quota.meta.key();
+        let mut waiting = self.waiting.lock();
+        let pods = self.registry.built_in(&Pod::RESOURCE);
+        let counts = |name: &str| pods.is_some_and(|pods| pods.measures(name));
+        if known >= quota.meta.resource_version || !lowers(quota, measured, counts) {
+            waiting.remove(&key);
+            return false;
+        }
+        let now = self.clock.monotonic();
+        now < *waiting.entry(key).or_insert(now) + PODS_PATIENCE
+    }
+
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
+        let Some(quota) = self.quotas.get(&key) else {
+            self.waiting.lock().remove(&key);
+            return Ok(Next::Done);
+        };
+        // Read first: what is measured is at least as new.
+        let known = self.pods.last_seen_version();
         let (measured, mut errors) =
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
+        if self.waits_for_pods(&quota, &measured, known) {
+            return Ok(Next::After(PODS_PAUSE));
+        }
         if let Some(status) = new_status(&quota, &measured)
             && let Err(error) = self.client.update_status(&*quota, &status).await
         {
@@ -211,6 +246,13 @@ impl Quotas {
         let release = pods::next_release(stuck.iter().flatten(), self.clock.now());
         Ok(release.map_or(Next::Done, Next::After))
     }
+}
+
+/// Whether the `measured` usage of a resource that `counts` is lower than the quota's status says.
+fn lowers(quota: &ResourceQuota, measured: &ResourceList, counts: impl Fn(&str) -> bool) -> bool {
+    let used = quota.status.used.quantities();
+    let mut lower = measured.iter().filter(|(name, _)| counts(name));
+    lower.any(|(name, amount)| used.get(name).is_some_and(|used| amount.compare(used).is_lt()))
 }
 
 /// The quota's status with the `measured` usage; `None` when it is current. A resource that was not
@@ -281,6 +323,23 @@ mod tests {
             next(json!({ "pods": "5" }), same, &[("pods", "2")]),
             Some(json!({ "hard": { "pods": "5" }, "used": { "pods": "2" } }))
         );
+    }
+
+    #[test]
+    fn a_lower_usage_of_pods_is_noticed() {
+        let quota = json!({
+            "spec": {}, "status": { "hard": {}, "used": { "pods": "2", "cpu": "1", "services": "3" } },
+        });
+        let quota: ResourceQuota = serde_json::from_value(quota).unwrap();
+        let of_pods = |name: &str| name != "services";
+        for (measured, expected) in [
+            (vec![("pods", "2"), ("cpu", "1000m")], false),
+            (vec![("pods", "3"), ("cpu", "500m")], true),
+            (vec![("pods", "2"), ("services", "1"), ("memory", "0")], false),
+        ] {
+            let read = measured.iter().map(|(name, amount)| (*name, amount.parse().unwrap()));
+            assert_eq!(lowers(&quota, &read.collect(), of_pods), expected, "{measured:?}");
+        }
     }
 
     #[test]
