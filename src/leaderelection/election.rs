@@ -70,7 +70,7 @@ impl Election {
 
     /// Whether another contender has led since we did. Then the lock is not taken again, even if it
     /// is free: what our controllers know is from before the other one's writes. Upstream's leader
-    /// goes on.
+    /// continues.
     pub fn is_lost(&self) -> bool {
         self.written_at.is_some() && !self.is_leader()
     }
