@@ -124,7 +124,8 @@ fn a_load_is_spread_over_namespaces_with_services_and_jobs() {
     let folder = Folder::new("spread");
     let size = "scale=20,deployments=4,replicas=5,namespaces=12,services=4,jobs=3,minutes=0";
     let report = run(load(&folder, size));
-    for phase in ["namespaces, Services", "all pods exist", "all pods ready", "Jobs finished"] {
+    // Not "all pods ready": on a slow machine they are ready as soon as they exist.
+    for phase in ["namespaces, Services", "all pods exist", "Jobs finished"] {
         let times = row(&report, phase).queues.as_ref().expect("the manager's metrics");
         assert!(times.syncs > 0, "{phase}: {times:?}");
     }
