@@ -252,6 +252,8 @@ mod tests {
         let set = |replicas| object("statefulsets.apps", "s", json!({ "replicas": replicas }));
         let of =
             |name, uid: &str| pod(name, "StatefulSet", "s", json!({ "metadata": { "uid": uid } }));
+        let alone = json!({ "metadata": { "namespace": "a", "name": "db-3", "uid": "u" } });
+        let orphan = ("pods", alone, false);
         let changes = [
             set(2),
             of("db-0", "x"),
@@ -265,7 +267,7 @@ mod tests {
             of("db-2", "v"),
             set(1),
             of("db-2", "v"),
-            ("pods", json!({ "metadata": { "name": "db-3", "uid": "u" } }), false),
+            orphan,
             of("db-3", "u"),
         ];
         assert_eq!(broken(&mut OneForOrdinal::default(), &changes), [4, 7]);
