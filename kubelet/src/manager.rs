@@ -1,5 +1,5 @@
 //! Carries out the actions of a pod in the runtime: sandboxes and containers start here, and end in
-//! [`ending`]. Upstream: `kubeGenericRuntimeManager`.
+//! `ending`. Upstream: `kubeGenericRuntimeManager`.
 
 mod ending;
 
