@@ -12,6 +12,9 @@ use crate::objects::{Istr, ObjectKey, Uid, VolumeAttachment};
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 /// Upstream: `maxDurationBeforeRetry`.
 const MAX_DELAY: Duration = Duration::from_secs(122);
+/// The delay before an operation of another kind than the one that failed. Without it an attach and
+/// a detach that both fail would take turns without end. Upstream: `ReconcilerLoopPeriod`.
+const OTHER_KIND_DELAY: Duration = Duration::from_millis(100);
 /// How long a driver may take. Upstream: `csiTimeout`.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(120);
 /// An error in a VolumeAttachment may be that of an earlier attempt: the driver has this time to
@@ -86,11 +89,12 @@ impl Operation {
         self.stage != Stage::Failed
     }
 
-    /// When a further attempt of `kind` may begin, if that is not now. The first operation of
-    /// another kind starts at once. Upstream: `SafeToRetry`.
+    /// When an operation of `kind` may begin after this one, which has failed, if that is not now.
+    /// Upstream: `SafeToRetry`.
     pub fn retry_at(&self, kind: Kind, now: Duration) -> Option<Duration> {
-        let at = self.last_failure + self.delay;
-        (self.kind == kind && now < at).then_some(at)
+        let delay = if self.kind == kind { self.delay } else { OTHER_KIND_DELAY };
+        let at = self.last_failure + delay;
+        (now < at).then_some(at)
     }
 
     fn fail(&mut self, now: Duration) {
@@ -283,7 +287,7 @@ mod tests {
             operations.on("a").unwrap().fail(now);
             let failed = operations.find("b", true).unwrap();
             assert!(!failed.is_pending());
-            assert_eq!(failed.retry_at(Kind::Detach, now), None);
+            assert_eq!(failed.retry_at(Kind::Detach, now), Some(now + OTHER_KIND_DELAY));
             let at = failed.retry_at(Kind::Attach, now).unwrap();
             assert_eq!(failed.retry_at(Kind::Attach, at), None);
             delays.push((at - now).as_millis());

@@ -318,10 +318,41 @@ fn a_refused_attach_is_tried_again_and_leaves_something_to_detach() {
     assert_eq!(stage.acts(), [stage.attach_act("a")]);
     stage.fail("a");
     stage.unwant("p");
+    let plan = stage.reconcile();
+    assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER / 10)));
+    stage.now += LATER;
     assert_eq!(stage.acts(), [detach("a", true)], "nothing to write or to wait for first");
     stage.fail("a");
     let plan = stage.reconcile();
     assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER / 2)));
+}
+
+#[test]
+fn an_attach_and_a_detach_that_both_fail_do_not_take_turns_without_a_pause() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    stage.want("p", "a");
+    assert_eq!(stage.acts(), [stage.attach_act("a")]);
+    stage.fail("a");
+    // It may be attached to `a` in spite of that, and it is wanted on `b` now.
+    stage.unwant("p");
+    stage.want("q", "b");
+    let (began, mut acts) = (stage.now, Vec::new());
+    while stage.now < began + LATER {
+        let plan = stage.reconcile();
+        for act in &plan.acts {
+            match act {
+                Act::Attach { node, .. } | Act::Detach { node, .. } => stage.fail(node),
+                other => panic!("{other:?}"),
+            }
+        }
+        if plan.acts.is_empty() {
+            stage.now = plan.wake_at.expect("a retry");
+        }
+        acts.extend(plan.acts);
+    }
+    assert!(acts.len() <= 10, "{} acts in a second", acts.len());
+    let attaches = acts.iter().filter(|act| matches!(act, Act::Attach { .. })).count();
+    assert!(attaches > 0 && attaches < acts.len(), "{acts:?}");
 }
 
 #[test]
@@ -332,6 +363,7 @@ fn a_volume_that_the_kubelet_lists_is_not_released_though_its_attach_failed() {
     stage.in_use("a", true);
     stage.fail("a");
     stage.unwant("p");
+    stage.now += LATER;
     assert_eq!(stage.acts(), []);
     stage.in_use("a", false);
     assert_eq!(stage.acts(), [detach("a", true)]);
