@@ -117,10 +117,10 @@ impl Rewrite<'_> {
             let _ = verbs.delete(&key, Delete::new().grace_period(0)).await;
             let created = verbs.create::<Value>("default", &probe).await;
             let created = created.map_err(|error| error.to_string())?;
-            let is_changed = self
-                .changes
-                .iter()
-                .all(|(pointer, text)| created.pointer(pointer).and_then(Value::as_str) == *text);
+            let is_changed = self.changes.iter().all(|(pointer, text)| {
+                let found = created.pointer(pointer);
+                text.map_or(found.is_none(), |text| found.is_some_and(|found| found == text))
+            });
             if is_changed { Ok(()) } else { Err(created.to_string()) }
         })
         .await;
