@@ -147,8 +147,9 @@ enum Step {
     Keep(String),
 }
 
-/// `how` is the annotation that steers the step; `other` another node that has the volume.
-fn step(attachment: &Attachment, how: &str, other: Option<&str>) -> Step {
+/// `how` is the annotation that steers the step; `other` another node that has the volume; `leaves`
+/// says that the volume is being deleted.
+fn step(attachment: &Attachment, how: &str, other: Option<&str>, leaves: bool) -> Step {
     let failed = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
     let protected = attachment.meta.has_finalizer(FINALIZER);
     if attachment.meta.is_being_deleted() {
@@ -161,6 +162,7 @@ fn step(attachment: &Attachment, how: &str, other: Option<&str>) -> Step {
     }
     match (how, other) {
         _ if attachment.status.attached => Step::Nothing,
+        _ if leaves => Step::Refuse("PersistentVolume is marked for deletion".to_owned()),
         _ if !protected => Step::Protect,
         ("fail", _) => Step::Refuse(failed("attaching")),
         ("hang", _) => Step::Nothing,
@@ -186,10 +188,15 @@ impl Attacher {
         let name = attachment.spec.source.persistent_volume_name.clone().unwrap_or_default();
         let volume = self.volumes.get(&ObjectKey::cluster(&name));
         let deleted = attachment.meta.is_being_deleted();
+        if volume.is_none() && !deleted {
+            // Its watch may be behind: without the volume's finalizer nothing is attached.
+            return Ok(Next::After(RETRY_DELAY));
+        }
         let steered = if deleted { "sandbox/detaching" } else { "sandbox/attaching" };
         let how = volume.as_ref().and_then(|volume| volume.meta.annotations.get(steered));
         let other = volume.as_ref().and_then(|volume| self.other_node(&attachment, volume));
-        match step(&attachment, how.unwrap_or_default(), other.as_deref()) {
+        let leaves = volume.as_ref().is_some_and(|volume| volume.meta.is_being_deleted());
+        match step(&attachment, how.unwrap_or_default(), other.as_deref(), leaves) {
             Step::Nothing if how == Some("hang") => return Ok(Next::After(RETRY_DELAY)),
             Step::Nothing => {}
             Step::Protect => {
@@ -342,6 +349,16 @@ mod tests {
         });
         let protected = json!({ "finalizers": [FINALIZER] });
         let internal = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
+        let leaving = [
+            (json!({}), false, Step::Refuse("PersistentVolume is marked for deletion".into())),
+            (protected.clone(), true, Step::Nothing),
+            (deleted.clone(), true, Step::Release),
+        ];
+        for (meta, attached, expected) in leaving {
+            let object = json!({ "metadata": meta, "status": { "attached": attached } });
+            let attachment: Attachment = serde_json::from_value(object.clone()).unwrap();
+            assert_eq!(step(&attachment, "", None, true), expected, "{object}");
+        }
         for (meta, attached, how, other, expected) in [
             (json!({}), false, "", None, Step::Protect),
             (json!({}), false, "fail", None, Step::Protect),
@@ -365,7 +382,7 @@ mod tests {
         ] {
             let object = json!({ "metadata": meta, "status": { "attached": attached } });
             let attachment: Attachment = serde_json::from_value(object.clone()).unwrap();
-            assert_eq!(step(&attachment, how, other), expected, "{object} {how}");
+            assert_eq!(step(&attachment, how, other, false), expected, "{object} {how}");
         }
     }
 }

@@ -26,6 +26,9 @@ use super::{NodeOptions, StandIn, Steering};
 
 const NAME: &str = "sandbox-kubelet";
 const WORKERS: usize = 8;
+/// The pause after a conflict: either the pod has changed, and its event will follow, or the conflict
+/// was a planned fault, and nothing will.
+const CONFLICT_DELAY: Duration = Duration::from_millis(200);
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 const NODES: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
@@ -251,30 +254,37 @@ impl Kubelet {
         if pod.meta.is_being_deleted() && self.steering.is_kept(&pod.meta.name) {
             return Ok(Next::After(Duration::from_millis(500)));
         }
-        let now = self.clock.now();
-        match step(&pod, now, &self.options, self.steering.is_held()) {
-            Step::Nothing => Ok(Next::Done),
-            Step::Wait(after) => Ok(Next::After(after)),
-            Step::Start => self.start(&pod, &key, now).await,
-            Step::Run if self.has_port_conflict(&pod) => self.reject(&pod, &key, now).await,
-            Step::Run => self.run(&pod, &key, now).await,
-            Step::Kill => {
-                let (rules, mut containers) = containers(&pod, now);
-                let phase = containers.stop(KILLED, now);
-                let status = report(&pod, &rules, &containers, phase, now);
-                self.patch_status(&pod, &key, status).await?;
-                self.remove(&pod, &key).await
-            }
-            Step::Remove => self.remove(&pod, &key).await,
+        match self.advance(&pod, &key).await {
+            Err(error) if error.is_conflict() => Ok(Next::After(CONFLICT_DELAY)),
+            Err(error) if error.is_not_found() => Ok(Next::Done),
+            result => result,
         }
     }
+
+    async fn advance(&self, pod: &BoundPod, key: &ObjectKey) -> SyncResult {
+        let now = self.clock.now();
+        match step(pod, now, &self.options, self.steering.is_held()) {
+            Step::Nothing => Ok(Next::Done),
+            Step::Wait(after) => Ok(Next::After(after)),
+            Step::Start => self.start(pod, key, now).await,
+            Step::Run if self.has_port_conflict(pod) => self.reject(pod, key, now).await,
+            Step::Run => self.run(pod, key, now).await,
+            Step::Kill => {
+                let (rules, mut containers) = containers(pod, now);
+                let phase = containers.stop(KILLED, now);
+                let status = report(pod, &rules, &containers, phase, now);
+                self.patch_status(pod, key, status).await?;
+                self.remove(pod, key).await
+            }
+            Step::Remove => self.remove(pod, key).await,
+        }
+    }
+
     async fn remove(&self, pod: &BoundPod, key: &ObjectKey) -> SyncResult {
         self.record(pod, "Killing", |container| format!("Stopping container {}", container.name));
         let delete = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
-        match self.client.delete::<Pod>(key, delete).await {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
-            _ => Ok(Next::Done),
-        }
+        self.client.delete::<Pod>(key, delete).await?;
+        Ok(Next::Done)
     }
 
     async fn start(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
@@ -354,8 +364,8 @@ impl Kubelet {
         recorder.event(&about, EventType::Normal, reason, message);
     }
 
-    /// A status computed from an older pod than the live one is dropped: an event for the live pod
-    /// follows.
+    /// # Errors
+    /// A conflict, when the live pod is newer than the one from which the status was computed.
     async fn patch_status(
         &self,
         pod: &BoundPod,
@@ -366,10 +376,7 @@ impl Kubelet {
         let meta = json!({ "uid": pod.meta.uid, "resourceVersion": version });
         let patch = Patch::StrategicMerge(json!({ "metadata": meta, "status": status }));
         let pods = self.client.resource(&Pod::RESOURCE).subresource("status");
-        match pods.patch::<Value>(key, &patch).await {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
-            _ => Ok(()),
-        }
+        pods.patch::<Value>(key, &patch).await.map(drop)
     }
 
     async fn keep_alive(self: Arc<Self>, stop: StopToken) {
