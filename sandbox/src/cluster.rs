@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::nodes::{NodeOptions, StandIns, Steering};
 use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Config};
-use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::clock::SharedClock;
 
 /// An administrator's client without a rate limit. `name`: the User-Agent.
 pub fn administrator(
@@ -40,9 +40,8 @@ impl Cluster {
         options: SandboxOptions,
         node_options: NodeOptions,
     ) -> Result<Cluster, Box<dyn std::error::Error + Send + Sync>> {
-        let all_versions = options.all_versions;
+        let (all_versions, clock) = (options.all_versions, options.clock.clone());
         let sandbox = Sandbox::start(options).await?;
-        let clock = SystemClock::shared();
         let client = administrator(&sandbox.kubeconfig(), "sandbox", &clock)?;
         let manager_kubeconfig = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
         let stand_ins = StandIns::start(&client, &clock, node_options);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::clock::SteppedClock;
 use super::managers::{Managers, SEATS};
 use super::observer::Observer;
 use super::plan::{Affected, Fault, Impairment};
@@ -41,6 +42,8 @@ const DENIAL: &str = "soak-denial";
 pub struct Saboteur {
     pub server: Arc<Server>,
     pub clock: SharedClock,
+    /// The clock of the embedded API server and the nodes.
+    pub stepped: Arc<SteppedClock>,
     pub managers: Arc<Mutex<Managers>>,
     pub observer: Arc<Observer>,
     /// The faults under way.
@@ -129,13 +132,26 @@ impl Saboteur {
                 self.faults().cut_watches();
             }
             Fault::SlowAdmission { millis, times } => {
-                let delay = Answer::Delay(Duration::from_millis(millis));
-                self.faults().next(times, "create", "*", delay);
+                let delay = Duration::from_millis(millis);
+                match self.server.webhook() {
+                    Some(webhook) => webhook.delay(times, delay),
+                    None => self.faults().next(times, "create", "*", Answer::Delay(delay)),
+                }
             }
             Fault::DenyAdmission { millis } => {
+                if let Some(webhook) = self.server.webhook() {
+                    webhook.deny(true);
+                    self.wait(millis).await;
+                    return webhook.deny(false);
+                }
                 self.deny().await;
                 self.wait(millis).await;
                 self.admit().await;
+            }
+            Fault::StepClock { seconds, millis } => {
+                self.stepped.step(seconds);
+                self.wait(millis).await;
+                self.stepped.step(0);
             }
             Fault::Node { node, millis } => {
                 let name = format!("node-{node}");

@@ -2,6 +2,7 @@
 //! on every change, and in the end, when the faults have stopped.
 
 mod audit;
+mod clock;
 mod etcd;
 mod faults;
 mod invariants;
@@ -12,6 +13,7 @@ mod plan;
 mod proxy;
 mod report;
 mod server;
+mod webhook;
 mod work;
 mod workload;
 
@@ -23,6 +25,7 @@ use futures_lite::future::zip;
 use parking_lot::Mutex;
 
 use self::audit::Audit;
+use self::clock::SteppedClock;
 use self::faults::Saboteur;
 pub use self::invariants::Breach;
 use self::managers::{Managers, SEATS};
@@ -94,7 +97,10 @@ impl Soak {
             ..SoakReport::default()
         };
         eprintln!("seed {}", self.seed);
-        let server = Server::start(self.sandbox, self.assets.as_deref(), nodes).await?;
+        let stepped = Arc::new(SteppedClock::new(clock.clone()));
+        let mut options = self.sandbox;
+        options.clock = stepped.clone();
+        let server = Server::start(options, self.assets.as_deref(), nodes).await?;
         let (audit, flags) = (Arc::new(Audit::default()), self.manager_flags);
         let managers = Managers::new(&server, &audit, self.manager, flags, &clock).await?;
         let observer = Arc::new(Observer::new(&server, &audit, &clock));
@@ -102,6 +108,7 @@ impl Soak {
         let saboteur = Saboteur {
             server: Arc::new(server),
             clock: clock.clone(),
+            stepped,
             managers: Arc::new(Mutex::new(managers)),
             observer,
             tasks: Arc::default(),
@@ -274,12 +281,16 @@ impl Run {
     async fn settle(&self) -> Result<Option<Vec<String>>> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            let faults = Snapshot::read(&self.administrator.client).await?.faults();
-            if faults.is_empty() {
-                return Ok(None);
-            }
-            if self.clock.monotonic() > give_up {
-                return Ok(Some(faults));
+            let is_late = self.clock.monotonic() > give_up;
+            match Snapshot::read(&self.administrator.client).await {
+                Ok(snapshot) => match snapshot.faults() {
+                    faults if faults.is_empty() => return Ok(None),
+                    faults if is_late => return Ok(Some(faults)),
+                    _ => {}
+                },
+                Err(error) if is_late => return Err(error),
+                // A connection may have died with the server before.
+                Err(error) => log::debug!("{error}"),
             }
             if self.stop.unless_stopped(self.clock.sleep(POLL)).await.is_none() {
                 return Err("stopped".into());

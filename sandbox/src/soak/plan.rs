@@ -151,6 +151,8 @@ pub enum Fault {
     SlowAdmission { millis: u64, times: usize },
     /// No pod is admitted for milliseconds.
     DenyAdmission { millis: u64 },
+    /// The clock of the API server and of the nodes differs by seconds, for milliseconds.
+    StepClock { seconds: i64, millis: u64 },
     /// A node is dead for milliseconds.
     Node { node: usize, millis: u64 },
 }
@@ -184,6 +186,7 @@ impl Fault {
             Fault::CutBodies { .. } => "lists and watches cut",
             Fault::SlowAdmission { .. } => "admission slow",
             Fault::DenyAdmission { .. } => "admission denied",
+            Fault::StepClock { .. } => "clock stepped",
             Fault::Node { .. } => "node dead",
         }
     }
@@ -232,7 +235,7 @@ struct Draw {
 }
 
 /// The kinds of faults in a deck.
-const KINDS: usize = 21;
+const KINDS: usize = 22;
 
 /// The steps of a soak of this length, in the order of their times.
 pub fn plan(seed: u64, length: Duration) -> Vec<Step> {
@@ -388,6 +391,10 @@ impl Draw {
             17 => Fault::SlowAdmission { millis: self.rng.u64(100..1000), times },
             19 => Fault::KillEtcd { millis: self.rng.u64(100..2000) },
             18 => Fault::DenyAdmission { millis: self.rng.u64(1000..6000) },
+            20 => {
+                let seconds = self.rng.i64(2..=60) * self.of(&[1, -1]);
+                Fault::StepClock { seconds, millis: self.rng.u64(2000..20_000) }
+            }
             _ => {
                 let node = self.rng.usize(..NODES);
                 if self.rng.u32(..4) == 0 {

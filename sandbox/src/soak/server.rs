@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::Result;
 use super::etcd::Etcd;
+use super::webhook::Webhook;
 use crate::api::faults::Faults;
 use crate::cluster::Cluster;
 use crate::forwarder::Forwarder;
@@ -37,6 +38,7 @@ pub struct Real {
     pub server: RealServer,
     pub etcd: Arc<Etcd>,
     faults: Arc<Faults>,
+    webhook: Webhook,
     stand_ins: StandIns,
     handler: Handler,
     tls: Tls,
@@ -69,10 +71,15 @@ impl Server {
         let file = |name: &str| fs::read(server.dir().join(name));
         let tls = Tls::from_pem(&file("apiserver.crt")?, &file("apiserver.key")?)?;
         let faults = Arc::<Faults>::default();
-        let forwarder = Forwarder::new(server.address, &server.dir().join("ca.crt"))?;
+        let authority = server.dir().join("ca.crt");
+        let forwarder = Forwarder::new(server.address, &authority)?;
+        let stop = StopToken::new();
+        let webhook =
+            Webhook::start(server.client(), tls.clone(), &authority, &clock, &stop).await?;
         Ok(Server::Real(Box::new(Real {
             etcd: Etcd::start(&server.etcd, &clock)?,
             handler: Arc::new(forwarder).handler(&faults, &clock),
+            webhook,
             stand_ins: StandIns::start(server.client(), &clock, nodes),
             server,
             faults,
@@ -80,7 +87,7 @@ impl Server {
             token,
             clock,
             ports: Mutex::default(),
-            stop: StopToken::new(),
+            stop,
         })))
     }
 
@@ -102,6 +109,14 @@ impl Server {
         match self {
             Server::Embedded(cluster) => cluster.sandbox.faults(),
             Server::Real(real) => &real.faults,
+        }
+    }
+
+    /// The webhook of a real API server. The embedded one asks none.
+    pub fn webhook(&self) -> Option<&Webhook> {
+        match self {
+            Server::Embedded(_) => None,
+            Server::Real(real) => Some(&real.webhook),
         }
     }
 
@@ -150,6 +165,7 @@ impl Server {
         real.stop.stop();
         real.etcd.stop().await;
         real.stand_ins.stop().await;
+        real.webhook.join().await;
         for port in real.ports.into_inner() {
             port.join().await;
         }

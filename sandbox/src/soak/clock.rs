@@ -1,0 +1,45 @@
+//! A clock whose wall-clock time jumps, as when a machine's time is corrected.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use kube_controller_manager::clock::{Clock, SharedClock, Sleep};
+use kube_controller_manager::objects::Timestamp;
+
+/// The time of another clock, and an offset. Monotonic time does not jump.
+pub struct SteppedClock {
+    clock: SharedClock,
+    offset_seconds: AtomicI64,
+}
+
+impl SteppedClock {
+    pub fn new(clock: SharedClock) -> SteppedClock {
+        SteppedClock { clock, offset_seconds: AtomicI64::new(0) }
+    }
+
+    /// Sets the offset to the other clock's time.
+    pub fn step(&self, seconds: i64) {
+        self.offset_seconds.store(seconds, Ordering::Relaxed);
+    }
+}
+
+impl Clock for SteppedClock {
+    fn now(&self) -> Timestamp {
+        let seconds = self.offset_seconds.load(Ordering::Relaxed);
+        let offset = Duration::from_secs(seconds.unsigned_abs());
+        let now = self.clock.now();
+        if seconds < 0 { now - offset } else { now + offset }
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
+    fn coarse(&self) -> Duration {
+        self.clock.coarse()
+    }
+
+    fn sleep(&self, duration: Duration) -> Sleep {
+        self.clock.sleep(duration)
+    }
+}
