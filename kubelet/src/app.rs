@@ -20,7 +20,7 @@ use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
 
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, GoDuration};
 use crate::credential_plugins::Plugins;
 use crate::credentials;
 use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
@@ -151,13 +151,14 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         ),
         None => None,
     };
+    let at_a_time = configuration.pulls_at_a_time()?;
     let manager = Manager {
         cgroups,
         dead,
         images: Images::new(
             images,
             clock.clone(),
-            configuration.serialize_image_pulls.unwrap_or(true),
+            at_a_time,
             credentials::Files::new(
                 &settings.root,
                 std::env::var_os("HOME").as_deref().map(Path::new),
@@ -194,7 +195,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     if let Some(folder) = settings.objects.clone() {
         let users = kubelet.clone();
         let changed = move |keys| users.sync_users(&keys);
-        let period = configuration.file_check_frequency.map_or(CHECK_PERIOD, |period| period.0);
+        let period = check_period(configuration.file_check_frequency);
         let (clock, stop) = (clock.clone(), stop.clone());
         drop(task::spawn(local_objects::run(folder, period, objects, changed, clock, stop)));
     }
@@ -385,6 +386,11 @@ fn make_cgroups(
     Ok(Some(Arc::new(made)))
 }
 
+/// Zero stands for the default, as upstream: a source is not read without a pause.
+fn check_period(period: Option<GoDuration>) -> Duration {
+    period.map(|period| period.0).filter(|period| !period.is_zero()).unwrap_or(CHECK_PERIOD)
+}
+
 fn start_sources(
     settings: &Settings,
     node: &str,
@@ -397,7 +403,7 @@ fn start_sources(
     let mut sources = BTreeSet::new();
     let text = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     if let Some(path) = text(&configuration.static_pod_path) {
-        let period = configuration.file_check_frequency.map_or(CHECK_PERIOD, |period| period.0);
+        let period = check_period(configuration.file_check_frequency);
         log::info!("Adding static pod path {path}");
         drop(task::spawn(file::run(
             path.into(),
@@ -411,7 +417,7 @@ fn start_sources(
     }
     if let Some(address) = text(&configuration.static_pod_url) {
         let target = Target::parse(&address).map_err(|error| format!("--manifest-url: {error}"))?;
-        let period = configuration.http_check_frequency.map_or(CHECK_PERIOD, |period| period.0);
+        let period = check_period(configuration.http_check_frequency);
         let headers = headers(configuration)?;
         drop(task::spawn(url::run(
             target,

@@ -33,6 +33,7 @@ pub struct Configuration {
     pub runtime_request_timeout: Option<GoDuration>,
     pub resolv_conf: Option<String>,
     pub serialize_image_pulls: Option<bool>,
+    pub max_parallel_image_pulls: Option<i32>,
     pub cgroup_root: Option<String>,
     pub pod_logs_dir: Option<String>,
     pub crash_loop_back_off: CrashLoopBackOff,
@@ -90,7 +91,31 @@ impl TryFrom<String> for GoDuration {
     }
 }
 
-const HONOURED: [&str; 43] = [
+impl Configuration {
+    /// The number of pulls at a time; `None`: no limit.
+    /// Upstream: `SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`.
+    ///
+    /// # Errors
+    /// One line that names the field.
+    pub fn pulls_at_a_time(&self) -> Result<Option<usize>, String> {
+        let max = self.max_parallel_image_pulls;
+        if let Some(max) = max.filter(|max| *max < 1) {
+            return Err(format!("maxParallelImagePulls {max} must be a positive number"));
+        }
+        let is_serial = self.serialize_image_pulls.unwrap_or(max.is_none_or(|max| max < 2));
+        if is_serial && max > Some(1) {
+            return Err(
+                "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls \
+                        (--serialize-image-pulls) is set to false"
+                    .to_owned(),
+            );
+        }
+        let limit = if is_serial { Some(1) } else { max };
+        Ok(limit.and_then(|limit| usize::try_from(limit).ok()))
+    }
+}
+
+const HONOURED: [&str; 44] = [
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",
@@ -106,6 +131,7 @@ const HONOURED: [&str; 43] = [
     "runtimeRequestTimeout",
     "resolvConf",
     "serializeImagePulls",
+    "maxParallelImagePulls",
     "cgroupRoot",
     "podLogsDir",
     "crashLoopBackOff",
@@ -171,7 +197,7 @@ const REFUSED: &str = "allowedUnsafeSysctls cpuCFSQuota cpuCFSQuotaPeriod cpuMan
     enableDebugFlagsHandler enableDebuggingHandlers enableProfilingHandler enableSystemLogHandler \
     enableSystemLogQuery featureGates hairpinMode imagePullCredentialsVerificationPolicy \
     iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification kubeReserved kubeReservedCgroup \
-    kubeletCgroups logging maxOpenFiles maxParallelImagePulls maxPods memoryManagerPolicy \
+    kubeletCgroups logging maxOpenFiles maxPods memoryManagerPolicy \
     memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR podsPerCore port \
     preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
     registryPullQPS reservedMemory reservedSystemCPUs runOnce seccompDefault \
@@ -282,6 +308,33 @@ mod tests {
         });
         merge(&mut document, more);
         document
+    }
+
+    #[test]
+    fn pulls_at_a_time_follow_both_fields() {
+        let positive = "maxParallelImagePulls 0 must be a positive number";
+        let conflict = "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls \
+                        (--serialize-image-pulls) is set to false";
+        for (is_serial, max, expected) in [
+            (None, None, Ok(Some(1))),
+            (Some(true), None, Ok(Some(1))),
+            (Some(true), Some(1), Ok(Some(1))),
+            (Some(true), Some(2), Err(conflict)),
+            (Some(false), None, Ok(None)),
+            (Some(false), Some(1), Ok(Some(1))),
+            (Some(false), Some(3), Ok(Some(3))),
+            (None, Some(1), Ok(Some(1))),
+            (None, Some(2), Ok(Some(2))),
+            (Some(false), Some(0), Err(positive)),
+        ] {
+            let configuration = Configuration {
+                serialize_image_pulls: is_serial,
+                max_parallel_image_pulls: max,
+                ..Configuration::default()
+            };
+            let expected = expected.map_err(str::to_owned);
+            assert_eq!(configuration.pulls_at_a_time(), expected, "{is_serial:?} {max:?}");
+        }
     }
 
     #[test]

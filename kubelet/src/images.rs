@@ -1,10 +1,12 @@
 //! Images are there before a container starts. Upstream: `pkg/kubelet/images`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_lock::Mutex;
+use async_lock::Semaphore;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::options::show_duration;
 use kube_controller_manager::task;
 
 use crate::credential_plugins::Plugins;
@@ -39,8 +41,10 @@ pub struct Images {
     service: ImageService,
     clock: SharedClock,
     backoff: parking_lot::Mutex<Backoff>,
-    /// Pulls one after the other, when they are serial.
-    serial: Option<Mutex<()>>,
+    /// Why the last pull failed, by the key of its back-off. Upstream: `prevPullErrMsg`.
+    faults: parking_lot::Mutex<HashMap<String, String>>,
+    /// A permit for each pull at a time; without it their number has no limit.
+    permits: Option<Semaphore>,
     /// Credentials of the node, from files and from programs.
     files: Files,
     plugins: Option<Plugins>,
@@ -86,16 +90,25 @@ fn plan(policy: Option<&str>, is_present: bool) -> Plan {
 }
 
 impl Images {
+    /// `at_a_time`: the number of pulls, `None`: no limit.
     pub fn new(
         service: ImageService,
         clock: SharedClock,
-        is_serial: bool,
+        at_a_time: Option<usize>,
         files: Files,
         plugins: Option<Plugins>,
     ) -> Images {
         let backoff = parking_lot::Mutex::new(Backoff::new(BACKOFF.0, BACKOFF.1));
-        let serial = is_serial.then(|| Mutex::new(()));
-        Images { service, clock, backoff, serial, files, plugins, pull_secrets: None }
+        Images {
+            service,
+            clock,
+            backoff,
+            faults: parking_lot::Mutex::default(),
+            permits: at_a_time.map(Semaphore::new),
+            files,
+            plugins,
+            pull_secrets: None,
+        }
     }
 
     /// The same, with the credentials of pods' own secrets.
@@ -157,8 +170,11 @@ impl Images {
         let key = format!("{}_{name}", pod.uid());
         let now = self.clock.monotonic();
         if self.backoff.lock().is_waiting(&key, now) {
-            let message = format!("Back-off pulling image {name:?}");
+            let mut message = format!("Back-off pulling image {name:?}");
             events::normal(pod, container_name, "BackOff", &message);
+            if let Some(fault) = self.faults.lock().get(&key) {
+                message.push_str(&format!(": {fault}"));
+            }
             return Err(Waiting { reason: "ImagePullBackOff", message });
         }
         self.pull(pod, container_name, &spec, sandbox, &key).await
@@ -175,32 +191,38 @@ impl Images {
         let name = &spec.image;
         events::normal(pod, container, "Pulling", format!("Pulling image {name:?}"));
         let begin = self.clock.monotonic();
-        let _turn = match &self.serial {
-            Some(serial) => Some(serial.lock().await),
+        let _permit = match &self.permits {
+            Some(permits) => Some(permits.acquire().await),
             None => None,
         };
         let begin_own = self.clock.monotonic();
         let failed = |message: String| {
             let now = self.clock.monotonic();
             self.backoff.lock().next(key, now, now);
+            self.faults.lock().insert(key.to_owned(), format!("ErrImagePull: {message}"));
             let text = format!("Failed to pull image {name:?}: {message}");
             events::warning(pod, container, "Failed", text);
             Waiting { reason: "ErrImagePull", message }
         };
         let pulled = self.pull_with_any(pod, spec, sandbox).await.map_err(failed)?;
-        self.backoff.lock().reset(key);
-        self.backoff.lock().remove_expired(self.clock.monotonic());
+        {
+            let mut backoff = self.backoff.lock();
+            backoff.reset(key);
+            backoff.remove_expired(self.clock.monotonic());
+            self.faults.lock().retain(|key, _| backoff.delay(key).is_some());
+        }
         let now = self.clock.monotonic();
         let millis = |since: Duration| Duration::from_millis((now - since).as_millis() as u64);
-        let (own, all) = (millis(begin_own), millis(begin));
+        let all = millis(begin);
+        let (own_text, all_text) = (show_duration(millis(begin_own)), show_duration(all));
         let present = self.present(spec).await.ok().flatten().unwrap_or_default();
         let size = present.size_bytes;
         metrics::IMAGE_PULL
             .with_label_values(&[metrics::image_size(size)])
             .observe(all.as_secs_f64());
         let message = format!(
-            "Successfully pulled image {name:?} in {own:?} ({all:?} including waiting). Image size: \
-             {size} bytes."
+            "Successfully pulled image {name:?} in {own_text} ({all_text} including waiting). Image \
+             size: {size} bytes."
         );
         events::normal(pod, container, "Pulled", message);
         Ok(Present { id: pulled.image_ref, ..present })

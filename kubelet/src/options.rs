@@ -268,7 +268,7 @@ fn override_by(
             "image-service-endpoint" => configuration.image_service_endpoint = text(),
             "manifest-url" => configuration.static_pod_url = text(),
             "manifest-url-header" => {
-                for header in value.split(',') {
+                for header in value.split(',').filter(|header| !header.is_empty()) {
                     let (key, value) = header.split_once(':').ok_or_else(|| {
                         format!("--manifest-url-header: {header:?} is not name:value")
                     })?;
@@ -382,7 +382,7 @@ mod tests {
             "--pod-manifest-path=/pods",
             "--hostname_override",
             "n",
-            "--manifest-url-header=A: b,C:d",
+            "--manifest-url-header=A: b,C:d,",
             "--serialize-image-pulls",
             "-v=4",
         ])

@@ -7,6 +7,7 @@ mod cri;
 mod demo;
 mod faults;
 mod grpc;
+mod images;
 mod lifecycle;
 mod machine;
 mod node;

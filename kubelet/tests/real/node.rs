@@ -1,6 +1,8 @@
 //! A machine with a kubelet on it.
 
 use std::fs;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use std::time::Duration;
 use async_lock::{Semaphore, SemaphoreGuard};
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::{Clock, SystemClock};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
 use super::machine::{Error, Machine};
@@ -137,6 +140,19 @@ impl Node {
         let mut command = self.script("run");
         command.arg(program).args(args).envs(env.iter().copied());
         command.stdin(Stdio::null()).spawn().expect("a program")
+    }
+
+    /// Listens at an address of the machine's network.
+    pub fn listen(&self, address: &'static str) -> TcpListener {
+        let namespace = format!("/run/netns/{}", self.name);
+        let namespace = fs::File::open(namespace).expect("a namespace");
+        let listen = move || {
+            // Only this thread changes its namespace; the socket stays in it.
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .expect("the namespace");
+            TcpListener::bind(address).expect("a port")
+        };
+        std::thread::spawn(listen).join().expect("a listener")
     }
 
     pub fn remove(&self, name: &str) {

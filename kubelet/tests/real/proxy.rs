@@ -79,6 +79,8 @@ struct Plan {
     kill: Option<Kill>,
     /// The calls so far by method, those with faults too.
     calls: BTreeMap<String, usize>,
+    /// The calls without an answer, and the most that there were at a time.
+    open: BTreeMap<String, (usize, usize)>,
     /// The last call at which a process was killed.
     killed_at: Option<String>,
 }
@@ -143,6 +145,11 @@ impl Proxy {
         self.shared.plan.lock().kill = None;
     }
 
+    /// The most calls of a method that were under way at a time.
+    pub fn most_at_a_time(&self, method: &str) -> usize {
+        self.shared.plan.lock().open.get(method).map_or(0, |(_, most)| *most)
+    }
+
     /// How often a method was called.
     pub fn calls(&self, method: &str) -> usize {
         self.shared.plan.lock().calls.get(method).copied().unwrap_or(0)
@@ -175,6 +182,7 @@ impl Shared {
         let path = request.uri().path().to_owned();
         let method = path.rsplit('/').next().unwrap_or_default().to_owned();
         let (fault, kill) = self.next(&method);
+        let _open = Open::new(self, &method);
         if kill == Some(Moment::Before) {
             self.kill(&method);
             return std::future::pending().await;
@@ -243,6 +251,27 @@ impl Shared {
         let collected = body.collect().await.ok()?;
         let trailers = collected.trailers().cloned();
         Some(Response::from_parts(head, whole(collected.to_bytes(), trailers)))
+    }
+}
+
+/// A call that has no answer yet. Dropped with the answer, or when the caller gives up.
+struct Open<'a>(&'a Shared, &'a str);
+
+impl Open<'_> {
+    fn new<'a>(shared: &'a Shared, method: &'a str) -> Open<'a> {
+        let mut plan = shared.plan.lock();
+        let (open, most) = plan.open.entry(method.to_owned()).or_default();
+        *open += 1;
+        *most = (*most).max(*open);
+        Open(shared, method)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if let Some((open, _)) = self.0.plan.lock().open.get_mut(self.1) {
+            *open -= 1;
+        }
     }
 }
 

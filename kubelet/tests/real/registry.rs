@@ -1,15 +1,14 @@
 //! A registry on the loopback address of a node, with images made of the node's busybox.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
 use super::node::Node;
@@ -23,18 +22,65 @@ struct Content {
     manifests: BTreeMap<String, String>,
     /// The header `Authorization` that each request needs.
     authorization: Option<String>,
+    gate: Option<Arc<Gate>>,
+}
+
+/// Holds back the manifest of each image until it is opened: a pull takes as long as a test needs.
+#[derive(Default)]
+pub struct Gate {
+    images: Mutex<Images>,
+    opened: Condvar,
+}
+
+#[derive(Default)]
+struct Images {
+    held: BTreeSet<String>,
+    open: BTreeSet<String>,
+}
+
+impl Gate {
+    /// The images whose manifests are asked for and held back.
+    pub fn held(&self) -> BTreeSet<String> {
+        self.images.lock().held.clone()
+    }
+
+    pub fn open(&self, image: &str) {
+        let mut images = self.images.lock();
+        images.held.remove(image);
+        images.open.insert(image.to_owned());
+        self.opened.notify_all();
+    }
+
+    fn pass(&self, image: &str) {
+        let mut images = self.images.lock();
+        while !images.open.contains(image) {
+            images.held.insert(image.to_owned());
+            self.opened.wait(&mut images);
+        }
+    }
 }
 
 /// Starts a registry with the images `names`, which differ. `user`: `NAME:PASSWORD` in base64.
 /// It ends with the test's process.
 pub fn start(node: &Node, names: &[&str], user: Option<&str>) {
+    serve(node, names, user, None);
+}
+
+/// As [`start`], with a gate for each image.
+pub fn start_held(node: &Node, names: &[&str]) -> Arc<Gate> {
+    let gate = Arc::<Gate>::default();
+    serve(node, names, None, Some(gate.clone()));
+    gate
+}
+
+fn serve(node: &Node, names: &[&str], user: Option<&str>, gate: Option<Arc<Gate>>) {
     let layout = node.folder.join("layout");
     fs::create_dir_all(&layout).expect("a folder");
     let archive = node.packages.join("busybox.tar");
     let unpacked = Command::new("tar").arg("-C").arg(&layout).arg("-xf").arg(archive).status();
     assert!(unpacked.expect("tar").success());
-    let mut content =
-        Content { authorization: user.map(|user| format!("Basic {user}")), ..Content::default() };
+    let authorization = user.map(|user| format!("Basic {user}"));
+    let mut content = Content { authorization, gate, ..Content::default() };
     for entry in fs::read_dir(layout.join("blobs/sha256")).expect("blobs").flatten() {
         let digest = format!("sha256:{}", entry.file_name().to_string_lossy());
         content.blobs.insert(digest, fs::read(entry.path()).expect("a blob"));
@@ -57,22 +103,15 @@ pub fn start(node: &Node, names: &[&str], user: Option<&str>) {
     fs::create_dir_all(&hosts).expect("a folder");
     let text = format!("server = \"http://{ADDRESS}\"\n[host.\"http://{ADDRESS}\"]\n");
     fs::write(hosts.join("hosts.toml"), text).expect("a file");
-    let namespace = fs::File::open(format!("/run/netns/{}", node.name)).expect("a namespace");
+    let listener = node.listen(ADDRESS);
     let content = Arc::new(content);
-    let (ready, is_ready) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // Only this thread changes its namespace; the socket stays in it.
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-            .expect("the namespace");
-        let listener = TcpListener::bind(ADDRESS).expect("a port");
-        ready.send(()).expect("a test that waits");
         for stream in listener.incoming().flatten() {
             let content = content.clone();
             // A client that closes early is no fault.
             std::thread::spawn(move || content.answer(stream).unwrap_or_default());
         }
     });
-    is_ready.recv().expect("a registry");
 }
 
 fn json(file: &Path) -> Value {
@@ -121,6 +160,10 @@ impl Content {
             });
         }
         let path = path.split('?').next().unwrap_or_default();
+        let image = path.strip_prefix("/v2/").and_then(|path| path.split_once("/manifests/"));
+        if let (Some(gate), Some((image, _))) = (&self.gate, image) {
+            gate.pass(image);
+        }
         let (status, digest, body, kind) = match self.at(path) {
             _ if !is_allowed => ("401 Unauthorized", "", &b"{}"[..], "application/json"),
             Some((digest, body, kind)) => ("200 OK", digest, body, kind),
