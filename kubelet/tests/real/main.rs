@@ -15,6 +15,7 @@ mod objects;
 mod pods;
 mod proxy;
 mod registry;
+mod sources;
 mod spec;
 mod standalone;
 mod upkeep;
