@@ -13,7 +13,7 @@ use kube_controller_manager::task;
 use parking_lot::Mutex;
 
 use self::ending::Stopped;
-use crate::cgroups::Cgroups;
+use crate::cgroups::{self, Cgroups};
 use crate::cri::{Error, RuntimeService, api, chain};
 use crate::events;
 use crate::garbage;
@@ -476,6 +476,7 @@ impl Manager {
             memory_bytes: self.node.memory_bytes,
             seccomp: &self.folders.root.join("seccomp"),
             has_app_armor: has_app_armor(),
+            cgroup_files: cgroups::container_files(),
         };
         self.check_features(pod, container).await?;
         spec::container(pod, container, site)

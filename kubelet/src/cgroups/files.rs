@@ -129,13 +129,14 @@ impl Hierarchy {
                     .filter(|name| available.split_whitespace().any(|found| found == *name))
                     .map(|name| format!("+{name}"))
                     .collect();
-                make_below(root, path, |folder| match (enabled.is_empty(), folder.parent()) {
-                    (false, Some(parent)) => {
-                        write(&parent.join("cgroup.subtree_control"), &enabled.join(" "))
-                    }
-                    _ => Ok(()),
-                })?;
+                make_below(root, path, |_| Ok(()))?;
+                // A cgroup that exists may come from somebody who has enabled nothing.
                 let folder = below(root, path);
+                let mut parents: Vec<&Path> = folder.ancestors().skip(1).collect();
+                parents.retain(|parent| parent.starts_with(root) && !enabled.is_empty());
+                parents.into_iter().rev().try_for_each(|parent| {
+                    write(&parent.join("cgroup.subtree_control"), &enabled.join(" "))
+                })?;
                 resources
                     .v2()
                     .into_iter()

@@ -6,7 +6,7 @@ mod name;
 mod resources;
 pub mod usage;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -225,6 +225,23 @@ fn remove_tree(folder: &Path) -> io::Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The files of a container's cgroup that its limits do not name, in version 2: at the limit of
+/// memory its processes end together, and it has no swap. Upstream: `singleProcessOOMKill`,
+/// `ConfigureNoSwap`.
+pub fn container_files() -> HashMap<String, String> {
+    let root = match Hierarchy::detect() {
+        Ok(Hierarchy::V2 { root }) => root,
+        _ => return HashMap::new(),
+    };
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    // The root has no such file, as a kernel without swap.
+    let has_swap = root.join(own).join("memory.swap.max").exists();
+    let files = [("memory.oom.group", "1", true), ("memory.swap.max", "0", has_swap)];
+    let present = files.into_iter().filter(|(_, _, is_present)| *is_present);
+    present.map(|(file, content, _)| (file.to_owned(), content.to_owned())).collect()
 }
 
 /// The most processes of the machine. Upstream: `pidlimit.Stats`.

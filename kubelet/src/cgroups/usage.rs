@@ -81,10 +81,14 @@ pub fn machine_memory(hierarchy: &Hierarchy) -> Memory {
 }
 
 /// The memory of the machine, where the root of the cgroups has no usage of its own: by
-/// `/proc/meminfo` and the root's `memory.stat`.
+/// `/proc/meminfo` and the root's `memory.stat`. Upstream: `rootStatsFromMeminfo`.
 fn of_machine(meminfo: &str, stat: &str) -> Memory {
     let total = kib(meminfo, "MemTotal:").unwrap_or(0);
-    memory(total.saturating_sub(kib(meminfo, "MemFree:").unwrap_or(0)), Some(total), stat, true)
+    let used = match (field(stat, "anon"), field(stat, "file")) {
+        (Some(anon), Some(file)) => anon + file,
+        _ => total.saturating_sub(kib(meminfo, "MemFree:").unwrap_or(0)),
+    };
+    memory(used, Some(total), stat, true)
 }
 
 /// The swap of the machine that is in use, and that is free.
@@ -184,6 +188,8 @@ mod tests {
         let machine = of_machine(meminfo, "anon 5\ninactive_file 72\n");
         assert_eq!((machine.usage, machine.working_set, machine.rss), (3072, 3000, 5));
         assert_eq!(machine.limit, Some(4096));
+        let machine = of_machine(meminfo, "anon 5\nfile 80\ninactive_file 72\n");
+        assert_eq!((machine.usage, machine.working_set, machine.rss), (85, 13, 5));
         assert_eq!(swap_of_machine(meminfo), (Some(1024), Some(2048)));
         assert_eq!(swap_of_machine(""), (None, None));
         let expected = Memory { working_set: 0, limit: Some(5000), ..expected };

@@ -183,6 +183,8 @@ pub struct ContainerSite<'a> {
     pub seccomp: &'a Path,
     /// Whether the machine has AppArmor.
     pub has_app_armor: bool,
+    /// More files of the container's cgroup, with their contents.
+    pub cgroup_files: HashMap<String, String>,
 }
 
 /// The definition of a container.
@@ -230,7 +232,10 @@ pub fn container(
         stdin_once: container.stdin_once.unwrap_or_default(),
         tty: container.tty.unwrap_or_default(),
         linux: Some(api::LinuxContainerConfig {
-            resources: Some(resources(pod, container, site.memory_bytes)),
+            resources: Some(api::LinuxContainerResources {
+                unified: site.cgroup_files,
+                ..resources(pod, container, site.memory_bytes)
+            }),
             security_context: Some(security(pod, container, &guards)?),
         }),
         ..Default::default()
