@@ -281,8 +281,8 @@ fn linux_resources(
     }
 }
 
-/// The limit of each page size that the node may have: 0 of those that are not named.
-/// Upstream: `GetHugepageLimitsFromResources`.
+/// The limits of the page sizes that the container names. Upstream:
+/// `GetHugepageLimitsFromResources`, which also sets 0 for the other sizes of the node.
 fn hugepages(
     limits: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
 ) -> Vec<api::HugepageLimit> {
