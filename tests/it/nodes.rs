@@ -542,3 +542,29 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
         assert!(pod(env, "patient").await["metadata"]["deletionTimestamp"].is_null());
     });
 }
+
+/// A conflict need not come from a change of the pod, which an event would follow.
+#[test]
+fn the_sandbox_kubelet_retries_after_conflicts() {
+    Env::run("kubelet-conflicts", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        let conflicts = |verb, resource| faults.next(3, verb, resource, Fault::code(409, None));
+        conflicts("patch", "pods/status");
+        let web = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web" },
+            "spec": { "containers": [{ "name": "web", "image": "web:1" }] },
+        });
+        create(&env.client, web).await;
+        eventually(&env.clock, "the pod runs", || async {
+            let status = pod(env, "web").await["status"].take();
+            if status["phase"] == "Running" { Ok(()) } else { Err(status.to_string()) }
+        })
+        .await;
+        env.steering.keep("web", true);
+        let key = ObjectKey::new("default", "web");
+        env.client.delete::<Pod>(&key, Delete::new()).await.expect("delete");
+        conflicts("delete", "pods");
+        env.steering.keep("web", false);
+        wait_until_deleted(env, &Pod::RESOURCE, &key).await;
+    });
+}

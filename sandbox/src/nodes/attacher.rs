@@ -147,9 +147,9 @@ enum Step {
     Keep(String),
 }
 
-/// `how` is the annotation that steers the step; `other` another node that has the volume; `leaves`
+/// `how` is the annotation that steers the step; `other` another node that has the volume; `volume_is_deleted`
 /// says that the volume is being deleted.
-fn step(attachment: &Attachment, how: &str, other: Option<&str>, leaves: bool) -> Step {
+fn step(attachment: &Attachment, how: &str, other: Option<&str>, volume_is_deleted: bool) -> Step {
     let failed = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
     let protected = attachment.meta.has_finalizer(FINALIZER);
     if attachment.meta.is_being_deleted() {
@@ -162,7 +162,7 @@ fn step(attachment: &Attachment, how: &str, other: Option<&str>, leaves: bool) -
     }
     match (how, other) {
         _ if attachment.status.attached => Step::Nothing,
-        _ if leaves => Step::Refuse("PersistentVolume is marked for deletion".to_owned()),
+        _ if volume_is_deleted => Step::Refuse(marked_for_deletion(attachment)),
         _ if !protected => Step::Protect,
         ("fail", _) => Step::Refuse(failed("attaching")),
         ("hang", _) => Step::Nothing,
@@ -171,6 +171,11 @@ fn step(attachment: &Attachment, how: &str, other: Option<&str>, leaves: bool) -
         )),
         _ => Step::Attach,
     }
+}
+
+fn marked_for_deletion(attachment: &Attachment) -> String {
+    let name = attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default();
+    format!("PersistentVolume {name:?} is marked for deletion")
 }
 
 impl Attacher {
@@ -188,15 +193,17 @@ impl Attacher {
         let name = attachment.spec.source.persistent_volume_name.clone().unwrap_or_default();
         let volume = self.volumes.get(&ObjectKey::cluster(&name));
         let deleted = attachment.meta.is_being_deleted();
-        if volume.is_none() && !deleted {
+        let is_missing = volume.is_none() && !name.is_empty();
+        if is_missing && !deleted && !attachment.status.attached {
             // Its watch may be behind: without the volume's finalizer nothing is attached.
             return Ok(Next::After(RETRY_DELAY));
         }
         let steered = if deleted { "sandbox/detaching" } else { "sandbox/attaching" };
         let how = volume.as_ref().and_then(|volume| volume.meta.annotations.get(steered));
         let other = volume.as_ref().and_then(|volume| self.other_node(&attachment, volume));
-        let leaves = volume.as_ref().is_some_and(|volume| volume.meta.is_being_deleted());
-        match step(&attachment, how.unwrap_or_default(), other.as_deref(), leaves) {
+        let volume_is_deleted =
+            volume.as_ref().is_some_and(|volume| volume.meta.is_being_deleted());
+        match step(&attachment, how.unwrap_or_default(), other.as_deref(), volume_is_deleted) {
             Step::Nothing if how == Some("hang") => return Ok(Next::After(RETRY_DELAY)),
             Step::Nothing => {}
             Step::Protect => {
@@ -349,13 +356,16 @@ mod tests {
         });
         let protected = json!({ "finalizers": [FINALIZER] });
         let internal = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
-        let leaving = [
-            (json!({}), false, Step::Refuse("PersistentVolume is marked for deletion".into())),
+        let marked = "PersistentVolume \"v\" is marked for deletion";
+        for (meta, attached, expected) in [
+            (json!({}), false, Step::Refuse(marked.into())),
             (protected.clone(), true, Step::Nothing),
             (deleted.clone(), true, Step::Release),
-        ];
-        for (meta, attached, expected) in leaving {
-            let object = json!({ "metadata": meta, "status": { "attached": attached } });
+        ] {
+            let object = json!({
+                "metadata": meta, "spec": { "source": { "persistentVolumeName": "v" } },
+                "status": { "attached": attached },
+            });
             let attachment: Attachment = serde_json::from_value(object.clone()).unwrap();
             assert_eq!(step(&attachment, "", None, true), expected, "{object}");
         }

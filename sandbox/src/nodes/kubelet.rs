@@ -26,8 +26,8 @@ use super::{NodeOptions, StandIn, Steering};
 
 const NAME: &str = "sandbox-kubelet";
 const WORKERS: usize = 8;
-/// The pause after a conflict: either the pod has changed, and its event will follow, or the conflict
-/// was a planned fault, and nothing will.
+/// The pause after a conflict. A conflict that a planned fault caused is not followed by an event, so
+/// the pod is synced again.
 const CONFLICT_DELAY: Duration = Duration::from_millis(200);
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
@@ -281,9 +281,9 @@ impl Kubelet {
     }
 
     async fn remove(&self, pod: &BoundPod, key: &ObjectKey) -> SyncResult {
-        self.record(pod, "Killing", |container| format!("Stopping container {}", container.name));
         let delete = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
         self.client.delete::<Pod>(key, delete).await?;
+        self.record(pod, "Killing", |container| format!("Stopping container {}", container.name));
         Ok(Next::Done)
     }
 

@@ -17,9 +17,9 @@ impl SteppedClock {
         SteppedClock { clock, offset_seconds: AtomicI64::new(0) }
     }
 
-    /// Sets the offset to the other clock's time.
+    /// Moves the wall-clock time from now on. Upstream: `FakeClock.Step`.
     pub fn step(&self, seconds: i64) {
-        self.offset_seconds.store(seconds, Ordering::Relaxed);
+        self.offset_seconds.fetch_add(seconds, Ordering::Relaxed);
     }
 }
 
@@ -41,5 +41,23 @@ impl Clock for SteppedClock {
 
     fn sleep(&self, duration: Duration) -> Sleep {
         self.clock.sleep(duration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube_controller_manager::clock::FakeClock;
+
+    use super::*;
+
+    #[test]
+    fn steps_add_up_and_leave_monotonic_time_alone() {
+        let begun = Timestamp::from_secs(1000);
+        let clock = SteppedClock::new(FakeClock::new(begun));
+        for (step, offset) in [(60, 60), (-90, -30), (30, 0)] {
+            clock.step(step);
+            assert_eq!(clock.now(), Timestamp::from_secs(1000 + offset));
+            assert_eq!(clock.monotonic(), Duration::ZERO);
+        }
     }
 }

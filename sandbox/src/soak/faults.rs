@@ -64,6 +64,9 @@ impl Saboteur {
         self.stop.stop();
         self.tasks.join().await;
         self.faults().clear();
+        if let Some(webhook) = self.server.webhook() {
+            webhook.delay(0, Duration::ZERO);
+        }
     }
 
     fn faults(&self) -> &Faults {
@@ -140,9 +143,8 @@ impl Saboteur {
             }
             Fault::DenyAdmission { millis } => {
                 if let Some(webhook) = self.server.webhook() {
-                    webhook.deny(true);
-                    self.wait(millis).await;
-                    return webhook.deny(false);
+                    let _denial = webhook.deny();
+                    return self.wait(millis).await;
                 }
                 self.deny().await;
                 self.wait(millis).await;
@@ -151,7 +153,7 @@ impl Saboteur {
             Fault::StepClock { seconds, millis } => {
                 self.stepped.step(seconds);
                 self.wait(millis).await;
-                self.stepped.step(0);
+                self.stepped.step(-seconds);
             }
             Fault::Node { node, millis } => {
                 let name = format!("node-{node}");

@@ -151,7 +151,7 @@ pub enum Fault {
     SlowAdmission { millis: u64, times: usize },
     /// No pod is admitted for milliseconds.
     DenyAdmission { millis: u64 },
-    /// The clock of the API server and of the nodes differs by seconds, for milliseconds.
+    /// The clock of the nodes and of the embedded API server differs by seconds, for milliseconds.
     StepClock { seconds: i64, millis: u64 },
     /// A node is dead for milliseconds.
     Node { node: usize, millis: u64 },

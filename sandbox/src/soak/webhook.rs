@@ -4,7 +4,6 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -34,15 +33,20 @@ const BODY_LIMIT_BYTES: usize = 4 << 20;
 
 /// How the webhook answers.
 #[derive(Default)]
-struct Manner {
-    denies: AtomicBool,
-    /// The next answers that come late, and by how much.
-    late: Mutex<(usize, Duration)>,
+struct Behavior {
+    /// A reference to each denial that has not ended.
+    denials: Arc<()>,
+    /// The number of answers that are still to be delayed, and the delay.
+    delayed_answers: Mutex<(usize, Duration)>,
 }
+
+/// While it exists, the webhook denies all pods.
+#[expect(dead_code, reason = "held for its count")]
+pub struct Denial(Arc<()>);
 
 /// The webhook's port.
 pub struct Webhook {
-    manner: Arc<Manner>,
+    behavior: Arc<Behavior>,
     port: HttpServer,
 }
 
@@ -58,24 +62,25 @@ impl Webhook {
         clock: &SharedClock,
         stop: &StopToken,
     ) -> Result<Webhook> {
-        let manner = Arc::<Manner>::default();
+        let behavior = Arc::<Behavior>::default();
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let handler = handler(&manner, clock);
+        let handler = handler(&behavior, clock);
         let port = HttpServer::start(any, Some(tls), handler, clock.clone(), stop.clone()).await?;
         let url = format!("https://{}/admit", port.address());
         let authority = BASE64_STANDARD.encode(fs::read(authority)?);
         client.resource(&WEBHOOKS).create::<Value>("", &configuration(&url, &authority)).await?;
-        Ok(Webhook { manner, port })
+        Ok(Webhook { behavior, port })
     }
 
-    /// Whether it denies all pods from now on.
-    pub fn deny(&self, denies: bool) {
-        self.manner.denies.store(denies, Ordering::Relaxed);
+    /// Denies all pods until all denials are dropped.
+    #[must_use]
+    pub fn deny(&self) -> Denial {
+        Denial(self.behavior.denials.clone())
     }
 
     /// The next answers come after `delay`.
     pub fn delay(&self, times: usize, delay: Duration) {
-        *self.manner.late.lock() = (times, delay);
+        *self.behavior.delayed_answers.lock() = (times, delay);
     }
 
     /// Waits for the port to close, after the stop.
@@ -84,26 +89,29 @@ impl Webhook {
     }
 }
 
-fn handler(manner: &Arc<Manner>, clock: &SharedClock) -> Handler {
-    let (manner, clock) = (manner.clone(), clock.clone());
+fn handler(behavior: &Arc<Behavior>, clock: &SharedClock) -> Handler {
+    let (behavior, clock) = (behavior.clone(), clock.clone());
     Arc::new(move |request| {
-        let (manner, clock) = (manner.clone(), clock.clone());
+        let (behavior, clock) = (behavior.clone(), clock.clone());
         Box::pin(async move {
             let Ok(body) = request.body.read(BODY_LIMIT_BYTES).await else {
                 return Response::text(400, "unreadable");
             };
             let review: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let delay = manner.delay();
+            let delay = behavior.delay();
             clock.sleep(delay).await;
-            let denies = manner.denies.load(Ordering::Relaxed);
-            Response::json(200, &answer(&review, denies))
+            Response::json(200, &answer(&review, behavior.denies()))
         })
     })
 }
 
-impl Manner {
+impl Behavior {
+    fn denies(&self) -> bool {
+        Arc::strong_count(&self.denials) > 1
+    }
+
     fn delay(&self) -> Duration {
-        let (left, delay) = &mut *self.late.lock();
+        let (left, delay) = &mut *self.delayed_answers.lock();
         if *left == 0 {
             return Duration::ZERO;
         }
@@ -160,8 +168,19 @@ mod tests {
 
     #[test]
     fn as_many_answers_are_late_as_were_asked_for() {
-        let (manner, late) = (Manner::default(), Duration::from_millis(5));
-        *manner.late.lock() = (2, late);
-        assert_eq!([(); 3].map(|()| manner.delay()), [late, late, Duration::ZERO]);
+        let (behavior, late) = (Behavior::default(), Duration::from_millis(5));
+        *behavior.delayed_answers.lock() = (2, late);
+        assert_eq!([(); 3].map(|()| behavior.delay()), [late, late, Duration::ZERO]);
+    }
+
+    #[test]
+    fn pods_are_denied_until_the_last_denial_ends() {
+        let behavior = Behavior::default();
+        let denials = [(); 2].map(|()| Denial(behavior.denials.clone()));
+        for denial in denials {
+            assert!(behavior.denies());
+            drop(denial);
+        }
+        assert!(!behavior.denies());
     }
 }

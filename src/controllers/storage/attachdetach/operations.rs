@@ -12,8 +12,8 @@ use crate::objects::{Istr, ObjectKey, Uid, VolumeAttachment};
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 /// Upstream: `maxDurationBeforeRetry`.
 const MAX_DELAY: Duration = Duration::from_secs(122);
-/// The delay before an operation of another kind than the one that failed. Without it an attach and
-/// a detach that both fail would take turns without end. Upstream: `ReconcilerLoopPeriod`.
+/// The delay before an operation of another kind than the one that failed. Without it a failing
+/// attach and a failing detach would alternate without a pause. Upstream: `ReconcilerLoopPeriod`.
 const OTHER_KIND_DELAY: Duration = Duration::from_millis(100);
 /// How long a driver may take. Upstream: `csiTimeout`.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(120);

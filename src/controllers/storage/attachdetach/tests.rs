@@ -328,7 +328,7 @@ fn a_refused_attach_is_tried_again_and_leaves_something_to_detach() {
 }
 
 #[test]
-fn an_attach_and_a_detach_that_both_fail_do_not_take_turns_without_a_pause() {
+fn a_failing_attach_and_detach_alternate_with_a_pause() {
     let mut stage = Stage::new("ReadWriteOnce");
     stage.want("p", "a");
     assert_eq!(stage.acts(), [stage.attach_act("a")]);
@@ -349,8 +349,8 @@ fn an_attach_and_a_detach_that_both_fail_do_not_take_turns_without_a_pause() {
             stage.now = plan.wake_at.expect("a retry");
         }
         acts.extend(plan.acts);
+        assert!(acts.len() <= 10, "{} acts in {:?}", acts.len(), stage.now - began);
     }
-    assert!(acts.len() <= 10, "{} acts in a second", acts.len());
     let attaches = acts.iter().filter(|act| matches!(act, Act::Attach { .. })).count();
     assert!(attaches > 0 && attaches < acts.len(), "{acts:?}");
 }
