@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_lock::OnceCell;
 use async_signal::{Signal, Signals};
 use futures_lite::StreamExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -151,14 +152,14 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         ),
         None => None,
     };
-    let at_a_time = configuration.pulls_at_a_time()?;
     let manager = Manager {
         cgroups,
+        cgroup_features: OnceCell::new(),
         dead,
         images: Images::new(
             images,
             clock.clone(),
-            at_a_time,
+            settings.max_parallel_pulls,
             credentials::Files::new(
                 &settings.root,
                 std::env::var_os("HOME").as_deref().map(Path::new),
@@ -386,7 +387,7 @@ fn make_cgroups(
     Ok(Some(Arc::new(made)))
 }
 
-/// Zero stands for the default, as upstream: a source is not read without a pause.
+/// Zero is the default (upstream: in files only).
 fn check_period(period: Option<GoDuration>) -> Duration {
     period.map(|period| period.0).filter(|period| !period.is_zero()).unwrap_or(CHECK_PERIOD)
 }
@@ -534,6 +535,14 @@ mod tests {
             socket("f", "tcp://a").err().as_deref(),
             Some("--f: \"tcp://a\" is not unix:///PATH")
         );
+    }
+
+    #[test]
+    fn sources_are_read_with_a_pause() {
+        for (period, expected) in [(None, 20), (Some(0), 20), (Some(1), 1), (Some(60), 60)] {
+            let period = period.map(|seconds| GoDuration(Duration::from_secs(seconds)));
+            assert_eq!(check_period(period), Duration::from_secs(expected), "{period:?}");
+        }
     }
 
     #[test]

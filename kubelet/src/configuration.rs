@@ -92,12 +92,12 @@ impl TryFrom<String> for GoDuration {
 }
 
 impl Configuration {
-    /// The number of pulls at a time; `None`: no limit.
+    /// The most parallel pulls; `None`: no limit.
     /// Upstream: `SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`.
     ///
     /// # Errors
     /// One line that names the field.
-    pub fn pulls_at_a_time(&self) -> Result<Option<usize>, String> {
+    pub fn max_parallel_pulls(&self) -> Result<Option<usize>, String> {
         let max = self.max_parallel_image_pulls;
         if let Some(max) = max.filter(|max| *max < 1) {
             return Err(format!("maxParallelImagePulls {max} must be a positive number"));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn pulls_at_a_time_follow_both_fields() {
+    fn max_parallel_pulls_follow_both_fields() {
         let positive = "maxParallelImagePulls 0 must be a positive number";
         let conflict = "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls \
                         (--serialize-image-pulls) is set to false";
@@ -333,7 +333,7 @@ mod tests {
                 ..Configuration::default()
             };
             let expected = expected.map_err(str::to_owned);
-            assert_eq!(configuration.pulls_at_a_time(), expected, "{is_serial:?} {max:?}");
+            assert_eq!(configuration.max_parallel_pulls(), expected, "{is_serial:?} {max:?}");
         }
     }
 

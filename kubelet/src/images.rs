@@ -11,7 +11,7 @@ use kube_controller_manager::task;
 
 use crate::credential_plugins::Plugins;
 use crate::credentials::{self, Files, Keyring};
-use crate::cri::{ImageService, api, chain};
+use crate::cri::{Code, Error, ImageService, api, chain};
 use crate::events;
 use crate::metrics;
 use crate::pod::{Pod, PodExt};
@@ -40,16 +40,74 @@ pub struct Present {
 pub struct Images {
     service: ImageService,
     clock: SharedClock,
-    backoff: parking_lot::Mutex<Backoff>,
-    /// Why the last pull failed, by the key of its back-off. Upstream: `prevPullErrMsg`.
-    faults: parking_lot::Mutex<HashMap<String, String>>,
-    /// A permit for each pull at a time; without it their number has no limit.
+    failures: parking_lot::Mutex<Failures>,
+    /// A permit for each of the parallel pulls; without it their number has no limit.
     permits: Option<Semaphore>,
     /// Credentials of the node, from files and from programs.
     files: Files,
     plugins: Option<Plugins>,
     /// The credentials of a pod's own `imagePullSecrets`, which come first.
     pull_secrets: Option<PullSecrets>,
+}
+
+/// Failed pulls by a pod's uid and an image. Both maps have the same keys.
+struct Failures {
+    backoff: Backoff,
+    /// Upstream: `prevPullErrMsg`.
+    last_pull_errors: HashMap<String, String>,
+}
+
+impl Failures {
+    fn new() -> Failures {
+        let backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
+        Failures { backoff, last_pull_errors: HashMap::new() }
+    }
+
+    /// The last error of a pull that has to wait; `None`: it need not wait.
+    fn last_error(&self, key: &str, now: Duration) -> Option<&str> {
+        let error = self.last_pull_errors.get(key).map(String::as_str);
+        error.filter(|_| self.backoff.is_waiting(key, now))
+    }
+
+    fn add(&mut self, key: &str, error: String, now: Duration) {
+        self.backoff.next(key, now, now);
+        self.last_pull_errors.insert(key.to_owned(), error);
+        self.remove_expired(now);
+    }
+
+    fn reset(&mut self, key: &str, now: Duration) {
+        self.backoff.reset(key);
+        self.remove_expired(now);
+    }
+
+    fn remove_expired(&mut self, now: Duration) {
+        self.backoff.remove_expired(now);
+        self.last_pull_errors.retain(|key, _| self.backoff.delay(key).is_some());
+    }
+}
+
+/// The reason for which a container waits after a failed pull, from the runtime's error.
+/// Upstream: `evalCRIPullErr`.
+fn failed_pull(image: &str, error: &str) -> Waiting {
+    for (reason, cause) in [
+        ("RegistryUnavailable", "the registry is unavailable"),
+        ("SignatureValidationFailed", "the signature validation failed"),
+    ] {
+        if let Some(details) = error.strip_prefix(reason) {
+            let message = format!("image pull failed for {image} because {cause}{details}");
+            return Waiting { reason, message };
+        }
+    }
+    Waiting { reason: "ErrImagePull", message: error.to_owned() }
+}
+
+/// An error of the code Unknown is its message, which may start with the reason of [`failed_pull`].
+/// Upstream: `remoteImageService.PullImage`.
+fn pull_error(error: &Error) -> String {
+    match error {
+        Error::Status { code: Code::Other(2), message, .. } => message.clone(),
+        _ => chain(error),
+    }
 }
 
 /// Answers with the credentials of a pod's `imagePullSecrets`. Blocks.
@@ -90,21 +148,19 @@ fn plan(policy: Option<&str>, is_present: bool) -> Plan {
 }
 
 impl Images {
-    /// `at_a_time`: the number of pulls, `None`: no limit.
+    /// `max_parallel_pulls`: `None`: no limit.
     pub fn new(
         service: ImageService,
         clock: SharedClock,
-        at_a_time: Option<usize>,
+        max_parallel_pulls: Option<usize>,
         files: Files,
         plugins: Option<Plugins>,
     ) -> Images {
-        let backoff = parking_lot::Mutex::new(Backoff::new(BACKOFF.0, BACKOFF.1));
         Images {
             service,
             clock,
-            backoff,
-            faults: parking_lot::Mutex::default(),
-            permits: at_a_time.map(Semaphore::new),
+            failures: Failures::new().into(),
+            permits: max_parallel_pulls.map(Semaphore::new),
             files,
             plugins,
             pull_secrets: None,
@@ -169,12 +225,11 @@ impl Images {
         }
         let key = format!("{}_{name}", pod.uid());
         let now = self.clock.monotonic();
-        if self.backoff.lock().is_waiting(&key, now) {
-            let mut message = format!("Back-off pulling image {name:?}");
+        let last_error = self.failures.lock().last_error(&key, now).map(str::to_owned);
+        if let Some(last_error) = last_error {
+            let message = format!("Back-off pulling image {name:?}");
             events::normal(pod, container_name, "BackOff", &message);
-            if let Some(fault) = self.faults.lock().get(&key) {
-                message.push_str(&format!(": {fault}"));
-            }
+            let message = format!("{message}: {last_error}");
             return Err(Waiting { reason: "ImagePullBackOff", message });
         }
         self.pull(pod, container_name, &spec, sandbox, &key).await
@@ -196,22 +251,17 @@ impl Images {
             None => None,
         };
         let begin_own = self.clock.monotonic();
-        let failed = |message: String| {
-            let now = self.clock.monotonic();
-            self.backoff.lock().next(key, now, now);
-            self.faults.lock().insert(key.to_owned(), format!("ErrImagePull: {message}"));
-            let text = format!("Failed to pull image {name:?}: {message}");
+        let failed = |error: String| {
+            let waiting = failed_pull(name, &error);
+            let last_error = format!("{}: {}", waiting.reason, waiting.message);
+            self.failures.lock().add(key, last_error, self.clock.monotonic());
+            let text = format!("Failed to pull image {name:?}: {error}");
             events::warning(pod, container, "Failed", text);
-            Waiting { reason: "ErrImagePull", message }
+            waiting
         };
         let pulled = self.pull_with_any(pod, spec, sandbox).await.map_err(failed)?;
-        {
-            let mut backoff = self.backoff.lock();
-            backoff.reset(key);
-            backoff.remove_expired(self.clock.monotonic());
-            self.faults.lock().retain(|key, _| backoff.delay(key).is_some());
-        }
         let now = self.clock.monotonic();
+        self.failures.lock().reset(key, now);
         let millis = |since: Duration| Duration::from_millis((now - since).as_millis() as u64);
         let all = millis(begin);
         let (own_text, all_text) = (show_duration(millis(begin_own)), show_duration(all));
@@ -256,7 +306,7 @@ impl Images {
         for auth in found.chain(without.then_some(None)) {
             match self.service.pull_image(request(auth)).await {
                 Ok(pulled) => return Ok(pulled),
-                Err(error) => faults.push(chain(&error)),
+                Err(error) => faults.push(pull_error(&error)),
             }
         }
         faults.dedup();
@@ -284,6 +334,59 @@ impl Images {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_pulls_wait_with_their_last_error_until_they_expire() {
+        let seconds = Duration::from_secs;
+        let mut failures = Failures::new();
+        let count = |failures: &Failures| failures.last_pull_errors.len();
+        assert_eq!(failures.last_error("a", seconds(0)), None);
+        failures.add("a", "one".to_owned(), seconds(0));
+        failures.add("b", "two".to_owned(), seconds(1));
+        assert_eq!(failures.last_error("a", seconds(9)), Some("one"));
+        assert_eq!(failures.last_error("a", seconds(10)), None);
+        failures.add("a", "three".to_owned(), seconds(10));
+        assert_eq!(failures.last_error("a", seconds(29)), Some("three"));
+        assert_eq!(count(&failures), 2);
+        // The end of another pull removes what has expired: after a failure, and after a success.
+        failures.add("c", "four".to_owned(), seconds(605));
+        assert_eq!((count(&failures), failures.backoff.delay("b")), (2, None));
+        failures.reset("d", seconds(612));
+        assert_eq!((count(&failures), failures.backoff.delay("a")), (1, None));
+        failures.reset("c", seconds(612));
+        assert_eq!((count(&failures), failures.backoff.delay("c")), (0, None));
+    }
+
+    #[test]
+    fn reason_of_a_failed_pull_is_that_of_the_runtime() {
+        let unknown = |message: &str| Error::Status {
+            method: "PullImage",
+            code: Code::Other(2),
+            message: message.to_owned(),
+        };
+        let not_found = Error::Status {
+            method: "PullImage",
+            code: Code::NotFound,
+            message: "RegistryUnavailable".to_owned(),
+        };
+        for (error, reason, message) in [
+            (
+                unknown("RegistryUnavailable: dial"),
+                "RegistryUnavailable",
+                "image pull failed for i:1 because the registry is unavailable: dial",
+            ),
+            (
+                unknown("SignatureValidationFailed"),
+                "SignatureValidationFailed",
+                "image pull failed for i:1 because the signature validation failed",
+            ),
+            (unknown("no space"), "ErrImagePull", "no space"),
+            (not_found, "ErrImagePull", "PullImage: RegistryUnavailable"),
+        ] {
+            let expected = Waiting { reason, message: message.to_owned() };
+            assert_eq!(failed_pull("i:1", &pull_error(&error)), expected);
+        }
+    }
 
     #[test]
     fn policy_decides_by_presence() {

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_lock::OnceCell;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task;
@@ -67,6 +68,8 @@ pub struct Manager {
     pub dead: garbage::Policy,
     /// Cgroups by class; `None`: each pod has its own below `cgroup_root`.
     pub cgroups: Option<Arc<Cgroups>>,
+    /// Of the machine's cgroups; read before the first start of a container.
+    pub cgroup_features: OnceCell<cgroups::Features>,
 }
 
 /// The outcome of a sync.
@@ -467,6 +470,8 @@ impl Manager {
             mounts.push(mount(path, &file));
             task::blocking(move || make_message_file(&file)).await?;
         }
+        let detect = || task::blocking(cgroups::Features::detect);
+        let features = self.cgroup_features.get_or_init(detect).await;
         let site = ContainerSite {
             restart_count,
             image_ref: &image.id,
@@ -476,7 +481,8 @@ impl Manager {
             memory_bytes: self.node.memory_bytes,
             seccomp: &self.folders.root.join("seccomp"),
             has_app_armor: has_app_armor(),
-            cgroup_files: cgroups::container_files(),
+            unified: features.unified(),
+            limits_memory_and_swap: features.limits_memory_and_swap(),
         };
         self.check_features(pod, container).await?;
         spec::container(pod, container, site)

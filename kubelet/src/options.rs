@@ -32,6 +32,8 @@ pub struct Settings {
     /// The configuration of credential providers, and the folder of their programs.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
     pub dead_containers: DeadContainers,
+    /// `None`: no limit.
+    pub max_parallel_pulls: Option<usize>,
     pub configuration: Configuration,
 }
 
@@ -171,6 +173,7 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     Ok(Command::Run(Box::new(Settings {
         credential_providers,
         dead_containers,
+        max_parallel_pulls: configuration.max_parallel_pulls()?,
         hostname: text("hostname-override"),
         node_ip: text("node-ip"),
         kubeconfig: text("kubeconfig").map(PathBuf::from),
@@ -394,6 +397,20 @@ mod tests {
         assert_eq!(headers["A"], ["b"]);
         assert_eq!(headers["C"], ["d"]);
         assert_eq!(settings.configuration.serialize_image_pulls, Some(true));
+    }
+
+    #[test]
+    fn pulls_are_validated_with_flags_over_the_file() {
+        let file = std::env::temp_dir().join(format!("kubelet-pulls-{}.yaml", std::process::id()));
+        let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+                    maxParallelImagePulls: 2\n";
+        std::fs::write(&file, text).expect("a file");
+        let config = format!("--config={}", file.display());
+        let settings = run(&[&config]).expect("settings");
+        assert_eq!(settings.max_parallel_pulls, Some(2));
+        let fault = run(&[&config, "--serialize-image-pulls=true"]).expect_err("a conflict");
+        assert!(fault.starts_with("maxParallelImagePulls cannot be larger than 1"), "{fault}");
+        std::fs::remove_file(&file).expect("removed");
     }
 
     #[test]

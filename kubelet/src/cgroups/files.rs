@@ -101,19 +101,61 @@ impl Hierarchy {
         self.folders(path).iter().all(|folder| folder.is_dir())
     }
 
-    /// Makes a cgroup, with those above it, and sets its limits.
+    /// Makes a cgroup, with those above it, and sets its limits. After an error the folders that it
+    /// has made are removed: a pod whose cgroup exists is not given limits again.
     ///
     /// # Errors
     /// With the path that cannot be made or written.
     pub fn make(&self, path: &str, resources: &Resources) -> io::Result<()> {
+        let mut new = Vec::new();
+        let made = self.make_folders(path, &mut new).and_then(|()| self.limit(path, resources));
+        if made.is_err() {
+            for folder in new.iter().rev() {
+                if let Err(error) = fs::remove_dir(folder) {
+                    log::debug!("{}: {error}", folder.display());
+                }
+            }
+        }
+        made
+    }
+
+    /// Makes the folders of a cgroup and those above it, and appends each one that is new to `new`.
+    fn make_folders(&self, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()> {
         match self {
             Hierarchy::V1 { mounts } => {
                 for (controller, root) in mounts {
-                    make_below(root, path, |folder| match controller.as_str() {
-                        "cpuset" => inherit_cpuset(folder),
-                        _ => Ok(()),
-                    })?;
+                    let first = new.len();
+                    make_below(root, path, new)?;
+                    if controller == "cpuset" {
+                        new[first..].iter().try_for_each(|folder| inherit_cpuset(folder))?;
+                    }
                 }
+                Ok(())
+            }
+            Hierarchy::V2 { root } => {
+                make_below(root, path, new)?;
+                let available = fs::read_to_string(root.join("cgroup.controllers"));
+                let available = available.unwrap_or_default();
+                let controllers: Vec<String> = CONTROLLERS
+                    .into_iter()
+                    .filter(|name| available.split_whitespace().any(|found| found == *name))
+                    .map(|name| format!("+{name}"))
+                    .collect();
+                if !controllers.is_empty() {
+                    let folder = below(root, path);
+                    let mut parents: Vec<&Path> = folder.ancestors().skip(1).collect();
+                    parents.retain(|parent| parent.starts_with(root));
+                    // An existing ancestor may have no controllers enabled.
+                    parents.into_iter().rev().for_each(|parent| enable(parent, &controllers));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn limit(&self, path: &str, resources: &Resources) -> io::Result<()> {
+        match self {
+            Hierarchy::V1 { mounts } => {
                 for (controller, file, content) in resources.v1() {
                     if let Some(root) = mounts.get(controller) {
                         write(&below(root, path).join(file), &content)?;
@@ -122,26 +164,23 @@ impl Hierarchy {
                 Ok(())
             }
             Hierarchy::V2 { root } => {
-                let available = fs::read_to_string(root.join("cgroup.controllers"));
-                let available = available.unwrap_or_default();
-                let enabled: Vec<String> = CONTROLLERS
-                    .into_iter()
-                    .filter(|name| available.split_whitespace().any(|found| found == *name))
-                    .map(|name| format!("+{name}"))
-                    .collect();
-                make_below(root, path, |_| Ok(()))?;
-                // A cgroup that exists may come from somebody who has enabled nothing.
                 let folder = below(root, path);
-                let mut parents: Vec<&Path> = folder.ancestors().skip(1).collect();
-                parents.retain(|parent| parent.starts_with(root) && !enabled.is_empty());
-                parents.into_iter().rev().try_for_each(|parent| {
-                    write(&parent.join("cgroup.subtree_control"), &enabled.join(" "))
-                })?;
-                resources
-                    .v2()
-                    .into_iter()
-                    .try_for_each(|(file, text)| write(&folder.join(file), &text))
+                let mut files = resources.v2().into_iter();
+                files.try_for_each(|(file, text)| write(&folder.join(file), &text))
             }
+        }
+    }
+}
+
+/// Enables the controllers, of the form `+cpu`, in the children of a cgroup; as many as can be.
+/// Where a missing one matters, the limit cannot be written. Upstream: `fs2.CreateCgroupPath`.
+fn enable(folder: &Path, controllers: &[String]) {
+    let file = folder.join("cgroup.subtree_control");
+    let Err(error) = write(&file, &controllers.join(" ")) else { return };
+    log::debug!("{error}; controllers are enabled one by one");
+    for controller in controllers {
+        if let Err(error) = write(&file, controller) {
+            log::debug!("{error}");
         }
     }
 }
@@ -150,12 +189,8 @@ fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
 
-/// Makes each folder of a path; `prepare` is called with each new one.
-fn make_below(
-    root: &Path,
-    path: &str,
-    prepare: impl Fn(&Path) -> io::Result<()>,
-) -> io::Result<()> {
+/// Makes each folder of a path, and appends those that are new to `new`.
+fn make_below(root: &Path, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()> {
     let text = |folder: &Path, error: io::Error| {
         io::Error::new(error.kind(), format!("{}: {error}", folder.display()))
     };
@@ -165,7 +200,7 @@ fn make_below(
     for part in path.split('/').filter(|part| !part.is_empty()) {
         folder.push(part);
         match fs::create_dir(&folder) {
-            Ok(()) => prepare(&folder)?,
+            Ok(()) => new.push(folder.clone()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(text(&folder, error)),
         }
@@ -217,5 +252,56 @@ mod tests {
         assert_eq!(Hierarchy::of(two), Some(Hierarchy::V2 { root: ROOT.into() }));
         assert_eq!(Hierarchy::of("31 23 0:28 / /sys rw - sysfs sysfs rw\n"), None);
         assert_eq!(Hierarchy::of("x"), None);
+    }
+
+    /// A folder of its own for a test; the test removes it.
+    fn folder(test: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("kubelet-{test}-{}", std::process::id()))
+    }
+
+    fn resources() -> Resources {
+        Resources { cpu_shares: Some(2), memory: Some(4096), ..Resources::default() }
+    }
+
+    #[test]
+    fn controllers_are_enabled_in_each_ancestor_where_they_can_be() {
+        let root = folder("enable");
+        // The file of the ancestor `a` cannot be written.
+        fs::create_dir_all(root.join("a/cgroup.subtree_control")).expect("folders");
+        fs::write(root.join("cgroup.controllers"), "cpuset cpu misc memory\n").expect("a file");
+        let hierarchy = Hierarchy::V2 { root: root.clone() };
+        hierarchy.make("/a/b/c", &resources()).expect("made");
+        let read = |file: &str| fs::read_to_string(root.join(file)).expect(file);
+        for parent in ["", "a/b/"] {
+            let file = format!("{parent}cgroup.subtree_control");
+            assert_eq!(read(&file), "+cpu +memory +cpuset", "{file}");
+        }
+        assert!(!root.join("a/b/c/cgroup.subtree_control").exists());
+        assert_eq!(read("a/b/c/memory.max"), "4096");
+        fs::remove_dir_all(&root).expect("removed");
+    }
+
+    #[test]
+    fn new_folders_are_removed_when_limits_cannot_be_written() {
+        let root = folder("limits");
+        // The kernel accepts the path of the folder (at most 4095 bytes), but not those of its files.
+        let mut path = "/old/new".to_owned();
+        while root.as_os_str().len() + "/memory".len() + path.len() < 4086 {
+            let rest = 4090 - root.as_os_str().len() - "/memory".len() - path.len();
+            path.push_str(&format!("/{}", "x".repeat(rest.min(200) - 1)));
+        }
+        for (hierarchy, mounts) in [
+            (Hierarchy::v1_for_tests(&root, &["cpuset", "memory"]), &["cpuset", "memory"][..]),
+            (Hierarchy::V2 { root: root.join("memory") }, &["memory"]),
+        ] {
+            for mount in mounts {
+                fs::create_dir_all(root.join(mount).join("old")).expect("folders");
+            }
+            let error = hierarchy.make(&path, &resources()).expect_err("no limits");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidFilename, "{error}");
+            assert!(hierarchy.exists("/old"));
+            assert!(hierarchy.folders("/old/new").iter().all(|folder| !folder.exists()));
+        }
+        fs::remove_dir_all(&root).expect("removed");
     }
 }

@@ -227,21 +227,50 @@ fn remove_tree(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The files of a container's cgroup that its limits do not name, in version 2: at the limit of
-/// memory its processes end together, and it has no swap. Upstream: `singleProcessOOMKill`,
-/// `ConfigureNoSwap`.
-pub fn container_files() -> HashMap<String, String> {
-    let root = match Hierarchy::detect() {
-        Ok(Hierarchy::V2 { root }) => root,
-        _ => return HashMap::new(),
-    };
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    // The root has no such file, as a kernel without swap.
-    let has_swap = root.join(own).join("memory.swap.max").exists();
-    let files = [("memory.oom.group", "1", true), ("memory.swap.max", "0", has_swap)];
-    let present = files.into_iter().filter(|(_, _, is_present)| *is_present);
-    present.map(|(file, content, _)| (file.to_owned(), content.to_owned())).collect()
+/// What the mounted cgroups can limit for containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    pub is_v2: bool,
+    /// Whether swap has a file. Upstream: `checkSwapControllerAvailability`.
+    pub has_swap_file: bool,
+}
+
+impl Features {
+    /// The machine's. Blocks. Call it when cgroups have been made: that enables the controller of
+    /// memory in version 2.
+    pub fn detect() -> Features {
+        // The root cgroup, and kernels without swap accounting, have no such file.
+        let (is_v2, file) = match Hierarchy::detect() {
+            Ok(Hierarchy::V1 { mounts }) => {
+                (false, mounts.get("memory").map(|root| root.join("memory.memsw.limit_in_bytes")))
+            }
+            Ok(Hierarchy::V2 { root }) => {
+                let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+                let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+                (true, Some(root.join(own.unwrap_or_default()).join("memory.swap.max")))
+            }
+            Err(_) => (false, None),
+        };
+        Features { is_v2, has_swap_file: file.is_some_and(|file| file.exists()) }
+    }
+
+    /// Entries of `unified` for containers in version 2: the kernel kills all processes of a
+    /// container at its memory limit, and the container gets no swap.
+    /// Upstream: `singleProcessOOMKill`, `ConfigureNoSwap`.
+    pub fn unified(self) -> HashMap<String, String> {
+        let entries = [
+            ("memory.oom.group", "1", self.is_v2),
+            ("memory.swap.max", "0", self.is_v2 && self.has_swap_file),
+        ];
+        let present = entries.into_iter().filter(|(_, _, is_present)| *is_present);
+        present.map(|(file, content, _)| (file.to_owned(), content.to_owned())).collect()
+    }
+
+    /// Whether a container's limit of memory is its limit of memory and swap too: its swap in
+    /// version 1. Upstream: `ConfigureNoSwap`.
+    pub fn limits_memory_and_swap(self) -> bool {
+        !self.is_v2 && self.has_swap_file
+    }
 }
 
 /// The most processes of the machine. Upstream: `pidlimit.Stats`.
@@ -266,6 +295,22 @@ mod tests {
             ]},
         }))
         .expect("a pod")
+    }
+
+    #[test]
+    fn containers_have_no_swap_where_it_is_limited() {
+        let (group, swap) = (("memory.oom.group", "1"), ("memory.swap.max", "0"));
+        for (is_v2, has_swap_file, expected, both) in [
+            (false, false, &[][..], false),
+            (false, true, &[], true),
+            (true, false, &[group], false),
+            (true, true, &[group, swap], false),
+        ] {
+            let features = Features { is_v2, has_swap_file };
+            let expected = expected.iter().map(|(file, text)| (file.to_string(), text.to_string()));
+            assert_eq!(features.unified(), expected.collect(), "{features:?}");
+            assert_eq!(features.limits_memory_and_swap(), both, "{features:?}");
+        }
     }
 
     #[test]

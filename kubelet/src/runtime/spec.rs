@@ -183,8 +183,10 @@ pub struct ContainerSite<'a> {
     pub seccomp: &'a Path,
     /// Whether the machine has AppArmor.
     pub has_app_armor: bool,
-    /// More files of the container's cgroup, with their contents.
-    pub cgroup_files: HashMap<String, String>,
+    /// More files of the container's cgroup in version 2, with their contents.
+    pub unified: HashMap<String, String>,
+    /// Whether the limit of memory is that of memory and swap too, in version 1.
+    pub limits_memory_and_swap: bool,
 }
 
 /// The definition of a container.
@@ -206,6 +208,11 @@ pub fn container(
         seccomp: site.seccomp,
         has_app_armor: site.has_app_armor,
     };
+    let mut resources = resources(pod, container, site.memory_bytes);
+    resources.unified = site.unified;
+    if site.limits_memory_and_swap {
+        resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
+    }
     Ok(api::ContainerConfig {
         metadata: Some(api::ContainerMetadata {
             name: container.name.clone(),
@@ -232,10 +239,7 @@ pub fn container(
         stdin_once: container.stdin_once.unwrap_or_default(),
         tty: container.tty.unwrap_or_default(),
         linux: Some(api::LinuxContainerConfig {
-            resources: Some(api::LinuxContainerResources {
-                unified: site.cgroup_files,
-                ..resources(pod, container, site.memory_bytes)
-            }),
+            resources: Some(resources),
             security_context: Some(security(pod, container, &guards)?),
         }),
         ..Default::default()
@@ -536,6 +540,36 @@ mod tests {
         let missing = json!({"seccompProfile": {"type": "Localhost"}});
         let fault = "localhostProfile must be set if seccompProfile type is Localhost.";
         assert_eq!(kind(own(missing, json!({}))), Err(fault.to_owned()));
+    }
+
+    #[test]
+    fn limit_of_memory_and_swap_is_that_of_memory() {
+        for (limits_memory_and_swap, limits, expected) in [
+            (true, json!({"memory": "1Mi"}), (1 << 20, 1 << 20)),
+            (true, json!({}), (0, 0)),
+            (false, json!({"memory": "1Mi"}), (1 << 20, 0)),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"spec": {"containers":
+                [{"name": "c", "resources": {"limits": limits}}]}}))
+            .expect("a pod");
+            let site = ContainerSite {
+                restart_count: 0,
+                image_ref: "i",
+                image_uid: None,
+                environment: Vec::new(),
+                mounts: Vec::new(),
+                memory_bytes: 1 << 30,
+                seccomp: Path::new("/seccomp"),
+                has_app_armor: false,
+                unified: [("memory.oom.group".to_owned(), "1".to_owned())].into(),
+                limits_memory_and_swap,
+            };
+            let config = container(&pod, &pod.spec().containers[0], site).expect("a definition");
+            let found = config.linux.and_then(|linux| linux.resources).expect("resources");
+            let limits = (found.memory_limit_in_bytes, found.memory_swap_limit_in_bytes);
+            assert_eq!(limits, expected, "{limits_memory_and_swap}");
+            assert_eq!(found.unified["memory.oom.group"], "1");
+        }
     }
 
     #[test]

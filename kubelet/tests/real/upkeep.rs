@@ -207,6 +207,11 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
         let id = status["containerID"].as_str().expect("an id").trim_start_matches("containerd://");
         let limit = cgroup(&node, &format!("{whole}/{id}"), memory, "memory.max");
         assert_eq!(limit.as_deref(), Some("33554432"), "{status:#}");
+        // There is no file where the kernel does not count swap.
+        let swap = ("memory", "memory.memsw.limit_in_bytes");
+        let swap = cgroup(&node, &format!("{whole}/{id}"), swap, "memory.swap.max");
+        let no_swap = if is_v2 { "0" } else { "33554432" };
+        assert!(swap.as_deref().is_none_or(|swap| swap == no_swap), "{swap:?}");
     }
     // The container is in the pod's cgroup.
     let id = limited["status"]["containerStatuses"][0]["containerID"].as_str().expect("an id");
