@@ -95,6 +95,30 @@ fn a_claim_stays_while_a_pod_uses_it() {
     });
 }
 
+/// A StatefulSet that deletes claims when it is scaled down makes its pods their owners.
+#[test]
+fn a_pod_and_the_claim_that_it_owns_do_not_wait_for_each_other() {
+    everywhere("pvcowner", async |env| {
+        let manager = env.manager("manager", &[]);
+        let [owner, owned] = ["owner", "owned"].map(|name| ObjectKey::new("default", name));
+        let volume = json!({ "name": "data", "persistentVolumeClaim": { "claimName": "owned" } });
+        let mut owner_pod = pod("owner", volume);
+        owner_pod["spec"]["nodeName"] = json!("node-0");
+        let uid = create(&env.client, owner_pod).await["metadata"]["uid"].take();
+        let mut claim = claim("owned", None);
+        claim["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": uid,
+            "controller": true, "blockOwnerDeletion": true,
+        }]);
+        create(&env.client, claim).await;
+        protected::<PersistentVolumeClaim>(env, &owned, "kubernetes.io/pvc-protection").await;
+        env.client.delete::<Pod>(&owner, Delete::foreground()).await.expect("delete");
+        gone::<Pod>(env, &owner).await;
+        gone::<PersistentVolumeClaim>(env, &owned).await;
+        drop(manager);
+    });
+}
+
 #[test]
 fn a_volume_stays_while_it_is_bound() {
     everywhere("pvprotection", async |env| {

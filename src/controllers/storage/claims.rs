@@ -23,15 +23,14 @@ pub fn pods_of(pods: &Lister<Pod>, claim: &ObjectKey) -> Vec<std::sync::Arc<Pod>
     pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone()))
 }
 
-/// Whether one of the pod's volumes is `claim`. An ephemeral volume counts only if `ephemeral` is
-/// true and the claim was made for this pod.
-pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim, ephemeral: bool) -> bool {
+/// Whether one of the pod's volumes is `claim`. An ephemeral volume counts only if the claim was made
+/// for this pod.
+pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     pod.meta.namespace == claim.meta.namespace
         && pod.spec.shape.claims.iter().any(|volume| match &volume.claim {
             ClaimSource::Existing(name) => *name == *claim.meta.name,
             ClaimSource::Ephemeral => {
-                ephemeral
-                    && is_named_after(&claim.meta.name, &pod.meta.name, &volume.volume)
+                is_named_after(&claim.meta.name, &pod.meta.name, &volume.volume)
                     && claim.meta.is_controlled_by(&pod.meta.uid)
             }
         })
@@ -66,19 +65,18 @@ mod tests {
                 json!({ "namespace": namespace, "name": name, "ownerReferences": owner });
             serde_json::from_value(json!({ "metadata": metadata })).unwrap()
         };
-        // The claim; whether it is used, without and with ephemeral ones.
+        // The claim; whether it is used.
         for (namespace, name, owner, used) in [
-            ("ns", "given", "other", (true, true)),
-            ("other", "given", "other", (false, false)),
-            ("ns", "p-b", "u", (false, true)),
-            ("ns", "p-b", "other", (false, false)),
-            ("ns", "p-a", "u", (false, false)),
-            ("ns", "pb", "u", (false, false)),
-            ("ns", "p-bb", "u", (false, false)),
+            ("ns", "given", "other", true),
+            ("other", "given", "other", false),
+            ("ns", "p-b", "u", true),
+            ("ns", "p-b", "other", false),
+            ("ns", "p-a", "u", false),
+            ("ns", "pb", "u", false),
+            ("ns", "p-bb", "u", false),
         ] {
             let claim = claim(namespace, name, owner);
-            let found = (uses(&pod, &claim, false), uses(&pod, &claim, true));
-            assert_eq!(found, used, "{namespace}/{name} of {owner}");
+            assert_eq!(uses(&pod, &claim), used, "{namespace}/{name} of {owner}");
         }
     }
 }

@@ -61,15 +61,17 @@ fn queue_claims(pod: &Pod, queue: &Queue) {
 /// Whether `pod` keeps a claim from being deleted. A kubelet does not start a pod with a claim that
 /// is being deleted, so only a pod that has a node counts. Upstream: `podUsesPVCForDeletion`.
 fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    // The kubelet has ended it, or it was deleted by force. It may itself wait for its claim.
+    // The kubelet has ended it, or it was deleted by force. In a foreground deletion it waits for the
+    // claims that it owns. Upstream frees only those of ephemeral volumes.
     let is_shut_down =
         pod.meta.is_being_deleted() && pod.meta.deletion_grace_period_seconds == Some(0.into());
-    !pod.spec.node_name.is_empty() && uses(pod, claim, !is_shut_down)
+    let is_owner = || claim.meta.owners().iter().any(|owner| owner.uid == pod.meta.uid);
+    !pod.spec.node_name.is_empty() && uses(pod, claim) && !(is_shut_down && is_owner())
 }
 
 /// Whether `pod` counts for the condition Unused. Upstream: `podUsesPVCForUnusedSince`.
 fn counts_as_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    !pod.is_terminated() && uses(pod, claim, true)
+    !pod.is_terminated() && uses(pod, claim)
 }
 
 struct PvcProtection {
@@ -229,15 +231,16 @@ mod tests {
             "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0,
         });
         let (plain, own) = (claim("plain", None), claim("p-tmp", Some("pod")));
-        let foreign = claim("p-tmp", Some("another"));
-        // The pod; then whether it keeps the claim, its own ephemeral one, and another pod's.
+        let (foreign, owned) = (claim("p-tmp", Some("another")), claim("plain", Some("pod")));
+        // The pod; then whether it keeps the claim, its own ephemeral one, another pod's, and one
+        // that it owns.
         for (spec, meta, kept, what) in [
-            (&on_node, json!({}), [true, true, false], "runs"),
-            (&pending, json!({}), [false, false, false], "has no node"),
-            (&on_node, shut_down.clone(), [true, false, false], "is shut down"),
+            (&on_node, json!({}), [true, true, false, true], "runs"),
+            (&pending, json!({}), [false; 4], "has no node"),
+            (&on_node, shut_down.clone(), [true, false, false, false], "is shut down"),
         ] {
             let pod = pod(spec.clone(), meta, json!({}));
-            let found = [&plain, &own, &foreign].map(|claim| keeps(&pod, claim));
+            let found = [&plain, &own, &foreign, &owned].map(|claim| keeps(&pod, claim));
             assert_eq!(found, kept, "{what}");
         }
         assert!(!keeps(&pod(on_node, json!({}), json!({})), &claim("dir", None)));
