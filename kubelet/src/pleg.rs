@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use futures_lite::future::try_zip;
+
 use crate::cri::{Error, RuntimeService, api};
 use crate::pod::Uid;
 use crate::runtime::labels::POD_UID;
@@ -24,8 +26,10 @@ impl Snapshot {
     /// # Errors
     /// When a call fails.
     pub async fn read(runtime: &RuntimeService) -> Result<Snapshot, Error> {
-        let sandboxes = runtime.list_pod_sandbox(api::ListPodSandboxRequest::default()).await?;
-        let containers = runtime.list_containers(api::ListContainersRequest::default()).await?;
+        // Both at once: the thread is woken for both answers together.
+        let sandboxes = runtime.list_pod_sandbox(api::ListPodSandboxRequest::default());
+        let containers = runtime.list_containers(api::ListContainersRequest::default());
+        let (sandboxes, containers) = try_zip(sandboxes, containers).await?;
         let mut snapshot = Snapshot::default();
         for sandbox in sandboxes.items {
             let is_ready = sandbox.state == api::PodSandboxState::SandboxReady as i32;
