@@ -1,14 +1,16 @@
 //! Usage of ResourceQuotas.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
+use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceQuota, ResourceType};
 use kube_controller_manager::options::Options;
-use kube_controller_manager::task::spawn;
+use kube_controller_manager::task::{StopToken, Task, spawn};
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
@@ -234,6 +236,33 @@ fn the_next_pass_corrects_a_wrong_count() {
     });
 }
 
+/// A quota controller in this process.
+struct Counting {
+    clock: Arc<FakeClock>,
+    factory: SharedInformerFactory,
+    stop: StopToken,
+    running: Task<()>,
+}
+
+impl Counting {
+    /// `resource_quota_sync_period`: with zero there are no full passes, and changes alone cause counts.
+    fn start(env: &Env, resource_quota_sync_period: Duration) -> Counting {
+        let clock = FakeClock::new(env.clock.now());
+        let options = Options { resource_quota_sync_period, ..Options::default() };
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
+        let controller = controller_of("resourcequota-controller", &cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        Counting { clock, factory, stop, running }
+    }
+
+    async fn end(self) {
+        self.stop.stop();
+        self.running.await;
+        self.factory.shutdown().await;
+    }
+}
+
 #[test]
 fn a_charged_pod_that_the_cache_lacks_stays_counted() {
     Env::run("quota-behind", async |env| {
@@ -242,13 +271,7 @@ fn a_charged_pod_that_the_cache_lacks_stays_counted() {
         create(client, quota("all", json!({ "hard": { "count/configmaps": "9", "pods": "9" } })))
             .await;
         create(client, quota("maps", json!({ "hard": { "count/configmaps": "9" } }))).await;
-        let clock = FakeClock::new(env.clock.now());
-        // No full pass corrects the count.
-        let options = Options { resource_quota_sync_period: Duration::ZERO, ..Options::default() };
-        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = controller_of("resourcequota-controller", &cx);
-        factory.start(&stop);
-        let running = spawn(controller.run(stop.clone()));
+        let counting = Counting::start(env, Duration::ZERO);
         uses(env, "all", &[("count/configmaps", "1"), ("pods", "0")]).await;
 
         // The watch of pods ends, and answers come no more.
@@ -259,21 +282,19 @@ fn a_charged_pod_that_the_cache_lacks_stays_counted() {
         delete(client, &CONFIG_MAPS, "one").await;
         uses(env, "maps", &[("count/configmaps", "0")]).await;
         faults.clear();
-        let pods = factory.informer::<Pod>().lister();
+        let pods = counting.factory.informer::<Pod>().lister();
         eventually(&env.clock, "the pod is known", || async {
             pods.get(&ObjectKey::new("default", "one")).map(drop).ok_or_else(|| "no pod".to_owned())
         })
         .await;
         let later = async {
             loop {
-                clock.advance(Duration::from_millis(100));
+                counting.clock.advance(Duration::from_millis(100));
                 env.clock.sleep(Duration::from_millis(20)).await;
             }
         };
         uses(env, "all", &[("count/configmaps", "0"), ("pods", "1")]).or(later).await;
-        stop.stop();
-        running.await;
-        factory.shutdown().await;
+        counting.end().await;
     });
 }
 
@@ -298,18 +319,12 @@ fn a_group_whose_discovery_fails_is_counted() {
     Env::run("quota-away", async |env| {
         let (client, faults) = (&env.client, env.cluster.sandbox.faults());
         widgets_and_maps(env).await;
-        let clock = FakeClock::new(env.clock.now());
-        // No full pass comes: changes alone cause counts.
-        let options = Options { resource_quota_sync_period: Duration::ZERO, ..Options::default() };
-        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = controller_of("resourcequota-controller", &cx);
-        factory.start(&stop);
-        let running = spawn(controller.run(stop.clone()));
+        let counting = Counting::start(env, Duration::ZERO);
         uses(env, "all", &widgets_maps("2", "2")).await;
         let watches = faults.count("watch", "widgets");
 
         register_unreachable_server(env, "example.com").await;
-        discovery_is_read(env, &clock, 3).await;
+        discovery_is_read(env, &counting.clock, 3).await;
         delete(client, &CONFIG_MAPS, "one").await;
         uses(env, "all", &widgets_maps("2", "1")).await;
         // Another limit causes a full count.
@@ -324,14 +339,12 @@ fn a_group_whose_discovery_fails_is_counted() {
 
         let key = ObjectKey::cluster("v1.example.com");
         client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
-        discovery_is_read(env, &clock, 2).await;
+        discovery_is_read(env, &counting.clock, 2).await;
         delete(client, &WIDGETS, "second").await;
         let all = [&widgets_maps("0", "1")[..], &[("pods", "0")]].concat();
         uses(env, "all", &all).await;
         assert_eq!(faults.count("watch", "widgets"), watches, "the watch was never closed");
-        stop.stop();
-        running.await;
-        factory.shutdown().await;
+        counting.end().await;
     });
 }
 
@@ -349,13 +362,7 @@ fn an_earlier_count_stays_while_discovery_fails() {
         register_unreachable_server(env, "example.com").await;
         client.reset_discovery();
 
-        let clock = FakeClock::new(env.clock.now());
-        let resource_quota_sync_period = Duration::from_secs(1);
-        let options = Options { resource_quota_sync_period, ..Options::default() };
-        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = controller_of("resourcequota-controller", &cx);
-        factory.start(&stop);
-        let running = spawn(controller.run(stop.clone()));
+        let counting = Counting::start(env, Duration::from_secs(1));
         uses(env, "all", &widgets_maps("7", "2")).await;
         delete(client, &CONFIG_MAPS, "one").await;
         uses(env, "all", &widgets_maps("7", "1")).await;
@@ -363,17 +370,15 @@ fn an_earlier_count_stays_while_discovery_fails() {
 
         let key = ObjectKey::cluster("v1.example.com");
         client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
-        discovery_is_read(env, &clock, 2).await;
+        discovery_is_read(env, &counting.clock, 2).await;
         // The count may follow only the next read.
         let later = async {
             loop {
-                clock.advance(Duration::from_secs(1));
+                counting.clock.advance(Duration::from_secs(1));
                 env.clock.sleep(Duration::from_millis(50)).await;
             }
         };
         uses(env, "all", &widgets_maps("2", "1")).or(later).await;
-        stop.stop();
-        running.await;
-        factory.shutdown().await;
+        counting.end().await;
     });
 }
