@@ -20,7 +20,7 @@ use crate::cri::chain;
 use crate::events;
 use crate::images::Waiting;
 use crate::local_objects;
-use crate::manager::Manager;
+use crate::manager::{Manager, Synced};
 use crate::metrics;
 use crate::pleg::Snapshot;
 use crate::pod::{Pod, PodExt, Uid};
@@ -400,7 +400,12 @@ impl Kubelet {
             return Ok(Outcome::Terminal);
         }
         let restarts_all = podstatus::is_restarting_all(&status);
-        let synced = self.manager.sync(pod, &runtime, restarts_all).await;
+        let active = || self.active_pods();
+        let synced = match self.manager.ensure_cgroup(pod, &runtime, &active).await {
+            Ok(true) => self.manager.sync(pod, &runtime, restarts_all).await,
+            Ok(false) => Ok(Synced { retry: Some(Duration::ZERO), ..Synced::default() }),
+            Err(fault) => Err(fault),
+        };
         let (waiting, retry) = match &synced {
             Ok(synced) if synced.is_reset => (HashMap::new(), Some(Duration::ZERO)),
             Ok(synced) => (synced.waiting.clone(), synced.retry),

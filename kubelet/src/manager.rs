@@ -121,9 +121,6 @@ impl Manager {
         })
         .await
         .inspect_err(|fault| events::warning(pod, None, "FailedMount", fault))?;
-        if !self.ensure_cgroup(pod, status).await? {
-            return Ok(Synced { retry: Some(Duration::ZERO), ..Synced::default() });
-        }
         let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
         if actions.kill_pod {
             self.kill_pod(pod, status, None).await?;
@@ -204,24 +201,41 @@ impl Manager {
         }
     }
 
-    /// Makes the pod's cgroup. Containers that run in another one are ended: then false.
-    /// Upstream: `Kubelet.SyncPod`.
-    async fn ensure_cgroup(&self, pod: &Arc<Pod>, status: &PodStatus) -> Result<bool, String> {
+    /// Makes the pod's cgroup, after it has given the classes the shares of the `active` pods.
+    /// Containers that run in another cgroup are ended: then false. Upstream: `Kubelet.SyncPod`.
+    ///
+    /// # Errors
+    /// One line: it cannot be made, or the containers cannot be ended.
+    pub async fn ensure_cgroup(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        active: &(dyn Fn() -> Vec<Arc<Pod>> + Sync),
+    ) -> Result<bool, String> {
         let Some(cgroups) = self.cgroups.clone() else { return Ok(true) };
-        let is_running = status.containers.iter().any(|one| one.state == State::Running);
-        let of = pod.clone();
-        let made = task::blocking(move || match is_running && !cgroups.has_pod(&of) {
-            true => Ok(false),
-            false => cgroups.ensure_pod(&of).map(|()| true),
-        });
-        let is_made = made.await.map_err(|error| {
-            format!("failed to ensure that the pod: {} cgroups exist and are correctly applied: {error}", pod.uid())
-        })?;
-        if !is_made {
+        let (of, all) = (pod.clone(), cgroups.clone());
+        if task::blocking(move || all.has_pod(&of)).await {
+            return Ok(true);
+        }
+        if status.containers.iter().any(|one| one.state == State::Running) {
             log::warn!("pod {}: its containers run outside of its cgroup", pod.display_name());
             self.kill_pod(pod, status, None).await?;
+            return Ok(false);
         }
-        Ok(is_made)
+        let (of, active) = (pod.clone(), active());
+        let made = task::blocking(move || {
+            if let Err(error) = cgroups.update_classes(active.iter().map(|pod| &**pod)) {
+                log::warn!(
+                    "Failed to update QoS cgroups while syncing pod {}: {error}",
+                    of.display_name()
+                );
+            }
+            cgroups.ensure_pod(&of)
+        });
+        made.await.map_err(|error| {
+            format!("failed to ensure that the pod: {} cgroups exist and are correctly applied: {error}", pod.uid())
+        })?;
+        Ok(true)
     }
 
     /// Removes the cgroup of a pod whose containers have ended.

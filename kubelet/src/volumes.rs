@@ -229,7 +229,7 @@ fn volume<'a>(pod: &'a Pod, name: &str) -> Option<&'a core::Volume> {
     pod.spec().volumes.iter().flatten().find(|volume| volume.name == name)
 }
 
-/// The text of a file in a volume, for a variable. Blocks.
+/// The path and the text of a file in a volume, for a variable. Blocks.
 ///
 /// # Errors
 /// Upstream's messages.
@@ -237,15 +237,17 @@ pub fn variable_file(
     folders: &Folders,
     pod: &Pod,
     key: &core::FileKeySelector,
-) -> Result<String, String> {
+) -> Result<(PathBuf, String), String> {
     let name = &key.volume_name;
-    let path = volume(pod, name).and_then(|volume| path_of(folders, pod, volume));
-    let path =
-        path.ok_or_else(|| format!("cannot find the volume {name:?} referenced by FileKeyRef"))?;
-    subpath::read(&path, Path::new(key.path.trim_start_matches('/'))).map_err(|error| {
+    let folder = volume(pod, name).and_then(|volume| path_of(folders, pod, volume));
+    let folder = folder
+        .ok_or_else(|| format!("cannot find the volume {name:?} referenced by FileKeyRef"))?;
+    let below = Path::new(key.path.trim_start_matches('/'));
+    let text = subpath::read(&folder, below).map_err(|error| {
         log::error!("pod {}: {} in volume {name}: {error}", pod.display_name(), key.path);
-        "couldn't parse env file".to_owned()
-    })
+        "couldn't parse env file"
+    })?;
+    Ok((folder.join(below), text))
 }
 
 /// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.

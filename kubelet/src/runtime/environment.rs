@@ -2,6 +2,7 @@
 //! `third_party/forked/golang/expansion`.
 
 use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;
@@ -25,8 +26,8 @@ pub struct NodeFacts<'a> {
 pub struct Sources<'a> {
     pub facts: NodeFacts<'a>,
     pub objects: &'a Objects,
-    /// The text of a file in a volume.
-    pub file: &'a dyn Fn(&core::FileKeySelector) -> Result<String, String>,
+    /// The path and the text of a file in a volume.
+    pub file: &'a dyn Fn(&core::FileKeySelector) -> Result<(PathBuf, String), String>,
 }
 
 /// The variables in the order of the definition: those of `envFrom` first, by key. Blocks where a
@@ -111,17 +112,17 @@ fn source(
         return resource_field(pod, of, resource, facts).map(Some);
     }
     if let Some(key) = &from.file_key_ref {
-        let value = env_file::value(&file(key)?, &key.key).map_err(|fault| {
+        let (path, text) = file(key)?;
+        let value = env_file::value(&text, &key.key).map_err(|fault| {
             log::error!("pod {}: {}: {fault}", pod.display_name(), key.path);
             "couldn't parse env file"
         })?;
         return match (value.is_empty(), key.optional) {
             (false, _) => Ok(Some(value)),
             (true, Some(true)) => Ok(None),
-            _ => Err(format!(
-                "environment variable key {:?} not found in file {:?}",
-                key.key, key.path
-            )),
+            _ => {
+                Err(format!("environment variable key {:?} not found in file {:?}", key.key, path))
+            }
         };
     }
     let (kind, name, key, optional) = match (&from.config_map_key_ref, &from.secret_key_ref) {
@@ -319,7 +320,7 @@ mod tests {
         let facts = NodeFacts { host_ip: "1.2.3.4", pod_ips: &ips, cpus: 2, memory_bytes: 1 };
         let file = |key: &core::FileKeySelector| match key.path.as_str() {
             "none" => Err("no file".to_owned()),
-            _ => Ok("K='v'".to_owned()),
+            path => Ok((PathBuf::from("/v").join(path), "K='v'".to_owned())),
         };
         let sources = Sources { facts, objects: &Objects::default(), file: &file };
         for (key, expected) in [
@@ -327,7 +328,7 @@ mod tests {
             (json!({"path": "f", "key": "L", "optional": true}), Ok(None)),
             (
                 json!({"path": "f", "key": "L"}),
-                Err("environment variable key \"L\" not found in file \"f\""),
+                Err("environment variable key \"L\" not found in file \"/v/f\""),
             ),
             (json!({"path": "none", "key": "K", "optional": true}), Err("no file")),
         ] {

@@ -94,9 +94,14 @@ impl Node {
         let program = kubelet();
         let mut agent = self.agent(&[Path::new(&program)], CONFIGURATION).expect("a configuration");
         agent.arg(format!("--config-dir={}", self.folder.join("conf.d").display()));
-        agent.arg(format!("--local-objects-path={}", self.folder.join("objects").display()));
         agent.args(["--hostname-override=n", "--resolv-conf=", "-v=4"]).args(flags);
         self.kubelet = Some(agent.spawn().expect("the kubelet"));
+    }
+
+    /// Starts the kubelet with the folder of [`Node::write_object`], which upstream's has not.
+    pub fn start_kubelet_with_objects(&mut self) {
+        let folder = self.folder.join("objects");
+        self.start_kubelet_with(&[&format!("--local-objects-path={}", folder.display())]);
     }
 
     /// The process id of the kubelet.
@@ -191,10 +196,11 @@ pub fn kubelet() -> std::ffi::OsString {
     std::env::var_os("KUBELET").unwrap_or_else(|| env!("CARGO_BIN_EXE_kubelet").into())
 }
 
-/// Whether a condition comes true within two minutes.
+/// Whether a condition comes true within two minutes, or the seconds of `PATIENCE`.
 pub fn wait(mut condition: impl FnMut() -> bool) -> bool {
     let clock = Arc::new(SystemClock);
-    for _ in 0..600 {
+    let seconds = std::env::var("PATIENCE").map_or(120, |text| text.parse().expect("seconds"));
+    for _ in 0..5 * seconds {
         if condition() {
             return true;
         }

@@ -63,7 +63,7 @@ fn pods_use_objects_of_the_folder_and_follow_them() {
     node.write("web.yaml", WEB);
     node.write_object("web.yaml", CONFIG);
     node.write_object("broken.yaml", "{");
-    node.start_kubelet();
+    node.start_kubelet_with_objects();
     // The Secret is missing.
     assert!(wait(|| node.log().contains("secret \"key\" not found")), "{}", node.log());
     assert!(node.log().contains("objects/broken.yaml: "), "{}", node.log());
@@ -108,7 +108,7 @@ fn images_are_mounted_and_classes_name_the_runtimes_handler() {
     };
     node.write("good.yaml", &pod("good", "later", "node.test/busybox:1"));
     node.write("none.yaml", &pod("none", "''", "node.test/none:1"));
-    node.start_kubelet();
+    node.start_kubelet_with_objects();
     let fault = "Failed to create pod sandbox: runtimeclass.node.k8s.io \\\"later\\\" not found";
     assert!(wait(|| node.log().contains(fault)), "{}", node.log());
     node.write_object(

@@ -179,7 +179,6 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
     let both = "  resources: {limits: {cpu: 300m, memory: 32Mi}}\n  containers:\n  - name: second\n    \
                 image: node.test/busybox:1\n    command: [sleep, '1000']\n    \
                 resources: {requests: {cpu: 100m}}\n";
-    node.write("both.yaml", &pod("both", BUSYBOX, STAYS).replace("  containers:\n", both));
     node.start_kubelet();
     let limited = node.eventually("limited-n", "ready", is_ready);
     let free = node.eventually("free-n", "ready", is_ready);
@@ -196,6 +195,7 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
     let free = format!("kubepods/besteffort/pod{}", uid(&free));
     assert_eq!(of(&free, "cpu.shares", "cpu.weight").as_deref(), Some(least));
     // What a whole pod asks for holds for each of its containers that asks for less.
+    node.write("both.yaml", &pod("both", BUSYBOX, STAYS).replace("  containers:\n", both));
     let both = node.eventually("both-n", "ready", is_ready);
     assert_eq!(both["status"]["qosClass"], "Burstable");
     let whole = format!("kubepods/burstable/pod{}", uid(&both));
@@ -203,6 +203,9 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
     let (quota, shares) = if is_v2 { ("30000 100000", "4") } else { ("30000", "102") };
     assert_eq!(of(&whole, "cpu.cfs_quota_us", "cpu.max").as_deref(), Some(quota));
     assert_eq!(of(&whole, "cpu.shares", "cpu.weight").as_deref(), Some(shares));
+    // A class has the shares of its pods before they start.
+    let shares = if is_v2 { "8" } else { "204" };
+    assert_eq!(of("kubepods/burstable", "cpu.shares", "cpu.weight").as_deref(), Some(shares));
     for status in both["status"]["containerStatuses"].as_array().expect("containers") {
         let id = status["containerID"].as_str().expect("an id").trim_start_matches("containerd://");
         let limit = cgroup(&node, &format!("{whole}/{id}"), memory, "memory.max");
