@@ -10,7 +10,9 @@ use futures_rustls::TlsConnector;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{HOST, HeaderMap, HeaderValue, LOCATION};
+use hyper::header::{
+    AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderValue, LOCATION, WWW_AUTHENTICATE,
+};
 use hyper::{Request, StatusCode, Uri};
 use kube_controller_manager::client::Trust as Verifier;
 use kube_controller_manager::task;
@@ -19,18 +21,20 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use smol_hyper::rt::FuturesIo;
+use url::Url;
 
 /// Where Linux distributions keep the authorities that they trust.
 const AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// Whether the server's certificate matters.
+/// Which certificates and redirects are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// One of the system's authorities must have signed it.
-    System,
-    /// Any certificate is accepted, as probes do.
-    Any,
+pub enum Rules {
+    /// One of the system's authorities must have signed the certificate. Redirects may lead to any
+    /// host, which does not get the secrets of another one, as with Go's client.
+    Source,
+    /// Any certificate; redirects that stay on the host.
+    Probe,
 }
 
 /// A scheme, host, port and path with its query.
@@ -64,12 +68,16 @@ impl Target {
 
     /// The target of a redirect from here.
     fn redirected(&self, location: &str) -> Result<Target, String> {
-        match location.strip_prefix('/') {
-            Some(rest) if !rest.starts_with('/') => {
-                Ok(Target { path: location.to_owned(), ..self.clone() })
-            }
-            _ => Target::parse(location),
-        }
+        let resolved = Url::parse(&self.to_string()).and_then(|from| from.join(location));
+        let resolved = resolved
+            .map_err(|error| format!("failed to parse Location header {location:?}: {error}"))?;
+        Target::parse(resolved.as_str())
+    }
+
+    /// Whether this host is another one or below it.
+    fn is_within(&self, other: &Target) -> bool {
+        let rest = self.host.strip_suffix(&other.host);
+        rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
     fn authority(&self) -> String {
@@ -101,25 +109,29 @@ pub struct Answer {
     pub leaves_host: bool,
 }
 
-/// Sends a GET and follows redirects on the same host. At most `max_bytes` of the body are read.
+/// Sends a GET and follows redirects. At most `max_bytes` of the body are read.
 ///
 /// # Errors
 /// One line with the cause.
 pub async fn get(
-    target: &Target,
+    first: &Target,
     headers: &HeaderMap,
-    trust: Trust,
+    rules: Rules,
     max_bytes: usize,
 ) -> Result<Answer, String> {
-    let mut target = target.clone();
+    let (mut target, mut headers) = (first.clone(), headers.clone());
     for _ in 0..10 {
-        let (answer, location) = get_once(&target, headers, trust, max_bytes).await?;
-        let Some(location) = location.filter(|_| answer.status.is_redirection()) else {
-            return Ok(answer);
-        };
+        let (answer, location) = get_once(&target, &headers, rules, max_bytes).await?;
+        let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
+        let Some(location) = location.filter(|_| is_redirect) else { return Ok(answer) };
         let next = target.redirected(&location)?;
-        if next.host != target.host {
+        if rules == Rules::Probe && next.host != target.host {
             return Ok(Answer { leaves_host: true, ..answer });
+        }
+        if !next.is_within(first) {
+            for secret in [AUTHORIZATION, COOKIE, WWW_AUTHENTICATE] {
+                headers.remove(secret);
+            }
         }
         target = next;
     }
@@ -129,7 +141,7 @@ pub async fn get(
 async fn get_once(
     target: &Target,
     headers: &HeaderMap,
-    trust: Trust,
+    rules: Rules,
     max_bytes: usize,
 ) -> Result<(Answer, Option<String>), String> {
     let stream = connect(&target.host, target.port).await?;
@@ -138,9 +150,9 @@ async fn get_once(
     }
     let name = ServerName::try_from(target.host.clone())
         .map_err(|error| format!("{}: {error}", target.host))?;
-    let config = match trust {
-        Trust::Any => ANY.clone(),
-        Trust::System => system_trust()?,
+    let config = match rules {
+        Rules::Probe => ANY.clone(),
+        Rules::Source => system_trust()?,
     };
     let stream = TlsConnector::from(config).connect(name, stream).await;
     exchange(stream.map_err(|error| error.to_string())?, target, headers, max_bytes).await
@@ -244,6 +256,12 @@ fn system_trust() -> Result<Arc<ClientConfig>, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+
+    use futures_lite::future::block_on;
+
     use super::*;
 
     #[test]
@@ -267,11 +285,65 @@ mod tests {
         for (location, shown) in [
             ("/c?d", Some("http://a:1/c?d")),
             ("https://e/f", Some("https://e/f")),
-            ("//e/f", None),
-            ("c", None),
+            ("//e/f", Some("http://e/f")),
+            ("c", Some("http://a:1/c")),
+            ("http://[::1]:2", Some("http://[::1]:2/")),
+            ("ftp://a/", None),
+            ("http://", None),
         ] {
             let to = from.redirected(location).map(|target| target.to_string());
             assert_eq!(to.ok().as_deref(), shown, "{location}");
+        }
+    }
+
+    /// A server that answers once with `answer`, and its port; what it was asked is sent.
+    fn serve(address: &str, answer: String) -> (u16, mpsc::Receiver<String>) {
+        let listener = TcpListener::bind((address, 0)).expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (asked, requests) = mpsc::channel();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("a connection");
+            let mut lines = BufReader::new(&stream).lines().map(|line| line.expect("a line"));
+            let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+            (&stream).write_all(answer.as_bytes()).expect("an answer");
+            let _ = asked.send(head.join("\n"));
+        });
+        (port, requests)
+    }
+
+    #[test]
+    fn redirects_to_other_hosts_are_for_sources_and_without_secrets() {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer t"));
+        headers.insert("x-role", HeaderValue::from_static("node"));
+        for rules in [Rules::Source, Rules::Probe] {
+            let ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned();
+            let (port, at_the_other) = serve("127.0.0.2", ok);
+            let moved = format!(
+                "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.2:{port}/b\r\n\
+                 Content-Length: 0\r\n\r\n"
+            );
+            let (port, at_the_first) = serve("127.0.0.1", moved);
+            let target = Target::parse(&format!("http://127.0.0.1:{port}/a")).expect("a URL");
+            let answer = block_on(get(&target, &headers, rules, 100)).expect("an answer");
+            let first = at_the_first.recv().expect("a request");
+            assert!(first.starts_with("GET /a ") && first.contains("Bearer t"), "{first}");
+            match rules {
+                Rules::Source => {
+                    assert_eq!((answer.status.as_u16(), &*answer.body), (200, &b"ok"[..]));
+                    let other = at_the_other.recv().expect("a request");
+                    assert!(other.starts_with("GET /b "), "{other}");
+                    assert!(other.contains("x-role: node") && !other.contains("Bearer"), "{other}");
+                }
+                Rules::Probe => {
+                    assert!(answer.leaves_host && answer.status == 307, "{answer:?}");
+                    at_the_other.try_recv().expect_err("no request");
+                }
+            }
+        }
+        let at = |host: &str| Target::parse(&format!("http://{host}")).expect("a URL");
+        for (host, is_within) in [("a.b", true), ("c.a.b", true), ("ca.b", false), ("b", false)] {
+            assert_eq!(at(host).is_within(&at("a.b")), is_within, "{host}");
         }
     }
 }

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::cri::{RuntimeService, chain};
 use crate::events;
 use crate::grpc;
-use crate::http::{self, Target, Trust};
+use crate::http::{self, Rules, Target};
 use crate::metrics;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
@@ -391,7 +391,7 @@ pub async fn send(
         Some(empty) if empty.is_empty() => _ = headers.remove(ACCEPT),
         Some(_) => {}
     }
-    http::get(target, &headers, Trust::Any, MAX_BODY).await
+    http::get(target, &headers, Rules::Probe, MAX_BODY).await
 }
 
 /// Sends the GET of a probe; a status from 200 to 399 is a success.

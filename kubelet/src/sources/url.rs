@@ -10,7 +10,7 @@ use kube_controller_manager::task::StopToken;
 
 use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
-use crate::http::{self, Target, Trust};
+use crate::http::{self, Rules, Target};
 
 /// How long one read may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ pub async fn run(
 
 async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, String> {
     let max = usize::try_from(MAX_BYTES).unwrap_or(usize::MAX);
-    let answer = http::get(target, headers, Trust::System, max).await?;
+    let answer = http::get(target, headers, Rules::Source, max).await?;
     match (answer.status.as_u16(), answer.is_cut) {
         (200, false) => Ok(answer.body),
         (200, true) => Err(format!("the answer has more than {MAX_BYTES} bytes")),
