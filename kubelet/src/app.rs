@@ -27,6 +27,7 @@ use crate::credentials;
 use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
 use crate::garbage;
 use crate::http::Target;
+use crate::huge_pages::PageSize;
 use crate::imagegc::ImageGc;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
@@ -373,6 +374,7 @@ fn make_cgroups(
         root: node.cgroup_root.clone(),
         driver,
         pids_limit: configuration.pod_pids_limit.filter(|limit| *limit > 0),
+        page_sizes: node.page_sizes.clone(),
     };
     let made = Cgroups::new(&settings, Hierarchy::detect()?);
     if driver == Driver::Systemd {
@@ -471,6 +473,7 @@ async fn node(settings: &Settings) -> Result<Node, String> {
         ip: settings.node_ip.clone().unwrap_or_else(default_ip),
         cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64),
         memory_bytes: memory_total(&memory),
+        page_sizes: PageSize::detect(),
         resolvers,
         cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
     })

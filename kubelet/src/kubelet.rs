@@ -35,6 +35,8 @@ use crate::workers::{Outcome, Reason, Work, Workers};
 
 /// Upstream: `genericPlegRelistPeriod`.
 const RELIST: Duration = Duration::from_secs(1);
+/// The same without any pod. Upstream has no such pause.
+const IDLE_RELIST: Duration = Duration::from_secs(5);
 /// A runtime that has not been listed for this long does not answer. Upstream:
 /// `genericPlegRelistThreshold`.
 const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
@@ -228,7 +230,18 @@ impl Kubelet {
                 }
             }
             self.clock.sleep(RELIST).await;
+            let woken = self.wake.listen();
+            if self.is_idle(&last) {
+                self.clock.sleep(IDLE_RELIST.saturating_sub(RELIST)).or(woken).await;
+            }
         }
+    }
+
+    /// Whether there is no pod, neither here nor in the runtime, which answers.
+    fn is_idle(&self, snapshot: &Snapshot) -> bool {
+        let state = self.state.lock();
+        let is_known = self.expected.is_subset(&state.seen) && state.fault.is_none();
+        is_known && state.pods.is_empty() && snapshot.pods().next().is_none()
     }
 
     /// Whether all sources have been read.

@@ -19,6 +19,7 @@ pub mod garbage;
 pub mod grpc;
 pub mod hooks;
 pub mod http;
+pub mod huge_pages;
 pub mod imagegc;
 pub mod images;
 pub mod kubelet;

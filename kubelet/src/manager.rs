@@ -19,6 +19,7 @@ use crate::cri::{Error, RuntimeService, api, chain};
 use crate::events;
 use crate::garbage;
 use crate::hooks;
+use crate::huge_pages::PageSize;
 use crate::images::{Images, Present, Waiting, Wanted};
 use crate::local_objects::LocalObjects;
 use crate::metrics;
@@ -48,6 +49,7 @@ pub struct Node {
     pub ip: String,
     pub cpus: i64,
     pub memory_bytes: i64,
+    pub page_sizes: Vec<PageSize>,
     pub resolvers: Resolvers,
     /// The parent of all pods' cgroups; empty: the runtime's.
     pub cgroup_root: String,
@@ -493,6 +495,7 @@ impl Manager {
             environment: variables,
             mounts,
             memory_bytes: self.node.memory_bytes,
+            page_sizes: &self.node.page_sizes,
             seccomp: &self.folders.root.join("seccomp"),
             has_app_armor: has_app_armor(),
             unified: features.unified(),

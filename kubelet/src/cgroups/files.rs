@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::resources::Resources;
+use super::resources::{HUGETLB, Resources};
 
 /// What is mounted here decides the version.
 const ROOT: &str = "/sys/fs/cgroup";
@@ -158,7 +158,7 @@ impl Hierarchy {
             Hierarchy::V1 { mounts } => {
                 for (controller, file, content) in resources.v1() {
                     if let Some(root) = mounts.get(controller) {
-                        write(&below(root, path).join(file), &content)?;
+                        set(&below(root, path), &file, &content)?;
                     }
                 }
                 Ok(())
@@ -166,9 +166,18 @@ impl Hierarchy {
             Hierarchy::V2 { root } => {
                 let folder = below(root, path);
                 let mut files = resources.v2().into_iter();
-                files.try_for_each(|(file, text)| write(&folder.join(file), &text))
+                files.try_for_each(|(file, text)| set(&folder, &file, &text))
             }
         }
+    }
+}
+
+/// Writes a limit. Kernels without huge pages, or without reservations of them, have no file for it.
+fn set(folder: &Path, file: &str, content: &str) -> io::Result<()> {
+    let path = folder.join(file);
+    match file.starts_with(HUGETLB) && !path.exists() {
+        true => Ok(()),
+        false => write(&path, content),
     }
 }
 

@@ -17,6 +17,7 @@ pub use files::Hierarchy;
 pub use name::{Driver, Name};
 pub use resources::{Resources, pod_amount};
 
+use crate::huge_pages::PageSize;
 use crate::pod::{Pod, PodExt, QosClass, Uid};
 
 /// The cgroup of all pods, below the root. Upstream: `defaultNodeAllocatableCgroupName`.
@@ -32,6 +33,8 @@ pub struct Settings {
     pub driver: Driver,
     /// `podPidsLimit`; `None`: no limit.
     pub pids_limit: Option<i64>,
+    /// The sizes of huge pages that the machine has.
+    pub page_sizes: Vec<PageSize>,
 }
 
 /// The cgroups of pods by their classes. Its calls block.
@@ -41,6 +44,7 @@ pub struct Cgroups {
     driver: Driver,
     all_pods: Name,
     pids_limit: Option<i64>,
+    page_sizes: Vec<PageSize>,
 }
 
 /// What all pods together may use.
@@ -63,6 +67,7 @@ impl Cgroups {
             driver: settings.driver,
             all_pods: root.child(ALL_PODS),
             pids_limit: settings.pids_limit,
+            page_sizes: settings.page_sizes.clone(),
         }
     }
 
@@ -117,12 +122,22 @@ impl Cgroups {
             cpu_shares: Some(resources::shares(capacity.cpus.saturating_mul(1000))),
             memory: Some(capacity.memory_bytes).filter(|bytes| *bytes > 0),
             pids: capacity.pids,
+            huge_pages: self.huge_pages(|size| size.capacity),
             ..Resources::default()
         };
         self.make(&self.all_pods, &all)?;
-        let least = Resources { cpu_shares: Some(resources::MIN_SHARES), ..Resources::default() };
-        self.make(&self.class(QosClass::Burstable), &Resources::default())?;
-        self.make(&self.class(QosClass::BestEffort), &least)
+        self.make(&self.class(QosClass::Burstable), &self.of_class(None))?;
+        self.make(&self.class(QosClass::BestEffort), &self.of_class(Some(resources::MIN_SHARES)))
+    }
+
+    /// A class has the huge pages that its pods have.
+    fn of_class(&self, cpu_shares: Option<u64>) -> Resources {
+        let huge_pages = self.huge_pages(|_| resources::UNBOUNDED);
+        Resources { cpu_shares, huge_pages, ..Resources::default() }
+    }
+
+    fn huge_pages(&self, bytes: impl Fn(&PageSize) -> i64) -> Vec<(String, i64)> {
+        self.page_sizes.iter().map(|size| (size.name.clone(), bytes(size))).collect()
     }
 
     /// Gives the burstable class the shares that its pods ask for.
@@ -132,11 +147,8 @@ impl Cgroups {
     /// With the path that cannot be written.
     pub fn update_classes<'a>(&self, pods: impl Iterator<Item = &'a Pod>) -> io::Result<()> {
         let shares = Some(resources::burstable_shares(pods));
-        let burstable = Resources { cpu_shares: shares, ..Resources::default() };
-        self.make(&self.class(QosClass::Burstable), &burstable)?;
-        let least = Some(resources::MIN_SHARES);
-        let best_effort = Resources { cpu_shares: least, ..Resources::default() };
-        self.make(&self.class(QosClass::BestEffort), &best_effort)
+        self.make(&self.class(QosClass::Burstable), &self.of_class(shares))?;
+        self.make(&self.class(QosClass::BestEffort), &self.of_class(Some(resources::MIN_SHARES)))
     }
 
     /// Makes the cgroup of a pod, unless it exists. Upstream: `EnsureExists`.
@@ -148,7 +160,8 @@ impl Cgroups {
             return Ok(());
         }
         let name = self.pod_name(pod);
-        let resources = Resources { pids: self.pids_limit, ..Resources::of_pod(pod) };
+        let huge_pages = self.huge_pages(|size| resources::pod_pages(pod, size.bytes));
+        let resources = Resources { pids: self.pids_limit, huge_pages, ..Resources::of_pod(pod) };
         self.make(&name, &resources)
     }
 
@@ -320,8 +333,16 @@ mod tests {
             ("v1", Hierarchy::v1_for_tests(&base.join("v1"), &["cpu", "memory", "pids", "cpuset"])),
             ("v2", Hierarchy::V2 { root: base.join("v2") }),
         ] {
-            let settings =
-                Settings { root: "/r".to_owned(), driver: Driver::Cgroupfs, pids_limit: Some(7) };
+            let settings = Settings {
+                root: "/r".to_owned(),
+                driver: Driver::Cgroupfs,
+                pids_limit: Some(7),
+                page_sizes: vec![PageSize {
+                    name: "2MB".to_owned(),
+                    bytes: 2 << 20,
+                    capacity: 8 << 20,
+                }],
+            };
             let cgroups = Cgroups::new(&settings, hierarchy);
             let capacity = Capacity { cpus: 2, memory_bytes: 1 << 30, pids: Some(100) };
             cgroups.start(capacity).expect(version);

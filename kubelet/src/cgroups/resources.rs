@@ -1,8 +1,12 @@
 //! What a cgroup of pods may use. Upstream: `cm/helpers_linux.go`, `component-helpers/resource`.
 
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube_controller_manager::objects::Quantity;
 
+use crate::huge_pages;
 use crate::pod::{Pod, PodExt, QosClass, listed, of_pod, quantity};
 
 /// Upstream: `MinShares`, `MaxShares`.
@@ -11,6 +15,8 @@ const MAX_SHARES: u64 = 262_144;
 /// Microseconds. Upstream: `QuotaPeriod`, `MinQuotaPeriod`.
 const PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1000;
+/// The controller of huge pages.
+pub const HUGETLB: &str = "hugetlb";
 
 /// Limits of a cgroup; `None`: left as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,7 +27,12 @@ pub struct Resources {
     /// Bytes.
     pub memory: Option<i64>,
     pub pids: Option<i64>,
+    /// Bytes of huge pages by the names of their sizes.
+    pub huge_pages: Vec<(String, i64)>,
 }
+
+/// As many huge pages as there are. Upstream: `setHugePagesUnbounded`.
+pub const UNBOUNDED: i64 = 1 << 62;
 
 /// Upstream: `MilliCPUToShares`.
 pub fn shares(milli: i64) -> u64 {
@@ -59,6 +70,16 @@ pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
     in_units(resource, total + overhead.unwrap_or(Quantity::ZERO))
 }
 
+/// The bytes of huge pages of a size that a pod asks for. Upstream: `HugePageLimits`.
+pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
+    let containers = pod.all_containers().map(|container| container.resources.as_ref());
+    let all = containers.chain([pod.spec().resources.as_ref()]).flatten();
+    let names = all.filter_map(|lists| lists.requests.as_ref()).flat_map(BTreeMap::keys);
+    let names: BTreeSet<&String> =
+        names.filter(|name| huge_pages::size_of(name) == Some(size)).collect();
+    names.into_iter().map(|name| pod_amount(pod, name, false)).fold(0, i64::saturating_add)
+}
+
 /// Whether each container, or the pod itself, limits a resource.
 fn is_limited(pod: &Pod, resource: &str) -> bool {
     let has_limit = |resources: Option<&ResourceRequirements>| {
@@ -79,13 +100,13 @@ impl Resources {
                 cpu_shares,
                 cpu_quota: Some(cpu_quota()),
                 memory: Some(memory()),
-                pids: None,
+                ..Resources::default()
             },
             QosClass::Burstable => Resources {
                 cpu_shares,
                 cpu_quota: is_limited(pod, "cpu").then(cpu_quota),
                 memory: is_limited(pod, "memory").then(memory),
-                pids: None,
+                ..Resources::default()
             },
             QosClass::BestEffort => {
                 Resources { cpu_shares: Some(MIN_SHARES), ..Resources::default() }
@@ -94,40 +115,50 @@ impl Resources {
     }
 
     /// The files of cgroup v1 with their controllers and contents.
-    pub fn v1(&self) -> Vec<(&'static str, &'static str, String)> {
-        let mut files = Vec::new();
+    pub fn v1(&self) -> Vec<(&'static str, Cow<'static, str>, String)> {
+        let mut files: Vec<(_, Cow<'static, str>, _)> = Vec::new();
         if let Some(shares) = self.cpu_shares {
-            files.push(("cpu", "cpu.shares", shares.to_string()));
+            files.push(("cpu", "cpu.shares".into(), shares.to_string()));
         }
         if let Some(quota) = self.cpu_quota {
-            files.push(("cpu", "cpu.cfs_period_us", PERIOD.to_string()));
-            files.push(("cpu", "cpu.cfs_quota_us", quota.to_string()));
+            files.push(("cpu", "cpu.cfs_period_us".into(), PERIOD.to_string()));
+            files.push(("cpu", "cpu.cfs_quota_us".into(), quota.to_string()));
         }
         if let Some(bytes) = self.memory {
-            files.push(("memory", "memory.limit_in_bytes", bytes.to_string()));
+            files.push(("memory", "memory.limit_in_bytes".into(), bytes.to_string()));
         }
         if let Some(pids) = self.pids {
-            files.push(("pids", "pids.max", limit(pids)));
+            files.push(("pids", "pids.max".into(), limit(pids)));
         }
+        files.extend(self.pages("limit_in_bytes").map(|(file, text)| (HUGETLB, file.into(), text)));
         files
     }
 
     /// The files of cgroup v2 with their contents.
-    pub fn v2(&self) -> Vec<(&'static str, String)> {
-        let mut files = Vec::new();
+    pub fn v2(&self) -> Vec<(Cow<'static, str>, String)> {
+        let mut files: Vec<(Cow<'static, str>, _)> = Vec::new();
         if let Some(shares) = self.cpu_shares {
-            files.push(("cpu.weight", weight(shares).to_string()));
+            files.push(("cpu.weight".into(), weight(shares).to_string()));
         }
         if let Some(quota) = self.cpu_quota {
-            files.push(("cpu.max", format!("{} {PERIOD}", limit(quota))));
+            files.push(("cpu.max".into(), format!("{} {PERIOD}", limit(quota))));
         }
         if let Some(bytes) = self.memory {
-            files.push(("memory.max", limit(bytes)));
+            files.push(("memory.max".into(), limit(bytes)));
         }
         if let Some(pids) = self.pids {
-            files.push(("pids.max", limit(pids)));
+            files.push(("pids.max".into(), limit(pids)));
         }
+        files.extend(self.pages("max").map(|(file, text)| (file.into(), text)));
         files
+    }
+
+    /// The pages in use, and those that are reserved.
+    fn pages(&self, suffix: &str) -> impl Iterator<Item = (String, String)> {
+        self.huge_pages.iter().flat_map(move |(size, bytes)| {
+            ["", "rsvd."]
+                .map(|kind| (format!("{HUGETLB}.{size}.{kind}{suffix}"), bytes.to_string()))
+        })
     }
 }
 
@@ -210,6 +241,47 @@ mod tests {
         let unlimited = pod(json!({"containers": [{}], "overhead": {"cpu": "1"}}));
         assert_eq!(pod_amount(&unlimited, "cpu", true), 0);
         assert_eq!(pod_amount(&unlimited, "cpu", false), 1000);
+    }
+
+    #[test]
+    fn huge_pages_of_a_pod_are_those_of_all_its_containers() {
+        let pages = |size: &str, amount: &str| {
+            let list = json!({ format!("hugepages-{size}"): amount });
+            asks(list.clone(), list)
+        };
+        let mib = 1 << 20;
+        for (spec, small, large) in [
+            (json!({"containers": [{}]}), 0, 0),
+            (json!({"containers": [pages("2Mi", "4Mi"), pages("2048Ki", "2Mi")]}), 6 * mib, 0),
+            (
+                json!({"containers": [pages("2Mi", "4Mi"), pages("1Gi", "1Gi")]}),
+                4 * mib,
+                1024 * mib,
+            ),
+            (
+                json!({"containers": [{}], "resources": pages("2Mi", "8Mi")["resources"]}),
+                8 * mib,
+                0,
+            ),
+        ] {
+            let pod = pod(spec.clone());
+            assert_eq!(
+                (pod_pages(&pod, 2 * mib), pod_pages(&pod, 1024 * mib)),
+                (small, large),
+                "{spec}"
+            );
+        }
+        let limits = Resources {
+            huge_pages: vec![("2MB".to_owned(), 5), ("1GB".to_owned(), 0)],
+            ..Resources::default()
+        };
+        let v1: Vec<_> = limits.v1().into_iter().map(|(_, file, text)| (file, text)).collect();
+        let named = |suffix: &str| -> Vec<(Cow<'static, str>, String)> {
+            [("2MB.", "5"), ("2MB.rsvd.", "5"), ("1GB.", "0"), ("1GB.rsvd.", "0")]
+                .map(|(file, text)| (format!("hugetlb.{file}{suffix}").into(), text.to_owned()))
+                .into()
+        };
+        assert_eq!((v1, limits.v2()), (named("limit_in_bytes"), named("max")));
     }
 
     #[test]

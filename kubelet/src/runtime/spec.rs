@@ -10,6 +10,7 @@ use kube_controller_manager::objects::Quantity;
 use super::environment::expand;
 use super::labels;
 use crate::cri::api;
+use crate::huge_pages::{PageSize, size_of};
 use crate::pod::{
     Container, Pod, PodExt, QosClass, is_restartable_init, listed, of_containers, of_pod, quantity,
 };
@@ -179,6 +180,8 @@ pub struct ContainerSite<'a> {
     pub mounts: Vec<api::Mount>,
     /// The node's bytes of memory.
     pub memory_bytes: i64,
+    /// The sizes of huge pages that the node has.
+    pub page_sizes: &'a [PageSize],
     /// The folder of local seccomp profiles.
     pub seccomp: &'a Path,
     /// Whether the machine has AppArmor.
@@ -208,7 +211,7 @@ pub fn container(
         seccomp: site.seccomp,
         has_app_armor: site.has_app_armor,
     };
-    let mut resources = resources(pod, container, site.memory_bytes);
+    let mut resources = resources(pod, container, site.memory_bytes, site.page_sizes);
     resources.unified = site.unified;
     if site.limits_memory_and_swap {
         resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
@@ -246,7 +249,12 @@ pub fn container(
     })
 }
 
-fn resources(pod: &Pod, container: &Container, memory_bytes: i64) -> api::LinuxContainerResources {
+fn resources(
+    pod: &Pod,
+    container: &Container,
+    memory_bytes: i64,
+    page_sizes: &[PageSize],
+) -> api::LinuxContainerResources {
     let (own, pods) = (container.resources.as_ref(), pod.spec().resources.as_ref());
     // A container without a limit has the pod's.
     let limit = |resource| {
@@ -261,7 +269,7 @@ fn resources(pod: &Pod, container: &Container, memory_bytes: i64) -> api::LinuxC
     pages.extend(limits(own));
     api::LinuxContainerResources {
         oom_score_adj: oom_score_of(pod, container, memory_request, memory_bytes),
-        hugepage_limits: hugepages(&pages),
+        hugepage_limits: hugepages(&pages, page_sizes),
         ..linux_resources(listed(own, "cpu", false), limit("cpu"), limit("memory"))
     }
 }
@@ -285,34 +293,19 @@ fn linux_resources(
     }
 }
 
-/// The limits of the page sizes that the container names. Upstream:
-/// `GetHugepageLimitsFromResources`, which also sets 0 for the other sizes of the node.
+/// The limits of all page sizes of the node. Upstream: `GetHugepageLimitsFromResources`.
 fn hugepages(
     limits: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
+    sizes: &[PageSize],
 ) -> Vec<api::HugepageLimit> {
-    let of = |(resource, amount): (
-        &String,
-        &k8s_openapi::apimachinery::pkg::api::resource::Quantity,
-    )| {
-        let size: Quantity = resource.strip_prefix("hugepages-")?.parse().ok()?;
-        let amount: Quantity = amount.0.parse().ok()?;
-        Some(api::HugepageLimit {
-            page_size: page_size(size.value()),
-            limit: u64::try_from(amount.value()).ok()?,
-        })
+    let limit = |size: &PageSize| {
+        let of_size = limits.iter().find(|(resource, _)| size_of(resource) == Some(size.bytes));
+        let amount = of_size.and_then(|(_, amount)| amount.0.parse::<Quantity>().ok());
+        u64::try_from(amount.map_or(0, |amount| amount.value())).unwrap_or(0)
     };
-    limits.iter().filter_map(of).collect()
-}
-
-/// As the kernel names its page sizes: `2MB`.
-fn page_size(bytes: i64) -> String {
-    let units = ["B", "KB", "MB", "GB", "TB", "PB"];
-    let (mut size, mut unit) = (bytes, 0);
-    while size >= 1024 && unit + 1 < units.len() {
-        size /= 1024;
-        unit += 1;
-    }
-    format!("{size}{}", units[unit])
+    let of =
+        |size: &PageSize| api::HugepageLimit { page_size: size.name.clone(), limit: limit(size) };
+    sizes.iter().map(of).collect()
 }
 
 /// Upstream: `GetContainerOOMScoreAdjust`.
@@ -559,6 +552,7 @@ mod tests {
                 environment: Vec::new(),
                 mounts: Vec::new(),
                 memory_bytes: 1 << 30,
+                page_sizes: &[],
                 seccomp: Path::new("/seccomp"),
                 has_app_armor: false,
                 unified: [("memory.oom.group".to_owned(), "1".to_owned())].into(),
@@ -569,13 +563,6 @@ mod tests {
             let limits = (found.memory_limit_in_bytes, found.memory_swap_limit_in_bytes);
             assert_eq!(limits, expected, "{limits_memory_and_swap}");
             assert_eq!(found.unified["memory.oom.group"], "1");
-        }
-    }
-
-    #[test]
-    fn page_sizes_have_the_kernels_names() {
-        for (bytes, name) in [(64 << 10, "64KB"), (2 << 20, "2MB"), (1 << 30, "1GB"), (1, "1B")] {
-            assert_eq!(page_size(bytes), name);
         }
     }
 
@@ -614,12 +601,16 @@ mod tests {
         }}))
         .expect("a pod");
         let of = |at: usize| {
-            let given = resources(&pod, &pod.spec().containers[at], 4 << 30);
-            let pages: Vec<u64> = given.hugepage_limits.iter().map(|page| page.limit).collect();
+            let size = |name: &str, bytes| PageSize { name: name.to_owned(), bytes, capacity: 0 };
+            let sizes = [size("2MB", 2 << 20), size("1GB", 1 << 30)];
+            let given = resources(&pod, &pod.spec().containers[at], 4 << 30, &sizes);
+            let pages = given.hugepage_limits.into_iter().map(|page| (page.page_size, page.limit));
+            let pages: Vec<(String, u64)> = pages.collect();
             (given.cpu_shares, given.cpu_quota, given.memory_limit_in_bytes, pages)
         };
-        assert_eq!(of(0), (512, 100_000, 2 << 30, vec![4 << 20]));
-        assert_eq!(of(1), (2048, 200_000, 2 << 30, vec![4 << 20]));
+        let pages = vec![("2MB".to_owned(), 4 << 20), ("1GB".to_owned(), 0)];
+        assert_eq!(of(0), (512, 100_000, 2 << 30, pages.clone()));
+        assert_eq!(of(1), (2048, 200_000, 2 << 30, pages));
         let all = sandbox_resources(&pod);
         assert_eq!((all.cpu_shares, all.cpu_quota), (2048, 200_000));
         // Half of what the containers leave.

@@ -15,6 +15,8 @@ use super::pods::{STAYS, condition, container};
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vm");
 const MIB: u64 = 1 << 20;
 const NONE: &str = "max";
+/// The huge pages of a class. Upstream: `setHugePagesUnbounded`.
+const UNBOUNDED: &str = "4611686018427387904";
 /// Of the script's configuration.
 const POD_PIDS: &str = "200";
 
@@ -120,6 +122,7 @@ impl Report {
             ("memory.oom.group", group),
             ("memory.swap.max", swap),
             ("pids.max", limits.pids),
+            ("hugetlb.2MB.max", limits.huge_pages),
         ] {
             assert_eq!(shown(file), expected, "{path} {file}");
         }
@@ -139,6 +142,8 @@ struct Limits<'a> {
     quota: Option<u64>,
     memory: Option<u64>,
     pids: &'a str,
+    /// Bytes of huge pages of 2 MB.
+    huge_pages: &'a str,
     of_container: bool,
 }
 
@@ -223,15 +228,21 @@ fn pods_have_upstreams_limits_in_version_2() {
     let Some(report) = run(&manifests, &[("hog", hog)]) else { return };
 
     // All pods, and the classes.
-    let node =
-        |shares, memory, pids| Limits { shares, quota: None, memory, pids, of_container: false };
+    let node = |shares, memory, pids, huge_pages| Limits {
+        shares,
+        quota: None,
+        memory,
+        pids,
+        huge_pages,
+        of_container: false,
+    };
     let machine_pids = report.number("pid_max").min(report.number("threads_max")).to_string();
     let memory = report.number("memory_bytes");
-    let all = node(1024 * report.number("cpus"), Some(memory), &machine_pids);
+    let all = node(1024 * report.number("cpus"), Some(memory), &machine_pids, "0");
     report.check("node/kubepods", &all);
     // 100m and 150m and 1m.
-    report.check("node/kubepods/burstable", &node(257, None, NONE));
-    report.check("node/kubepods/besteffort", &node(2, None, NONE));
+    report.check("node/kubepods/burstable", &node(257, None, NONE, UNBOUNDED));
+    report.check("node/kubepods/besteffort", &node(2, None, NONE, UNBOUNDED));
     // The parent of all had no controllers.
     for path in ["node/kubepods", "node/kubepods/burstable", "node/kubepods/besteffort"] {
         for file in ["cgroup.controllers", "cgroup.subtree_control"] {
@@ -274,6 +285,8 @@ fn pods_have_upstreams_limits_in_version_2() {
             quota,
             memory: memory.map(|mib| mib * MIB),
             pids,
+            // containerd's default, `disable_hugetlb_controller`, leaves those of containers.
+            huge_pages: if of_container { NONE } else { "0" },
             of_container,
         };
         let found = report.pod("ready", &format!("{name}-n"));
