@@ -149,8 +149,14 @@ fn leader_that_cannot_renew_ends_before_another_may_lead() {
         let lease = format!("--leader-elect-lease-duration={}s", LEASE.as_secs());
         let managers = sites.iter().map(|env| env.candidate("manager", &[&lease]));
         let managers: Vec<Manager> = managers.collect();
-        for (env, (_, refusal)) in sites.iter().zip(&refusals) {
+        for ((env, manager), (_, refusal)) in sites.iter().zip(&managers).zip(&refusals) {
             new_holder(env, "").await;
+            // A manager whose API server goes before that ends for want of it.
+            eventually(&env.clock, "controllers run", async || {
+                let log = std::fs::read_to_string(&manager.log).unwrap();
+                if log.contains("Controller starting: ") { Ok(()) } else { Err(log) }
+            })
+            .await;
             let faults = env.cluster.sandbox.faults();
             match refusal {
                 Some(fault) => faults.next(usize::MAX, "update", "leases", fault.clone()),
