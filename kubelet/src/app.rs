@@ -35,6 +35,7 @@ use crate::local_objects::{self, LocalObjects};
 use crate::logs::Rotation;
 use crate::manager::{Manager, Node};
 use crate::metrics;
+use crate::oom;
 use crate::options::{self, Command, Settings, sync_period};
 use crate::probes::Probes;
 use crate::runtime::backoff::Backoff;
@@ -155,6 +156,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     };
     let manager = Manager {
         cgroups,
+        classes: async_lock::Mutex::default(),
         cgroup_features: OnceCell::new(),
         dead,
         images: Images::new(
@@ -218,6 +220,8 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         evictions,
     };
     drop(task::spawn(upkeep.run(stop.clone())));
+    let (name, ended) = (node.name.clone(), stop.clone());
+    drop(task::spawn(async move { ended.unless_stopped(oom::watch(&name)).await.unwrap_or(()) }));
     let checks = serving::checks(&kubelet);
     let (address, port) = (
         configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),

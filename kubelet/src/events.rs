@@ -1,4 +1,4 @@
-//! Events of pods, as lines of the log: upstream's reasons and messages, in the form in which its
+//! Events of pods and of the node, as lines of the log: upstream's reasons and messages, in the form in which its
 //! event broadcaster logs them. Upstream: `pkg/kubelet/events`, `record.EventRecorder`.
 
 use std::fmt;
@@ -15,11 +15,19 @@ pub fn warning(pod: &Pod, container: Option<&str>, reason: &str, message: impl f
     log::warn!("{}", line(pod, container, "Warning", reason, &message.to_string()));
 }
 
+/// Records that something has gone wrong with the node.
+pub fn node_warning(node: &str, reason: &str, message: impl fmt::Display) {
+    log::warn!("{}", text(node, "", "Node", "Warning", reason, &message.to_string()));
+}
+
 fn line(pod: &Pod, container: Option<&str>, kind: &str, reason: &str, message: &str) -> String {
-    let name = pod.display_name();
     let path = container.map(|name| field_path(pod, name)).unwrap_or_default();
+    text(&pod.display_name().to_string(), &path, "Pod", kind, reason, message)
+}
+
+fn text(object: &str, path: &str, of: &str, kind: &str, reason: &str, message: &str) -> String {
     format!(
-        "Event occurred object={name:?} fieldPath={path:?} kind=\"Pod\" apiVersion=\"v1\" \
+        "Event occurred object={object:?} fieldPath={path:?} kind=\"{of}\" apiVersion=\"v1\" \
          type=\"{kind}\" reason=\"{reason}\" message={message:?}"
     )
 }

@@ -10,10 +10,8 @@ use futures_rustls::TlsConnector;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{
-    AUTHORIZATION, COOKIE, HOST, HeaderMap, HeaderValue, LOCATION, WWW_AUTHENTICATE,
-};
-use hyper::{Request, StatusCode, Uri};
+use hyper::header::{HOST, HeaderMap, HeaderValue, LOCATION};
+use hyper::{Request, StatusCode};
 use kube_controller_manager::client::Trust as Verifier;
 use kube_controller_manager::task;
 use rustls::crypto::CryptoProvider;
@@ -31,11 +29,21 @@ const AUTHORITIES: [&str; 3] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
     /// One of the system's authorities must have signed the certificate. Redirects may lead to any
-    /// host, which does not get the secrets of another one, as with Go's client.
+    /// host; one outside of the first one's domain gets no headers with secrets, as with Go's client.
     Source,
     /// Any certificate; redirects that stay on the host.
     Probe,
 }
+
+/// Headers with secrets. Upstream: `shouldCopyHeaderOnRedirect` of Go's `net/http`.
+const SECRETS: [&str; 6] = [
+    "authorization",
+    "cookie",
+    "cookie2",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "www-authenticate",
+];
 
 /// A scheme, host, port and path with its query.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,34 +58,23 @@ impl Target {
     /// # Errors
     /// When `url` is not an absolute URL of HTTP or HTTPS.
     pub fn parse(url: &str) -> Result<Target, String> {
-        let uri: Uri = url.parse().map_err(|error| format!("{url:?} is not a URL: {error}"))?;
-        let is_https = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(format!("{url:?} is not a URL of http or https")),
+        let parsed = Url::parse(url).map_err(|error| format!("{url:?} is not a URL: {error}"))?;
+        Target::of(&parsed)
+    }
+
+    fn of(url: &Url) -> Result<Target, String> {
+        let is_https = match url.scheme() {
+            "http" => false,
+            "https" => true,
+            _ => return Err(format!("{:?} is not a URL of http or https", url.as_str())),
         };
-        let host = uri.host().filter(|host| !host.is_empty());
-        let host = host.ok_or_else(|| format!("{url:?} has no host"))?;
+        let query = url.query().map(|query| format!("?{query}")).unwrap_or_default();
         Ok(Target {
             is_https,
-            host: host.trim_matches(['[', ']']).to_owned(),
-            port: uri.port_u16().unwrap_or(if is_https { 443 } else { 80 }),
-            path: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+            host: url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned(),
+            port: url.port_or_known_default().unwrap_or_default(),
+            path: url.path().to_owned() + &query,
         })
-    }
-
-    /// The target of a redirect from here.
-    fn redirected(&self, location: &str) -> Result<Target, String> {
-        let resolved = Url::parse(&self.to_string()).and_then(|from| from.join(location));
-        let resolved = resolved
-            .map_err(|error| format!("failed to parse Location header {location:?}: {error}"))?;
-        Target::parse(resolved.as_str())
-    }
-
-    /// Whether this host is another one or below it.
-    fn is_within(&self, other: &Target) -> bool {
-        let rest = self.host.strip_suffix(&other.host);
-        rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
     fn authority(&self) -> String {
@@ -120,22 +117,43 @@ pub async fn get(
     max_bytes: usize,
 ) -> Result<Answer, String> {
     let (mut target, mut headers) = (first.clone(), headers.clone());
+    if rules == Rules::Source {
+        headers.remove(HOST);
+    }
     for _ in 0..10 {
         let (answer, location) = get_once(&target, &headers, rules, max_bytes).await?;
         let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
-        let Some(location) = location.filter(|_| is_redirect) else { return Ok(answer) };
-        let next = target.redirected(&location)?;
-        if rules == Rules::Probe && next.host != target.host {
+        let location = location.filter(|location| is_redirect && !location.is_empty());
+        let Some(location) = location else { return Ok(answer) };
+        // A URL has one spelling of its host, a target that one.
+        let [origin, from] = [first, &target].map(|target| Url::parse(&target.to_string()));
+        let (origin, from) = origin
+            .and_then(|origin| Ok((origin, from?)))
+            .map_err(|error| format!("{target}: {error}"))?;
+        let next = from
+            .join(&location)
+            .map_err(|error| format!("failed to parse Location header {location:?}: {error}"))?;
+        if rules == Rules::Probe && next.host_str() != from.host_str() {
             return Ok(Answer { leaves_host: true, ..answer });
         }
-        if !next.is_within(first) {
-            for secret in [AUTHORIZATION, COOKIE, WWW_AUTHENTICATE] {
+        if Url::parse(&location).is_ok() {
+            headers.remove(HOST);
+        }
+        if !is_within(&next, &origin) {
+            for secret in SECRETS {
                 headers.remove(secret);
             }
         }
-        target = next;
+        target = Target::of(&next)?;
     }
     Err(format!("{target}: stopped after 10 redirects"))
+}
+
+/// Whether a URL's host is that of another one or below it.
+fn is_within(url: &Url, other: &Url) -> bool {
+    let (host, parent) = (url.host_str().unwrap_or_default(), other.host_str().unwrap_or_default());
+    let rest = host.strip_suffix(parent);
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 async fn get_once(
@@ -279,71 +297,100 @@ mod tests {
         }
     }
 
-    #[test]
-    fn redirects_are_resolved() {
-        let from = Target::parse("http://a:1/b").expect("a URL");
-        for (location, shown) in [
-            ("/c?d", Some("http://a:1/c?d")),
-            ("https://e/f", Some("https://e/f")),
-            ("//e/f", Some("http://e/f")),
-            ("c", Some("http://a:1/c")),
-            ("http://[::1]:2", Some("http://[::1]:2/")),
-            ("ftp://a/", None),
-            ("http://", None),
-        ] {
-            let to = from.redirected(location).map(|target| target.to_string());
-            assert_eq!(to.ok().as_deref(), shown, "{location}");
-        }
-    }
-
-    /// A server that answers once with `answer`, and its port; what it was asked is sent.
-    fn serve(address: &str, answer: String) -> (u16, mpsc::Receiver<String>) {
+    /// A server that gives these answers, and its port; what it was asked is sent.
+    fn serve(address: &str, answers: Vec<String>) -> (u16, mpsc::Receiver<String>) {
         let listener = TcpListener::bind((address, 0)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let (asked, requests) = mpsc::channel();
         std::thread::spawn(move || {
-            let (stream, _) = listener.accept().expect("a connection");
-            let mut lines = BufReader::new(&stream).lines().map(|line| line.expect("a line"));
-            let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
-            (&stream).write_all(answer.as_bytes()).expect("an answer");
-            let _ = asked.send(head.join("\n"));
+            for answer in answers {
+                let (stream, _) = listener.accept().expect("a connection");
+                let lines = BufReader::new(&stream).lines().map(|line| line.expect("a line"));
+                let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+                (&stream).write_all(answer.as_bytes()).expect("an answer");
+                let _ = asked.send(head.join("\n") + "\n");
+            }
         });
         (port, requests)
     }
 
+    fn moved(to: &str) -> String {
+        format!("HTTP/1.1 307 Temporary Redirect\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n")
+    }
+
+    fn ok() -> String {
+        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned()
+    }
+
     #[test]
-    fn redirects_to_other_hosts_are_for_sources_and_without_secrets() {
+    fn sources_are_redirected_to_any_host_without_secrets() {
         let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer t"));
-        headers.insert("x-role", HeaderValue::from_static("node"));
-        for rules in [Rules::Source, Rules::Probe] {
-            let ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok".to_owned();
-            let (port, at_the_other) = serve("127.0.0.2", ok);
-            let moved = format!(
-                "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.2:{port}/b\r\n\
-                 Content-Length: 0\r\n\r\n"
-            );
-            let (port, at_the_first) = serve("127.0.0.1", moved);
-            let target = Target::parse(&format!("http://127.0.0.1:{port}/a")).expect("a URL");
-            let answer = block_on(get(&target, &headers, rules, 100)).expect("an answer");
-            let first = at_the_first.recv().expect("a request");
-            assert!(first.starts_with("GET /a ") && first.contains("Bearer t"), "{first}");
-            match rules {
-                Rules::Source => {
-                    assert_eq!((answer.status.as_u16(), &*answer.body), (200, &b"ok"[..]));
-                    let other = at_the_other.recv().expect("a request");
-                    assert!(other.starts_with("GET /b "), "{other}");
-                    assert!(other.contains("x-role: node") && !other.contains("Bearer"), "{other}");
-                }
-                Rules::Probe => {
-                    assert!(answer.leaves_host && answer.status == 307, "{answer:?}");
-                    at_the_other.try_recv().expect_err("no request");
-                }
-            }
+        for (name, value) in [("host", "h"), ("cookie2", "c"), ("x-role", "node")] {
+            headers.insert(name, HeaderValue::from_static(value));
         }
-        let at = |host: &str| Target::parse(&format!("http://{host}")).expect("a URL");
-        for (host, is_within) in [("a.b", true), ("c.a.b", true), ("ca.b", false), ("b", false)] {
-            assert_eq!(at(host).is_within(&at("a.b")), is_within, "{host}");
+        headers.insert("authorization", HeaderValue::from_static("Bearer t"));
+        // To another host, and back.
+        let (port, at_the_last) = serve("127.0.0.1", vec![ok()]);
+        let (port, at_the_second) =
+            serve("127.0.0.2", vec![moved(&format!("http://127.0.0.1:{port}/c"))]);
+        let (port, at_the_first) =
+            serve("127.0.0.1", vec![moved(&format!("//127.0.0.2:{port}/b?q"))]);
+        let target = Target::parse(&format!("http://127.0.0.1:{port}/a")).expect("a URL");
+        let answer = block_on(get(&target, &headers, Rules::Source, 100)).expect("an answer");
+        assert_eq!((answer.status.as_u16(), &*answer.body), (200, &b"ok"[..]));
+        for (requests, line, has_secrets) in [
+            (at_the_first, "GET /a ", true),
+            (at_the_second, "GET /b?q ", false),
+            (at_the_last, "GET /c ", false),
+        ] {
+            let request = requests.recv().expect("a request");
+            assert!(request.starts_with(line) && request.contains("x-role: node"), "{request}");
+            assert_eq!(request.contains("Bearer t"), has_secrets, "{request}");
+            assert_eq!(request.contains("cookie2: c"), has_secrets, "{request}");
+            assert!(!request.contains("host: h\n"), "{request}");
+        }
+    }
+
+    #[test]
+    fn probes_are_redirected_on_their_host_only() {
+        let of = |host: &str, port| Target {
+            is_https: false,
+            host: host.to_owned(),
+            port,
+            path: "/a".to_owned(),
+        };
+        let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_static("h"))]);
+        // The host is spelled in two ways; a relative location keeps the header.
+        let (last, at_the_last) = serve("::1", vec![ok()]);
+        let to_the_last = moved(&format!("http://[0:0::1]:{last}/c"));
+        let (port, at_the_first) = serve("::1", vec![moved("/b"), to_the_last]);
+        let answer = block_on(get(&of("0:0::1", port), &headers, Rules::Probe, 100));
+        assert_eq!(answer.expect("an answer").status, 200);
+        let host = format!("host: [::1]:{last}\n");
+        for (requests, line, host) in [
+            (&at_the_first, "GET /a ", "host: h\n"),
+            (&at_the_first, "GET /b ", "host: h\n"),
+            (&at_the_last, "GET /c ", &host),
+        ] {
+            let request = requests.recv().expect("a request");
+            assert!(request.starts_with(line) && request.contains(host), "{request}");
+        }
+        for location in ["http://127.0.0.2:1/", "app://elsewhere", "//localhost/x"] {
+            let (port, _) = serve("127.0.0.1", vec![moved(location)]);
+            let answer = block_on(get(&of("127.0.0.1", port), &headers, Rules::Probe, 100));
+            let answer = answer.expect("an answer");
+            assert!(answer.leaves_host && answer.status == 307, "{location}: {answer:?}");
+        }
+        let (port, _) = serve("127.0.0.1", vec![moved("")]);
+        let answer = block_on(get(&of("127.0.0.1", port), &headers, Rules::Probe, 100));
+        assert_eq!(answer.expect("an answer").status, 307);
+    }
+
+    #[test]
+    fn secrets_stay_in_a_domain() {
+        let at = |host: &str| Url::parse(&format!("http://{host}")).expect("a URL");
+        for (host, is_inside) in [("a.b", true), ("c.A.b", true), ("ca.b", false), ("b", false)] {
+            assert_eq!(is_within(&at(host), &at("a.b")), is_inside, "{host}");
         }
     }
 }

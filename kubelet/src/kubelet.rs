@@ -35,7 +35,7 @@ use crate::workers::{Outcome, Reason, Work, Workers};
 
 /// Upstream: `genericPlegRelistPeriod`.
 const RELIST: Duration = Duration::from_secs(1);
-/// The same without any pod. Upstream has no such pause.
+/// The period while there is no pod; upstream always relists each second.
 const IDLE_RELIST: Duration = Duration::from_secs(5);
 /// A runtime that has not been listed for this long does not answer. Upstream:
 /// `genericPlegRelistThreshold`.
@@ -205,6 +205,7 @@ impl Kubelet {
         let mut last = Snapshot::default();
         let mut is_tidy = false;
         loop {
+            let woken = self.wake.listen();
             let begin = self.clock.monotonic();
             self.enter_loop(begin);
             metrics::LAST_SEEN.set(self.clock.now().to_jiff().as_second());
@@ -230,18 +231,18 @@ impl Kubelet {
                 }
             }
             self.clock.sleep(RELIST).await;
-            let woken = self.wake.listen();
             if self.is_idle(&last) {
                 self.clock.sleep(IDLE_RELIST.saturating_sub(RELIST)).or(woken).await;
             }
         }
     }
 
-    /// Whether there is no pod, neither here nor in the runtime, which answers.
+    /// Whether neither a source nor the runtime has a pod, and the runtime answers.
     fn is_idle(&self, snapshot: &Snapshot) -> bool {
         let state = self.state.lock();
         let is_known = self.expected.is_subset(&state.seen) && state.fault.is_none();
-        is_known && state.pods.is_empty() && snapshot.pods().next().is_none()
+        let has_none = state.pods.is_empty() && state.workers.is_empty();
+        is_known && has_none && snapshot.pods().next().is_none()
     }
 
     /// Whether all sources have been read.

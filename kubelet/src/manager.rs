@@ -4,6 +4,7 @@
 mod ending;
 
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,6 +71,8 @@ pub struct Manager {
     pub dead: garbage::Policy,
     /// Cgroups by class; `None`: each pod has its own below `cgroup_root`.
     pub cgroups: Option<Arc<Cgroups>>,
+    /// Held while the shares of classes are counted and written.
+    pub classes: async_lock::Mutex<()>,
     /// Of the machine's cgroups; read before the first start of a container.
     pub cgroup_features: OnceCell<cgroups::Features>,
 }
@@ -224,20 +227,32 @@ impl Manager {
             self.kill_pod(pod, status, None).await?;
             return Ok(false);
         }
-        let (of, active) = (pod.clone(), active());
-        let made = task::blocking(move || {
-            if let Err(error) = cgroups.update_classes(active.iter().map(|pod| &**pod)) {
-                log::warn!(
-                    "Failed to update QoS cgroups while syncing pod {}: {error}",
-                    of.display_name()
-                );
-            }
-            cgroups.ensure_pod(&of)
-        });
-        made.await.map_err(|error| {
+        if let Err(error) = self.update_classes(active).await {
+            let pod = pod.display_name();
+            log::warn!("Failed to update QoS cgroups while syncing pod {pod}: {error}");
+        }
+        let of = pod.clone();
+        let made = task::blocking(move || cgroups.ensure_pod(&of)).await;
+        made.map_err(|error| {
+            let message = format!("unable to ensure pod container exists: {error}");
+            events::warning(pod, None, "FailedCreatePodContainer", message);
             format!("failed to ensure that the pod: {} cgroups exist and are correctly applied: {error}", pod.uid())
         })?;
         Ok(true)
+    }
+
+    /// Gives the classes the shares of the `active` pods.
+    ///
+    /// # Errors
+    /// With the path that cannot be written.
+    pub async fn update_classes(
+        &self,
+        active: &(dyn Fn() -> Vec<Arc<Pod>> + Sync),
+    ) -> io::Result<()> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
+        let _guard = self.classes.lock().await;
+        let active = active();
+        task::blocking(move || cgroups.update_classes(active.iter().map(|pod| &**pod))).await
     }
 
     /// Removes the cgroup of a pod whose containers have ended.

@@ -204,11 +204,9 @@ impl Upkeep {
         let Some(cgroups) = &manager.cgroups else { return std::future::pending().await };
         self.wait_for_sources().await;
         loop {
-            let (of, active) = (cgroups.clone(), self.kubelet.active_pods());
-            let (updated, pods) = task::blocking(move || {
-                (of.update_classes(active.iter().map(|pod| &**pod)), of.pods())
-            })
-            .await;
+            let updated = manager.update_classes(&|| self.kubelet.active_pods()).await;
+            let of = cgroups.clone();
+            let pods = task::blocking(move || of.pods()).await;
             if let Err(error) = updated {
                 log::error!("Failed to update QoS cgroup configuration: {error}");
             }

@@ -270,6 +270,10 @@ impl Workers {
         again
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.workers.is_empty()
+    }
+
     /// Whether the pod has a worker, finished or not.
     pub fn knows(&self, uid: &str) -> bool {
         self.workers.contains_key(uid)

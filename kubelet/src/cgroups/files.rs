@@ -165,17 +165,21 @@ impl Hierarchy {
             }
             Hierarchy::V2 { root } => {
                 let folder = below(root, path);
-                let mut files = resources.v2().into_iter();
+                let available = fs::read_to_string(root.join("cgroup.controllers"));
+                let available = available.unwrap_or_default();
+                let has_pages = available.split_whitespace().any(|name| name == HUGETLB);
+                let files = resources.v2().into_iter();
+                let mut files = files.filter(|(file, _)| has_pages || !file.starts_with(HUGETLB));
                 files.try_for_each(|(file, text)| set(&folder, &file, &text))
             }
         }
     }
 }
 
-/// Writes a limit. Kernels without huge pages, or without reservations of them, have no file for it.
+/// Writes a limit. Older kernels do not count reservations of huge pages.
 fn set(folder: &Path, file: &str, content: &str) -> io::Result<()> {
     let path = folder.join(file);
-    match file.starts_with(HUGETLB) && !path.exists() {
+    match file.contains(".rsvd.") && !path.exists() {
         true => Ok(()),
         false => write(&path, content),
     }

@@ -74,7 +74,8 @@ pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
 pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
     let containers = pod.all_containers().map(|container| container.resources.as_ref());
     let all = containers.chain([pod.spec().resources.as_ref()]).flatten();
-    let names = all.filter_map(|lists| lists.requests.as_ref()).flat_map(BTreeMap::keys);
+    let lists = all.filter_map(|lists| lists.requests.as_ref()).chain(&pod.spec().overhead);
+    let names = lists.flat_map(BTreeMap::keys);
     let names: BTreeSet<&String> =
         names.filter(|name| huge_pages::size_of(name) == Some(size)).collect();
     names.into_iter().map(|name| pod_amount(pod, name, false)).fold(0, i64::saturating_add)
@@ -263,6 +264,7 @@ mod tests {
                 8 * mib,
                 0,
             ),
+            (json!({"containers": [{}], "overhead": {"hugepages-2Mi": "2Mi"}}), 2 * mib, 0),
         ] {
             let pod = pod(spec.clone());
             assert_eq!(

@@ -1,6 +1,7 @@
 //! Images, containers and logs are collected; logs are rotated; credentials are used.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::time::Duration;
@@ -308,4 +309,62 @@ fn static_pods_are_not_evicted_but_unused_images_go() {
                ephemeral-storage. Threshold quantity: ";
     assert!(wait(|| node.log().contains(low)), "{}", node.log());
     assert!(is_ready(&node.pod("large-n")));
+}
+
+/// Upstream: `oomWatcher`.
+#[test]
+fn kills_for_want_of_memory_are_events_of_the_node() {
+    let Some(mut node) = Node::start("oom") else { return };
+    let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
+        return eprintln!("oom: /dev/kmsg cannot be written");
+    };
+    node.start_kubelet();
+    let victim = format!("victim of {}", node.name);
+    let event = format!(
+        "object=\"n\" fieldPath=\"\" kind=\"Node\" apiVersion=\"v1\" type=\"Warning\" \
+         reason=\"SystemOOM\" message=\"System OOM encountered, victim process: {victim}, pid: 4242\""
+    );
+    let is_seen = wait(|| {
+        // The kernel may drop a line of a program, and other kills may come in between.
+        let _ = log.write_all(b"kubelet test invoked oom-killer: order=0");
+        let _ = log.write_all(format!("Out of memory: Killed process 4242 ({victim})").as_bytes());
+        node.log().contains(&event)
+    });
+    assert!(is_seen, "{}", node.log());
+}
+
+/// The values of a histogram's buckets, by their bounds.
+fn buckets(node: &Node, name: &str) -> Vec<(f64, f64)> {
+    let page = node.get("127.0.0.1:10255", "/metrics").unwrap_or_default();
+    let prefix = format!("{name}_bucket{{le=\"");
+    let of = |line: &str| {
+        let (bound, count) = line.strip_prefix(&prefix)?.split_once("\"} ")?;
+        Some((bound.parse().ok()?, count.parse().ok()?))
+    };
+    page.lines().filter_map(of).collect()
+}
+
+#[test]
+fn runtime_is_listed_less_often_while_there_is_no_pod() {
+    let Some(mut node) = Node::start("idle") else { return };
+    node.start_kubelet();
+    let longer_than_2_5_s = |node: &Node| {
+        let buckets = buckets(node, "kubelet_pleg_relist_interval_seconds");
+        let up_to = |limit: f64| {
+            buckets
+                .iter()
+                .filter(|(bound, _)| *bound <= limit)
+                .map(|(_, count)| *count)
+                .fold(0.0, f64::max)
+        };
+        up_to(f64::INFINITY) - up_to(2.5)
+    };
+    assert!(wait(|| longer_than_2_5_s(&node) >= 2.0), "{}", node.log());
+    node.write("a.yaml", &pod("a", BUSYBOX, STAYS));
+    node.eventually("a-n", "ready", is_ready);
+    node.remove("a.yaml");
+    node.eventually("a-n", "gone", Value::is_null);
+    assert!(wait(|| containers(&node).is_empty()), "{}", node.log());
+    let before = longer_than_2_5_s(&node);
+    assert!(wait(|| longer_than_2_5_s(&node) > before), "{}", node.log());
 }
