@@ -26,9 +26,11 @@ pub struct NodeFacts<'a> {
 pub struct Sources<'a> {
     pub facts: NodeFacts<'a>,
     pub objects: &'a Objects,
-    /// The path and the text of a file in a volume.
-    pub file: &'a dyn Fn(&core::FileKeySelector) -> Result<(PathBuf, String), String>,
+    pub file: &'a FileReader<'a>,
 }
+
+/// Reads a file in a volume: its path and its text.
+pub type FileReader<'a> = dyn Fn(&core::FileKeySelector) -> Result<(PathBuf, String), String> + 'a;
 
 /// The variables in the order of the definition: those of `envFrom` first, by key. Blocks where a
 /// variable is in a file.
