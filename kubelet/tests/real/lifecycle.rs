@@ -1,5 +1,7 @@
 //! Hooks, the order in which containers end, grace periods, deadlines and restart rules.
 
+use std::fs;
+
 use serde_json::Value;
 
 use super::node::{Node, wait};
@@ -188,4 +190,38 @@ fn rules_restart_one_container_or_all() {
     let source = &all["status"]["containerStatuses"][1];
     let last = &source["lastState"]["terminated"];
     assert_eq!(last["reason"], "RestartingAllContainers", "{source:#}");
+}
+
+#[test]
+fn startup_probes_hold_the_others_back_and_slow_probes_fail() {
+    let Some(mut node) = Node::start("startup") else { return };
+    let starts = "startupProbe: {exec: {command: [test, -e, /host/up]}, periodSeconds: 1, \
+                  failureThreshold: 1000}
+    livenessProbe: {exec: {command: [test, -e, /host/up]}, periodSeconds: 1, failureThreshold: 1}
+    readinessProbe: {exec: {command: ['true']}, periodSeconds: 1}";
+    let slow =
+        "readinessProbe: {exec: {command: [sleep, '30']}, periodSeconds: 1, timeoutSeconds: 1}";
+    for (name, probes) in [("starts", starts), ("slow", slow)] {
+        let grace = "terminationGracePeriodSeconds: 1";
+        let manifest = pod(&node, name, grace, &[], &[Part("main", probes, &loyal(name))]);
+        node.write(&format!("{name}.yaml"), &manifest);
+    }
+    node.start_kubelet();
+    let failed = |name: &str, probe: &str| {
+        let log = node.log();
+        let mut lines = log.lines().filter(|line| line.contains(name));
+        lines.any(|line| line.contains(&format!("{probe} probe failed")))
+    };
+    assert!(wait(|| failed("starts-n", "Startup")), "{}", node.log());
+    assert!(wait(|| failed("slow-n", "Readiness")), "{}", node.log());
+    let waiting = node.pod("starts-n");
+    assert_eq!(container(&waiting)["started"], false, "{waiting:#}");
+    assert!(!is_ready(&waiting), "{waiting:#}");
+    fs::write(node.host_path("up"), "").expect("a file");
+    let ready = node.eventually("starts-n", "ready", is_ready);
+    assert_eq!(container(&ready)["started"], true, "{ready:#}");
+    assert_eq!(container(&ready)["restartCount"], 0, "{ready:#}");
+    assert!(!failed("starts-n", "Liveness"), "{}", node.log());
+    let slow = node.pod("slow-n");
+    assert!(!is_ready(&slow) && container(&slow)["state"]["running"].is_object(), "{slow:#}");
 }

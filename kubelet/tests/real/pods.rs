@@ -190,3 +190,49 @@ fn changed_and_unhealthy_containers_are_restarted() {
     });
     assert!(node.log().contains("failed liveness probe, will be restarted"), "{}", node.log());
 }
+
+#[test]
+fn containers_have_what_their_pod_says() {
+    let Some(mut node) = Node::start("seen") else { return };
+    let folder = node.host_path("");
+    let manifest = format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {{name: seen}}
+spec:
+  restartPolicy: OnFailure
+  volumes:
+  - {{name: out, hostPath: {{path: {}}}}}
+  - {{name: memory, emptyDir: {{medium: Memory, sizeLimit: 2Mi}}}}
+  - {{name: facts, downwardAPI: {{items: [{{path: name, fieldRef: {{fieldPath: metadata.name}}}}]}}}}
+  containers:
+  - name: main
+    image: node.test/busybox:1
+    command: [sh, -c, 'test -e /out/seen && exit 0; echo $CPU $MEMORY $(cat /facts/name) > /out/seen;
+      grep \" /memory \" /proc/mounts >> /out/seen; exit 1']
+    env:
+    - {{name: CPU, valueFrom: {{resourceFieldRef: {{resource: limits.cpu}}}}}}
+    - {{name: MEMORY, valueFrom: {{resourceFieldRef: {{resource: requests.memory, divisor: 1Mi}}}}}}
+    resources: {{requests: {{memory: 16Mi}}, limits: {{cpu: 1500m}}}}
+    volumeMounts:
+    - {{name: out, mountPath: /out}}
+    - {{name: memory, mountPath: /memory}}
+    - {{name: facts, mountPath: /facts}}
+",
+        folder.display()
+    );
+    node.write("seen.yaml", &manifest);
+    node.start_kubelet();
+    // The first run fails, the second one does not.
+    let ended = node.eventually("seen-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");
+    assert_eq!(container(&ended)["restartCount"], 1, "{ended:#}");
+    let seen = node.host_text("seen");
+    let (line, mount) = seen.split_once('\n').expect("two lines");
+    assert_eq!(line, "2 16 seen-n");
+    assert!(mount.starts_with("tmpfs /memory tmpfs ") && mount.contains("size=2048k"), "{mount}");
+    let machine = node.get("127.0.0.1:10255", "/spec/").expect("the machine");
+    let machine: Value = serde_json::from_str(&machine).expect("JSON");
+    assert!(machine["num_cores"].as_u64() >= Some(1), "{machine:#}");
+    assert_eq!(node.get("127.0.0.1:10255", "/healthz").as_deref(), Some("ok"));
+}

@@ -320,6 +320,17 @@ impl Snapshot {
         }
     }
 
+    /// Whether a claim's pod was gone when its StatefulSet was scaled down. The pods that go with the
+    /// scale take their claims; such a claim stays, as with upstream.
+    fn is_left_by_its_pod(&self, claim: &Value) -> bool {
+        let [owner] = list(claim, "/metadata/ownerReferences") else { return false };
+        let ordinal = text(claim, "/metadata/name").rsplit_once('-');
+        let ordinal = ordinal.and_then(|(_, ordinal)| ordinal.parse::<i64>().ok());
+        let mut sets = self.of(&STATEFUL_SETS);
+        let set = sets.find(|set| set["metadata"]["uid"] == owner["uid"]);
+        set.is_some_and(|set| ordinal >= Some(count(set, "/spec/replicas")))
+    }
+
     /// Each claim has one volume, which is attached where a pod uses it, and only there.
     fn check_volumes(&self, faults: &mut Faults) {
         let mut wanted: BTreeSet<(String, String)> = BTreeSet::new();
@@ -343,7 +354,7 @@ impl Snapshot {
                     })
             });
             let users: Vec<&str> = users.map(|pod| text(pod, "/spec/nodeName")).collect();
-            if users.is_empty() {
+            if users.is_empty() && !self.is_left_by_its_pod(claim) {
                 faults.add(&CLAIMS, claim, "no pod uses it".to_owned());
             }
             wanted.extend(users.iter().map(|node| (volume.to_owned(), (*node).to_owned())));
@@ -637,6 +648,26 @@ mod tests {
             let objects: Vec<(&ResourceType, Value)> = fixed.into_iter().chain(objects).collect();
             let found = found(Snapshot::check_volumes, &objects);
             assert_eq!(found.len(), expected, "{found:?} {objects:#?}");
+        }
+        // No pod uses the claim.
+        let set = json!({
+            "metadata": { "name": "db", "uid": "s" },
+            "spec": { "replicas": 2 },
+        });
+        for (name, owners, expected) in [
+            ("data-db-2", &["s"][..], 0),
+            ("data-db-1", &["s"], 1),
+            ("data-db-2", &["s", "p"], 1),
+            ("data-db-2", &["p"], 1),
+            ("data-db-2", &[], 1),
+        ] {
+            let mut claim = claim.clone();
+            claim["metadata"]["name"] = name.into();
+            let owners = owners.iter().map(|uid| json!({ "uid": uid })).collect();
+            claim["metadata"]["ownerReferences"] = Value::Array(owners);
+            let objects = [(&CLAIMS, claim), (&STATEFUL_SETS, set.clone()), volume("v", "c")];
+            let found = found(Snapshot::check_volumes, &objects);
+            assert_eq!(found.len(), expected, "{found:?} {name} {objects:#?}");
         }
     }
 }

@@ -17,20 +17,21 @@ use self::evaluator::{Evaluator, Registry};
 use self::kinds::{claim_changes_usage, service_changes_usage, services, volume_claims};
 use self::pods::Pods;
 use crate::cache::{Lister, MetadataHandler};
-use crate::client::{ApiResource, Client};
+use crate::client::{ApiResource, Client, ListOptions};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::runner::resource_monitors::Monitors;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{
-    Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim, ResourceList,
-    ResourceQuota, ResourceQuotaStatus, ResourceType, Service,
+    Istr, Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim,
+    ResourceList, ResourceQuota, ResourceQuotaStatus, ResourceType, Service,
 };
 
 /// How long workers wait for the DeviceClasses, which a server need not serve.
 const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a lower usage waits for the pods that were charged before, and how often it looks.
+/// How long a lower usage waits for the pods that were charged before, until they are listed, and how
+/// often it looks.
 const PODS_PATIENCE: Duration = Duration::from_secs(5);
 const PODS_PAUSE: Duration = Duration::from_millis(100);
 
@@ -44,6 +45,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         clock: c.clock(),
         quotas: quotas.clone(),
         pods: c.lister(),
+        whole_pods: c.feature("PodLevelResources"),
         registry: registry(c),
         queue: queue.clone(),
         waiting: Mutex::default(),
@@ -170,10 +172,21 @@ struct Quotas {
     clock: SharedClock,
     quotas: Lister<ResourceQuota>,
     pods: Lister<Pod>,
+    /// The gate `PodLevelResources`.
+    whole_pods: bool,
     registry: Registry,
     queue: Queue,
     /// Since when a quota waits for pods.
     waiting: Mutex<HashMap<ObjectKey, Duration>>,
+}
+
+/// Whether the cache of pods may lack some that a quota was charged for.
+enum Lag {
+    None,
+    /// They may still come.
+    Short,
+    /// They have not come for [`PODS_PATIENCE`].
+    Long,
 }
 
 impl Quotas {
@@ -201,25 +214,51 @@ impl Quotas {
     }
 
     fn limits_pods(&self, quota: &ResourceQuota) -> bool {
-        let pods = self.registry.built_in(&Pod::RESOURCE);
-        pods.is_some_and(|pods| quota.spec.hard.names().any(|name| pods.measures(name)))
+        quota.spec.hard.names().any(|name| self.is_of_pods(name))
     }
 
     /// Whether pods may be missing in a lower usage: the API server charges a pod before it stores
     /// it, so a cache older than the quota may lack what was charged. Then more pods than the quota
     /// permits would be admitted, as under upstream's manager. The wait has an end, because a charged
     /// pod may have been refused in the end.
-    fn waits_for_pods(&self, quota: &ResourceQuota, measured: &ResourceList, known: u64) -> bool {
+    fn lag_of_pods(&self, quota: &ResourceQuota, measured: &ResourceList, known: u64) -> Lag {
         let key = quota.meta.key();
         let mut waiting = self.waiting.lock();
-        let pods = self.registry.built_in(&Pod::RESOURCE);
-        let counts = |name: &str| pods.is_some_and(|pods| pods.measures(name));
-        if known >= quota.meta.resource_version || !lowers(quota, measured, counts) {
+        let is_lower = lowers(quota, measured, |name| self.is_of_pods(name));
+        if known >= quota.meta.resource_version || !is_lower {
             waiting.remove(&key);
-            return false;
+            return Lag::None;
         }
         let now = self.clock.monotonic();
-        now < *waiting.entry(key).or_insert(now) + PODS_PATIENCE
+        match now < *waiting.entry(key).or_insert(now) + PODS_PATIENCE {
+            true => Lag::Short,
+            false => Lag::Long,
+        }
+    }
+
+    fn is_of_pods(&self, name: &str) -> bool {
+        self.registry.built_in(&Pod::RESOURCE).is_some_and(|pods| pods.measures(name))
+    }
+
+    /// Measures the pods that the API server has now, in place of those in the cache.
+    async fn measure_live_pods(
+        &self,
+        quota: &ResourceQuota,
+        measured: &mut ResourceList,
+    ) -> Result<(), Error> {
+        let key = quota.meta.key();
+        let pods = self.client.resource(&Pod::RESOURCE);
+        let live = pods.list::<Pod>(Some(&key.namespace), &ListOptions::default()).await?;
+        let live: Vec<Arc<Pod>> = live.items.into_iter().map(Arc::new).collect();
+        let usage = pods::sum(&live, &quota.scopes(), self.whole_pods, self.clock.now());
+        let names = measured.iter().map(|(name, _)| name.clone());
+        let names: Vec<Istr> = names.filter(|name| self.is_of_pods(name)).collect();
+        for name in names {
+            let amount = usage.get(&name).unwrap_or_default();
+            measured.insert(name, amount);
+        }
+        self.waiting.lock().remove(&key);
+        Ok(())
     }
 
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
@@ -229,10 +268,12 @@ impl Quotas {
         };
         // Read first: what is measured is at least as new.
         let known = self.pods.last_seen_version();
-        let (measured, mut errors) =
+        let (mut measured, mut errors) =
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
-        if self.waits_for_pods(&quota, &measured, known) {
-            return Ok(Next::After(PODS_PAUSE));
+        match self.lag_of_pods(&quota, &measured, known) {
+            Lag::None => {}
+            Lag::Short => return Ok(Next::After(PODS_PAUSE)),
+            Lag::Long => self.measure_live_pods(&quota, &mut measured).await?,
         }
         if let Some(status) = new_status(&quota, &measured)
             && let Err(error) = self.client.update_status(&*quota, &status).await

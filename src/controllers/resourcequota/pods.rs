@@ -49,7 +49,7 @@ impl Evaluator for Pods {
 }
 
 /// What the pods that match use. Those of one template are added up at once.
-fn sum(
+pub fn sum(
     pods: &[Arc<Pod>],
     scopes: &[ScopeRequirement],
     whole: bool,
