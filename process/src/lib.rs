@@ -4,14 +4,12 @@
 //! time, a signal handler records their stacks, and the counts are written in pprof's format, which
 //! `go tool pprof` reads. Nothing runs and no memory is held before the first profile.
 //!
-//! Memory: a cache of free blocks for a thread that allocates much, and how code is read again under a
-//! memory limit.
+//! Memory: a cache of free blocks for a thread that allocates much.
 //!
 //! Gzip: the format of profiles.
 //!
 //! Linux only.
 
-mod code;
 mod gzip;
 mod maps;
 mod pprof;
@@ -21,7 +19,6 @@ mod stack;
 mod symbols;
 mod tcache;
 
-pub use code::read_code_singly;
 pub use gzip::gzip;
 pub use maps::{Mapping, mappings};
 pub use pprof::{Counted, Frame, Profile};

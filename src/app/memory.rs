@@ -1,5 +1,4 @@
-//! The cache of free blocks of the executor's thread: enabled at start, released regularly. And the
-//! pages of code, which go when memory is short.
+//! The cache of free blocks of the executor's thread: enabled at start, released regularly.
 
 use std::time::Duration;
 
@@ -16,13 +15,9 @@ const FEW: usize = 256 << 10;
 /// With more than one executor thread, the one that ran this first may keep its blocks for longer.
 pub(super) async fn release_regularly(clock: SharedClock, stop: StopToken) {
     process::ThreadCache::enable();
-    let (mut wait, mut is_starting) = (BUSY, true);
+    let mut wait = BUSY;
     while stop.unless_stopped(clock.sleep(wait)).await.is_some() {
         let released = process::ThreadCache::release();
-        // Until here most of the code was needed, and read fastest in large pieces.
-        if std::mem::take(&mut is_starting) {
-            process::read_code_singly();
-        }
         wait = if released > FEW { BUSY } else { IDLE };
     }
 }
