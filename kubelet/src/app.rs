@@ -156,7 +156,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     };
     let manager = Manager {
         cgroups,
-        classes: async_lock::Mutex::default(),
+        classes: Arc::default(),
         cgroup_features: OnceCell::new(),
         dead,
         images: Images::new(

@@ -1,5 +1,5 @@
-//! Events of pods and of the node, as lines of the log: upstream's reasons and messages, in the form in which its
-//! event broadcaster logs them. Upstream: `pkg/kubelet/events`, `record.EventRecorder`.
+//! Events of pods and of the node, as lines of the log: upstream's reasons and messages, in the form
+//! in which its event broadcaster logs them. Upstream: `pkg/kubelet/events`, `record.EventRecorder`.
 
 use std::fmt;
 

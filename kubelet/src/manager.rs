@@ -72,7 +72,7 @@ pub struct Manager {
     /// Cgroups by class; `None`: each pod has its own below `cgroup_root`.
     pub cgroups: Option<Arc<Cgroups>>,
     /// Held while the shares of classes are counted and written.
-    pub classes: async_lock::Mutex<()>,
+    pub classes: Arc<async_lock::Mutex<()>>,
     /// Of the machine's cgroups; read before the first start of a container.
     pub cgroup_features: OnceCell<cgroups::Features>,
 }
@@ -250,9 +250,14 @@ impl Manager {
         active: &(dyn Fn() -> Vec<Arc<Pod>> + Sync),
     ) -> io::Result<()> {
         let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
-        let _guard = self.classes.lock().await;
+        let guard = self.classes.lock_arc().await;
         let active = active();
-        task::blocking(move || cgroups.update_classes(active.iter().map(|pod| &**pod))).await
+        // The guard goes with the work, which continues when this future does not.
+        let update = move || {
+            let _guard = guard;
+            cgroups.update_classes(active.iter().map(|pod| &**pod))
+        };
+        task::blocking(update).await
     }
 
     /// Removes the cgroup of a pod whose containers have ended.

@@ -1,10 +1,11 @@
-//! Processes that the kernel kills because the whole machine is out of memory: each is an event of the
-//! node. Upstream: `pkg/kubelet/oom`, cadvisor's `oomparser`.
+//! Processes that the kernel kills because the whole machine is out of memory: each is an event of
+//! the node. Upstream: `pkg/kubelet/oom`, cadvisor's `oomparser`.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 
 use async_io::Async;
+use futures_lite::future::yield_now;
 
 use crate::events;
 
@@ -13,8 +14,8 @@ const KERNEL_LOG: &str = "/dev/kmsg";
 /// The longest record. Linux: `PRINTK_MESSAGE_MAX`.
 const MAX_RECORD: usize = 8192;
 
-/// Records an event of the node for each process that is killed, also for those that the kernel's log
-/// still has, as upstream. Ends when the log cannot be read.
+/// Records an event of the node for each process that is killed, also for those that the kernel's
+/// log still has, as upstream. Ends when the log cannot be read.
 pub async fn watch(node: &str) {
     let Err(error) = read(node).await else { return };
     log::warn!("{KERNEL_LOG}: {error}: processes killed for want of memory are not noticed");
@@ -24,7 +25,10 @@ async fn read(node: &str) -> std::io::Result<()> {
     let file = Async::new(File::open(KERNEL_LOG)?)?;
     let (mut parser, mut record) = (Parser::default(), vec![0; MAX_RECORD]);
     loop {
+        // The log may have thousands of records.
+        yield_now().await;
         let length = match file.read_with(|mut file| file.read(&mut record)).await {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(length) => length,
             // Records were overwritten before they were read: the next one follows.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
@@ -81,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn victims_of_the_machine_are_told_from_those_of_limits() {
+    fn victims_of_limits_are_no_events() {
         let mut parser = Parser::default();
         let begin = "stress invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0";
         let victim = |pid, process: &str| Some(Victim { pid, process: process.to_owned() });

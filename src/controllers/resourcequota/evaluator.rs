@@ -151,6 +151,11 @@ impl Registry {
         self.list().iter().any(|evaluator| evaluator.measures(name))
     }
 
+    /// Whether several measure the resource `name` of quotas.
+    pub fn is_shared(&self, name: &str) -> bool {
+        self.list().iter().filter(|evaluator| evaluator.measures(name)).count() > 1
+    }
+
     /// What is used of the resources that the quota limits and that are measured here, and what
     /// could not be measured: those resources are left out. Upstream: `CalculateUsage`.
     pub fn measure(

@@ -30,9 +30,10 @@ use crate::objects::{
 /// How long workers wait for the DeviceClasses, which a server need not serve.
 const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a lower usage waits for the pods that were charged before, until they are listed, and how
-/// often it looks.
+/// How long a lower usage waits for the pods that were charged before, until they are listed; within
+/// which time a charged pod is stored; and the pause between two attempts.
 const PODS_PATIENCE: Duration = Duration::from_secs(5);
+const PODS_STORED: Duration = Duration::from_millis(500);
 const PODS_PAUSE: Duration = Duration::from_millis(100);
 
 /// The controller `resourcequota-controller`.
@@ -176,8 +177,16 @@ struct Quotas {
     whole_pods: bool,
     registry: Registry,
     queue: Queue,
-    /// Since when a quota waits for pods.
-    waiting: Mutex<HashMap<ObjectKey, Duration>>,
+    /// The quotas that wait for pods.
+    waiting: Mutex<HashMap<ObjectKey, Wait>>,
+}
+
+/// A quota's wait for pods that it may have been charged for.
+struct Wait {
+    since: Duration,
+    /// The quota's version, and since when it is that one.
+    version: u64,
+    changed: Duration,
 }
 
 /// Whether the cache of pods may lack some that a quota was charged for.
@@ -222,15 +231,21 @@ impl Quotas {
     /// permits would be admitted, as under upstream's manager. The wait has an end, because a charged
     /// pod may have been refused in the end.
     fn lag_of_pods(&self, quota: &ResourceQuota, measured: &ResourceList, known: u64) -> Lag {
-        let key = quota.meta.key();
+        let (key, version) = (quota.meta.key(), quota.meta.resource_version);
         let mut waiting = self.waiting.lock();
         let is_lower = lowers(quota, measured, |name| self.is_of_pods(name));
-        if known >= quota.meta.resource_version || !is_lower {
+        if known >= version || !is_lower {
             waiting.remove(&key);
             return Lag::None;
         }
         let now = self.clock.monotonic();
-        match now < *waiting.entry(key).or_insert(now) + PODS_PATIENCE {
+        let wait = waiting.entry(key).or_insert(Wait { since: now, version, changed: now });
+        if wait.version != version {
+            (wait.version, wait.changed) = (version, now);
+        }
+        // A pod that was charged just now may not be stored yet.
+        let ends = (wait.since + PODS_PATIENCE).max(wait.changed + PODS_STORED);
+        match now < ends.min(wait.since + 2 * PODS_PATIENCE) {
             true => Lag::Short,
             false => Lag::Long,
         }
@@ -240,20 +255,22 @@ impl Quotas {
         self.registry.built_in(&Pod::RESOURCE).is_some_and(|pods| pods.measures(name))
     }
 
-    /// Measures the pods that the API server has now, in place of those in the cache.
+    /// Measures the pods that the API server has now, in place of those in the cache. What cannot be
+    /// measured so is left out of `measured`.
     async fn measure_live_pods(
         &self,
         quota: &ResourceQuota,
         measured: &mut ResourceList,
     ) -> Result<(), Error> {
         let key = quota.meta.key();
+        let names = measured.iter().map(|(name, _)| name.clone());
+        let names: Vec<Istr> = names.filter(|name| self.is_of_pods(name)).collect();
+        measured.retain(|name| !self.is_of_pods(name));
         let pods = self.client.resource(&Pod::RESOURCE);
         let live = pods.list::<Pod>(Some(&key.namespace), &ListOptions::default()).await?;
         let live: Vec<Arc<Pod>> = live.items.into_iter().map(Arc::new).collect();
         let usage = pods::sum(&live, &quota.scopes(), self.whole_pods, self.clock.now());
-        let names = measured.iter().map(|(name, _)| name.clone());
-        let names: Vec<Istr> = names.filter(|name| self.is_of_pods(name)).collect();
-        for name in names {
+        for name in names.into_iter().filter(|name| !self.registry.is_shared(name)) {
             let amount = usage.get(&name).unwrap_or_default();
             measured.insert(name, amount);
         }
@@ -273,7 +290,7 @@ impl Quotas {
         match self.lag_of_pods(&quota, &measured, known) {
             Lag::None => {}
             Lag::Short => return Ok(Next::After(PODS_PAUSE)),
-            Lag::Long => self.measure_live_pods(&quota, &mut measured).await?,
+            Lag::Long => errors.extend(self.measure_live_pods(&quota, &mut measured).await.err()),
         }
         if let Some(status) = new_status(&quota, &measured)
             && let Err(error) = self.client.update_status(&*quota, &status).await
