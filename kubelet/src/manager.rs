@@ -252,7 +252,7 @@ impl Manager {
         let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
         let guard = self.classes.lock_arc().await;
         let active = active();
-        // The guard goes with the work, which continues when this future does not.
+        // The work holds the guard: it continues when this future does not.
         let update = move || {
             let _guard = guard;
             cgroups.update_classes(active.iter().map(|pod| &**pod))
