@@ -70,6 +70,18 @@ fn start_was_cut_off(pod: &Value) -> bool {
     pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "StartError"
 }
 
+/// The containers of a pod that ran again after such a start, which may have come as far as their own
+/// work. Of an init container only the last run is kept.
+fn started_again(pod: &Value) -> Vec<&str> {
+    let lists = ["initContainerStatuses", "containerStatuses"].map(|list| &pod["status"][list]);
+    let all = lists.into_iter().filter_map(Value::as_array).flatten();
+    let again = all.filter(|status| {
+        let last = &status["lastState"]["terminated"]["reason"];
+        status["restartCount"] == 1 && (last.is_null() || last == "StartError")
+    });
+    again.filter_map(|status| status["name"].as_str()).collect()
+}
+
 /// One life of two pods, with a crash on the way.
 struct Life<'a> {
     node: &'a mut Node,
@@ -126,11 +138,16 @@ impl Life<'_> {
             .map(str::to_owned)
             .collect();
         starts.sort();
+        let pod = self.node.pod(&running);
+        for again in started_again(&pod).into_iter().filter(|_| self.has_crashed) {
+            let twice = starts.windows(2).position(|pair| pair[0] == again && pair[1] == again);
+            twice.map(|at| starts.remove(at));
+        }
         if !job_has_run && !starts.iter().any(|name| name == "job") {
             // A start that was cut off may have come as far as the job's own work.
             starts.insert(1, "job".to_owned());
         }
-        assert_eq!(starts, ["first", "job", "main", "sidecar"], "{main}");
+        assert_eq!(starts, ["first", "job", "main", "sidecar"], "{main}: {pod:#}");
         let found = containers(self.node);
         for (name, expected) in [("first", 0), ("sidecar", 1), ("main", 1), ("job", 0)] {
             let states = found.get(name).map(Vec::as_slice).unwrap_or_default();
