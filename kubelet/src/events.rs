@@ -22,7 +22,7 @@ pub fn node_warning(node: &str, reason: &str, message: impl fmt::Display) {
 
 fn line(pod: &Pod, container: Option<&str>, kind: &str, reason: &str, message: &str) -> String {
     let path = container.map(|name| field_path(pod, name)).unwrap_or_default();
-    text(&pod.display_name().to_string(), &path, "Pod", kind, reason, message)
+    text(&pod.display_name(), &path, "Pod", kind, reason, message)
 }
 
 fn text(object: &str, path: &str, of: &str, kind: &str, reason: &str, message: &str) -> String {

@@ -77,6 +77,10 @@ impl Target {
         })
     }
 
+    fn url(&self) -> Result<Url, String> {
+        Url::parse(&self.to_string()).map_err(|error| format!("{self}: {error}"))
+    }
+
     fn authority(&self) -> String {
         let host = &self.host;
         let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
@@ -125,14 +129,9 @@ pub async fn get(
         let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         let location = location.filter(|location| is_redirect && !location.is_empty());
         let Some(location) = location else { return Ok(answer) };
-        // A URL has one spelling of its host, a target that one.
-        let [origin, from] = [first, &target].map(|target| Url::parse(&target.to_string()));
-        let (origin, from) = origin
-            .and_then(|origin| Ok((origin, from?)))
-            .map_err(|error| format!("{target}: {error}"))?;
-        let next = from
-            .join(&location)
-            .map_err(|error| format!("failed to parse Location header {location:?}: {error}"))?;
+        // A `Url` has one spelling of each host, where a target may have another.
+        let (origin, from) = (first.url()?, target.url()?);
+        let next = resolve(&from, &location)?;
         if rules == Rules::Probe && next.host_str() != from.host_str() {
             return Ok(Answer { leaves_host: true, ..answer });
         }
@@ -147,6 +146,12 @@ pub async fn get(
         target = Target::of(&next)?;
     }
     Err(format!("{target}: stopped after 10 redirects"))
+}
+
+/// Where a redirect leads.
+fn resolve(from: &Url, location: &str) -> Result<Url, String> {
+    let resolved = from.join(location);
+    resolved.map_err(|error| format!("failed to parse Location header {location:?}: {error}"))
 }
 
 /// Whether a URL's host is that of another one or below it.
@@ -294,6 +299,22 @@ mod tests {
         ] {
             let parsed = Target::parse(url).map(|target| target.to_string());
             assert_eq!(parsed.ok().as_deref(), shown, "{url}");
+        }
+    }
+
+    #[test]
+    fn redirects_are_resolved() {
+        let from = Target::parse("http://a:1/b").expect("a URL").url().expect("a URL");
+        for (location, shown) in [
+            ("/c?d", Some("http://a:1/c?d")),
+            ("https://e/f", Some("https://e/f")),
+            ("//e/f", Some("http://e/f")),
+            ("c", Some("http://a:1/c")),
+            ("ftp://a/", None),
+            ("http://", None),
+        ] {
+            let to = resolve(&from, location).and_then(|url| Target::of(&url));
+            assert_eq!(to.map(|to| to.to_string()).ok().as_deref(), shown, "{location}");
         }
     }
 

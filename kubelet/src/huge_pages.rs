@@ -86,6 +86,7 @@ mod tests {
         for (resource, bytes, name) in [
             ("hugepages-2Mi", Some(2 << 20), "2MB"),
             ("hugepages-1Gi", Some(1 << 30), "1GB"),
+            ("hugepages-1", Some(1), "1B"),
             ("hugepages-64Ki", Some(64 << 10), "64KB"),
             ("hugepages-1536Ki", Some(1536 << 10), "1536KB"),
             ("hugepages-x", None, ""),

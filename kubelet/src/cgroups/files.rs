@@ -134,8 +134,7 @@ impl Hierarchy {
             }
             Hierarchy::V2 { root } => {
                 make_below(root, path, new)?;
-                let available = fs::read_to_string(root.join("cgroup.controllers"));
-                let available = available.unwrap_or_default();
+                let available = controllers_of(root);
                 let controllers: Vec<String> = CONTROLLERS
                     .into_iter()
                     .filter(|name| available.split_whitespace().any(|found| found == *name))
@@ -165,8 +164,7 @@ impl Hierarchy {
             }
             Hierarchy::V2 { root } => {
                 let folder = below(root, path);
-                let available = fs::read_to_string(root.join("cgroup.controllers"));
-                let available = available.unwrap_or_default();
+                let available = controllers_of(root);
                 let has_pages = available.split_whitespace().any(|name| name == HUGETLB);
                 let files = resources.v2().into_iter();
                 let mut files = files.filter(|(file, _)| has_pages || !file.starts_with(HUGETLB));
@@ -174,6 +172,11 @@ impl Hierarchy {
             }
         }
     }
+}
+
+/// The controllers of a cgroup of version 2, as its file names them.
+fn controllers_of(folder: &Path) -> String {
+    fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default()
 }
 
 /// Writes a limit. Older kernels do not count reservations of huge pages.

@@ -130,7 +130,7 @@ impl Cgroups {
         self.make(&self.class(QosClass::BestEffort), &self.of_class(Some(resources::MIN_SHARES)))
     }
 
-    /// A class has the huge pages that its pods have.
+    /// The limits of a class. It may use all huge pages: the cgroups of its pods limit them.
     fn of_class(&self, cpu_shares: Option<u64>) -> Resources {
         let huge_pages = self.huge_pages(|_| resources::UNBOUNDED);
         Resources { cpu_shares, huge_pages, ..Resources::default() }
