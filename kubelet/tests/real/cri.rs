@@ -2,7 +2,9 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -128,4 +130,29 @@ fn faults_of_the_connection_are_distinguished() {
         proxy.holds_answers.store(false, Ordering::SeqCst);
         patient.version(api::VersionRequest::default()).await.expect("a version");
     });
+}
+
+#[test]
+fn end_of_a_machine_spares_those_whose_names_begin_with_its_own() {
+    let Some(node) = Node::start("end") else { return };
+    let base = Path::new("/sys/fs/cgroup");
+    let base = match base.join("cgroup.controllers").exists() {
+        true => base.to_owned(),
+        false => base.join("pids"),
+    };
+    let cgroups = [base.join(&node.name).join("own"), base.join(format!("{}0", node.name))];
+    let [mut own, mut other] = cgroups.each_ref().map(|cgroup| {
+        std::fs::create_dir_all(cgroup).expect("a cgroup");
+        let process = Command::new("sleep").arg("infinity").spawn().expect("a process");
+        std::fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).expect("a member");
+        process
+    });
+    drop(node);
+    assert_eq!(own.wait().expect("an end").signal(), Some(9));
+    let is_alive = other.try_wait().expect("a process").is_none();
+    other.kill().expect("a process");
+    other.wait().expect("an end");
+    std::fs::remove_dir(&cgroups[1]).expect("an empty cgroup");
+    assert!(is_alive);
+    assert!(!cgroups[0].exists());
 }
