@@ -41,7 +41,7 @@ const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/static-
 const PERIOD: Duration = Duration::from_millis(400);
 
 /// How long all pods together may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 const CONFIGURATION: &str = "readOnlyPort: 10255\naddress: 127.0.0.1\n";
 

@@ -20,10 +20,10 @@ use sandbox::{Sandbox, SandboxOptions};
 use serde_json::{Value, json};
 
 use super::machine::{Error, Machine};
-use super::node::kubelet;
+use super::node::{kubelet, place};
 use super::pods::is_ready;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An API server alone.
 struct Server {
@@ -102,7 +102,9 @@ fn sleeps() -> Value {
         "terminationGracePeriodSeconds": 1,
         "containers": [{
             "name": "main", "image": "node.test/busybox:1", "command": ["sleep", "infinity"],
-            "readinessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 1},
+            "readinessProbe": {
+                "exec": {"command": ["true"]}, "periodSeconds": 1, "timeoutSeconds": 60,
+            },
         }],
     })
 }
@@ -162,7 +164,8 @@ impl Agent {
         let log = std::fs::File::options().append(true).create(true).open(path("kubelet.log"));
         let config = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-             podLogsDir: {}\nstaticPodPath: {}\ncgroupRoot: /{}\nhealthzPort: 0\n",
+             podLogsDir: {}\nstaticPodPath: {}\ncgroupRoot: /{}\nhealthzPort: 0\n\
+             evictionHard: {{}}\nimageGCHighThresholdPercent: 100\n",
             path("podlogs"),
             path("pods"),
             machine.name,
@@ -200,6 +203,7 @@ async fn running(machine: &Machine, clock: &SharedClock) -> Vec<String> {
 
 #[test]
 fn pods_of_the_server_run_report_and_are_deleted() {
+    let _place = place();
     let machine = match Machine::start(format!("/tmp/kapi{}", std::process::id()).into()) {
         Ok(machine) => machine,
         Err(Error::Missing(line)) => return eprintln!("api: {line}"),

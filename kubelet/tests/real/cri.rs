@@ -112,8 +112,10 @@ fn faults_of_the_connection_are_distinguished() {
             SystemClock.sleep(Duration::from_millis(50)).await;
         }
         // An answer that does not come ends the call at its deadline.
-        let hasty = runtime(&proxy.socket, Duration::from_millis(300));
-        hasty.version(api::VersionRequest::default()).await.expect("a version");
+        let channel = Channel::new(&proxy.socket, SystemClock::shared());
+        let hasty = RuntimeService::new(channel.clone(), Duration::from_millis(300));
+        let unhurried = RuntimeService::new(channel, DEADLINE);
+        unhurried.version(api::VersionRequest::default()).await.expect("a version");
         proxy.holds_answers.store(true, Ordering::SeqCst);
         let error = hasty.version(api::VersionRequest::default()).await.expect_err("no answer");
         assert!(matches!(error, Error::DeadlineExceeded { .. }), "{error:?}");

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::machine::SKIPPED;
+use super::node::place;
 
 const DEMO: &str = env!("CARGO_BIN_EXE_kubelet-demo");
 const PODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/static-pods");
 
 #[test]
 fn demo_shows_each_pod_and_removes_its_machine() {
+    let _place = place();
     let demo = Command::new(DEMO).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let demo = demo.expect("the demo");
     let id = demo.id();

@@ -79,7 +79,7 @@ fn calls_whose_answer_is_lost_are_not_repeated_blindly() {
 #[test]
 fn calls_without_an_answer_end_at_their_deadline() {
     let faults: Vec<_> = calls().map(|method| (method, Fault::Silence)).collect();
-    survives("silence", &THREE, &["--runtime-request-timeout=3s"], &faults);
+    survives("silence", &THREE, &["--runtime-request-timeout=8s"], &faults);
 }
 
 #[test]

@@ -23,12 +23,19 @@ use super::pods::{container, is_ready, once};
 const FOLDER: &str = "KUBELET_TEST_GRPC_FOLDER";
 const PORT: u16 = 5123;
 
+/// Writes a file that others read meanwhile.
+fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, text).expect("a file");
+    fs::rename(new, path).expect("a new name");
+}
+
 /// The answer to a check: the number in the file `status` for the service `web`, `NOT_FOUND` for
 /// others.
 async fn answer(request: Request<Incoming>, folder: &Path) -> Result<Answer, Infallible> {
     let agent = request.headers().get(USER_AGENT).cloned();
     let agent = agent.as_ref().map_or("", |agent| agent.to_str().expect("text"));
-    fs::write(folder.join("agent"), agent).expect("a file");
+    replace(&folder.join("agent"), agent);
     let path = request.uri().path().to_owned();
     let body = request.into_body().collect().await.expect("a message").to_bytes();
     // A frame without compression, and the field 1 of the message.
@@ -82,7 +89,7 @@ fn serves_health() {
 #[test]
 fn grpc_probes_follow_the_service() {
     let Some(mut node) = Node::start("grpc") else { return };
-    fs::write(node.host_path("status"), "1").expect("a file");
+    replace(&node.host_path("status"), "1");
     let folder = node.host_path("").display().to_string();
     let program = std::env::current_exe().expect("a program").display().to_string();
     let args = ["--exact", "grpc::serves_health", "--nocapture"];
@@ -116,13 +123,13 @@ fn grpc_probes_follow_the_service() {
     for name in ["other-n", "refused-n"] {
         assert!(!is_ready(&node.pod(name)), "{name}");
     }
-    fs::write(node.host_path("status"), "2").expect("a file");
+    replace(&node.host_path("status"), "2");
     node.eventually("web-n", "not ready", |pod| !is_ready(pod));
     assert!(said(r#"service unhealthy (responded with \"NOT_SERVING\")"#), "{}", node.log());
     node.eventually("live-n", "restarted", |pod| {
         container(pod)["restartCount"].as_i64() >= Some(1)
     });
-    fs::write(node.host_path("status"), "1").expect("a file");
+    replace(&node.host_path("status"), "1");
     node.eventually("web-n", "ready again", is_ready);
     let _ = server.kill();
     let _ = server.wait();

@@ -43,7 +43,7 @@ struct Part<'a>(&'a str, &'a str, &'a str);
 
 /// Runs until it is asked to end, and writes its name then.
 fn loyal(name: &str) -> String {
-    format!("trap 'echo {name} >> /host/ends; exit 0' TERM; while true; do sleep 0.1; done")
+    format!("trap 'echo {name} >> /host/ends; exit 0' TERM; sleep 100000 & wait")
 }
 
 #[test]
@@ -57,12 +57,13 @@ fn hooks_run_and_sidecars_end_last() {
     lifecycle: {preStop: {httpGet: {port: 8080, path: /cgi-bin/end}}}";
     // Its hook is a request that writes to the machine's folder.
     let http = "mkdir -p /www/cgi-bin; printf '#!/bin/sh\\necho http >> /host/http; echo; echo' \
-                > /www/cgi-bin/end; chmod +x /www/cgi-bin/end; exec httpd -f -p 8080 -h /www";
+                > /www/cgi-bin/end; chmod +x /www/cgi-bin/end; trap 'exit 0' TERM; \
+                httpd -f -p 8080 -h /www & wait";
     let (first, second, main) = (loyal("first"), loyal("second"), loyal("main"));
     let manifest = pod(
         &node,
         "hooks",
-        "terminationGracePeriodSeconds: 8",
+        "terminationGracePeriodSeconds: 60",
         &[
             Part("http", served, http),
             Part("first", sidecar, &first),
@@ -196,9 +197,10 @@ fn rules_restart_one_container_or_all() {
 fn startup_probes_hold_the_others_back_and_slow_probes_fail() {
     let Some(mut node) = Node::start("startup") else { return };
     let starts = "startupProbe: {exec: {command: [test, -e, /host/up]}, periodSeconds: 1, \
-                  failureThreshold: 1000}
-    livenessProbe: {exec: {command: [test, -e, /host/up]}, periodSeconds: 1, failureThreshold: 1}
-    readinessProbe: {exec: {command: ['true']}, periodSeconds: 1}";
+                  timeoutSeconds: 60, failureThreshold: 1000}
+    livenessProbe: {exec: {command: [test, -e, /host/up]}, periodSeconds: 1, timeoutSeconds: 60, \
+                  failureThreshold: 1}
+    readinessProbe: {exec: {command: ['true']}, periodSeconds: 1, timeoutSeconds: 60}";
     let slow =
         "readinessProbe: {exec: {command: [sleep, '30']}, periodSeconds: 1, timeoutSeconds: 1}";
     for (name, probes) in [("starts", starts), ("slow", slow)] {

@@ -81,10 +81,12 @@ impl Machine {
     pub fn agent(&self, program: &[&Path], configuration: &str) -> std::io::Result<Command> {
         let path = |name: &str| self.folder.join(name).display().to_string();
         let log = fs::File::options().append(true).create(true).open(path("kubelet.log"))?;
-        // The Go kubelet asks an API server about each client of its own port otherwise.
+        // The Go kubelet asks an API server about each client of its own port otherwise. A full disk of
+        // the machine is no matter of most tests.
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                     authentication: {webhook: {enabled: false}}\n\
-                    authorization: {mode: AlwaysAllow}\n";
+                    authorization: {mode: AlwaysAllow}\n\
+                    evictionHard: {}\nimageGCHighThresholdPercent: 100\n";
         let logs = path("podlogs");
         fs::write(path("config"), format!("{head}podLogsDir: {logs}\n{configuration}"))?;
         let mut agent = self.script("run");
@@ -113,7 +115,7 @@ impl Machine {
             "exec 3<>/dev/tcp/$0/$1 && printf 'GET %s HTTP/1.0\\r\\n\\r\\n' $2 >&3 && cat <&3";
         let output = self
             .script("run")
-            .args(["timeout", "5", "bash", "-c", script, host, port, path])
+            .args(["timeout", "60", "bash", "-c", script, host, port, path])
             .stderr(Stdio::null())
             .output()
             .ok()?;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_lock::{Semaphore, SemaphoreGuard};
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::{Clock, SystemClock};
+use kubelet::cri::{Channel, RuntimeService, api};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
@@ -20,6 +21,11 @@ use super::machine::{Error, Machine};
 /// Machines that run at once: with more, two processors are busy with the start of containers until
 /// tests give up.
 static PLACES: Semaphore = Semaphore::new(3);
+
+/// Waits for a place for one more machine.
+pub fn place() -> SemaphoreGuard<'static> {
+    block_on(PLACES.acquire())
+}
 
 /// Removed when dropped.
 pub struct Node {
@@ -44,7 +50,7 @@ impl Node {
     pub fn start(test: &str) -> Option<Node> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::SeqCst);
-        let place = block_on(PLACES.acquire());
+        let place = place();
         // Short, since the path of a socket has at most 107 bytes.
         match Machine::start(format!("/tmp/kn{}x{number}", std::process::id()).into()) {
             Ok(machine) => {
@@ -69,6 +75,11 @@ impl Node {
 
     pub fn resume_runtime(&self) {
         assert!(self.script("resume").status().expect("the script").success());
+        // It answers other clients before CRI has what it needs.
+        let channel = Channel::new(&self.socket(), SystemClock::shared());
+        let runtime = RuntimeService::new(channel, Duration::from_secs(60));
+        let answers = || block_on(runtime.version(api::VersionRequest::default())).is_ok();
+        assert!(wait(answers), "CRI does not answer");
     }
 
     /// Adds fields to the kubelet's configuration, which it reads at its next start.

@@ -28,7 +28,7 @@ spec:
     command: [httpd, -f, -p, '8080', -h, /shared]
     ports: [{name: web, containerPort: 8080}]
     readinessProbe: {httpGet: {path: /index.html, port: web}, periodSeconds: 1}
-    livenessProbe: {exec: {command: ['true']}, periodSeconds: 1}
+    livenessProbe: {exec: {command: ['true']}, periodSeconds: 1, timeoutSeconds: 60}
     resources: {limits: {memory: 64Mi, cpu: 500m}}
     volumeMounts: [{name: shared, mountPath: /shared, readOnly: true}]
 ";
