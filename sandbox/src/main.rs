@@ -24,8 +24,9 @@ use sandbox::nodes::{NodeOptions, StandIns};
 use sandbox::soak::Soak;
 use serde::Serialize;
 
-/// The changes that each resource keeps under a load of nodes: twenty seconds of all leases.
-const NODES_HISTORY: usize = 10_000;
+/// The changes that each resource keeps where many come for long: under a load of nodes twenty seconds
+/// of all leases. More would fill the memory with old pods.
+const LONG_LOAD_HISTORY: usize = 10_000;
 /// How close the smallest memory limit is found.
 const LIMIT_STEP: Bytes = Bytes(1_000_000);
 
@@ -268,9 +269,15 @@ fn main() -> ExitCode {
         };
         let (idle, patience) = (Duration::from_secs(args.idle), patience(1800));
         let size = match shape {
-            Shape::Workloads(size) => size,
+            Shape::Workloads(size) => {
+                let is_search = matches!(args.memory_limit, Some(MemoryLimit::Smallest));
+                if is_search || size.is_spread() {
+                    sandbox.history = LONG_LOAD_HISTORY;
+                }
+                size
+            }
             Shape::Nodes(size) => {
-                sandbox.history = NODES_HISTORY;
+                sandbox.history = LONG_LOAD_HISTORY;
                 let manager_flags = args.manager_flags;
                 let load = Outage { sandbox, size, idle, manager, manager_flags, patience };
                 let report = load.run(stop).await?;

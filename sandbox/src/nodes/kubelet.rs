@@ -26,6 +26,9 @@ use super::{NodeOptions, StandIn, Steering};
 
 const NAME: &str = "sandbox-kubelet";
 const WORKERS: usize = 8;
+/// The nodes whose leases are renewed at the same time: one after the other, thousands of them would
+/// outlast their leases on a busy server.
+const LANES: usize = 16;
 /// The pause after a conflict. A conflict that a planned fault caused is not followed by an event, so
 /// the pod is synced again.
 const CONFLICT_DELAY: Duration = Duration::from_millis(200);
@@ -194,7 +197,9 @@ pub fn kubelet(
     let this = Arc::new(Kubelet { client, clock, pods, nodes, options, steering, recorder });
     async move {
         let tasks = TaskGroup::new();
-        tasks.spawn(this.clone().keep_alive(stop.clone()));
+        for lane in 0..LANES.min(this.options.count) {
+            tasks.spawn(this.clone().keep_alive(lane, stop.clone()));
+        }
         worker.run(WORKERS, stop, move |key| this.clone().sync(key)).await;
         tasks.join().await;
     }
@@ -379,10 +384,19 @@ impl Kubelet {
         pods.patch::<Value>(key, &patch).await.map(drop)
     }
 
-    async fn keep_alive(self: Arc<Self>, stop: StopToken) {
+    /// Keeps every node alive whose number has this remainder.
+    async fn keep_alive(self: Arc<Self>, lane: usize, stop: StopToken) {
         loop {
-            if let Err(error) = self.beat().await {
-                log::error!("{NAME}: {error}");
+            for index in (lane..self.options.count).step_by(LANES) {
+                let name = format!("node-{index}");
+                if self.steering.is_dead(&name) {
+                    continue;
+                }
+                match stop.unless_stopped(self.beat(&name)).await {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => log::error!("{NAME}: {name}: {error}"),
+                    None => return,
+                }
             }
             let next = self.clock.sleep(self.options.heartbeat);
             if stop.unless_stopped(next).await.is_none() {
@@ -391,56 +405,48 @@ impl Kubelet {
         }
     }
 
-    /// Registers missing nodes and renews the lease of every living node.
-    async fn beat(&self) -> client::Result<()> {
-        for index in 0..self.options.count {
-            let name = format!("node-{index}");
-            if self.steering.is_dead(&name) {
-                continue;
+    /// Registers a node that is missing, and renews its lease.
+    async fn beat(&self, name: &str) -> client::Result<()> {
+        let now = self.clock.now();
+        let key = ObjectKey::cluster(name);
+        let nodes = self.client.resource(&NODES);
+        // Thousands of nodes are not read in each period.
+        let known = if self.nodes.get(&key).is_some() {
+            Ok(())
+        } else {
+            nodes.get::<Value>(&key).await.map(drop)
+        };
+        match known {
+            Ok(()) => {}
+            Err(error) if error.is_not_found() => {
+                nodes.create::<Value>("", &node(name, now)).await?;
+                // Admission taints every new node as not ready. The node lifecycle controller
+                // would remove the taint, but it does not run here.
+                let untaint = Patch::Merge(json!({ "spec": { "taints": null } }));
+                nodes.patch::<Value>(&key, &untaint).await?;
             }
-            let now = self.clock.now();
-            let key = ObjectKey::cluster(&name);
-            let nodes = self.client.resource(&NODES);
-            // Thousands of nodes are not read in each period.
-            let known = if self.nodes.get(&key).is_some() {
-                Ok(())
-            } else {
-                nodes.get::<Value>(&key).await.map(drop)
-            };
-            match known {
-                Ok(()) => {}
-                Err(error) if error.is_not_found() => {
-                    nodes.create::<Value>("", &node(&name, now)).await?;
-                    // Admission taints every new node as not ready. The node lifecycle controller
-                    // would remove the taint, but it does not run here.
-                    let untaint = Patch::Merge(json!({ "spec": { "taints": null } }));
-                    nodes.patch::<Value>(&key, &untaint).await?;
-                }
-                Err(error) => return Err(error),
-            }
-            if self.steering.has_returned(&name) {
-                self.report_ready(&key, now).await?;
-            }
-            let leases = self.client.resource(&LEASES);
-            let lease = ObjectKey::new("kube-node-lease", &name);
-            let renew = json!({ "spec": { "renewTime": now.to_micro_string() } });
-            match leases.patch::<Value>(&lease, &Patch::Merge(renew)).await {
-                Ok(_) => {}
-                Err(error) if error.is_not_found() => {
-                    let body = json!({
-                        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-                        "metadata": { "name": name, "namespace": "kube-node-lease" },
-                        "spec": {
-                            "holderIdentity": name, "leaseDurationSeconds": 40,
-                            "renewTime": now.to_micro_string(),
-                        },
-                    });
-                    leases.create::<Value>("kube-node-lease", &body).await?;
-                }
-                Err(error) => return Err(error),
-            }
+            Err(error) => return Err(error),
         }
-        Ok(())
+        if self.steering.has_returned(name) {
+            self.report_ready(&key, now).await?;
+        }
+        let leases = self.client.resource(&LEASES);
+        let lease = ObjectKey::new("kube-node-lease", name);
+        let renew = json!({ "spec": { "renewTime": now.to_micro_string() } });
+        match leases.patch::<Value>(&lease, &Patch::Merge(renew)).await {
+            Err(error) if error.is_not_found() => {
+                let body = json!({
+                    "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                    "metadata": { "name": name, "namespace": "kube-node-lease" },
+                    "spec": {
+                        "holderIdentity": name, "leaseDurationSeconds": 40,
+                        "renewTime": now.to_micro_string(),
+                    },
+                });
+                leases.create::<Value>("kube-node-lease", &body).await.map(drop)
+            }
+            renewed => renewed.map(drop),
+        }
     }
 
     /// Reports the conditions of a node that the cluster takes for dead.

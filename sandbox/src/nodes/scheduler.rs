@@ -188,7 +188,7 @@ struct Ledger {
     nodes: HashSet<Istr>,
     /// The nodes by the number of their pods.
     by_pods: BTreeSet<(i64, Istr)>,
-    /// The pods that have no node yet.
+    /// The pods that were tried, or are just being tried, and have no node. New pods are in the queue.
     waiting: HashSet<ObjectKey>,
     placed: HashMap<ObjectKey, (Istr, Room)>,
     used: HashMap<Istr, Room>,
@@ -350,10 +350,9 @@ impl Scheduler {
         let frees_room = matches!(event, Event::Gone(_))
             || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
         let mut ledger = self.ledger.lock();
-        match waits(pod) && !frees_room {
-            true => ledger.waiting.insert(key.clone()),
-            false => ledger.waiting.remove(&key),
-        };
+        if !waits(pod) || frees_room {
+            ledger.waiting.remove(&key);
+        }
         if frees_room {
             ledger.remove(&key);
             drop(ledger);
@@ -393,8 +392,11 @@ impl Scheduler {
 
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key).filter(|pod| waits(pod)) else {
+            self.ledger.lock().waiting.remove(&key);
             return Ok(Next::Done);
         };
+        // Before anything is read: what changes from here on wakes the pod.
+        self.ledger.lock().waiting.insert(key.clone());
         let node = |name: &Istr| self.nodes.get(&ObjectKey::cluster(name));
         let claims = self.volumes.of(&key.namespace, claims_of(&pod));
         if let Claims::Missing(why) = &claims {
@@ -419,10 +421,12 @@ impl Scheduler {
         let node = {
             let mut ledger = self.ledger.lock();
             if ledger.placed.contains_key(&key) {
+                ledger.waiting.remove(&key);
                 return Ok(Next::Done);
             }
             let chosen = ledger.choose(&pod, node);
             if let Some(node) = &chosen {
+                ledger.waiting.remove(&key);
                 ledger.place(key.clone(), node, &pod);
             }
             chosen
