@@ -3,9 +3,8 @@
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::sync::Arc;
 
-use crate::objects::{Endpoint, TargetRef};
+use crate::objects::{Endpoint, Istr, TargetRef};
 
 /// A set of endpoints. Two are the same when their addresses, their hostname and the name of their
 /// target are equal; the rest may change in place.
@@ -77,7 +76,7 @@ impl EndpointSet {
 
 /// Compares two endpoints by their identity.
 fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
-    fn sorted(endpoint: &Endpoint) -> Cow<'_, [Arc<str>]> {
+    fn sorted(endpoint: &Endpoint) -> Cow<'_, [Istr]> {
         if endpoint.addresses.is_sorted() {
             return Cow::Borrowed(&endpoint.addresses);
         }
@@ -128,7 +127,7 @@ mod tests {
         assert_eq!(set.len(), 5);
         assert_eq!(set.get(&plain("10.0.0.1")).unwrap().zone.as_deref(), Some("new"));
         let turned = endpoint(json!({"addresses": ["b", "a"], "nodeName": "n"}));
-        assert_eq!(*set.take(&turned).unwrap().addresses, ["a".into(), "b".into()]);
+        assert_eq!(*set.take(&turned).unwrap().addresses, ["a", "b"].map(Istr::from));
         assert!(set.take(&turned).is_none() && set.get(&plain("10.0.0.3")).is_none());
         let mut filled = vec![Endpoint::default()];
         set.fill(&mut filled, 3);

@@ -1,17 +1,16 @@
 //! The canonical form of Endpoints. Upstream: `endpoints.RepackSubsets`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use super::port_hash;
-use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Uid};
+use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Istr, Uid};
 
 /// Collects addresses and the ports they offer.
 #[derive(Default)]
 pub struct Packer {
     /// Each once; identified by IP address and by the uid of its target.
     addresses: Vec<EndpointAddress>,
-    known: HashMap<(Arc<str>, Uid), usize>,
+    known: HashMap<(Istr, Uid), usize>,
     /// By port (`None`: no port) and origin.
     ports: HashMap<(Option<EndpointPort>, usize), Offer>,
 }

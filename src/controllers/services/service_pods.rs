@@ -9,7 +9,8 @@ use crate::cache::Lister;
 use crate::controllers::runner::{Change, Mapper};
 use crate::lookup::Lookup;
 use crate::objects::{
-    Labels, NamedPort, Object, ObjectKey, Pod, Service, ServicePort, TargetPort, TargetRef,
+    Interned, Labels, NamedPort, Object, ObjectKey, Pod, Service, ServicePort, TargetPort,
+    TargetRef,
 };
 
 /// The pods that `service` selects, in no order.
@@ -72,14 +73,15 @@ pub fn offered_ports<'a>(service: &'a Service, pod: &Pod) -> Vec<OfferedPort<'a>
     ports.iter().enumerate().filter_map(offered).collect()
 }
 
-pub fn target_ref(pod: &Pod) -> Arc<TargetRef> {
-    Arc::new(TargetRef {
+pub fn target_ref(pod: &Pod) -> Interned<TargetRef> {
+    let target = TargetRef {
         kind: "Pod".into(),
         namespace: pod.meta.namespace.clone(),
         name: pod.meta.name.clone(),
         uid: pod.meta.uid.clone(),
         ..TargetRef::default()
-    })
+    };
+    target.shared()
 }
 
 /// Queues the Services of a changed pod, after `period`: those that select it when endpoints show

@@ -1,9 +1,10 @@
 //! Endpoints and EndpointSlices with all their fields, so that they can be written back.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::{Istr, Labels, Meta, Uid, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,13 +31,13 @@ pub struct EndpointSubset {
 #[serde(rename_all = "camelCase")]
 pub struct EndpointAddress {
     #[serde(default, deserialize_with = "null_as_default")]
-    pub ip: Arc<str>,
+    pub ip: Istr,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostname: Option<Arc<str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<Istr>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target_ref: Option<Arc<TargetRef>>,
+    #[serde(default, deserialize_with = "shared", skip_serializing_if = "Option::is_none")]
+    pub target_ref: Option<Interned<TargetRef>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,8 +53,9 @@ pub struct EndpointPort {
     pub app_protocol: Option<Istr>,
 }
 
-/// The object behind an endpoint. Upstream: `v1.ObjectReference`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The object behind an endpoint. A pod has one in the Endpoints and one in a slice of each of its
+/// Services. Upstream: `v1.ObjectReference`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TargetRef {
     #[serde(skip_serializing_if = "str_is_empty")]
@@ -73,6 +75,12 @@ pub struct TargetRef {
 }
 
 impl TargetRef {
+    /// The shared copy.
+    pub fn shared(self) -> Interned<TargetRef> {
+        static ALL: LazyLock<Pool<TargetRef>> = LazyLock::new(Pool::new);
+        ALL.intern(self)
+    }
+
     /// Whether both refer to the same object; the version is ignored.
     pub fn same(a: Option<&TargetRef>, b: Option<&TargetRef>) -> bool {
         match (a, b) {
@@ -107,13 +115,13 @@ pub struct EndpointSlice {
 #[serde(rename_all = "camelCase", default)]
 pub struct Endpoint {
     #[serde(deserialize_with = "null_as_default")]
-    pub addresses: Box<[Arc<str>]>,
+    pub addresses: Box<[Istr]>,
     #[serde(deserialize_with = "null_as_default")]
     pub conditions: EndpointConditions,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<Arc<str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub target_ref: Option<Arc<TargetRef>>,
+    #[serde(deserialize_with = "shared", skip_serializing_if = "Option::is_none")]
+    pub target_ref: Option<Interned<TargetRef>>,
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub deprecated_topology: Labels,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -174,6 +182,12 @@ pub struct SlicePort {
 resource!(Endpoints, "", "v1", "endpoints", namespaced);
 resource!(EndpointSlice, "discovery.k8s.io", "v1", "endpointslices", namespaced);
 
+fn shared<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Interned<TargetRef>>, D::Error> {
+    Ok(Option::<TargetRef>::deserialize(deserializer)?.map(TargetRef::shared))
+}
+
 fn str_is_empty(text: &str) -> bool {
     text.is_empty()
 }
@@ -223,6 +237,23 @@ mod tests {
         let empty: EndpointSlice =
             serde_json::from_value(json!({"endpoints": null, "ports": null})).unwrap();
         assert_eq!(empty, EndpointSlice::default());
+    }
+
+    #[test]
+    fn both_kinds_share_the_target_and_its_address() {
+        let target = json!({"kind": "Pod", "namespace": "n", "name": "p", "uid": "u"});
+        let endpoints: Endpoints = serde_json::from_value(json!({"subsets": [{
+            "addresses": [{"ip": "10.0.0.1", "targetRef": target}],
+        }]}))
+        .unwrap();
+        let slice: EndpointSlice = serde_json::from_value(json!({
+            "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": target}],
+        }))
+        .unwrap();
+        let (one, other) = (&endpoints.subsets[0].addresses[0], &slice.endpoints[0]);
+        let (a, b) = (one.target_ref.as_ref().unwrap(), other.target_ref.as_ref().unwrap());
+        assert!(Interned::ptr_eq(a, b));
+        assert!(std::ptr::eq(one.ip.as_str(), other.addresses[0].as_str()));
     }
 
     #[test]

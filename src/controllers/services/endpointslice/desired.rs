@@ -1,7 +1,5 @@
 //! The wanted content of a Service's slices. Upstream: `k8s.io/endpointslice/utils.go`.
 
-use std::sync::Arc;
-
 use super::MANAGER;
 use crate::controllers::services::endpoint_writes::HEADLESS;
 use crate::controllers::services::service_pods::{
@@ -37,12 +35,12 @@ pub fn endpoint(
     service: &Service,
     address_type: &str,
 ) -> Option<Endpoint> {
-    let mut addresses: Vec<Arc<str>> = pod
+    let mut addresses: Vec<Istr> = pod
         .status
         .ips
         .iter()
         .filter(|ip| ip.is_ipv6() == (address_type == "IPv6"))
-        .map(|ip| ip.to_string().into())
+        .map(|ip| Istr::from(ip.to_string()))
         .collect();
     if addresses.is_empty() {
         return None;
