@@ -106,7 +106,7 @@ impl Demo {
             }
             Err(error) => Err(error),
         };
-        let status = manager.stop(&cluster.clock(), Duration::from_secs(15)).await?;
+        let status = manager.stop(&cluster.clock(), self.patience).await?;
         proxy.stop().await;
         cluster.stop().await;
         outcome?;

@@ -207,6 +207,9 @@ fn a_target_follows_the_usage_of_its_pods() {
         let reason = "reason: cpu resource utilization (percentage of request) above target";
         has_event(env, "web", "SuccessfulRescale", reason).await;
 
+        // With fewer pods the load asks for one.
+        let spec = json!({ "spec": { "minReplicas": 2 } });
+        merge::<HorizontalPodAutoscaler>(client, "web", spec).await;
         for pod in list::<Pod>(client).await {
             let key = ObjectKey::new("default", &pod.meta.name);
             client.patch::<Pod>(&key, &annotate_pods("sandbox/cpu", "15m")).await.expect("patch");

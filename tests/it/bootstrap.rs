@@ -87,12 +87,14 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
         let soon = |seconds: u64| env.clock.now() + Duration::from_secs(seconds);
         let ends = |at: Timestamp| json!({ "expiration": at.to_string() });
         let old = create_token(env, "oldold", json!({ "expiration": "sometime" })).await;
-        let end = soon(4);
-        let short = create_token(env, "shorty", ends(end)).await;
+        let short = create_token(env, "shorty", ends(soon(3600))).await;
         let long = create_token(env, "longer", ends(soon(3600))).await;
         let last = json!({ "expiration": "9999-12-31T23:59:59Z" });
         let last = create_token(env, "lasted", last).await;
         wait_until_exists(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_some()).await;
+        let end = soon(4);
+        let patch = Patch::Merge(json!({ "stringData": ends(end) }));
+        client.patch::<BootstrapToken>(&short, &patch).await.expect("patch");
         wait_until_deleted(env, &BootstrapToken::RESOURCE, &old).await;
         wait_until_deleted(env, &BootstrapToken::RESOURCE, &short).await;
         assert!(env.clock.now() >= end.truncate_to_secs(), "deleted too early");
@@ -100,7 +102,7 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
             wait_until_exists(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_none())
                 .await;
         assert!(signature(&signed, "longer").is_some() && signature(&signed, "lasted").is_some());
-        // A token whose expiration is moved to this time is deleted as well.
+        // So is a token that expires at once.
         let patch = Patch::Merge(json!({ "stringData": ends(soon(1)) }));
         client.patch::<BootstrapToken>(&long, &patch).await.expect("patch");
         wait_until_deleted(env, &BootstrapToken::RESOURCE, &long).await;

@@ -386,7 +386,7 @@ fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
             let sent = client.delete::<ServiceAccount>(&key, Delete::new());
             let clock = SystemClock::shared();
             let unanswered = async {
-                clock.sleep(Duration::from_secs(2)).await;
+                clock.sleep(PATIENCE).await;
                 None
             };
             async { Some(sent.await) }.or(unanswered).await

@@ -333,8 +333,8 @@ const COORDINATING: [&str; 2] = [
 const COORDINATED: &str = "--feature-gates=CoordinatedLeaderElection=true";
 /// Longer than an API server waits for candidates that do not answer.
 const COORDINATED_ELECTION: [&str; 3] = [
-    "--leader-elect-lease-duration=8s",
-    "--leader-elect-renew-deadline=4s",
+    "--leader-elect-lease-duration=20s",
+    "--leader-elect-renew-deadline=17s",
     "--leader-elect-retry-period=500ms",
 ];
 

@@ -158,6 +158,8 @@ impl Site {
     }
 
     fn spawn(&self, name: &str, mut flags: Vec<String>, extra: &[&str]) -> Manager {
+        // On a slow machine controllers need longer to end than by default.
+        flags.push("--controller-shutdown-timeout=60s".to_owned());
         flags.extend(extra.iter().map(|flag| flag.to_string()));
         Manager::spawn(&manager_program(), &self.kubeconfig, name, &flags)
             .expect("the manager starts")

@@ -62,7 +62,7 @@ impl Kubectl {
     /// the lines up to `last`. The watch times out, and then the test fails.
     async fn watch(&self, args: &[&str], last: &str) -> async_std::task::JoinHandle<Vec<String>> {
         let mut command = self.command(args);
-        command.arg("--request-timeout=80s");
+        command.arg("--request-timeout=120s");
         let last = last.to_owned();
         let (shown, first) = async_channel::bounded::<()>(1);
         let reader = async_std::task::spawn_blocking(move || {
@@ -132,7 +132,7 @@ fn everyday_commands() {
         let apply = ["apply", "-f", "-"];
         has(&kubectl.feed(&apply, &web).await, &["deployment.apps/web created"]);
         has(&kubectl.feed(&apply, &web).await, &["deployment.apps/web unchanged"]);
-        let status = ["rollout", "status", "deployment/web", "--timeout=60s"];
+        let status = ["rollout", "status", "deployment/web", "--timeout=120s"];
         has(&kubectl.run(&status).await, &["deployment \"web\" successfully rolled out"]);
         has(&kubectl.run(&["get", "deployments"]).await, &["NAME", "UP-TO-DATE", "web", "3/3"]);
         has(
@@ -163,8 +163,12 @@ fn everyday_commands() {
             &kubectl.run(&["scale", "deploy/web", "--replicas=5"]).await,
             &["deployment.apps/web scaled"],
         );
-        let five =
-            ["wait", "deploy/web", "--for=jsonpath={.status.availableReplicas}=5", "--timeout=60s"];
+        let five = [
+            "wait",
+            "deploy/web",
+            "--for=jsonpath={.status.availableReplicas}=5",
+            "--timeout=120s",
+        ];
         has(&kubectl.run(&five).await, &["condition met"]);
         let seen = watch.await;
         assert!(seen[0].starts_with("NAME") && seen.len() > 2, "{seen:#?}");
@@ -216,7 +220,7 @@ fn top_shows_the_usage_that_annotations_say() {
         let applied = kubectl.run(&["apply", "-f", fixture]).await;
         let autoscaler = "horizontalpodautoscaler.autoscaling/shop created";
         has(&applied, &[autoscaler, "poddisruptionbudget.policy/shop created"]);
-        kubectl.run(&["rollout", "status", "deployment/shop", "--timeout=60s"]).await;
+        kubectl.run(&["rollout", "status", "deployment/shop", "--timeout=120s"]).await;
         let usage = ["sandbox/cpu=250m", "sandbox/memory=64Mi"];
         kubectl.run(&[&["annotate", "pods", "-l", "app=shop"], &usage[..]].concat()).await;
         has(&kubectl.run(&["top", "pods"]).await, &["shop-", "250m", "64Mi"]);
@@ -238,7 +242,7 @@ fn the_claims_of_a_stateful_set_are_shown_as_bound() {
         let _manager = env.manager("manager", &[]);
         let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/statefulset.yaml");
         kubectl.run(&["apply", "-f", demo]).await;
-        kubectl.run(&["rollout", "status", "statefulset/db", "--timeout=100s"]).await;
+        kubectl.run(&["rollout", "status", "statefulset/db", "--timeout=120s"]).await;
         let claims = kubectl.run(&["get", "pvc"]).await;
         has(&claims, &["STATUS", "VOLUME", "CAPACITY", "STORAGECLASS", "data-db-0", "data-db-2"]);
         assert_eq!(claims.matches("Bound").count(), 3, "{claims}");
@@ -257,7 +261,7 @@ fn delete_cascades_as_requested() {
         };
         let _manager = env.manager("manager", &[]);
         let web = deployment("web", 2, "web:1");
-        let status = ["rollout", "status", "deployment/web", "--timeout=60s"];
+        let status = ["rollout", "status", "deployment/web", "--timeout=120s"];
         let sets = ["get", "replicasets", "-o=name"];
 
         kubectl.feed(&["apply", "-f", "-"], &web).await;
@@ -282,8 +286,8 @@ fn delete_cascades_as_requested() {
         kubectl.feed(&["apply", "-f", "-"], &web).await;
         kubectl.run(&status).await;
         kubectl.run(&["delete", "deployment", "web", "--cascade=background"]).await;
-        kubectl.run(&["wait", "replicasets", "--all", "--for=delete", "--timeout=60s"]).await;
-        kubectl.run(&["wait", "pods", "--all", "--for=delete", "--timeout=60s"]).await;
+        kubectl.run(&["wait", "replicasets", "--all", "--for=delete", "--timeout=120s"]).await;
+        kubectl.run(&["wait", "pods", "--all", "--for=delete", "--timeout=120s"]).await;
         let left = kubectl.run(&["get", "replicasets,pods"]).await;
         has(&left, &["No resources found in default namespace."]);
     });

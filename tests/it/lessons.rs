@@ -42,7 +42,7 @@ fn lesson(part: Part) -> Vec<Step> {
         sandbox: SandboxOptions::new(folder.0.clone()),
         nodes: NodeOptions::default(),
         manager: manager_program(),
-        manager_flags: Vec::new(),
+        manager_flags: quick_election(),
         parts: vec![part],
         patience: PATIENCE,
     };

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
-use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
@@ -77,7 +76,7 @@ fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
         let open = fs::read_dir(format!("/proc/{}/fd", manager.id())).unwrap().count();
         assert!(open < HARD as usize, "{open} open files");
         assert_eq!(manager.ended().unwrap(), None);
-        let stopped = manager.stop(&env.clock, Duration::from_secs(30)).await.unwrap();
+        let stopped = manager.stop(&env.clock, PATIENCE).await.unwrap();
         assert!(stopped.success(), "{stopped}");
     });
 }

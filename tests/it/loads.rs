@@ -105,7 +105,7 @@ fn managers_are_measured_at_rest_beside_empty_servers() {
         managers: 2,
         idle: Duration::from_secs(1),
         manager: manager_program(),
-        manager_flags: Vec::new(),
+        manager_flags: quick_election(),
     };
     let report = block_on(density.run(StopToken::new())).unwrap_or_else(|error| panic!("{error}"));
     // A machine may lack the memory for both.

@@ -2,7 +2,6 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
-use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::objects::{Deployment, ObjectKey, Resource};
@@ -61,7 +60,7 @@ async fn started(env: &Site, container: &Value, kubeconfig: &Path) -> Manager {
 /// Stops it as a kubelet does, and asserts that no request of it was refused.
 async fn ended(env: &Site, manager: Manager) {
     let log = manager.log.clone();
-    let status = manager.stop(&env.clock, Duration::from_secs(20)).await.expect("it ended");
+    let status = manager.stop(&env.clock, PATIENCE).await.expect("it ended");
     let log = std::fs::read_to_string(log).expect("a log");
     let refused: Vec<&str> = log.lines().filter(|line| line.contains("orbidden")).collect();
     assert!(status.success() && refused.is_empty(), "{status} {refused:#?}");

@@ -1,14 +1,22 @@
 //! The manager's secure port, with kubeadm's flags.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Config, Credentials};
-use kube_controller_manager::objects::ObjectKey;
+use kube_controller_manager::clock::SystemClock;
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use serde_json::{Value, json};
 
 use crate::env::*;
 use crate::kinds::{ACCOUNTS, BINDINGS};
+
+const REVIEWS: ResourceType = ResourceType::fixed(
+    "authorization.k8s.io",
+    "v1",
+    "SubjectAccessReview",
+    "subjectaccessreviews",
+    false,
+);
 
 /// The token of a service account with all rights.
 pub async fn token(client: &Client) -> String {
@@ -27,6 +35,18 @@ pub async fn token(client: &Client) -> String {
         },
     });
     client.resource(&BINDINGS).create::<Value>("", &binding).await.expect("a binding");
+    // A real authorizer learns of it by a watch.
+    let user = "system:serviceaccount:default:prober";
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+        "spec": { "user": user, "nonResourceAttributes": { "verb": "get", "path": "/any" } },
+    });
+    eventually(&SystemClock::shared(), "the binding is known", || async {
+        let answer = client.resource(&REVIEWS).create::<Value>("", &review).await;
+        let status = answer.expect("a review")["status"].take();
+        if status["allowed"] == true { Ok(()) } else { Err(status.to_string()) }
+    })
+    .await;
     let request = json!({
         "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {},
     });
@@ -116,7 +136,7 @@ fn only_probes_are_served_without_credentials() {
             if text.starts_with("strict digraph full {") { Ok(()) } else { Err(text) }
         })
         .await;
-        let ended = manager.stop(&site.clock, Duration::from_secs(20)).await;
+        let ended = manager.stop(&site.clock, PATIENCE).await;
         assert!(ended.expect("it ended").success());
     });
 }

@@ -51,7 +51,7 @@ impl Stage {
     }
 
     pub async fn stop_manager(&self, actor: Actor) -> Result<()> {
-        let status = actor.manager.stop(&self.cluster.clock(), Duration::from_secs(15)).await?;
+        let status = actor.manager.stop(&self.cluster.clock(), self.patience).await?;
         match status.success() {
             true => Ok(()),
             false => Err(format!("the controller manager did not stop cleanly: {status}").into()),

@@ -150,6 +150,11 @@ impl Managers {
         Some(Memory { anonymous_bytes, age: self.clock.monotonic() - self.seats[seat].started })
     }
 
+    /// The memory of this process of a manager; `None`: it has ended.
+    pub fn memory_of(&self, Writer { seat, run }: Writer) -> Option<Memory> {
+        (self.seats[seat].run.load(Ordering::SeqCst) == run).then(|| self.memory(seat))?
+    }
+
     pub fn peak_bytes(&self) -> u64 {
         self.seats.iter().map(|seat| seat.peak_bytes).max().unwrap_or_default()
     }

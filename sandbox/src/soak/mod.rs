@@ -28,7 +28,7 @@ use self::audit::Audit;
 use self::clock::SteppedClock;
 use self::faults::Saboteur;
 pub use self::invariants::Breach;
-use self::managers::{Managers, SEATS};
+use self::managers::{Managers, Memory, SEATS};
 use self::observer::Observer;
 use self::outcome::Snapshot;
 use self::plan::{Action, Fault, NODES, Work, plan};
@@ -49,6 +49,8 @@ const TICK: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(500);
 /// How long managers are left in peace before their memory is read.
 const REST: Duration = Duration::from_secs(3);
+/// How many leaders may end before the first reading of the memory.
+const LEADERS: usize = 40;
 /// The findings that are shown of objects that are not as their specs say.
 const SHOWN: usize = 20;
 
@@ -178,11 +180,8 @@ impl Run {
         if let Some(faults) = self.settle().await? {
             return Err(format!("the first rollout has not ended: {}", faults.join("; ")).into());
         }
-        self.clock.sleep(REST).await;
-        let leader = self.saboteur.observer.leader().ok_or("no manager leads")?;
-        let memory = self.saboteur.managers.lock().memory(leader.seat);
-        self.report.lock().memory.first_bytes =
-            memory.map(|memory| memory.anonymous_bytes).unwrap_or_default();
+        let first = self.leaders_memory().await?;
+        self.report.lock().memory.first_bytes = first.anonymous_bytes;
 
         let (mut work, mut faults) = (Vec::new(), Vec::new());
         for step in steps {
@@ -213,6 +212,18 @@ impl Run {
         self.clock.sleep(REST).await;
         self.read_memory(second);
         Ok(())
+    }
+
+    /// The memory of the leader, at rest. One that has just lost its lease has a successor.
+    async fn leaders_memory(&self) -> Result<Memory> {
+        for _ in 0..LEADERS {
+            self.clock.sleep(REST).await;
+            let leader = self.saboteur.observer.leader().ok_or("no manager leads")?;
+            if let Some(memory) = self.saboteur.managers.lock().memory_of(leader) {
+                return Ok(memory);
+            }
+        }
+        Err("no manager leads for long".into())
     }
 
     fn read_memory(&self, second: f64) {

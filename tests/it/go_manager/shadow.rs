@@ -2,7 +2,6 @@
 //! this one in another process.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::time::Duration;
 
 use kube_controller_manager::client::{Call, Client, Config, Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
@@ -173,7 +172,7 @@ fn a_report_beside_a_manager_that_does_the_same_is_clean() {
         let report = watcher.decides(env).await;
         assert!(is_clean(&report), "{report:#}");
         assert!(report["expectedWrites"].as_u64() > Some(20), "{report:#}");
-        let ended = watcher.manager.stop(&env.clock, Duration::from_secs(30)).await;
+        let ended = watcher.manager.stop(&env.clock, PATIENCE).await;
         assert!(ended.expect("it ends").success());
         end(env, manager).await;
     });
@@ -183,7 +182,7 @@ fn a_report_beside_a_manager_that_does_the_same_is_clean() {
 fn a_controller_that_the_manager_in_charge_lacks_is_reported() {
     everywhere("shadow-outstanding", async |env| {
         let manager = incumbent(env, &["--controllers=*,-disruption-controller"]).await;
-        let watcher = shadow(env, &["--shadow-for=20s"]).await;
+        let watcher = shadow(env, &["--shadow-for=60s"]).await;
         let budget = json!({
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": { "name": "web" },
             "spec": { "minAvailable": 1, "selector": { "matchLabels": { "app": "web" } } },
