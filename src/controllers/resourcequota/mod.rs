@@ -206,10 +206,12 @@ impl Quotas {
             || hard.names().any(|name| !used.has(name) && self.registry.measures(name))
     }
 
-    /// Wakes the quotas of a namespace that limit what `evaluator` measures.
+    /// Wakes the quotas of a namespace that limit what `evaluator` measures. The spec counts too: a new
+    /// quota's first count may have begun before the change, and its status is not known yet.
     fn replenish(&self, evaluator: &dyn Evaluator, namespace: &str) {
         for quota in self.quotas.in_namespace(namespace) {
-            if quota.status.hard.names().any(|name| evaluator.measures(name)) {
+            let mut limits = quota.spec.hard.names().chain(quota.status.hard.names());
+            if limits.any(|name| evaluator.measures(name)) {
                 self.queue.add(quota.meta.key());
             }
         }
