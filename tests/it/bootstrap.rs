@@ -102,10 +102,10 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
             wait_until_exists(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_none())
                 .await;
         assert!(signature(&signed, "longer").is_some() && signature(&signed, "lasted").is_some());
-        // So is a token that expires at once.
-        let patch = Patch::Merge(json!({ "stringData": ends(soon(1)) }));
-        client.patch::<BootstrapToken>(&long, &patch).await.expect("patch");
-        wait_until_deleted(env, &BootstrapToken::RESOURCE, &long).await;
+        // A token that is created just before its expiration is deleted as well.
+        let brief = create_token(env, "briefy", ends(soon(1))).await;
+        wait_until_deleted(env, &BootstrapToken::RESOURCE, &brief).await;
+        client.get::<BootstrapToken>(&long).await.expect("the token that expires later");
         client.get::<BootstrapToken>(&last).await.expect("the token that lasts");
         drop(manager);
     });

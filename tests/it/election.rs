@@ -268,8 +268,8 @@ fn each_lease_of_a_migration_is_kept_for_the_writes_under_it() {
             sites.iter().zip([("replicasets", false), ("pods", true)])
         {
             let flag = migration(env);
-            // A timeout that is long enough for the controllers under the other lease on a busy
-            // machine.
+            // The held write makes it run out; it is long enough for the controllers under the other
+            // lease.
             let flags = ["--enable-leader-migration", &flag, "--controller-shutdown-timeout=15s"];
             let mut manager = env.candidate("manager", &flags);
             let leader = holder_of_both(env).await;

@@ -62,7 +62,7 @@ impl Kubectl {
     /// the lines up to `last`. The watch times out, and then the test fails.
     async fn watch(&self, args: &[&str], last: &str) -> async_std::task::JoinHandle<Vec<String>> {
         let mut command = self.command(args);
-        command.arg("--request-timeout=120s");
+        command.arg("--request-timeout=150s");
         let last = last.to_owned();
         let (shown, first) = async_channel::bounded::<()>(1);
         let reader = async_std::task::spawn_blocking(move || {

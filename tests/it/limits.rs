@@ -58,7 +58,7 @@ fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
             })
             .await;
         }
-        // The lease is renewed for longer than its duration.
+        // The lease is still renewed.
         let key = ObjectKey::new("kube-system", "kube-controller-manager");
         let mut last = Value::Null;
         for _ in 0..10 {

@@ -314,6 +314,40 @@ async fn lags_behind_a_charge(env: &Env, comes_back: bool) {
     counting.end().await;
 }
 
+/// Upstream: `replenishQuota` looks for limits in the status alone, which is empty then.
+#[test]
+fn a_deletion_during_the_first_count_is_counted() {
+    Env::run("quota-first", async |env| {
+        let (client, faults) = (&env.client, env.cluster.sandbox.faults());
+        let hard = json!({ "hard": { "count/configmaps": "9" } });
+        create(client, object("v1", "ConfigMap", "one", json!({}))).await;
+        create(client, quota("known", hard.clone())).await;
+        let counting = Counting::start(env, Duration::ZERO);
+        uses(env, "known", &[("count/configmaps", "1")]).await;
+
+        let writes = || faults.count("update", "resourcequotas/status");
+        let before = writes();
+        faults.next(1, "update", "resourcequotas/status", Fault::Hold);
+        create(client, quota("new", hard)).await;
+        eventually(&env.clock, "the first count is written", || async {
+            if writes() > before { Ok(()) } else { Err("no write".to_owned()) }
+        })
+        .await;
+        delete(client, &CONFIG_MAPS, "one").await;
+        // The deletion has reached both quotas once this one has been counted again.
+        uses(env, "known", &[("count/configmaps", "0")]).await;
+        faults.clear();
+        let later = async {
+            loop {
+                counting.clock.advance(Duration::from_millis(100));
+                env.clock.sleep(Duration::from_millis(20)).await;
+            }
+        };
+        uses(env, "new", &[("count/configmaps", "0")]).or(later).await;
+        counting.end().await;
+    });
+}
+
 /// Creates two widgets, two ConfigMaps, and a quota of both.
 async fn widgets_and_maps(env: &Env) {
     define_widgets(env).await;

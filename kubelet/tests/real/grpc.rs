@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_io::Async;
 use futures_lite::future::block_on;
@@ -25,7 +26,8 @@ const PORT: u16 = 5123;
 
 /// Writes a file that others read meanwhile.
 fn replace(path: &Path, text: &str) {
-    let new = path.with_extension("new");
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let new = path.with_extension(COUNT.fetch_add(1, Ordering::SeqCst).to_string());
     fs::write(&new, text).expect("a file");
     fs::rename(new, path).expect("a new name");
 }

@@ -447,7 +447,12 @@ impl Scheduler {
             return Ok(Next::Done);
         };
         self.ledger.lock().remove(&key);
-        if error.is_not_found() || error.is_conflict() { Ok(Next::Done) } else { Err(error) }
+        if error.is_not_found() || error.is_conflict() {
+            // Another pod may have been tried while this one had the room.
+            self.wake_waiting();
+            return Ok(Next::Done);
+        }
+        Err(error)
     }
 
     fn record(&self, pod: &Unscheduled, event_type: EventType, reason: &str, message: String) {

@@ -49,8 +49,8 @@ const TICK: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(500);
 /// How long managers are left in peace before their memory is read.
 const REST: Duration = Duration::from_secs(3);
-/// How many leaders may end before the first reading of the memory.
-const LEADERS: usize = 40;
+/// How often the leader's memory is tried.
+const READINGS: usize = 40;
 /// The findings that are shown of objects that are not as their specs say.
 const SHOWN: usize = 20;
 
@@ -214,12 +214,16 @@ impl Run {
         Ok(())
     }
 
-    /// The memory of the leader, at rest. One that has just lost its lease has a successor.
+    /// The memory of a leader that has led for a while.
     async fn leaders_memory(&self) -> Result<Memory> {
-        for _ in 0..LEADERS {
-            self.clock.sleep(REST).await;
-            let leader = self.saboteur.observer.leader().ok_or("no manager leads")?;
-            if let Some(memory) = self.saboteur.managers.lock().memory_of(leader) {
+        let leader = || self.saboteur.observer.leader();
+        for _ in 0..READINGS {
+            let before = leader();
+            if self.stop.unless_stopped(self.clock.sleep(REST)).await.is_none() {
+                break;
+            }
+            let Some(same) = leader().filter(|leader| before == Some(*leader)) else { continue };
+            if let Some(memory) = self.saboteur.managers.lock().memory_of(same) {
                 return Ok(memory);
             }
         }
