@@ -17,6 +17,13 @@ pub const BINDINGS: ResourceType = ResourceType::fixed(
     "clusterrolebindings",
     false,
 );
+pub const ACCESS_REVIEWS: ResourceType = ResourceType::fixed(
+    "authorization.k8s.io",
+    "v1",
+    "SubjectAccessReview",
+    "subjectaccessreviews",
+    false,
+);
 pub const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
 pub const API_SERVICES: ResourceType =
     ResourceType::fixed("apiregistration.k8s.io", "v1", "APIService", "apiservices", false);

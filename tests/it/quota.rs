@@ -256,6 +256,14 @@ impl Counting {
         Counting { clock, factory, stop, running }
     }
 
+    /// The controller's time passes by 100 ms after each `pause`, without end.
+    async fn passes(&self, env: &Env, pause: Duration) {
+        loop {
+            env.clock.sleep(pause).await;
+            self.clock.advance(Duration::from_millis(100));
+        }
+    }
+
     async fn end(self) {
         self.stop.stop();
         self.running.await;
@@ -289,14 +297,9 @@ async fn lags_behind_a_charge(env: &Env, comes_back: bool) {
     faults.cut_watches();
     create(client, pod("one", "1", json!({}))).await;
     delete(client, &CONFIG_MAPS, "one").await;
-    let passes = async |pause| {
-        loop {
-            env.clock.sleep(pause).await;
-            counting.clock.advance(Duration::from_millis(100));
-        }
-    };
-    // Slowly, for a watch that was cut at its start and pauses.
-    let slowly = passes(Duration::from_millis(500));
+    // Slowly: a count that met a conflict and a watch that was cut at its start wait for it, but the
+    // five seconds of patience with the pods should not pass.
+    let slowly = counting.passes(env, Duration::from_millis(500));
     uses(env, "maps", &[("count/configmaps", "0")]).or(slowly).await;
     let pods = counting.factory.informer::<Pod>().lister();
     let known = || pods.get(&ObjectKey::new("default", "one"));
@@ -307,7 +310,7 @@ async fn lags_behind_a_charge(env: &Env, comes_back: bool) {
         })
         .await;
     }
-    let fast = passes(Duration::from_millis(20));
+    let fast = counting.passes(env, Duration::from_millis(20));
     uses(env, "all", &[("count/configmaps", "0"), ("pods", "1")]).or(fast).await;
     assert_eq!(known().is_some(), comes_back);
     faults.clear();
@@ -337,12 +340,7 @@ fn a_deletion_during_the_first_count_is_counted() {
         // The deletion has reached both quotas once this one has been counted again.
         uses(env, "known", &[("count/configmaps", "0")]).await;
         faults.clear();
-        let later = async {
-            loop {
-                counting.clock.advance(Duration::from_millis(100));
-                env.clock.sleep(Duration::from_millis(20)).await;
-            }
-        };
+        let later = counting.passes(env, Duration::from_millis(20));
         uses(env, "new", &[("count/configmaps", "0")]).or(later).await;
         counting.end().await;
     });

@@ -9,7 +9,7 @@ use kube_controller_manager::objects::{
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{BINDINGS, wait_until_deleted};
+use crate::kinds::{ACCESS_REVIEWS, BINDINGS, wait_until_deleted};
 use crate::rollouts::populate_namespace;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
@@ -23,13 +23,6 @@ const SELF_ACCESS: ResourceType = ResourceType::fixed(
     "v1",
     "SelfSubjectAccessReview",
     "selfsubjectaccessreviews",
-    false,
-);
-const ACCESS: ResourceType = ResourceType::fixed(
-    "authorization.k8s.io",
-    "v1",
-    "SubjectAccessReview",
-    "subjectaccessreviews",
     false,
 );
 const ROBOT: &str = "system:serviceaccount:default:robot";
@@ -123,10 +116,10 @@ fn a_binding_grants_its_role_and_no_more() {
         assert_eq!(ask("list").await, json!({ "allowed": true, "reason": reason }));
         assert_eq!(ask("watch").await, json!({ "allowed": false }));
         let mut other = own("list");
-        (other["kind"], other["spec"]["user"]) = ((*ACCESS.kind).into(), "bob".into());
-        let refused = refusal(robot.resource(&ACCESS).create::<Value>("", &other).await);
+        (other["kind"], other["spec"]["user"]) = ((*ACCESS_REVIEWS.kind).into(), "bob".into());
+        let refused = refusal(robot.resource(&ACCESS_REVIEWS).create::<Value>("", &other).await);
         assert!(refused.starts_with("subjectaccessreviews.authorization.k8s.io is"), "{refused}");
-        let answer: Value = env.client.resource(&ACCESS).create("", &other).await.unwrap();
+        let answer: Value = env.client.resource(&ACCESS_REVIEWS).create("", &other).await.unwrap();
         assert_eq!(answer["status"], json!({ "allowed": false }));
 
         // It cannot grant rights that it does not hold.

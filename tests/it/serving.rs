@@ -4,19 +4,11 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use kube_controller_manager::client::{Client, Config, Credentials};
 use kube_controller_manager::clock::SystemClock;
-use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use kube_controller_manager::objects::ObjectKey;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{ACCOUNTS, BINDINGS};
-
-const REVIEWS: ResourceType = ResourceType::fixed(
-    "authorization.k8s.io",
-    "v1",
-    "SubjectAccessReview",
-    "subjectaccessreviews",
-    false,
-);
+use crate::kinds::{ACCESS_REVIEWS, ACCOUNTS, BINDINGS};
 
 /// The token of a service account with all rights.
 pub async fn token(client: &Client) -> String {
@@ -42,7 +34,7 @@ pub async fn token(client: &Client) -> String {
         "spec": { "user": user, "nonResourceAttributes": { "verb": "get", "path": "/any" } },
     });
     eventually(&SystemClock::shared(), "the binding is known", || async {
-        let answer = client.resource(&REVIEWS).create::<Value>("", &review).await;
+        let answer = client.resource(&ACCESS_REVIEWS).create::<Value>("", &review).await;
         let status = answer.expect("a review")["status"].take();
         if status["allowed"] == true { Ok(()) } else { Err(status.to_string()) }
     })

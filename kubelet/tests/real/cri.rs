@@ -14,7 +14,7 @@ use kube_controller_manager::clock::{Clock, SystemClock};
 use kubelet::cri::{Channel, Error, ImageService, RuntimeService, api};
 use parking_lot::Mutex;
 
-use super::node::Node;
+use super::node::{Node, cgroups_of};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -112,6 +112,7 @@ fn faults_of_the_connection_are_distinguished() {
             SystemClock.sleep(Duration::from_millis(50)).await;
         }
         // An answer that does not come ends the call at its deadline.
+        // Its connection is open before the short time begins.
         let channel = Channel::new(&proxy.socket, SystemClock::shared());
         let hasty = RuntimeService::new(channel.clone(), Duration::from_millis(300));
         let unhurried = RuntimeService::new(channel, DEADLINE);
@@ -137,11 +138,7 @@ fn faults_of_the_connection_are_distinguished() {
 #[test]
 fn end_of_a_machine_spares_those_whose_names_begin_with_its_own() {
     let Some(node) = Node::start("end") else { return };
-    let base = Path::new("/sys/fs/cgroup");
-    let base = match base.join("cgroup.controllers").exists() {
-        true => base.to_owned(),
-        false => base.join("pids"),
-    };
+    let base = cgroups_of("pids");
     let cgroups = [base.join(&node.name).join("own"), base.join(format!("{}0", node.name))];
     let [mut own, mut other] = cgroups.each_ref().map(|cgroup| {
         std::fs::create_dir_all(cgroup).expect("a cgroup");

@@ -81,8 +81,8 @@ impl Machine {
     pub fn agent(&self, program: &[&Path], configuration: &str) -> std::io::Result<Command> {
         let path = |name: &str| self.folder.join(name).display().to_string();
         let log = fs::File::options().append(true).create(true).open(path("kubelet.log"))?;
-        // The Go kubelet asks an API server about each client of its own port otherwise. A full disk of
-        // the machine is no matter of most tests.
+        // The Go kubelet asks an API server about each client of its own port otherwise. Most tests must
+        // not depend on how full the disk is.
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                     authentication: {webhook: {enabled: false}}\n\
                     authorization: {mode: AlwaysAllow}\n\

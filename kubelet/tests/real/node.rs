@@ -207,6 +207,15 @@ pub fn kubelet() -> std::ffi::OsString {
     std::env::var_os("KUBELET").unwrap_or_else(|| env!("CARGO_BIN_EXE_kubelet").into())
 }
 
+/// The folder of a controller's cgroups in version 1, or of all cgroups in version 2.
+pub fn cgroups_of(controller: &str) -> PathBuf {
+    let base = Path::new("/sys/fs/cgroup");
+    match base.join("cgroup.controllers").exists() {
+        true => base.to_owned(),
+        false => base.join(controller),
+    }
+}
+
 /// Whether a condition comes true within two minutes, or the seconds of `PATIENCE`.
 pub fn wait(mut condition: impl FnMut() -> bool) -> bool {
     let clock = Arc::new(SystemClock);

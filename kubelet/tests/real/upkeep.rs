@@ -12,7 +12,7 @@ use kubelet::cri::{Channel, ImageService, api};
 use serde_json::Value;
 
 use super::crashes::containers;
-use super::node::{Node, wait};
+use super::node::{Node, cgroups_of, wait};
 use super::pods::{STAYS, is_ready, once};
 use super::registry;
 
@@ -175,11 +175,8 @@ fn logs_are_rotated_and_compressed() {
 
 /// A file of a cgroup, by its names in both versions.
 fn cgroup(node: &Node, path: &str, v1: (&str, &str), v2: &str) -> Option<String> {
-    let base = std::path::Path::new("/sys/fs/cgroup");
-    let file = match base.join("cgroup.controllers").exists() {
-        true => base.join(&node.name).join(path).join(v2),
-        false => base.join(v1.0).join(&node.name).join(path).join(v1.1),
-    };
+    let folder = cgroups_of(v1.0).join(&node.name).join(path);
+    let file = [v1.1, v2].map(|name| folder.join(name)).into_iter().find(|file| file.exists())?;
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 

@@ -202,6 +202,7 @@ struct Ledger {
 impl Ledger {
     fn place(&mut self, key: ObjectKey, node: &Istr, pod: &Unscheduled) {
         self.remove(&key);
+        self.waiting.remove(&key);
         let room = Room::of_pod(pod);
         let ports: Vec<HostPort> = host_ports(pod).cloned().collect();
         if !ports.is_empty() {
@@ -395,8 +396,14 @@ impl Scheduler {
             self.ledger.lock().waiting.remove(&key);
             return Ok(Next::Done);
         };
-        // Before anything is read: what changes from here on wakes the pod.
-        self.ledger.lock().waiting.insert(key.clone());
+        {
+            let mut ledger = self.ledger.lock();
+            if ledger.placed.contains_key(&key) {
+                return Ok(Next::Done);
+            }
+            // Before anything is read: what changes from here on wakes the pod.
+            ledger.waiting.insert(key.clone());
+        }
         let node = |name: &Istr| self.nodes.get(&ObjectKey::cluster(name));
         let claims = self.volumes.of(&key.namespace, claims_of(&pod));
         if let Claims::Missing(why) = &claims {
@@ -420,13 +427,8 @@ impl Scheduler {
         }
         let node = {
             let mut ledger = self.ledger.lock();
-            if ledger.placed.contains_key(&key) {
-                ledger.waiting.remove(&key);
-                return Ok(Next::Done);
-            }
             let chosen = ledger.choose(&pod, node);
             if let Some(node) = &chosen {
-                ledger.waiting.remove(&key);
                 ledger.place(key.clone(), node, &pod);
             }
             chosen
