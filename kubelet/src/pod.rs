@@ -1,15 +1,14 @@
 //! What the kubelet asks a pod. Upstream: `pkg/kubelet/types`, `pkg/api/v1/pod`.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
-use kube_controller_manager::objects::Quantity;
+use kube_controller_manager::objects::{ArcStr, Quantity};
 
 pub use core::{Container, Pod, PodSpec, PodStatus};
 
 /// The uid of a pod, shared by all that refers to it.
-pub type Uid = Arc<str>;
+pub type Uid = ArcStr;
 
 /// Where a pod comes from: `file`, `http` or `api`.
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";

@@ -527,7 +527,7 @@ mod tests {
         begin(&mut workers, "clean up a");
         assert!(workers.retain(&desired).is_empty());
         workers.done("a", Outcome::Done(LATER), NOW);
-        assert_eq!(workers.retain(&desired), ["a".into()]);
+        assert_eq!(workers.retain(&desired), ["a"]);
         workers.update(&a, Reason::Create);
         begin(&mut workers, "sync a");
     }

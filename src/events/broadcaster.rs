@@ -14,7 +14,7 @@ use super::writer::{ClientWriter, EventWriter, WriteError};
 use super::{EventSink, Recorder};
 use crate::client::Client;
 use crate::clock::SharedClock;
-use crate::objects::Timestamp;
+use crate::objects::{ArcStr, Timestamp};
 use crate::task::{self, StopToken, Task};
 
 /// The most events that wait to be sent; further ones are dropped.
@@ -136,7 +136,7 @@ impl EventBroadcaster {
 
 struct QueueSink {
     queue: Arc<Queue>,
-    component: Arc<str>,
+    component: ArcStr,
 }
 
 impl EventSink for QueueSink {

@@ -1,11 +1,9 @@
 //! The written form of an event. Upstream: `v1.Event`.
 
-use std::sync::Arc;
-
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::objects::{Istr, Timestamp, Uid};
+use crate::objects::{ArcStr, Istr, Timestamp, Uid};
 
 /// The type of an event. Upstream: `v1.EventTypeNormal`, `v1.EventTypeWarning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -32,7 +30,7 @@ pub struct ObjectReference {
     pub namespace: Istr,
     /// The object's name.
     #[serde(skip_serializing_if = "is_empty")]
-    pub name: Arc<str>,
+    pub name: ArcStr,
     /// Events about objects of one name and different uids are not combined.
     #[serde(skip_serializing_if = "Uid::is_empty")]
     pub uid: Uid,
@@ -74,7 +72,7 @@ pub(super) struct Event {
     pub event_type: EventType,
     event_time: Null,
     /// Empty in combined events, as upstream.
-    pub reporting_component: Arc<str>,
+    pub reporting_component: ArcStr,
     reporting_instance: &'static str,
 }
 
@@ -93,7 +91,7 @@ pub(super) struct EventMeta {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Source {
-    pub component: Arc<str>,
+    pub component: ArcStr,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -108,7 +106,7 @@ impl Serialize for Null {
 impl Event {
     /// `nanos` makes the name unique among the events about one object.
     pub fn new(
-        component: Arc<str>,
+        component: ArcStr,
         about: &ObjectReference,
         event_type: EventType,
         reason: &str,
@@ -142,7 +140,7 @@ impl Event {
         self.metadata.name = format!("{}.{nanos:x}", self.involved_object.name);
         self.message.insert_str(0, "(combined from similar events): ");
         (self.first_timestamp, self.last_timestamp, self.count) = (now, now, 1);
-        self.reporting_component = Arc::default();
+        self.reporting_component = ArcStr::new();
         self
     }
 

@@ -28,6 +28,7 @@ mod values;
 mod views;
 mod wire;
 
+pub use arcstr::ArcStr;
 pub use values::address::{Addresses, parse_ip};
 pub use values::condition::Condition;
 pub use values::intern::{Interned, Istr, Labels};
@@ -64,7 +65,7 @@ pub use views::device_taint_rule::{
 };
 pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
-    EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
+    EndpointSubset, Endpoints, Hint, SlicePort, TargetRef, TargetScope,
 };
 pub use views::horizontal_pod_autoscaler::{
     AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler,

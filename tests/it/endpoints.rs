@@ -154,7 +154,7 @@ fn ready_addresses_follow_the_pods() {
         let pods: Vec<Pod> = list(client).await;
         let endpoints: Endpoints = get(env, "web").await.unwrap();
         let target = endpoints.subsets[0].addresses[0].target_ref.as_ref().unwrap();
-        assert_eq!((&*target.kind, &target.uid), ("Pod", &pods[0].meta.uid));
+        assert_eq!((&*target.scope.kind, &target.uid), ("Pod", &pods[0].meta.uid));
         assert_eq!(endpoints.meta.labels.get("team"), Some("x"));
 
         // Labels of the Service are copied to its Endpoints and slices.

@@ -384,7 +384,7 @@ mod tests {
             for (path, content) in expected {
                 assert_eq!(read(path), *content, "{version} {path}");
             }
-            assert_eq!(cgroups.pods().into_iter().collect::<Vec<_>>(), ["0-1".into()]);
+            assert_eq!(cgroups.pods().into_iter().collect::<Vec<_>>(), ["0-1"]);
             assert_eq!(cgroups.parent(&burstable), "/r/kubepods/burstable/pod0-1");
         }
         fs::remove_dir_all(&base).expect("removed");

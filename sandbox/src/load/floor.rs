@@ -20,7 +20,7 @@ use kube_controller_manager::app::connect::user_agent;
 use kube_controller_manager::client::{Client, Config, Delete, ListOptions, Patch, WatchStream};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::objects::{
-    Deployment, Form, Istr, Namespace, Object, ObjectKey, Pod, ReplicaSet, Resource, Uid,
+    ArcStr, Deployment, Form, Istr, Namespace, Object, ObjectKey, Pod, ReplicaSet, Resource, Uid,
     WatchEvent,
 };
 use kube_controller_manager::options::{self, Command};
@@ -94,7 +94,7 @@ struct Floor {
 /// The pods of a ReplicaSet.
 #[derive(Default)]
 struct Set {
-    deployment: Arc<str>,
+    deployment: ArcStr,
     wanted: usize,
     /// The pods that exist, and whether each is ready.
     pods: HashMap<Uid, bool>,
@@ -223,7 +223,7 @@ impl Floor {
     }
 
     async fn write_due(self: &Arc<Self>) -> Result<()> {
-        let due: Vec<(Istr, Arc<str>, Counts)> = {
+        let due: Vec<(Istr, ArcStr, Counts)> = {
             let mut sets = self.sets.lock();
             let due = sets.iter_mut().filter_map(|(name, set)| {
                 set.due().map(|counts| (name.clone(), set.deployment.clone(), counts))

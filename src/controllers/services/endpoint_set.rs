@@ -88,7 +88,7 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
         let (namespace, name) = endpoint
             .target_ref
             .as_deref()
-            .map_or(("", ""), |target| (target.namespace.as_str(), &*target.name));
+            .map_or(("", ""), |target| (target.scope.namespace.as_str(), &*target.name));
         (endpoint.hostname.as_deref().unwrap_or_default(), namespace, name)
     }
     sorted(a).cmp(&sorted(b)).then_with(|| names(a).cmp(&names(b)))

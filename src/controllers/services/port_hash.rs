@@ -4,7 +4,9 @@
 
 use std::fmt::{Display, Write};
 
-use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, SlicePort, TargetRef};
+use crate::objects::{
+    EndpointAddress, EndpointPort, EndpointSubset, SlicePort, TargetRef, TargetScope,
+};
 
 /// FNV-1a of 128 bits.
 struct Fnv(u128);
@@ -106,15 +108,9 @@ fn print_address(to: &mut dyn Write, address: &EndpointAddress) -> std::fmt::Res
     to.write_str(" TargetRef:(*v1.ObjectReference)")?;
     match address.target_ref.as_deref() {
         None => to.write_str("<nil>")?,
-        Some(TargetRef {
-            kind,
-            namespace,
-            name,
-            uid,
-            api_version,
-            resource_version,
-            field_path,
-        }) => {
+        Some(TargetRef { scope, name, uid }) => {
+            let TargetScope { kind, namespace, api_version, resource_version, field_path } =
+                &**scope;
             write!(
                 to,
                 "{{Kind:(string){kind} Namespace:(string){namespace} Name:(string){name} \

@@ -9,8 +9,7 @@ use crate::cache::Lister;
 use crate::controllers::runner::{Change, Mapper};
 use crate::lookup::Lookup;
 use crate::objects::{
-    Interned, Labels, NamedPort, Object, ObjectKey, Pod, Service, ServicePort, TargetPort,
-    TargetRef,
+    Istr, Labels, NamedPort, Object, ObjectKey, Pod, Service, ServicePort, TargetPort,
 };
 
 /// The pods that `service` selects, in no order.
@@ -40,10 +39,9 @@ pub fn belongs(pod: &Pod, include_terminating: bool) -> bool {
 }
 
 /// The pod's host name in DNS, if it belongs to `service`. Upstream: `ShouldSetHostname`.
-pub fn hostname(pod: &Pod, service: &Service) -> Option<Arc<str>> {
-    let hostname = pod.spec.hostname();
-    let named = !hostname.is_empty() && *pod.spec.shape.subdomain == *service.meta.name;
-    named.then(|| hostname.into())
+pub fn hostname<'a>(pod: &'a Pod, service: &Service) -> Option<&'a Istr> {
+    let hostname = pod.spec.hostname()?;
+    (*pod.spec.shape.subdomain == *service.meta.name).then_some(hostname)
 }
 
 /// A Service's port that a pod offers.
@@ -71,17 +69,6 @@ pub fn offered_ports<'a>(service: &'a Service, pod: &Pod) -> Vec<OfferedPort<'a>
     };
     let offered = |(at, port)| Some(OfferedPort { at, port, number: number(port)? });
     ports.iter().enumerate().filter_map(offered).collect()
-}
-
-pub fn target_ref(pod: &Pod) -> Interned<TargetRef> {
-    let target = TargetRef {
-        kind: "Pod".into(),
-        namespace: pod.meta.namespace.clone(),
-        name: pod.meta.name.clone(),
-        uid: pod.meta.uid.clone(),
-        ..TargetRef::default()
-    };
-    target.shared()
 }
 
 /// Queues the Services of a changed pod, after `period`: those that select it when endpoints show

@@ -5,7 +5,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::objects::{ObjectKey, Pod, Service, Timestamp};
+use crate::objects::{ArcStr, ObjectKey, Pod, Service, Timestamp};
 
 /// The state that the last sync of each Service saw.
 #[derive(Default)]
@@ -16,8 +16,8 @@ pub struct TriggerTimes {
 #[derive(Default)]
 struct Seen {
     service: Option<Timestamp>,
-    /// By name: when the readiness of a pod last changed.
-    pods: HashMap<Arc<str>, Timestamp>,
+    /// When the readiness of each pod last changed, in the order of the names.
+    pods: Box<[(ArcStr, Timestamp)]>,
 }
 
 impl TriggerTimes {
@@ -33,27 +33,25 @@ impl TriggerTimes {
         let before = self.seen().remove(&key);
         let known = before.is_some();
         let before = before.unwrap_or_default();
-        let mut now = Seen {
-            service: service.meta.creation_timestamp,
-            pods: HashMap::with_capacity(pods.len()),
-        };
+        let service_now = service.meta.creation_timestamp;
         let mut earliest: Option<Timestamp> = None;
         let mut changed = |at: Timestamp, last: Option<Timestamp>| {
             if last.is_none_or(|last| at > last) {
                 earliest = Some(earliest.map_or(at, |earliest| earliest.min(at)));
             }
         };
-        for pod in pods {
-            if let Some(at) = pod.status.ready_changed {
-                changed(at, before.pods.get(&pod.meta.name).copied());
-                now.pods.insert(pod.meta.name.clone(), at);
-            }
+        let times = |pod: &Arc<Pod>| Some((pod.meta.name.clone(), pod.status.ready_changed?));
+        let mut pods: Box<[_]> = pods.iter().filter_map(times).collect();
+        pods.sort_unstable();
+        for (name, at) in &pods {
+            let place = before.pods.binary_search_by_key(&name, |(name, _)| name);
+            changed(*at, place.ok().map(|place| before.pods[place].1));
         }
-        if let Some(at) = now.service {
+        if let Some(at) = service_now {
             changed(at, before.service);
         }
-        self.seen().insert(key, now);
-        if known { earliest } else { service.meta.creation_timestamp }
+        self.seen().insert(key, Seen { service: service_now, pods });
+        if known { earliest } else { service_now }
     }
 
     pub fn forget(&self, service: &ObjectKey) {

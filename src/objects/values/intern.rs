@@ -10,11 +10,12 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 
+use arcstr::ArcStr;
 use hashbrown::HashSet;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// A shared value with one copy, held by one word. Strings and slices are behind a second pointer.
+/// A shared value with one copy, held by one word; slices are behind a second pointer.
 pub struct Interned<T: ?Sized>(Arc<Box<T>>);
 
 impl<T: ?Sized> Interned<T> {
@@ -96,51 +97,102 @@ impl<T: ?Sized + Serialize> Serialize for Interned<T> {
     }
 }
 
-/// A pool of values of one type, with one copy of each while something holds it.
-pub struct Pool<T: ?Sized> {
-    state: Mutex<PoolState<T>>,
+/// A pointer to a value that several may hold.
+pub trait Shared {
+    /// Whether nobody else holds the value.
+    fn is_alone(&self) -> bool;
 }
 
-struct PoolState<T: ?Sized> {
-    values: HashSet<Interned<T>>,
+impl<T: ?Sized> Shared for Interned<T> {
+    fn is_alone(&self) -> bool {
+        self.0.is_alone()
+    }
+}
+
+impl<T> Shared for Arc<T> {
+    fn is_alone(&self) -> bool {
+        Arc::strong_count(self) == 1
+    }
+}
+
+impl Shared for ArcStr {
+    fn is_alone(&self) -> bool {
+        ArcStr::strong_count(self) == Some(1)
+    }
+}
+
+/// A pool of values of one type, with one copy of each while something holds it. `P`: the pointer
+/// to a value.
+pub struct Pool<P> {
+    state: Mutex<PoolState<P>>,
+}
+
+struct PoolState<P> {
+    values: HashSet<P>,
     /// When the pool has this size, values that nothing else holds are removed.
     sweep_at: usize,
 }
 
 const FIRST_SWEEP: usize = 1024;
 
-impl<T: ?Sized + Hash + Eq> Pool<T> {
+impl<P: Shared + Clone + Hash + Eq> Pool<P> {
     /// An empty pool.
-    pub fn new() -> Pool<T> {
+    pub fn new() -> Pool<P> {
         Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }
     }
 
-    /// The pool's copy of `value`, which is added if it is missing.
-    pub fn intern<Q>(&self, value: Q) -> Interned<T>
+    /// The pool's copy of `value`, which `share` adds if it is missing.
+    fn intern_with<V, Q>(&self, value: V, share: impl FnOnce(V) -> P) -> P
     where
-        Q: Borrow<T> + Into<Box<T>>,
+        V: Borrow<Q>,
+        P: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
     {
         let mut state = self.state.lock();
         if let Some(known) = state.values.get(value.borrow()) {
             return known.clone();
         }
         if state.values.len() >= state.sweep_at {
-            state.values.retain(|value| Arc::strong_count(&value.0) > 1);
+            state.values.retain(|value| !value.is_alone());
             state.values.shrink_to_fit();
             state.sweep_at = (state.values.len() * 2).max(FIRST_SWEEP);
         }
-        let value = Interned::alone(value);
+        let value = share(value);
         state.values.insert(value.clone());
         value
     }
 }
 
-static STRINGS: LazyLock<Pool<str>> = LazyLock::new(Pool::new);
-static MAPS: LazyLock<Pool<[(Istr, Istr)]>> = LazyLock::new(Pool::new);
+impl<T: ?Sized + Hash + Eq> Pool<Interned<T>> {
+    /// The pool's copy of `value`, which is added if it is missing.
+    pub fn intern(&self, value: impl Borrow<T> + Into<Box<T>>) -> Interned<T> {
+        self.intern_with::<_, T>(value, Interned::alone)
+    }
+}
+
+impl<T: Hash + Eq> Pool<Arc<T>> {
+    /// The pool's copy of `value`, which is added if it is missing.
+    pub fn intern(&self, value: T) -> Arc<T> {
+        self.intern_with::<_, T>(value, Arc::new)
+    }
+}
+
+impl Pool<ArcStr> {
+    /// The pool's copy of `text`, which is added if it is missing.
+    pub fn intern(&self, text: &str) -> ArcStr {
+        self.intern_with::<_, str>(text, ArcStr::from)
+    }
+}
+
+static STRINGS: LazyLock<Pool<ArcStr>> = LazyLock::new(Pool::new);
+static MAPS: LazyLock<Pool<Interned<Pairs>>> = LazyLock::new(Pool::new);
+
+/// The keys and values of a map.
+type Pairs = [(Istr, Istr)];
 
 /// An interned string, for values that repeat: namespaces, label keys, node names.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Istr(Interned<str>);
+pub struct Istr(ArcStr);
 
 impl Istr {
     /// The shared copy of `text`.
@@ -156,8 +208,7 @@ impl Istr {
 
 impl Default for Istr {
     fn default() -> Istr {
-        static EMPTY: LazyLock<Istr> = LazyLock::new(|| Istr::new(""));
-        EMPTY.clone()
+        Istr(ArcStr::new())
     }
 }
 
@@ -183,6 +234,12 @@ impl From<&str> for Istr {
 impl From<String> for Istr {
     fn from(text: String) -> Istr {
         Istr::new(&text)
+    }
+}
+
+impl From<&Istr> for ArcStr {
+    fn from(text: &Istr) -> ArcStr {
+        text.0.clone()
     }
 }
 
@@ -237,7 +294,7 @@ impl<'de> Deserialize<'de> for Istr {
 
 /// An interned label or annotation map, sorted by key.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub struct Labels(Option<Interned<[(Istr, Istr)]>>);
+pub struct Labels(Option<Interned<Pairs>>);
 
 impl Labels {
     /// The value of a key.
@@ -272,7 +329,7 @@ impl Labels {
         self.pairs().iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    pub(super) fn pairs(&self) -> &[(Istr, Istr)] {
+    pub(super) fn pairs(&self) -> &Pairs {
         self.0.as_deref().unwrap_or_default()
     }
 
@@ -356,12 +413,12 @@ mod tests {
 
     #[test]
     fn a_pool_lets_go_of_what_nobody_holds() {
-        let pool: Pool<str> = Pool::new();
+        let pool: Pool<ArcStr> = Pool::new();
         let kept = pool.intern("kept");
         for i in 0..10 * FIRST_SWEEP {
             pool.intern(format!("gone-{i}").as_str());
         }
         assert!(pool.state.lock().values.len() <= FIRST_SWEEP + 1);
-        assert!(Interned::ptr_eq(&kept, &pool.intern("kept")));
+        assert!(ArcStr::ptr_eq(&kept, &pool.intern("kept")));
     }
 }

@@ -3,12 +3,11 @@
 #![warn(missing_docs)]
 
 use std::fmt;
-use std::sync::Arc;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-use crate::objects::Istr;
+use crate::objects::{ArcStr, Istr};
 
 /// Namespace and name; the namespace of cluster-scoped objects is empty.
 /// Upstream: `cache.ObjectName`, and the `namespace/name` keys of the workqueues.
@@ -17,7 +16,7 @@ pub struct ObjectName {
     /// Empty for an object of the whole cluster.
     pub namespace: Istr,
     /// The object's name.
-    pub name: Arc<str>,
+    pub name: ArcStr,
 }
 
 /// The key under which caches and workqueues know an object.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::hash::Hash;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -12,8 +12,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::wire::protobuf::Message;
 use crate::objects::{
-    Encoded, Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Seconds, Timestamp, Uid,
-    decode, messages, null_as_default,
+    ArcStr, Encoded, Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Seconds, Timestamp,
+    Uid, decode, messages, null_as_default,
 };
 
 /// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
@@ -22,7 +22,7 @@ use crate::objects::{
 pub struct Meta {
     /// The name, unique in the namespace.
     #[serde(skip_serializing_if = "str_is_empty", deserialize_with = "name")]
-    pub name: Arc<str>,
+    pub name: ArcStr,
     /// The prefix from which the server made the name; mostly empty.
     #[serde(skip_serializing_if = "str_is_empty")]
     pub generate_name: Istr,
@@ -132,7 +132,7 @@ impl Written {
 pub struct WrittenMeta {
     /// The object's name, which the server may have made.
     #[serde(deserialize_with = "name")]
-    pub name: Arc<str>,
+    pub name: ArcStr,
     /// The version that the write made.
     #[serde(with = "resource_version")]
     pub resource_version: u64,
@@ -144,7 +144,7 @@ pub struct WrittenMeta {
 pub struct Identity {
     /// The object's name.
     #[serde(deserialize_with = "name")]
-    pub name: Arc<str>,
+    pub name: ArcStr,
     /// Empty for an object of the whole cluster.
     pub namespace: Istr,
     /// Its uid.
@@ -198,18 +198,18 @@ fn none_or_empty<T>(list: &Option<Interned<[T]>>) -> bool {
 }
 
 /// Decodes the name with a single allocation.
-fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<ArcStr, D::Error> {
     struct Text;
     impl Visitor<'_> for Text {
-        type Value = Arc<str>;
+        type Value = ArcStr;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a name")
         }
-        fn visit_str<E: Error>(self, text: &str) -> Result<Arc<str>, E> {
+        fn visit_str<E: Error>(self, text: &str) -> Result<ArcStr, E> {
             Ok(text.into())
         }
-        fn visit_unit<E: Error>(self) -> Result<Arc<str>, E> {
-            Ok(Arc::default())
+        fn visit_unit<E: Error>(self) -> Result<ArcStr, E> {
+            Ok(ArcStr::new())
         }
     }
     from.deserialize_any(Text)
@@ -218,20 +218,20 @@ fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
 fn owner_references<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Interned<[OwnerReference]>>, D::Error> {
-    static OWNERS: LazyLock<Pool<[OwnerReference]>> = LazyLock::new(Pool::new);
+    static OWNERS: LazyLock<Pool<Interned<[OwnerReference]>>> = LazyLock::new(Pool::new);
     shared(&OWNERS, from)
 }
 
 fn finalizer_list<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Interned<[Istr]>>, D::Error> {
-    static FINALIZERS: LazyLock<Pool<[Istr]>> = LazyLock::new(Pool::new);
+    static FINALIZERS: LazyLock<Pool<Interned<[Istr]>>> = LazyLock::new(Pool::new);
     shared(&FINALIZERS, from)
 }
 
 /// The pool's copy of a list; `None` for an empty one.
 fn shared<'de, T: Deserialize<'de> + Eq + Hash, D: Deserializer<'de>>(
-    pool: &Pool<[T]>,
+    pool: &Pool<Interned<[T]>>,
     from: D,
 ) -> Result<Option<Interned<[T]>>, D::Error> {
     let list = Option::<Vec<T>>::deserialize(from)?.unwrap_or_default();

@@ -28,7 +28,7 @@ pub struct Shared {
     digest: OnceLock<u128>,
 }
 
-static TEMPLATES: LazyLock<Pool<Shared>> = LazyLock::new(Pool::new);
+static TEMPLATES: LazyLock<Pool<Interned<Shared>>> = LazyLock::new(Pool::new);
 
 impl PartialEq for Shared {
     fn eq(&self, other: &Shared) -> bool {

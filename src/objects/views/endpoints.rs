@@ -1,11 +1,13 @@
 //! Endpoints and EndpointSlices with all their fields, so that they can be written back.
 
+use std::ops::Deref;
+use std::slice;
 use std::sync::{Arc, LazyLock};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::objects::values::intern::{Interned, Pool};
-use crate::objects::{Istr, Labels, Meta, Uid, null_as_default, resource};
+use crate::objects::values::intern::Pool;
+use crate::objects::{ArcStr, Interned, Istr, Labels, Meta, Uid, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -33,11 +35,11 @@ pub struct EndpointAddress {
     #[serde(default, deserialize_with = "null_as_default")]
     pub ip: Istr,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hostname: Option<Arc<str>>,
+    pub hostname: Option<Istr>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<Istr>,
     #[serde(default, deserialize_with = "shared", skip_serializing_if = "Option::is_none")]
-    pub target_ref: Option<Interned<TargetRef>>,
+    pub target_ref: Option<Arc<TargetRef>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,47 +56,100 @@ pub struct EndpointPort {
 }
 
 /// The object behind an endpoint. A pod has one in the Endpoints and one in a slice of each of its
-/// Services. Upstream: `v1.ObjectReference`.
+/// Services, which share one copy. Upstream: `v1.ObjectReference`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(from = "WireTarget", into = "WireTarget")]
 pub struct TargetRef {
-    #[serde(skip_serializing_if = "str_is_empty")]
-    pub kind: Istr,
-    #[serde(skip_serializing_if = "str_is_empty")]
-    pub namespace: Istr,
-    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "str_is_empty")]
-    pub name: Arc<str>,
-    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Uid::is_empty")]
+    pub scope: Interned<TargetScope>,
+    pub name: ArcStr,
     pub uid: Uid,
-    #[serde(skip_serializing_if = "str_is_empty")]
+}
+
+/// What the targets of a Service have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TargetScope {
+    pub kind: Istr,
+    pub namespace: Istr,
     pub api_version: Istr,
-    #[serde(skip_serializing_if = "str_is_empty")]
     pub resource_version: Istr,
-    #[serde(skip_serializing_if = "str_is_empty")]
     pub field_path: Istr,
 }
 
 impl TargetRef {
-    /// The shared copy.
-    pub fn shared(self) -> Interned<TargetRef> {
-        static ALL: LazyLock<Pool<TargetRef>> = LazyLock::new(Pool::new);
+    /// The reference to a pod.
+    pub fn to_pod(pod: &Meta) -> Arc<TargetRef> {
+        let scope = TargetScope {
+            kind: "Pod".into(),
+            namespace: pod.namespace.clone(),
+            ..TargetScope::default()
+        };
+        TargetRef { scope: scope.shared(), name: pod.name.clone(), uid: pod.uid.clone() }.shared()
+    }
+
+    fn shared(self) -> Arc<TargetRef> {
+        static ALL: LazyLock<Pool<Arc<TargetRef>>> = LazyLock::new(Pool::new);
         ALL.intern(self)
     }
 
     /// Whether both refer to the same object; the version is ignored.
     pub fn same(a: Option<&TargetRef>, b: Option<&TargetRef>) -> bool {
         match (a, b) {
-            (Some(a), Some(b)) => {
-                a.kind == b.kind
-                    && a.namespace == b.namespace
-                    && a.name == b.name
-                    && a.uid == b.uid
-                    && a.api_version == b.api_version
-                    && a.field_path == b.field_path
-            }
+            (Some(a), Some(b)) => a.name == b.name && a.uid == b.uid && a.scope.same(&b.scope),
             (None, None) => true,
             _ => false,
         }
+    }
+}
+
+impl TargetScope {
+    fn shared(self) -> Interned<TargetScope> {
+        static ALL: LazyLock<Pool<Interned<TargetScope>>> = LazyLock::new(Pool::new);
+        ALL.intern(self)
+    }
+
+    fn same(&self, other: &TargetScope) -> bool {
+        self.kind == other.kind
+            && self.namespace == other.namespace
+            && self.api_version == other.api_version
+            && self.field_path == other.field_path
+    }
+}
+
+/// As the API writes it.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct WireTarget {
+    #[serde(skip_serializing_if = "str_is_empty")]
+    kind: Istr,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    namespace: Istr,
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "str_is_empty")]
+    name: ArcStr,
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Uid::is_empty")]
+    uid: Uid,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    api_version: Istr,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    resource_version: Istr,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    field_path: Istr,
+}
+
+impl From<WireTarget> for TargetRef {
+    fn from(wire: WireTarget) -> TargetRef {
+        let WireTarget { kind, namespace, name, uid, api_version, resource_version, field_path } =
+            wire;
+        let scope = TargetScope { kind, namespace, api_version, resource_version, field_path };
+        TargetRef { scope: scope.shared(), name, uid }
+    }
+}
+
+impl From<TargetRef> for WireTarget {
+    fn from(TargetRef { scope, name, uid }: TargetRef) -> WireTarget {
+        let TargetScope { kind, namespace, api_version, resource_version, field_path } =
+            TargetScope::clone(&scope);
+        WireTarget { kind, namespace, name, uid, api_version, resource_version, field_path }
     }
 }
 
@@ -115,13 +170,13 @@ pub struct EndpointSlice {
 #[serde(rename_all = "camelCase", default)]
 pub struct Endpoint {
     #[serde(deserialize_with = "null_as_default")]
-    pub addresses: Box<[Istr]>,
+    pub addresses: EndpointAddresses,
     #[serde(deserialize_with = "null_as_default")]
     pub conditions: EndpointConditions,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub hostname: Option<Arc<str>>,
+    pub hostname: Option<Istr>,
     #[serde(deserialize_with = "shared", skip_serializing_if = "Option::is_none")]
-    pub target_ref: Option<Interned<TargetRef>>,
+    pub target_ref: Option<Arc<TargetRef>>,
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub deprecated_topology: Labels,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,6 +203,63 @@ pub struct EndpointConditions {
     pub serving: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terminating: Option<bool>,
+}
+
+/// The addresses of an endpoint: nearly always one, which takes no allocation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndpointAddresses(List);
+
+#[derive(Clone, Debug, PartialEq)]
+enum List {
+    One(Istr),
+    Other(Box<[Istr]>),
+}
+
+impl EndpointAddresses {
+    /// In their order from now on.
+    pub fn sort(&mut self) {
+        if let List::Other(all) = &mut self.0 {
+            all.sort();
+        }
+    }
+}
+
+impl Default for EndpointAddresses {
+    fn default() -> EndpointAddresses {
+        EndpointAddresses(List::Other(Box::default()))
+    }
+}
+
+impl FromIterator<Istr> for EndpointAddresses {
+    fn from_iter<I: IntoIterator<Item = Istr>>(all: I) -> EndpointAddresses {
+        let mut all = all.into_iter();
+        EndpointAddresses(match (all.next(), all.next()) {
+            (Some(one), None) => List::One(one),
+            (first, second) => List::Other(first.into_iter().chain(second).chain(all).collect()),
+        })
+    }
+}
+
+impl Deref for EndpointAddresses {
+    type Target = [Istr];
+    fn deref(&self) -> &[Istr] {
+        match &self.0 {
+            List::One(one) => slice::from_ref(one),
+            List::Other(all) => all,
+        }
+    }
+}
+
+impl Serialize for EndpointAddresses {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(&**self)
+    }
+}
+
+impl<'de> Deserialize<'de> for EndpointAddresses {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<EndpointAddresses, D::Error> {
+        Ok(Vec::<Istr>::deserialize(deserializer)?.into_iter().collect())
+    }
 }
 
 /// The consumers that should use an endpoint.
@@ -182,9 +294,7 @@ pub struct SlicePort {
 resource!(Endpoints, "", "v1", "endpoints", namespaced);
 resource!(EndpointSlice, "discovery.k8s.io", "v1", "endpointslices", namespaced);
 
-fn shared<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Interned<TargetRef>>, D::Error> {
+fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<TargetRef>>, D::Error> {
     Ok(Option::<TargetRef>::deserialize(deserializer)?.map(TargetRef::shared))
 }
 
@@ -252,8 +362,10 @@ mod tests {
         .unwrap();
         let (one, other) = (&endpoints.subsets[0].addresses[0], &slice.endpoints[0]);
         let (a, b) = (one.target_ref.as_ref().unwrap(), other.target_ref.as_ref().unwrap());
-        assert!(Interned::ptr_eq(a, b));
+        assert!(Arc::ptr_eq(a, b));
         assert!(std::ptr::eq(one.ip.as_str(), other.addresses[0].as_str()));
+        // A vector of them is most of the memory of a large Service.
+        assert_eq!((size_of::<EndpointAddress>(), size_of::<Endpoint>()), (32, 72));
     }
 
     #[test]

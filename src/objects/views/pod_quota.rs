@@ -29,7 +29,7 @@ pub struct PodQuota {
     pub extended_claim: Option<Istr>,
 }
 
-static DIGESTS: LazyLock<Pool<PodQuota>> = LazyLock::new(Pool::new);
+static DIGESTS: LazyLock<Pool<Interned<PodQuota>>> = LazyLock::new(Pool::new);
 
 impl PodQuota {
     pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> Interned<PodQuota> {

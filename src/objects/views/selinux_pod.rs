@@ -51,7 +51,7 @@ impl Object for SelinuxPod {
     }
 }
 
-static SHAPES: LazyLock<Pool<ConfinedShape>> = LazyLock::new(Pool::new);
+static SHAPES: LazyLock<Pool<Interned<ConfinedShape>>> = LazyLock::new(Pool::new);
 
 #[derive(Default, Deserialize)]
 #[serde(default)]

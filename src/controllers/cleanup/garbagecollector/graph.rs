@@ -393,11 +393,11 @@ impl AbsentOwners {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::objects::ArcStr;
 
     fn meta(value: Value) -> Meta {
         serde_json::from_value(value).unwrap()
@@ -497,7 +497,7 @@ mod tests {
         world.observe(&identity("Pod", "a", "x"), None, json!({}));
         let again = identity("Pod", "a", "x");
         world.observe(&again, Some(json!({})), json!({}));
-        assert!(Arc::ptr_eq(&world.0.get(&again.uid).unwrap().identity.name, &again.name));
+        assert!(ArcStr::ptr_eq(&world.0.get(&again.uid).unwrap().identity.name, &again.name));
     }
 
     #[test]

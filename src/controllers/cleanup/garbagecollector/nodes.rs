@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 
 use hashbrown::HashTable;
 
-use crate::objects::{Interned, Istr, OwnerReference, Uid};
+use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Uid};
 
 /// Where an object is to be found, and which one it is. Upstream: `objectReference`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -16,7 +15,7 @@ pub struct Identity {
     pub kind: Istr,
     /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
     pub namespace: Istr,
-    pub name: Arc<str>,
+    pub name: ArcStr,
     pub uid: Uid,
 }
 
@@ -27,7 +26,7 @@ impl Identity {
             api_version: reference.api_version.clone(),
             kind: reference.kind.clone(),
             namespace: namespace.clone(),
-            name: reference.name.as_str().into(),
+            name: ArcStr::from(&reference.name),
             uid: reference.uid.clone(),
         }
     }

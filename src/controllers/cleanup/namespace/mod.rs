@@ -22,7 +22,7 @@ use crate::client::{self, ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
-use crate::objects::{Istr, Namespace, ObjectKey, Pod, Resource, ResourceType};
+use crate::objects::{ArcStr, Istr, Namespace, ObjectKey, Pod, Resource, ResourceType};
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
 /// The finalizer of a namespace's spec that this controller removes.
@@ -66,7 +66,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 #[derive(Clone)]
 struct Waiting {
     pods: Lister<Pod>,
-    namespaces: Arc<Mutex<HashSet<Arc<str>>>>,
+    namespaces: Arc<Mutex<HashSet<ArcStr>>>,
 }
 
 impl Waiting {
@@ -92,7 +92,7 @@ impl Waiting {
     }
 
     /// `false`: its pods have gone meanwhile, and no further event comes.
-    fn start(&self, namespace: &Arc<str>) -> bool {
+    fn start(&self, namespace: &ArcStr) -> bool {
         self.namespaces.lock().insert(namespace.clone());
         !self.is_over(namespace)
     }

@@ -1,7 +1,5 @@
 //! The claims that the pods of a PodGroup share: the gate `DRAWorkloadResourceClaims`.
 
-use std::sync::Arc;
-
 use super::pods::{owner_reference, statuses};
 use super::{Key, ResourceClaims};
 use crate::cache::{Index, IndexValue};
@@ -9,7 +7,7 @@ use crate::controllers::devices::consumers::{
     BY_GROUP, ClaimName, UNSUPPORTED, by_entry, is_for_group,
 };
 use crate::controllers::{Error, Next, Queue, SyncResult};
-use crate::objects::{ObjectKey, PodGroup, PodResourceClaim};
+use crate::objects::{ArcStr, ObjectKey, PodGroup, PodResourceClaim};
 
 /// PodGroups by the claims that they use.
 pub(super) const BY_CLAIM: Index<PodGroup> = Index::new("podGroupResourceClaim", |group, add| {
@@ -103,7 +101,7 @@ impl ResourceClaims {
         &self,
         group: &PodGroup,
         entry: &PodResourceClaim,
-    ) -> Result<Option<Arc<str>>, Error> {
+    ) -> Result<Option<ArcStr>, Error> {
         // A PodGroup has at most four entries.
         let name = ClaimName::of(entry, &by_entry(&group.status.resource_claim_statuses));
         match name {

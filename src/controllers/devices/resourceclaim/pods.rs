@@ -14,8 +14,8 @@ use crate::controllers::devices::consumers::{
 use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::lookup::Lookup;
 use crate::objects::{
-    Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, PodGroup, PodResourceClaim,
-    Resource, ResourceClaim, ResourceClaimStatus,
+    ArcStr, Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, PodGroup,
+    PodResourceClaim, Resource, ResourceClaim, ResourceClaimStatus,
 };
 
 /// Pods by the claims that they use.
@@ -161,7 +161,7 @@ impl ResourceClaims {
         group: Option<&PodGroup>,
         entry: &PodResourceClaim,
         name: ClaimName<'_>,
-    ) -> Result<Option<Arc<str>>, Error> {
+    ) -> Result<Option<ArcStr>, Error> {
         match name {
             ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
             ClaimName::Unsupported => {
@@ -198,7 +198,7 @@ impl ResourceClaims {
     }
 
     /// Writes the names of the pod's claims to its status.
-    async fn name_claims(&self, pod: &Pod, named: &[(&Istr, Arc<str>)]) -> Result<(), Error> {
+    async fn name_claims(&self, pod: &Pod, named: &[(&Istr, ArcStr)]) -> Result<(), Error> {
         let claims = &pod.spec.shape.resource_claims;
         let statuses = statuses(claims, pod.status.resource_claims(), named);
         let key = pod.meta.key();
@@ -316,7 +316,7 @@ fn with_consumer(claim: &ResourceClaim, consumer: Value) -> Value {
 pub(super) fn statuses(
     entries: &[PodResourceClaim],
     known: &[ResourceClaimStatus],
-    named: &[(&Istr, Arc<str>)],
+    named: &[(&Istr, ArcStr)],
 ) -> Value {
     let named = Lookup::new(named, |(name, _)| name.as_str());
     let known = by_entry(known);

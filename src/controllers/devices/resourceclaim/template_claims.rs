@@ -1,7 +1,5 @@
 //! Creates claims from templates.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -12,8 +10,8 @@ use crate::cache::{HistoryVersion, Lister};
 use crate::client::Client;
 use crate::controllers::Error;
 use crate::objects::{
-    Istr, Meta, ObjectKey, OwnerReference, RawObject, Resource, ResourceClaim, ResourceClaimSpec,
-    ResourceClaimTemplate, Uid, from_json,
+    ArcStr, Istr, Meta, ObjectKey, OwnerReference, RawObject, Resource, ResourceClaim,
+    ResourceClaimSpec, ResourceClaimTemplate, Uid, from_json,
 };
 
 /// Leaves room for a hyphen and five random characters in a name of 63.
@@ -33,7 +31,7 @@ pub struct ClaimCreator {
 struct New {
     owner: Uid,
     entry: Istr,
-    name: Arc<str>,
+    name: ArcStr,
     version: HistoryVersion,
 }
 
@@ -49,7 +47,7 @@ impl ClaimCreator {
 
     /// The claim that was made for the owner's entry of this name. A manager that ended before the
     /// status named it leaves such a claim behind.
-    pub fn find(&self, owner: &Uid, entry: &str) -> Option<Arc<str>> {
+    pub fn find(&self, owner: &Uid, entry: &str) -> Option<ArcStr> {
         // Read before the index: what the cache has seen by then, the index has.
         let new = {
             let new = self.unseen();
@@ -77,7 +75,7 @@ impl ClaimCreator {
         owner: OwnerReference,
         entry: &Istr,
         template: &Istr,
-    ) -> Result<Arc<str>, Error> {
+    ) -> Result<ArcStr, Error> {
         let key = ObjectKey::new(&meta.namespace, template);
         let Some(template) = self.templates.get(&key) else {
             let name = &key.name;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::objects::{
-    AllocatedDevice, DeviceSelector, DeviceTaint, DeviceTaintRule, DeviceToleration, Istr,
+    AllocatedDevice, ArcStr, DeviceSelector, DeviceTaint, DeviceTaintRule, DeviceToleration, Istr,
     ResourceSlice, SliceDevice, Timestamp, Uid,
 };
 
@@ -23,7 +23,7 @@ pub struct Eviction {
 /// The object that sets a taint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    Rule { name: Arc<str>, uid: Uid },
+    Rule { name: ArcStr, uid: Uid },
     Slice { driver: Istr, pool: Istr, device: Istr, taint: usize },
 }
 

@@ -1,17 +1,16 @@
 //! The ranges of all nodes, of one family or two.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use super::cidr::Cidr;
 use super::cidr_set::CidrSet;
 use super::config::Config;
-use crate::objects::{Node, Uid};
+use crate::objects::{ArcStr, Node, Uid};
 
 pub struct Ranges {
     sets: Vec<CidrSet>,
     /// Ranges that the cache does not show with their nodes yet.
-    given: HashMap<Arc<str>, Given>,
+    given: HashMap<ArcStr, Given>,
 }
 
 struct Given {

@@ -30,7 +30,7 @@ use crate::controllers::runner::{Change, Queue, keys};
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::{exponential, metrics};
-use crate::objects::{Istr, Lease, NO_EXECUTE, Node, ObjectKey, Pod, Uid};
+use crate::objects::{ArcStr, Istr, Lease, NO_EXECUTE, Node, ObjectKey, Pod, Uid};
 
 /// Nodes that are written to at once. Upstream: `scheduler.UpdateWorkerSize`.
 const NODE_WORKERS: usize = 8;
@@ -161,7 +161,7 @@ struct State {
     clock: MonitorClock,
     /// The number of the pass.
     pass: u32,
-    known: HashMap<Arc<str>, Known>,
+    known: HashMap<ArcStr, Known>,
     zones: HashMap<Istr, ZoneState>,
     tainters: HashMap<Istr, Tainter>,
 }
@@ -219,7 +219,7 @@ impl NodeLifecycle {
 
     /// Records how the attempt to taint a node ended. `true`: all evictions have stopped meanwhile, so the
     /// taint has to go. In a zone that is disrupted in part it stays.
-    fn settle(&self, zone: &Istr, node: &Arc<str>, outcome: Result<(), Duration>) -> bool {
+    fn settle(&self, zone: &Istr, node: &ArcStr, outcome: Result<(), Duration>) -> bool {
         let mut state = self.state.lock();
         let Some(tainter) = state.tainters.get_mut(zone) else { return false };
         match outcome {
@@ -231,7 +231,7 @@ impl NodeLifecycle {
 
     /// `Err`: the delay before the next attempt. Not ready and unreachable exclude each other, as
     /// the statuses of the condition Ready do.
-    async fn taint(&self, name: &Arc<str>) -> Result<(), Duration> {
+    async fn taint(&self, name: &ArcStr) -> Result<(), Duration> {
         let Some(node) = self.nodes.get(&ObjectKey::cluster(name)) else { return Ok(()) };
         let (add, remove) = match Ready::of(&node) {
             None => return Err(TAINT_RETRY),

@@ -2,10 +2,10 @@
 //! Upstream: `pkg/controller/nodelifecycle/scheduler`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::SharedClock;
+use crate::objects::ArcStr;
 use crate::workqueue::TokenBucket;
 
 const BURST: u32 = 1;
@@ -16,9 +16,9 @@ type Place = (Duration, u64);
 /// Each node once, the earliest first. A node that was handed out stays a member, so that it is not
 /// added again, until it is removed. Upstream: `RateLimitedTimedQueue`.
 pub struct Tainter {
-    waiting: BTreeMap<Place, Arc<str>>,
+    waiting: BTreeMap<Place, ArcStr>,
     /// `None`: handed out and tainted.
-    members: HashMap<Arc<str>, Option<Place>>,
+    members: HashMap<ArcStr, Option<Place>>,
     limiter: TokenBucket,
     sequence: u64,
 }
@@ -26,7 +26,7 @@ pub struct Tainter {
 /// The next node to taint.
 #[derive(Debug, PartialEq)]
 pub enum NextNode {
-    Node(Arc<str>),
+    Node(ArcStr),
     /// No node may be tainted for this long.
     Wait(Duration),
     /// No node waits, or the rate is zero.
@@ -41,7 +41,7 @@ impl Tainter {
     }
 
     /// `false`: it is a member already.
-    pub fn add(&mut self, node: &Arc<str>, due: Duration) -> bool {
+    pub fn add(&mut self, node: &ArcStr, due: Duration) -> bool {
         if self.members.contains_key(node) {
             return false;
         }
@@ -49,7 +49,7 @@ impl Tainter {
         true
     }
 
-    fn wait(&mut self, node: Arc<str>, due: Duration) {
+    fn wait(&mut self, node: ArcStr, due: Duration) {
         self.sequence += 1;
         let place = (due, self.sequence);
         self.waiting.insert(place, node.clone());
@@ -91,7 +91,7 @@ impl Tainter {
     }
 
     /// A node that was handed out is due again at `due`.
-    pub fn retry(&mut self, node: &Arc<str>, due: Duration) {
+    pub fn retry(&mut self, node: &ArcStr, due: Duration) {
         if let Some(Some(place)) = self.members.get(node) {
             self.waiting.remove(place);
             self.wait(node.clone(), due);
@@ -108,6 +108,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, FakeClock};
     use crate::objects::Timestamp;
+    use std::sync::Arc;
 
     struct Scene {
         clock: Arc<FakeClock>,

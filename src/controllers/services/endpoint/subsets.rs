@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use crate::controllers::services::repack_subsets::Packer;
-use crate::controllers::services::service_pods::{
-    OfferedPort, belongs, hostname, offered_ports, target_ref,
-};
+use crate::controllers::services::service_pods::{OfferedPort, belongs, hostname, offered_ports};
 use crate::objects::{
     EndpointAddress, EndpointPort, EndpointSubset, Pod, Service, ServicePort, TargetRef,
 };
@@ -41,9 +39,9 @@ fn address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
     let ip = pod.status.ips.iter().find(|ip| ip.is_ipv6() == is_ipv6)?;
     Some(EndpointAddress {
         ip: ip.to_string().into(),
-        hostname: hostname(pod, service),
+        hostname: hostname(pod, service).cloned(),
         node_name: Some(pod.spec.node_name.clone()),
-        target_ref: Some(target_ref(pod)),
+        target_ref: Some(TargetRef::to_pod(&pod.meta)),
     })
 }
 

@@ -2,13 +2,11 @@
 
 use super::MANAGER;
 use crate::controllers::services::endpoint_writes::HEADLESS;
-use crate::controllers::services::service_pods::{
-    OfferedPort, hostname, offered_ports, target_ref,
-};
+use crate::controllers::services::service_pods::{OfferedPort, hostname, offered_ports};
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::objects::{
     Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels, Meta, Node, Pod, Service,
-    SlicePort,
+    SlicePort, TargetRef,
 };
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
@@ -50,14 +48,14 @@ pub fn endpoint(
     let ready = service.spec.publish_not_ready_addresses || (serving && !terminating);
     let node_name = &pod.spec.node_name;
     Some(Endpoint {
-        addresses: addresses.into(),
+        addresses: addresses.into_iter().collect(),
         conditions: EndpointConditions {
             ready: Some(ready),
             serving: Some(serving),
             terminating: Some(terminating),
         },
-        hostname: hostname(pod, service),
-        target_ref: Some(target_ref(pod)),
+        hostname: hostname(pod, service).cloned(),
+        target_ref: Some(TargetRef::to_pod(&pod.meta)),
         node_name: (!node_name.is_empty()).then(|| node_name.clone()),
         zone: node.and_then(Node::zone).map(Istr::new),
         ..Endpoint::default()

@@ -67,7 +67,7 @@ pub fn desired(endpoints: &Endpoints, max: usize) -> Desired {
 fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, Endpoint)> {
     let ip = parse_ip(&address.ip)?;
     let endpoint = Endpoint {
-        addresses: Box::new([ip.to_string().into()]),
+        addresses: [ip.to_string().into()].into_iter().collect(),
         conditions: EndpointConditions { ready: Some(ready), ..EndpointConditions::default() },
         hostname: address.hostname.clone().filter(|hostname| !hostname.is_empty()),
         target_ref: address.target_ref.clone(),

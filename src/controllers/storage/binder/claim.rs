@@ -13,7 +13,9 @@ use super::writes::PendingEvent;
 use super::{Binder, edits};
 use crate::cache::IndexValue;
 use crate::controllers::{Error, Next, SyncResult};
-use crate::objects::{Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, StorageClass};
+use crate::objects::{
+    ArcStr, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, StorageClass,
+};
 
 /// What to do with a claim.
 #[derive(Clone, Debug, PartialEq)]
@@ -166,7 +168,7 @@ impl Binder {
     fn plan_free(&self, claim: &PersistentVolumeClaim) -> Result<Plan, Error> {
         let delayed = is_delayed(self.class_of(claim).as_deref())?;
         let naming = self.volumes.candidates(&BY_CLAIM_REF, &IndexValue::Key(claim.meta.key()));
-        let newest = |name: &Arc<str>| self.volumes.get(&ObjectKey::cluster(name));
+        let newest = |name: &ArcStr| self.volumes.get(&ObjectKey::cluster(name));
         let free_volumes = self.free_volumes.lock();
         let free = (!delayed).then_some(&*free_volumes);
         let best = matching::best_match(claim, naming, free, newest, self.attributes_classes);

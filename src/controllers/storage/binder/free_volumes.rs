@@ -3,9 +3,8 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 
-use crate::objects::{Istr, PersistentVolume, Quantity};
+use crate::objects::{ArcStr, Istr, PersistentVolume, Quantity};
 
 /// A set of access modes. Modes that this build does not know are ignored, as in upstream's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,14 +89,14 @@ impl Place {
 }
 
 /// Volumes by size, and then by name.
-type BySize = BTreeSet<(Size, Arc<str>)>;
+type BySize = BTreeSet<(Size, ArcStr)>;
 
 /// The free volumes by group, rank and size. It may be older than the newest state of a volume: a
 /// caller checks that before it takes one.
 #[derive(Default)]
 pub struct FreeVolumes {
     groups: HashMap<VolumeGroup, BTreeMap<Rank, BySize>>,
-    places: HashMap<Arc<str>, Place>,
+    places: HashMap<ArcStr, Place>,
 }
 
 impl FreeVolumes {
@@ -115,7 +114,7 @@ impl FreeVolumes {
         }
     }
 
-    pub fn remove(&mut self, name: &Arc<str>) {
+    pub fn remove(&mut self, name: &ArcStr) {
         let Some(Place { group, rank, size }) = self.places.remove(name) else { return };
         let Some(by_rank) = self.groups.get_mut(&group) else { return };
         if let Some(by_size) = by_rank.get_mut(&rank) {
@@ -136,10 +135,10 @@ impl FreeVolumes {
         group: &VolumeGroup,
         modes: Modes,
         size: Quantity,
-    ) -> impl Iterator<Item = (Rank, &Arc<str>)> {
+    ) -> impl Iterator<Item = (Rank, &ArcStr)> {
         let by_rank = self.groups.get(group).into_iter().flatten();
         let by_rank = by_rank.filter(move |((_, has), _)| has.include(modes));
-        let start = (Size(size), Arc::from(""));
+        let start = (Size(size), ArcStr::new());
         by_rank.flat_map(move |(rank, by_size)| {
             by_size.range(start.clone()..).map(move |(_, name)| (*rank, name))
         })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::free_volumes::{FreeVolumes, Modes, Size, VolumeGroup};
 use crate::cache::{Index, IndexValue};
 use crate::objects::{
-    ClaimRef, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Selector,
+    ArcStr, ClaimRef, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Selector,
 };
 
 /// Volumes by the claim that they name.
@@ -110,7 +110,7 @@ pub fn best_match(
     claim: &PersistentVolumeClaim,
     naming: impl IntoIterator<Item = Arc<PersistentVolume>>,
     free: Option<&FreeVolumes>,
-    newest: impl Fn(&Arc<str>) -> Option<Arc<PersistentVolume>>,
+    newest: impl Fn(&ArcStr) -> Option<Arc<PersistentVolume>>,
     with_classes: bool,
 ) -> Result<Option<Arc<PersistentVolume>>, String> {
     let request = Request::of(claim, with_classes)?;
@@ -207,7 +207,7 @@ mod tests {
         let mut free_volumes = FreeVolumes::default();
         volumes.iter().for_each(|volume| free_volumes.put(volume));
         let newest =
-            |name: &Arc<str>| volumes.iter().find(|volume| volume.meta.name == *name).cloned();
+            |name: &ArcStr| volumes.iter().find(|volume| volume.meta.name == *name).cloned();
         let free = (!delayed).then_some(&free_volumes);
         let best = best_match(claim, volumes.iter().cloned(), free, newest, true).unwrap();
         if !delayed {
@@ -416,7 +416,7 @@ mod tests {
     fn malformed_claims_are_errors() {
         let odd = json!({ "spec": { "selector": { "matchExpressions": [{ "key": "a", "operator": "Like" }] } } });
         let nothing = FreeVolumes::default();
-        let none = |_: &Arc<str>| None;
+        let none = |_: &ArcStr| None;
         let error =
             best_match(&claim("1Gi", RWO, odd), [], Some(&nothing), none, true).unwrap_err();
         assert!(error.starts_with("error creating internal label selector for claim: ns/claim: "));
@@ -431,7 +431,7 @@ mod tests {
         let plain = claim("1Gi", RWO, json!({}));
         let mut free_volumes = FreeVolumes::default();
         free_volumes.put(&of_class);
-        let newest = |_: &Arc<str>| Some(of_class.clone());
+        let newest = |_: &ArcStr| Some(of_class.clone());
         let found = best_match(&plain, [], Some(&free_volumes), newest, false);
         assert_eq!(found, Ok(None), "without the gate");
     }
@@ -449,7 +449,7 @@ mod tests {
             volumes.insert(volume.meta.name.clone(), volume);
         }
         let looks = std::cell::Cell::new(0);
-        let newest = |name: &Arc<str>| {
+        let newest = |name: &ArcStr| {
             looks.set(looks.get() + 1);
             volumes.get(name).cloned()
         };
@@ -461,7 +461,7 @@ mod tests {
         let mut taken = (*best).clone();
         taken.status.phase = "Bound".into();
         volumes.insert(taken.meta.name.clone(), Arc::new(taken));
-        let newest = |name: &Arc<str>| volumes.get(name).cloned();
+        let newest = |name: &ArcStr| volumes.get(name).cloned();
         let best = best_match(&claim, [], Some(&free_volumes), newest, true).unwrap().unwrap();
         assert_eq!(&*best.meta.name, "v-4005");
     }

@@ -1,10 +1,9 @@
 //! Backoff of failing pods. Upstream: `flowcontrol.Backoff`.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::objects::Uid;
+use crate::objects::{ArcStr, Uid};
 
 const INITIAL: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_mins(15);
@@ -19,7 +18,7 @@ pub(super) struct FailureKey {
     pub set: Uid,
     /// That the status has observed.
     pub generation: i64,
-    pub node: Arc<str>,
+    pub node: ArcStr,
 }
 
 /// When a failed pod may be replaced next. All times are those of one monotonic clock.

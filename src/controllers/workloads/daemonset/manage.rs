@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::sites::{Availability, Site, order};
 use crate::controllers::workloads::history::REVISION_LABEL;
-use crate::objects::{Pod, PodPhase};
+use crate::objects::{ArcStr, Pod, PodPhase};
 
 /// The input of a plan, besides the sites.
 pub(super) struct PlanInput<'a> {
@@ -21,10 +21,10 @@ pub(super) struct PlanInput<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     /// The nodes that get a pod.
-    pub create: Vec<Arc<str>>,
+    pub create: Vec<ArcStr>,
     pub delete: Vec<Arc<Pod>>,
     /// Those deleted because they ended, with their nodes, for the events.
-    pub ended: Vec<(Arc<Pod>, Arc<str>)>,
+    pub ended: Vec<(Arc<Pod>, ArcStr)>,
     /// The time until a failed pod may be replaced, if one has to wait.
     pub again: Option<Duration>,
 }
@@ -34,7 +34,7 @@ pub(super) struct Plan {
 pub(super) fn plan(
     sites: &[Site],
     input: &PlanInput<'_>,
-    mut wait: impl FnMut(&Arc<str>) -> Duration,
+    mut wait: impl FnMut(&ArcStr) -> Duration,
 ) -> Plan {
     let mut plan = Plan::default();
     for site in sites {
@@ -58,7 +58,7 @@ pub(super) fn plan(
 fn plan_site(
     site: &Site,
     input: &PlanInput<'_>,
-    wait: &mut impl FnMut(&Arc<str>) -> Duration,
+    wait: &mut impl FnMut(&ArcStr) -> Duration,
     plan: &mut Plan,
 ) {
     let mut running: Vec<&Arc<Pod>> = Vec::with_capacity(site.pods.len());

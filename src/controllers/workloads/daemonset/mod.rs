@@ -32,7 +32,8 @@ use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{
-    ControllerRevision, DaemonSet, Istr, LabelSelector, Node, ObjectKey, Pod, Resource, Selector,
+    ArcStr, ControllerRevision, DaemonSet, Istr, LabelSelector, Node, ObjectKey, Pod, Resource,
+    Selector,
 };
 
 /// The most pods that one sync creates, and the most that it deletes. Upstream: `BurstReplicas`.
@@ -163,7 +164,7 @@ fn by_node(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
 }
 
 impl DaemonSets {
-    fn fit(&self, node: &Node, set: &DaemonSet) -> (Arc<str>, Fit) {
+    fn fit(&self, node: &Node, set: &DaemonSet) -> (ArcStr, Fit) {
         (node.meta.name.clone(), Fit::of(node, &set.spec.placement, self.comparison))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::sites::{Availability, Site, Version};
 use crate::controllers::workloads::percent::scaled;
-use crate::objects::{DaemonSetUpdateStrategy, Pod};
+use crate::objects::{ArcStr, DaemonSetUpdateStrategy, Pod};
 
 /// The limits of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub(super) fn surges(strategy: &DaemonSetUpdateStrategy) -> bool {
 pub(super) struct Plan {
     pub delete: Vec<Arc<Pod>>,
     /// The nodes that get a new pod.
-    pub create: Vec<Arc<str>>,
+    pub create: Vec<ArcStr>,
 }
 
 /// The pods of one node that are not being deleted: at most one of each version.

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::fit::Fit;
 use crate::controllers::workloads::history::REVISION_LABEL;
-use crate::objects::{Pod, Timestamp};
+use crate::objects::{ArcStr, Pod, Timestamp};
 
 /// A pod of an old manager names its version by this label. Upstream:
 /// `DaemonSetTemplateGenerationKey`.
@@ -18,7 +18,7 @@ pub(super) const GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.ge
 /// A node, and the set's pods on it.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
-    pub node: Arc<str>,
+    pub node: ArcStr,
     /// `None`: there is no such node.
     pub fit: Option<Fit>,
     pub pods: Vec<Arc<Pod>>,
@@ -66,7 +66,7 @@ impl Availability {
 
 /// Sorts `pods` by their nodes; a pod without one belongs to none. The nodes that exist come first.
 /// Upstream: `getNodesToDaemonPods`.
-pub(super) fn group(nodes: &[(Arc<str>, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
+pub(super) fn group(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
     let mut by_node: HashMap<&str, Vec<Arc<Pod>>> = HashMap::new();
     for pod in pods {
         // The kubelet and the garbage collector care for a pod that is finished and being deleted.
@@ -145,7 +145,7 @@ pub(super) mod testing {
     /// Nodes with a fit each, and pods as [`pod`] makes them; the part of a pod's name before the
     /// dash is its node.
     pub fn sites(nodes: &[(&str, Fit)], pods: &[(&str, &str)]) -> Vec<Site> {
-        let nodes: Vec<_> = nodes.iter().map(|(name, fit)| (Arc::from(*name), *fit)).collect();
+        let nodes: Vec<_> = nodes.iter().map(|(name, fit)| (ArcStr::from(*name), *fit)).collect();
         let pods: Vec<_> = pods.iter().map(|(name, words)| pod(name, words)).collect();
         group(&nodes, &pods)
     }

@@ -18,7 +18,7 @@ use crate::controllers::workloads::pod_batch::{create_expected, delete_expected}
 use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::metrics;
-use crate::objects::{DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector, Timestamp};
+use crate::objects::{ArcStr, DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector, Timestamp};
 
 metrics! {
     fn register_metrics;
@@ -33,7 +33,7 @@ struct Work {
     key: ObjectKey,
     selector: Selector,
     /// All nodes, with their fit for the set.
-    nodes: Vec<(Arc<str>, Fit)>,
+    nodes: Vec<(ArcStr, Fit)>,
     /// The pods of the set, as the cache had them when they were last claimed.
     pods: Vec<Arc<Pod>>,
     /// The nodes with these pods.
@@ -177,7 +177,7 @@ impl DaemonSets {
     }
 
     /// How long a failed pod of `set` on `node` has to wait for its replacement.
-    fn wait(&self, set: &DaemonSet, node: &Arc<str>) -> Duration {
+    fn wait(&self, set: &DaemonSet, node: &ArcStr) -> Duration {
         let generation = set.status.observed_generation.unwrap_or(0);
         let key = FailureKey { set: set.meta.uid.clone(), generation, node: node.clone() };
         self.backoff.lock().wait(key, self.clock.monotonic())
@@ -200,7 +200,7 @@ impl DaemonSets {
     async fn write(
         &self,
         work: &Work,
-        mut create: Vec<Arc<str>>,
+        mut create: Vec<ArcStr>,
         mut delete: Vec<Arc<Pod>>,
     ) -> Result<(), Error> {
         create.truncate(BURST_REPLICAS);
@@ -248,7 +248,7 @@ impl DaemonSets {
         set: &Arc<DaemonSet>,
         key: &ObjectKey,
         template: NewPod,
-        nodes: Vec<Arc<str>>,
+        nodes: Vec<ArcStr>,
     ) -> Result<(), Error> {
         let template = Arc::new(template);
         let create = |at: usize| {

@@ -11,12 +11,14 @@ use super::StatefulSets;
 use super::plan::revision;
 use crate::controllers::Error;
 use crate::controllers::workloads::history::{self, Limit, NewRevision};
-use crate::objects::{ControllerRevision, Pod, RawObject, StatefulSet, Template, from_json};
+use crate::objects::{
+    ArcStr, ControllerRevision, Pod, RawObject, StatefulSet, Template, from_json,
+};
 
 /// A version of the template.
 #[derive(Clone, Debug)]
 pub struct Revision {
-    pub name: Arc<str>,
+    pub name: ArcStr,
     pub template: Template,
 }
 

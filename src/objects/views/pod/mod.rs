@@ -44,9 +44,9 @@ pub struct RareSpec {
 }
 
 impl PodSpec {
-    /// The hostname in the spec; empty without one.
-    pub fn hostname(&self) -> &str {
-        self.rare.as_ref().map_or("", |rare| &rare.hostname)
+    /// The hostname in the spec.
+    pub fn hostname(&self) -> Option<&Istr> {
+        self.rare.as_ref().map(|rare| &rare.hostname).filter(|hostname| !hostname.is_empty())
     }
 
     /// The node that the pod runs on, or was created for. Upstream: `GetTargetNodeName`.

@@ -9,12 +9,12 @@ use super::{
     ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, PodResourceClaim,
     PodShape, PodSpec, RareSpec, Sidecar,
 };
-use crate::objects::values::intern::Pool;
+use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::views::pod_quota;
 use crate::objects::views::volume_source::with_volume_sources;
 use crate::objects::{Istr, ResourceList, Toleration, null_as_default};
 
-static SHAPES: LazyLock<Pool<PodShape>> = LazyLock::new(Pool::new);
+static SHAPES: LazyLock<Pool<Interned<PodShape>>> = LazyLock::new(Pool::new);
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

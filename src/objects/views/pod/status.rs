@@ -10,10 +10,10 @@ use super::{
     PodCondition, PodPhase, PodStatus, RareStatus, ResourceClaimStatus, Sidecar, Terminated,
 };
 use crate::lookup::Lookup;
-use crate::objects::values::intern::Pool;
+use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::{Istr, ResourceList, Timestamp, null_as_default, parse_ip};
 
-static CONDITIONS: LazyLock<Pool<[PodCondition]>> = LazyLock::new(Pool::new);
+static CONDITIONS: LazyLock<Pool<Interned<[PodCondition]>>> = LazyLock::new(Pool::new);
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
