@@ -29,7 +29,7 @@ mod views;
 mod wire;
 
 pub use arcstr::ArcStr;
-pub use values::address::{Addresses, parse_ip};
+pub use values::address::{AddressList, AddressText, Addresses, parse_ip};
 pub use values::condition::Condition;
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
@@ -64,8 +64,8 @@ pub use views::device_taint_rule::{
     DeviceSelector, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintRuleStatus, TaintRuleCondition,
 };
 pub use views::endpoints::{
-    Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
-    EndpointSubset, Endpoints, Hint, SlicePort, TargetRef, TargetScope,
+    Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort,
+    EndpointSlice, EndpointSubset, Endpoints, Hint, SlicePort, TargetRef, TargetScope,
 };
 pub use views::horizontal_pod_autoscaler::{
     AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler,

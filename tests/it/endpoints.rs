@@ -48,9 +48,9 @@ async fn in_endpoints(env: &Site, name: &str) -> Result<Shown, String> {
     let endpoints: Endpoints = get(env, name).await?;
     let mut shown = Shown::default();
     for subset in &endpoints.subsets {
-        shown.ready.extend(subset.addresses.iter().map(|address| address.ip.to_string()));
+        shown.ready.extend(subset.addresses.iter().map(|address| address.ip().to_string()));
         let not_ready = subset.not_ready_addresses.iter();
-        shown.not_ready.extend(not_ready.map(|address| address.ip.to_string()));
+        shown.not_ready.extend(not_ready.map(|address| address.ip().to_string()));
         shown.ports.extend(subset.ports.iter().map(|port| port.port));
     }
     Ok(shown)
@@ -67,7 +67,7 @@ fn in_slices(slices: &[EndpointSlice]) -> Shown {
     for slice in slices {
         for endpoint in &slice.endpoints {
             let of = if endpoint.is_ready() { &mut shown.ready } else { &mut shown.not_ready };
-            of.extend(endpoint.addresses.iter().map(|address| address.to_string()));
+            of.extend(endpoint.backend.addresses.iter().map(|address| address.to_string()));
         }
         shown.ports.extend(slice.ports.iter().filter_map(|port| port.port));
     }
@@ -153,7 +153,7 @@ fn ready_addresses_follow_the_pods() {
         }
         let pods: Vec<Pod> = list(client).await;
         let endpoints: Endpoints = get(env, "web").await.unwrap();
-        let target = endpoints.subsets[0].addresses[0].target_ref.as_ref().unwrap();
+        let target = endpoints.subsets[0].addresses[0].backend.target_ref.as_ref().unwrap();
         assert_eq!((&*target.scope.kind, &target.uid), ("Pod", &pods[0].meta.uid));
         assert_eq!(endpoints.meta.labels.get("team"), Some("x"));
 

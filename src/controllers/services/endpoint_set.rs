@@ -3,8 +3,9 @@
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::ptr;
 
-use crate::objects::{Endpoint, Istr, TargetRef};
+use crate::objects::{AddressList, Backend, Endpoint, TargetRef};
 
 /// A set of endpoints. Two are the same when their addresses, their hostname and the name of their
 /// target are equal; the rest may change in place.
@@ -20,8 +21,9 @@ impl EndpointSet {
     /// If two are the same, the last one counts.
     pub fn new(mut endpoints: Vec<Endpoint>) -> EndpointSet {
         for endpoint in &mut endpoints {
-            if !endpoint.addresses.is_sorted() {
-                endpoint.addresses.sort();
+            if let Some(addresses) = endpoint.backend.addresses.sorted() {
+                endpoint.backend =
+                    Backend { addresses, ..Backend::clone(&endpoint.backend) }.shared();
             }
         }
         endpoints.reverse();
@@ -76,20 +78,20 @@ impl EndpointSet {
 
 /// Compares two endpoints by their identity.
 fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
-    fn sorted(endpoint: &Endpoint) -> Cow<'_, [Istr]> {
-        if endpoint.addresses.is_sorted() {
-            return Cow::Borrowed(&endpoint.addresses);
-        }
-        let mut addresses = endpoint.addresses.to_vec();
-        addresses.sort();
-        Cow::Owned(addresses)
+    fn sorted(backend: &Backend) -> Cow<'_, AddressList> {
+        let addresses = &backend.addresses;
+        addresses.sorted().map_or(Cow::Borrowed(addresses), Cow::Owned)
     }
-    fn names(endpoint: &Endpoint) -> (&str, &str, &str) {
-        let (namespace, name) = endpoint
+    fn names(backend: &Backend) -> (&str, &str, &str) {
+        let (namespace, name) = backend
             .target_ref
-            .as_deref()
+            .as_ref()
             .map_or(("", ""), |target| (target.scope.namespace.as_str(), &*target.name));
-        (endpoint.hostname.as_deref().unwrap_or_default(), namespace, name)
+        (backend.hostname.as_deref().unwrap_or_default(), namespace, name)
+    }
+    let (a, b) = (&*a.backend, &*b.backend);
+    if ptr::eq(a, b) {
+        return Ordering::Equal;
     }
     sorted(a).cmp(&sorted(b)).then_with(|| names(a).cmp(&names(b)))
 }
@@ -97,10 +99,12 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
 /// Whether two endpoints with one identity are also equal in their other fields, except hints and
 /// the version of the target. Upstream: `EndpointsEqualBeyondHash`.
 pub fn equal(a: &Endpoint, b: &Endpoint) -> bool {
-    a.node_name == b.node_name
-        && a.zone == b.zone
+    let (x, y) = (&*a.backend, &*b.backend);
+    a.zone == b.zone
         && a.conditions == b.conditions
-        && TargetRef::same(a.target_ref.as_deref(), b.target_ref.as_deref())
+        && (ptr::eq(x, y)
+            || x.node_name == y.node_name
+                && TargetRef::same(x.target_ref.as_ref(), y.target_ref.as_ref()))
 }
 
 #[cfg(test)]
@@ -127,7 +131,7 @@ mod tests {
         assert_eq!(set.len(), 5);
         assert_eq!(set.get(&plain("10.0.0.1")).unwrap().zone.as_deref(), Some("new"));
         let turned = endpoint(json!({"addresses": ["b", "a"], "nodeName": "n"}));
-        assert_eq!(*set.take(&turned).unwrap().addresses, ["a", "b"].map(Istr::from));
+        assert_eq!(json!(set.take(&turned).unwrap().backend.addresses), json!(["a", "b"]));
         assert!(set.take(&turned).is_none() && set.get(&plain("10.0.0.3")).is_none());
         let mut filled = vec![Endpoint::default()];
         set.fill(&mut filled, 3);
@@ -135,7 +139,7 @@ mod tests {
         set.fill(&mut filled, 9);
         assert!(set.is_empty() && set.pop().is_none());
         assert_eq!(filled.len(), 5);
-        assert_eq!(&*filled[4].addresses[0], "10.0.0.2");
+        assert_eq!(json!(filled[4].backend.addresses), json!(["10.0.0.2"]));
     }
 
     #[test]

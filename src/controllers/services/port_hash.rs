@@ -5,7 +5,7 @@
 use std::fmt::{Display, Write};
 
 use crate::objects::{
-    EndpointAddress, EndpointPort, EndpointSubset, SlicePort, TargetRef, TargetScope,
+    Backend, EndpointAddress, EndpointPort, EndpointSubset, SlicePort, TargetRef, TargetScope,
 };
 
 /// FNV-1a of 128 bits.
@@ -102,11 +102,12 @@ fn print_port(to: &mut dyn Write, port: &EndpointPort) -> std::fmt::Result {
 }
 
 fn print_address(to: &mut dyn Write, address: &EndpointAddress) -> std::fmt::Result {
-    let hostname = address.hostname.as_deref().unwrap_or_default();
-    write!(to, "{{IP:(string){} Hostname:(string){hostname} NodeName:", address.ip)?;
-    pointer(to, "string", address.node_name.as_ref())?;
+    let Backend { hostname, node_name, target_ref, .. } = &*address.backend;
+    let hostname = hostname.as_deref().unwrap_or_default();
+    write!(to, "{{IP:(string){} Hostname:(string){hostname} NodeName:", address.ip())?;
+    pointer(to, "string", node_name.as_ref())?;
     to.write_str(" TargetRef:(*v1.ObjectReference)")?;
-    match address.target_ref.as_deref() {
+    match target_ref {
         None => to.write_str("<nil>")?,
         Some(TargetRef { scope, name, uid }) => {
             let TargetScope { kind, namespace, api_version, resource_version, field_path } =

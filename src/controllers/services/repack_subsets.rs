@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::port_hash;
-use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Istr, Uid};
+use crate::objects::{AddressText, EndpointAddress, EndpointPort, EndpointSubset, Uid};
 
 /// Collects addresses and the ports they offer.
 #[derive(Default)]
 pub struct Packer {
     /// Each once; identified by IP address and by the uid of its target.
     addresses: Vec<EndpointAddress>,
-    known: HashMap<(Istr, Uid), usize>,
+    known: HashMap<(AddressText, Uid), usize>,
     /// By port (`None`: no port) and origin.
     ports: HashMap<(Option<EndpointPort>, usize), Offer>,
 }
@@ -29,8 +29,9 @@ impl Packer {
         origin: usize,
         ready: bool,
     ) {
-        let uid = address.target_ref.as_ref().map(|target| target.uid.clone()).unwrap_or_default();
-        let at = *self.known.entry((address.ip.clone(), uid)).or_insert_with(|| {
+        let target = address.backend.target_ref.as_ref();
+        let uid = target.map(|target| target.uid.clone()).unwrap_or_default();
+        let at = *self.known.entry((address.ip(), uid)).or_insert_with(|| {
             self.addresses.push(address.clone());
             self.addresses.len() - 1
         });
@@ -68,8 +69,10 @@ impl Packer {
 }
 
 fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering {
-    let uid = |of: &EndpointAddress| of.target_ref.as_ref().map(|target| target.uid.clone());
-    a.ip.cmp(&b.ip).then_with(|| uid(a).cmp(&uid(b)))
+    fn uid(of: &EndpointAddress) -> Option<&Uid> {
+        of.backend.target_ref.as_ref().map(|target| &target.uid)
+    }
+    a.ip().cmp(&b.ip()).then_with(|| uid(a).cmp(&uid(b)))
 }
 
 /// The same endpoints in the canonical form.

@@ -1,13 +1,13 @@
 //! Endpoints and EndpointSlices with all their fields, so that they can be written back.
 
-use std::ops::Deref;
-use std::slice;
 use std::sync::{Arc, LazyLock};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::objects::values::intern::Pool;
-use crate::objects::{ArcStr, Interned, Istr, Labels, Meta, Uid, null_as_default, resource};
+use crate::objects::{
+    AddressList, AddressText, ArcStr, Interned, Istr, Labels, Meta, Uid, null_as_default, resource,
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -21,25 +21,73 @@ pub struct Endpoints {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointSubset {
-    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "exact", skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<EndpointAddress>,
-    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "exact", skip_serializing_if = "Vec::is_empty")]
     pub not_ready_addresses: Vec<EndpointAddress>,
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<EndpointPort>,
 }
 
+/// An address of Endpoints: one pointer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(from = "WireAddress", into = "WireAddress")]
 pub struct EndpointAddress {
+    pub backend: Arc<Backend>,
+}
+
+impl EndpointAddress {
+    /// The address; empty in an object without one.
+    pub fn ip(&self) -> AddressText {
+        self.backend.addresses.iter().next().unwrap_or_default()
+    }
+}
+
+/// As the API writes an address of Endpoints.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireAddress {
     #[serde(default, deserialize_with = "null_as_default")]
-    pub ip: Istr,
+    ip: AddressText,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    hostname: Option<Istr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node_name: Option<Istr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target_ref: Option<TargetRef>,
+}
+
+impl From<WireAddress> for EndpointAddress {
+    fn from(WireAddress { ip, hostname, node_name, target_ref }: WireAddress) -> EndpointAddress {
+        let addresses = [ip].into_iter().collect();
+        EndpointAddress { backend: Backend { addresses, hostname, node_name, target_ref }.shared() }
+    }
+}
+
+impl From<EndpointAddress> for WireAddress {
+    fn from(address: EndpointAddress) -> WireAddress {
+        let ip = address.ip();
+        let Backend { hostname, node_name, target_ref, .. } = Backend::clone(&address.backend);
+        WireAddress { ip, hostname, node_name, target_ref }
+    }
+}
+
+/// What stands behind an endpoint. A pod's entries in the Endpoints and in the slices of all its
+/// Services share one copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Backend {
+    pub addresses: AddressList,
     pub hostname: Option<Istr>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<Istr>,
-    #[serde(default, deserialize_with = "shared", skip_serializing_if = "Option::is_none")]
-    pub target_ref: Option<Arc<TargetRef>>,
+    pub target_ref: Option<TargetRef>,
+}
+
+impl Backend {
+    /// The shared copy.
+    pub fn shared(self) -> Arc<Backend> {
+        static ALL: LazyLock<Pool<Arc<Backend>>> = LazyLock::new(Pool::new);
+        ALL.intern(self)
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,8 +103,7 @@ pub struct EndpointPort {
     pub app_protocol: Option<Istr>,
 }
 
-/// The object behind an endpoint. A pod has one in the Endpoints and one in a slice of each of its
-/// Services, which share one copy. Upstream: `v1.ObjectReference`.
+/// The object behind an endpoint. Upstream: `v1.ObjectReference`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "WireTarget", into = "WireTarget")]
 pub struct TargetRef {
@@ -77,18 +124,13 @@ pub struct TargetScope {
 
 impl TargetRef {
     /// The reference to a pod.
-    pub fn to_pod(pod: &Meta) -> Arc<TargetRef> {
+    pub fn to_pod(pod: &Meta) -> TargetRef {
         let scope = TargetScope {
             kind: "Pod".into(),
             namespace: pod.namespace.clone(),
             ..TargetScope::default()
         };
-        TargetRef { scope: scope.shared(), name: pod.name.clone(), uid: pod.uid.clone() }.shared()
-    }
-
-    fn shared(self) -> Arc<TargetRef> {
-        static ALL: LazyLock<Pool<Arc<TargetRef>>> = LazyLock::new(Pool::new);
-        ALL.intern(self)
+        TargetRef { scope: scope.shared(), name: pod.name.clone(), uid: pod.uid.clone() }
     }
 
     /// Whether both refer to the same object; the version is ignored.
@@ -160,31 +202,72 @@ pub struct EndpointSlice {
     pub meta: Meta,
     /// `IPv4`, `IPv6` or `FQDN`
     pub address_type: Istr,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "exact")]
     pub endpoints: Vec<Endpoint>,
     #[serde(deserialize_with = "null_as_default")]
     pub ports: Vec<SlicePort>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(from = "WireEndpoint", into = "WireEndpoint")]
 pub struct Endpoint {
-    #[serde(deserialize_with = "null_as_default")]
-    pub addresses: EndpointAddresses,
-    #[serde(deserialize_with = "null_as_default")]
+    pub backend: Arc<Backend>,
     pub conditions: EndpointConditions,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hostname: Option<Istr>,
-    #[serde(deserialize_with = "shared", skip_serializing_if = "Option::is_none")]
-    pub target_ref: Option<Arc<TargetRef>>,
-    #[serde(skip_serializing_if = "Labels::is_empty")]
     pub deprecated_topology: Labels,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub node_name: Option<Istr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub zone: Option<Istr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hints: Option<Arc<EndpointHints>>,
+}
+
+/// As the API writes an endpoint of a slice.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireEndpoint {
+    #[serde(deserialize_with = "null_as_default")]
+    addresses: AddressList,
+    #[serde(deserialize_with = "null_as_default")]
+    conditions: EndpointConditions,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hostname: Option<Istr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_ref: Option<TargetRef>,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    deprecated_topology: Labels,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_name: Option<Istr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zone: Option<Istr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hints: Option<Arc<EndpointHints>>,
+}
+
+impl From<WireEndpoint> for Endpoint {
+    fn from(wire: WireEndpoint) -> Endpoint {
+        let WireEndpoint { addresses, hostname, node_name, target_ref, .. } = wire;
+        Endpoint {
+            backend: Backend { addresses, hostname, node_name, target_ref }.shared(),
+            conditions: wire.conditions,
+            deprecated_topology: wire.deprecated_topology,
+            zone: wire.zone,
+            hints: wire.hints,
+        }
+    }
+}
+
+impl From<Endpoint> for WireEndpoint {
+    fn from(endpoint: Endpoint) -> WireEndpoint {
+        let Endpoint { backend, conditions, deprecated_topology, zone, hints } = endpoint;
+        let Backend { addresses, hostname, node_name, target_ref } = Backend::clone(&backend);
+        WireEndpoint {
+            addresses,
+            conditions,
+            hostname,
+            target_ref,
+            deprecated_topology,
+            node_name,
+            zone,
+            hints,
+        }
+    }
 }
 
 impl Endpoint {
@@ -203,63 +286,6 @@ pub struct EndpointConditions {
     pub serving: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terminating: Option<bool>,
-}
-
-/// The addresses of an endpoint: nearly always one, which takes no allocation.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EndpointAddresses(List);
-
-#[derive(Clone, Debug, PartialEq)]
-enum List {
-    One(Istr),
-    Other(Box<[Istr]>),
-}
-
-impl EndpointAddresses {
-    /// In their order from now on.
-    pub fn sort(&mut self) {
-        if let List::Other(all) = &mut self.0 {
-            all.sort();
-        }
-    }
-}
-
-impl Default for EndpointAddresses {
-    fn default() -> EndpointAddresses {
-        EndpointAddresses(List::Other(Box::default()))
-    }
-}
-
-impl FromIterator<Istr> for EndpointAddresses {
-    fn from_iter<I: IntoIterator<Item = Istr>>(all: I) -> EndpointAddresses {
-        let mut all = all.into_iter();
-        EndpointAddresses(match (all.next(), all.next()) {
-            (Some(one), None) => List::One(one),
-            (first, second) => List::Other(first.into_iter().chain(second).chain(all).collect()),
-        })
-    }
-}
-
-impl Deref for EndpointAddresses {
-    type Target = [Istr];
-    fn deref(&self) -> &[Istr] {
-        match &self.0 {
-            List::One(one) => slice::from_ref(one),
-            List::Other(all) => all,
-        }
-    }
-}
-
-impl Serialize for EndpointAddresses {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(&**self)
-    }
-}
-
-impl<'de> Deserialize<'de> for EndpointAddresses {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<EndpointAddresses, D::Error> {
-        Ok(Vec::<Istr>::deserialize(deserializer)?.into_iter().collect())
-    }
 }
 
 /// The consumers that should use an endpoint.
@@ -294,8 +320,12 @@ pub struct SlicePort {
 resource!(Endpoints, "", "v1", "endpoints", namespaced);
 resource!(EndpointSlice, "discovery.k8s.io", "v1", "endpointslices", namespaced);
 
-fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Arc<TargetRef>>, D::Error> {
-    Ok(Option::<TargetRef>::deserialize(deserializer)?.map(TargetRef::shared))
+/// A list without room for more: a large Service has thousands of entries.
+fn exact<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    let mut all: Vec<T> = null_as_default(from)?;
+    let mut exact = Vec::with_capacity(all.len());
+    exact.append(&mut all);
+    Ok(exact)
 }
 
 fn str_is_empty(text: &str) -> bool {
@@ -350,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn both_kinds_share_the_target_and_its_address() {
+    fn both_kinds_share_what_stands_behind_an_endpoint() {
         let target = json!({"kind": "Pod", "namespace": "n", "name": "p", "uid": "u"});
         let endpoints: Endpoints = serde_json::from_value(json!({"subsets": [{
             "addresses": [{"ip": "10.0.0.1", "targetRef": target}],
@@ -361,11 +391,9 @@ mod tests {
         }))
         .unwrap();
         let (one, other) = (&endpoints.subsets[0].addresses[0], &slice.endpoints[0]);
-        let (a, b) = (one.target_ref.as_ref().unwrap(), other.target_ref.as_ref().unwrap());
-        assert!(Arc::ptr_eq(a, b));
-        assert!(std::ptr::eq(one.ip.as_str(), other.addresses[0].as_str()));
-        // A vector of them is most of the memory of a large Service.
-        assert_eq!((size_of::<EndpointAddress>(), size_of::<Endpoint>()), (32, 72));
+        assert!(Arc::ptr_eq(&one.backend, &other.backend));
+        // Their entries are most of the memory of a large Service.
+        assert_eq!((size_of::<EndpointAddress>(), size_of::<Endpoint>()), (8, 40));
     }
 
     #[test]

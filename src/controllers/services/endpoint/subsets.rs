@@ -1,11 +1,12 @@
 //! The subsets of a Service's Endpoints.
 
+use std::ptr;
 use std::sync::Arc;
 
 use crate::controllers::services::repack_subsets::Packer;
 use crate::controllers::services::service_pods::{OfferedPort, belongs, hostname, offered_ports};
 use crate::objects::{
-    EndpointAddress, EndpointPort, EndpointSubset, Pod, Service, ServicePort, TargetRef,
+    Backend, EndpointAddress, EndpointPort, EndpointSubset, Pod, Service, ServicePort, TargetRef,
 };
 
 /// The largest number of addresses that is written. Upstream: `maxCapacity`.
@@ -37,12 +38,13 @@ fn address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
         None => pod.status.ips.iter().next().is_some_and(|ip| ip.is_ipv6()),
     };
     let ip = pod.status.ips.iter().find(|ip| ip.is_ipv6() == is_ipv6)?;
-    Some(EndpointAddress {
-        ip: ip.to_string().into(),
+    let backend = Backend {
+        addresses: [ip.into()].into_iter().collect(),
         hostname: hostname(pod, service).cloned(),
         node_name: Some(pod.spec.node_name.clone()),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
-    })
+    };
+    Some(EndpointAddress { backend: backend.shared() })
 }
 
 fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
@@ -53,11 +55,13 @@ fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
 /// Whether both are equal, except for the versions of the objects behind the addresses.
 pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
     let address = |(a, b): (&EndpointAddress, &EndpointAddress)| {
-        a.ip == b.ip
-            && a.hostname.as_deref().unwrap_or_default()
-                == b.hostname.as_deref().unwrap_or_default()
-            && a.node_name == b.node_name
-            && TargetRef::same(a.target_ref.as_deref(), b.target_ref.as_deref())
+        let (a, b) = (&*a.backend, &*b.backend);
+        ptr::eq(a, b)
+            || a.addresses == b.addresses
+                && a.hostname.as_deref().unwrap_or_default()
+                    == b.hostname.as_deref().unwrap_or_default()
+                && a.node_name == b.node_name
+                && TargetRef::same(a.target_ref.as_ref(), b.target_ref.as_ref())
     };
     let addresses = |a: &[EndpointAddress], b: &[EndpointAddress]| {
         a.len() == b.len() && a.iter().zip(b).all(address)
@@ -140,7 +144,7 @@ mod tests {
         let pods: Vec<Arc<Pod>> =
             pods.iter().map(|pod| Arc::new(serde_json::from_value(pod.clone()).unwrap())).collect();
         let ips = |of: &[EndpointAddress]| -> String {
-            of.iter().map(|address| &*address.ip).collect::<Vec<_>>().join(",")
+            of.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>().join(",")
         };
         let mut shown: Vec<String> = of_service(service, &pods)
             .iter()
@@ -238,11 +242,8 @@ mod tests {
     fn too_many_addresses_are_cut_in_proportion() {
         let addresses = |count: usize| {
             (0..count)
-                .map(|n| EndpointAddress {
-                    ip: n.to_string().into(),
-                    hostname: None,
-                    node_name: None,
-                    target_ref: None,
+                .map(|n| -> EndpointAddress {
+                    serde_json::from_value(json!({"ip": n.to_string()})).unwrap()
                 })
                 .collect::<Vec<_>>()
         };

@@ -1,12 +1,14 @@
 //! The wanted content of a Service's slices. Upstream: `k8s.io/endpointslice/utils.go`.
 
+use smallvec::SmallVec;
+
 use super::MANAGER;
 use crate::controllers::services::endpoint_writes::HEADLESS;
 use crate::controllers::services::service_pods::{OfferedPort, hostname, offered_ports};
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::objects::{
-    Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels, Meta, Node, Pod, Service,
-    SlicePort, TargetRef,
+    AddressText, Backend, Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels,
+    Meta, Node, Pod, Service, SlicePort, TargetRef,
 };
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
@@ -33,13 +35,8 @@ pub fn endpoint(
     service: &Service,
     address_type: &str,
 ) -> Option<Endpoint> {
-    let mut addresses: Vec<Istr> = pod
-        .status
-        .ips
-        .iter()
-        .filter(|ip| ip.is_ipv6() == (address_type == "IPv6"))
-        .map(|ip| Istr::from(ip.to_string()))
-        .collect();
+    let ips = pod.status.ips.iter().filter(|ip| ip.is_ipv6() == (address_type == "IPv6"));
+    let mut addresses: SmallVec<[AddressText; 2]> = ips.map(AddressText::from).collect();
     if addresses.is_empty() {
         return None;
     }
@@ -47,16 +44,19 @@ pub fn endpoint(
     let (serving, terminating) = (pod.is_ready(), pod.meta.is_being_deleted());
     let ready = service.spec.publish_not_ready_addresses || (serving && !terminating);
     let node_name = &pod.spec.node_name;
-    Some(Endpoint {
+    let backend = Backend {
         addresses: addresses.into_iter().collect(),
+        hostname: hostname(pod, service).cloned(),
+        node_name: (!node_name.is_empty()).then(|| node_name.clone()),
+        target_ref: Some(TargetRef::to_pod(&pod.meta)),
+    };
+    Some(Endpoint {
+        backend: backend.shared(),
         conditions: EndpointConditions {
             ready: Some(ready),
             serving: Some(serving),
             terminating: Some(terminating),
         },
-        hostname: hostname(pod, service).cloned(),
-        target_ref: Some(TargetRef::to_pod(&pod.meta)),
-        node_name: (!node_name.is_empty()).then(|| node_name.clone()),
         zone: node.and_then(Node::zone).map(Istr::new),
         ..Endpoint::default()
     })

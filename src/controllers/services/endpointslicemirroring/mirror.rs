@@ -12,8 +12,8 @@ use crate::controllers::services::repack_subsets::repack;
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::controllers::services::slice_counts::Efficiency;
 use crate::objects::{
-    Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice, EndpointSubset,
-    Endpoints, Interned, Istr, Labels, Meta, SlicePort, parse_ip,
+    Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice,
+    EndpointSubset, Endpoints, Interned, Istr, Labels, Meta, SlicePort,
 };
 
 /// Upstream: `v1.LastAppliedConfigAnnotation`.
@@ -65,13 +65,13 @@ pub fn desired(endpoints: &Endpoints, max: usize) -> Desired {
 
 /// `None`: not an IP address. Upstream: `addressToEndpoint`.
 fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, Endpoint)> {
-    let ip = parse_ip(&address.ip)?;
+    let ip = address.ip().ip()?;
+    let mut backend = Backend::clone(&address.backend);
+    backend.addresses = [ip.into()].into_iter().collect();
+    backend.hostname = backend.hostname.filter(|hostname| !hostname.is_empty());
     let endpoint = Endpoint {
-        addresses: [ip.to_string().into()].into_iter().collect(),
+        backend: backend.shared(),
         conditions: EndpointConditions { ready: Some(ready), ..EndpointConditions::default() },
-        hostname: address.hostname.clone().filter(|hostname| !hostname.is_empty()),
-        target_ref: address.target_ref.clone(),
-        node_name: address.node_name.clone(),
         ..Endpoint::default()
     };
     Some((if ip.is_ipv6() { "IPv6" } else { "IPv4" }, endpoint))
@@ -299,7 +299,8 @@ mod tests {
                 let ips: Vec<String> = slice
                     .endpoints
                     .iter()
-                    .map(|e| format!("{}={}", e.addresses[0], e.is_ready()))
+                    .flat_map(|e| e.backend.addresses.iter().map(|ip| (ip, e.is_ready())))
+                    .map(|(ip, is_ready)| format!("{ip}={is_ready}"))
                     .collect();
                 let port = slice.ports[0].port.unwrap();
                 format!("{} {port} {}", slice.address_type, ips.join(","))
