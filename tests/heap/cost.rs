@@ -14,7 +14,7 @@ const OVERHEAD_BYTES: i64 = 16;
 /// A count just past the point where a hash table doubles to 4,096 slots: the most unused slots.
 pub const MANY: usize = 1_800;
 
-fn bytes_held(info: &AllocationInfo) -> i64 {
+pub fn bytes_held(info: &AllocationInfo) -> i64 {
     info.bytes_current + OVERHEAD_BYTES * info.count_current
 }
 

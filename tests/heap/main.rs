@@ -16,16 +16,17 @@ use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{
-    Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, Pod, ReplicaSet, Resource,
-    WatchEvent,
+    Bookmark, Encoded, EndpointSlice, Endpoints, Form, ListPart, Object, PartialObjectMetadata,
+    Pod, ReplicaSet, Resource, WatchEvent,
 };
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
 use kube_controller_manager::server::tls::{Tls, TlsOptions};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use sandbox::load::objects;
+use serde_json::{Value, json};
 
-use cost::{MANY, cost, cost_in_graph, decode};
+use cost::{MANY, bytes_held, cost, cost_in_graph, decode};
 
 #[test]
 fn a_cached_pod_costs_less_than_a_kilobyte() {
@@ -51,6 +52,56 @@ fn an_object_cached_by_metadata_costs_its_metadata() {
     let cached = cost::<PartialObjectMetadata>(MANY, |n| objects::config_map(n, 10_000));
     println!("a ConfigMap of 10 KB: {cached} bytes in the cache");
     assert!(cached < 480, "{cached} bytes");
+}
+
+/// A pod of two Services is in two Endpoints and in two slices, which share what they say of it.
+#[test]
+fn a_pod_in_the_endpoints_of_two_services_costs_a_third_of_a_kilobyte() {
+    fn decoded<T: Object>(objects: &[Value]) -> Vec<Arc<T>> {
+        objects.iter().map(|object| decode(object.to_string().as_bytes())).collect()
+    }
+    let pods = |service: usize, entry: &dyn Fn(Value, usize) -> Value| -> Vec<Value> {
+        let first = service / 2 * 100;
+        let of_pod = |n: usize| {
+            let uid = format!("00000000-0000-4000-8000-{n:012}");
+            let target = json!({
+                "kind": "Pod", "namespace": "shop", "name": objects::pod_name(n), "uid": uid,
+            });
+            entry(target, n)
+        };
+        (first..first + 100).map(of_pod).collect()
+    };
+    let ip = |n: usize| format!("10.{}.{}.{}", n / 65536, n / 256 % 256, n % 256);
+    let all = 0..2 * MANY / 100;
+    let endpoints: Vec<Value> = all
+        .clone()
+        .map(|service| {
+            let address = |target: Value, n: usize| {
+                json!({"ip": ip(n), "nodeName": objects::node_name(n % 30), "targetRef": target})
+            };
+            let ports = json!([{"name": "http", "port": 80, "protocol": "TCP"}]);
+            json!({"subsets": [{"addresses": pods(service, &address), "ports": ports}]})
+        })
+        .collect();
+    let slices: Vec<Value> = all
+        .map(|service| {
+            let endpoint = |target: Value, n: usize| {
+                json!({
+                    "addresses": [ip(n)], "targetRef": target, "zone": "a",
+                    "nodeName": objects::node_name(n % 30),
+                    "conditions": {"ready": true, "serving": true, "terminating": false},
+                })
+            };
+            json!({"addressType": "IPv4", "endpoints": pods(service, &endpoint)})
+        })
+        .collect();
+    let mut held = (Vec::new(), Vec::new());
+    let info = measure(|| {
+        held = (decoded::<Endpoints>(&endpoints), decoded::<EndpointSlice>(&slices));
+    });
+    let cost = bytes_held(&info) / MANY as i64;
+    println!("a pod in the endpoints of two Services: {cost} bytes");
+    assert!(cost < 320, "{cost} bytes");
 }
 
 /// Decoding makes the same number of allocations, of the same size, independent of the content of a
