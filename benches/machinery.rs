@@ -8,7 +8,9 @@ use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
 use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer, Known};
 use kube_controller_manager::clock::SystemClock;
-use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{
+    Graph, Identity, TypeMeta,
+};
 use kube_controller_manager::controllers::storage::claims::BY_CLAIM;
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Object, ObjectKey, Pod, Uid};
@@ -202,8 +204,7 @@ fn workqueue_add_after(bencher: Bencher, count: usize) {
 fn graph_grow_and_shrink(bencher: Bencher, count: usize) {
     let pods = pods(count);
     let identity = |pod: &Pod| Identity {
-        api_version: "v1".into(),
-        kind: "Pod".into(),
+        type_meta: TypeMeta::shared(&"v1".into(), &"Pod".into()),
         namespace: pod.meta.namespace.clone(),
         name: pod.meta.name.clone(),
         uid: pod.meta.uid.clone(),

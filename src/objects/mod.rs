@@ -31,6 +31,7 @@ mod wire;
 pub use arcstr::ArcStr;
 pub use values::address::{AddressList, AddressText, Addresses, parse_ip};
 pub use values::condition::Condition;
+pub(crate) use values::intern::Pool;
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
 pub use values::meta::{Identity, Meta, PartialObjectMetadata, WholeMeta, Written};

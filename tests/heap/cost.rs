@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use kube_controller_manager::cache::Indexer;
-use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{
+    Graph, Identity, TypeMeta,
+};
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
 
@@ -41,12 +43,12 @@ pub fn cost_in_graph<T: Object + Resource>(count: usize, json: impl Fn(usize) ->
     let objects: Vec<Arc<T>> = (0..count).map(|n| decode(&json(n))).collect();
     let mut graph = Graph::default();
     let (api_version, kind) = (Istr::from(T::RESOURCE.api_version()), Istr::new(&T::RESOURCE.kind));
+    let type_meta = TypeMeta::shared(&api_version, &kind);
     let info = measure(|| {
         for object in &objects {
             let meta: &Meta = object.meta();
             let identity = Identity {
-                api_version: api_version.clone(),
-                kind: kind.clone(),
+                type_meta: type_meta.clone(),
                 namespace: meta.namespace.clone(),
                 name: meta.name.clone(),
                 uid: meta.uid.clone(),

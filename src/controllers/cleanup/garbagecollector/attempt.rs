@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::GarbageCollector;
-use super::graph::{FOREGROUND, Identity, ORPHAN};
+use super::graph::{FOREGROUND, Identity, ORPHAN, TypeMeta};
 use crate::client::{Delete, Dynamic, Patch, Propagation};
 use crate::controllers::runner::batch::together;
 use crate::controllers::{Error, Next, SyncResult};
@@ -153,13 +153,12 @@ impl GarbageCollector {
     /// The verbs over an object's resource, and its key there. `None`: objects of its kind have a
     /// namespace, this one has none.
     async fn verbs(&self, identity: &Identity) -> Result<Option<(Dynamic, ObjectKey)>, Error> {
-        let (group, version) =
-            identity.api_version.rsplit_once('/').unwrap_or(("", identity.api_version.as_str()));
+        let TypeMeta { api_version, kind } = &*identity.type_meta;
+        let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version.as_str()));
         let mapper = self.client.discovery().await?;
-        let Some(resource) = mapper.resource_for(group, version, &identity.kind) else {
+        let Some(resource) = mapper.resource_for(group, version, kind) else {
             return Err(Error::NotYet(format!(
-                "unable to get REST mapping for {}/{}",
-                identity.api_version, identity.kind
+                "unable to get REST mapping for {api_version}/{kind}"
             )));
         };
         if resource.namespaced && identity.namespace.is_empty() {

@@ -22,8 +22,8 @@ impl<'a> Vertex<'a> {
     fn of(node: &'a Node) -> Vertex<'a> {
         let id = &node.identity;
         Vertex {
-            api_version: &id.api_version,
-            kind: &id.kind,
+            api_version: &id.type_meta.api_version,
+            kind: &id.type_meta.kind,
             namespace: &id.namespace,
             name: &id.name,
             being_deleted: node.being_deleted,
@@ -150,14 +150,16 @@ impl Graph {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::graph::Identity;
+    use super::super::graph::{Identity, TypeMeta};
     use super::*;
     use crate::objects::Meta;
 
     fn observe(graph: &mut Graph, kind: &str, name: &str, meta: Value) {
         let identity = Identity {
-            api_version: if kind == "Pod" { "v1" } else { "apps/v1" }.into(),
-            kind: kind.into(),
+            type_meta: TypeMeta::shared(
+                &if kind == "Pod" { "v1" } else { "apps/v1" }.into(),
+                &kind.into(),
+            ),
             namespace: "a".into(),
             name: name.into(),
             uid: Uid::new(name),

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::nodes::{Dependents, Nodes};
-pub use super::nodes::{Identity, Node};
+pub use super::nodes::{Identity, Node, TypeMeta};
 use crate::lookup::Lookup;
 use crate::objects::{Istr, Meta, OwnerReference, Uid};
 
@@ -286,8 +286,8 @@ impl Graph {
         for dependent in node.dependents.iter().filter_map(|uid| self.nodes.get(uid)) {
             let owners = dependent.owners().iter();
             for owner in owners.filter(|owner| identity.differs_in_version(owner)) {
-                let api_version = owner.api_version.clone();
-                self.absent.insert(Identity { api_version, ..identity.clone() });
+                let type_meta = TypeMeta::shared(&owner.api_version, &identity.type_meta.kind);
+                self.absent.insert(Identity { type_meta, ..identity.clone() });
             }
         }
         for dependent in node.dependents.iter() {
@@ -340,10 +340,7 @@ fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity
                 continue;
             }
             let mut other = Identity::of_owner(owner, &dependent.identity.namespace);
-            if cluster_scoped
-                && other.api_version == absent.api_version
-                && other.kind == absent.kind
-            {
+            if cluster_scoped && other.type_meta == absent.type_meta {
                 other.namespace = Istr::default();
             }
             if other != *absent {
@@ -405,8 +402,7 @@ mod tests {
 
     fn identity(kind: &str, namespace: &str, name: &str) -> Identity {
         Identity {
-            api_version: "v1".into(),
-            kind: kind.into(),
+            type_meta: TypeMeta::shared(&"v1".into(), &kind.into()),
             namespace: namespace.into(),
             name: name.into(),
             uid: Uid::new(name),

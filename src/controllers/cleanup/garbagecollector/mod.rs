@@ -9,7 +9,7 @@ mod nodes;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-use self::graph::{Graph, Identity, Wake};
+use self::graph::{Graph, Identity, TypeMeta, Wake};
 use crate::cache::{History, MetadataHandler};
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
@@ -17,7 +17,7 @@ use crate::controllers::runner::resource_monitors::Monitors;
 use crate::controllers::{Controller, DebugAnswer, Queue, QueuePolicy};
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;
-use crate::objects::{Istr, Meta, ResourceType, Uid};
+use crate::objects::{Interned, Istr, Meta, ResourceType, Uid};
 
 /// To delete an object takes two requests, so the client's rate is twice that of deletions.
 const RATE: f64 = 2.0;
@@ -59,8 +59,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         Monitors::new(c, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
     monitors.follow(c, move |resource, _| {
         Box::new(Monitor {
-            api_version: resource.api_version().into(),
-            kind: Istr::new(&resource.kind),
+            type_meta: TypeMeta::shared(&resource.api_version().into(), &Istr::new(&resource.kind)),
             collector: this.clone(),
         })
     });
@@ -96,8 +95,8 @@ impl GarbageCollector {
             Wake::AttemptToOrphan(uid) => self.to_orphan.add(uid),
             Wake::InvalidNamespace { dependent, owner } => {
                 let about = ObjectReference {
-                    api_version: dependent.api_version.clone(),
-                    kind: dependent.kind.clone(),
+                    api_version: dependent.type_meta.api_version.clone(),
+                    kind: dependent.type_meta.kind.clone(),
                     namespace: dependent.namespace.clone(),
                     name: dependent.name.clone(),
                     uid: dependent.uid.clone(),
@@ -117,16 +116,14 @@ impl GarbageCollector {
 
 /// One resource's events, on their way into the graph.
 struct Monitor {
-    api_version: Istr,
-    kind: Istr,
+    type_meta: Interned<TypeMeta>,
     collector: Arc<GarbageCollector>,
 }
 
 impl Monitor {
     fn identity(&self, meta: &Meta) -> Identity {
         Identity {
-            api_version: self.api_version.clone(),
-            kind: self.kind.clone(),
+            type_meta: self.type_meta.clone(),
             namespace: meta.namespace.clone(),
             name: meta.name.clone(),
             uid: meta.uid.clone(),

@@ -3,16 +3,32 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 
 use hashbrown::HashTable;
 
-use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Uid};
+use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Pool, Uid};
+
+/// The version and kind of an object, one copy for all objects of the kind.
+/// Upstream: `metav1.TypeMeta`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TypeMeta {
+    pub kind: Istr,
+    pub api_version: Istr,
+}
+
+impl TypeMeta {
+    /// The shared copy.
+    pub fn shared(api_version: &Istr, kind: &Istr) -> Interned<TypeMeta> {
+        static ALL: LazyLock<Pool<Interned<TypeMeta>>> = LazyLock::new(Pool::new);
+        ALL.intern(TypeMeta { api_version: api_version.clone(), kind: kind.clone() })
+    }
+}
 
 /// Where an object is to be found, and which one it is. Upstream: `objectReference`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    pub api_version: Istr,
-    pub kind: Istr,
+    pub type_meta: Interned<TypeMeta>,
     /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
     pub namespace: Istr,
     pub name: ArcStr,
@@ -23,8 +39,7 @@ impl Identity {
     /// The owner that `reference` in an object of `namespace` names.
     pub fn of_owner(reference: &OwnerReference, namespace: &Istr) -> Identity {
         Identity {
-            api_version: reference.api_version.clone(),
-            kind: reference.kind.clone(),
+            type_meta: TypeMeta::shared(&reference.api_version, &reference.kind),
             namespace: namespace.clone(),
             name: ArcStr::from(&reference.name),
             uid: reference.uid.clone(),
@@ -34,30 +49,28 @@ impl Identity {
     pub(super) fn is_named_by(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name
-            && reference.kind == self.kind
-            && reference.api_version == self.api_version
+            && reference.kind == self.type_meta.kind
+            && reference.api_version == self.type_meta.api_version
     }
 
     /// The API's group and version may change while the object stays: its uid does not.
     pub(super) fn differs_in_version(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name
-            && reference.kind == self.kind
-            && reference.api_version != self.api_version
+            && reference.kind == self.type_meta.kind
+            && reference.api_version != self.type_meta.api_version
     }
 
-    pub(super) fn rank(&self) -> (&str, &str, &str, &str, &Uid) {
-        (&self.kind, &self.api_version, &self.namespace, &self.name, &self.uid)
+    pub(super) fn rank(&self) -> (&TypeMeta, &str, &str, &Uid) {
+        (&self.type_meta, &self.namespace, &self.name, &self.uid)
     }
 }
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "[{}/{}, namespace: {}, name: {}, uid: {}]",
-            self.api_version, self.kind, self.namespace, self.name, self.uid
-        )
+        let Identity { type_meta, namespace, name, uid } = self;
+        let TypeMeta { api_version, kind } = &**type_meta;
+        write!(f, "[{api_version}/{kind}, namespace: {namespace}, name: {name}, uid: {uid}]")
     }
 }
 
