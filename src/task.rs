@@ -126,7 +126,7 @@ pub fn main<E: Display + Send + 'static>(
 }
 
 /// How late the timers of async-io's own thread may be.
-const HELPER_SLACK: Duration = Duration::from_millis(10);
+const HELPER_SLACK: Duration = Duration::from_millis(100);
 
 /// Starts the thread with which async-io polls sockets and timers while no other thread does.
 ///

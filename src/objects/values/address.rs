@@ -168,8 +168,11 @@ impl<'de> Deserialize<'de> for AddressText {
             fn visit_str<E: de::Error>(self, text: &str) -> Result<AddressText, E> {
                 Ok(text.into())
             }
+            fn visit_unit<E: de::Error>(self) -> Result<AddressText, E> {
+                Ok(AddressText::default())
+            }
         }
-        deserializer.deserialize_str(Address)
+        deserializer.deserialize_any(Address)
     }
 }
 
@@ -299,10 +302,13 @@ mod tests {
             (json!(["fd00::1"]), None),
             (json!(["10.0.0.1", "10.0.0.2"]), None),
             (json!(["10.0.0.2", "10.0.0.10"]), Some(json!(["10.0.0.10", "10.0.0.2"]))),
+            (json!(["", "10.0.0.1"]), None),
         ] {
             let held: AddressList = serde_json::from_value(list.clone()).unwrap();
             assert_eq!(serde_json::to_value(&held).unwrap(), list);
             assert_eq!(held.sorted().map(|sorted| json!(sorted)), sorted);
         }
+        let absent: AddressList = serde_json::from_value(json!([null])).unwrap();
+        assert_eq!(json!(absent), json!([""]));
     }
 }

@@ -1,14 +1,12 @@
 //! The wanted content of a Service's slices. Upstream: `k8s.io/endpointslice/utils.go`.
 
-use smallvec::SmallVec;
-
 use super::MANAGER;
 use crate::controllers::services::endpoint_writes::HEADLESS;
 use crate::controllers::services::service_pods::{OfferedPort, hostname, offered_ports};
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::objects::{
-    AddressText, Backend, Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels,
-    Meta, Node, Pod, Service, SlicePort, TargetRef,
+    AddressList, AddressText, Backend, Endpoint, EndpointConditions, EndpointSlice, Interned, Istr,
+    Labels, Meta, Node, Pod, Service, SlicePort, TargetRef,
 };
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
@@ -36,16 +34,13 @@ pub fn endpoint(
     address_type: &str,
 ) -> Option<Endpoint> {
     let ips = pod.status.ips.iter().filter(|ip| ip.is_ipv6() == (address_type == "IPv6"));
-    let mut addresses: SmallVec<[AddressText; 2]> = ips.map(AddressText::from).collect();
-    if addresses.is_empty() {
-        return None;
-    }
-    addresses.sort();
+    let addresses: AddressList = ips.map(AddressText::from).collect();
+    addresses.iter().next()?;
     let (serving, terminating) = (pod.is_ready(), pod.meta.is_being_deleted());
     let ready = service.spec.publish_not_ready_addresses || (serving && !terminating);
     let node_name = &pod.spec.node_name;
     let backend = Backend {
-        addresses: addresses.into_iter().collect(),
+        addresses: addresses.sorted().unwrap_or(addresses),
         hostname: hostname(pod, service).cloned(),
         node_name: (!node_name.is_empty()).then(|| node_name.clone()),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
