@@ -130,6 +130,11 @@ mod tests {
                 vec![subset(&["1", "2"], &[], &[80])],
             ),
             (
+                "in the order of the texts",
+                vec![subset(&["10.0.0.2", "10.0.0.10"], &[], &[80])],
+                vec![subset(&["10.0.0.10", "10.0.0.2"], &[], &[80])],
+            ),
+            (
                 "one address, two ports",
                 vec![subset(&["1"], &[], &[80]), subset(&["1"], &[], &[81])],
                 vec![subset(&["1"], &[], &[80, 81])],

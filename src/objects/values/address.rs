@@ -177,7 +177,7 @@ impl<'de> Deserialize<'de> for AddressText {
 }
 
 /// The addresses of an endpoint, in their order. One address of IPv4, which most have, takes no
-/// allocation.
+/// allocation. Lists are compared in an order of their own, not in that of the texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AddressList(List);
 

@@ -15,7 +15,7 @@ use hashbrown::HashSet;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// A shared value with one copy, held by one word; slices are behind a second pointer.
+/// A shared value with one copy, held by one word; the value is behind a second pointer.
 pub struct Interned<T: ?Sized>(Arc<Box<T>>);
 
 impl<T: ?Sized> Interned<T> {
@@ -97,25 +97,25 @@ impl<T: ?Sized + Serialize> Serialize for Interned<T> {
     }
 }
 
-/// A pointer to a value that several may hold.
-pub trait Shared {
+/// A pointer that counts who holds its value.
+pub trait Counted {
     /// Whether nobody else holds the value.
     fn is_alone(&self) -> bool;
 }
 
-impl<T: ?Sized> Shared for Interned<T> {
+impl<T: ?Sized> Counted for Interned<T> {
     fn is_alone(&self) -> bool {
         self.0.is_alone()
     }
 }
 
-impl<T> Shared for Arc<T> {
+impl<T> Counted for Arc<T> {
     fn is_alone(&self) -> bool {
         Arc::strong_count(self) == 1
     }
 }
 
-impl Shared for ArcStr {
+impl Counted for ArcStr {
     fn is_alone(&self) -> bool {
         ArcStr::strong_count(self) == Some(1)
     }
@@ -135,7 +135,7 @@ struct PoolState<P> {
 
 const FIRST_SWEEP: usize = 1024;
 
-impl<P: Shared + Clone + Hash + Eq> Pool<P> {
+impl<P: Counted + Clone + Hash + Eq> Pool<P> {
     /// An empty pool.
     pub fn new() -> Pool<P> {
         Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::objects::values::intern::Pool;
 use crate::objects::{
-    AddressList, AddressText, ArcStr, Interned, Istr, Labels, Meta, Uid, null_as_default, resource,
+    AddressList, AddressText, ArcStr, Istr, Labels, Meta, Uid, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -107,12 +107,12 @@ pub struct EndpointPort {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "WireTarget", into = "WireTarget")]
 pub struct TargetRef {
-    pub scope: Interned<TargetScope>,
+    pub scope: Arc<TargetScope>,
     pub name: ArcStr,
     pub uid: Uid,
 }
 
-/// What the targets of a Service have in common.
+/// What the targets of a Service mostly have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TargetScope {
     pub kind: Istr,
@@ -144,8 +144,8 @@ impl TargetRef {
 }
 
 impl TargetScope {
-    fn shared(self) -> Interned<TargetScope> {
-        static ALL: LazyLock<Pool<Interned<TargetScope>>> = LazyLock::new(Pool::new);
+    fn shared(self) -> Arc<TargetScope> {
+        static ALL: LazyLock<Pool<Arc<TargetScope>>> = LazyLock::new(Pool::new);
         ALL.intern(self)
     }
 
@@ -158,9 +158,8 @@ impl TargetScope {
 }
 
 /// As the API writes it.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-#[derive(Default)]
 struct WireTarget {
     #[serde(skip_serializing_if = "str_is_empty")]
     kind: Istr,

@@ -390,7 +390,6 @@ impl AbsentOwners {
 
 #[cfg(test)]
 mod tests {
-
     use serde_json::{Value, json};
 
     use super::*;

@@ -17,7 +17,7 @@ use crate::controllers::runner::resource_monitors::Monitors;
 use crate::controllers::{Controller, DebugAnswer, Queue, QueuePolicy};
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;
-use crate::objects::{Interned, Istr, Meta, ResourceType, Uid};
+use crate::objects::{Istr, Meta, ResourceType, Uid};
 
 /// To delete an object takes two requests, so the client's rate is twice that of deletions.
 const RATE: f64 = 2.0;
@@ -116,7 +116,7 @@ impl GarbageCollector {
 
 /// One resource's events, on their way into the graph.
 struct Monitor {
-    type_meta: Interned<TypeMeta>,
+    type_meta: Arc<TypeMeta>,
     collector: Arc<GarbageCollector>,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use hashbrown::HashTable;
 
@@ -11,7 +11,7 @@ use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Pool, Uid};
 
 /// The version and kind of an object, one copy for all objects of the kind.
 /// Upstream: `metav1.TypeMeta`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TypeMeta {
     pub kind: Istr,
     pub api_version: Istr,
@@ -19,8 +19,8 @@ pub struct TypeMeta {
 
 impl TypeMeta {
     /// The shared copy.
-    pub fn shared(api_version: &Istr, kind: &Istr) -> Interned<TypeMeta> {
-        static ALL: LazyLock<Pool<Interned<TypeMeta>>> = LazyLock::new(Pool::new);
+    pub fn shared(api_version: &Istr, kind: &Istr) -> Arc<TypeMeta> {
+        static ALL: LazyLock<Pool<Arc<TypeMeta>>> = LazyLock::new(Pool::new);
         ALL.intern(TypeMeta { api_version: api_version.clone(), kind: kind.clone() })
     }
 }
@@ -28,7 +28,7 @@ impl TypeMeta {
 /// Where an object is to be found, and which one it is. Upstream: `objectReference`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    pub type_meta: Interned<TypeMeta>,
+    pub type_meta: Arc<TypeMeta>,
     /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
     pub namespace: Istr,
     pub name: ArcStr,

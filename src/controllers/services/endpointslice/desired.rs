@@ -53,7 +53,8 @@ pub fn endpoint(
             terminating: Some(terminating),
         },
         zone: node.and_then(Node::zone).map(Istr::new),
-        ..Endpoint::default()
+        deprecated_topology: Labels::default(),
+        hints: None,
     })
 }
 

@@ -72,7 +72,9 @@ fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, End
     let endpoint = Endpoint {
         backend: backend.shared(),
         conditions: EndpointConditions { ready: Some(ready), ..EndpointConditions::default() },
-        ..Endpoint::default()
+        deprecated_topology: Labels::default(),
+        zone: None,
+        hints: None,
     };
     Some((if ip.is_ipv6() { "IPv6" } else { "IPv4" }, endpoint))
 }
