@@ -99,7 +99,7 @@ impl<T: ?Sized + Serialize> Serialize for Interned<T> {
 
 /// A pointer that counts who holds its value.
 pub trait Counted {
-    /// Whether nobody else holds the value.
+    /// Whether this is the only pointer to the value.
     fn is_alone(&self) -> bool;
 }
 
