@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use kube_controller_manager::cache::Indexer;
-use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{
-    Graph, Identity, TypeMeta,
-};
+use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
-use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
+use kube_controller_manager::objects::{Istr, Object, Resource};
 
 /// The cost of an allocation beside its bytes: the allocator's header and rounding.
 const OVERHEAD_BYTES: i64 = 16;
@@ -43,16 +41,10 @@ pub fn cost_in_graph<T: Object + Resource>(count: usize, json: impl Fn(usize) ->
     let objects: Vec<Arc<T>> = (0..count).map(|n| decode(&json(n))).collect();
     let mut graph = Graph::default();
     let (api_version, kind) = (Istr::from(T::RESOURCE.api_version()), Istr::new(&T::RESOURCE.kind));
-    let type_meta = TypeMeta::shared(&api_version, &kind);
     let info = measure(|| {
         for object in &objects {
-            let meta: &Meta = object.meta();
-            let identity = Identity {
-                type_meta: type_meta.clone(),
-                namespace: meta.namespace.clone(),
-                name: meta.name.clone(),
-                uid: meta.uid.clone(),
-            };
+            let meta = object.meta();
+            let identity = Identity::of_object(&api_version, &kind, meta);
             graph.observe(identity, None, meta, &mut |_| {});
         }
     });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::GarbageCollector;
-use super::graph::{FOREGROUND, Identity, ORPHAN, TypeMeta};
+use super::graph::{FOREGROUND, Identity, ORPHAN, Scope};
 use crate::client::{Delete, Dynamic, Patch, Propagation};
 use crate::controllers::runner::batch::together;
 use crate::controllers::{Error, Next, SyncResult};
@@ -153,7 +153,7 @@ impl GarbageCollector {
     /// The verbs over an object's resource, and its key there. `None`: objects of its kind have a
     /// namespace, this one has none.
     async fn verbs(&self, identity: &Identity) -> Result<Option<(Dynamic, ObjectKey)>, Error> {
-        let TypeMeta { api_version, kind } = &*identity.type_meta;
+        let Scope { api_version, kind, namespace } = &*identity.scope;
         let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version.as_str()));
         let mapper = self.client.discovery().await?;
         let Some(resource) = mapper.resource_for(group, version, kind) else {
@@ -161,11 +161,10 @@ impl GarbageCollector {
                 "unable to get REST mapping for {api_version}/{kind}"
             )));
         };
-        if resource.namespaced && identity.namespace.is_empty() {
+        if resource.namespaced && namespace.is_empty() {
             return Ok(None);
         }
-        let namespace =
-            if resource.namespaced { identity.namespace.clone() } else { Istr::default() };
+        let namespace = if resource.namespaced { namespace.clone() } else { Istr::default() };
         let key = ObjectKey { namespace, name: identity.name.clone() };
         Ok(Some((self.client.resource(&resource).metadata_only(), key)))
     }
@@ -176,15 +175,15 @@ impl GarbageCollector {
         owner: &OwnerReference,
         item: &Identity,
     ) -> Result<Option<Owner>, Error> {
-        let named = Identity::of_owner(owner, &item.namespace);
-        let cluster = Identity { namespace: Istr::default(), ..named.clone() };
+        let named = Identity::of_owner(owner, &item.scope.namespace);
+        let cluster = named.in_namespace(&Istr::default());
         if self.graph().is_absent(&named) || self.graph().is_absent(&cluster) {
             return Ok(Some(Owner::Dangling));
         }
         let mut named = named;
         let mut found = self.verbs(&named).await;
         if matches!(found, Err(Error::NotYet(_))) {
-            let present = self.graph().present_identity(owner, &item.namespace).cloned();
+            let present = self.graph().present_identity(owner, &item.scope.namespace).cloned();
             if let Some(present) = present {
                 found = self.verbs(&present).await;
                 named = present;
@@ -194,7 +193,7 @@ impl GarbageCollector {
             log::info!("{item} is cluster-scoped, but refers to a namespaced owner: {named}");
             return Ok(None);
         };
-        let place = Identity { namespace: key.namespace.clone(), ..named };
+        let place = named.in_namespace(&key.namespace);
         match verbs.get::<PartialObjectMetadata>(&key).await {
             Ok(found) if found.meta.uid == owner.uid => {
                 let waits = found.meta.is_being_deleted() && found.meta.has_finalizer(FOREGROUND);

@@ -22,9 +22,9 @@ impl<'a> Vertex<'a> {
     fn of(node: &'a Node) -> Vertex<'a> {
         let id = &node.identity;
         Vertex {
-            api_version: &id.type_meta.api_version,
-            kind: &id.type_meta.kind,
-            namespace: &id.namespace,
+            api_version: &id.scope.api_version,
+            kind: &id.scope.kind,
+            namespace: &id.scope.namespace,
             name: &id.name,
             being_deleted: node.being_deleted,
             deleting_dependents: node.deleting_dependents,
@@ -150,20 +150,17 @@ impl Graph {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::graph::{Identity, TypeMeta};
+    use super::super::graph::{Identity, Scope};
     use super::*;
     use crate::objects::Meta;
 
     fn observe(graph: &mut Graph, kind: &str, name: &str, meta: Value) {
-        let identity = Identity {
-            type_meta: TypeMeta::shared(
-                &if kind == "Pod" { "v1" } else { "apps/v1" }.into(),
-                &kind.into(),
-            ),
+        let scope = Scope {
+            kind: kind.into(),
+            api_version: if kind == "Pod" { "v1" } else { "apps/v1" }.into(),
             namespace: "a".into(),
-            name: name.into(),
-            uid: Uid::new(name),
         };
+        let identity = Identity { scope: scope.shared(), name: name.into(), uid: Uid::new(name) };
         let meta: Meta = serde_json::from_value(meta).unwrap();
         graph.observe(identity, None, &meta, &mut |_| {});
     }

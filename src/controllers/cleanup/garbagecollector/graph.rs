@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::nodes::{Dependents, Nodes};
-pub use super::nodes::{Identity, Node, TypeMeta};
+pub use super::nodes::{Identity, Node, Scope};
 use crate::lookup::Lookup;
 use crate::objects::{Istr, Meta, OwnerReference, Uid};
 
@@ -62,7 +62,7 @@ impl Graph {
     ) -> Option<&Identity> {
         let known = self.nodes.get(&reference.uid).filter(|node| !node.is_virtual)?;
         let known = &known.identity;
-        let is_here = known.namespace.is_empty() || known.namespace == *namespace;
+        let is_here = known.scope.namespace.is_empty() || known.scope.namespace == *namespace;
         (is_here && known.differs_in_version(reference)).then_some(known)
     }
 
@@ -130,8 +130,8 @@ impl Graph {
         if self.nodes.get(&uid).is_some_and(|node| node.identity != observed) {
             let (_, strangers) = self.partition_dependents(&uid, &observed);
             for dependent in strangers {
-                let elsewhere = !observed.namespace.is_empty()
-                    && dependent.identity.namespace != observed.namespace;
+                let elsewhere = !observed.scope.namespace.is_empty()
+                    && dependent.identity.scope.namespace != observed.scope.namespace;
                 if elsewhere {
                     report_namespace(&dependent, &uid, wake);
                 }
@@ -173,7 +173,7 @@ impl Graph {
 
     fn add_to_owners(&mut self, uid: &Uid, owners: &[OwnerReference], wake: &mut dyn FnMut(Wake)) {
         let Some(node) = self.nodes.get(uid) else { return };
-        let (namespace, identity) = (node.identity.namespace.clone(), node.identity.clone());
+        let (namespace, identity) = (node.identity.scope.namespace.clone(), node.identity.clone());
         let mut doubtful = false;
         for owner in owners {
             let Some(known) = self.nodes.get_mut(&owner.uid) else {
@@ -194,8 +194,8 @@ impl Graph {
             if doubtful {
                 continue;
             }
-            let elsewhere = known.identity.namespace != namespace;
-            if !known.identity.namespace.is_empty() && elsewhere {
+            let elsewhere = known.identity.scope.namespace != namespace;
+            if !known.identity.scope.namespace.is_empty() && elsewhere {
                 if !known.is_virtual {
                     let (dependent, owner) = (identity.clone(), owner.clone());
                     wake(Wake::InvalidNamespace { dependent, owner });
@@ -286,8 +286,7 @@ impl Graph {
         for dependent in node.dependents.iter().filter_map(|uid| self.nodes.get(uid)) {
             let owners = dependent.owners().iter();
             for owner in owners.filter(|owner| identity.differs_in_version(owner)) {
-                let type_meta = TypeMeta::shared(&owner.api_version, &identity.type_meta.kind);
-                self.absent.insert(Identity { type_meta, ..identity.clone() });
+                self.absent.insert(identity.in_version(&owner.api_version));
             }
         }
         for dependent in node.dependents.iter() {
@@ -305,8 +304,8 @@ impl Graph {
     fn partition_dependents(&self, uid: &Uid, owner: &Identity) -> (Vec<Node>, Vec<Node>) {
         let (mut matching, mut others) = (Vec::new(), Vec::new());
         for dependent in self.dependents(uid) {
-            let elsewhere =
-                !owner.namespace.is_empty() && owner.namespace != dependent.identity.namespace;
+            let (place, here) = (&owner.scope.namespace, &dependent.identity.scope.namespace);
+            let elsewhere = !place.is_empty() && place != here;
             let naming = || dependent.owners().iter().filter(|reference| reference.uid == *uid);
             let matches = !elsewhere && naming().any(|reference| owner.is_named_by(reference));
             let differs = elsewhere || naming().any(|reference| !owner.is_named_by(reference));
@@ -331,17 +330,19 @@ fn report_namespace(dependent: &Node, owner: &Uid, wake: &mut dyn FnMut(Wake)) {
 /// The next way in which `dependents` name the uid of `absent`, in a fixed order, so that each way
 /// is used.
 fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity> {
-    let cluster_scoped = absent.namespace.is_empty();
+    let cluster_scoped = absent.scope.namespace.is_empty();
     let mut others: Vec<Identity> = Vec::new();
     for dependent in dependents {
+        let here = &dependent.identity.scope.namespace;
         for owner in dependent.owners().iter().filter(|owner| owner.uid == absent.uid) {
-            let same_place = cluster_scoped || absent.namespace == dependent.identity.namespace;
+            let same_place = cluster_scoped || absent.scope.namespace == *here;
             if absent.is_named_by(owner) && same_place {
                 continue;
             }
-            let mut other = Identity::of_owner(owner, &dependent.identity.namespace);
-            if cluster_scoped && other.type_meta == absent.type_meta {
-                other.namespace = Istr::default();
+            let mut other = Identity::of_owner(owner, here);
+            let cluster = other.in_namespace(&Istr::default());
+            if cluster_scoped && cluster.scope == absent.scope {
+                other = cluster;
             }
             if other != *absent {
                 others.push(other);
@@ -400,12 +401,9 @@ mod tests {
     }
 
     fn identity(kind: &str, namespace: &str, name: &str) -> Identity {
-        Identity {
-            type_meta: TypeMeta::shared(&"v1".into(), &kind.into()),
-            namespace: namespace.into(),
-            name: name.into(),
-            uid: Uid::new(name),
-        }
+        let scope =
+            Scope { kind: kind.into(), api_version: "v1".into(), namespace: namespace.into() };
+        Identity { scope: scope.shared(), name: name.into(), uid: Uid::new(name) }
     }
 
     fn owned_by(owner: &str, block: bool) -> Value {
@@ -474,13 +472,17 @@ mod tests {
             }]});
             let reference = meta(owned.clone()).owners()[0].clone();
             world.observe(&child, None, owned);
-            assert_eq!(world.0.present_identity(&reference, &child.namespace), None, "{case}");
+            assert_eq!(
+                world.0.present_identity(&reference, &child.scope.namespace),
+                None,
+                "{case}"
+            );
             world.observe(&owner, None, json!({}));
-            let found = world.0.present_identity(&reference, &child.namespace);
+            let found = world.0.present_identity(&reference, &child.scope.namespace);
             assert_eq!(found, is_found.then_some(&owner), "{case}");
             world.deleted(&owner);
-            let named = Identity::of_owner(&reference, &child.namespace);
-            let cluster = Identity { namespace: Istr::default(), ..named.clone() };
+            let named = Identity::of_owner(&reference, &child.scope.namespace);
+            let cluster = named.in_namespace(&Istr::default());
             let absent = world.0.is_absent(&named) || world.0.is_absent(&cluster);
             assert_eq!(absent, is_absent, "{case}");
         }

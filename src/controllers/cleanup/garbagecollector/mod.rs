@@ -9,7 +9,7 @@ mod nodes;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-use self::graph::{Graph, Identity, TypeMeta, Wake};
+use self::graph::{Graph, Identity, Scope, Wake};
 use crate::cache::{History, MetadataHandler};
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
@@ -59,7 +59,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         Monitors::new(c, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
     monitors.follow(c, move |resource, _| {
         Box::new(Monitor {
-            type_meta: TypeMeta::shared(&resource.api_version().into(), &Istr::new(&resource.kind)),
+            api_version: resource.api_version().into(),
+            kind: Istr::new(&resource.kind),
             collector: this.clone(),
         })
     });
@@ -94,19 +95,20 @@ impl GarbageCollector {
             Wake::AttemptToDeleteLater(uid) => self.to_delete.add_rate_limited(uid),
             Wake::AttemptToOrphan(uid) => self.to_orphan.add(uid),
             Wake::InvalidNamespace { dependent, owner } => {
+                let Scope { kind, api_version, namespace } = Scope::clone(&dependent.scope);
                 let about = ObjectReference {
-                    api_version: dependent.type_meta.api_version.clone(),
-                    kind: dependent.type_meta.kind.clone(),
-                    namespace: dependent.namespace.clone(),
+                    api_version,
+                    kind,
+                    namespace: namespace.clone(),
                     name: dependent.name.clone(),
                     uid: dependent.uid.clone(),
                     resource_version: 0,
                     field_path: Istr::default(),
                 };
-                let owner = Identity::of_owner(&owner, &dependent.namespace);
+                let owner = Identity::of_owner(&owner, &namespace);
                 let text = format!(
                     "ownerRef {owner} does not exist in namespace {:?}",
-                    dependent.namespace.as_str()
+                    namespace.as_str()
                 );
                 self.recorder.event(&about, EventType::Warning, "OwnerRefInvalidNamespace", text);
             }
@@ -116,18 +118,14 @@ impl GarbageCollector {
 
 /// One resource's events, on their way into the graph.
 struct Monitor {
-    type_meta: Arc<TypeMeta>,
+    api_version: Istr,
+    kind: Istr,
     collector: Arc<GarbageCollector>,
 }
 
 impl Monitor {
     fn identity(&self, meta: &Meta) -> Identity {
-        Identity {
-            type_meta: self.type_meta.clone(),
-            namespace: meta.namespace.clone(),
-            name: meta.name.clone(),
-            uid: meta.uid.clone(),
-        }
+        Identity::of_object(&self.api_version, &self.kind, meta)
     }
 }
 

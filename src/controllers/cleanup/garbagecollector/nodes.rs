@@ -7,69 +7,86 @@ use std::sync::{Arc, LazyLock};
 
 use hashbrown::HashTable;
 
-use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Pool, Uid};
+use crate::objects::{ArcStr, Interned, Istr, Meta, OwnerReference, Pool, Uid};
 
-/// The version and kind of an object, one copy for all objects of the kind.
-/// Upstream: `metav1.TypeMeta`.
+/// What the objects of one kind and namespace have in common. They share one copy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TypeMeta {
+pub struct Scope {
     pub kind: Istr,
     pub api_version: Istr,
+    /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
+    pub namespace: Istr,
 }
 
-impl TypeMeta {
+impl Scope {
     /// The shared copy.
-    pub fn shared(api_version: &Istr, kind: &Istr) -> Arc<TypeMeta> {
-        static ALL: LazyLock<Pool<Arc<TypeMeta>>> = LazyLock::new(Pool::new);
-        ALL.intern(TypeMeta { api_version: api_version.clone(), kind: kind.clone() })
+    pub fn shared(self) -> Arc<Scope> {
+        static ALL: LazyLock<Pool<Arc<Scope>>> = LazyLock::new(Pool::new);
+        ALL.intern(self)
     }
 }
 
 /// Where an object is to be found, and which one it is. Upstream: `objectReference`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    pub type_meta: Arc<TypeMeta>,
-    /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
-    pub namespace: Istr,
+    pub scope: Arc<Scope>,
     pub name: ArcStr,
     pub uid: Uid,
 }
 
 impl Identity {
+    pub fn of_object(api_version: &Istr, kind: &Istr, meta: &Meta) -> Identity {
+        let scope = Scope {
+            kind: kind.clone(),
+            api_version: api_version.clone(),
+            namespace: meta.namespace.clone(),
+        };
+        Identity { scope: scope.shared(), name: meta.name.clone(), uid: meta.uid.clone() }
+    }
+
     /// The owner that `reference` in an object of `namespace` names.
     pub fn of_owner(reference: &OwnerReference, namespace: &Istr) -> Identity {
-        Identity {
-            type_meta: TypeMeta::shared(&reference.api_version, &reference.kind),
-            namespace: namespace.clone(),
-            name: ArcStr::from(&reference.name),
-            uid: reference.uid.clone(),
-        }
+        let OwnerReference { api_version, kind, name, uid, .. } = reference.clone();
+        let scope = Scope { kind, api_version, namespace: namespace.clone() }.shared();
+        Identity { scope, name: ArcStr::from(&name), uid }
+    }
+
+    /// The same in another namespace.
+    pub fn in_namespace(&self, namespace: &Istr) -> Identity {
+        let scope = Scope { namespace: namespace.clone(), ..Scope::clone(&self.scope) };
+        Identity { scope: scope.shared(), ..self.clone() }
+    }
+
+    /// The same in another version of the API.
+    pub fn in_version(&self, api_version: &Istr) -> Identity {
+        let scope = Scope { api_version: api_version.clone(), ..Scope::clone(&self.scope) };
+        Identity { scope: scope.shared(), ..self.clone() }
     }
 
     pub(super) fn is_named_by(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name
-            && reference.kind == self.type_meta.kind
-            && reference.api_version == self.type_meta.api_version
+            && reference.kind == self.scope.kind
+            && reference.api_version == self.scope.api_version
     }
 
     /// The API's group and version may change while the object stays: its uid does not.
     pub(super) fn differs_in_version(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name
-            && reference.kind == self.type_meta.kind
-            && reference.api_version != self.type_meta.api_version
+            && reference.kind == self.scope.kind
+            && reference.api_version != self.scope.api_version
     }
 
-    pub(super) fn rank(&self) -> (&TypeMeta, &str, &str, &Uid) {
-        (&self.type_meta, &self.namespace, &self.name, &self.uid)
+    pub(super) fn rank(&self) -> (&Scope, &str, &Uid) {
+        (&self.scope, &self.name, &self.uid)
     }
 }
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Identity { type_meta, namespace, name, uid } = self;
-        let TypeMeta { api_version, kind } = &**type_meta;
+        let Identity { scope, name, uid } = self;
+        let Scope { api_version, kind, namespace } = &**scope;
         write!(f, "[{api_version}/{kind}, namespace: {namespace}, name: {name}, uid: {uid}]")
     }
 }
@@ -150,10 +167,16 @@ impl Nodes {
     }
 }
 
-/// The uids of a node's dependents. Most nodes have none, and no room for them.
+/// The uids of a node's dependents. Most nodes have none, and many of the others one: neither has
+/// a set, and room for more is one pointer.
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::box_collection, reason = "a set takes six words, and most nodes have none")]
-pub struct Dependents(Option<Box<HashSet<Uid>>>);
+pub struct Dependents(Option<Box<Uids>>);
+
+#[derive(Clone, Debug)]
+enum Uids {
+    One(Uid),
+    Many(HashSet<Uid>),
+}
 
 impl Dependents {
     pub fn is_empty(&self) -> bool {
@@ -161,27 +184,46 @@ impl Dependents {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Uid> {
-        self.0.iter().flat_map(|uids| uids.iter())
+        let (one, many) = match self.0.as_deref() {
+            Some(Uids::One(uid)) => (Some(uid), None),
+            Some(Uids::Many(uids)) => (None, Some(uids)),
+            None => (None, None),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
     }
 
     pub fn insert(&mut self, uid: Uid) {
-        self.0.get_or_insert_default().insert(uid);
+        match self.0.as_deref_mut() {
+            None => *self = Dependents::from([uid]),
+            Some(Uids::Many(uids)) => {
+                uids.insert(uid);
+            }
+            Some(Uids::One(one)) if *one == uid => {}
+            Some(Uids::One(one)) => {
+                let both = HashSet::from([one.clone(), uid]);
+                self.0 = Some(Box::new(Uids::Many(both)));
+            }
+        }
     }
 
     pub fn remove(&mut self, uid: &Uid) {
-        if let Some(uids) = &mut self.0 {
-            uids.remove(uid);
-            if uids.is_empty() {
-                self.0 = None;
-            } else if uids.capacity() > 64 && uids.len() < uids.capacity() / 4 {
-                uids.shrink_to(uids.len() * 2);
+        match self.0.as_deref_mut() {
+            Some(Uids::One(one)) if one == uid => self.0 = None,
+            Some(Uids::Many(uids)) => {
+                uids.remove(uid);
+                if uids.is_empty() {
+                    self.0 = None;
+                } else if uids.capacity() > 64 && uids.len() < uids.capacity() / 4 {
+                    uids.shrink_to(uids.len() * 2);
+                }
             }
+            _ => {}
         }
     }
 }
 
 impl From<[Uid; 1]> for Dependents {
-    fn from(uids: [Uid; 1]) -> Dependents {
-        Dependents(Some(Box::new(HashSet::from(uids))))
+    fn from([uid]: [Uid; 1]) -> Dependents {
+        Dependents(Some(Box::new(Uids::One(uid))))
     }
 }
