@@ -29,7 +29,7 @@ mod views;
 mod wire;
 
 pub use arcstr::ArcStr;
-pub use values::address::{AddressList, AddressText, Addresses, parse_ip};
+pub use values::address::{AddressList, AddressText, parse_ip};
 pub use values::condition::Condition;
 pub(crate) use values::intern::Pool;
 pub use values::intern::{Interned, Istr, Labels};
@@ -66,7 +66,8 @@ pub use views::device_taint_rule::{
 };
 pub use views::endpoints::{
     Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort,
-    EndpointSlice, EndpointSubset, Endpoints, Hint, SlicePort, TargetRef, TargetScope,
+    EndpointSlice, EndpointState, EndpointSubset, Endpoints, Hint, Place, SlicePort, TargetRef,
+    TargetScope,
 };
 pub use views::horizontal_pod_autoscaler::{
     AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler,
@@ -89,7 +90,7 @@ pub use views::persistent_volume_claim::{
 };
 pub use views::pod::{
     ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, Pod, PodCondition,
-    PodPhase, PodResourceClaim, PodShape, PodSpec, PodStatus, RareSpec, RareStatus,
+    PodPhase, PodResourceClaim, PodShape, PodSpec, PodState, PodStatus, RareFields,
     ResourceClaimStatus, Sidecar, Terminated,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;

@@ -76,7 +76,7 @@ async fn counts(env: &Site, what: &str, wanted: [i64; 5]) {
 async fn by_node(env: &Site) -> BTreeMap<String, Vec<Pod>> {
     let mut nodes: BTreeMap<String, Vec<Pod>> = BTreeMap::new();
     for pod in env.pods().await.into_iter().filter(|pod| !pod.meta.is_being_deleted()) {
-        let node = pod.spec.target().map(|node| node.to_string()).unwrap_or_default();
+        let node = pod.target_node().map(|node| node.to_string()).unwrap_or_default();
         nodes.entry(node).or_default().push(pod);
     }
     nodes

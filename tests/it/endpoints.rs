@@ -92,7 +92,7 @@ async fn pods_of(env: &Site, app: &str) -> Addresses {
     let of_app = pods.iter().filter(|pod| pod.meta.labels.get("app") == Some(app));
     of_app
         .filter(|pod| pod.is_active())
-        .map(|pod| pod.status.ips.iter().next().expect("an address").to_string())
+        .map(|pod| pod.ips().next().expect("an address").to_string())
         .collect()
 }
 
@@ -194,7 +194,7 @@ fn unready_pods_are_published_on_request() {
         create(client, with_port("slow", 2, "never-ready")).await;
         let addresses = eventually(&env.clock, "the pods run", || async {
             let pods: Vec<Pod> = list(client).await;
-            let with_address = pods.iter().filter(|pod| !pod.status.ips.is_empty()).count();
+            let with_address = pods.iter().filter(|pod| pod.ips().next().is_some()).count();
             if with_address < 2 {
                 return Err(format!("{with_address} with an address"));
             }
@@ -207,7 +207,7 @@ fn unready_pods_are_published_on_request() {
         let ready = Shown { ready: addresses, ports: [9090].into(), ..Shown::default() };
         let slices = shows(env, "published", &ready).await;
         assert!(slices[0].meta.labels.contains_key("service.kubernetes.io/headless"));
-        assert!(slices[0].endpoints.iter().all(|e| e.conditions.serving == Some(false)));
+        assert!(slices[0].endpoints.iter().all(|e| e.state.conditions.serving == Some(false)));
     });
 }
 

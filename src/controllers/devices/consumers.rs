@@ -73,7 +73,7 @@ impl<'a> ClaimName<'a> {
 
 /// The names of a pod's claims that are known, in the order of its spec.
 pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
-    let statuses = by_entry(pod.status.resource_claims());
+    let statuses = by_entry(pod.resource_claims());
     pod.spec.shape.resource_claims.iter().map(move |entry| ClaimName::of(entry, &statuses))
 }
 

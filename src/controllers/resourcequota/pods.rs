@@ -48,7 +48,7 @@ impl Evaluator for Pods {
     }
 }
 
-/// What the pods that match use. Those of one template are added up at once.
+/// What the pods that match use. Those of one template in the same state are added up at once.
 pub fn sum(
     pods: &[Arc<Pod>],
     scopes: &[ScopeRequirement],
@@ -58,7 +58,7 @@ pub fn sum(
     let mut alike: HashMap<*const PodQuota, (&PodQuota, u64, u64)> = HashMap::new();
     for pod in pods {
         let (_, stored, live) =
-            alike.entry(std::ptr::from_ref::<PodQuota>(&pod.quota)).or_insert((&pod.quota, 0, 0));
+            alike.entry(std::ptr::from_ref(pod.quota())).or_insert((pod.quota(), 0, 0));
         *stored += 1;
         *live += u64::from(is_charged(pod, now));
     }
@@ -134,14 +134,14 @@ pub fn in_scope(pod: &PodQuota, scope: &ScopeRequirement) -> Result<bool, Select
 /// Whether a quota may have room again, or be used up, after this change.
 /// Upstream: `DefaultUpdateFilter`.
 pub fn changes_usage(old: &Pod, new: &Pod, now: Timestamp) -> bool {
-    old.quota.usage != new.quota.usage
-        || old.quota.has_deadline != new.quota.has_deadline
+    old.quota().usage != new.quota().usage
+        || old.quota().has_deadline != new.quota().has_deadline
         || is_charged(old, now) && !is_charged(new, now)
 }
 
 /// What a pod is charged of `name`. Upstream: `PodUsageFunc`.
 pub fn charge(pod: &Pod, name: &Istr, now: Timestamp) -> Quantity {
-    let charged = Some(&pod.quota.usage).filter(|_| is_charged(pod, now));
+    let charged = Some(&pod.quota().usage).filter(|_| is_charged(pod, now));
     charged.and_then(|usage| usage.get(name)).unwrap_or_default()
 }
 

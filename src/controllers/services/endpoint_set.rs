@@ -87,7 +87,7 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
             .target_ref
             .as_ref()
             .map_or(("", ""), |target| (target.scope.namespace.as_str(), &*target.name));
-        (backend.hostname.as_deref().unwrap_or_default(), namespace, name)
+        (backend.place.hostname.as_deref().unwrap_or_default(), namespace, name)
     }
     let (a, b) = (&*a.backend, &*b.backend);
     if ptr::eq(a, b) {
@@ -100,10 +100,10 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
 /// the version of the target. Upstream: `EndpointsEqualBeyondHash`.
 pub fn equal(a: &Endpoint, b: &Endpoint) -> bool {
     let (x, y) = (&*a.backend, &*b.backend);
-    a.zone == b.zone
-        && a.conditions == b.conditions
+    a.state.zone == b.state.zone
+        && a.state.conditions == b.state.conditions
         && (ptr::eq(x, y)
-            || x.node_name == y.node_name
+            || x.place.node_name == y.place.node_name
                 && TargetRef::same(x.target_ref.as_ref(), y.target_ref.as_ref()))
 }
 
@@ -129,7 +129,7 @@ mod tests {
             endpoint(json!({"addresses": ["b", "a"]})),
         ]);
         assert_eq!(set.len(), 5);
-        assert_eq!(set.get(&plain("10.0.0.1")).unwrap().zone.as_deref(), Some("new"));
+        assert_eq!(set.get(&plain("10.0.0.1")).unwrap().state.zone.as_deref(), Some("new"));
         let turned = endpoint(json!({"addresses": ["b", "a"], "nodeName": "n"}));
         assert_eq!(json!(set.take(&turned).unwrap().backend.addresses), json!(["a", "b"]));
         assert!(set.take(&turned).is_none() && set.get(&plain("10.0.0.3")).is_none());

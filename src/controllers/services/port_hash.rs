@@ -5,7 +5,8 @@
 use std::fmt::{Display, Write};
 
 use crate::objects::{
-    Backend, EndpointAddress, EndpointPort, EndpointSubset, SlicePort, TargetRef, TargetScope,
+    Backend, EndpointAddress, EndpointPort, EndpointSubset, Place, SlicePort, TargetRef,
+    TargetScope,
 };
 
 /// FNV-1a of 128 bits.
@@ -102,7 +103,8 @@ fn print_port(to: &mut dyn Write, port: &EndpointPort) -> std::fmt::Result {
 }
 
 fn print_address(to: &mut dyn Write, address: &EndpointAddress) -> std::fmt::Result {
-    let Backend { hostname, node_name, target_ref, .. } = &*address.backend;
+    let Backend { place, target_ref, .. } = &*address.backend;
+    let Place { hostname, node_name } = &**place;
     let hostname = hostname.as_deref().unwrap_or_default();
     write!(to, "{{IP:(string){} Hostname:(string){hostname} NodeName:", address.ip())?;
     pointer(to, "string", node_name.as_ref())?;

@@ -34,13 +34,13 @@ pub fn pods_of(pods: &Lister<Pod>, service: &Service) -> Vec<Arc<Pod>> {
 /// Whether a pod has a place among endpoints. Upstream: `ShouldPodBeInEndpoints`.
 pub fn belongs(pod: &Pod, include_terminating: bool) -> bool {
     !pod.is_terminal()
-        && !pod.status.ips.is_empty()
+        && pod.ips().next().is_some()
         && (include_terminating || !pod.meta.is_being_deleted())
 }
 
 /// The pod's host name in DNS, if it belongs to `service`. Upstream: `ShouldSetHostname`.
 pub fn hostname<'a>(pod: &'a Pod, service: &Service) -> Option<&'a Istr> {
-    let hostname = pod.spec.hostname()?;
+    let hostname = pod.hostname()?;
     (*pod.spec.shape.subdomain == *service.meta.name).then_some(hostname)
 }
 
@@ -101,7 +101,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
 /// Whether the set of Services that show the pod may have changed.
 fn moved(old: &Pod, new: &Pod) -> bool {
     old.meta.labels != new.meta.labels
-        || old.spec.hostname() != new.spec.hostname()
+        || old.hostname() != new.hostname()
         || old.spec.shape.subdomain != new.spec.shape.subdomain
 }
 
@@ -111,7 +111,7 @@ fn endpoint_changed(old: &Pod, new: &Pod) -> bool {
     old.meta().is_being_deleted()
         || new.meta().is_being_deleted()
         || old.is_ready() != new.is_ready()
-        || old.status.ips != new.status.ips
+        || !old.ips().eq(new.ips())
 }
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ pub fn changes<O: PodOwner>(owner: &O, sent: &NewPodMeta, created: &Meta) -> Vec
 
 /// Why a pod that was sent for `node` does not count as one for it.
 fn node_change(created: &Pod, node: &str) -> Option<String> {
-    match created.spec.target() {
+    match created.target_node() {
         Some(found) if *found == *node => None,
         Some(found) => Some(format!("it is for node {found:?}")),
         None => Some("its affinity to its node is missing".to_owned()),

@@ -60,14 +60,16 @@ struct WireAddress {
 impl From<WireAddress> for EndpointAddress {
     fn from(WireAddress { ip, hostname, node_name, target_ref }: WireAddress) -> EndpointAddress {
         let addresses = [ip].into_iter().collect();
-        EndpointAddress { backend: Backend { addresses, hostname, node_name, target_ref }.shared() }
+        let place = Place { hostname, node_name }.shared();
+        EndpointAddress { backend: Backend { addresses, place, target_ref }.shared() }
     }
 }
 
 impl From<EndpointAddress> for WireAddress {
     fn from(address: EndpointAddress) -> WireAddress {
         let ip = address.ip();
-        let Backend { hostname, node_name, target_ref, .. } = Backend::clone(&address.backend);
+        let Backend { place, target_ref, .. } = Backend::clone(&address.backend);
+        let Place { hostname, node_name } = Place::clone(&place);
         WireAddress { ip, hostname, node_name, target_ref }
     }
 }
@@ -77,8 +79,7 @@ impl From<EndpointAddress> for WireAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Backend {
     pub addresses: AddressList,
-    pub hostname: Option<Istr>,
-    pub node_name: Option<Istr>,
+    pub place: Arc<Place>,
     pub target_ref: Option<TargetRef>,
 }
 
@@ -86,6 +87,21 @@ impl Backend {
     /// The shared copy.
     pub fn shared(self) -> Arc<Backend> {
         static ALL: LazyLock<Pool<Arc<Backend>>> = LazyLock::new(Pool::new);
+        ALL.intern(self)
+    }
+}
+
+/// Where backends run. Those of one node mostly share one copy: few have a hostname.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Place {
+    pub hostname: Option<Istr>,
+    pub node_name: Option<Istr>,
+}
+
+impl Place {
+    /// The shared copy.
+    pub fn shared(self) -> Arc<Place> {
+        static ALL: LazyLock<Pool<Arc<Place>>> = LazyLock::new(Pool::new);
         ALL.intern(self)
     }
 }
@@ -211,10 +227,24 @@ pub struct EndpointSlice {
 #[serde(from = "WireEndpoint", into = "WireEndpoint")]
 pub struct Endpoint {
     pub backend: Arc<Backend>,
+    pub state: Arc<EndpointState>,
+}
+
+/// What many endpoints have in common. Those in the same state share one copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct EndpointState {
     pub conditions: EndpointConditions,
     pub deprecated_topology: Labels,
     pub zone: Option<Istr>,
-    pub hints: Option<Arc<EndpointHints>>,
+    pub hints: Option<EndpointHints>,
+}
+
+impl EndpointState {
+    /// The shared copy.
+    pub fn shared(self) -> Arc<EndpointState> {
+        static ALL: LazyLock<Pool<Arc<EndpointState>>> = LazyLock::new(Pool::new);
+        ALL.intern(self)
+    }
 }
 
 /// As the API writes an endpoint of a slice.
@@ -236,26 +266,27 @@ struct WireEndpoint {
     #[serde(skip_serializing_if = "Option::is_none")]
     zone: Option<Istr>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    hints: Option<Arc<EndpointHints>>,
+    hints: Option<EndpointHints>,
 }
 
 impl From<WireEndpoint> for Endpoint {
     fn from(wire: WireEndpoint) -> Endpoint {
         let WireEndpoint { addresses, hostname, node_name, target_ref, .. } = wire;
+        let WireEndpoint { conditions, deprecated_topology, zone, hints, .. } = wire;
+        let place = Place { hostname, node_name }.shared();
         Endpoint {
-            backend: Backend { addresses, hostname, node_name, target_ref }.shared(),
-            conditions: wire.conditions,
-            deprecated_topology: wire.deprecated_topology,
-            zone: wire.zone,
-            hints: wire.hints,
+            backend: Backend { addresses, place, target_ref }.shared(),
+            state: EndpointState { conditions, deprecated_topology, zone, hints }.shared(),
         }
     }
 }
 
 impl From<Endpoint> for WireEndpoint {
     fn from(endpoint: Endpoint) -> WireEndpoint {
-        let Endpoint { backend, conditions, deprecated_topology, zone, hints } = endpoint;
-        let Backend { addresses, hostname, node_name, target_ref } = Backend::clone(&backend);
+        let Backend { addresses, place, target_ref } = Backend::clone(&endpoint.backend);
+        let Place { hostname, node_name } = Place::clone(&place);
+        let EndpointState { conditions, deprecated_topology, zone, hints } =
+            EndpointState::clone(&endpoint.state);
         WireEndpoint {
             addresses,
             conditions,
@@ -272,11 +303,15 @@ impl From<Endpoint> for WireEndpoint {
 impl Endpoint {
     /// Whether the condition `ready` is set and true.
     pub fn is_ready(&self) -> bool {
-        self.conditions.ready == Some(true)
+        self.state.conditions.ready == Some(true)
+    }
+
+    pub fn set_hints(&mut self, hints: Option<EndpointHints>) {
+        self.state = EndpointState { hints, ..EndpointState::clone(&self.state) }.shared();
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EndpointConditions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -288,7 +323,7 @@ pub struct EndpointConditions {
 }
 
 /// The consumers that should use an endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointHints {
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
@@ -298,7 +333,7 @@ pub struct EndpointHints {
 }
 
 /// A zone or a node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Hint {
     pub name: Istr,
 }
@@ -392,7 +427,7 @@ mod tests {
         let (one, other) = (&endpoints.subsets[0].addresses[0], &slice.endpoints[0]);
         assert!(Arc::ptr_eq(&one.backend, &other.backend));
         // Their entries are most of the memory of a large Service.
-        assert_eq!((size_of::<EndpointAddress>(), size_of::<Endpoint>()), (8, 40));
+        assert_eq!((size_of::<EndpointAddress>(), size_of::<Endpoint>()), (8, 16));
     }
 
     #[test]

@@ -5,13 +5,12 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::views::pod::{
     WireAffinity, WireContainer, WireResources, WireSpec, WireStatus, WireTerm,
 };
 use crate::objects::{Istr, Quantity, ResourceList};
 
-/// The quota usage of a pod. Pods with the same template and state share one copy.
+/// The quota usage of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodQuota {
     /// The usage of the pod while it has not ended, under the names that quotas use (`pods`,
@@ -29,15 +28,13 @@ pub struct PodQuota {
     pub extended_claim: Option<Istr>,
 }
 
-static DIGESTS: LazyLock<Pool<Interned<PodQuota>>> = LazyLock::new(Pool::new);
-
 impl PodQuota {
-    pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> Interned<PodQuota> {
+    pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> PodQuota {
         let resources = Resources::new(spec, status);
         let of_containers = spec.resources.as_ref().map(|_| Resources::new(spec, status));
         let of_containers = of_containers.map(|all| Resources { is_whole: false, ..all });
         let claim = status.extended_resource_claim_status.as_ref();
-        DIGESTS.intern(PodQuota {
+        PodQuota {
             usage: resources.charged(),
             usage_of_containers: of_containers.map(|resources| Box::new(resources.charged())),
             is_best_effort: match status.qos_class.as_str() {
@@ -48,7 +45,7 @@ impl PodQuota {
             priority_class: spec.priority_class_name.clone(),
             has_cross_namespace_affinity: spec.affinity.as_ref().is_some_and(crosses_namespaces),
             extended_claim: claim.map(|claim| claim.resource_claim_name.clone()),
-        })
+        }
     }
 
     /// The usage of the pod, with or without its pod-level resources, by the gate
@@ -304,7 +301,6 @@ fn crosses_namespaces(affinity: &WireAffinity) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
     use crate::objects::Pod;
 
     fn pod(spec: Value, status: Value) -> Pod {
@@ -312,7 +308,8 @@ mod tests {
     }
 
     fn usage(spec: Value, status: Value) -> String {
-        let usage = &pod(spec, status).quota.usage;
+        let pod = pod(spec, status);
+        let usage = &pod.quota().usage;
         usage.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>().join(" ")
     }
 
@@ -429,8 +426,9 @@ mod tests {
 
     #[test]
     fn what_scopes_ask_for() {
-        let best_effort =
-            |spec: Value, class: &str| pod(spec, json!({ "qosClass": class })).quota.is_best_effort;
+        let best_effort = |spec: Value, class: &str| {
+            pod(spec, json!({ "qosClass": class })).quota().is_best_effort
+        };
         assert!(best_effort(json!({ "containers": [c("a", "0")] }), ""));
         assert!(!best_effort(json!({ "containers": [c("a", "1m")] }), ""));
         assert!(!best_effort(json!({ "initContainers": [c("a", "1m")] }), ""));
@@ -439,7 +437,7 @@ mod tests {
         assert!(!best_effort(json!({}), "Burstable"));
 
         let deadline = |seconds: Value| {
-            pod(json!({ "activeDeadlineSeconds": seconds }), json!({})).quota.has_deadline
+            pod(json!({ "activeDeadlineSeconds": seconds }), json!({})).quota().has_deadline
         };
         assert_eq!([json!(0), json!(5), Value::Null].map(deadline), [true, true, false]);
 
@@ -450,7 +448,7 @@ mod tests {
             };
             let field = format!("{kind}DuringSchedulingIgnoredDuringExecution");
             let spec = json!({ "affinity": { "podAntiAffinity": { field: list } } });
-            pod(spec, json!({})).quota.has_cross_namespace_affinity
+            pod(spec, json!({})).quota().has_cross_namespace_affinity
         };
         assert!(!crosses("required", json!({ "topologyKey": "x", "namespaces": [] })));
         assert!(crosses("required", json!({ "namespaces": ["a"] })));
@@ -459,10 +457,11 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_one_template_share_their_digest() {
+    fn pods_of_one_template_and_state_share_their_usage() {
         let spec = || json!({ "containers": [c("shared", "123m")], "priorityClassName": "high" });
-        let (one, two) = (pod(spec(), json!({})), pod(spec(), json!({ "phase": "Running" })));
-        assert!(Interned::ptr_eq(&one.quota, &two.quota));
-        assert_eq!(one.quota.priority_class, "high");
+        let status = |second| json!({ "startTime": format!("2026-01-01T00:00:0{second}Z") });
+        let (one, two) = (pod(spec(), status(1)), pod(spec(), status(2)));
+        assert!(std::ptr::eq(one.quota(), two.quota()));
+        assert_eq!(one.quota().priority_class, "high");
     }
 }

@@ -550,8 +550,8 @@ mod tests {
         assert!(pod.is_ready() && pod.meta.is_being_deleted() && pod.status.is_disruption_target());
         let mesh = pod.named_ports().find(|port| port.key == ("mesh".into(), "UDP".into()));
         assert_eq!(mesh.map(|port| port.number), Some(15001));
-        assert_eq!(pod.status.max_restarts(), (3, 2));
-        assert!(pod.quota.has_cross_namespace_affinity && pod.quota.has_deadline);
+        assert_eq!(pod.max_restarts(), (3, 2));
+        assert!(pod.quota().has_cross_namespace_affinity && pod.quota().has_deadline);
         assert_eq!(pod.meta.owners().len(), 2);
     }
 

@@ -40,7 +40,7 @@ pub(super) fn is_done(pod: &Pod) -> bool {
 /// Whether the pod has claims. Those for its extended resources are made by the scheduler, and are
 /// cleaned up with any gates.
 fn has_claims(pod: &Pod) -> bool {
-    !pod.spec.shape.resource_claims.is_empty() || pod.quota.extended_claim.is_some()
+    !pod.spec.shape.resource_claims.is_empty() || pod.quota().extended_claim.is_some()
 }
 
 impl ResourceClaims {
@@ -65,7 +65,7 @@ impl ResourceClaims {
 
     /// Upstream: `podNeedsWork`.
     fn needs_work(&self, pod: &Pod) -> bool {
-        let statuses = by_entry(pod.status.resource_claims());
+        let statuses = by_entry(pod.resource_claims());
         let mut entries = pod.spec.shape.resource_claims.iter();
         !pod.meta.is_being_deleted()
             && entries.any(|entry| self.entry_needs_work(pod, entry, &statuses))
@@ -126,7 +126,7 @@ impl ResourceClaims {
             return Ok(Next::Done);
         };
         let group = self.group_of(&pod)?;
-        let statuses = by_entry(pod.status.resource_claims());
+        let statuses = by_entry(pod.resource_claims());
         let mut named = Vec::new();
         for entry in &pod.spec.shape.resource_claims {
             let name = ClaimName::of(entry, &statuses);
@@ -200,7 +200,7 @@ impl ResourceClaims {
     /// Writes the names of the pod's claims to its status.
     async fn name_claims(&self, pod: &Pod, named: &[(&Istr, ArcStr)]) -> Result<(), Error> {
         let claims = &pod.spec.shape.resource_claims;
-        let statuses = statuses(claims, pod.status.resource_claims(), named);
+        let statuses = statuses(claims, pod.resource_claims(), named);
         let key = pod.meta.key();
         self.apply_names::<Pod>(&pod.meta, statuses).await.map_err(|error| {
             Error::other(format!("update pod {key} ResourceClaimStatuses: {}", error.message()))

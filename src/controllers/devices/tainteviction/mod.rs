@@ -87,7 +87,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         // sync.
         Change::Updated { old, new }
             if old.spec.node_name == new.spec.node_name
-                && old.status.resource_claims() == new.status.resource_claims() => {}
+                && old.resource_claims() == new.resource_claims() => {}
         change => queue_pod(change.object(), queue),
     });
     let own = this.clone();

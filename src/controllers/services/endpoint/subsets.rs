@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::controllers::services::repack_subsets::Packer;
 use crate::controllers::services::service_pods::{OfferedPort, belongs, hostname, offered_ports};
 use crate::objects::{
-    Backend, EndpointAddress, EndpointPort, EndpointSubset, Pod, Service, ServicePort, TargetRef,
+    Backend, EndpointAddress, EndpointPort, EndpointSubset, Place, Pod, Service, ServicePort,
+    TargetRef,
 };
 
 /// The largest number of addresses that is written. Upstream: `maxCapacity`.
@@ -35,13 +36,16 @@ fn address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
     let is_ipv6 = match service.spec.ip_families.first() {
         Some(family) => *family == "IPv6",
         None if service.has_cluster_ip() => service.spec.cluster_ip.contains(':'),
-        None => pod.status.ips.iter().next().is_some_and(|ip| ip.is_ipv6()),
+        None => pod.ips().next().is_some_and(|ip| ip.is_ipv6()),
     };
-    let ip = pod.status.ips.iter().find(|ip| ip.is_ipv6() == is_ipv6)?;
-    let backend = Backend {
-        addresses: [ip.into()].into_iter().collect(),
+    let ip = pod.ips().find(|ip| ip.is_ipv6() == is_ipv6)?;
+    let place = Place {
         hostname: hostname(pod, service).cloned(),
         node_name: Some(pod.spec.node_name.clone()),
+    };
+    let backend = Backend {
+        addresses: [ip.into()].into_iter().collect(),
+        place: place.shared(),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
     };
     Some(EndpointAddress { backend: backend.shared() })
@@ -58,9 +62,9 @@ pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
         let (a, b) = (&*a.backend, &*b.backend);
         ptr::eq(a, b)
             || a.addresses == b.addresses
-                && a.hostname.as_deref().unwrap_or_default()
-                    == b.hostname.as_deref().unwrap_or_default()
-                && a.node_name == b.node_name
+                && a.place.hostname.as_deref().unwrap_or_default()
+                    == b.place.hostname.as_deref().unwrap_or_default()
+                && a.place.node_name == b.place.node_name
                 && TargetRef::same(a.target_ref.as_ref(), b.target_ref.as_ref())
     };
     let addresses = |a: &[EndpointAddress], b: &[EndpointAddress]| {

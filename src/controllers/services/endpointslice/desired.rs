@@ -5,8 +5,8 @@ use crate::controllers::services::endpoint_writes::HEADLESS;
 use crate::controllers::services::service_pods::{OfferedPort, hostname, offered_ports};
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::objects::{
-    AddressList, AddressText, Backend, Endpoint, EndpointConditions, EndpointSlice, Interned, Istr,
-    Labels, Meta, Node, Pod, Service, SlicePort, TargetRef,
+    AddressList, AddressText, Backend, Endpoint, EndpointConditions, EndpointSlice, EndpointState,
+    Interned, Istr, Labels, Meta, Node, Place, Pod, Service, SlicePort, TargetRef,
 };
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
@@ -33,29 +33,26 @@ pub fn endpoint(
     service: &Service,
     address_type: &str,
 ) -> Option<Endpoint> {
-    let ips = pod.status.ips.iter().filter(|ip| ip.is_ipv6() == (address_type == "IPv6"));
+    let ips = pod.ips().filter(|ip| ip.is_ipv6() == (address_type == "IPv6"));
     let addresses: AddressList = ips.map(AddressText::from).collect();
     addresses.iter().next()?;
     let (serving, terminating) = (pod.is_ready(), pod.meta.is_being_deleted());
     let ready = service.spec.publish_not_ready_addresses || (serving && !terminating);
-    let node_name = &pod.spec.node_name;
+    let node_name = Some(&pod.spec.node_name).filter(|name| !name.is_empty());
+    let place = Place { hostname: hostname(pod, service).cloned(), node_name: node_name.cloned() };
     let backend = Backend {
         addresses: addresses.sorted().unwrap_or(addresses),
-        hostname: hostname(pod, service).cloned(),
-        node_name: (!node_name.is_empty()).then(|| node_name.clone()),
+        place: place.shared(),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
     };
-    Some(Endpoint {
-        backend: backend.shared(),
-        conditions: EndpointConditions {
-            ready: Some(ready),
-            serving: Some(serving),
-            terminating: Some(terminating),
-        },
-        zone: node.and_then(Node::zone).map(Istr::new),
-        deprecated_topology: Labels::default(),
-        hints: None,
-    })
+    let conditions = EndpointConditions {
+        ready: Some(ready),
+        serving: Some(serving),
+        terminating: Some(terminating),
+    };
+    let zone = node.and_then(Node::zone).map(Istr::new);
+    let state = EndpointState { conditions, zone, ..EndpointState::default() };
+    Some(Endpoint { backend: backend.shared(), state: state.shared() })
 }
 
 /// The ports that a pod offers of a Service's, in the Service's order. Upstream:
@@ -211,7 +208,9 @@ mod tests {
         ] {
             let pod = pod(ready, going);
             let of = |service: &Service| {
-                endpoint(&pod, None, service, "IPv4").map(|found| found.conditions).unwrap()
+                endpoint(&pod, None, service, "IPv4")
+                    .map(|found| found.state.conditions.clone())
+                    .unwrap()
             };
             let EndpointConditions { ready, serving, terminating } = of(&plain);
             assert_eq!(

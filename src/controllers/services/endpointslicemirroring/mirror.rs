@@ -13,7 +13,7 @@ use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, pre
 use crate::controllers::services::slice_counts::Efficiency;
 use crate::objects::{
     Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice,
-    EndpointSubset, Endpoints, Interned, Istr, Labels, Meta, SlicePort,
+    EndpointState, EndpointSubset, Endpoints, Interned, Istr, Labels, Meta, Place, SlicePort,
 };
 
 /// Upstream: `v1.LastAppliedConfigAnnotation`.
@@ -68,14 +68,12 @@ fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, End
     let ip = address.ip().ip()?;
     let mut backend = Backend::clone(&address.backend);
     backend.addresses = [ip.into()].into_iter().collect();
-    backend.hostname = backend.hostname.filter(|hostname| !hostname.is_empty());
-    let endpoint = Endpoint {
-        backend: backend.shared(),
-        conditions: EndpointConditions { ready: Some(ready), ..EndpointConditions::default() },
-        deprecated_topology: Labels::default(),
-        zone: None,
-        hints: None,
-    };
+    if backend.place.hostname.as_ref().is_some_and(|hostname| hostname.is_empty()) {
+        backend.place = Place { hostname: None, ..Place::clone(&backend.place) }.shared();
+    }
+    let conditions = EndpointConditions { ready: Some(ready), ..EndpointConditions::default() };
+    let state = EndpointState { conditions, ..EndpointState::default() };
+    let endpoint = Endpoint { backend: backend.shared(), state: state.shared() };
     Some((if ip.is_ipv6() { "IPv6" } else { "IPv4" }, endpoint))
 }
 

@@ -73,7 +73,7 @@ pub(super) fn group(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
         if pod.is_terminal() && pod.meta.is_being_deleted() {
             continue;
         }
-        if let Some(node) = pod.spec.target() {
+        if let Some(node) = pod.target_node() {
             by_node.entry(node).or_default().push(pod.clone());
         }
     }
@@ -89,7 +89,7 @@ pub(super) fn group(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
 
 /// Whether a pod has a node, or names one.
 pub(super) fn has_target(pod: &Pod) -> bool {
-    pod.spec.target().is_some()
+    pod.target_node().is_some()
 }
 
 /// Scheduled pods first, then the oldest. Upstream: `podByCreationTimestampAndPhase`.

@@ -91,7 +91,7 @@ fn restarts_exceed(spec: &JobSpec, limit: i32, pods: &[Arc<Pod>]) -> bool {
     }
     let goes_on =
         |pod: &&Arc<Pod>| matches!(pod.status.phase, PodPhase::Running | PodPhase::Pending);
-    let restarts = |pod: &Arc<Pod>| i64::from(pod.status.restarts());
+    let restarts = |pod: &Arc<Pod>| i64::from(pod.restarts());
     let restarts: i64 = pods.iter().filter(goes_on).map(restarts).sum();
     restarts >= i64::from(limit).max(1)
 }

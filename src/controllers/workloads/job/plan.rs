@@ -182,7 +182,7 @@ fn sort(pods: &mut [Arc<Pod>]) {
             phase,
             pod.is_ready(),
             (since.is_some(), Reverse(since)),
-            Reverse(pod.status.max_restarts()),
+            Reverse(pod.max_restarts()),
             (created.is_some(), Reverse(created)),
         )
     });

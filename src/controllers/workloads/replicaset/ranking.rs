@@ -82,7 +82,7 @@ pub fn choose(
             .status
             .ready_since()
             .map(|since| Age::of(since, now, moments[&since].clone())),
-        restarts: Reverse(pod.status.max_restarts()),
+        restarts: Reverse(pod.max_restarts()),
         age: pod.meta.creation_timestamp.map(|at| Age::of(at, now, pod.meta.uid.clone())),
     });
     pods.truncate(count);

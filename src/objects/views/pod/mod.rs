@@ -3,6 +3,9 @@
 mod spec;
 mod status;
 
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Deref;
+
 use serde::Deserialize;
 
 pub(super) use self::spec::{
@@ -12,7 +15,7 @@ pub(super) use self::status::WireStatus;
 use crate::objects::values::intern::Interned;
 use crate::objects::views::volume_source::VolumeSource;
 use crate::objects::{
-    Addresses, Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
+    Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -21,40 +24,14 @@ pub struct Pod {
     pub meta: Meta,
     pub spec: PodSpec,
     pub status: PodStatus,
-    /// The quota usage, from spec and status.
-    pub quota: Interned<PodQuota>,
+    /// `None` when all of it is empty.
+    pub rare: Option<Box<RareFields>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSpec {
     pub node_name: Istr,
     pub shape: Interned<PodShape>,
-    /// `None` when all of it is empty.
-    pub rare: Option<Box<RareSpec>>,
-}
-
-/// The fields that differ among pods of one template: those of StatefulSets and indexed Jobs have a
-/// hostname, those of DaemonSets a node.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RareSpec {
-    pub hostname: Istr,
-    /// The node that a required node affinity names by `metadata.name`, kept only until
-    /// the pod has a node; empty without one. Upstream: `daemon/util.GetTargetNodeName`.
-    pub target_node: Istr,
-}
-
-impl PodSpec {
-    /// The hostname in the spec.
-    pub fn hostname(&self) -> Option<&Istr> {
-        self.rare.as_ref().map(|rare| &rare.hostname).filter(|hostname| !hostname.is_empty())
-    }
-
-    /// The node that the pod runs on, or was created for. Upstream: `GetTargetNodeName`.
-    pub fn target(&self) -> Option<&Istr> {
-        let made_for = || self.rare.as_ref().map(|rare| &rare.target_node);
-        let node = if self.node_name.is_empty() { made_for()? } else { &self.node_name };
-        (!node.is_empty()).then_some(node)
-    }
 }
 
 /// The fields that pods of one template have in common; pods with equal fields share one copy.
@@ -142,29 +119,50 @@ pub struct NamedPort {
     pub number: i32,
 }
 
+/// The status. The fields of [`PodState`] are read as its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
+    /// When the condition Ready last changed.
+    pub ready_changed: Option<Timestamp>,
+    pub start_time: Option<Timestamp>,
+    /// The address of a pod with one, of IPv4.
+    ip: Option<Ipv4Addr>,
+    pub state: Interned<PodState>,
+}
+
+impl Deref for PodStatus {
+    type Target = PodState;
+    fn deref(&self) -> &PodState {
+        &self.state
+    }
+}
+
+/// What pods of one template in the same state have in common. They share one copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodState {
     pub phase: PodPhase,
     /// Whether the condition Ready is true; `None` without that condition.
     pub is_ready: Option<bool>,
-    /// When the condition Ready last changed.
-    pub ready_changed: Option<Timestamp>,
-    /// All conditions, in their order. Pods in the same state share one copy.
-    pub conditions: Interned<[PodCondition]>,
-    pub start_time: Option<Timestamp>,
     /// Whether the pod failed because the kubelet evicted it.
     pub evicted: bool,
-    /// The addresses, in the order of the pod's families; malformed ones are left out.
-    pub ips: Addresses,
     /// Whether every container with a status waits or has terminated.
     pub nothing_runs: bool,
-    /// `None` when all of it is empty.
-    pub rare: Option<Box<RareStatus>>,
+    /// All conditions, in their order.
+    pub conditions: Box<[PodCondition]>,
+    /// The quota usage, from spec and status.
+    pub quota: PodQuota,
 }
 
-/// Status fields that few pods have.
+/// Fields that few pods have, and that differ among pods of one template.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RareStatus {
+pub struct RareFields {
+    /// The hostname in the spec, which those of StatefulSets and indexed Jobs have.
+    pub hostname: Istr,
+    /// The node that a required node affinity names by `metadata.name`, as in those of DaemonSets, kept
+    /// only until the pod has a node; empty without one. Upstream: `daemon/util.GetTargetNodeName`.
+    pub target_node: Istr,
+    /// The addresses of a pod that has others than one of IPv4.
+    ips: Box<[IpAddr]>,
     /// The terminated containers, init containers after the others.
     pub terminated: Box<[Terminated]>,
     /// The end of the last container or sidecar; `None` while one has not terminated or has no end
@@ -214,12 +212,6 @@ impl PodStatus {
         self.ready_changed.filter(|_| self.is_ready == Some(true))
     }
 
-    /// The highest restart count of any container, and of any sidecar.
-    /// Upstream: `maxContainerRestarts`.
-    pub fn max_restarts(&self) -> (i32, i32) {
-        self.rare.as_ref().map_or((0, 0), |rare| rare.max_restarts)
-    }
-
     pub fn condition(&self, name: &str) -> Option<&PodCondition> {
         self.conditions.iter().find(|condition| condition.r#type == *name)
     }
@@ -228,19 +220,9 @@ impl PodStatus {
     pub fn is_disruption_target(&self) -> bool {
         self.condition("DisruptionTarget").is_some_and(PodCondition::is_true)
     }
-
-    /// The restarts of all containers and init containers together.
-    pub fn restarts(&self) -> i32 {
-        self.rare.as_ref().map_or(0, |rare| rare.restarts)
-    }
-
-    /// The statuses of the pod's resource claims.
-    pub fn resource_claims(&self) -> &[ResourceClaimStatus] {
-        self.rare.as_ref().map_or(&[], |rare| &rare.resource_claims)
-    }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 pub enum PodPhase {
     Pending,
     Running,
@@ -257,6 +239,46 @@ pub enum PodPhase {
 resource!(Pod, "", "v1", "pods", namespaced, POD, 50);
 
 impl Pod {
+    /// The quota usage, from spec and status.
+    pub fn quota(&self) -> &PodQuota {
+        &self.status.quota
+    }
+
+    /// The hostname in the spec.
+    pub fn hostname(&self) -> Option<&Istr> {
+        self.rare.as_ref().map(|rare| &rare.hostname).filter(|hostname| !hostname.is_empty())
+    }
+
+    /// The addresses, in the order of the pod's families; malformed ones are left out.
+    pub fn ips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let others = self.rare.iter().flat_map(|rare| rare.ips.iter().copied());
+        self.status.ip.map(IpAddr::V4).into_iter().chain(others)
+    }
+
+    /// The node that the pod runs on, or was created for. Upstream: `GetTargetNodeName`.
+    pub fn target_node(&self) -> Option<&Istr> {
+        let made_for = || self.rare.as_ref().map(|rare| &rare.target_node);
+        let node_name = &self.spec.node_name;
+        let node = if node_name.is_empty() { made_for()? } else { node_name };
+        (!node.is_empty()).then_some(node)
+    }
+
+    /// The highest restart count of any container, and of any sidecar.
+    /// Upstream: `maxContainerRestarts`.
+    pub fn max_restarts(&self) -> (i32, i32) {
+        self.rare.as_ref().map_or((0, 0), |rare| rare.max_restarts)
+    }
+
+    /// The restarts of all containers and init containers together.
+    pub fn restarts(&self) -> i32 {
+        self.rare.as_ref().map_or(0, |rare| rare.restarts)
+    }
+
+    /// The statuses of the pod's resource claims.
+    pub fn resource_claims(&self) -> &[ResourceClaimStatus] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.resource_claims)
+    }
+
     /// Upstream: `podutil.IsPodReady`.
     pub fn is_ready(&self) -> bool {
         self.status.is_ready == Some(true)
@@ -330,9 +352,10 @@ impl From<WirePod<WireSpec, WireStatus>> for Pod {
     fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
         let WirePod { metadata: meta, spec, status } = wire;
         let quota = PodQuota::of(&spec, &status);
-        let spec = PodSpec::from(spec);
-        let status = PodStatus::of(status, &spec.shape.sidecars);
-        Pod { meta, spec, status, quota }
+        let mut rare = RareFields::default();
+        let spec = PodSpec::of(spec, &mut rare);
+        let status = PodStatus::of(status, &spec.shape.sidecars, quota, &mut rare);
+        Pod { meta, spec, status, rare: (rare != RareFields::default()).then(|| Box::new(rare)) }
     }
 }
 
@@ -343,7 +366,7 @@ mod tests {
     /// The size after the two counts of an `Arc`. musl's next larger block has 48 bytes more.
     #[cfg(target_pointer_width = "64")]
     #[test]
-    fn a_pod_fits_into_a_block_of_236_bytes() {
-        assert!(2 * size_of::<usize>() + size_of::<Pod>() <= 236, "{}", size_of::<Pod>());
+    fn a_pod_fits_into_a_block_of_188_bytes() {
+        assert!(2 * size_of::<usize>() + size_of::<Pod>() <= 188, "{}", size_of::<Pod>());
     }
 }

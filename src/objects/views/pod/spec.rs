@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 
 use super::{
     ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, PodResourceClaim,
-    PodShape, PodSpec, RareSpec, Sidecar,
+    PodShape, PodSpec, RareFields, Sidecar,
 };
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::views::pod_quota;
@@ -214,8 +214,9 @@ fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
     named.collect()
 }
 
-impl From<WireSpec> for PodSpec {
-    fn from(spec: WireSpec) -> PodSpec {
+impl PodSpec {
+    /// Sets the spec's fields in `rare`.
+    pub(super) fn of(spec: WireSpec, rare: &mut RareFields) -> PodSpec {
         let requests = |resources: Option<WireResources>| resources.unwrap_or_default().requests;
         let requests_as_a_whole = pod_quota::requests_as_a_whole(&spec);
         let (mut ports, mut containers) = (Vec::new(), Vec::new());
@@ -244,13 +245,9 @@ impl From<WireSpec> for PodSpec {
             pod_group: spec.scheduling_group.unwrap_or_default().pod_group_name,
         };
         let affinity = spec.affinity.filter(|_| spec.node_name.is_empty());
-        let target_node = affinity.and_then(WireAffinity::target_node).unwrap_or_default();
-        let rare = RareSpec { hostname: spec.hostname, target_node };
-        PodSpec {
-            node_name: spec.node_name,
-            shape: SHAPES.intern(shape),
-            rare: (rare != RareSpec::default()).then(|| Box::new(rare)),
-        }
+        rare.hostname = spec.hostname;
+        rare.target_node = affinity.and_then(WireAffinity::target_node).unwrap_or_default();
+        PodSpec { node_name: spec.node_name, shape: SHAPES.intern(shape) }
     }
 }
 
@@ -299,13 +296,13 @@ mod tests {
 
     #[test]
     fn the_node_of_a_daemon_is_the_one_that_its_affinity_names() {
-        let spec = |node: &str, fields: serde_json::Value| {
+        let pod = |node: &str, fields: serde_json::Value| {
             let json = json!({"spec": {"nodeName": node, "affinity": {"nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
                     {"matchExpressions": []}, {"matchFields": fields},
                 ]},
             }}}});
-            serde_json::from_value::<Pod>(json).unwrap().spec
+            serde_json::from_value::<Pod>(json).unwrap()
         };
         for (key, operator, values, found) in [
             ("metadata.name", "In", json!(["n1"]), "n1"),
@@ -315,12 +312,12 @@ mod tests {
             ("metadata.name", "In", json!(null), ""),
         ] {
             let field = json!({"key": key, "operator": operator, "values": values});
-            let target = spec("", json!([field])).target().map(|node| node.to_string());
+            let target = pod("", json!([field])).target_node().map(|node| node.to_string());
             assert_eq!(target.unwrap_or_default(), found, "{field}");
         }
         let field = json!({"key": "metadata.name", "operator": "In", "values": ["n1"]});
-        let bound = spec("n2", json!([field]));
-        assert_eq!(bound.target().map(|node| node.as_str()), Some("n2"));
+        let bound = pod("n2", json!([field]));
+        assert_eq!(bound.target_node().map(|node| node.as_str()), Some("n2"));
         assert_eq!(bound.rare, None, "only the node that it runs on counts");
     }
 }

@@ -1,5 +1,6 @@
 //! The wire form of a pod's status, and the part that the view keeps.
 
+use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -7,13 +8,14 @@ use serde::de::IgnoredAny;
 
 use super::spec::WireResources;
 use super::{
-    PodCondition, PodPhase, PodStatus, RareStatus, ResourceClaimStatus, Sidecar, Terminated,
+    PodCondition, PodPhase, PodState, PodStatus, RareFields, ResourceClaimStatus, Sidecar,
+    Terminated,
 };
 use crate::lookup::Lookup;
 use crate::objects::values::intern::{Interned, Pool};
-use crate::objects::{Istr, ResourceList, Timestamp, null_as_default, parse_ip};
+use crate::objects::{Istr, PodQuota, ResourceList, Timestamp, null_as_default, parse_ip};
 
-static CONDITIONS: LazyLock<Pool<Interned<[PodCondition]>>> = LazyLock::new(Pool::new);
+static STATES: LazyLock<Pool<Interned<PodState>>> = LazyLock::new(Pool::new);
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -109,7 +111,13 @@ impl WireStatus {
 }
 
 impl PodStatus {
-    pub(super) fn of(status: WireStatus, sidecars: &[Sidecar]) -> PodStatus {
+    /// Sets the status's fields in `rare`.
+    pub(super) fn of(
+        status: WireStatus,
+        sidecars: &[Sidecar],
+        quota: PodQuota,
+        rare: &mut RareFields,
+    ) -> PodStatus {
         let ready = status.condition("Ready");
         let is_ready = ready.map(|condition| condition.status == "True");
         let ready_changed = ready.and_then(|condition| condition.last_transition_time);
@@ -131,20 +139,18 @@ impl PodStatus {
         let sidecars = Lookup::new(sidecars, |sidecar| sidecar.name.as_str());
         let runs_on = |status: &&WireContainerStatus| sidecars.has(&status.name);
         let restarts = |status: &WireContainerStatus| status.restart_count;
-        let rare = RareStatus {
-            terminated: [terminated(containers, false), terminated(init, true)].concat().into(),
-            finished_at: last_end(
-                last_end(None, containers.iter()),
-                init.iter().filter(|status| runs_on(status)),
-            ),
-            restarts: containers.iter().chain(init).map(restarts).fold(0, i32::saturating_add),
-            max_restarts: (
-                containers.iter().map(restarts).max().unwrap_or(0),
-                init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
-            ),
-            resource_claims: status.resource_claim_statuses.unwrap_or_default(),
-            disruption_target_since,
-        };
+        rare.terminated = [terminated(containers, false), terminated(init, true)].concat().into();
+        rare.finished_at = last_end(
+            last_end(None, containers.iter()),
+            init.iter().filter(|status| runs_on(status)),
+        );
+        rare.restarts = containers.iter().chain(init).map(restarts).fold(0, i32::saturating_add);
+        rare.max_restarts = (
+            containers.iter().map(restarts).max().unwrap_or(0),
+            init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
+        );
+        rare.resource_claims = status.resource_claim_statuses.unwrap_or_default();
+        rare.disruption_target_since = disruption_target_since;
         let conditions = status.conditions.into_iter().flatten();
         let conditions: Box<[PodCondition]> = conditions
             .map(|WireCondition { r#type, status, reason, .. }| PodCondition {
@@ -154,17 +160,21 @@ impl PodStatus {
             })
             .collect();
         let ips = status.pod_ips.into_iter().flatten();
-        PodStatus {
+        let ips: Vec<IpAddr> = ips.filter_map(|address| parse_ip(&address.ip)).collect();
+        let ip = match &*ips {
+            [IpAddr::V4(ip)] => Some(*ip),
+            _ => None,
+        };
+        rare.ips = if ip.is_none() { ips.into() } else { Box::default() };
+        let state = PodState {
             phase: status.phase,
             is_ready,
-            ready_changed,
-            conditions: CONDITIONS.intern(conditions),
-            start_time: status.start_time,
-            nothing_runs,
-            ips: ips.filter_map(|address| parse_ip(&address.ip)).collect(),
             evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
-            rare: (rare != RareStatus::default()).then(|| Box::new(rare)),
-        }
+            nothing_runs,
+            conditions,
+            quota,
+        };
+        PodStatus { ready_changed, start_time: status.start_time, ip, state: STATES.intern(state) }
     }
 }
 
@@ -173,6 +183,15 @@ mod tests {
     use serde_json::json;
 
     use crate::objects::Pod;
+
+    #[test]
+    fn addresses_keep_their_order() {
+        for ips in [vec![], vec!["10.0.0.1"], vec!["fd00::1"], vec!["fd00::1", "10.0.0.1"]] {
+            let pod_ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+            let pod: Pod = serde_json::from_value(json!({"status": {"podIPs": pod_ips}})).unwrap();
+            assert_eq!(pod.ips().map(|ip| ip.to_string()).collect::<Vec<_>>(), ips);
+        }
+    }
 
     #[test]
     fn a_pod_has_finished_when_all_its_containers_have() {
@@ -198,13 +217,13 @@ mod tests {
             (json!([ended("a", 1, 4), silent]), None, vec![("a", 1), ("c", 0), ("i", 3)]),
             (json!([]), None, vec![("i", 3)]),
         ] {
-            let rare = pod(statuses.clone()).status.rare.unwrap();
+            let rare = pod(statuses.clone()).rare.unwrap();
             let found: Vec<_> =
                 rare.terminated.iter().map(|end| (end.name.as_str(), end.exit_code)).collect();
             assert_eq!((rare.finished_at, found), (finished_at, codes), "{statuses}");
             assert!(rare.terminated.iter().all(|end| end.is_init == (end.name == "i")));
         }
         let plain: Pod = serde_json::from_value(json!({"status": {"phase": "Running"}})).unwrap();
-        assert_eq!(plain.status.rare, None);
+        assert_eq!(plain.rare, None);
     }
 }
