@@ -3,9 +3,9 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use crate::objects::{ArcStr, ObjectKey, Pod, Service, Timestamp};
+use crate::objects::{ArcStr, Interned, ObjectKey, Pod, Pool, Service, Timestamp};
 
 /// The state that the last sync of each Service saw.
 #[derive(Default)]
@@ -16,9 +16,15 @@ pub struct TriggerTimes {
 #[derive(Default)]
 struct Seen {
     service: Option<Timestamp>,
-    /// When the readiness of each pod last changed, in the order of the names.
-    pods: Box<[(ArcStr, Timestamp)]>,
+    pods: Option<Interned<PodTimes>>,
 }
+
+/// When the readiness of each pod last changed, in the order of the names.
+type PodTimes = [(ArcStr, Timestamp)];
+
+/// The Services that select the same pods share one copy, in all controllers. Each change of a pod
+/// makes a list, so the old ones are not kept for long.
+static POD_TIMES: LazyLock<Pool<Interned<PodTimes>>> = LazyLock::new(|| Pool::swept_from(16));
 
 impl TriggerTimes {
     fn seen(&self) -> MutexGuard<'_, HashMap<ObjectKey, Seen>> {
@@ -41,11 +47,13 @@ impl TriggerTimes {
             }
         };
         let times = |pod: &Arc<Pod>| Some((pod.meta.name.clone(), pod.status.ready_changed?));
-        let mut pods: Box<[_]> = pods.iter().filter_map(times).collect();
+        let mut pods: Vec<_> = pods.iter().filter_map(times).collect();
         pods.sort_unstable();
-        for (name, at) in &pods {
-            let place = before.pods.binary_search_by_key(&name, |(name, _)| name);
-            changed(*at, place.ok().map(|place| before.pods[place].1));
+        let pods = (!pods.is_empty()).then(|| POD_TIMES.intern(pods));
+        let last = before.pods.as_deref().unwrap_or_default();
+        for (name, at) in pods.as_deref().unwrap_or_default() {
+            let place = last.binary_search_by_key(&name, |(name, _)| name);
+            changed(*at, place.ok().map(|place| last[place].1));
         }
         if let Some(at) = service_now {
             changed(at, before.service);

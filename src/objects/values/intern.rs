@@ -131,6 +131,8 @@ struct PoolState<P> {
     values: HashSet<P>,
     /// When the pool has this size, values that nothing else holds are removed.
     sweep_at: usize,
+    /// The lowest size at which that happens.
+    first_sweep: usize,
 }
 
 const FIRST_SWEEP: usize = 1024;
@@ -138,7 +140,14 @@ const FIRST_SWEEP: usize = 1024;
 impl<P: Counted + Clone + Hash + Eq> Pool<P> {
     /// An empty pool.
     pub fn new() -> Pool<P> {
-        Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }
+        Pool::swept_from(FIRST_SWEEP)
+    }
+
+    /// An empty pool that holds fewer values which nothing else holds: at most this number, or as
+    /// many as there are others.
+    pub fn swept_from(first_sweep: usize) -> Pool<P> {
+        let values = HashSet::new();
+        Pool { state: Mutex::new(PoolState { values, sweep_at: first_sweep, first_sweep }) }
     }
 
     /// The pool's copy of `value`, which `share` adds if it is missing.
@@ -155,7 +164,7 @@ impl<P: Counted + Clone + Hash + Eq> Pool<P> {
         if state.values.len() >= state.sweep_at {
             state.values.retain(|value| !value.is_alone());
             state.values.shrink_to_fit();
-            state.sweep_at = (state.values.len() * 2).max(FIRST_SWEEP);
+            state.sweep_at = (state.values.len() * 2).max(state.first_sweep);
         }
         let value = share(value);
         state.values.insert(value.clone());
