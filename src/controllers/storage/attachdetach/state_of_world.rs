@@ -15,7 +15,7 @@ use crate::objects::{AttachedVolume, Istr, ObjectKey, Uid};
 #[derive(Default)]
 pub struct StateOfWorld {
     pub(super) volumes: HashMap<Istr, Volume>,
-    pub(super) nodes: HashMap<Istr, Node>,
+    pub(super) nodes: HashMap<Istr, Box<Node>>,
     pods: HashMap<ObjectKey, WantingPod>,
     /// The volumes of VolumeAttachments.
     attachments: HashMap<Istr, Istr>,
@@ -173,7 +173,7 @@ impl StateOfWorld {
                 && node.changes == node.written
                 && node.report.as_ref().is_none_or(BTreeSet::is_empty)
         };
-        if self.nodes.get(name).is_some_and(idle) {
+        if self.nodes.get(name).is_some_and(|node| idle(node)) {
             self.nodes.remove(name);
         }
     }
