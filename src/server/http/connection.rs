@@ -30,6 +30,9 @@ const TLS_HANDSHAKE: u8 = 22;
 const DRAIN: Duration = Duration::from_secs(2);
 /// Bytes of a request without TLS that are read after its answer.
 const DISCARDED_BYTES: u64 = 256 << 10;
+/// Bytes of an answer that are handed to hyper at a time: it copies them into a buffer that the connection
+/// keeps.
+const PART_BYTES: usize = 16 << 10;
 
 /// What all connections of a server share.
 pub(super) struct Serving {
@@ -271,7 +274,7 @@ async fn answer(
     let answered = AssertUnwindSafe(async move { handler(request).await }).catch_unwind().await;
     let response = answered.unwrap_or_else(|_| Response::text(500, "internal server error\n"));
     let content = match response.body {
-        Body::Full(bytes) => Content::Full(Some(bytes)),
+        Body::Full(bytes) => Content::Full(bytes),
         Body::Stream(stream) => Content::Stream(stream),
         Body::Abort => return Err(Aborted),
     };
@@ -301,7 +304,8 @@ struct Outgoing {
 }
 
 enum Content {
-    Full(Option<Bytes>),
+    /// What is left of it.
+    Full(Bytes),
     Stream(BodyStream),
 }
 
@@ -320,7 +324,11 @@ impl HttpBody for Outgoing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match &mut self.content {
-            Content::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Full(rest) if rest.is_empty() => Poll::Ready(None),
+            Content::Full(rest) => {
+                let part = rest.split_to(rest.len().min(PART_BYTES));
+                Poll::Ready(Some(Ok(Frame::data(part))))
+            }
             Content::Stream(stream) => {
                 stream.as_mut().poll_next(cx).map(|next| next.map(|next| next.map(Frame::data)))
             }
@@ -328,14 +336,12 @@ impl HttpBody for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.content, Content::Full(None))
+        matches!(&self.content, Content::Full(rest) if rest.is_empty())
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
-            Content::Full(bytes) => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
-            }
+            Content::Full(rest) => SizeHint::with_exact(rest.len() as u64),
             Content::Stream(_) => SizeHint::default(),
         }
     }
