@@ -202,18 +202,15 @@ impl Run {
 
     async fn smallest(&mut self, stage: Stage, Bytes(step): Bytes) -> Result<Found> {
         let patience = self.patience;
-        let free = self.stage(stage, None, patience).await?;
-        let allowed = Duration::from_secs_f64(free.seconds * SLOWER) + TOLERANCE;
-        self.patience = patience.min(allowed + BESIDES);
+        let mut free = self.stage(stage, None, patience).await?;
         let (mut fails, mut holds) = (0, (free.counts.peak_bytes, free));
         while holds.0 - fails > step.max(holds.0 / PART) {
             let limit = fails.midpoint(holds.0);
-            match self.holds(stage, Bytes(limit), allowed).await? {
+            match self.holds(stage, Bytes(limit), &mut free).await? {
                 Some(measured) => holds = (limit, measured),
                 None => fails = limit,
             }
         }
-        self.patience = patience;
         let (limit, held) = holds;
         Ok(Found {
             stage,
@@ -229,15 +226,24 @@ impl Run {
     }
 
     /// The figures of a stage under a limit that holds. A stage that was only slower is repeated
-    /// once: the time of a stage varies without a limit too.
+    /// once, after another run without a limit (`free`): the server has more to hold with each run,
+    /// and becomes slower.
     async fn holds(
         &mut self,
         stage: Stage,
         limit: Bytes,
-        allowed: Duration,
+        free: &mut Measured,
     ) -> Result<Option<Measured>> {
-        for _ in 0..2 {
-            let error = match self.stage(stage, Some(limit), allowed).await {
+        let patience = self.patience;
+        for repeated in [false, true] {
+            if repeated {
+                *free = self.stage(stage, None, patience).await?;
+            }
+            let allowed = Duration::from_secs_f64(free.seconds * SLOWER) + TOLERANCE;
+            self.patience = patience.min(allowed + BESIDES);
+            let ended = self.stage(stage, Some(limit), allowed).await;
+            self.patience = patience;
+            let error = match ended {
                 Ok(measured) => return Ok(Some(measured)),
                 Err(error) => error,
             };
