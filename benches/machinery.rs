@@ -8,7 +8,9 @@ use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
 use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer, Known};
 use kube_controller_manager::clock::SystemClock;
-use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{
+    Graph, Identity, Scope,
+};
 use kube_controller_manager::controllers::storage::claims::BY_CLAIM;
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Object, ObjectKey, Pod, Uid};
@@ -201,7 +203,17 @@ fn workqueue_add_after(bencher: Bencher, count: usize) {
 #[divan::bench(args = COUNTS)]
 fn graph_grow_and_shrink(bencher: Bencher, count: usize) {
     let pods = pods(count);
-    let identity = |pod: &Pod| Identity::of_object(&"v1".into(), &"Pod".into(), &pod.meta);
+    let scope = Scope {
+        kind: "Pod".into(),
+        api_version: "v1".into(),
+        namespace: pods[0].meta.namespace.clone(),
+    }
+    .shared();
+    let identity = |pod: &Pod| Identity {
+        scope: scope.clone(),
+        name: pod.meta.name.clone(),
+        uid: pod.meta.uid.clone(),
+    };
     let identities: Vec<Identity> = pods.iter().map(|pod| identity(pod)).collect();
     bencher.counter(ItemsCount::new(count)).with_inputs(Graph::default).bench_refs(|graph| {
         for (pod, identity) in pods.iter().zip(&identities) {

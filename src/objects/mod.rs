@@ -66,7 +66,7 @@ pub use views::device_taint_rule::{
 };
 pub use views::endpoints::{
     Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort,
-    EndpointSlice, EndpointState, EndpointSubset, Endpoints, Hint, Place, SlicePort, TargetRef,
+    EndpointSlice, EndpointState, EndpointSubset, Endpoints, Hint, Location, SlicePort, TargetRef,
     TargetScope,
 };
 pub use views::horizontal_pod_autoscaler::{
@@ -90,7 +90,7 @@ pub use views::persistent_volume_claim::{
 };
 pub use views::pod::{
     ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, Pod, PodCondition,
-    PodPhase, PodResourceClaim, PodShape, PodSpec, PodState, PodStatus, RareFields,
+    PodPhase, PodResourceClaim, PodShape, PodSpec, PodState, PodStatus, RareFields, RareStatus,
     ResourceClaimStatus, Sidecar, Terminated,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use kube_controller_manager::cache::Indexer;
-use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{
+    Graph, Identity, Scope,
+};
 use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Istr, Object, Resource};
 
@@ -40,11 +42,20 @@ pub fn cost<T: Object>(count: usize, json: impl Fn(usize) -> Vec<u8>) -> i64 {
 pub fn cost_in_graph<T: Object + Resource>(count: usize, json: impl Fn(usize) -> Vec<u8>) -> i64 {
     let objects: Vec<Arc<T>> = (0..count).map(|n| decode(&json(n))).collect();
     let mut graph = Graph::default();
-    let (api_version, kind) = (Istr::from(T::RESOURCE.api_version()), Istr::new(&T::RESOURCE.kind));
+    let scope = Scope {
+        kind: Istr::new(&T::RESOURCE.kind),
+        api_version: T::RESOURCE.api_version().into(),
+        namespace: Istr::default(),
+    }
+    .shared();
     let info = measure(|| {
         for object in &objects {
             let meta = object.meta();
-            let identity = Identity::of_object(&api_version, &kind, meta);
+            let identity = Identity {
+                scope: scope.in_namespace(&meta.namespace),
+                name: meta.name.clone(),
+                uid: meta.uid.clone(),
+            };
             graph.observe(identity, None, meta, &mut |_| {});
         }
     });

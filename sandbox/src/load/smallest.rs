@@ -63,13 +63,14 @@ pub struct Found {
     pub hits: Option<u64>,
     /// The pages of files that were reclaimed and read again.
     pub refaults: u64,
-    /// The time of the stage's work under the limit, and without one.
+    /// The time of the stage's work under the limit, and without one: in the first run, or in one right
+    /// before that under the limit.
     pub seconds: f64,
     pub unlimited_seconds: f64,
     /// The anonymous memory at the end of the stage under the limit, and without one.
     pub anonymous_bytes: u64,
     pub unlimited_anonymous_bytes: u64,
-    /// The highest memory without a limit.
+    /// The highest memory in the first run without a limit.
     pub unlimited_peak_bytes: u64,
 }
 
@@ -155,7 +156,8 @@ struct Measured {
 }
 
 impl SmallestLimit {
-    /// Runs each stage without a limit, then under limits, each with a new manager.
+    /// Runs each stage without a limit, then under limits, each with a new manager. A limit under which
+    /// a stage was slower is compared once more, with a run of its own without a limit.
     ///
     /// # Errors
     /// What could not be started, or a stage that did not end without a limit.
@@ -202,16 +204,17 @@ impl Run {
 
     async fn smallest(&mut self, stage: Stage, Bytes(step): Bytes) -> Result<Found> {
         let patience = self.patience;
-        let mut free = self.stage(stage, None, patience).await?;
-        let (mut fails, mut holds) = (0, (free.counts.peak_bytes, free));
+        let free = self.stage(stage, None, patience).await?;
+        let peak = free.counts.peak_bytes;
+        let (mut fails, mut holds) = (0, (peak, free, free));
         while holds.0 - fails > step.max(holds.0 / PART) {
             let limit = fails.midpoint(holds.0);
-            match self.holds(stage, Bytes(limit), &mut free).await? {
-                Some(measured) => holds = (limit, measured),
+            match self.holds(stage, Bytes(limit), free).await? {
+                Some((held, free)) => holds = (limit, held, free),
                 None => fails = limit,
             }
         }
-        let (limit, held) = holds;
+        let (limit, held, free) = holds;
         Ok(Found {
             stage,
             limit_bytes: Bytes(limit),
@@ -221,30 +224,30 @@ impl Run {
             unlimited_seconds: free.seconds,
             anonymous_bytes: held.anonymous_bytes,
             unlimited_anonymous_bytes: free.anonymous_bytes,
-            unlimited_peak_bytes: free.counts.peak_bytes,
+            unlimited_peak_bytes: peak,
         })
     }
 
-    /// The figures of a stage under a limit that holds. A stage that was only slower is repeated
-    /// once, after another run without a limit (`free`): the server has more to hold with each run,
-    /// and becomes slower.
+    /// The figures of a stage under a limit that holds, and those without a limit with which they
+    /// were compared. A stage that was only slower than `free` is repeated once, after another run
+    /// without a limit: the server may be slower than it was.
     async fn holds(
         &mut self,
         stage: Stage,
         limit: Bytes,
-        free: &mut Measured,
-    ) -> Result<Option<Measured>> {
+        mut free: Measured,
+    ) -> Result<Option<(Measured, Measured)>> {
         let patience = self.patience;
         for repeated in [false, true] {
             if repeated {
-                *free = self.stage(stage, None, patience).await?;
+                free = self.stage(stage, None, patience).await?;
             }
             let allowed = Duration::from_secs_f64(free.seconds * SLOWER) + TOLERANCE;
             self.patience = patience.min(allowed + BESIDES);
             let ended = self.stage(stage, Some(limit), allowed).await;
             self.patience = patience;
             let error = match ended {
-                Ok(measured) => return Ok(Some(measured)),
+                Ok(measured) => return Ok(Some((measured, free))),
                 Err(error) => error,
             };
             eprintln!("{stage} under {limit}: {error}");

@@ -116,7 +116,7 @@ impl Extended {
         if pod.meta.uid != owner.uid {
             return None;
         }
-        let is_its_claim = match &pod.quota().extended_claim {
+        let is_its_claim = match pod.extended_claim() {
             Some(name) => **name == *claim.meta.name,
             // Not named yet: the first claim that was made for the pod is used.
             None => {

@@ -87,7 +87,7 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
             .target_ref
             .as_ref()
             .map_or(("", ""), |target| (target.scope.namespace.as_str(), &*target.name));
-        (backend.place.hostname.as_deref().unwrap_or_default(), namespace, name)
+        (backend.location.hostname.as_deref().unwrap_or_default(), namespace, name)
     }
     let (a, b) = (&*a.backend, &*b.backend);
     if ptr::eq(a, b) {
@@ -103,7 +103,7 @@ pub fn equal(a: &Endpoint, b: &Endpoint) -> bool {
     a.state.zone == b.state.zone
         && a.state.conditions == b.state.conditions
         && (ptr::eq(x, y)
-            || x.place.node_name == y.place.node_name
+            || x.location.node_name == y.location.node_name
                 && TargetRef::same(x.target_ref.as_ref(), y.target_ref.as_ref()))
 }
 

@@ -5,7 +5,7 @@
 use std::fmt::{Display, Write};
 
 use crate::objects::{
-    Backend, EndpointAddress, EndpointPort, EndpointSubset, Place, SlicePort, TargetRef,
+    Backend, EndpointAddress, EndpointPort, EndpointSubset, Location, SlicePort, TargetRef,
     TargetScope,
 };
 
@@ -103,8 +103,8 @@ fn print_port(to: &mut dyn Write, port: &EndpointPort) -> std::fmt::Result {
 }
 
 fn print_address(to: &mut dyn Write, address: &EndpointAddress) -> std::fmt::Result {
-    let Backend { place, target_ref, .. } = &*address.backend;
-    let Place { hostname, node_name } = &**place;
+    let Backend { location, target_ref, .. } = &*address.backend;
+    let Location { hostname, node_name } = &**location;
     let hostname = hostname.as_deref().unwrap_or_default();
     write!(to, "{{IP:(string){} Hostname:(string){hostname} NodeName:", address.ip())?;
     pointer(to, "string", node_name.as_ref())?;

@@ -131,7 +131,7 @@ mod tests {
                 "labels": labels,
             },
             "status": {
-                "podIPs": [{"ip": ip}],
+                "podIPs": ip.split(' ').map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
                 "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
             },
         });
@@ -166,6 +166,8 @@ mod tests {
             (pod(2, a.clone(), true, "10.0.0.1"), vec![]),
             (pod(2, a.clone(), false, "10.0.0.1"), vec!["a"]),
             (pod(2, a.clone(), true, "10.0.0.2"), vec!["a"]),
+            (pod(2, a.clone(), true, "10.0.0.1 fd00::1"), vec!["a"]),
+            (pod(2, a.clone(), true, "fd00::1"), vec!["a"]),
             (pod(2, b.clone(), true, "10.0.0.1"), vec!["a", "b"]),
             (pod(2, both.clone(), true, "10.0.0.1"), vec!["b"]),
             (pod(2, both.clone(), false, "10.0.0.1"), vec!["a", "b"]),

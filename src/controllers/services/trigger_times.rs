@@ -22,9 +22,16 @@ struct Seen {
 /// When the readiness of each pod last changed, in the order of the names.
 type PodTimes = [(ArcStr, Timestamp)];
 
-/// The Services that select the same pods share one copy, in all controllers. Each change of a pod
-/// makes a list, so the old ones are not kept for long.
-static POD_TIMES: LazyLock<Pool<Interned<PodTimes>>> = LazyLock::new(|| Pool::swept_from(16));
+/// The Services that select the same pods share one copy, in all controllers.
+static POD_TIMES: LazyLock<Pool<Interned<PodTimes>>> = LazyLock::new(Pool::new);
+
+impl Drop for Seen {
+    fn drop(&mut self) {
+        if let Some(pods) = self.pods.take() {
+            POD_TIMES.release(pods);
+        }
+    }
+}
 
 impl TriggerTimes {
     fn seen(&self) -> MutexGuard<'_, HashMap<ObjectKey, Seen>> {
@@ -79,6 +86,27 @@ mod tests {
             "metadata": {"namespace": "ns", "name": "s", "creationTimestamp": created},
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn services_of_the_same_pods_share_their_times_while_they_know_them() {
+        let (one, other) = (TriggerTimes::default(), TriggerTimes::default());
+        let alike = pods(&[("shared-a", 2), ("shared-b", 3)]);
+        for times in [&one, &other] {
+            times.observe(&service(1), &alike);
+        }
+        let key = ObjectKey::new("ns", "s");
+        let held = |times: &TriggerTimes| times.seen()[&key].pods.clone().unwrap();
+        assert!(Interned::ptr_eq(&held(&one), &held(&other)));
+        let list = held(&one);
+        other.observe(&service(1), &pods(&[("shared-a", 2)]));
+        assert!(!Interned::ptr_eq(&list, &held(&other)));
+        drop(list);
+        let name = alike[0].meta.name.clone();
+        let holders = || ArcStr::strong_count(&name).unwrap();
+        let with_both = holders();
+        one.forget(&key);
+        assert_eq!(holders(), with_both - 1, "the pool keeps no list that nothing else holds");
     }
 
     fn pods(times: &[(&str, i64)]) -> Vec<Arc<Pod>> {

@@ -131,8 +131,6 @@ struct PoolState<P> {
     values: HashSet<P>,
     /// When the pool has this size, values that nothing else holds are removed.
     sweep_at: usize,
-    /// The lowest size at which that happens.
-    first_sweep: usize,
 }
 
 const FIRST_SWEEP: usize = 1024;
@@ -140,14 +138,7 @@ const FIRST_SWEEP: usize = 1024;
 impl<P: Counted + Clone + Hash + Eq> Pool<P> {
     /// An empty pool.
     pub fn new() -> Pool<P> {
-        Pool::swept_from(FIRST_SWEEP)
-    }
-
-    /// An empty pool that holds fewer values which nothing else holds: at most this number, or as
-    /// many as there are others.
-    pub fn swept_from(first_sweep: usize) -> Pool<P> {
-        let values = HashSet::new();
-        Pool { state: Mutex::new(PoolState { values, sweep_at: first_sweep, first_sweep }) }
+        Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }
     }
 
     /// The pool's copy of `value`, which `share` adds if it is missing.
@@ -164,7 +155,7 @@ impl<P: Counted + Clone + Hash + Eq> Pool<P> {
         if state.values.len() >= state.sweep_at {
             state.values.retain(|value| !value.is_alone());
             state.values.shrink_to_fit();
-            state.sweep_at = (state.values.len() * 2).max(state.first_sweep);
+            state.sweep_at = (state.values.len() * 2).max(FIRST_SWEEP);
         }
         let value = share(value);
         state.values.insert(value.clone());
@@ -176,6 +167,18 @@ impl<T: ?Sized + Hash + Eq> Pool<Interned<T>> {
     /// The pool's copy of `value`, which is added if it is missing.
     pub fn intern(&self, value: impl Borrow<T> + Into<Box<T>>) -> Interned<T> {
         self.intern_with::<_, T>(value, Interned::alone)
+    }
+
+    /// Lets go of a value of this pool, which does not keep it if nothing else holds it: for large
+    /// values that are replaced often.
+    pub fn release(&self, value: Interned<T>) {
+        let mut state = self.state.lock();
+        // The pool holds the other one.
+        if Arc::strong_count(&value.0) == 2 {
+            state.values.remove(&*value);
+        }
+        // Under the lock, so that the last one to let go sees that it is.
+        drop(value);
     }
 }
 
@@ -429,5 +432,19 @@ mod tests {
         }
         assert!(pool.state.lock().values.len() <= FIRST_SWEEP + 1);
         assert!(ArcStr::ptr_eq(&kept, &pool.intern("kept")));
+    }
+
+    #[test]
+    fn a_released_value_leaves_its_pool_unless_it_is_held() {
+        let pool: Pool<Interned<[u8]>> = Pool::new();
+        let (one, same) = (pool.intern([1]), pool.intern([1]));
+        pool.release(one);
+        assert!(Interned::ptr_eq(&same, &pool.intern([1])), "held");
+        pool.release(same);
+        assert!(pool.state.lock().values.is_empty());
+        let alone = Interned::alone([1]);
+        let kept = pool.intern([1]);
+        pool.release(alone);
+        assert!(Interned::ptr_eq(&kept, &pool.intern([1])), "another value of the same bytes");
     }
 }

@@ -66,8 +66,8 @@ pub struct Uid(Repr);
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Repr {
-    /// The halves. The second begins with the variant, which is not 0; so 0 there can tell the other
-    /// case, and no byte is spent on that.
+    /// The halves. The second is never 0, so the compiler marks the other variant by 0 there, and no
+    /// byte is used for a tag.
     Uuid(u64, NonZeroU64),
     Other(Istr),
 }
@@ -184,6 +184,16 @@ mod tests {
             assert_eq!(Uid::new(text).to_string(), text);
         }
         assert_eq!(size_of::<Uid>(), 16);
+        let uid = |digits: [u8; 2]| {
+            let [a, b] = digits;
+            format!("{a:02x}000000-0000-4000-8000-0000000000{b:02x}")
+        };
+        let mut texts = [uid([1, 0]), uid([0, 1]), uid([0x10, 0]), uid([0, 0x10]), uid([0, 0])];
+        texts.sort();
+        assert!(
+            texts.is_sorted_by_key(|text| Uid::new(text)),
+            "uids are in the order of their texts"
+        );
         assert!(Uid::default().is_empty() && Uid::new("").is_empty());
     }
 

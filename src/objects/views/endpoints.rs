@@ -60,16 +60,16 @@ struct WireAddress {
 impl From<WireAddress> for EndpointAddress {
     fn from(WireAddress { ip, hostname, node_name, target_ref }: WireAddress) -> EndpointAddress {
         let addresses = [ip].into_iter().collect();
-        let place = Place { hostname, node_name }.shared();
-        EndpointAddress { backend: Backend { addresses, place, target_ref }.shared() }
+        let location = Location { hostname, node_name }.shared();
+        EndpointAddress { backend: Backend { addresses, location, target_ref }.shared() }
     }
 }
 
 impl From<EndpointAddress> for WireAddress {
     fn from(address: EndpointAddress) -> WireAddress {
         let ip = address.ip();
-        let Backend { place, target_ref, .. } = Backend::clone(&address.backend);
-        let Place { hostname, node_name } = Place::clone(&place);
+        let Backend { location, target_ref, .. } = Backend::clone(&address.backend);
+        let Location { hostname, node_name } = Location::clone(&location);
         WireAddress { ip, hostname, node_name, target_ref }
     }
 }
@@ -79,7 +79,7 @@ impl From<EndpointAddress> for WireAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Backend {
     pub addresses: AddressList,
-    pub place: Arc<Place>,
+    pub location: Arc<Location>,
     pub target_ref: Option<TargetRef>,
 }
 
@@ -93,15 +93,15 @@ impl Backend {
 
 /// Where backends run. Those of one node mostly share one copy: few have a hostname.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Location {
     pub hostname: Option<Istr>,
     pub node_name: Option<Istr>,
 }
 
-impl Place {
+impl Location {
     /// The shared copy.
-    pub fn shared(self) -> Arc<Place> {
-        static ALL: LazyLock<Pool<Arc<Place>>> = LazyLock::new(Pool::new);
+    pub fn shared(self) -> Arc<Location> {
+        static ALL: LazyLock<Pool<Arc<Location>>> = LazyLock::new(Pool::new);
         ALL.intern(self)
     }
 }
@@ -273,9 +273,9 @@ impl From<WireEndpoint> for Endpoint {
     fn from(wire: WireEndpoint) -> Endpoint {
         let WireEndpoint { addresses, hostname, node_name, target_ref, .. } = wire;
         let WireEndpoint { conditions, deprecated_topology, zone, hints, .. } = wire;
-        let place = Place { hostname, node_name }.shared();
+        let location = Location { hostname, node_name }.shared();
         Endpoint {
-            backend: Backend { addresses, place, target_ref }.shared(),
+            backend: Backend { addresses, location, target_ref }.shared(),
             state: EndpointState { conditions, deprecated_topology, zone, hints }.shared(),
         }
     }
@@ -283,8 +283,8 @@ impl From<WireEndpoint> for Endpoint {
 
 impl From<Endpoint> for WireEndpoint {
     fn from(endpoint: Endpoint) -> WireEndpoint {
-        let Backend { addresses, place, target_ref } = Backend::clone(&endpoint.backend);
-        let Place { hostname, node_name } = Place::clone(&place);
+        let Backend { addresses, location, target_ref } = Backend::clone(&endpoint.backend);
+        let Location { hostname, node_name } = Location::clone(&location);
         let EndpointState { conditions, deprecated_topology, zone, hints } =
             EndpointState::clone(&endpoint.state);
         WireEndpoint {
@@ -306,7 +306,11 @@ impl Endpoint {
         self.state.conditions.ready == Some(true)
     }
 
+    /// The state with these hints in place of its own.
     pub fn set_hints(&mut self, hints: Option<EndpointHints>) {
+        if self.state.hints == hints {
+            return;
+        }
         self.state = EndpointState { hints, ..EndpointState::clone(&self.state) }.shared();
     }
 }

@@ -24,8 +24,6 @@ pub struct PodQuota {
     pub priority_class: Istr,
     /// Upstream: `usesCrossNamespacePodAffinity`.
     pub has_cross_namespace_affinity: bool,
-    /// `status.extendedResourceClaimStatus.resourceClaimName`
-    pub extended_claim: Option<Istr>,
 }
 
 impl PodQuota {
@@ -33,7 +31,6 @@ impl PodQuota {
         let resources = Resources::new(spec, status);
         let of_containers = spec.resources.as_ref().map(|_| Resources::new(spec, status));
         let of_containers = of_containers.map(|all| Resources { is_whole: false, ..all });
-        let claim = status.extended_resource_claim_status.as_ref();
         PodQuota {
             usage: resources.charged(),
             usage_of_containers: of_containers.map(|resources| Box::new(resources.charged())),
@@ -44,7 +41,6 @@ impl PodQuota {
             has_deadline: spec.active_deadline_seconds.is_some_and(|seconds| seconds >= 0),
             priority_class: spec.priority_class_name.clone(),
             has_cross_namespace_affinity: spec.affinity.as_ref().is_some_and(crosses_namespaces),
-            extended_claim: claim.map(|claim| claim.resource_claim_name.clone()),
         }
     }
 

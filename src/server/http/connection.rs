@@ -30,8 +30,8 @@ const TLS_HANDSHAKE: u8 = 22;
 const DRAIN: Duration = Duration::from_secs(2);
 /// Bytes of a request without TLS that are read after its answer.
 const DISCARDED_BYTES: u64 = 256 << 10;
-/// Bytes of an answer that are handed to hyper at a time: it copies them into a buffer that the connection
-/// keeps.
+/// Bytes of an answer that hyper takes at a time. It copies them into a buffer that the connection keeps,
+/// and that grows up to [`Serving::head_bytes`] and one part.
 const PART_BYTES: usize = 16 << 10;
 
 /// What all connections of a server share.
@@ -304,7 +304,7 @@ struct Outgoing {
 }
 
 enum Content {
-    /// What is left of it.
+    /// The bytes that hyper has not taken yet.
     Full(Bytes),
     Stream(BodyStream),
 }
@@ -327,6 +327,8 @@ impl HttpBody for Outgoing {
             Content::Full(rest) if rest.is_empty() => Poll::Ready(None),
             Content::Full(rest) => {
                 let part = rest.split_to(rest.len().min(PART_BYTES));
+                // From here on the connection waits for its client.
+                self.progress.enter(Phase::Idle);
                 Poll::Ready(Some(Ok(Frame::data(part))))
             }
             Content::Stream(stream) => {
@@ -354,6 +356,29 @@ mod tests {
     use futures_lite::future::block_on;
 
     use super::*;
+
+    #[test]
+    fn an_answer_is_handed_over_in_parts() {
+        let clock = crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(0));
+        let slot = Connections::new(1, clock).admit([127, 0, 0, 1].into(), Phase::Response);
+        for (length, parts) in
+            [(0, vec![]), (1, vec![1]), (40 << 10, vec![16 << 10, 16 << 10, 8 << 10])]
+        {
+            let content = Content::Full(Bytes::from(vec![b'x'; length]));
+            let mut body = pin!(Outgoing { content, progress: slot.progress.clone() });
+            let mut left = length;
+            for part in parts {
+                assert_eq!(body.size_hint().exact(), Some(left as u64));
+                assert!(!body.is_end_stream());
+                let frame = block_on(poll_fn(|cx| body.as_mut().poll_frame(cx)));
+                assert_eq!(frame.unwrap().unwrap().into_data().unwrap().len(), part);
+                left -= part;
+            }
+            assert_eq!(body.size_hint().exact(), Some(0));
+            assert!(body.is_end_stream());
+            assert!(block_on(poll_fn(|cx| body.as_mut().poll_frame(cx))).is_none());
+        }
+    }
 
     #[test]
     fn handshakes_take_turns() {

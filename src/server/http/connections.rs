@@ -20,7 +20,7 @@ pub(super) enum Phase {
     Head,
     /// The handler's response.
     Response,
-    /// The next request.
+    /// The next request, and before it the client that reads a response that is ready.
     Idle,
 }
 

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, FakeClock, SystemClock};
     use crate::objects::Timestamp;
-    use crate::server::http::Bytes;
+    use crate::server::http::{Body, Bytes};
     use crate::server::tls::TlsOptions;
     use crate::server::{Request, Response, handler};
 
@@ -369,6 +369,54 @@ mod tests {
             let mut silent = connect(server.address()).await.unwrap();
             let closed = closed_after(&mut silent, &clock).await;
             assert!(closed >= Duration::from_secs(9), "handshake: {closed:?}");
+            stop.stop();
+            server.join().await;
+        });
+    }
+
+    /// The bytes of an answer, as long as the server holds them.
+    struct Held(Arc<Vec<u8>>);
+
+    impl AsRef<[u8]> for Held {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_its_response_has_a_time_limit() {
+        block_on(async {
+            // Longer than what the sockets hold.
+            let long = Arc::new(vec![b'x'; 64 << 20]);
+            let (clock, stop) = (FakeClock::new(Timestamp::from_secs(0)), StopToken::new());
+            let held = long.clone();
+            let answer = handler(move |_| Response {
+                body: Body::Full(Bytes::from_owner(Held(held.clone()))),
+                ..Response::text(200, "")
+            });
+            let server = Server::on(
+                TcpListener::bind("127.0.0.1:0").unwrap(),
+                None,
+                answer,
+                Guard::UNTRUSTED,
+                clock.clone(),
+                stop.clone(),
+            )
+            .unwrap();
+            let mut deaf = connect(server.address()).await.unwrap();
+            deaf.write_all(GET.as_bytes()).await.unwrap();
+            deaf.read_exact(&mut [0]).await.unwrap();
+            let since = clock.monotonic();
+            // The handler and this test have one each.
+            while Arc::strong_count(&long) > 2 {
+                // Without a sleeper the server has not set its timer yet, or has closed already.
+                if clock.sleepers() > 0 {
+                    clock.advance(Duration::from_millis(250));
+                }
+                yield_now().await;
+            }
+            let closed = clock.monotonic() - since;
+            assert!(closed >= Duration::from_secs(89), "response: {closed:?}");
             stop.stop();
             server.join().await;
         });

@@ -304,8 +304,9 @@ impl Graph {
     fn partition_dependents(&self, uid: &Uid, owner: &Identity) -> (Vec<Node>, Vec<Node>) {
         let (mut matching, mut others) = (Vec::new(), Vec::new());
         for dependent in self.dependents(uid) {
-            let (place, here) = (&owner.scope.namespace, &dependent.identity.scope.namespace);
-            let elsewhere = !place.is_empty() && place != here;
+            let namespace = &owner.scope.namespace;
+            let elsewhere =
+                !namespace.is_empty() && *namespace != dependent.identity.scope.namespace;
             let naming = || dependent.owners().iter().filter(|reference| reference.uid == *uid);
             let matches = !elsewhere && naming().any(|reference| owner.is_named_by(reference));
             let differs = elsewhere || naming().any(|reference| !owner.is_named_by(reference));
@@ -333,16 +334,16 @@ fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity
     let cluster_scoped = absent.scope.namespace.is_empty();
     let mut others: Vec<Identity> = Vec::new();
     for dependent in dependents {
-        let here = &dependent.identity.scope.namespace;
+        let own_namespace = &dependent.identity.scope.namespace;
         for owner in dependent.owners().iter().filter(|owner| owner.uid == absent.uid) {
-            let same_place = cluster_scoped || absent.scope.namespace == *here;
+            let same_place = cluster_scoped || absent.scope.namespace == *own_namespace;
             if absent.is_named_by(owner) && same_place {
                 continue;
             }
-            let mut other = Identity::of_owner(owner, here);
-            let cluster = other.in_namespace(&Istr::default());
-            if cluster_scoped && cluster.scope == absent.scope {
-                other = cluster;
+            let mut other = Identity::of_owner(owner, own_namespace);
+            if cluster_scoped {
+                let cluster = other.in_namespace(&Istr::default());
+                other = if cluster.scope == absent.scope { cluster } else { other };
             }
             if other != *absent {
                 others.push(other);

@@ -59,8 +59,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         Monitors::new(c, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
     monitors.follow(c, move |resource, _| {
         Box::new(Monitor {
-            api_version: resource.api_version().into(),
-            kind: Istr::new(&resource.kind),
+            scope: Scope {
+                kind: Istr::new(&resource.kind),
+                api_version: resource.api_version().into(),
+                namespace: Istr::default(),
+            }
+            .shared(),
             collector: this.clone(),
         })
     });
@@ -118,14 +122,15 @@ impl GarbageCollector {
 
 /// One resource's events, on their way into the graph.
 struct Monitor {
-    api_version: Istr,
-    kind: Istr,
+    /// Of the last object: the next one is often of the same namespace.
+    scope: Arc<Scope>,
     collector: Arc<GarbageCollector>,
 }
 
 impl Monitor {
-    fn identity(&self, meta: &Meta) -> Identity {
-        Identity::of_object(&self.api_version, &self.kind, meta)
+    fn identity(&mut self, meta: &Meta) -> Identity {
+        self.scope = self.scope.in_namespace(&meta.namespace);
+        Identity { scope: self.scope.clone(), name: meta.name.clone(), uid: meta.uid.clone() }
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::{Arc, LazyLock};
 
 use hashbrown::HashTable;
 
-use crate::objects::{ArcStr, Interned, Istr, Meta, OwnerReference, Pool, Uid};
+use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Pool, Uid};
 
-/// What the objects of one kind and namespace have in common. They share one copy.
+/// What the objects of one kind and namespace have in common. They share one copy. Their order is that
+/// of the fields: kind, version, namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
     pub kind: Istr,
@@ -24,6 +25,14 @@ impl Scope {
         static ALL: LazyLock<Pool<Arc<Scope>>> = LazyLock::new(Pool::new);
         ALL.intern(self)
     }
+
+    /// The same kind in `namespace`.
+    pub fn in_namespace(self: &Arc<Scope>, namespace: &Istr) -> Arc<Scope> {
+        match self.namespace == *namespace {
+            true => self.clone(),
+            false => Scope { namespace: namespace.clone(), ..Scope::clone(self) }.shared(),
+        }
+    }
 }
 
 /// Where an object is to be found, and which one it is. Upstream: `objectReference`.
@@ -35,15 +44,6 @@ pub struct Identity {
 }
 
 impl Identity {
-    pub fn of_object(api_version: &Istr, kind: &Istr, meta: &Meta) -> Identity {
-        let scope = Scope {
-            kind: kind.clone(),
-            api_version: api_version.clone(),
-            namespace: meta.namespace.clone(),
-        };
-        Identity { scope: scope.shared(), name: meta.name.clone(), uid: meta.uid.clone() }
-    }
-
     /// The owner that `reference` in an object of `namespace` names.
     pub fn of_owner(reference: &OwnerReference, namespace: &Istr) -> Identity {
         let OwnerReference { api_version, kind, name, uid, .. } = reference.clone();
@@ -53,8 +53,7 @@ impl Identity {
 
     /// The same in another namespace.
     pub fn in_namespace(&self, namespace: &Istr) -> Identity {
-        let scope = Scope { namespace: namespace.clone(), ..Scope::clone(&self.scope) };
-        Identity { scope: scope.shared(), ..self.clone() }
+        Identity { scope: self.scope.in_namespace(namespace), ..self.clone() }
     }
 
     /// The same in another version of the API.
@@ -167,15 +166,16 @@ impl Nodes {
     }
 }
 
-/// The uids of a node's dependents. Most nodes have none, and many of the others one: neither has
-/// a set, and room for more is one pointer.
+/// The uids of a node's dependents. Most nodes have none, and many of the others one: until there is a
+/// second one there is no set.
 #[derive(Clone, Debug, Default)]
 pub struct Dependents(Option<Box<Uids>>);
 
 #[derive(Clone, Debug)]
+#[expect(clippy::box_collection, reason = "a set takes six words, and one uid two")]
 enum Uids {
     One(Uid),
-    Many(HashSet<Uid>),
+    Many(Box<HashSet<Uid>>),
 }
 
 impl Dependents {
@@ -186,7 +186,7 @@ impl Dependents {
     pub fn iter(&self) -> impl Iterator<Item = &Uid> {
         let (one, many) = match self.0.as_deref() {
             Some(Uids::One(uid)) => (Some(uid), None),
-            Some(Uids::Many(uids)) => (None, Some(uids)),
+            Some(Uids::Many(uids)) => (None, Some(&**uids)),
             None => (None, None),
         };
         one.into_iter().chain(many.into_iter().flatten())
@@ -201,7 +201,7 @@ impl Dependents {
             Some(Uids::One(one)) if *one == uid => {}
             Some(Uids::One(one)) => {
                 let both = HashSet::from([one.clone(), uid]);
-                self.0 = Some(Box::new(Uids::Many(both)));
+                self.0 = Some(Box::new(Uids::Many(Box::new(both))));
             }
         }
     }
@@ -225,5 +225,44 @@ impl Dependents {
 impl From<[Uid; 1]> for Dependents {
     fn from([uid]: [Uid; 1]) -> Dependents {
         Dependents(Some(Box::new(Uids::One(uid))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependents_come_and_go() {
+        let mut dependents = Dependents::default();
+        let uid = |n: usize| Uid::new(&format!("u{n}"));
+        let held = |dependents: &Dependents| {
+            let mut uids: Vec<String> = dependents.iter().map(|uid| uid.to_string()).collect();
+            uids.sort();
+            uids.join(" ")
+        };
+        for (is_added, n, expected) in [
+            (true, 1, "u1"),
+            (true, 1, "u1"),
+            (false, 2, "u1"),
+            (true, 2, "u1 u2"),
+            (true, 2, "u1 u2"),
+            (true, 3, "u1 u2 u3"),
+            (false, 4, "u1 u2 u3"),
+            (false, 1, "u2 u3"),
+            (false, 3, "u2"),
+            (false, 2, ""),
+            (true, 5, "u5"),
+            (false, 5, ""),
+        ] {
+            if is_added {
+                dependents.insert(uid(n));
+            } else {
+                dependents.remove(&uid(n));
+            }
+            assert_eq!(held(&dependents), expected, "{is_added} {n}");
+            assert_eq!(dependents.is_empty(), expected.is_empty());
+        }
+        assert_eq!(held(&Dependents::from([uid(7)])), "u7");
     }
 }

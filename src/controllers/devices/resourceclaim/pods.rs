@@ -40,7 +40,7 @@ pub(super) fn is_done(pod: &Pod) -> bool {
 /// Whether the pod has claims. Those for its extended resources are made by the scheduler, and are
 /// cleaned up with any gates.
 fn has_claims(pod: &Pod) -> bool {
-    !pod.spec.shape.resource_claims.is_empty() || pod.quota().extended_claim.is_some()
+    !pod.spec.shape.resource_claims.is_empty() || pod.extended_claim().is_some()
 }
 
 impl ResourceClaims {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::controllers::services::repack_subsets::Packer;
 use crate::controllers::services::service_pods::{OfferedPort, belongs, hostname, offered_ports};
 use crate::objects::{
-    Backend, EndpointAddress, EndpointPort, EndpointSubset, Place, Pod, Service, ServicePort,
+    Backend, EndpointAddress, EndpointPort, EndpointSubset, Location, Pod, Service, ServicePort,
     TargetRef,
 };
 
@@ -39,13 +39,13 @@ fn address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
         None => pod.ips().next().is_some_and(|ip| ip.is_ipv6()),
     };
     let ip = pod.ips().find(|ip| ip.is_ipv6() == is_ipv6)?;
-    let place = Place {
+    let location = Location {
         hostname: hostname(pod, service).cloned(),
         node_name: Some(pod.spec.node_name.clone()),
     };
     let backend = Backend {
         addresses: [ip.into()].into_iter().collect(),
-        place: place.shared(),
+        location: location.shared(),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
     };
     Some(EndpointAddress { backend: backend.shared() })
@@ -62,9 +62,9 @@ pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
         let (a, b) = (&*a.backend, &*b.backend);
         ptr::eq(a, b)
             || a.addresses == b.addresses
-                && a.place.hostname.as_deref().unwrap_or_default()
-                    == b.place.hostname.as_deref().unwrap_or_default()
-                && a.place.node_name == b.place.node_name
+                && a.location.hostname.as_deref().unwrap_or_default()
+                    == b.location.hostname.as_deref().unwrap_or_default()
+                && a.location.node_name == b.location.node_name
                 && TargetRef::same(a.target_ref.as_ref(), b.target_ref.as_ref())
     };
     let addresses = |a: &[EndpointAddress], b: &[EndpointAddress]| {

@@ -6,7 +6,7 @@ use crate::controllers::services::service_pods::{OfferedPort, hostname, offered_
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::objects::{
     AddressList, AddressText, Backend, Endpoint, EndpointConditions, EndpointSlice, EndpointState,
-    Interned, Istr, Labels, Meta, Node, Place, Pod, Service, SlicePort, TargetRef,
+    Interned, Istr, Labels, Location, Meta, Node, Pod, Service, SlicePort, TargetRef,
 };
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
@@ -39,10 +39,11 @@ pub fn endpoint(
     let (serving, terminating) = (pod.is_ready(), pod.meta.is_being_deleted());
     let ready = service.spec.publish_not_ready_addresses || (serving && !terminating);
     let node_name = Some(&pod.spec.node_name).filter(|name| !name.is_empty());
-    let place = Place { hostname: hostname(pod, service).cloned(), node_name: node_name.cloned() };
+    let location =
+        Location { hostname: hostname(pod, service).cloned(), node_name: node_name.cloned() };
     let backend = Backend {
         addresses: addresses.sorted().unwrap_or(addresses),
-        place: place.shared(),
+        location: location.shared(),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
     };
     let conditions = EndpointConditions {

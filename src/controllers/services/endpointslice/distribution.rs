@@ -34,7 +34,7 @@ pub fn hint(plan: &mut Plan, near: Near) {
 
 fn wanted(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     let hint = |name: Option<&Istr>| name.map(|name| Hint { name: name.clone() });
-    let for_nodes = endpoint.backend.place.node_name.as_ref().filter(|_| near == Near::Node);
+    let for_nodes = endpoint.backend.location.node_name.as_ref().filter(|_| near == Near::Node);
     let hints = EndpointHints {
         for_zones: hint(endpoint.state.zone.as_ref()).into_iter().collect(),
         for_nodes: hint(for_nodes).into_iter().collect(),

@@ -13,7 +13,7 @@ use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, pre
 use crate::controllers::services::slice_counts::Efficiency;
 use crate::objects::{
     Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice,
-    EndpointState, EndpointSubset, Endpoints, Interned, Istr, Labels, Meta, Place, SlicePort,
+    EndpointState, EndpointSubset, Endpoints, Interned, Istr, Labels, Location, Meta, SlicePort,
 };
 
 /// Upstream: `v1.LastAppliedConfigAnnotation`.
@@ -68,8 +68,9 @@ fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, End
     let ip = address.ip().ip()?;
     let mut backend = Backend::clone(&address.backend);
     backend.addresses = [ip.into()].into_iter().collect();
-    if backend.place.hostname.as_ref().is_some_and(|hostname| hostname.is_empty()) {
-        backend.place = Place { hostname: None, ..Place::clone(&backend.place) }.shared();
+    if backend.location.hostname.as_ref().is_some_and(|hostname| hostname.is_empty()) {
+        backend.location =
+            Location { hostname: None, ..Location::clone(&backend.location) }.shared();
     }
     let conditions = EndpointConditions { ready: Some(ready), ..EndpointConditions::default() };
     let state = EndpointState { conditions, ..EndpointState::default() };

@@ -15,6 +15,7 @@ use crate::objects::{AttachedVolume, Istr, ObjectKey, Uid};
 #[derive(Default)]
 pub struct StateOfWorld {
     pub(super) volumes: HashMap<Istr, Volume>,
+    /// Behind a pointer: every node of the cluster has an entry, and few have volumes.
     pub(super) nodes: HashMap<Istr, Box<Node>>,
     pods: HashMap<ObjectKey, WantingPod>,
     /// The volumes of VolumeAttachments.

@@ -53,7 +53,7 @@ fn cleared_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
         && condition.reason != BY_KUBELET
         && !pod.meta.is_being_deleted()
         && !pod.is_terminal();
-    let since = pod.rare.as_ref().and_then(|rare| rare.disruption_target_since);
+    let since = pod.rare_status().and_then(|rare| rare.disruption_target_since);
     let deadline = since.unwrap_or(Timestamp::from_secs(0)) + TIMEOUT;
     may_be_stale.then(|| deadline.duration_since(now))
 }

@@ -84,7 +84,7 @@ fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
 
 /// The best known time at which a pod finished. Upstream: `getFinishedTime`.
 pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
-    let containers = pod.rare.as_ref().and_then(|rare| rare.finished_at);
+    let containers = pod.rare_status().and_then(|rare| rare.finished_at);
     let not_ready = || {
         let is_false = pod.status.condition("Ready").is_some_and(|it| it.status == "False");
         pod.status.ready_changed.filter(|_| is_false)

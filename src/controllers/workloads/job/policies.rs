@@ -67,7 +67,7 @@ pub fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
 
 /// The first container, init containers last, whose end matches: its name and code.
 fn matching_exit<'a>(pod: &'a Pod, codes: &OnExitCodes) -> Option<(&'a str, i32)> {
-    let ended = pod.rare.iter().flat_map(|rare| &rare.terminated);
+    let ended = pod.rare_status().into_iter().flat_map(|rare| &rare.terminated);
     let mut matching = ended.filter(|end| {
         let named = codes.container_name.as_ref().is_none_or(|name| *name == end.name);
         let listed = codes.values.contains(&end.exit_code);

@@ -5,6 +5,7 @@ mod status;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Deref;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
@@ -125,9 +126,9 @@ pub struct PodStatus {
     /// When the condition Ready last changed.
     pub ready_changed: Option<Timestamp>,
     pub start_time: Option<Timestamp>,
-    /// The address of a pod with one, of IPv4.
+    /// The address, if there is exactly one, of IPv4. Others are in [`RareFields`].
     ip: Option<Ipv4Addr>,
-    pub state: Interned<PodState>,
+    pub state: Arc<PodState>,
 }
 
 impl Deref for PodStatus {
@@ -156,13 +157,21 @@ pub struct PodState {
 /// Fields that few pods have, and that differ among pods of one template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RareFields {
-    /// The hostname in the spec, which those of StatefulSets and indexed Jobs have.
+    /// The hostname in the spec, which pods of StatefulSets and indexed Jobs have.
     pub hostname: Istr,
-    /// The node that a required node affinity names by `metadata.name`, as in those of DaemonSets, kept
-    /// only until the pod has a node; empty without one. Upstream: `daemon/util.GetTargetNodeName`.
+    /// The node that a required node affinity names by `metadata.name`, as in pods of DaemonSets,
+    /// kept only until the pod has a node; empty without one.
+    /// Upstream: `daemon/util.GetTargetNodeName`.
     pub target_node: Istr,
-    /// The addresses of a pod that has others than one of IPv4.
+    /// The addresses, unless there is exactly one, of IPv4.
     ips: Box<[IpAddr]>,
+    /// `None` when all of it is empty.
+    pub status: Option<Box<RareStatus>>,
+}
+
+/// Status fields that few pods have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RareStatus {
     /// The terminated containers, init containers after the others.
     pub terminated: Box<[Terminated]>,
     /// The end of the last container or sidecar; `None` while one has not terminated or has no end
@@ -174,6 +183,8 @@ pub struct RareFields {
     /// Upstream: `maxContainerRestarts`.
     pub max_restarts: (i32, i32),
     pub resource_claims: Box<[ResourceClaimStatus]>,
+    /// `status.extendedResourceClaimStatus.resourceClaimName`
+    pub extended_claim: Option<Istr>,
     /// The time when the condition DisruptionTarget last changed.
     pub disruption_target_since: Option<Timestamp>,
 }
@@ -263,20 +274,30 @@ impl Pod {
         (!node.is_empty()).then_some(node)
     }
 
+    /// Status fields that few pods have; `None`: this one has none of them.
+    pub fn rare_status(&self) -> Option<&RareStatus> {
+        self.rare.as_ref()?.status.as_deref()
+    }
+
     /// The highest restart count of any container, and of any sidecar.
     /// Upstream: `maxContainerRestarts`.
     pub fn max_restarts(&self) -> (i32, i32) {
-        self.rare.as_ref().map_or((0, 0), |rare| rare.max_restarts)
+        self.rare_status().map_or((0, 0), |rare| rare.max_restarts)
     }
 
     /// The restarts of all containers and init containers together.
     pub fn restarts(&self) -> i32 {
-        self.rare.as_ref().map_or(0, |rare| rare.restarts)
+        self.rare_status().map_or(0, |rare| rare.restarts)
     }
 
     /// The statuses of the pod's resource claims.
     pub fn resource_claims(&self) -> &[ResourceClaimStatus] {
-        self.rare.as_ref().map_or(&[], |rare| &rare.resource_claims)
+        self.rare_status().map_or(&[], |rare| &rare.resource_claims)
+    }
+
+    /// The claim that the scheduler made for the pod's extended resources.
+    pub fn extended_claim(&self) -> Option<&Istr> {
+        self.rare_status()?.extended_claim.as_ref()
     }
 
     /// Upstream: `podutil.IsPodReady`.

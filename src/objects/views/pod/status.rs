@@ -1,21 +1,21 @@
 //! The wire form of a pod's status, and the part that the view keeps.
 
 use std::net::IpAddr;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::spec::WireResources;
 use super::{
-    PodCondition, PodPhase, PodState, PodStatus, RareFields, ResourceClaimStatus, Sidecar,
-    Terminated,
+    PodCondition, PodPhase, PodState, PodStatus, RareFields, RareStatus, ResourceClaimStatus,
+    Sidecar, Terminated,
 };
 use crate::lookup::Lookup;
-use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::values::intern::Pool;
 use crate::objects::{Istr, PodQuota, ResourceList, Timestamp, null_as_default, parse_ip};
 
-static STATES: LazyLock<Pool<Interned<PodState>>> = LazyLock::new(Pool::new);
+static STATES: LazyLock<Pool<Arc<PodState>>> = LazyLock::new(Pool::new);
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -139,18 +139,23 @@ impl PodStatus {
         let sidecars = Lookup::new(sidecars, |sidecar| sidecar.name.as_str());
         let runs_on = |status: &&WireContainerStatus| sidecars.has(&status.name);
         let restarts = |status: &WireContainerStatus| status.restart_count;
-        rare.terminated = [terminated(containers, false), terminated(init, true)].concat().into();
-        rare.finished_at = last_end(
-            last_end(None, containers.iter()),
-            init.iter().filter(|status| runs_on(status)),
-        );
-        rare.restarts = containers.iter().chain(init).map(restarts).fold(0, i32::saturating_add);
-        rare.max_restarts = (
-            containers.iter().map(restarts).max().unwrap_or(0),
-            init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
-        );
-        rare.resource_claims = status.resource_claim_statuses.unwrap_or_default();
-        rare.disruption_target_since = disruption_target_since;
+        let claim = status.extended_resource_claim_status;
+        let rare_status = RareStatus {
+            terminated: [terminated(containers, false), terminated(init, true)].concat().into(),
+            finished_at: last_end(
+                last_end(None, containers.iter()),
+                init.iter().filter(|status| runs_on(status)),
+            ),
+            restarts: containers.iter().chain(init).map(restarts).fold(0, i32::saturating_add),
+            max_restarts: (
+                containers.iter().map(restarts).max().unwrap_or(0),
+                init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
+            ),
+            resource_claims: status.resource_claim_statuses.unwrap_or_default(),
+            extended_claim: claim.map(|claim| claim.resource_claim_name),
+            disruption_target_since,
+        };
+        rare.status = (rare_status != RareStatus::default()).then(|| Box::new(rare_status));
         let conditions = status.conditions.into_iter().flatten();
         let conditions: Box<[PodCondition]> = conditions
             .map(|WireCondition { r#type, status, reason, .. }| PodCondition {
@@ -186,10 +191,18 @@ mod tests {
 
     #[test]
     fn addresses_keep_their_order() {
-        for ips in [vec![], vec!["10.0.0.1"], vec!["fd00::1"], vec!["fd00::1", "10.0.0.1"]] {
-            let pod_ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+        for (ips, are_rare) in [
+            (vec![], false),
+            (vec!["10.0.0.1"], false),
+            (vec!["fd00::1"], true),
+            (vec!["fd00::1", "10.0.0.1"], true),
+            (vec!["10.0.0.1", "10.0.0.2"], true),
+        ] {
+            let mut pod_ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+            pod_ips.insert(0, json!({ "ip": "malformed" }));
             let pod: Pod = serde_json::from_value(json!({"status": {"podIPs": pod_ips}})).unwrap();
             assert_eq!(pod.ips().map(|ip| ip.to_string()).collect::<Vec<_>>(), ips);
+            assert_eq!(pod.rare.is_some(), are_rare, "{ips:?}");
         }
     }
 
@@ -217,7 +230,8 @@ mod tests {
             (json!([ended("a", 1, 4), silent]), None, vec![("a", 1), ("c", 0), ("i", 3)]),
             (json!([]), None, vec![("i", 3)]),
         ] {
-            let rare = pod(statuses.clone()).rare.unwrap();
+            let pod = pod(statuses.clone());
+            let rare = pod.rare_status().unwrap();
             let found: Vec<_> =
                 rare.terminated.iter().map(|end| (end.name.as_str(), end.exit_code)).collect();
             assert_eq!((rare.finished_at, found), (finished_at, codes), "{statuses}");
