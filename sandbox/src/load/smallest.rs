@@ -63,8 +63,8 @@ pub struct Found {
     pub hits: Option<u64>,
     /// The pages of files that were reclaimed and read again.
     pub refaults: u64,
-    /// The time of the stage's work under the limit, and without one: in the first run, or in one right
-    /// before that under the limit.
+    /// The time of the stage's work under the limit, and without one: in the first run, or in one
+    /// right before that under the limit.
     pub seconds: f64,
     pub unlimited_seconds: f64,
     /// The anonymous memory at the end of the stage under the limit, and without one.
@@ -156,8 +156,8 @@ struct Measured {
 }
 
 impl SmallestLimit {
-    /// Runs each stage without a limit, then under limits, each with a new manager. A limit under which
-    /// a stage was slower is compared once more, with a run of its own without a limit.
+    /// Runs each stage without a limit, then under limits, each with a new manager. A limit under
+    /// which a stage was slower is compared once more, with a run of its own without a limit.
     ///
     /// # Errors
     /// What could not be started, or a stage that did not end without a limit.

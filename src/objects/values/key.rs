@@ -66,8 +66,8 @@ pub struct Uid(Repr);
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Repr {
-    /// The halves. The second is never 0, so the compiler marks the other variant by 0 there, and no
-    /// byte is used for a tag.
+    /// The halves. The second is never 0, so the compiler marks the other variant by 0 there, and
+    /// no byte is used for a tag.
     Uuid(u64, NonZeroU64),
     Other(Istr),
 }

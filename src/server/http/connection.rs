@@ -30,8 +30,8 @@ const TLS_HANDSHAKE: u8 = 22;
 const DRAIN: Duration = Duration::from_secs(2);
 /// Bytes of a request without TLS that are read after its answer.
 const DISCARDED_BYTES: u64 = 256 << 10;
-/// Bytes of an answer that hyper takes at a time. It copies them into a buffer that the connection keeps,
-/// and that grows up to [`Serving::head_bytes`] and one part.
+/// Bytes of an answer that hyper takes at a time. It copies them into a buffer that the connection
+/// keeps, and that grows up to [`Serving::head_bytes`] and one part.
 const PART_BYTES: usize = 16 << 10;
 
 /// What all connections of a server share.

@@ -9,8 +9,8 @@ use hashbrown::HashTable;
 
 use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Pool, Uid};
 
-/// What the objects of one kind and namespace have in common. They share one copy. Their order is that
-/// of the fields: kind, version, namespace.
+/// What the objects of one kind and namespace have in common. They share one copy. Their order is
+/// that of the fields: kind, version, namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
     pub kind: Istr,
@@ -166,8 +166,8 @@ impl Nodes {
     }
 }
 
-/// The uids of a node's dependents. Most nodes have none, and many of the others one: until there is a
-/// second one there is no set.
+/// The uids of a node's dependents. Most nodes have none, and many of the others one: until there
+/// is a second one there is no set.
 #[derive(Clone, Debug, Default)]
 pub struct Dependents(Option<Box<Uids>>);
 
