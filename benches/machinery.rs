@@ -203,14 +203,10 @@ fn workqueue_add_after(bencher: Bencher, count: usize) {
 #[divan::bench(args = COUNTS)]
 fn graph_grow_and_shrink(bencher: Bencher, count: usize) {
     let pods = pods(count);
-    let scope = Scope {
-        kind: "Pod".into(),
-        api_version: "v1".into(),
-        namespace: pods[0].meta.namespace.clone(),
-    }
-    .shared();
+    let scope =
+        Scope { kind: "Pod".into(), api_version: "v1".into(), namespace: Istr::default() }.shared();
     let identity = |pod: &Pod| Identity {
-        scope: scope.clone(),
+        scope: scope.in_namespace(&pod.meta.namespace),
         name: pod.meta.name.clone(),
         uid: pod.meta.uid.clone(),
     };

@@ -63,11 +63,11 @@ pub struct Found {
     pub hits: Option<u64>,
     /// The pages of files that were reclaimed and read again.
     pub refaults: u64,
-    /// The time of the stage's work under the limit, and without one: in the first run, or in one
-    /// right before that under the limit.
+    /// The time of the stage's work under the limit, and in the run without one with which it was
+    /// compared.
     pub seconds: f64,
     pub unlimited_seconds: f64,
-    /// The anonymous memory at the end of the stage under the limit, and without one.
+    /// The anonymous memory at the end of the stage in the same two runs.
     pub anonymous_bytes: u64,
     pub unlimited_anonymous_bytes: u64,
     /// The highest memory in the first run without a limit.

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn services_of_the_same_pods_share_their_times_while_they_know_them() {
+    fn services_of_the_same_pods_share_their_times_until_forgotten() {
         let (one, other) = (TriggerTimes::default(), TriggerTimes::default());
         let alike = pods(&[("shared-a", 2), ("shared-b", 3)]);
         for times in [&one, &other] {
@@ -104,9 +104,9 @@ mod tests {
         drop(list);
         let name = alike[0].meta.name.clone();
         let holders = || ArcStr::strong_count(&name).unwrap();
-        let with_both = holders();
+        let before = holders();
         one.forget(&key);
-        assert_eq!(holders(), with_both - 1, "the pool keeps no list that nothing else holds");
+        assert_eq!(holders(), before - 1, "the pool keeps no list that nothing else holds");
     }
 
     fn pods(times: &[(&str, i64)]) -> Vec<Arc<Pod>> {

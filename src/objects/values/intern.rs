@@ -169,15 +169,15 @@ impl<T: ?Sized + Hash + Eq> Pool<Interned<T>> {
         self.intern_with::<_, T>(value, Interned::alone)
     }
 
-    /// Lets go of a value of this pool, which does not keep it if nothing else holds it: for large
-    /// values that are replaced often.
+    /// Drops `value`, and removes it from the pool if nothing else holds it. For large values that
+    /// are replaced often.
     pub fn release(&self, value: Interned<T>) {
         let mut state = self.state.lock();
         // The pool holds the other one.
         if Arc::strong_count(&value.0) == 2 {
             state.values.remove(&*value);
         }
-        // Under the lock, so that the last one to let go sees that it is.
+        // Under the lock: else two releases at once would each count the other's pointer.
         drop(value);
     }
 }

@@ -306,7 +306,7 @@ impl Endpoint {
         self.state.conditions.ready == Some(true)
     }
 
-    /// The state with these hints in place of its own.
+    /// Replaces the hints.
     pub fn set_hints(&mut self, hints: Option<EndpointHints>) {
         if self.state.hints == hints {
             return;

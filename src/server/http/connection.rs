@@ -365,6 +365,7 @@ mod tests {
             [(0, vec![]), (1, vec![1]), (40 << 10, vec![16 << 10, 16 << 10, 8 << 10])]
         {
             let content = Content::Full(Bytes::from(vec![b'x'; length]));
+            slot.progress.enter(Phase::Response);
             let mut body = pin!(Outgoing { content, progress: slot.progress.clone() });
             let mut left = length;
             for part in parts {
@@ -373,6 +374,7 @@ mod tests {
                 let frame = block_on(poll_fn(|cx| body.as_mut().poll_frame(cx)));
                 assert_eq!(frame.unwrap().unwrap().into_data().unwrap().len(), part);
                 left -= part;
+                assert_eq!(slot.progress.phase(), Phase::Idle, "the client's turn");
             }
             assert_eq!(body.size_hint().exact(), Some(0));
             assert!(body.is_end_stream());

@@ -26,7 +26,7 @@ pub(super) enum Phase {
 
 impl Phase {
     /// How long the phase may last. Upstream: `http.Server` with `ReadHeaderTimeout` and
-    /// `IdleTimeout` of `SecureServingInfo.Serve`.
+    /// `IdleTimeout` of `SecureServingInfo.Serve`, without a limit for a client that does not read.
     fn limit(self) -> Option<Duration> {
         match self {
             Phase::Handshake | Phase::Head => Some(Duration::from_secs(32)),

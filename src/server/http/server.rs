@@ -189,7 +189,7 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use futures_lite::future::{block_on, poll_once};
-    use futures_lite::{AsyncReadExt, AsyncWriteExt, stream};
+    use futures_lite::{AsyncReadExt, AsyncWriteExt, FutureExt, stream};
     use futures_rustls::TlsConnector;
     use rustls::pki_types::PrivateKeyDer;
 
@@ -407,14 +407,21 @@ mod tests {
             deaf.write_all(GET.as_bytes()).await.unwrap();
             deaf.read_exact(&mut [0]).await.unwrap();
             let since = clock.monotonic();
-            // The handler and this test have one each.
-            while Arc::strong_count(&long) > 2 {
-                // Without a sleeper the server has not set its timer yet, or has closed already.
-                if clock.sleepers() > 0 {
-                    clock.advance(Duration::from_millis(250));
+            let closed = async {
+                // The handler and this test have one each.
+                while Arc::strong_count(&long) > 2 {
+                    // Without a sleeper the server has not set its timer yet, or has closed already.
+                    if clock.sleepers() > 0 {
+                        clock.advance(Duration::from_millis(250));
+                    }
+                    yield_now().await;
                 }
-                yield_now().await;
-            }
+            };
+            let never = async {
+                SystemClock::shared().sleep(Duration::from_secs(60)).await;
+                panic!("a client that does not read keeps its connection");
+            };
+            closed.or(never).await;
             let closed = clock.monotonic() - since;
             assert!(closed >= Duration::from_secs(89), "response: {closed:?}");
             stop.stop();

@@ -15,7 +15,7 @@ use crate::objects::{AttachedVolume, Istr, ObjectKey, Uid};
 #[derive(Default)]
 pub struct StateOfWorld {
     pub(super) volumes: HashMap<Istr, Volume>,
-    /// Behind a pointer: every node of the cluster has an entry, and few have volumes.
+    /// Behind a pointer, so that an empty slot of the table takes one word, not a whole `Node`.
     pub(super) nodes: HashMap<Istr, Box<Node>>,
     pods: HashMap<ObjectKey, WantingPod>,
     /// The volumes of VolumeAttachments.

@@ -126,7 +126,7 @@ pub struct PodStatus {
     /// When the condition Ready last changed.
     pub ready_changed: Option<Timestamp>,
     pub start_time: Option<Timestamp>,
-    /// The address, if there is exactly one, of IPv4. Others are in [`RareFields`].
+    /// The address of a pod with a single IPv4 address. Others are in [`RareFields`].
     ip: Option<Ipv4Addr>,
     pub state: Arc<PodState>,
 }
@@ -163,7 +163,7 @@ pub struct RareFields {
     /// kept only until the pod has a node; empty without one.
     /// Upstream: `daemon/util.GetTargetNodeName`.
     pub target_node: Istr,
-    /// The addresses, unless there is exactly one, of IPv4.
+    /// All addresses of any other pod than one with a single IPv4 address.
     ips: Box<[IpAddr]>,
     /// `None` when all of it is empty.
     pub status: Option<Box<RareStatus>>,

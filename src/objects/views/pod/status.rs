@@ -32,7 +32,7 @@ pub(in crate::objects::views) struct WireStatus {
     ephemeral_container_statuses: Option<Vec<WireContainerStatus>>,
     pub qos_class: Istr,
     resource_claim_statuses: Option<Box<[ResourceClaimStatus]>>,
-    pub extended_resource_claim_status: Option<WireExtendedClaim>,
+    extended_resource_claim_status: Option<WireExtendedClaim>,
 }
 
 #[derive(Default, Deserialize)]
@@ -84,8 +84,8 @@ fn last_end<'a>(
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(in crate::objects::views) struct WireExtendedClaim {
-    pub resource_claim_name: Istr,
+struct WireExtendedClaim {
+    resource_claim_name: Istr,
 }
 
 #[derive(Default, Deserialize)]
