@@ -204,7 +204,7 @@ fn workqueue_add_after(bencher: Bencher, count: usize) {
 fn graph_grow_and_shrink(bencher: Bencher, count: usize) {
     let pods = pods(count);
     let scope =
-        Scope { kind: "Pod".into(), api_version: "v1".into(), namespace: Istr::default() }.shared();
+        Scope { kind: "Pod".into(), api_version: "v1".into(), namespace: "".into() }.shared();
     let identity = |pod: &Pod| Identity {
         scope: scope.in_namespace(&pod.meta.namespace),
         name: pod.meta.name.clone(),
