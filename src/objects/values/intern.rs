@@ -196,6 +196,24 @@ impl Pool<ArcStr> {
     }
 }
 
+/// Gives a type a pool, and the method that returns the copy there.
+macro_rules! shared {
+    ($type:ident) => {
+        impl $type {
+            /// The shared copy.
+            pub fn shared(self) -> std::sync::Arc<$type> {
+                use std::sync::{Arc, LazyLock};
+
+                use $crate::objects::Pool;
+
+                static ALL: LazyLock<Pool<Arc<$type>>> = LazyLock::new(Pool::new);
+                ALL.intern(self)
+            }
+        }
+    };
+}
+pub(crate) use shared;
+
 static STRINGS: LazyLock<Pool<ArcStr>> = LazyLock::new(Pool::new);
 static MAPS: LazyLock<Pool<Interned<Pairs>>> = LazyLock::new(Pool::new);
 

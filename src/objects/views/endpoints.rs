@@ -1,10 +1,10 @@
 //! Endpoints and EndpointSlices with all their fields, so that they can be written back.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::objects::values::intern::Pool;
+use crate::objects::values::intern::shared;
 use crate::objects::{
     AddressList, AddressText, ArcStr, Istr, Labels, Meta, Uid, null_as_default, resource,
 };
@@ -83,13 +83,7 @@ pub struct Backend {
     pub target_ref: Option<TargetRef>,
 }
 
-impl Backend {
-    /// The shared copy.
-    pub fn shared(self) -> Arc<Backend> {
-        static ALL: LazyLock<Pool<Arc<Backend>>> = LazyLock::new(Pool::new);
-        ALL.intern(self)
-    }
-}
+shared!(Backend);
 
 /// Where backends run. Those of one node mostly share one copy: few have a hostname.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -98,13 +92,7 @@ pub struct Location {
     pub node_name: Option<Istr>,
 }
 
-impl Location {
-    /// The shared copy.
-    pub fn shared(self) -> Arc<Location> {
-        static ALL: LazyLock<Pool<Arc<Location>>> = LazyLock::new(Pool::new);
-        ALL.intern(self)
-    }
-}
+shared!(Location);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -159,12 +147,9 @@ impl TargetRef {
     }
 }
 
-impl TargetScope {
-    fn shared(self) -> Arc<TargetScope> {
-        static ALL: LazyLock<Pool<Arc<TargetScope>>> = LazyLock::new(Pool::new);
-        ALL.intern(self)
-    }
+shared!(TargetScope);
 
+impl TargetScope {
     fn same(&self, other: &TargetScope) -> bool {
         self.kind == other.kind
             && self.namespace == other.namespace
@@ -239,13 +224,7 @@ pub struct EndpointState {
     pub hints: Option<EndpointHints>,
 }
 
-impl EndpointState {
-    /// The shared copy.
-    pub fn shared(self) -> Arc<EndpointState> {
-        static ALL: LazyLock<Pool<Arc<EndpointState>>> = LazyLock::new(Pool::new);
-        ALL.intern(self)
-    }
-}
+shared!(EndpointState);
 
 /// As the API writes an endpoint of a slice.
 #[derive(Default, Serialize, Deserialize)]

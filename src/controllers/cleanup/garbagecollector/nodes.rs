@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
-use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Pool, Uid};
+use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Uid, shared};
 
 /// What the objects of one kind and namespace have in common. They share one copy. Their order is
 /// that of the fields: kind, version, namespace.
@@ -19,13 +19,9 @@ pub struct Scope {
     pub namespace: Istr,
 }
 
-impl Scope {
-    /// The shared copy.
-    pub fn shared(self) -> Arc<Scope> {
-        static ALL: LazyLock<Pool<Arc<Scope>>> = LazyLock::new(Pool::new);
-        ALL.intern(self)
-    }
+shared!(Scope);
 
+impl Scope {
     /// The same kind in `namespace`.
     pub fn in_namespace(self: &Arc<Scope>, namespace: &Istr) -> Arc<Scope> {
         match self.namespace == *namespace {

@@ -1,7 +1,6 @@
 //! The wire form of a pod's status, and the part that the view keeps.
 
 use std::net::IpAddr;
-use std::sync::{Arc, LazyLock};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -12,10 +11,10 @@ use super::{
     Sidecar, Terminated,
 };
 use crate::lookup::Lookup;
-use crate::objects::values::intern::Pool;
+use crate::objects::values::intern::shared;
 use crate::objects::{Istr, PodQuota, ResourceList, Timestamp, null_as_default, parse_ip};
 
-static STATES: LazyLock<Pool<Arc<PodState>>> = LazyLock::new(Pool::new);
+shared!(PodState);
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -179,7 +178,7 @@ impl PodStatus {
             conditions,
             quota,
         };
-        PodStatus { ready_changed, start_time: status.start_time, ip, state: STATES.intern(state) }
+        PodStatus { ready_changed, start_time: status.start_time, ip, state: state.shared() }
     }
 }
 
