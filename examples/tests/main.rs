@@ -512,7 +512,8 @@ fn sample_controller_ends_when_its_lease_is_lost() {
         let (status, _) = controller.ended();
         assert_eq!(status.code(), Some(1));
         let log = std::fs::read_to_string(env.folder.join("controller.log")).expect("the log");
-        assert_eq!(log.lines().last(), Some("the lease is lost"), "{log}");
+        // A line of the controller that shuts down may follow it.
+        assert!(log.lines().any(|line| line == "the lease is lost"), "{log}");
         assert_eq!(holder(env, &lease).await, "other", "it is not released");
     });
 }
