@@ -1,8 +1,10 @@
 //! A whole small cluster: API server, scheduler, nodes, and a controller manager beside them.
 
 use std::fmt;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::nodes::{NodeOptions, StandIns, Steering};
@@ -20,6 +22,31 @@ pub fn administrator(
     config.qps = -1.0;
     config.user_agent = name.to_owned();
     Client::new(config, clock.clone())
+}
+
+/// The ports of [`free_port`]: below those that a system chooses by itself.
+const PORTS: std::ops::Range<u32> = 20_000..30_000;
+
+/// A port of the loopback address on which nobody listens, for a process that is started later.
+/// Nobody gets it meanwhile by binding port 0, or by a connection.
+///
+/// # Errors
+/// The last one, where none is free.
+pub fn free_port() -> std::io::Result<u16> {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let count = PORTS.end - PORTS.start;
+    // Two processes begin far from each other.
+    let first = std::process::id().wrapping_mul(617);
+    let mut last = None;
+    for _ in PORTS {
+        let at = first.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % count;
+        let port = (PORTS.start + at) as u16;
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            Ok(_) => return Ok(port),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.expect("there are ports"))
 }
 
 /// A running sandbox with its scheduler and nodes.

@@ -2,12 +2,13 @@
 //! certificate; this proxy listens on a plain port of the loopback address and forwards requests
 //! with the administrator's certificate. Its address holds a secret that others cannot guess.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use hyper::header::CACHE_CONTROL;
 use sha2::{Digest, Sha256};
 
+use crate::cluster::free_port;
 use crate::server::ClientFiles;
 use kube_controller_manager::client::{Call, Client, Config, Credentials, Pem};
 use kube_controller_manager::clock::SharedClock;
@@ -32,8 +33,7 @@ pub struct DebugProxy {
 impl DebugProxy {
     /// Listens for browsers. `files`: the administrator's.
     pub async fn start(files: &ClientFiles, clock: &SharedClock) -> Result<DebugProxy, Error> {
-        // The manager takes the port once this listener is closed.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let port = free_port()?;
         let mut config = Config::new(format!("https://127.0.0.1:{port}"));
         // Its certificate is self-signed, and the address that of this machine.
         config.tls.insecure = true;

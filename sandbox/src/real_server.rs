@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::auth::certs::{Authority, Pair};
-use crate::cluster::administrator;
+use crate::cluster::{administrator, free_port};
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::SharedClock;
 
@@ -64,11 +64,6 @@ impl Drop for RealServer {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// A port that is free now.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 fn write_pair(dir: &Path, name: &str, pair: &Pair) -> Result<()> {

@@ -2,11 +2,10 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, TcpListener};
 
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
-use sandbox::cluster::Manager;
+use sandbox::cluster::{Manager, free_port};
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -41,9 +40,7 @@ fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
             define(env, index).await;
         }
         let program = manager_after(&folder, &format!("ulimit -Sn 64; ulimit -Hn {HARD}"));
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        let port = free_port().expect("a port");
         let mut flags = quick_election();
         flags.push(format!("--secure-port={port}"));
         let mut manager = Manager::spawn(&program, &env.kubeconfig, "manager", &flags).unwrap();

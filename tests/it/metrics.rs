@@ -3,10 +3,9 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, TcpListener};
 
 use kube_controller_manager::client::{Client, Config};
-use sandbox::cluster::{Manager, ManagerProgram};
+use sandbox::cluster::{Manager, ManagerProgram, free_port};
 
 use crate::env::*;
 use crate::go_manager::handover::{CLAIMS, VOLUMES, claim, make, populate, volume};
@@ -124,9 +123,7 @@ pub struct Serving {
 
 impl Serving {
     pub fn start(site: &Site, name: &str, program: &ManagerProgram, extra: &[&str]) -> Serving {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = listener.local_addr().expect("its number").port();
-        drop(listener);
+        let port = free_port().expect("a port");
         let mut flags = quick_election();
         flags.push(format!("--secure-port={port}"));
         flags.push("--authorization-always-allow-paths=/healthz,/metrics".into());

@@ -1,11 +1,10 @@
 //! The manifests in `deploy/` run a working manager.
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::objects::{Deployment, ObjectKey, Resource};
-use sandbox::cluster::Manager;
+use sandbox::cluster::{Manager, free_port};
 use sandbox::demo;
 use serde_json::{Value, json};
 
@@ -33,9 +32,7 @@ fn flags(container: &Value, kubeconfig: &Path) -> Vec<String> {
 
 /// Starts a manager with these flags, and waits until its probes are answered.
 async fn started(env: &Site, container: &Value, kubeconfig: &Path) -> Manager {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let port = listener.local_addr().expect("its number").port();
-    drop(listener);
+    let port = free_port().expect("a port");
     let mut flags = flags(container, kubeconfig);
     flags.extend(quick_election());
     flags.push(format!("--secure-port={port}"));

@@ -1,10 +1,9 @@
 //! The manager's secure port, with kubeadm's flags.
 
-use std::net::{Ipv4Addr, TcpListener};
-
 use kube_controller_manager::client::{Client, Config, Credentials};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::objects::ObjectKey;
+use sandbox::cluster::free_port;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -50,9 +49,7 @@ pub async fn token(client: &Client) -> String {
 #[test]
 fn only_probes_are_served_without_credentials() {
     everywhere("serving", async |site| {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = listener.local_addr().expect("its number").port();
-        drop(listener);
+        let port = free_port().expect("a port");
         let conf = site.kubeconfig.display();
         let ca = site.kubeconfig.with_file_name("ca.crt");
         let flags = [
@@ -136,9 +133,7 @@ fn only_probes_are_served_without_credentials() {
 #[test]
 fn who_may_call_is_looked_up_in_the_cluster() {
     everywhere("looked-up", async |site| {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = listener.local_addr().expect("its number").port();
-        drop(listener);
+        let port = free_port().expect("a port");
         let conf = site.kubeconfig.display();
         let flags = [
             format!("--secure-port={port}"),

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::Result;
+use crate::cluster::free_port;
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SharedClock;
 
@@ -83,8 +83,7 @@ impl fmt::Display for Bound {
 impl Metrics {
     /// Chooses a free port.
     pub fn new(clock: &SharedClock) -> Result<Metrics> {
-        // The manager takes the port once this listener is closed.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let port = free_port()?;
         let mut config = Config::new(format!("https://127.0.0.1:{port}"));
         // Its certificate is self-signed, and the address that of this machine.
         config.tls.insecure = true;

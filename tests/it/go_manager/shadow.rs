@@ -1,13 +1,11 @@
 //! Shadow mode while another manager is in charge: the Go one where its binary is present, else
 //! this one in another process.
 
-use std::net::{Ipv4Addr, TcpListener};
-
 use kube_controller_manager::client::{Call, Client, Config, Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
     ObjectKey, Resource, ResourceType, ServiceAccount, TokenSecret,
 };
-use sandbox::cluster::Manager;
+use sandbox::cluster::{Manager, free_port};
 use serde_json::{Value, json};
 
 use super::handover::{PROBES, end, other_program, populate, settled, works};
@@ -50,9 +48,7 @@ async fn shadow(env: &Site, flags: &[&str]) -> Watcher {
         },
     });
     env.client.resource(&BINDINGS).create::<Value>("", &binding).await.expect("a binding");
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let port = listener.local_addr().expect("its number").port();
-    drop(listener);
+    let port = free_port().expect("a port");
     let ca = env.kubeconfig.with_file_name("ca.crt");
     let own = [
         "--shadow".to_owned(),
