@@ -452,15 +452,20 @@ fn sample_controller_keeps_the_deployment_of_a_foo() {
         .await;
 
         assert_eq!(get(env, &address, "/healthz/leaderElection").await, "ok");
-        let metrics = get(env, &address, "/metrics").await;
-        for line in [
-            "sample_controller_steps_total{step=\"create\"} 1",
-            "sample_controller_steps_total{step=\"scale\"} 1",
-            "leader_election_master_status{name=\"sample-controller\"} 1",
-            "workqueue_depth{name=\"sample-controller\"} 0",
-        ] {
-            assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
-        }
+        // The event of the last write may still be queued.
+        env.eventually("the metrics count it", async || {
+            let metrics = get(env, &address, "/metrics").await;
+            let expected = [
+                "sample_controller_steps_total{step=\"create\"} 1",
+                "sample_controller_steps_total{step=\"scale\"} 1",
+                "leader_election_master_status{name=\"sample-controller\"} 1",
+                "workqueue_depth{name=\"sample-controller\"} 0",
+            ];
+            let missing = |line: &&&str| metrics.lines().all(|found| found != **line);
+            let missing = expected.iter().find(missing);
+            missing.map_or(Ok(()), |line| Err(format!("{line} is not in\n{metrics}")))
+        })
+        .await;
 
         // The finalizer keeps the Foo until its Deployment is gone.
         foos.delete(&sample.key, Delete::new()).await.expect("deleted");

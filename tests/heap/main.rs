@@ -109,7 +109,8 @@ fn a_pod_in_the_endpoints_of_two_services_costs_a_quarter_of_a_kilobyte() {
 #[test]
 fn a_skipped_field_is_not_allocated() {
     fn allocated<T: Object>(json: &[u8]) -> (u64, u64) {
-        drop(decode::<T>(json));
+        // It is kept, so that what it shares with the next one stays.
+        let _first = decode::<T>(json);
         let info = measure(|| drop(decode::<T>(json)));
         (info.count_total, info.bytes_total)
     }

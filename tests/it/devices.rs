@@ -239,7 +239,10 @@ fn a_shared_claim_is_deallocated_with_its_last_pod() {
         is_used_by(env, &shared, &["a"]).await;
 
         // Reserved for a pod that finishes, released, and not reserved again.
+        env.steering.hold(true);
         make::<Pod>(env, placed("b", "shared", "exit")).await;
+        is_used_by(env, &shared, &["a", "b"]).await;
+        env.steering.hold(false);
         finishes(env, "b").await;
         let settled = is_used_by(env, &shared, &["a"]).await;
         make::<Pod>(env, pod("other", from_template(), "ready")).await;

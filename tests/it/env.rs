@@ -1,9 +1,8 @@
 //! A cluster and a controller manager for one test.
 
-use std::fs::Permissions;
 use std::future::Future;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -90,8 +89,11 @@ pub fn manager_after(folder: &Folder, setup: &str) -> ManagerProgram {
     let ManagerProgram::Path(program) = manager_program() else { panic!("a path") };
     let script = folder.0.join("manager.sh");
     let text = format!("#!/bin/sh\n{setup}\nexec {} \"$@\"\n", program.display());
-    std::fs::write(&script, text).expect("written");
-    std::fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("executable");
+    // Another process writes it: a descriptor of this one would also be in children that other
+    // threads start at this moment, and a file that is open for writing cannot be run.
+    let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    let written = Command::new("sh").args(["-c", write]).arg(&script).arg(text).status();
+    assert!(written.expect("sh").success());
     ManagerProgram::Path(script)
 }
 
