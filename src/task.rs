@@ -519,7 +519,6 @@ mod tests {
 
     #[test]
     fn a_group_forgets_tasks_that_ended_and_waits_for_the_others() {
-        let time = crate::clock::SystemClock::shared();
         let group = TaskGroup::new();
         let (release, released) = async_channel::bounded::<()>(1);
         for _ in 0..100 {
@@ -538,10 +537,7 @@ mod tests {
             release.try_send(()).expect("it has room");
             joining.await;
             // The last task ends the wait a moment before it is gone.
-            let began = time.monotonic();
             while Arc::strong_count(&group.running) > 1 {
-                let waited = time.monotonic() - began;
-                assert!(waited < Duration::from_secs(60), "a task keeps the group");
                 yield_now().await;
             }
         });

@@ -461,8 +461,8 @@ fn sample_controller_keeps_the_deployment_of_a_foo() {
                 "leader_election_master_status{name=\"sample-controller\"} 1",
                 "workqueue_depth{name=\"sample-controller\"} 0",
             ];
-            let missing = |line: &&&str| metrics.lines().all(|found| found != **line);
-            let missing = expected.iter().find(missing);
+            let is_missing = |line: &&str| metrics.lines().all(|found| found != *line);
+            let missing = expected.into_iter().find(is_missing);
             missing.map_or(Ok(()), |line| Err(format!("{line} is not in\n{metrics}")))
         })
         .await;

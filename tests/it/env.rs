@@ -1,7 +1,7 @@
 //! A cluster and a controller manager for one test.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,12 +89,16 @@ pub fn manager_after(folder: &Folder, setup: &str) -> ManagerProgram {
     let ManagerProgram::Path(program) = manager_program() else { panic!("a path") };
     let script = folder.0.join("manager.sh");
     let text = format!("#!/bin/sh\n{setup}\nexec {} \"$@\"\n", program.display());
-    // Another process writes it: a descriptor of this one would also be in children that other
-    // threads start at this moment, and a file that is open for writing cannot be run.
-    let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
-    let written = Command::new("sh").args(["-c", write]).arg(&script).arg(text).status();
-    assert!(written.expect("sh").success());
+    write_program(&script, &text);
     ManagerProgram::Path(script)
+}
+
+/// Writes a program, by another process: a descriptor of this one would also be in children that
+/// other threads start at this moment, and a file that is open for writing cannot be run.
+pub fn write_program(path: &Path, text: &str) {
+    let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    let written = Command::new("sh").args(["-c", write]).arg(path).arg(text).status();
+    assert!(written.expect("sh").success());
 }
 
 /// The manager's flags for leader election: often renewed, and not lost on a slow machine.

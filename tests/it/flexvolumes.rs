@@ -1,6 +1,5 @@
 //! FlexVolumes are attached and detached by the programs of their drivers.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use kube_controller_manager::objects::{Node, ObjectKey, Resource};
@@ -47,11 +46,10 @@ impl Drivers {
         self.0.join("example.com~disk")
     }
 
-    /// Renamed into place: a program that is open for writing cannot be run.
+    /// Renamed into place: a part of it must not run.
     fn install(&self) {
         let new = self.driver().join(".new");
-        std::fs::write(&new, PROGRAM).expect("write");
-        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        write_program(&new, PROGRAM);
         std::fs::rename(new, self.driver().join("disk")).expect("rename");
     }
 
