@@ -24,18 +24,19 @@ pub fn administrator(
     Client::new(config, clock.clone())
 }
 
-/// The ports of [`free_port`]: below those that a system chooses by itself.
+/// The ports of [`free_port`]: below those that Linux chooses by itself, by default.
 const PORTS: std::ops::Range<u32> = 20_000..30_000;
 
 /// A port of the loopback address on which nobody listens, for a process that is started later.
-/// Nobody gets it meanwhile by binding port 0, or by a connection.
+/// Nobody gets it meanwhile by binding port 0, or for a connection; another process that calls this
+/// may.
 ///
 /// # Errors
 /// The last one, where none is free.
 pub fn free_port() -> std::io::Result<u16> {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     let count = PORTS.end - PORTS.start;
-    // Two processes begin far from each other.
+    // Processes with neighbouring ids begin far from each other.
     let first = std::process::id().wrapping_mul(617);
     let mut last = None;
     for _ in PORTS {
