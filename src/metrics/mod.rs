@@ -7,6 +7,7 @@ pub mod process_stats;
 
 use std::sync::OnceLock;
 
+use parking_lot::Mutex;
 pub use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 pub use prometheus::{
@@ -162,7 +163,12 @@ pub fn disable(names: &[String]) {
 
 /// Every registered metric in the Prometheus text format, version 0.0.4.
 pub fn render() -> Vec<u8> {
-    let mut families = prometheus::gather();
+    // Some collectors fill series, read them and empty them: two readers would mix their numbers.
+    static READING: Mutex<()> = Mutex::new(());
+    let mut families = {
+        let _alone = READING.lock();
+        prometheus::gather()
+    };
     let disabled = DISABLED.get().map(Vec::as_slice).unwrap_or_default();
     families.retain(|family| !disabled.iter().any(|name| name == family.name()));
     text(&families)
