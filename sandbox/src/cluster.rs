@@ -24,23 +24,23 @@ pub fn administrator(
     Client::new(config, clock.clone())
 }
 
-/// The ports of [`free_port`]: below those that Linux chooses by itself, by default.
+/// The ports of [`free_port`]: below Linux's default range of ephemeral ports.
 const PORTS: std::ops::Range<u32> = 20_000..30_000;
 
-/// A port of the loopback address on which nobody listens, for a process that is started later.
-/// Nobody gets it meanwhile by binding port 0, or for a connection; another process that calls this
-/// may.
+/// Returns a port of the loopback address that is not in use, for a process that is started later.
+/// The system does not assign it meanwhile, neither to a listener on port 0 nor to a connection.
+/// Calls of one process return different ports, until all in the range have been tried.
 ///
 /// # Errors
-/// The last one, where none is free.
+/// The error of the last port if all are in use.
 pub fn free_port() -> std::io::Result<u16> {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    static TRIED: AtomicU32 = AtomicU32::new(0);
     let count = PORTS.end - PORTS.start;
     // Processes with neighbouring ids begin far from each other.
     let first = std::process::id().wrapping_mul(617);
     let mut last = None;
     for _ in PORTS {
-        let at = first.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % count;
+        let at = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % count;
         let port = (PORTS.start + at) as u16;
         match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
             Ok(_) => return Ok(port),

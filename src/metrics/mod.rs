@@ -217,6 +217,11 @@ fn gos_exponent(number: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use prometheus::core::Desc;
+
     use super::*;
 
     metrics! {
@@ -238,6 +243,42 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}");
         }
+    }
+
+    /// Notices when two readers are in it at the same time.
+    struct Alone {
+        gauge: IntGauge,
+        readers: AtomicUsize,
+        highest: Arc<AtomicUsize>,
+    }
+
+    impl Collector for Alone {
+        fn desc(&self) -> Vec<&Desc> {
+            self.gauge.desc()
+        }
+
+        fn collect(&self) -> Vec<MetricFamily> {
+            let readers = self.readers.fetch_add(1, Ordering::SeqCst) + 1;
+            self.highest.fetch_max(readers, Ordering::SeqCst);
+            // Time for another reader to enter.
+            (0..100).for_each(|_| std::thread::yield_now());
+            self.readers.fetch_sub(1, Ordering::SeqCst);
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn metrics_have_one_reader_at_a_time() {
+        let gauge = IntGauge::new("test_alone", "Nothing.").unwrap();
+        let highest = Arc::new(AtomicUsize::new(0));
+        let alone = Alone { gauge, readers: AtomicUsize::new(0), highest: highest.clone() };
+        prometheus::register(Box::new(alone)).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| drop(render())));
+            }
+        });
+        assert_eq!(highest.load(Ordering::SeqCst), 1);
     }
 
     #[test]

@@ -213,7 +213,8 @@ mod tests {
         let began = time.monotonic();
         while clock.sleepers() != count {
             let waited = time.monotonic() - began;
-            assert!(waited < Duration::from_secs(60), "{} tasks sleep", clock.sleepers());
+            let sleepers = clock.sleepers();
+            assert!(waited < Duration::from_secs(60), "{sleepers} tasks sleep, not {count}");
             yield_now().await;
         }
     }
