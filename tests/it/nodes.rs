@@ -9,7 +9,7 @@ use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{EVENTS, wait_until_deleted};
+use crate::kinds::{EVENTS, wait_until_deleted, wait_until_exists};
 
 pub const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
@@ -97,6 +97,21 @@ pub async fn says(env: &Site, name: &str, ready: &str) {
     let status = Patch::StrategicMerge(json!({ "status": { "conditions": [condition] } }));
     let nodes = env.client.resource(&Node::RESOURCE).subresource("status");
     nodes.patch::<Value>(&ObjectKey::cluster(name), &status).await.expect("patch");
+}
+
+/// A stand-in that was marked by mistake, for instance by a manager that had not seen its leases.
+#[test]
+fn a_node_that_lives_reports_that_it_is_ready_after_it_was_marked_as_unreachable() {
+    everywhere_with("nodes-marked", lively(), async |env| {
+        let lease = ObjectKey::new("kube-node-lease", "node-0");
+        wait_until_exists(env, &LEASES, &lease, |_| true).await;
+        says(env, "node-0", "Unknown").await;
+        eventually(&env.clock, "the node is ready", || async {
+            let ready = condition(&node(env, "node-0").await, "Ready");
+            if ready["status"] == "True" { Ok(()) } else { Err(ready.to_string()) }
+        })
+        .await;
+    });
 }
 
 #[test]

@@ -411,10 +411,10 @@ impl Kubelet {
         let key = ObjectKey::cluster(name);
         let nodes = self.client.resource(&NODES);
         // Thousands of nodes are not read in each period.
-        let known = if self.nodes.get(&key).is_some() {
-            Ok(())
-        } else {
-            nodes.get::<Value>(&key).await.map(drop)
+        let cached = self.nodes.get(&key);
+        let known = match &cached {
+            Some(_) => Ok(()),
+            None => nodes.get::<Value>(&key).await.map(drop),
         };
         match known {
             Ok(()) => {}
@@ -427,7 +427,7 @@ impl Kubelet {
             }
             Err(error) => return Err(error),
         }
-        if self.steering.has_returned(name) {
+        if cached.is_some_and(|node| node.is_unreachable()) {
             self.report_ready(&key, now).await?;
         }
         let leases = self.client.resource(&LEASES);
@@ -449,7 +449,7 @@ impl Kubelet {
         }
     }
 
-    /// Reports the conditions of a node that the cluster takes for dead.
+    /// Reports the conditions of a node that are not those of a ready one.
     async fn report_ready(&self, key: &ObjectKey, now: Timestamp) -> client::Result<()> {
         let nodes = self.client.resource(&NODES);
         let live: Value = nodes.get(key).await?;

@@ -63,8 +63,6 @@ pub struct Steering {
 #[derive(Default)]
 struct Steered {
     dead: HashSet<Istr>,
-    /// Nodes that were dead once.
-    returned: HashSet<Istr>,
     held: bool,
     kept: HashSet<Istr>,
 }
@@ -81,10 +79,7 @@ impl Steering {
 
     /// A dead node works again, and reports that it is ready.
     pub fn revive(&self, node: &str) {
-        let mut state = self.state();
-        if state.dead.remove(node) {
-            state.returned.insert(Istr::new(node));
-        }
+        self.state().dead.remove(node);
     }
 
     /// While held, no pod becomes ready. Held pods continue within a second of the release.
@@ -109,12 +104,6 @@ impl Steering {
 
     fn is_dead(&self, node: &str) -> bool {
         self.state().dead.contains(node)
-    }
-
-    /// Whether the node lives, and was dead once: its status may say that it is not ready.
-    fn has_returned(&self, node: &str) -> bool {
-        let state = self.state();
-        state.returned.contains(node) && !state.dead.contains(node)
     }
 
     fn is_held(&self) -> bool {

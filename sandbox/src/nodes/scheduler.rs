@@ -14,9 +14,9 @@ use kube_controller_manager::cache::{Lister, Scope};
 use kube_controller_manager::client::{Client, Patch};
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 use kube_controller_manager::objects::{
-    Istr, Labels, Meta, NO_EXECUTE, NO_SCHEDULE, NodeSelector, Object, ObjectKey, PersistentVolume,
-    PersistentVolumeClaim, Pod, Resource, ResourceList, ResourceType, StorageClass, Taint,
-    Toleration, untolerated,
+    Istr, Labels, Meta, NO_EXECUTE, NO_SCHEDULE, NodeCondition, NodeSelector, Object, ObjectKey,
+    PersistentVolume, PersistentVolumeClaim, Pod, Resource, ResourceList, ResourceType,
+    StorageClass, Taint, Toleration, untolerated,
 };
 
 use super::StandIn;
@@ -83,7 +83,7 @@ struct Resources {
     requests: ResourceList,
 }
 
-/// The fields of a node that the scheduler reads.
+/// The fields of a node that the stand-ins read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Node {
@@ -104,6 +104,15 @@ struct NodeSpec {
 #[serde(default)]
 struct NodeStatus {
     allocatable: ResourceList,
+    conditions: Vec<NodeCondition>,
+}
+
+impl Node {
+    /// Whether the node lifecycle controller has marked the node as unreachable.
+    pub fn is_unreachable(&self) -> bool {
+        let mut conditions = self.status.conditions.iter();
+        conditions.any(|it| it.r#type == "Ready" && it.status == "Unknown")
+    }
 }
 
 impl Object for Unscheduled {
