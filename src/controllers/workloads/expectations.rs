@@ -3,16 +3,23 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::future::ready;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::Lister;
 use crate::clock::SharedClock;
+use crate::controllers::Controller;
+use crate::controllers::runner::Queue;
 use crate::controllers::runner::keys::{DependentEvent, Observer};
 use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::objects::{Meta, Object, ObjectKey, Uid};
 
 /// After this long an expectation counts as met: an event must have been lost.
 pub const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// How often owners are looked for whose expectations nothing will meet.
+const OVERDUE_PERIOD: Duration = Duration::from_secs(60);
 
 /// For each owner, the creations and deletions that it has requested and not seen yet. Creations
 /// are counted; deletions are recorded by uid, so that none is counted twice (first as an update
@@ -38,6 +45,12 @@ impl Expected {
     }
 }
 
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} creations and {} deletions", self.creations, self.deletions.len())
+    }
+}
+
 impl Expectations {
     pub fn new(clock: SharedClock) -> Expectations {
         Expectations { clock, history: Box::new(|| 0), owners: Mutex::default() }
@@ -53,22 +66,49 @@ impl Expectations {
         self.owners.lock()
     }
 
-    /// Whether `owner` may act: it expects nothing, all expected events were seen, or the time is
-    /// over.
+    /// Whether no event about `expected` will come any more, though some are missing: the time is
+    /// over, or the server has lost its history.
+    fn is_overdue(&self, expected: &Expected) -> bool {
+        let waited = || self.clock.monotonic().saturating_sub(expected.since);
+        !expected.is_fulfilled()
+            && (expected.history != (self.history)() || waited() > EXPECTATIONS_TIMEOUT)
+    }
+
+    /// Whether `owner` may act: it expects nothing, all expected events were seen, or none will
+    /// come any more.
     pub fn satisfied(&self, owner: &ObjectKey) -> bool {
         let owners = self.owners();
         let Some(expected) = owners.get(owner) else { return true };
-        if expected.is_fulfilled() || expected.history != (self.history)() {
-            return true;
+        let waits = !expected.is_fulfilled() && !self.is_overdue(expected);
+        if waits {
+            log::debug!("{owner} expects {expected}");
         }
-        let expired = self.clock.monotonic().saturating_sub(expected.since) > EXPECTATIONS_TIMEOUT;
-        log::debug!(
-            "{owner} expects {} creations and {} deletions{}",
-            expected.creations,
-            expected.deletions.len(),
-            if expired { ", for too long" } else { "" }
-        );
-        expired
+        !waits
+    }
+
+    /// Queues each owner whose expectations are overdue. A dependent that was created and deleted
+    /// between two lists has no event, so without this the owner would wait until another event
+    /// queues it. Upstream waits for that, or for the resync.
+    pub fn queue_overdue(self: &Arc<Self>, c: &mut Controller, queue: &Queue) {
+        let (this, queue) = (self.clone(), queue.clone());
+        c.every(OVERDUE_PERIOD, move || {
+            this.take_overdue().into_iter().for_each(|owner| queue.add(owner));
+            ready(Ok(()))
+        });
+    }
+
+    /// Drops what is not waited for. Returns the owners whose expectations were overdue.
+    fn take_overdue(&self) -> Vec<ObjectKey> {
+        let mut overdue = Vec::new();
+        self.owners().retain(|owner, expected| {
+            let is_overdue = self.is_overdue(expected);
+            if is_overdue {
+                log::info!("{owner} expected {expected} and missed events");
+                overdue.push(owner.clone());
+            }
+            !is_overdue && !expected.is_fulfilled()
+        });
+        overdue
     }
 
     /// Replaces what `owner` expects. Upstream: `SetExpectations`.
@@ -128,12 +168,14 @@ impl Observer for Expectations {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use std::sync::Arc;
+    use futures_lite::future::{block_on, yield_now};
 
+    use super::*;
     use crate::cache::Indexer;
-    use crate::clock::FakeClock;
+    use crate::clock::{Clock, FakeClock};
+    use crate::controllers::{Next, QueuePolicy};
     use crate::objects::{Pod, Timestamp};
+    use crate::task::{StopToken, spawn};
 
     #[test]
     fn an_owner_waits_for_its_creations_and_deletions() {
@@ -181,5 +223,54 @@ mod tests {
         assert!(expectations.satisfied(&owner));
         expectations.expect_creations(&owner, 1);
         assert!(!expectations.satisfied(&owner));
+    }
+    #[test]
+    fn an_owner_whose_events_were_lost_is_queued_once() {
+        let pods = Arc::new(Indexer::<Pod>::new());
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let expectations = Expectations::new(clock.clone()).seen_in(&Lister::new(pods.clone()));
+        let key = |name| ObjectKey::new("ns", name);
+        let (waiting, late, met) = (key("waiting"), key("late"), key("met"));
+        expectations.expect_creations(&late, 2);
+        expectations.creation_observed(&late);
+        expectations.expect_creations(&met, 0);
+        clock.advance(Duration::from_nanos(1));
+        expectations.expect_deletions(&waiting, vec![Uid::new("x")]);
+        assert_eq!(expectations.take_overdue(), []);
+        clock.advance(EXPECTATIONS_TIMEOUT);
+        assert_eq!(expectations.take_overdue(), [late]);
+        assert_eq!(expectations.take_overdue(), []);
+        assert!(!expectations.satisfied(&waiting), "its time is not over");
+        pods.go_back(7);
+        assert_eq!(expectations.take_overdue(), [waiting]);
+    }
+
+    #[test]
+    fn a_controller_syncs_an_owner_whose_events_were_lost() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let mut c = Controller::for_test("test-overdue", 1, clock.clone());
+        let queue = c.queue::<ObjectKey>(QueuePolicy::default());
+        let expectations = Arc::new(Expectations::new(clock.clone()));
+        expectations.queue_overdue(&mut c, &queue);
+        let (sent, synced) = async_channel::unbounded();
+        c.sync(queue, &expectations, move |expectations, key| {
+            let satisfied = expectations.satisfied(&key);
+            sent.try_send((key, satisfied)).unwrap();
+            async { Ok(Next::Done) }
+        });
+        let owner = ObjectKey::new("ns", "a");
+        expectations.expect_creations(&owner, 1);
+        block_on(async {
+            let stop = StopToken::new();
+            let running = spawn(c.run(stop.clone()));
+            while synced.is_empty() {
+                clock.advance(Duration::from_secs(1));
+                yield_now().await;
+            }
+            assert!(clock.monotonic() > EXPECTATIONS_TIMEOUT);
+            assert_eq!(synced.recv().await.unwrap(), (owner, true));
+            stop.stop();
+            running.await;
+        });
     }
 }

@@ -133,6 +133,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             queue.add(change.object().meta.key());
         }
     });
+    expectations.queue_overdue(c, &queue);
     c.sync(queue, &this, DaemonSets::sync);
     c.sync(node_queue, &this, DaemonSets::sync_node);
     Ok(())

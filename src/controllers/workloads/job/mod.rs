@@ -177,6 +177,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         metrics::count_tracked(&change);
         owned(change, queue);
     });
+    this.expectations.queue_overdue(c, &queue);
     c.sync(queue, &this, Jobs::sync);
     c.sync(orphans, &this, Jobs::sync_orphans);
     Ok(())

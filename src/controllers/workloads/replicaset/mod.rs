@@ -129,6 +129,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default().paced());
     c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, owned.mapper());
+    expectations.queue_overdue(c, &queue);
     c.sync(queue, &this, ReplicaSets::sync);
     Ok(())
 }
