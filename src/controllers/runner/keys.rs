@@ -192,9 +192,13 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
-    fn added(&self, new: &T, queue: &Queue) {
+    fn added(&self, new: &T, initial: bool, queue: &Queue) {
         if new.meta().is_being_deleted() {
-            // After a restart a dependent may appear when it is being deleted already.
+            // After a restart of the manager, or while no watch was open. Its owner may wait for its
+            // creation only in the second case. Upstream counts it in neither, and waits on.
+            if !initial && let Some(owner) = self.owner(new) {
+                self.observe(&owner, new, DependentEvent::Created);
+            }
             return self.deleted(new, DependentEvent::Deleting, queue);
         }
         if new.meta().controller().is_none() {
@@ -273,7 +277,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
 
     fn map(&self, change: Change<'_, T>, queue: &Queue) {
         match change {
-            Change::Added { new, .. } => self.added(new, queue),
+            Change::Added { new, initial } => self.added(new, initial, queue),
             Change::Updated { old, new } => self.updated(old, new, queue),
             Change::Resync { .. } => {}
             Change::Deleted(deleted) => {
@@ -425,6 +429,12 @@ mod tests {
             !scene.expectations.satisfied(&owner),
             "a pod that is being deleted is not the one just created"
         );
+        scene.queues(Change::Added { new: &leaving, initial: false });
+        assert!(
+            scene.expectations.satisfied(&owner),
+            "created and deleted while no watch was open"
+        );
+        scene.expectations.expect_creations(&owner, 1);
         scene.queues(Change::Added { new: &alive, initial: false });
         assert!(scene.expectations.satisfied(&owner));
 
