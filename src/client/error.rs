@@ -380,6 +380,12 @@ impl Error {
         }
     }
 
+    /// The same request may succeed later without any change of an object: no whole answer came, or
+    /// the server is too busy or failed.
+    pub fn may_pass(&self) -> bool {
+        self.is_transport() || self.code().is_some_and(|code| code == 429 || code >= 500)
+    }
+
     /// The client only reads, and the request was a write: [`Error::Shadowed`].
     pub fn is_shadowed(&self) -> bool {
         matches!(self, Error::Shadowed { .. })
@@ -523,6 +529,7 @@ mod tests {
         ] {
             let error = Error::from_answer("PUT /x".into(), code, None, true, b"");
             assert_eq!(error.is_unsure(), is_unsure, "{code}");
+            assert_eq!(error.may_pass(), is_unsure || code == 429, "{code}");
         }
     }
 
@@ -557,7 +564,7 @@ mod tests {
         let error = failed(ErrorKind::ConnectionRefused);
         assert_eq!(error.to_string(), "GET /x: refused");
         assert!(std::error::Error::source(&error).is_none());
-        assert!(error.is_refused() && !error.is_reset());
+        assert!(error.is_refused() && !error.is_reset() && error.may_pass());
         for gone in [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof] {
             assert!(failed(gone).is_refused() && failed(gone).is_reset(), "{gone}");
         }

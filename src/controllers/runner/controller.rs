@@ -624,6 +624,7 @@ impl Controller {
 mod tests {
     use parking_lot::Mutex;
     use std::collections::HashMap;
+    use std::io;
 
     use futures_lite::future::{block_on, poll_once, yield_now};
 
@@ -647,6 +648,11 @@ mod tests {
         }
     }
 
+    fn refused_connection() -> Error {
+        let source = io::Error::from(io::ErrorKind::ConnectionRefused).into();
+        Error::Api(crate::client::Error::Transport { request: "GET /x".into(), source })
+    }
+
     #[test]
     fn keys_are_retried_as_their_syncs_end() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
@@ -664,6 +670,7 @@ mod tests {
                     ("panics", 1) => panic!("as the test asks"),
                     ("fails", 1..=2) => Err(Error::Stale("behind".into())),
                     ("hopeless", _) => Err(Error::other("never")),
+                    ("outage", 1..=4) => Err(refused_connection()),
                     ("terminal", _) => Err(Error::Terminal(Box::new(Error::other("no")))),
                     ("again", 1) => Ok(Next::After(Duration::from_secs(1))),
                     ("slowly", 1) => Ok(Next::Backoff),
@@ -678,6 +685,7 @@ mod tests {
                 ("panics", 2),
                 ("fails", 3),
                 ("hopeless", 3),
+                ("outage", 5),
                 ("terminal", 1),
                 ("again", 2),
                 ("slowly", 2),
@@ -694,7 +702,7 @@ mod tests {
             running.await;
         });
         assert!(calls.try_recv().is_err());
-        for key in ["panics", "fails", "hopeless", "terminal", "again", "slowly"] {
+        for key in ["panics", "fails", "hopeless", "outage", "terminal", "again", "slowly"] {
             assert_eq!(queue.retries(&key.to_owned()), 0, "{key} is forgotten");
         }
         assert_eq!(panics("test-retries"), 1);

@@ -103,6 +103,14 @@ impl Error {
         }
     }
 
+    /// Whether one of its errors is of the API server and [may pass](client::Error::may_pass).
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Error::Many(errors) => errors.iter().any(Error::may_pass),
+            error => error.api().is_some_and(client::Error::may_pass),
+        }
+    }
+
     pub(super) fn is_terminal(&self) -> bool {
         match self {
             Error::Terminal(_) => true,

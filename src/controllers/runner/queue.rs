@@ -58,7 +58,8 @@ impl<K: Key> Default for QueuePolicy<K> {
 impl<K: Key> QueuePolicy<K> {
     /// Drops a key at an error after it has been retried `max` times in a row, until an event adds
     /// it; otherwise like the default. [`Next::Backoff`] counts as a retry, [`Error::Stale`] does
-    /// not; a panic and `Backoff` never drop the key. Upstream: `maxRetries`.
+    /// not; a panic, `Backoff` and an error that [may pass](Error::may_pass) never drop the key: no
+    /// event tells that the API server is well again. Upstream: `maxRetries`, for all errors.
     pub fn at_most(max: u32) -> QueuePolicy<K> {
         QueuePolicy { max: Some(max), ..QueuePolicy::default() }
     }
@@ -370,7 +371,7 @@ impl Outcomes {
             log::error!("{controller}: Error syncing {key}, not retried: {chain}");
             return End::Forget;
         }
-        if self.max_retries.is_some_and(|max| retries() >= max) {
+        if self.max_retries.is_some_and(|max| retries() >= max) && !error.may_pass() {
             log::error!("{controller}: Dropping {key} out of the queue, too many retries: {chain}");
             return End::Forget;
         }
