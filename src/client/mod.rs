@@ -53,6 +53,8 @@ mod request;
 mod single_flight;
 mod split;
 mod stream;
+#[cfg(test)]
+pub(crate) mod testing;
 mod transport;
 mod writes;
 pub mod x509;

@@ -2,6 +2,7 @@
 //! Upstream: `pkg/controller/volume/pvcprotection`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -74,6 +75,9 @@ fn counts_as_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     !pod.is_terminated() && uses(pod, claim)
 }
 
+/// When a claim is synced again that only a live list has shown to be in use.
+const UNSEEN_POD_RECHECK: Duration = Duration::from_secs(30);
+
 struct PvcProtection {
     client: Client,
     clock: SharedClock,
@@ -85,7 +89,7 @@ struct PvcProtection {
 impl PvcProtection {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
-        let mut live = None;
+        let (mut live, mut next) = (None, Next::Done);
         if self.tracks_use && !claim.meta.is_being_deleted() {
             let used = self.is_used(&claim, counts_as_use, &mut live).await?;
             self.set_unused(&claim, !used).await?;
@@ -100,12 +104,15 @@ impl PvcProtection {
             if !self.is_used(&claim, keeps, &mut live).await? {
                 PROTECTION.remove(&self.client, &*claim).await?;
                 self.release(&others, &live.unwrap_or_default()).await;
+            } else if live.is_some() {
+                // The cache may never show the pod, and then no event about its end comes.
+                next = Next::After(UNSEEN_POD_RECHECK);
             }
         }
         if PROTECTION.is_missing(&claim.meta) {
             PROTECTION.add(&self.client, &*claim).await?;
         }
-        Ok(Next::Done)
+        Ok(next)
     }
 
     /// Reads the cache first: a pod that is found there decides. A pod that is not found may be
@@ -194,7 +201,12 @@ fn set_condition(status: &mut Value, condition: Value) {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::block_on;
+
     use super::*;
+    use crate::cache::Indexer;
+    use crate::client::testing::answering;
+    use crate::clock::FakeClock;
 
     fn pod(spec: Value, meta: Value, status: Value) -> Pod {
         let mut metadata = json!({ "namespace": "ns", "name": "p", "uid": "pod" });
@@ -244,6 +256,40 @@ mod tests {
             assert_eq!(found, kept, "{what}");
         }
         assert!(!keeps(&pod(on_node, json!({}), json!({})), &claim("dir", None)));
+    }
+
+    /// No event about the end of such a pod comes if it ends before a watch is open again.
+    #[test]
+    fn a_claim_whose_pod_only_the_server_shows_is_synced_again() {
+        let (pods, claims) = (Arc::new(Indexer::<Pod>::new()), Arc::new(Indexer::new()));
+        pods.add_index(&BY_CLAIM);
+        let claim = json!({
+            "metadata": {
+                "namespace": "ns", "name": "c", "finalizers": [PROTECTION.0],
+                "deletionTimestamp": "2026-01-01T00:00:00Z",
+            },
+        });
+        let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+        let key = claim.meta.key();
+        claims.insert(Arc::new(claim));
+        let spec = json!({
+            "nodeName": "n", "volumes": [{ "persistentVolumeClaim": { "claimName": "c" } }],
+        });
+        let shown = json!({
+            "metadata": { "namespace": "ns", "name": "p", "uid": "pod" }, "spec": spec,
+        });
+        let list = json!({ "kind": "PodList", "apiVersion": "v1", "items": [shown] });
+        let this = Arc::new(PvcProtection {
+            client: block_on(answering(move |_| (200, list.clone()))),
+            clock: FakeClock::new(Timestamp::from_secs(0)),
+            claims: Lister::new(claims),
+            pods: Lister::new(pods.clone()),
+            tracks_use: false,
+        });
+        let sync = || block_on(this.clone().sync(key.clone())).unwrap();
+        assert_eq!(sync(), Next::After(UNSEEN_POD_RECHECK));
+        pods.insert(Arc::new(pod(spec, json!({}), json!({}))));
+        assert_eq!(sync(), Next::Done);
     }
 
     #[test]

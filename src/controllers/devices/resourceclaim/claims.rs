@@ -1,5 +1,7 @@
 //! The reservations of a claim: when they end, and the deallocation of a claim without any.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::ResourceClaims;
@@ -14,20 +16,23 @@ use crate::objects::{
 /// Keeps a claim while it is allocated. Upstream: `resourceapi.Finalizer`.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
+/// When a claim is synced again whose consumer only the API server has shown.
+const UNSEEN_CONSUMER_RECHECK: Duration = Duration::from_secs(30);
+
 /// The decision about a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reservation {
     Stays,
     Ends,
-    /// The cache lacks the consumer: it may not have seen it yet.
-    Ask,
+    /// The cache lacks the consumer: it may not have seen it yet, or never will.
+    Unseen,
 }
 
 /// The consumer of this name in the cache: its uid, and whether it is done.
 fn reservation(uid: &Uid, is_deleted: bool, cached: Option<(&Uid, bool)>) -> Reservation {
     match cached {
         _ if is_deleted => Reservation::Ends,
-        None => Reservation::Ask,
+        None => Reservation::Unseen,
         Some((found, _)) if found != uid => Reservation::Ends,
         Some((_, true)) => Reservation::Ends,
         Some((_, false)) => Reservation::Stays,
@@ -69,10 +74,13 @@ fn plan(claim: &ResourceClaim, ended: &[&Uid]) -> Plan {
 impl ResourceClaims {
     pub(super) async fn sync_claim(&self, key: &ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
-        let mut ended = Vec::new();
+        let (mut ended, mut next) = (Vec::new(), Next::Done);
         for consumer in &claim.status.reserved_for {
-            if self.has_ended(&key.namespace, consumer).await? {
-                ended.push(&consumer.uid);
+            match self.reservation(&key.namespace, consumer).await? {
+                Reservation::Ends => ended.push(&consumer.uid),
+                // If the cache never shows the consumer, no event about its end comes.
+                Reservation::Unseen => next = Next::After(UNSEEN_CONSUMER_RECHECK),
+                Reservation::Stays => {}
             }
         }
         let Plan { status, finalizer } = plan(&claim, &ended);
@@ -87,11 +95,16 @@ impl ResourceClaims {
         if ended.len() == claim.status.reserved_for.len() {
             self.delete_unneeded(&claim).await?;
         }
-        Ok(Next::Done)
+        Ok(next)
     }
 
-    /// Whether the consumer of a claim is gone or done. One of an unknown kind is neither.
-    async fn has_ended(&self, namespace: &str, consumer: &ClaimConsumer) -> Result<bool, Error> {
+    /// Whether the consumer of a claim is gone or done. One of an unknown kind is neither. `Unseen`:
+    /// it is alive, by the API server alone.
+    async fn reservation(
+        &self,
+        namespace: &str,
+        consumer: &ClaimConsumer,
+    ) -> Result<Reservation, Error> {
         let key = ObjectKey::new(namespace, &consumer.name);
         let is_deleted = self.deleted.has(&consumer.uid);
         let (reservation, resource) = match &self.groups {
@@ -105,16 +118,19 @@ impl ResourceClaims {
                 let cached = group.as_ref().map(|group| (&group.meta.uid, false));
                 (reservation(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
             }
-            _ => return Ok(false),
+            _ => return Ok(Reservation::Stays),
         };
-        if reservation != Reservation::Ask {
-            return Ok(reservation == Reservation::Ends);
+        if reservation != Reservation::Unseen {
+            return Ok(reservation);
         }
         // A pod that is being scheduled must not lose its claim.
         let live = self.client.resource(resource).metadata_only();
         match live.get::<PartialObjectMetadata>(&key).await {
-            Err(error) if error.is_not_found() => Ok(true),
-            live => Ok(live?.meta.uid != consumer.uid),
+            Err(error) if error.is_not_found() => Ok(Reservation::Ends),
+            live => Ok(match live?.meta.uid == consumer.uid {
+                true => Reservation::Unseen,
+                false => Reservation::Ends,
+            }),
         }
     }
 
@@ -164,7 +180,7 @@ mod tests {
     fn a_reservation_ends_with_its_consumer() {
         let (uid, other) = (Uid::new("u"), Uid::new("v"));
         for (deleted, cached, expected) in [
-            (false, None, Reservation::Ask),
+            (false, None, Reservation::Unseen),
             (true, None, Reservation::Ends),
             (false, Some((&uid, false)), Reservation::Stays),
             (false, Some((&uid, true)), Reservation::Ends),

@@ -335,9 +335,9 @@ mod tests {
 
     use super::super::calculator::{Startup, Tolerances};
     use super::*;
+    use crate::client::testing::answering;
     use crate::client::{Client, Config, Scales};
     use crate::clock::{FakeClock, SystemClock};
-    use crate::controllers::workloads::pod_control::testing::answering;
     use crate::objects::Timestamp;
 
     async fn computed(client: Client, spec: &Value) -> Result<Computed, Failed> {

@@ -3,8 +3,9 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::cache::Indexer;
+use crate::client::testing::answering;
 use crate::clock::FakeClock;
-use crate::controllers::workloads::pod_control::testing::{Heard, answering};
+use crate::controllers::workloads::pod_control::testing::Heard;
 
 const NOW: &str = "2026-05-19T10:07:10Z";
 

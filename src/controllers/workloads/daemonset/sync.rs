@@ -307,6 +307,7 @@ mod tests {
     use super::*;
     use crate::cache::{Indexer, Lister};
     use crate::client::Client;
+    use crate::client::testing::answering;
     use crate::clock::FakeClock;
     use crate::controllers::QueuePolicy;
     use crate::controllers::runner::Queue;
@@ -314,7 +315,7 @@ mod tests {
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
-    use crate::controllers::workloads::pod_control::testing::{Heard, answering};
+    use crate::controllers::workloads::pod_control::testing::Heard;
     use crate::events::Recorder;
     use crate::objects::Object;
 

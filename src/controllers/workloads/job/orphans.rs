@@ -88,7 +88,7 @@ mod tests {
 
     use super::super::testing::controller;
     use super::*;
-    use crate::controllers::workloads::pod_control::testing::answering;
+    use crate::client::testing::answering;
 
     fn pod(name: &str, finalizers: &[&str], owner: Value) -> Arc<Pod> {
         let meta = json!({

@@ -276,7 +276,7 @@ mod tests {
 
     use super::super::testing::controller;
     use super::*;
-    use crate::controllers::workloads::pod_control::testing::answering;
+    use crate::client::testing::answering;
     use crate::objects::Timestamp;
 
     #[test]

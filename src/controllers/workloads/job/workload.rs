@@ -230,7 +230,8 @@ mod tests {
 
     use super::*;
     use crate::cache::Indexer;
-    use crate::controllers::workloads::pod_control::testing::{NoSink, answering};
+    use crate::client::testing::answering;
+    use crate::controllers::workloads::pod_control::testing::NoSink;
 
     fn job(spec: Value, status: Value) -> Job {
         let meta = json!({ "namespace": "ns", "name": "j", "uid": "u" });

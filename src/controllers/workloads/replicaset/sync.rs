@@ -223,11 +223,12 @@ mod tests {
 
     use super::*;
     use crate::cache::{Indexer, Lister};
+    use crate::client::testing::forgetful;
     use crate::clock::{Clock, FakeClock, SystemClock};
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
-    use crate::controllers::workloads::pod_control::testing::{NoSink, forgetful};
+    use crate::controllers::workloads::pod_control::testing::NoSink;
     use crate::events::Recorder;
     use crate::objects::{Meta, ReplicaSet, Uid};
 
