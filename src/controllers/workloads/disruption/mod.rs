@@ -108,7 +108,8 @@ impl Disruption {
         // Until a sync succeeds no eviction is allowed.
         let now = self.clock.now();
         self.write(&budget, status::failed(&budget.status, error.message(), now)).await?;
-        Ok(Next::Done)
+        // No event tells that the API server is well again. Upstream waits for one.
+        Ok(if error.may_pass() { Next::Backoff } else { Next::Done })
     }
 
     /// Upstream: `trySync`.
@@ -175,5 +176,59 @@ impl Disruption {
             self.client.update_status(budget, &status).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+    use serde_json::{from_value, json};
+
+    use super::*;
+    use crate::cache::Indexer;
+    use crate::client::testing::answering;
+    use crate::clock::FakeClock;
+    use crate::controllers::workloads::pod_control::testing::NoSink;
+    use crate::objects::{Object, Timestamp};
+
+    fn cached<T: Object>(objects: Vec<T>) -> Lister<T> {
+        let cache = Arc::new(Indexer::new());
+        objects.into_iter().for_each(|object| _ = cache.insert(Arc::new(object)));
+        Lister::new(cache)
+    }
+
+    #[test]
+    fn a_budget_whose_scale_cannot_be_read_for_now_is_retried() {
+        let metadata = json!({
+            "namespace": "ns", "name": "a", "labels": { "app": "a" },
+            "ownerReferences": [{
+                "apiVersion": "example.com/v1", "kind": "Shop", "name": "s", "uid": "s", "controller": true,
+            }],
+        });
+        let budget = json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata,
+            "spec": { "maxUnavailable": 1, "selector": { "matchLabels": { "app": "a" } } },
+        });
+        for (code, next) in [(503, Next::Backoff), (404, Next::Done)] {
+            let written = budget.clone();
+            let client = block_on(answering(move |line| match line.starts_with("PUT") {
+                true => (200, written.clone()),
+                false => (code, json!({})),
+            }));
+            let this = Arc::new(Disruption {
+                scales: Scales::new(client.clone()),
+                client,
+                recorder: Recorder::to_sink(Arc::new(NoSink)),
+                clock: FakeClock::new(Timestamp::from_secs(0)),
+                budgets: cached(vec![from_value(budget.clone()).unwrap()]),
+                pods: cached(vec![from_value(json!({ "metadata": metadata })).unwrap()]),
+                sets: cached(Vec::new()),
+                deployments: cached(Vec::new()),
+                stateful_sets: cached(Vec::new()),
+                controllers: cached(Vec::new()),
+            });
+            let synced = block_on(this.sync(ObjectKey::new("ns", "a")));
+            assert_eq!(synced.unwrap(), next, "{code}");
+        }
     }
 }
