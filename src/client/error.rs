@@ -381,9 +381,10 @@ impl Error {
     }
 
     /// The same request may succeed later without any change of an object: no whole answer came, or
-    /// the server is too busy or failed.
+    /// the server is too busy or failed; or there were no credentials for it.
     pub fn may_pass(&self) -> bool {
-        self.is_transport() || self.code().is_some_and(|code| code == 429 || code >= 500)
+        let is_before_answer = matches!(self, Error::Transport { .. } | Error::Credentials(_));
+        is_before_answer || self.code().is_some_and(|code| code == 429 || code >= 500)
     }
 
     /// The client only reads, and the request was a write: [`Error::Shadowed`].

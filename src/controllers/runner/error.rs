@@ -1,5 +1,6 @@
 //! The results of a sync.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
@@ -51,7 +52,7 @@ pub enum Error {
     /// A failure with the step that failed. Upstream: `fmt.Errorf("doing: %w", cause)`.
     While {
         /// The step, in the words that conditions and events show.
-        doing: &'static str,
+        doing: Cow<'static, str>,
         /// Why it failed.
         cause: Box<Error>,
     },
@@ -64,8 +65,8 @@ impl Error {
     }
 
     /// An [`Error::While`]; its text is `doing: cause`.
-    pub fn during(doing: &'static str, cause: impl Into<Error>) -> Error {
-        Error::While { doing, cause: Box::new(cause.into()) }
+    pub fn during(doing: impl Into<Cow<'static, str>>, cause: impl Into<Error>) -> Error {
+        Error::While { doing: doing.into(), cause: Box::new(cause.into()) }
     }
 
     /// All of `errors` as one: `None` without any, the error itself if it is the only one.
@@ -106,8 +107,10 @@ impl Error {
     /// Whether one of its errors is of the API server and [may pass](client::Error::may_pass).
     pub fn may_pass(&self) -> bool {
         match self {
+            Error::Api(error) => error.may_pass(),
+            Error::Terminal(cause) | Error::While { cause, .. } => cause.may_pass(),
             Error::Many(errors) => errors.iter().any(Error::may_pass),
-            error => error.api().is_some_and(client::Error::may_pass),
+            _ => false,
         }
     }
 
@@ -259,5 +262,20 @@ mod tests {
         assert_eq!(seconds(Error::Many(vec![wait(7), wait(3)])), Some(3));
         assert_eq!(seconds(Error::Many(vec![wait(7), Error::other("a")])), None);
         assert_eq!(seconds(Error::Stale("behind".into())), None);
+    }
+
+    #[test]
+    fn an_error_of_the_api_server_may_pass_wherever_it_is() {
+        let refused = || {
+            let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
+            Error::Api(client::Error::Transport { request: "GET /x".into(), source })
+        };
+        let several = || Error::Many(vec![Error::other("a"), refused()]);
+        for error in [refused(), several(), Error::during("x", several())] {
+            assert!(error.may_pass(), "{error}");
+        }
+        for error in [Error::other("a"), Error::during("x", Error::Many(Vec::new()))] {
+            assert!(!error.may_pass(), "{error}");
+        }
     }
 }

@@ -74,7 +74,7 @@ pub trait Observer: Send + Sync {
 /// What happened to a dependent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DependentEvent {
-    /// It is new in the cache.
+    /// It is new in the cache. Not passed for one that is being deleted in the initial list.
     Created,
     /// It has changed. Also passed for the owner that it had before.
     Updated,

@@ -29,6 +29,8 @@ metrics! {
 /// The first wait before a key is synced again whose cache lags behind the controller's own writes;
 /// it doubles. The cache is mostly up to date within milliseconds, but a watch may be silent for
 /// minutes.
+/// When retries begin again that have used up their number on errors that may pass.
+const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 
@@ -58,8 +60,9 @@ impl<K: Key> Default for QueuePolicy<K> {
 impl<K: Key> QueuePolicy<K> {
     /// Drops a key at an error after it has been retried `max` times in a row, until an event adds
     /// it; otherwise like the default. [`Next::Backoff`] counts as a retry, [`Error::Stale`] does
-    /// not; a panic, `Backoff` and an error that [may pass](Error::may_pass) never drop the key: no
-    /// event tells that the API server is well again. Upstream: `maxRetries`, for all errors.
+    /// not; neither they nor a panic drop the key. At an error that [may pass](Error::may_pass) the
+    /// retries begin again after a minute: no event says that the API server is well again.
+    /// Upstream: `maxRetries`, for all errors.
     pub fn at_most(max: u32) -> QueuePolicy<K> {
         QueuePolicy { max: Some(max), ..QueuePolicy::default() }
     }
@@ -371,7 +374,13 @@ impl Outcomes {
             log::error!("{controller}: Error syncing {key}, not retried: {chain}");
             return End::Forget;
         }
-        if self.max_retries.is_some_and(|max| retries() >= max) && !error.may_pass() {
+        if !is_stale && self.max_retries.is_some_and(|max| retries() >= max) {
+            if error.may_pass() {
+                log::error!(
+                    "{controller}: Error syncing {key}, retried in {OUTAGE_PAUSE:?}: {chain}"
+                );
+                return End::After(OUTAGE_PAUSE);
+            }
             log::error!("{controller}: Dropping {key} out of the queue, too many retries: {chain}");
             return End::Forget;
         }

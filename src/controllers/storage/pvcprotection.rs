@@ -90,9 +90,14 @@ impl PvcProtection {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let (mut live, mut next) = (None, Next::Done);
+        // The cache may never show the pod, and then no event about its end comes.
+        let unseen = Next::After(UNSEEN_POD_RECHECK);
         if self.tracks_use && !claim.meta.is_being_deleted() {
             let used = self.is_used(&claim, counts_as_use, &mut live).await?;
             self.set_unused(&claim, !used).await?;
+            if used && live.is_some() {
+                next = unseen;
+            }
         }
         if PROTECTION.is_deletion_candidate(&claim.meta) {
             let others = match live {
@@ -105,8 +110,7 @@ impl PvcProtection {
                 PROTECTION.remove(&self.client, &*claim).await?;
                 self.release(&others, &live.unwrap_or_default()).await;
             } else if live.is_some() {
-                // The cache may never show the pod, and then no event about its end comes.
-                next = Next::After(UNSEEN_POD_RECHECK);
+                next = unseen;
             }
         }
         if PROTECTION.is_missing(&claim.meta) {

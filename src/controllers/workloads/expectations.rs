@@ -47,7 +47,7 @@ impl Expected {
 
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} creations and {} deletions", self.creations, self.deletions.len())
+        write!(f, "creations: {}, deletions: {}", self.creations, self.deletions.len())
     }
 }
 
@@ -81,7 +81,7 @@ impl Expectations {
         let Some(expected) = owners.get(owner) else { return true };
         let waits = !expected.is_fulfilled() && !self.is_overdue(expected);
         if waits {
-            log::debug!("{owner} expects {expected}");
+            log::debug!("{owner} waits for {expected}");
         }
         !waits
     }
@@ -90,25 +90,21 @@ impl Expectations {
     /// between two lists has no event, so without this the owner would wait until another event
     /// queues it. Upstream waits for that, or for the resync.
     pub fn queue_overdue(self: &Arc<Self>, c: &mut Controller, queue: &Queue) {
-        let (this, queue) = (self.clone(), queue.clone());
+        let (name, this, queue) = (c.name(), self.clone(), queue.clone());
         c.every(OVERDUE_PERIOD, move || {
-            this.take_overdue().into_iter().for_each(|owner| queue.add(owner));
+            for (owner, expected) in this.take_overdue() {
+                log::info!("{name}: {owner} waits no longer for {expected}");
+                queue.add(owner);
+            }
             ready(Ok(()))
         });
     }
 
-    /// Drops what is not waited for. Returns the owners whose expectations were overdue.
-    fn take_overdue(&self) -> Vec<ObjectKey> {
-        let mut overdue = Vec::new();
-        self.owners().retain(|owner, expected| {
-            let is_overdue = self.is_overdue(expected);
-            if is_overdue {
-                log::info!("{owner} expected {expected} and missed events");
-                overdue.push(owner.clone());
-            }
-            !is_overdue && !expected.is_fulfilled()
-        });
-        overdue
+    /// Drops what is not waited for. Returns what was overdue, by its owner.
+    fn take_overdue(&self) -> Vec<(ObjectKey, Expected)> {
+        let mut owners = self.owners();
+        owners.retain(|_, expected| !expected.is_fulfilled());
+        owners.extract_if(|_, expected| self.is_overdue(expected)).collect()
     }
 
     /// Replaces what `owner` expects. Upstream: `SetExpectations`.
@@ -224,6 +220,7 @@ mod tests {
         expectations.expect_creations(&owner, 1);
         assert!(!expectations.satisfied(&owner));
     }
+
     #[test]
     fn an_owner_whose_events_were_lost_is_queued_once() {
         let pods = Arc::new(Indexer::<Pod>::new());
@@ -236,13 +233,16 @@ mod tests {
         expectations.expect_creations(&met, 0);
         clock.advance(Duration::from_nanos(1));
         expectations.expect_deletions(&waiting, vec![Uid::new("x")]);
-        assert_eq!(expectations.take_overdue(), []);
+        let overdue = || -> Vec<_> {
+            expectations.take_overdue().into_iter().map(|(owner, _)| owner).collect()
+        };
+        assert_eq!(overdue(), []);
         clock.advance(EXPECTATIONS_TIMEOUT);
-        assert_eq!(expectations.take_overdue(), [late]);
-        assert_eq!(expectations.take_overdue(), []);
+        assert_eq!(overdue(), [late]);
+        assert_eq!(overdue(), []);
         assert!(!expectations.satisfied(&waiting), "its time is not over");
         pods.go_back(7);
-        assert_eq!(expectations.take_overdue(), [waiting]);
+        assert_eq!(overdue(), [waiting]);
     }
 
     #[test]

@@ -113,7 +113,7 @@ where
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            match pauses.next().filter(|_| may_pass(&error)) {
+            match pauses.next().filter(|_| should_retry(&error)) {
                 Some(pause) => clock.sleep(pause.mul_f64(1.0 + JITTER * fastrand::f64())).await,
                 None => return Err(error.to_string()),
             }
@@ -127,7 +127,7 @@ where
 }
 
 /// Upstream: `webhook.DefaultShouldRetry`, for fewer failures.
-fn may_pass(error: &client::Error) -> bool {
+fn should_retry(error: &client::Error) -> bool {
     error.is_reset() || error.is_internal() || error.is_timeout() || error.is_too_many_requests()
 }
 
@@ -162,7 +162,7 @@ mod tests {
     use crate::objects::Timestamp;
 
     #[test]
-    fn a_review_is_asked_for_again_after_what_may_pass() {
+    fn a_review_is_asked_for_again_after_what_should_retry() {
         // failures, their kind, whether there is an answer in the end, and how often it was asked for
         for (failures, kind, answered, asked) in [
             (0, ErrorKind::ConnectionReset, true, 1),

@@ -153,7 +153,7 @@ impl TypeChecker {
             return Ok(Some(kept.definitions.clone()));
         }
         let body = match self.client.get_path(&format!("/openapi/v3/{document}")).await {
-            Err(error) if may_pass(&error) && is_built_in(kind) => return Err(error),
+            Err(error) if error.may_pass() && is_built_in(kind) => return Err(error),
             // The kind is skipped, as upstream, and the others are checked.
             Err(error) if error.code().is_some() => {
                 log::warn!("schema of {kind}: {error}");
@@ -203,11 +203,6 @@ impl TypeChecker {
         let known = self.client.discovery().await?;
         Ok(kinds_to_check(rules, &known).0)
     }
-}
-
-/// Whether the server failed or is busy.
-fn may_pass(error: &client::Error) -> bool {
-    error.code().is_some_and(|code| code == 429 || code >= 500)
 }
 
 fn is_built_in(kind: &GroupVersionKind) -> bool {

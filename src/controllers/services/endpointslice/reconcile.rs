@@ -231,10 +231,8 @@ impl Reconciler {
                 // It would fail until the Service is deleted too.
                 Err(error) if error.is_namespace_terminating() => return Ok(()),
                 Err(error) => {
-                    let text = Error::from(error).message();
-                    return Err(Error::other(format!(
-                        "failed to create EndpointSlice for Service {key}: {text}"
-                    )));
+                    let doing = format!("failed to create EndpointSlice for Service {key}");
+                    return Err(Error::during(doing, error));
                 }
             }
             metrics::changed("create");
@@ -243,11 +241,9 @@ impl Reconciler {
             match self.client.update(&slice.meta.key(), &Body::of(slice)).await {
                 Ok(updated) => self.tracker.wrote(&updated),
                 Err(error) => {
-                    let text = Error::from(error).message();
-                    return Err(Error::other(format!(
-                        "failed to update {} EndpointSlice for Service {key}: {text}",
-                        slice.meta.name
-                    )));
+                    let name = &slice.meta.name;
+                    let doing = format!("failed to update {name} EndpointSlice for Service {key}");
+                    return Err(Error::during(doing, error));
                 }
             }
             metrics::changed("update");
@@ -275,12 +271,9 @@ impl Reconciler {
             Ok(()) => self.tracker.expect_deletion(slice),
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => {
-                return Err(Error::other(format!(
-                    "{failed} {} EndpointSlice for Service {}: {}",
-                    slice.meta.name,
-                    service.meta.key(),
-                    Error::from(error).message()
-                )));
+                let (name, key) = (&slice.meta.name, service.meta.key());
+                let doing = format!("{failed} {name} EndpointSlice for Service {key}");
+                return Err(Error::during(doing, error));
             }
         }
         metrics::changed("delete");

@@ -24,6 +24,9 @@ use crate::objects::{
 /// What must have passed after a deadline for it to be over.
 const TICK: Duration = Duration::from_millis(1);
 
+/// When a budget is synced again whose pods or scales could not be read.
+const RETRY: Duration = Duration::from_secs(30);
+
 /// The controller `disruption-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (budgets, pods) = (c.lister::<PodDisruptionBudget>(), c.lister::<Pod>());
@@ -104,12 +107,14 @@ impl Disruption {
         if error.api().is_some_and(client::Error::is_conflict) {
             return Err(error);
         }
-        log::error!("Failed to sync PDB {key}: {error}");
         // Until a sync succeeds no eviction is allowed.
-        let now = self.clock.now();
-        self.write(&budget, status::failed(&budget.status, error.message(), now)).await?;
-        // No event tells that the API server is well again. Upstream waits for one.
-        Ok(if error.may_pass() { Next::Backoff } else { Next::Done })
+        let failed = status::failed(&budget.status, error.message(), self.clock.now());
+        let is_news = failed != budget.status;
+        let level = if is_news { log::Level::Error } else { log::Level::Debug };
+        log::log!(level, "Failed to sync PDB {key}: {error}");
+        self.write(&budget, failed).await?;
+        // No event says that the API server is well again.
+        Ok(if error.may_pass() { Next::After(RETRY) } else { Next::Done })
     }
 
     /// Upstream: `trySync`.
@@ -209,7 +214,7 @@ mod tests {
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata,
             "spec": { "maxUnavailable": 1, "selector": { "matchLabels": { "app": "a" } } },
         });
-        for (code, next) in [(503, Next::Backoff), (404, Next::Done)] {
+        for (code, next) in [(503, Next::After(RETRY)), (404, Next::Done)] {
             let written = budget.clone();
             let client = block_on(answering(move |line| match line.starts_with("PUT") {
                 true => (200, written.clone()),
