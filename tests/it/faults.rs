@@ -9,8 +9,8 @@ use std::time::Duration;
 use kube_controller_manager::client::{Client, Config, Delete, Guard, Patch};
 use kube_controller_manager::clock::{Clock, Sleep, SystemClock};
 use kube_controller_manager::objects::{
-    DaemonSet, Deployment, Job, Namespace, Node, ObjectKey, PersistentVolume, Pod, ReplicaSet,
-    Resource, Timestamp,
+    ArcStr, DaemonSet, Deployment, Job, Namespace, Node, ObjectKey, PersistentVolume, Pod,
+    ReplicaSet, Resource, Timestamp,
 };
 use sandbox::faults::{Fault, Faults, Target};
 use sandbox::store::Store;
@@ -144,6 +144,54 @@ fn a_watch_may_expire_at_any_time() {
         let mut counts = expire();
         counts.sort_unstable();
         assert_eq!(counts, [6, 7]);
+    });
+}
+
+/// The creation of a pod counts, although the first list that shows the pod shows it in deletion.
+#[test]
+fn a_pod_that_is_first_seen_in_deletion_is_replaced() {
+    Env::run("first-seen", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let (client, clock, sandbox) = (&env.client, &env.clock, &env.cluster.sandbox);
+        let store = &sandbox.api().store;
+        create(client, deployment("web", 1, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+
+        cut_lists_and_watches(sandbox.faults(), "pods");
+        let mut held = deployment("held", 1, "held:1");
+        held["spec"]["template"]["metadata"]["finalizers"] = json!(["example.com/held"]);
+        create(client, held).await;
+        let first = eventually(clock, "a pod is created", || async {
+            let changes = store.changes("pods", 0, usize::MAX, true).expect("the history is there");
+            let mut names =
+                changes.changes.iter().map(|it| it.new.value["metadata"]["name"].as_str());
+            let held = names.find_map(|name| name.filter(|name| name.starts_with("held-")));
+            held.map(str::to_owned).ok_or_else(|| "none".to_owned())
+        })
+        .await;
+        let key = ObjectKey::new("default", &first);
+        client.delete::<Pod>(&key, Delete::new().grace_period(0)).await.expect("delete");
+        // No watch can begin before that, so a list comes next.
+        let mut births = Births::default();
+        while !store.compact_at(births.seen) {
+            births.look(store);
+        }
+        sandbox.faults().expire_watches();
+        sandbox.faults().clear();
+        eventually(clock, "the pod is seen in deletion", || async {
+            let sets = list::<ReplicaSet>(client).await;
+            let going = sets.iter().map(|set| set.status.terminating_replicas);
+            let going: Vec<_> = going.collect();
+            if going.contains(&Some(1)) { Ok(()) } else { Err(format!("{going:?}")) }
+        })
+        .await;
+        merge::<Pod>(client, &first, json!({ "metadata": { "finalizers": null } })).await;
+        eventually(clock, "another pod is created", || async {
+            let names: Vec<_> = env.pods().await.iter().map(|pod| pod.meta.name.clone()).collect();
+            let is_other = |name: &&ArcStr| name.starts_with("held-") && ***name != *first;
+            names.iter().find(is_other).map(drop).ok_or_else(|| format!("{names:?}"))
+        })
+        .await;
     });
 }
 
