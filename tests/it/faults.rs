@@ -180,8 +180,7 @@ fn a_pod_that_is_first_seen_in_deletion_is_replaced() {
         sandbox.faults().clear();
         eventually(clock, "the pod is seen in deletion", || async {
             let sets = list::<ReplicaSet>(client).await;
-            let going = sets.iter().map(|set| set.status.terminating_replicas);
-            let going: Vec<_> = going.collect();
+            let going: Vec<_> = sets.iter().map(|set| set.status.terminating_replicas).collect();
             if going.contains(&Some(1)) { Ok(()) } else { Err(format!("{going:?}")) }
         })
         .await;

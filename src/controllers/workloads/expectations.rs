@@ -66,12 +66,11 @@ impl Expectations {
         self.owners.lock()
     }
 
-    /// Whether no event about `expected` will come any more, though some are missing: the time is
-    /// over, or the server has lost its history.
+    /// Whether no further event about `expected` will come: the time is over, or the server has lost
+    /// its history.
     fn is_overdue(&self, expected: &Expected) -> bool {
         let waited = || self.clock.monotonic().saturating_sub(expected.since);
-        !expected.is_fulfilled()
-            && (expected.history != (self.history)() || waited() > EXPECTATIONS_TIMEOUT)
+        expected.history != (self.history)() || waited() > EXPECTATIONS_TIMEOUT
     }
 
     /// Whether `owner` may act: it expects nothing, all expected events were seen, or none will

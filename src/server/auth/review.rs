@@ -162,7 +162,7 @@ mod tests {
     use crate::objects::Timestamp;
 
     #[test]
-    fn a_review_is_asked_for_again_after_what_should_retry() {
+    fn a_review_is_asked_for_again_after_what_may_pass() {
         // failures, their kind, whether there is an answer in the end, and how often it was asked for
         for (failures, kind, answered, asked) in [
             (0, ErrorKind::ConnectionReset, true, 1),
