@@ -405,7 +405,7 @@ impl Kubelet {
         }
     }
 
-    /// Registers a node that is missing, and renews its lease.
+    /// Registers a node that is missing, renews its lease, and reports a node that was lost as ready.
     async fn beat(&self, name: &str) -> client::Result<()> {
         let now = self.clock.now();
         let key = ObjectKey::cluster(name);
@@ -427,9 +427,17 @@ impl Kubelet {
             }
             Err(error) => return Err(error),
         }
-        if cached.is_some_and(|node| node.is_unreachable()) {
+        self.renew_lease(name, now).await?;
+        // The cache may be older than the mark that a node got while it was dead.
+        let has_returned = self.steering.has_returned(name);
+        if has_returned || cached.is_some_and(|node| node.is_unreachable()) {
             self.report_ready(&key, now).await?;
+            self.steering.clear_returned(name);
         }
+        Ok(())
+    }
+
+    async fn renew_lease(&self, name: &str, now: Timestamp) -> client::Result<()> {
         let leases = self.client.resource(&LEASES);
         let lease = ObjectKey::new("kube-node-lease", name);
         let renew = json!({ "spec": { "renewTime": now.to_micro_string() } });

@@ -63,6 +63,8 @@ pub struct Steering {
 #[derive(Default)]
 struct Steered {
     dead: HashSet<Istr>,
+    /// Those that work again and have not reported it yet.
+    returned: HashSet<Istr>,
     held: bool,
     kept: HashSet<Istr>,
 }
@@ -79,7 +81,10 @@ impl Steering {
 
     /// A dead node works again, and reports that it is ready.
     pub fn revive(&self, node: &str) {
-        self.state().dead.remove(node);
+        let mut state = self.state();
+        if state.dead.remove(node) {
+            state.returned.insert(Istr::new(node));
+        }
     }
 
     /// While held, no pod becomes ready. Held pods continue within a second of the release.
@@ -104,6 +109,15 @@ impl Steering {
 
     fn is_dead(&self, node: &str) -> bool {
         self.state().dead.contains(node)
+    }
+
+    fn has_returned(&self, node: &str) -> bool {
+        self.state().returned.contains(node)
+    }
+
+    /// The node has reported that it works again.
+    fn clear_returned(&self, node: &str) {
+        self.state().returned.remove(node);
     }
 
     fn is_held(&self) -> bool {

@@ -82,10 +82,8 @@ pub struct Invariants {
 }
 
 impl Invariants {
-    /// `charges_atomically`: the API server stores a pod and its charge to the quota at once. Others
-    /// charge it before, and a recount in between forgets the charge.
-    pub fn new(charges_atomically: bool) -> Invariants {
-        let mut invariants = Invariants {
+    pub fn new() -> Invariants {
+        Invariants {
             checks: vec![
                 Box::<OneForIndex>::default(),
                 Box::<OneForOrdinal>::default(),
@@ -94,16 +92,13 @@ impl Invariants {
                 Box::<Attached>::default(),
                 Box::<NoOverlap>::default(),
                 Box::<Evictions>::default(),
+                Box::<Quotas>::default(),
             ],
             leader: OneLeader::default(),
             owners: LivingOwners::default(),
             counts: BTreeMap::new(),
             writes: BTreeMap::new(),
-        };
-        if charges_atomically {
-            invariants.checks.push(Box::<Quotas>::default());
         }
-        invariants
     }
 
     /// Checks a change. Changes come in the order of their versions.
