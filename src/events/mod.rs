@@ -23,6 +23,8 @@
 mod broadcaster;
 mod correlator;
 mod event;
+#[cfg(test)]
+pub(crate) mod testing;
 mod writer;
 
 use std::sync::Arc;

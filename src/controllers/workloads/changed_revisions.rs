@@ -104,7 +104,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::controllers::workloads::pod_control::testing::Heard;
+    use crate::events::testing::Heard;
     use crate::objects::StatefulSet;
 
     fn set(uid: &str) -> StatefulSet {

@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
     use crate::clock::FakeClock;
-    use crate::controllers::workloads::pod_control::testing::Heard;
+    use crate::events::testing::Heard;
     use crate::objects::{ReplicaSet, Timestamp};
 
     fn set(uid: &str, generation: i64) -> ReplicaSet {

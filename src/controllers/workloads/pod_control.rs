@@ -213,43 +213,15 @@ pub fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod testing {
-    use crate::events::{EventSink, EventType, ObjectReference};
-
-    /// Drops all events.
-    pub struct NoSink;
-
-    impl EventSink for NoSink {
-        fn record(&self, _: &ObjectReference, _: EventType, _: &str, _: String) {}
-    }
-
-    /// Keeps all events, as `Normal Reason message`.
-    #[derive(Default)]
-    pub struct Heard(parking_lot::Mutex<Vec<String>>);
-
-    impl Heard {
-        pub fn take(&self) -> Vec<String> {
-            std::mem::take(&mut self.0.lock())
-        }
-    }
-
-    impl EventSink for Heard {
-        fn record(&self, _: &ObjectReference, kind: EventType, reason: &str, message: String) {
-            self.0.lock().push(format!("{kind:?} {reason} {message}"));
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use serde_json::{from_value, json};
 
-    use super::testing::{Heard, NoSink};
     use super::*;
     use crate::client::testing::{answering, forgetful};
     use crate::clock::{Clock, FakeClock};
+    use crate::events::testing::{Heard, NoSink};
     use crate::objects::{Job, ReplicaSet, Template, Timestamp};
     use futures_lite::FutureExt;
     use futures_lite::future::{block_on, pending, yield_now};

@@ -174,7 +174,49 @@ impl ResourceClaims {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use futures_lite::future::block_on;
+
+    use super::super::{ClaimCreator, Key, RecentUids};
     use super::*;
+    use crate::cache::{Indexer, Lister};
+    use crate::client::testing::answering;
+    use crate::events::Recorder;
+    use crate::events::testing::NoSink;
+
+    /// No event about the end of such a pod comes if it ends before a watch is open again.
+    #[test]
+    fn a_claim_whose_pod_only_the_server_shows_is_synced_again() {
+        let pod = json!({ "metadata": { "namespace": "ns", "name": "p", "uid": "u" } });
+        let claim: ResourceClaim = serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "c", "finalizers": [FINALIZER] },
+            "status": { "allocation": {}, "reservedFor": [
+                { "resource": "pods", "name": "p", "uid": "u" },
+            ] },
+        }))
+        .unwrap();
+        let key = claim.meta.key();
+        let (pods, claims) = (Arc::new(Indexer::<Pod>::new()), Arc::new(Indexer::new()));
+        claims.insert(Arc::new(claim));
+        let claims = Lister::new(claims);
+        let live = pod.clone();
+        let client = block_on(answering(move |_| (200, live.clone())));
+        let templates = Lister::new(Arc::new(Indexer::new()));
+        let this = Arc::new(ResourceClaims {
+            creator: ClaimCreator::new(client.clone(), claims.clone(), templates, false),
+            client,
+            recorder: Recorder::to_sink(Arc::new(NoSink)),
+            pods: Lister::new(pods.clone()),
+            claims,
+            groups: None,
+            deleted: RecentUids::default(),
+        });
+        let sync = || block_on(this.clone().sync(Key::Claim(key.clone()))).unwrap();
+        assert_eq!(sync(), Next::After(UNSEEN_CONSUMER_RECHECK));
+        pods.insert(Arc::new(serde_json::from_value(pod).unwrap()));
+        assert_eq!(sync(), Next::Done);
+    }
 
     #[test]
     fn a_reservation_ends_with_its_consumer() {

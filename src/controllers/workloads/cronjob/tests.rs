@@ -5,7 +5,7 @@ use super::*;
 use crate::cache::Indexer;
 use crate::client::testing::answering;
 use crate::clock::FakeClock;
-use crate::controllers::workloads::pod_control::testing::Heard;
+use crate::events::testing::Heard;
 
 const NOW: &str = "2026-05-19T10:07:10Z";
 

@@ -315,8 +315,8 @@ mod tests {
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
-    use crate::controllers::workloads::pod_control::testing::Heard;
     use crate::events::Recorder;
+    use crate::events::testing::Heard;
     use crate::objects::Object;
 
     fn empty<T: Object>() -> Lister<T> {

@@ -193,7 +193,7 @@ mod tests {
     use crate::cache::Indexer;
     use crate::client::testing::answering;
     use crate::clock::FakeClock;
-    use crate::controllers::workloads::pod_control::testing::NoSink;
+    use crate::events::testing::NoSink;
     use crate::objects::{Object, Timestamp};
 
     fn cached<T: Object>(objects: Vec<T>) -> Lister<T> {

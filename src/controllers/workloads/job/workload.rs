@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use crate::cache::Indexer;
     use crate::client::testing::answering;
-    use crate::controllers::workloads::pod_control::testing::NoSink;
+    use crate::events::testing::NoSink;
 
     fn job(spec: Value, status: Value) -> Job {
         let meta = json!({ "namespace": "ns", "name": "j", "uid": "u" });

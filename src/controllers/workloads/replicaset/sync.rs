@@ -228,8 +228,8 @@ mod tests {
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
-    use crate::controllers::workloads::pod_control::testing::NoSink;
     use crate::events::Recorder;
+    use crate::events::testing::NoSink;
     use crate::objects::{Meta, ReplicaSet, Uid};
 
     #[test]
