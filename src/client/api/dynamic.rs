@@ -285,6 +285,16 @@ impl Dynamic {
         self.client.fetch(&self.call("PUT", key)?.body(JSON, body)?).await
     }
 
+    /// As [`Self::update`], but the answer holds only the name and version of the object, in protobuf
+    /// where the configuration allows it. For built-in kinds.
+    pub async fn update_for_metadata(
+        &self,
+        key: &ObjectKey,
+        body: &(impl Serialize + Sync),
+    ) -> Result<Written> {
+        self.fetch_metadata(self.call("PUT", key)?.body(JSON, body)?).await
+    }
+
     /// Changes an object and returns it as it is then. Unless the patch names a resourceVersion, it
     /// applies to any version.
     pub async fn patch<O: DeserializeOwned>(&self, key: &ObjectKey, patch: &Patch) -> Result<O> {

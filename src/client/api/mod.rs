@@ -5,6 +5,8 @@ mod dynamic;
 mod options;
 mod scale;
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
@@ -15,7 +17,9 @@ pub use self::options::{Delete, ListOptions, Patch, Preconditions, Propagation};
 pub use self::scale::Scales;
 use super::error::undecoded;
 use super::{Client, Result};
-use crate::objects::{Istr, Object, ObjectKey, Resource, ResourceType, WholeMeta, from_json};
+use crate::objects::{
+    Istr, Meta, Object, ObjectKey, Resource, ResourceType, WholeMeta, Written, from_json,
+};
 
 impl Client {
     /// The verbs over any resource. See [`Dynamic`] for their errors, which are those of the verbs
@@ -60,6 +64,17 @@ impl Client {
         self.update_part(object, "status", status).await
     }
 
+    /// As [`Client::update_status`], but the answer holds only the name and version of the object.
+    /// For built-in kinds whose status changes often.
+    pub async fn update_status_for_metadata<T: WholeMeta>(
+        &self,
+        object: &T,
+        status: &(impl Serialize + Sync),
+    ) -> Result<Written> {
+        let (key, body) = (Object::meta(object).key(), WithStatus::of(object, status));
+        self.resource(&T::RESOURCE).subresource("status").update_for_metadata(&key, &body).await
+    }
+
     /// As [`Client::update_status`], for another subresource that takes a status, such as
     /// `approval`.
     pub async fn update_part<T: WholeMeta>(
@@ -68,11 +83,8 @@ impl Client {
         subresource: &'static str,
         status: &(impl Serialize + Sync),
     ) -> Result<T> {
-        let metadata = Object::meta(object);
-        let ResourceType { kind, .. } = &T::RESOURCE;
-        let api_version = T::RESOURCE.api_version();
-        let body = WithStatus { api_version, kind, metadata, status };
-        self.resource(&T::RESOURCE).subresource(subresource).update(&metadata.key(), &body).await
+        let (key, body) = (Object::meta(object).key(), WithStatus::of(object, status));
+        self.resource(&T::RESOURCE).subresource(subresource).update(&key, &body).await
     }
 
     /// Reads the live object as JSON, lets `change` edit it, and replaces it. `change` returns
@@ -162,9 +174,17 @@ impl Client {
 /// The body of a PUT on `/status`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct WithStatus<'a, M, S> {
+struct WithStatus<'a, S> {
     api_version: String,
-    kind: &'a str,
-    metadata: &'a M,
+    kind: Cow<'static, str>,
+    metadata: &'a Meta,
     status: &'a S,
+}
+
+impl<'a, S> WithStatus<'a, S> {
+    fn of<T: WholeMeta>(object: &'a T, status: &'a S) -> WithStatus<'a, S> {
+        let resource = T::RESOURCE;
+        let (api_version, kind) = (resource.api_version(), resource.kind);
+        WithStatus { api_version, kind, metadata: Object::meta(object), status }
+    }
 }

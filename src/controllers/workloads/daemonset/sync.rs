@@ -274,18 +274,18 @@ impl DaemonSets {
         let generation = acted.then_some(set.meta.generation);
         let status = counts.put_into(&set.status, generation);
         if status != set.status {
-            let updated = match self.client.update_status(&**set, &status).await {
-                Ok(updated) => updated,
+            let written = match self.client.update_status_for_metadata(&**set, &status).await {
+                Ok(written) => written,
                 Err(error) => {
                     let live: DaemonSet = self.client.get(key).await?;
                     if live.meta.uid != set.meta.uid {
                         return Err(error.into());
                     }
                     let status = counts.put_into(&live.status, generation);
-                    self.client.update_status(&live, &status).await?
+                    self.client.update_status_for_metadata(&live, &status).await?
                 }
             };
-            let version = updated.meta.resource_version;
+            let version = written.meta.resource_version;
             self.consistency.wrote_at(key, &set.meta.uid, &DaemonSet::RESOURCE, version);
         }
         let (min_ready, now) = (set.spec.min_ready_seconds, self.clock.now());

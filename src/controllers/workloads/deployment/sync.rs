@@ -310,8 +310,9 @@ impl DeploymentController {
 
     /// Writes the status and the annotations of `deployment`, which then is as the API has it.
     pub(super) async fn write_status(&self, deployment: &mut Deployment) -> Result<(), Error> {
-        let written = self.client.update_status(&*deployment, &deployment.status).await?;
-        *deployment = written;
+        let status = &deployment.status;
+        let written = self.client.update_status_for_metadata(&*deployment, status).await?;
+        deployment.meta.resource_version = written.meta.resource_version;
         self.wrote(deployment, &Deployment::RESOURCE, deployment.meta.resource_version);
         Ok(())
     }

@@ -178,7 +178,7 @@ impl Disruption {
         status: PodDisruptionBudgetStatus,
     ) -> Result<(), Error> {
         if status != budget.status {
-            self.client.update_status(budget, &status).await?;
+            self.client.update_status_for_metadata(budget, &status).await?;
         }
         Ok(())
     }

@@ -96,13 +96,13 @@ impl<S: Replicating> ReplicaSets<S> {
         // The status and the time of the next check are computed for the same moment.
         let now = self.clock.now();
         let status = status::calculate(&*set, &active, terminating, failure.as_ref(), now);
-        let written = self.write_status(&key, &set, status).await?;
+        let (ready, available) = (status.ready_replicas, status.available_replicas);
+        self.write_status(&key, &set, status).await?;
         if let Some(failure) = failure {
             return Err(failure);
         }
-        let min_ready = written.spec().min_ready_seconds;
-        let ReplicaSetStatus { ready_replicas, available_replicas, .. } = *written.status();
-        if min_ready > 0 && ready_replicas != available_replicas {
+        let min_ready = set.spec().min_ready_seconds;
+        if min_ready > 0 && ready != available {
             let next = availability::next_check(&active, min_ready, now, self.clock.now());
             // In any case, the status is right after that period at the latest.
             let fallback = std::time::Duration::from_secs(min_ready.unsigned_abs().into());
@@ -175,32 +175,32 @@ impl<S: Replicating> ReplicaSets<S> {
         pods
     }
 
-    /// Writes `status` if it has changed, and after a failure once more on the live set. Returns
-    /// the set as it is then. Upstream: `updateReplicaSetStatus`.
+    /// Writes `status` if it has changed, and after a failure once more on the live set.
+    /// Upstream: `updateReplicaSetStatus`.
     async fn write_status(
         &self,
         key: &ObjectKey,
         set: &Arc<S>,
         mut status: ReplicaSetStatus,
-    ) -> Result<Arc<S>, Error> {
+    ) -> Result<(), Error> {
         if !status::must_write(&**set, &status) {
-            return Ok(set.clone());
+            return Ok(());
         }
         // The generation that was acted on, even when the live set is ahead of it.
         status.observed_generation = set.meta().generation;
-        let updated = match self.client.update_status(&**set, &status).await {
-            Ok(updated) => updated,
+        let written = match self.client.update_status_for_metadata(&**set, &status).await {
+            Ok(written) => written,
             Err(error) => {
                 let live: S = self.client.get(key).await?;
                 if live.meta().uid != set.meta().uid {
                     return Err(error.into());
                 }
-                self.client.update_status(&live, &status).await?
+                self.client.update_status_for_metadata(&live, &status).await?
             }
         };
-        let version = updated.meta().resource_version;
+        let version = written.meta.resource_version;
         self.consistency.wrote_at(key, &set.meta().uid, &S::RESOURCE, version);
-        Ok(Arc::new(updated))
+        Ok(())
     }
 }
 

@@ -250,9 +250,9 @@ impl StatefulSets {
         let mut base = set.clone();
         let mut pauses = STATUS_PAUSES.iter();
         loop {
-            match self.client.update_status(&*base, status).await {
-                Ok(updated) => {
-                    self.wrote::<StatefulSet>(set, updated.meta.resource_version);
+            match self.client.update_status_for_metadata(&*base, status).await {
+                Ok(written) => {
+                    self.wrote::<StatefulSet>(set, written.meta.resource_version);
                     return Ok(());
                 }
                 Err(error) => match pauses.next().filter(|_| error.is_conflict()) {
