@@ -287,7 +287,6 @@ impl Plugin {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
     use std::sync::Arc;
 
     use futures_lite::future::block_on;
@@ -345,9 +344,12 @@ providers:
             \"kind\":\"CredentialProviderResponse\",\"cacheKeyType\":\"Registry\",\
             \"cacheDuration\":\"1m\",\"auth\":{\"*.example.com\":{\"username\":\"'$WHO'\",\
             \"password\":\"'$(wc -l < calls | tr -d ' ')'\"}}}'\n";
-        fs::write(programs.join("helper"), script).expect("a file");
-        fs::set_permissions(programs.join("helper"), fs::Permissions::from_mode(0o755))
-            .expect("permissions");
+        // Written by another process: one that this one forks meanwhile would keep it open for
+        // writing, and then it cannot be executed.
+        fs::write(folder.join("script"), script).expect("a file");
+        let (from, to) = (folder.join("script"), programs.join("helper"));
+        let installed = Command::new("install").args(["-m", "755"]).args([from, to]).status();
+        assert!(installed.is_ok_and(|status| status.success()));
         let plugins = Plugins::read(&folder.join("config.yaml"), &programs, clock.clone());
         let plugins = plugins.expect("plugins");
         let clock: Arc<FakeClock> = clock;
