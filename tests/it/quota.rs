@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::FutureExt;
+use futures_lite::{FutureExt, future};
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::clock::FakeClock;
@@ -258,10 +258,16 @@ impl Counting {
 
     /// The controller's time passes by 100 ms after each `pause`, without end.
     async fn passes(&self, env: &Env, pause: Duration) {
-        loop {
+        self.passes_for(env, pause, usize::MAX).await;
+    }
+
+    /// As [`Self::passes`], so many times.
+    async fn passes_for(&self, env: &Env, pause: Duration, times: usize) {
+        for _ in 0..times {
             env.clock.sleep(pause).await;
             self.clock.advance(Duration::from_millis(100));
         }
+        future::pending::<()>().await;
     }
 
     async fn end(self) {
@@ -340,8 +346,29 @@ fn a_deletion_during_the_first_count_is_counted() {
         // The deletion has reached both quotas once this one has been counted again.
         uses(env, "known", &[("count/configmaps", "0")]).await;
         faults.clear();
-        let later = counting.passes(env, Duration::from_millis(20));
+        // Less than the five seconds after which a first count is repeated in any case.
+        let later = counting.passes_for(env, Duration::from_millis(20), 40);
         uses(env, "new", &[("count/configmaps", "0")]).or(later).await;
+        counting.end().await;
+    });
+}
+
+/// It is charged to nothing, since the quota has no limits in its status yet.
+#[test]
+fn an_object_that_is_created_during_the_first_count_is_counted() {
+    Env::run("quota-uncharged", async |env| {
+        let (client, faults) = (&env.client, env.cluster.sandbox.faults());
+        let counting = Counting::start(env, Duration::ZERO);
+        faults.next(1, "update", "resourcequotas/status", Fault::Hold);
+        create(client, quota("new", json!({ "hard": { "count/configmaps": "9" } }))).await;
+        eventually(&env.clock, "the first count is written", || async {
+            if faults.pending().is_empty() { Ok(()) } else { Err("no write".to_owned()) }
+        })
+        .await;
+        create(client, object("v1", "ConfigMap", "one", json!({}))).await;
+        faults.clear();
+        let later = counting.passes(env, Duration::from_millis(20));
+        uses(env, "new", &[("count/configmaps", "1")]).or(later).await;
         counting.end().await;
     });
 }

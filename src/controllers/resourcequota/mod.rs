@@ -36,6 +36,10 @@ const PODS_PATIENCE: Duration = Duration::from_secs(5);
 const PODS_STORED: Duration = Duration::from_millis(500);
 const PODS_PAUSE: Duration = Duration::from_millis(100);
 
+/// When the first count of new limits is repeated. What is created during it is charged to nothing, and
+/// then no event causes another count.
+const SECOND_COUNT: Duration = Duration::from_secs(5);
+
 /// The controller `resourcequota-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default());
@@ -294,7 +298,9 @@ impl Quotas {
             Lag::Short => return Ok(Next::After(PODS_PAUSE)),
             Lag::Long => errors.extend(self.measure_live_pods(&quota, &mut measured).await.err()),
         }
-        if let Some(status) = new_status(&quota, &measured)
+        let new = new_status(&quota, &measured);
+        let is_first = new.is_some() && self.lacks_usage(&quota);
+        if let Some(status) = new
             && let Err(error) = self.client.update_status(&*quota, &status).await
         {
             errors.push(error.into());
@@ -304,7 +310,8 @@ impl Quotas {
         }
         let stuck = self.limits_pods(&quota).then(|| self.pods.in_namespace(&key.namespace));
         let release = pods::next_release(stuck.iter().flatten(), self.clock.now());
-        Ok(release.map_or(Next::Done, Next::After))
+        let next = release.into_iter().chain(is_first.then_some(SECOND_COUNT)).min();
+        Ok(next.map_or(Next::Done, Next::After))
     }
 }
 

@@ -29,10 +29,10 @@ metrics! {
 /// The first wait before a key is synced again whose cache lags behind the controller's own writes;
 /// it doubles. The cache is mostly up to date within milliseconds, but a watch may be silent for
 /// minutes.
-/// When retries begin again that have used up their number on errors that may pass.
-const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
+/// When retries begin again that have used up their number on errors that may pass.
+const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
 
 /// In a storm, a key of a paced queue rests after a sync for this many times as long as the sync
 /// took, up to a limit, and one sync handles all events of that time.
