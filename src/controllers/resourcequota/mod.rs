@@ -1,17 +1,16 @@
 //! Keeps the status of ResourceQuotas: the usage of the resources that they limit.
 //! Upstream: `pkg/controller/resourcequota`, `pkg/quota/v1`.
 
+mod charges;
 mod devices;
 mod evaluator;
 pub mod kinds;
 pub mod pods;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
+use self::charges::{Charges, Lag};
 use self::devices::{Extended, resource_claims};
 use self::evaluator::{Evaluator, Registry};
 use self::kinds::{claim_changes_usage, service_changes_usage, services, volume_claims};
@@ -30,10 +29,7 @@ use crate::objects::{
 /// How long workers wait for the DeviceClasses, which a server need not serve.
 const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a lower usage waits for the pods that were charged before, until they are listed; within
-/// which time a charged pod is stored; and the pause between two attempts.
-const PODS_PATIENCE: Duration = Duration::from_secs(5);
-const PODS_STORED: Duration = Duration::from_millis(500);
+/// The pause between two attempts of a lower usage that waits.
 const PODS_PAUSE: Duration = Duration::from_millis(100);
 
 /// When the first count of new limits is repeated. What is created during it is charged to nothing, and
@@ -53,7 +49,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         whole_pods: c.feature("PodLevelResources"),
         registry: registry(c),
         queue: queue.clone(),
-        waiting: Mutex::default(),
+        charges: Charges::default(),
     });
     watch_quotas(c, &this, &quotas, &urgent);
     watch_updates(c, &this);
@@ -109,6 +105,10 @@ fn watch_quotas(
     let (this, urgent) = (this.clone(), urgent.clone());
     let queue = this.queue.clone();
     c.watch(quotas, &queue, move |change, queue| {
+        match &change {
+            Change::Deleted(last) => this.charges.forget(&last.object().meta.key()),
+            change => this.charges.see(&change.object().meta, this.clock.monotonic()),
+        }
         let quota = match change {
             Change::Added { new, .. } => new,
             // Changes of the status are our own, or the API server's when it charges new objects.
@@ -181,25 +181,7 @@ struct Quotas {
     whole_pods: bool,
     registry: Registry,
     queue: Queue,
-    /// The quotas that wait for pods.
-    waiting: Mutex<HashMap<ObjectKey, Wait>>,
-}
-
-/// A quota's wait for pods that it may have been charged for.
-struct Wait {
-    since: Duration,
-    /// The quota's version, and since when it is that one.
-    version: u64,
-    changed: Duration,
-}
-
-/// Whether the cache of pods may lack some that a quota was charged for.
-enum Lag {
-    None,
-    /// They may still come.
-    Short,
-    /// They have not come for [`PODS_PATIENCE`].
-    Long,
+    charges: Charges,
 }
 
 impl Quotas {
@@ -232,28 +214,14 @@ impl Quotas {
         quota.spec.hard.names().any(|name| self.is_of_pods(name))
     }
 
-    /// Whether pods may be missing in a lower usage: the API server charges a pod before it stores
-    /// it, so a cache older than the quota may lack what was charged. Then more pods than the quota
-    /// permits would be admitted, as under upstream's manager. The wait has an end, because a charged
-    /// pod may have been refused in the end.
+    /// Whether pods may be missing in the measured usage.
     fn lag_of_pods(&self, quota: &ResourceQuota, measured: &ResourceList, known: u64) -> Lag {
-        let (key, version) = (quota.meta.key(), quota.meta.resource_version);
-        let mut waiting = self.waiting.lock();
-        let is_lower = lowers(quota, measured, |name| self.is_of_pods(name));
-        if known >= version || !is_lower {
-            waiting.remove(&key);
-            return Lag::None;
-        }
-        let now = self.clock.monotonic();
-        let wait = waiting.entry(key).or_insert(Wait { since: now, version, changed: now });
-        if wait.version != version {
-            (wait.version, wait.changed) = (version, now);
-        }
-        // A pod that was charged just now may not be stored yet.
-        let ends = (wait.since + PODS_PATIENCE).max(wait.changed + PODS_STORED);
-        match now < ends.min(wait.since + 2 * PODS_PATIENCE) {
-            true => Lag::Short,
-            false => Lag::Long,
+        match lowers(quota, measured, |name| self.is_of_pods(name)) {
+            true => self.charges.lag(&quota.meta, known, self.clock.monotonic()),
+            false => {
+                self.charges.settle(&quota.meta.key());
+                Lag::None
+            }
         }
     }
 
@@ -280,15 +248,12 @@ impl Quotas {
             let amount = usage.get(&name).unwrap_or_default();
             measured.insert(name, amount);
         }
-        self.waiting.lock().remove(&key);
+        self.charges.settle(&key);
         Ok(())
     }
 
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        let Some(quota) = self.quotas.get(&key) else {
-            self.waiting.lock().remove(&key);
-            return Ok(Next::Done);
-        };
+        let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
         // Read first: what is measured is at least as new.
         let known = self.pods.last_seen_version();
         let (mut measured, mut errors) =
@@ -300,10 +265,11 @@ impl Quotas {
         }
         let new = new_status(&quota, &measured);
         let is_first = new.is_some() && self.lacks_usage(&quota);
-        if let Some(status) = new
-            && let Err(error) = self.client.update_status(&*quota, &status).await
-        {
-            errors.push(error.into());
+        if let Some(status) = new {
+            match self.client.update_status(&*quota, &status).await {
+                Ok(written) => self.charges.wrote(&written.meta),
+                Err(error) => errors.push(error.into()),
+            }
         }
         if let Some(error) = Error::many(errors) {
             return Err(error);
