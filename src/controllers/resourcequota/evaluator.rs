@@ -73,11 +73,20 @@ where
 }
 
 /// Any objects, counted. Upstream: `objectCountEvaluator`.
-struct Count(MetadataInformer);
+struct Count {
+    informer: MetadataInformer,
+    /// The same objects in another version. While that is counted, this is not.
+    earlier: Option<Weak<Count>>,
+}
 
 impl Count {
     fn resource(&self) -> &ResourceType {
-        &self.0.scope().resource
+        &self.informer.scope().resource
+    }
+
+    fn is_of(&self, resource: &ResourceType) -> bool {
+        let known = self.resource();
+        known.plural == resource.plural && known.group == resource.group
     }
 }
 
@@ -97,13 +106,14 @@ impl Evaluator for Count {
         let plural = name.strip_prefix("count/").unwrap_or(name);
         plural.starts_with(&*self.resource().plural)
             && names(self.resource()).any(|known| known == *name)
+            && self.earlier.as_ref().is_none_or(|earlier| earlier.strong_count() == 0)
     }
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
-        if !self.0.has_synced() {
+        if !self.informer.has_synced() {
             return Err(not_synced(self.resource()));
         }
-        let count = if scopes.is_empty() { self.0.count_in(namespace) } else { 0 };
+        let count = if scopes.is_empty() { self.informer.count_in(namespace) } else { 0 };
         let count = Quantity::new(i64::try_from(count).unwrap_or(i64::MAX));
         Ok(names(self.resource()).map(|name| (name, count)).collect())
     }
@@ -113,7 +123,7 @@ impl Evaluator for Count {
 pub struct Registry {
     built_in: BTreeMap<String, Arc<dyn Evaluator>>,
     /// They go with the handlers of their resources.
-    counts: RwLock<Vec<Weak<dyn Evaluator>>>,
+    counts: RwLock<Vec<Weak<Count>>>,
 }
 
 impl Registry {
@@ -126,13 +136,17 @@ impl Registry {
         self.built_in.get(&resource.to_string())
     }
 
-    /// The built-in evaluator of a resource, or a new one that counts its objects.
+    /// The built-in evaluator of a resource, or a new one that counts its objects. While discovery of one
+    /// version of a group fails, a resource may be watched in two versions: then the first one counts.
     pub fn of(&self, resource: &ResourceType, informer: &MetadataInformer) -> Arc<dyn Evaluator> {
         if let Some(built_in) = self.built_in(resource) {
             return built_in.clone();
         }
-        let count: Arc<dyn Evaluator> = Arc::new(Count(informer.clone()));
         let mut counts = self.counts.write();
+        let mut living = counts.iter().rev().filter_map(Weak::upgrade);
+        let earlier = living.find(|count| count.is_of(resource));
+        let earlier = earlier.as_ref().map(Arc::downgrade);
+        let count = Arc::new(Count { informer: informer.clone(), earlier });
         if counts.len() == counts.capacity() {
             counts.retain(|count| count.strong_count() > 0);
         }
@@ -142,7 +156,8 @@ impl Registry {
 
     fn list(&self) -> Vec<Arc<dyn Evaluator>> {
         let counts = self.counts.read();
-        let counts = counts.iter().filter_map(Weak::upgrade);
+        let counts =
+            counts.iter().filter_map(Weak::upgrade).map(|count| count as Arc<dyn Evaluator>);
         self.built_in.values().cloned().chain(counts).collect()
     }
 
@@ -236,6 +251,24 @@ mod tests {
             drop(of("example.com", "things"));
         }
         assert_eq!(registry.counts.read().capacity(), capacity, "no dead entry stays");
+    }
+
+    #[test]
+    fn objects_that_are_watched_in_two_versions_are_counted_once() {
+        let factory = SharedInformerFactory::new(Script::new(), SystemClock::shared());
+        let registry = Registry::new([]);
+        let of = |version: &'static str| {
+            let resource = ResourceType::fixed("example.com", version, "X", "things", true);
+            registry.of(&resource, &factory.metadata(&resource))
+        };
+        let name = "count/things.example.com";
+        let (first, second) = (of("v2"), of("v1"));
+        assert!(first.measures(name) && !second.measures(name));
+        assert!(!registry.is_shared(name));
+        drop(first);
+        assert!(second.measures(name));
+        let third = of("v2");
+        assert!(second.measures(name) && !third.measures(name));
     }
 
     #[test]
