@@ -181,9 +181,7 @@ impl NodeLifecycle {
                 to_write.push((node.clone(), look));
                 continue;
             }
-            if known.unmarked != Unmarked::Inherited || look.current != Some(Ready::Unknown) {
-                known.unmarked = Unmarked::No;
-            }
+            known.unmarked = look.unmarked_after(known.unmarked, false);
             let zone = known.zone.clone();
             count(counts, node, &zone, look.current);
             self.mark(&mut state, node, &zone, look.current);
@@ -284,7 +282,7 @@ impl NodeLifecycle {
         }
         let has_failed = self.tend_pods(&node, &look).await;
         if let Some(known) = self.state.lock().known.get_mut(&node.meta.name) {
-            known.unmarked = if has_failed { Unmarked::Failed } else { Unmarked::No };
+            known.unmarked = look.unmarked_after(known.unmarked, has_failed);
         }
     }
 

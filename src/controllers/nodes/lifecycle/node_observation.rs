@@ -35,6 +35,18 @@ impl NodeObservation {
         self.is_lost() || waits && is_unready && self.observed != Ready::True
     }
 
+    /// What is known of its pods after the pass, in which `has_failed` says that not all could be marked.
+    pub(super) fn unmarked_after(&self, before: Unmarked, has_failed: bool) -> Unmarked {
+        match before {
+            _ if has_failed => Unmarked::Failed,
+            // Its grace period under this manager has not ended.
+            Unmarked::Inherited if self.current == Some(Ready::Unknown) && !self.is_silent => {
+                before
+            }
+            _ => Unmarked::No,
+        }
+    }
+
     /// The taint that the node has and must not have, if any, with what comes in its place.
     pub fn swap(&self, node: &Node) -> Option<Swap<'static>> {
         let has = |key: &&'static str| taints::has(node, key, NO_EXECUTE);
@@ -109,6 +121,30 @@ mod tests {
                 marked,
                 "{observed:?} {current:?} {is_silent} {unmarked:?}"
             );
+        }
+    }
+
+    #[test]
+    fn pods_of_a_node_that_was_lost_before_are_remembered_for_its_grace_period() {
+        use Ready::{False, True, Unknown};
+        use Unmarked::{Failed, Inherited, No};
+        for (current, is_silent, before, has_failed, after) in [
+            (Unknown, false, Inherited, false, Inherited),
+            (Unknown, true, Inherited, false, No),
+            (Unknown, true, Inherited, true, Failed),
+            (False, false, Inherited, false, No),
+            (True, false, Inherited, false, No),
+            (Unknown, false, Failed, false, No),
+            (Unknown, true, No, true, Failed),
+        ] {
+            let look = NodeObservation {
+                observed: Unknown,
+                current: Some(current),
+                write: None,
+                is_silent,
+            };
+            let found = look.unmarked_after(before, has_failed);
+            assert_eq!(found, after, "{current:?} {is_silent} {before:?} {has_failed}");
         }
     }
 }
