@@ -358,6 +358,32 @@ fn a_socks_proxy_is_asked_for_a_connection() {
     });
 }
 
+/// As a server does that refuses the client's certificate after the handshake.
+#[test]
+fn a_connection_that_is_of_no_use_fails_its_request() {
+    block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut config = Config::new("http://k.example:8080");
+        config.proxy = Some(format!("socks5://{}", listener.local_addr().unwrap()));
+        let client = Client::new(config, SystemClock::shared()).unwrap();
+        let serve = async {
+            for _ in 0..20 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let (mut greeting, mut request) = ([0; 3], [0; 16]);
+                stream.read_exact(&mut greeting).await.unwrap();
+                stream.write_all(&[5, 0]).await.unwrap();
+                stream.read_exact(&mut request).await.unwrap();
+                // The connection is there, and before any request it says something, and closes.
+                stream.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0, b'?']).await.unwrap();
+            }
+            None
+        };
+        let ask = async { Some(client.get::<ServiceAccount>(&ObjectKey::new("a", "b")).await) };
+        let answer = ask.or(serve).await.expect("an answer before 20 connections");
+        assert!(answer.is_err_and(|error| error.is_transport()));
+    });
+}
+
 #[test]
 fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
     block_on(async {

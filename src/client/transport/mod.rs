@@ -59,6 +59,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a request waits for a connection that another one gives back, while several are being
 /// opened already. A handshake costs both sides more than several short requests.
 const DIAL_ANYWAY: Duration = Duration::from_millis(5);
+/// After so many new connections that were of no use, a request takes the next one as it is: if the
+/// server closes each at once, it learns why.
+const DIALS_IN_VAIN: u32 = 2;
 /// How often the files of the client certificate are checked while no request does it.
 const FILE_CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);
 
@@ -201,10 +204,14 @@ impl Shared {
     ) -> io::Result<Connection> {
         let mut patience = Some(self.connector.clock.sleep(DIAL_ANYWAY));
         let mut dialing: Option<Task<io::Result<()>>> = None;
+        let mut dialed = 0;
         loop {
             let returned = self.pool.returned();
             if let Some(connection) = self.pool.take(config.as_ref()) {
                 return Ok(connection);
+            }
+            if dialed == DIALS_IN_VAIN {
+                return Box::pin(self.connect(url, config, Purpose::Request)).await;
             }
             if let Some(dial) = &mut dialing {
                 let returned = async {
@@ -213,8 +220,8 @@ impl Shared {
                 };
                 match async { Some(dial.await) }.or(returned).await {
                     Some(Err(error)) => return Err(error),
-                    // Another request may have taken the new one.
-                    Some(Ok(())) => dialing = None,
+                    // Another request has taken the new one, or the server has closed it already.
+                    Some(Ok(())) => (dialed, dialing) = (dialed + 1, None),
                     None => {}
                 }
                 continue;
