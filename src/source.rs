@@ -16,9 +16,9 @@ use crate::objects::{Encoded, Form, ListPart, WatchEvent};
 ///
 /// Requests wait for the client's rate limiter. Each list and each watch is one request; the source
 /// retries none of them beyond what the client does. Errors are given in the cache's terms:
-/// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused or reset.
-/// After an error a list or watch has no further items. Futures and streams may be dropped at any
-/// time, which closes the connection.
+/// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused, and where that of
+/// a watch was reset. After an error a list or watch has no further items. Futures and streams may be
+/// dropped at any time, which closes the connection.
 pub struct ClientSource {
     client: Client,
     /// Whether a watch may begin with all objects.
@@ -75,6 +75,14 @@ fn translate(error: client::Error) -> Error {
     }
 }
 
+/// A list's error in the cache's terms. One that breaks off is not routine: it may do so each time.
+fn translate_list(error: client::Error) -> Error {
+    match error.is_reset() {
+        true => Error::Failed(error.into()),
+        false => translate(error),
+    }
+}
+
 /// A watch's error in the cache's terms. After a Status the watch cannot be resumed: most likely
 /// the server has restarted with an empty watch cache. After any other error it can.
 fn translate_watch(error: client::Error) -> Error {
@@ -115,10 +123,10 @@ impl Source for ClientSource {
             let namespace = scope.namespace.as_deref();
             let verbs = self.verbs(scope, best);
             let page = verbs.list_page(namespace, &options, request.continue_token).await;
-            let page = page.map_err(translate)?;
+            let page = page.map_err(translate_list)?;
             let parts = stream::unfold(Some(page), |page| async move {
                 let mut page = page?;
-                let part = page.next().await.map_err(translate);
+                let part = page.next().await.map_err(translate_list);
                 let goes_on = matches!(part, Ok(ListPart::Item(_)));
                 Some((part, goes_on.then_some(page)))
             });
@@ -196,6 +204,16 @@ mod tests {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         assert!(matches!(translate(failed(refused.into())), Error::Unreachable(_)));
         assert!(matches!(translate(failed("no answer in time".into())), Error::Failed(_)));
+        for (kind, is_routine) in [
+            (io::ErrorKind::ConnectionRefused, true),
+            (io::ErrorKind::ConnectionReset, false),
+            (io::ErrorKind::UnexpectedEof, false),
+        ] {
+            let routine = |error| matches!(error, Error::Unreachable(_));
+            let of_list = translate_list(failed(io::Error::from(kind).into()));
+            assert_eq!(routine(of_list), is_routine, "{kind}");
+            assert!(routine(translate_watch(failed(io::Error::from(kind).into()))), "{kind}");
+        }
     }
 
     #[test]
