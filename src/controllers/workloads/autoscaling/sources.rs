@@ -321,7 +321,7 @@ fn milli(count: i64) -> Quantity {
     Quantity::from_milli(count, Format::DecimalSi)
 }
 
-/// An absent selector selects all.
+/// An absent selector asks the metrics API for all, as an empty one.
 fn selector(selector: Option<&LabelSelector>) -> Result<Selector, String> {
     Selector::try_from(selector).map_err(|error| error.to_string())
 }
