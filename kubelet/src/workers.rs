@@ -157,8 +157,10 @@ impl Workers {
 
     fn begin(&mut self, uid: &Uid) -> Option<Work> {
         let worker = self.workers.get(uid)?;
-        if !worker.is_started && worker.grace.is_some() {
-            // It ends before it has begun.
+        let is_static = worker.pod.as_ref().is_some_and(|pod| pod.is_static());
+        if !worker.is_started && worker.grace.is_some() && is_static {
+            // It ends before it has begun. One of the API server may have containers of an earlier
+            // kubelet.
             self.finish(uid);
             return None;
         }
@@ -449,6 +451,27 @@ mod tests {
         begin(&mut workers, "clean up a");
         workers.done("a", Outcome::Done(LATER), NOW);
         assert!(workers.is_finished("a"));
+    }
+
+    /// Its containers may run since before this kubelet.
+    #[test]
+    fn pod_of_the_api_server_that_is_deleted_before_it_begins_is_terminated() {
+        let mut a = pod("a");
+        let metadata = &mut Arc::make_mut(&mut a).metadata;
+        metadata.annotations.get_or_insert_default().insert(CONFIG_SOURCE.into(), "api".into());
+        let mut deleted = a.clone();
+        let now = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).expect("a time"));
+        Arc::make_mut(&mut deleted).metadata.deletion_timestamp = now;
+        for before in [None, Some(&a)] {
+            let mut workers = Workers::default();
+            if let Some(before) = before {
+                workers.update(before, Reason::Create);
+            }
+            workers.update(&deleted, Reason::Create);
+            begin(&mut workers, "terminate 7 a");
+            workers.done("a", Outcome::Done(LATER), NOW);
+            begin(&mut workers, "clean up a");
+        }
     }
 
     #[test]
