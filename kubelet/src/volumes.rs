@@ -15,6 +15,7 @@ mod payload;
 mod subpath;
 
 use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::objects::Quantity;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::cri::api;
@@ -118,35 +119,47 @@ fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(group).ok()
 }
 
+/// Makes an empty folder of all users, or a memory file system that the machine may have lost since.
 fn set_up_empty(
     path: &Path,
     empty: &core::EmptyDirVolumeSource,
     group: Option<u32>,
 ) -> io::Result<()> {
-    if path.exists() {
-        return Ok(());
-    }
-    fs::create_dir_all(path)?;
     match empty.medium.as_deref() {
         Some("Memory") => {
-            let limit = empty.size_limit.as_ref().and_then(|limit| {
-                let bytes: kube_controller_manager::objects::Quantity = limit.0.parse().ok()?;
-                Some(format!("size={}", bytes.value()))
-            });
-            let options = std::ffi::CString::new(limit.unwrap_or_default())?;
+            fs::create_dir_all(path)?;
+            if is_mount_point(path)? {
+                return Ok(());
+            }
+            let limit = empty.size_limit.as_ref().and_then(|limit| limit.0.parse().ok());
+            let options = std::ffi::CString::new(memory_options(limit, group))?;
             let flags = MountFlags::empty();
-            rustix::mount::mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()))?;
+            Ok(rustix::mount::mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()))?)
         }
-        None | Some("") => {}
-        Some(other) => {
-            return Err(io::Error::other(format!("medium {other:?} is not supported")));
+        None | Some("") if path.exists() => Ok(()),
+        None | Some("") => {
+            // It has another name until it is complete. No volume has a dot in its name.
+            let new = path.with_extension("new");
+            fs::create_dir_all(&new)?;
+            if group.is_some() {
+                chown(&new, None, group)?;
+            }
+            fs::set_permissions(&new, fs::Permissions::from_mode(mode_of_empty(group)))?;
+            fs::rename(new, path)
         }
+        Some(other) => Err(io::Error::other(format!("medium {other:?} is not supported"))),
     }
-    if group.is_some() {
-        chown(path, None, group)?;
-    }
-    let set_group = if group.is_some() { 0o2000 } else { 0 };
-    fs::set_permissions(path, fs::Permissions::from_mode(0o777 | set_group))
+}
+
+fn mode_of_empty(group: Option<u32>) -> u32 {
+    if group.is_some() { 0o2777 } else { 0o777 }
+}
+
+/// The options of the mount of a volume in memory.
+fn memory_options(limit: Option<Quantity>, group: Option<u32>) -> String {
+    let limit = limit.map(|limit| format!(",size={}", limit.value())).unwrap_or_default();
+    let gid = group.map(|group| format!(",gid={group}")).unwrap_or_default();
+    format!("mode={:o}{gid}{limit}", mode_of_empty(group))
 }
 
 /// Checks a host path by its type, and makes it where the type asks for that.
@@ -464,6 +477,35 @@ fn aliases(pod: &Pod) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_volume_is_complete_or_not_there() {
+        let folder = std::env::temp_dir().join(format!("kubelet-empty-{}", std::process::id()));
+        let (path, empty) = (folder.join("a/data"), core::EmptyDirVolumeSource::default());
+        // A kubelet before this one ended half-way.
+        fs::create_dir_all(path.with_extension("new")).unwrap();
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        set_up_empty(&path, &empty, None).unwrap();
+        assert_eq!(mode(), 0o777);
+        assert!(!path.with_extension("new").exists());
+        // What a container has changed stays.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        set_up_empty(&path, &empty, None).unwrap();
+        assert_eq!(mode(), 0o700);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn options_of_a_volume_in_memory() {
+        for (limit, group, options) in [
+            (None, None, "mode=777"),
+            (Some("64Mi"), None, "mode=777,size=67108864"),
+            (Some("1k"), Some(7), "mode=2777,gid=7,size=1000"),
+        ] {
+            let limit = limit.map(|limit| limit.parse().unwrap());
+            assert_eq!(memory_options(limit, group), options);
+        }
+    }
 
     #[test]
     fn points_of_the_mount_table_are_decoded() {
