@@ -546,7 +546,9 @@ impl Kubelet {
         let probes = &self.manager.probes;
         let mut state = self.state.lock();
         let none = HashMap::new();
-        let before = state.statuses.get(&uid);
+        // Of a kubelet before this one, the API server has what it reported last.
+        let reported = pod.status.as_ref().filter(|_| !pod.is_static());
+        let before = state.statuses.get(&uid).or(reported);
         let facts = Facts {
             runtime,
             waiting: state.waiting.get(&uid).unwrap_or(&none),
@@ -563,6 +565,8 @@ impl Kubelet {
             status.phase.clone_from(&before.phase);
             status.reason.clone_from(&before.reason);
             status.message.clone_from(&before.message);
+            let disruption = podstatus::disruption(before).cloned();
+            status.conditions.get_or_insert_default().extend(disruption);
         }
         if before.map(|before| &before.phase) != Some(&status.phase) {
             let phase = status.phase.as_deref().unwrap_or_default();
@@ -616,10 +620,30 @@ impl Kubelet {
         pods.collect()
     }
 
-    /// Ends a pod for the node's sake: it fails with this reason and message.
-    pub fn evict(&self, pod: &Arc<Pod>, grace: i64, reason: &str, message: &str) {
+    /// Ends a pod for the node's sake: it fails with this reason and message. `is_disrupted`: not for what
+    /// it did itself, and a Job may not count it.
+    pub fn evict(
+        &self,
+        pod: &Arc<Pod>,
+        grace: i64,
+        reason: &str,
+        message: &str,
+        is_disrupted: bool,
+    ) {
         let uid = pod.uid();
-        let status = self.state.lock().statuses.get(&uid).cloned().unwrap_or_default();
+        let mut status = self.state.lock().statuses.get(&uid).cloned().unwrap_or_default();
+        if is_disrupted {
+            let conditions = status.conditions.get_or_insert_default();
+            conditions.retain(|condition| condition.type_ != podstatus::DISRUPTION_TARGET);
+            conditions.push(core::PodCondition {
+                type_: podstatus::DISRUPTION_TARGET.to_owned(),
+                status: "True".to_owned(),
+                reason: Some("TerminationByKubelet".to_owned()),
+                message: Some(message.to_owned()),
+                last_transition_time: Some(podstatus::time(self.clock.now())),
+                ..Default::default()
+            });
+        }
         self.fail(pod, status, reason, message);
         {
             let mut state = self.state.lock();

@@ -366,7 +366,7 @@ impl Manager {
         let StartSite { pod, status, sandbox, config, ips } = *site;
         let now = self.clock.monotonic();
         let last = status.container(&container.name);
-        let key = format!("{}_{}", pod.uid(), container.name);
+        let key = backoff_key(pod, container);
         if let Some(ended) = last.filter(|last| last.state == State::Exited) {
             let event = now.saturating_sub(self.since(ended.finished_at));
             let mut backoff = self.backoff.lock();
@@ -593,7 +593,6 @@ impl Manager {
 
     /// Starts probes of what runs in a pod, and ends those of what does not.
     pub fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus, is_ended: bool, since: i64) {
-        let known: BTreeSet<String> = status.containers.iter().map(|c| c.id.clone()).collect();
         let mut running = BTreeSet::new();
         let ip = match pod.is_host_network() {
             true => Some(&self.node.ip),
@@ -607,7 +606,7 @@ impl Manager {
                 self.probes.start(pod, definition, &container.id, ip, is_adopted);
             }
         }
-        self.probes.retain(&known, &running);
+        self.probes.retain(&pod.uid(), &running);
     }
 
     /// The last messages of a pod's containers that have ended.
@@ -630,6 +629,13 @@ impl Manager {
         })
         .await
     }
+}
+
+/// A change of the image or the resources begins the back-off anew. Upstream: `GetBackoffKey`.
+fn backoff_key(pod: &Pod, container: &Container) -> String {
+    let image = container.image.as_deref().unwrap_or_default();
+    let resources = serde_json::to_string(&container.resources).unwrap_or_default();
+    format!("{}_{}_{image}_{resources}", pod.uid(), container.name)
 }
 
 /// Counts a start of a container, and records why it has failed. Upstream: `SyncPod`'s `start`.
@@ -732,7 +738,23 @@ fn has_app_armor() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn another_image_or_other_resources_begin_the_back_off_anew() {
+        let pod: Pod =
+            serde_json::from_value(json!({ "metadata": { "uid": "u" } })).expect("a pod");
+        let key = |image: &str, cpu: &str| {
+            let container = json!({
+                "name": "a", "image": image, "resources": { "limits": { "cpu": cpu } },
+            });
+            backoff_key(&pod, &serde_json::from_value(container).expect("a container"))
+        };
+        assert_eq!(key("x", "1"), key("x", "1"));
+        assert!(key("x", "1") != key("y", "1") && key("x", "1") != key("x", "2"));
+    }
 
     #[test]
     fn text_is_taken_out_of_log_lines() {

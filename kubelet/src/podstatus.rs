@@ -450,6 +450,15 @@ fn conditions(
     .collect()
 }
 
+/// The condition of a pod that was ended for the node's sake. Upstream: `DisruptionTarget`.
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+
+/// That condition, if a status has it.
+pub fn disruption(status: &core::PodStatus) -> Option<&core::PodCondition> {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.find(|condition| condition.type_ == DISRUPTION_TARGET)
+}
+
 /// A condition since the time of its last change.
 fn condition(facts: &Facts<'_>, kind: &str, is_true: bool) -> core::PodCondition {
     let value = if is_true { "True" } else { "False" };

@@ -83,7 +83,8 @@ impl Streak {
 struct Table {
     /// By container id and kind.
     results: BTreeMap<(String, Kind), bool>,
-    running: BTreeMap<(String, Kind), Latch>,
+    /// Each with its pod.
+    running: BTreeMap<(String, Kind), (Uid, Latch)>,
 }
 
 /// The probes of all containers. Cheap to clone.
@@ -141,7 +142,9 @@ impl Probes {
                 if is_adopted {
                     table.results.insert(key.clone(), true);
                 }
-                table.running.entry(key).or_default().clone()
+                let latch = Latch::default();
+                table.running.insert(key, (pod.uid(), latch.clone()));
+                latch
             };
             let worker = Worker {
                 probes: self.clone(),
@@ -158,17 +161,19 @@ impl Probes {
         }
     }
 
-    /// Stops the probes of a pod's containers that are not in `running`, and forgets their results.
-    pub fn retain(&self, known: &BTreeSet<String>, running: &BTreeSet<String>) {
+    /// Stops the probes of a pod's containers that are not in `running`, also of those that the runtime
+    /// has no more, and forgets their results.
+    pub fn retain(&self, pod: &str, running: &BTreeSet<String>) {
         let mut table = self.table.lock();
-        let ends = |id: &String| known.contains(id) && !running.contains(id);
-        table.running.retain(|(id, _), latch| {
-            if ends(id) {
+        let Table { results, running: probes } = &mut *table;
+        probes.retain(|key, (of, latch)| {
+            let stays = **of != *pod || running.contains(&key.0);
+            if !stays {
                 latch.open();
+                results.remove(key);
             }
-            !ends(id)
+            stays
         });
-        table.results.retain(|(id, _), _| !ends(id));
     }
 }
 
@@ -420,7 +425,42 @@ fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use kube_controller_manager::clock::FakeClock;
+    use kube_controller_manager::objects::Timestamp;
+    use serde_json::json;
+
     use super::*;
+    use crate::cri::Channel;
+
+    /// Also if the runtime does not have the container any more.
+    #[test]
+    fn probes_end_with_their_container() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let runtime = RuntimeService::new(
+            Channel::new(Path::new("/nowhere"), clock.clone()),
+            Duration::from_secs(1),
+        );
+        let probes = Probes::new(runtime, clock, async_channel::unbounded().0, StopToken::new());
+        let container: Container = serde_json::from_value(json!({
+            "name": "a", "readinessProbe": { "tcpSocket": { "port": 1 }, "initialDelaySeconds": 9 },
+        }))
+        .expect("a container");
+        let pod = |uid: &str| {
+            let pod = json!({ "metadata": { "uid": uid, "name": uid, "namespace": "n" } });
+            Arc::new(serde_json::from_value::<Pod>(pod).expect("a pod"))
+        };
+        for (uid, id) in [("u", "first"), ("u", "second"), ("v", "other")] {
+            probes.start(&pod(uid), &container, id, "127.0.0.1", true);
+        }
+        probes.retain("u", &BTreeSet::from(["second".to_owned()]));
+        let result = |id| probes.result(id, Kind::Readiness);
+        assert_eq!(["first", "second", "other"].map(result), [None, Some(true), Some(true)]);
+        let running: Vec<String> =
+            probes.table.lock().running.keys().map(|(id, _)| id.clone()).collect();
+        assert_eq!(running, ["other", "second"]);
+    }
 
     #[test]
     fn results_change_at_their_thresholds() {

@@ -165,8 +165,12 @@ fn merged(live: &Value, report: &Report) -> Value {
             None => drop(merged.as_object_mut().and_then(|merged| merged.remove(field))),
         }
     }
+    let own_kinds: Vec<String> =
+        own.conditions.iter().flatten().map(|condition| condition.type_.clone()).collect();
     let foreign = |condition: &&Value| {
-        !condition["type"].as_str().is_some_and(|kind| OWN_CONDITIONS.contains(&kind))
+        let is_own =
+            |kind| OWN_CONDITIONS.contains(&kind) || own_kinds.iter().any(|own| own == kind);
+        !condition["type"].as_str().is_some_and(is_own)
     };
     let kept = live["conditions"].as_array().into_iter().flatten().filter(foreign).cloned();
     let mut conditions: Vec<Value> = kept.collect();
@@ -180,8 +184,14 @@ fn merged(live: &Value, report: &Report) -> Value {
     merged["conditions"] = Value::Array(conditions);
     let phase = live["phase"].as_str();
     if is_terminal(phase) {
-        // There is no way back.
-        merged["phase"] = live["phase"].clone();
+        // There is no way back. Why it ended is not known after a restart.
+        for field in ["phase", "reason", "message"] {
+            if let Some(value) = live_fields.get(field)
+                && (field == "phase" || merged.get(field).is_none())
+            {
+                merged[field] = value.clone();
+            }
+        }
     } else if is_terminal(merged["phase"].as_str()) && !report.is_terminated {
         // Others take the pod's resources once it is terminal.
         for field in ["phase", "reason", "message"] {
@@ -370,6 +380,31 @@ mod tests {
             let is_ready = merged["containerStatuses"][0]["ready"] == true;
             assert_eq!(is_ready, !is_terminated);
         }
+    }
+
+    #[test]
+    fn the_reason_of_an_end_and_its_disruption_stay() {
+        let disrupted = |reason: &str| {
+            json!([
+                {"type": "DisruptionTarget", "status": "True", "reason": reason}
+            ])
+        };
+        let live = json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory",
+                          "conditions": disrupted("EvictionByEvictionAPI")});
+        let of = |own: Value| {
+            let merged = merged(&live, &report(own, true));
+            let conditions = merged["conditions"].as_array().cloned().unwrap_or_default();
+            let reasons: Vec<Value> = conditions.iter().map(|c| c["reason"].clone()).collect();
+            (json!([merged["phase"], merged["reason"], merged["message"]]), json!(reasons))
+        };
+        let why = json!(["Failed", "Evicted", "low on memory"]);
+        let (kept, reasons) = of(json!({"phase": "Running"}));
+        assert_eq!((kept, reasons), (why, json!(["EvictionByEvictionAPI"])));
+        let own = json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "late",
+                         "conditions": disrupted("TerminationByKubelet")});
+        let (own, reasons) = of(own);
+        let why = json!(["Failed", "DeadlineExceeded", "late"]);
+        assert_eq!((own, reasons), (why, json!(["TerminationByKubelet"])));
     }
 
     #[test]

@@ -285,7 +285,7 @@ impl Upkeep {
                 None => IMMEDIATE_GRACE,
                 Some(_) => own.map_or(max, |own| own.min(max)),
             };
-            if self.evict_pod(pod, grace, first.signal.name(), &message) {
+            if self.evict_pod(pod, grace, first.signal.name(), &message, true) {
                 return Ok(());
             }
         }
@@ -302,20 +302,28 @@ impl Upkeep {
             if let Some((signal, message)) =
                 stats.and_then(|stats| eviction::exceeded_limit(pod, stats))
             {
-                has_evicted |= self.evict_pod(pod, IMMEDIATE_GRACE, signal, &message);
+                has_evicted |= self.evict_pod(pod, IMMEDIATE_GRACE, signal, &message, false);
             }
         }
         Ok(has_evicted)
     }
 
-    fn evict_pod(&self, pod: &Arc<Pod>, grace: i64, signal: &str, message: &str) -> bool {
+    /// `is_disrupted`: for the node's sake, not for its own limits.
+    fn evict_pod(
+        &self,
+        pod: &Arc<Pod>,
+        grace: i64,
+        signal: &str,
+        message: &str,
+        is_disrupted: bool,
+    ) -> bool {
         let name = pod.display_name();
         if eviction::is_critical(pod) {
             log::error!("Eviction manager: cannot evict a critical pod {name}: {message}");
             return false;
         }
         log::warn!("Eviction manager: pod {name} is evicted: {message}");
-        self.kubelet.evict(pod, grace, eviction::REASON, message);
+        self.kubelet.evict(pod, grace, eviction::REASON, message, is_disrupted);
         metrics::EVICTIONS.with_label_values(&[signal]).inc();
         true
     }
