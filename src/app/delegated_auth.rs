@@ -1,6 +1,7 @@
 //! Authentication and authorization by the API server, with authorities from files and from the
 //! cluster. Upstream: `apiserver/pkg/server/options` `DelegatingAuthenticationOptions`.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -50,12 +51,19 @@ pub(super) async fn auth_config(
 ) -> Result<AuthConfig, String> {
     let authorization =
         reviewing(connect, options, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
+    let tolerates = |fault: &LookupFault| {
+        // Upstream's manager asks for the settings of a front proxy alone before it serves.
+        fault.may_come
+            || options.authentication_tolerate_lookup_failure
+            || !options.requestheader_client_ca_file.is_empty()
+    };
     let trust = match lookup.trust().await {
-        Err(error) if options.authentication_tolerate_lookup_failure => {
-            log::warn!("Error looking up in-cluster authentication configuration: {error}");
+        Err(fault) if tolerates(&fault) => {
+            log::warn!("Error looking up in-cluster authentication configuration: {fault}");
             lookup.files().await?
         }
-        other => other?,
+        Err(fault) => return Err(fault.to_string()),
+        Ok(trust) => trust,
     };
     let authentication = lookup.client.clone();
     Ok(AuthConfig {
@@ -85,17 +93,12 @@ impl Lookup {
     ///
     /// # Errors
     /// One line naming the flag or the cluster's fault.
-    pub async fn trust(&self) -> Result<Trust, String> {
-        let mut trust = self.files().await?;
+    pub async fn trust(&self) -> Result<Trust, LookupFault> {
+        let mut trust = self.files().await.map_err(LookupFault::lasting)?;
         let missing = trust.client_ca.is_none() || trust.request_header.ca.is_none();
         let client = self.client.as_ref().filter(|_| !self.options.authentication_skip_lookup);
         if let (Some(client), true) = (client, missing) {
-            let (ca, header) = look_up(client).await.map_err(|error| {
-                format!(
-                    "unable to load configmap based client CA: {error} \
-                     (see --authentication-skip-lookup)"
-                )
-            })?;
+            let (ca, header) = look_up(client).await?;
             trust.client_ca = trust.client_ca.or(ca);
             if trust.request_header.ca.is_none() {
                 trust.request_header = header.unwrap_or(trust.request_header);
@@ -140,12 +143,40 @@ async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, Stri
     Authorities::from_pem(&pem).map(Some).map_err(|error| format!("--{flag}: {file}: {error}"))
 }
 
+/// The trusted authorities could not be read.
+#[derive(Debug)]
+pub(super) struct LookupFault {
+    text: String,
+    /// The cluster does not have them yet: its API server writes them once it serves.
+    may_come: bool,
+}
+
+impl LookupFault {
+    fn lasting(text: String) -> LookupFault {
+        LookupFault { text, may_come: false }
+    }
+}
+
+impl fmt::Display for LookupFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 /// The cluster's settings of authentication, used where flags give none.
-async fn look_up(client: &Client) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
+async fn look_up(
+    client: &Client,
+) -> Result<(Option<Authorities>, Option<RequestHeader>), LookupFault> {
     let key = ObjectKey::new("kube-system", "extension-apiserver-authentication");
-    let map: Value =
-        client.resource(&CONFIG_MAPS).get(&key).await.map_err(|error| error.to_string())?;
-    found(&map["data"])
+    let fault = |error: &dyn fmt::Display, may_come| LookupFault {
+        text: format!(
+            "unable to load configmap based client CA: {error} (see --authentication-skip-lookup)"
+        ),
+        may_come,
+    };
+    let map = client.resource(&CONFIG_MAPS).get::<Value>(&key).await;
+    let map = map.map_err(|error| fault(&error, error.is_not_found()))?;
+    found(&map["data"]).map_err(|error| fault(&error, true))
 }
 
 fn found(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
