@@ -18,10 +18,11 @@ pub fn min_compatible(o: &Options) -> u32 {
     given.unwrap_or_else(|| (emulated(o) - 1).max(OLDEST))
 }
 
-/// The minor version in `1.35` or `kube=1.35`.
+/// The minor version in `1.35`, `1.35.0` or `kube=1.35`.
 fn minor(text: &str) -> Option<u32> {
     let version = text.strip_prefix("kube=").unwrap_or(text);
-    version.trim_start_matches('v').strip_prefix("1.")?.parse().ok().filter(|minor| *minor > 0)
+    let minor = version.trim_start_matches('v').strip_prefix("1.")?;
+    minor.strip_suffix(".0").unwrap_or(minor).parse().ok().filter(|minor| *minor > 0)
 }
 
 /// The faults of the versions, a line each.
@@ -68,6 +69,10 @@ mod tests {
         assert_eq!((emulated(&options), min_compatible(&options)), (36, 35));
         options.emulated_version = vec!["kube=1.34".into()];
         assert_eq!((emulated(&options), min_compatible(&options)), (34, 33));
+        options.emulated_version = vec!["1.34.0".into()];
+        assert_eq!((emulated(&options), min_compatible(&options)), (34, 33));
+        options.emulated_version = vec!["1.33.1".into()];
+        assert_eq!(version_problems(&options).len(), 1);
         options.emulated_version = vec!["1.33".into()];
         assert_eq!((emulated(&options), min_compatible(&options)), (33, 33));
         assert_eq!(version_problems(&options), Vec::<String>::new());

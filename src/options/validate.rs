@@ -1,6 +1,5 @@
 //! Faults of flags that parse. Upstream: the `Validate` of each `options` struct.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use super::compatibility::{NEWEST, version_problems};
@@ -161,10 +160,6 @@ fn authentication(o: &Options, faults: &mut Faults) {
 
 /// Address ranges and the cloud provider.
 fn network(o: &Options, faults: &mut Faults) {
-    let cidrs: Vec<&str> = o.cluster_cidr.split(',').filter(|cidr| !cidr.is_empty()).collect();
-    if o.allocate_node_cidrs {
-        faults.0.extend(cidr_problems("cluster-cidr", &cidrs));
-    }
     let service: Vec<&str> = o.service_cluster_ip_range.split(',').collect();
     faults.refuse(
         service.len() > 2,
@@ -321,33 +316,6 @@ fn lease_problems(o: &Options) -> Vec<String> {
     rules.iter().filter(|(broken, _)| *broken).map(|(_, problem)| problem.to_string()).collect()
 }
 
-fn cidr_problems(flag: &str, cidrs: &[&str]) -> Vec<String> {
-    let mut problems = Vec::new();
-    let mut families = Vec::new();
-    for cidr in cidrs {
-        match parse_cidr(cidr) {
-            Some((address, _)) => families.push(address.is_ipv4()),
-            None => problems.push(format!("--{flag}: invalid CIDR address: {cidr}")),
-        }
-    }
-    if cidrs.len() > 2 {
-        problems.push(format!(
-            "--{flag}: length of clusterCIDRs is:{} more than max allowed of 2",
-            cidrs.len()
-        ));
-    } else if matches!(families[..], [first, second] if first == second) {
-        problems.push(format!("--{flag}: expected one CIDR of each family, got two of the same"));
-    }
-    problems
-}
-
-fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
-    let (address, bits) = text.split_once('/')?;
-    let address: IpAddr = address.parse().ok()?;
-    let bits: u8 = bits.parse().ok()?;
-    (bits <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, bits))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::values::Given;
@@ -397,16 +365,6 @@ mod tests {
                 |o| o.secure_port = 65536,
                 "--secure-port 65536 must be between 0 and 65535, inclusive. \
                  0 for turning off secure port",
-            ),
-            (
-                |o| (o.allocate_node_cidrs, o.cluster_cidr) = (true, "10.0.0.0/33".into()),
-                "--cluster-cidr: invalid CIDR address: 10.0.0.0/33",
-            ),
-            (
-                |o| {
-                    (o.allocate_node_cidrs, o.cluster_cidr) = (true, "10.0.0.0/8,11.0.0.0/8".into())
-                },
-                "--cluster-cidr: expected one CIDR of each family, got two of the same",
             ),
             (
                 |o| o.service_cluster_ip_range = "a,b,c".into(),
