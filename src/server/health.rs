@@ -62,8 +62,7 @@ impl HealthChecks {
     }
 
     fn all(&self, endpoint: &str, request: &Request, checks: &[(String, Check)]) -> Response {
-        let excluded: Vec<&str> =
-            request.query_values("exclude").flat_map(|v| v.split(',')).collect();
+        let excluded: Vec<&str> = request.query_values("exclude").collect();
         let (mut text, mut failed) = (String::new(), Vec::new());
         for (name, check) in checks {
             if excluded.contains(&name.as_str()) {
@@ -180,6 +179,13 @@ mod tests {
                 200,
                 "[+]leaderElection ok\n[+]broken excluded: ok\nwarn: some health checks cannot be \
                  excluded: no matches for \"a\",\"b\"\nhealthz check passed\n",
+            ),
+            (
+                "/healthz?exclude=broken,leaderElection",
+                500,
+                "[+]leaderElection ok\n[-]broken failed: reason withheld\nwarn: some health checks \
+                 cannot be excluded: no matches for \"broken,leaderElection\"\n\
+                 healthz check failed\n",
             ),
             ("/healthz/leaderElection", 200, "ok"),
             ("/healthz/broken", 500, "internal server error: secret\n"),

@@ -111,7 +111,7 @@ fn only_probes_are_served_without_credentials() {
                 "process_resident_memory_bytes ",
                 "kubernetes_build_info{",
                 "kubernetes_feature_enabled{name=\"AllAlpha\",stage=\"ALPHA\"} 0",
-                "authentication_attempts{result=\"failure\"} ",
+                "authentication_attempts{result=\"error\"} ",
             ]
             .into_iter()
             .find(|line| !text.contains(&format!("\n{line}")));

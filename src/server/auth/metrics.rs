@@ -22,7 +22,8 @@ metrics! {
 }
 
 pub fn authenticated(user: Option<&str>, took: Duration) {
-    let result = if user.is_some() { "success" } else { "failure" };
+    // Upstream's "failure" is that of an authenticator without a reason, and all of these give one.
+    let result = if user.is_some() { "success" } else { "error" };
     AUTHENTICATIONS.with_label_values(&[result]).inc();
     AUTHENTICATION_SECONDS.with_label_values(&[result]).observe(took.as_secs_f64());
     if let Some(user) = user {
