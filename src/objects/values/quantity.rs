@@ -101,9 +101,15 @@ impl Quantity {
         Quantity { nanos, format }
     }
 
-    /// The closest floating-point number. Upstream: `AsApproximateFloat64`.
+    /// Nearly the closest floating-point number: the last digit is upstream's, which multiplies the number
+    /// that is written by its unit. Upstream: `AsApproximateFloat64`.
     pub fn to_f64(self) -> f64 {
-        self.nanos as f64 / UNIT as f64
+        for (unit, factor) in [(UNIT, 1.0), (UNIT / 1_000, 1e-3), (UNIT / 1_000_000, 1e-6)] {
+            if self.nanos % unit == 0 {
+                return (self.nanos / unit) as f64 * factor;
+            }
+        }
+        self.nanos as f64 * 1e-9
     }
 
     pub fn format(self) -> Format {
@@ -463,6 +469,23 @@ mod tests {
             assert_eq!(q(given).to_string(), canonical, "{given}");
             assert_eq!(q(stored).compare(q(given)), Ordering::Equal, "{given}: stored, read again");
         }
+    }
+
+    /// To the last digit: an autoscaler compares with it.
+    #[test]
+    fn floating_point_numbers_are_gos() {
+        for (given, number) in [
+            ("0.235", 235.0 * 1e-3),
+            ("285m", 285.0 * 1e-3),
+            ("7", 7.0),
+            ("1Ki", 1024.0),
+            ("15u", 15.0 * 1e-6),
+            ("3n", 3.0 * 1e-9),
+            ("-0.5", -500.0 * 1e-3),
+        ] {
+            assert_eq!(given.parse::<Quantity>().unwrap().to_f64(), number, "{given}");
+        }
+        assert_eq!(1.0 + "0.235".parse::<Quantity>().unwrap().to_f64(), 1.235);
     }
 
     #[test]
