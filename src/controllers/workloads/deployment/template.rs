@@ -91,6 +91,12 @@ fn digest(template: &Template) -> u128 {
     })
 }
 
+/// Whether `{}` in this field of a `parent` says no more than its absence. The resources of a pod as a
+/// whole are a pointer in the API, those of a container are not.
+fn empty_means_absent(parent: &str, field: &str) -> bool {
+    EMPTY_MEANS_ABSENT.contains(&field) && (parent, field) != ("spec", "resources")
+}
+
 fn prune(value: &mut Value, key: &str) {
     match value {
         Value::Object(map) if QUANTITIES.contains(&key) => {
@@ -98,15 +104,13 @@ fn prune(value: &mut Value, key: &str) {
         }
         Value::Object(_) if STRING_MAPS.contains(&key) => {}
         Value::Object(map) => {
-            map.iter_mut().for_each(|(key, child)| prune(child, key));
-            map.retain(|key, child| match child {
+            map.iter_mut().for_each(|(field, child)| prune(child, field));
+            map.retain(|field, child| match child {
                 Value::Null => false,
                 Value::Array(items) => !items.is_empty(),
-                Value::Object(map) => {
-                    !map.is_empty() || !EMPTY_MEANS_ABSENT.contains(&key.as_str())
-                }
+                Value::Object(map) => !map.is_empty() || !empty_means_absent(key, field),
                 Value::String(text) => {
-                    !text.is_empty() || !BLANK_MEANS_ABSENT.contains(&key.as_str())
+                    !text.is_empty() || !BLANK_MEANS_ABSENT.contains(&field.as_str())
                 }
                 _ => true,
             });
@@ -216,7 +220,12 @@ mod tests {
             ),
             (r#"{"spec":{"namespaceSelector":{}}}"#, r#"{"spec":{}}"#, false),
             (r#"{"spec":{"securityContext":{}}}"#, r#"{"spec":{}}"#, false),
-            (r#"{"spec":{"resources":{}}}"#, r#"{"spec":{}}"#, true),
+            (r#"{"spec":{"resources":{}}}"#, r#"{"spec":{}}"#, false),
+            (
+                r#"{"spec":{"containers":[{"name":"a","resources":{}}]}}"#,
+                r#"{"spec":{"containers":[{"name":"a"}]}}"#,
+                true,
+            ),
             (
                 r#"{"spec":{"resources":{"limits":{"memory":"1Gi","cpu":"1500m"}}}}"#,
                 r#"{"spec":{"resources":{"limits":{"cpu":"1.5","memory":"1073741824"}}}}"#,
