@@ -1,13 +1,13 @@
 //! The manager's secure port, with kubeadm's flags.
 
-use kube_controller_manager::client::{Client, Config, Credentials};
+use kube_controller_manager::client::{Client, Config, Credentials, Delete};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::objects::ObjectKey;
 use sandbox::cluster::free_port;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{ACCESS_REVIEWS, ACCOUNTS, BINDINGS};
+use crate::kinds::{ACCESS_REVIEWS, ACCOUNTS, BINDINGS, CONFIG_MAPS};
 
 /// The token of a service account with all rights.
 pub async fn token(client: &Client) -> String {
@@ -161,5 +161,33 @@ fn who_may_call_is_looked_up_in_the_cluster() {
         })
         .await;
         drop(manager);
+    });
+}
+
+/// On a new cluster the API server writes the settings of authentication once it serves.
+#[test]
+fn a_cluster_that_lacks_the_settings_of_authentication_keeps_no_manager_from_its_start() {
+    Env::run("serving-unsettled", async |env| {
+        let key = ObjectKey::new("kube-system", "extension-apiserver-authentication");
+        let maps = env.client.resource(&CONFIG_MAPS);
+        maps.delete(&key, Delete::new()).await.expect("delete");
+        let port = free_port().expect("a port");
+        let flags = [
+            format!("--secure-port={port}"),
+            format!("--authentication-kubeconfig={}", env.kubeconfig.display()),
+        ];
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let manager = env.manager("manager", &flags);
+        let mut config = Config::new(format!("https://127.0.0.1:{port}"));
+        config.tls.insecure = true;
+        config.credentials = Credentials::None;
+        let anonymous = Client::new(config, env.clock.clone()).expect("a client");
+        eventually(&env.clock, "the manager is healthy", || async {
+            let ok = anonymous.get_path("/healthz").await.map_err(|error| error.to_string())?;
+            if ok == b"ok" { Ok(()) } else { Err(String::from_utf8_lossy(&ok).into_owned()) }
+        })
+        .await;
+        let status = manager.stop(&env.clock, PATIENCE).await.expect("a process");
+        assert!(status.success(), "{status}");
     });
 }
