@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::objects::{ArcStr, Istr, Timestamp, Uid};
+use crate::objects::{ArcStr, Istr, Timestamp, Uid, is_dns1123_subdomain};
 
 /// The type of an event. Upstream: `v1.EventTypeNormal`, `v1.EventTypeWarning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -160,7 +160,7 @@ impl Event {
 /// Upstream: `util.GenerateEventName`.
 fn event_name(object: &str, nanos: i64) -> String {
     let name = format!("{object}.{nanos:x}");
-    if is_dns_subdomain(&name) {
+    if is_dns1123_subdomain(&name) {
         return name;
     }
     random_uuid()
@@ -171,17 +171,6 @@ pub(crate) fn random_uuid() -> String {
     let bits = fastrand::u128(..) & !(0xf << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62;
     let hex = format!("{bits:032x}");
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
-fn is_dns_subdomain(name: &str) -> bool {
-    let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    name.len() <= 253
-        && name.split('.').all(|label| {
-            let bytes = label.as_bytes();
-            bytes.first().is_some_and(|first| alphanumeric(*first))
-                && bytes.last().is_some_and(|last| alphanumeric(*last))
-                && bytes.iter().all(|&byte| alphanumeric(byte) || byte == b'-')
-        })
 }
 
 #[cfg(test)]
@@ -240,7 +229,7 @@ mod tests {
         ] {
             let name = event_name(object, 0x1f);
             assert_eq!(name == format!("{object}.1f"), kept, "{object}: {name}");
-            assert!(is_dns_subdomain(&name), "{name}");
+            assert!(is_dns1123_subdomain(&name), "{name}");
         }
         assert_eq!(event_name(&"x".repeat(251), 0xff).len(), 36);
     }

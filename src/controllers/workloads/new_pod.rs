@@ -11,6 +11,7 @@ use crate::controllers::Error;
 use crate::lookup::Lookup;
 use crate::objects::{
     Istr, Labels, Meta, OwnerReference, RawObject, Resource, Template, from_json,
+    is_dns1123_subdomain,
 };
 
 /// A pod to be created. Its spec is the template's, byte for byte except for edits, so fields that
@@ -296,17 +297,6 @@ fn name_prefix(owner: &str) -> String {
         None => prefix.clone(),
     };
     if is_dns1123_subdomain(&masked) { prefix } else { owner.to_owned() }
-}
-
-/// Upstream: `validation.IsDNS1123Subdomain`.
-fn is_dns1123_subdomain(text: &str) -> bool {
-    let word = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_label = |label: &[u8]| {
-        label.first().is_some_and(word)
-            && label.last().is_some_and(word)
-            && label.iter().all(|byte| word(byte) || *byte == b'-')
-    };
-    text.len() <= 253 && text.as_bytes().split(|byte| *byte == b'.').all(is_label)
 }
 
 #[cfg(test)]

@@ -17,12 +17,15 @@ const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower ca
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const PREFIX: &str = "with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
 
+/// Upstream: `validation.IsDNS1123Subdomain`.
+pub fn is_dns1123_subdomain(name: &str) -> bool {
+    name.len() <= MAX_PREFIX_BYTES && is_subdomain(name)
+}
+
 /// Upstream: `content.IsLabelKey`.
 pub fn is_label_key(key: &str) -> bool {
     let (prefix, name) = parts(key);
-    name.len() <= MAX_BYTES
-        && is_word(name)
-        && prefix.is_none_or(|prefix| prefix.len() <= MAX_PREFIX_BYTES && is_subdomain(prefix))
+    name.len() <= MAX_BYTES && is_word(name) && prefix.is_none_or(is_dns1123_subdomain)
 }
 
 /// Upstream: `content.IsLabelValue`.
