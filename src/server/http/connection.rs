@@ -192,7 +192,8 @@ async fn handshake(tls: Tls, mut stream: Async<TcpStream>) -> io::Result<TlsStre
         refuse_plain_http(&mut stream).await?;
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not TLS"));
     }
-    TlsAcceptor::from(tls.config).accept(stream).await
+    let local = stream.get_ref().local_addr().ok().map(|local| local.ip());
+    TlsAcceptor::from(tls.config_at(local)).accept(stream).await
 }
 
 /// Answers, and reads the request: a socket that is closed with unread bytes is reset, and the

@@ -1,26 +1,22 @@
-//! The served certificates and the choice among them.
+//! The served certificates: their files, and their part in a handshake.
 
 use parking_lot::RwLock;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
+use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use super::TlsOptions;
+use super::choice::{Loaded, Named};
 use super::self_signed::self_signed;
 use crate::client::pem;
-use crate::client::x509::Certificate;
 
-pub(super) struct Loaded {
-    pub default: Arc<CertifiedKey>,
-    pub named: Vec<(Vec<String>, Arc<CertifiedKey>)>,
-}
-
-/// Chooses the certificate by the host that a client names.
+/// The certificates for connections to any address.
 pub(super) struct Certificates {
     pub options: TlsOptions,
     pub current: RwLock<Loaded>,
@@ -39,13 +35,10 @@ impl Certificates {
         let named = options.named.iter().map(|(cert, key, names)| {
             let loaded = load(cert, key, provider)
                 .map_err(|error| format!("--tls-sni-cert-key: {error}"))?;
-            let names = match names.is_empty() {
-                true => own_names(&loaded.cert[0]),
-                false => names.iter().map(|name| name.to_ascii_lowercase()).collect(),
-            };
-            Ok((names, loaded))
+            Ok((names.clone(), loaded))
         });
-        Ok(Loaded { default, named: named.collect::<Result<_, String>>()? })
+        let named = named.collect::<Result<Vec<_>, String>>()?;
+        Ok(Loaded { default, named: Named::new(&named) })
     }
 
     pub fn set(&self, mut fresh: Loaded) {
@@ -57,17 +50,8 @@ impl Certificates {
         *current = fresh;
     }
 
-    pub fn choose(&self, name: Option<&str>) -> Arc<CertifiedKey> {
-        let current = self.current.read();
-        let find = |wanted: &str| {
-            current.named.iter().find(|(names, _)| names.iter().any(|name| name == wanted))
-        };
-        // An exact name takes precedence over a wildcard.
-        let named = name.map(str::to_ascii_lowercase).and_then(|name| {
-            let any = || name.split_once('.').and_then(|(_, rest)| find(&format!("*.{rest}")));
-            find(&name).or_else(any)
-        });
-        named.map_or_else(|| current.default.clone(), |(_, key)| key.clone())
+    pub fn choose(&self, host: Option<&str>, local: Option<IpAddr>) -> Arc<CertifiedKey> {
+        self.current.read().choose(host, local).clone()
     }
 }
 
@@ -79,11 +63,27 @@ impl std::fmt::Debug for Certificates {
 
 impl ResolvesServerCert for Certificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.choose(hello.server_name()))
+        Some(self.choose(hello.server_name(), None))
+    }
+}
+
+/// The certificates for a connection to the address `local`.
+#[derive(Debug)]
+pub(super) struct AtAddress {
+    pub certificates: Arc<Certificates>,
+    pub local: IpAddr,
+}
+
+impl ResolvesServerCert for AtAddress {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.certificates.choose(hello.server_name(), Some(self.local)))
     }
 }
 
 fn load(cert: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
+    if cert.as_os_str().is_empty() || key.as_os_str().is_empty() {
+        return Err("missing filename for serving cert".to_owned());
+    }
     let chain = std::fs::read(cert).map_err(|error| format!("{}: {error}", cert.display()))?;
     let chain = pem::certificates(&chain);
     if chain.is_empty() {
@@ -108,19 +108,13 @@ pub(super) fn certified(
         .map_err(|error| format!("serving certificate and key: {error}"))
 }
 
-/// The names of a certificate in lower case: its alternative names, or else its common name.
-fn own_names(cert: &CertificateDer<'_>) -> Vec<String> {
-    let Ok(parsed) = Certificate::from_der(cert) else { return Vec::new() };
-    let mut names = parsed.dns_names();
-    if names.is_empty() {
-        names.extend(parsed.common_names());
-    }
-    names.iter().map(|name| name.to_ascii_lowercase()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+
+    use rustls::RootCertStore;
+    use rustls::crypto::ring;
+    use rustls::pki_types::CertificateDer;
 
     use super::super::Tls;
     use super::super::self_signed::testing::folder;
@@ -129,10 +123,10 @@ mod tests {
     #[test]
     fn certificate_made_in_memory_is_kept() {
         let tls = Tls::new(TlsOptions::default()).expect("a configuration");
-        let first = tls.certificates.choose(Some("x"));
+        let first = tls.certificates.choose(Some("x"), None);
         let again = Certificates::load(&TlsOptions::default(), tls.config.crypto_provider());
         tls.certificates.set(again.expect("certificates"));
-        assert_eq!(first.cert, tls.certificates.choose(None).cert);
+        assert_eq!(first.cert, tls.certificates.choose(None, None).cert);
     }
 
     #[test]
@@ -140,42 +134,57 @@ mod tests {
         let files = Some((PathBuf::from("/nowhere/tls.crt"), PathBuf::from("/nowhere/tls.key")));
         let error = Tls::new(TlsOptions { files, ..TlsOptions::default() }).err();
         assert!(error.is_some_and(|error| error.contains("file: /nowhere/tls.crt: ")));
+        for (cert, key) in [("", "tls.key"), ("tls.crt", ""), ("", "")] {
+            let named = vec![(PathBuf::from(cert), PathBuf::from(key), Vec::new())];
+            let error = Tls::new(TlsOptions { named, ..TlsOptions::default() }).err();
+            let wanted = "--tls-sni-cert-key: missing filename for serving cert";
+            assert_eq!(error.as_deref(), Some(wanted), "{cert},{key}");
+        }
+    }
+
+    /// The certificate that a client of 127.0.0.1, which sends no host, gets on a connection to
+    /// `local`.
+    fn served(tls: &Tls, roots: &RootCertStore, local: &str) -> CertificateDer<'static> {
+        let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots.clone())
+            .with_no_client_auth();
+        let name = "127.0.0.1".try_into().expect("a name");
+        let mut client = rustls::ClientConnection::new(config.into(), name).expect("a client");
+        let config = tls.config_at(Some(local.parse().expect("an address")));
+        let mut server = rustls::ServerConnection::new(config).expect("a server");
+        for _ in 0..4 {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire).expect("a write to memory");
+            server.read_tls(&mut wire.as_slice()).expect("a read from memory");
+            server.process_new_packets().expect("a good client");
+            wire.clear();
+            server.write_tls(&mut wire).expect("a write to memory");
+            client.read_tls(&mut wire.as_slice()).expect("a read from memory");
+            client.process_new_packets().expect("a good server");
+        }
+        client.peer_certificates().expect("certificates")[0].clone()
     }
 
     #[test]
-    fn requested_name_chooses_the_certificate() {
-        let folder = folder("names");
+    fn address_of_the_connection_chooses_the_certificate() {
+        let folder = folder("address");
         std::fs::create_dir_all(&folder.0).expect("a folder");
-        let write = |file: &str, names: &[&str]| {
-            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-            let made = rcgen::generate_simple_self_signed(names).expect("a certificate");
-            let cert = folder.0.join(format!("{file}.crt"));
-            let key = folder.0.join(format!("{file}.key"));
-            std::fs::write(&cert, made.cert.pem()).expect("written");
-            std::fs::write(&key, made.signing_key.serialize_pem()).expect("written");
-            (cert, key)
-        };
-        let any = write("any", &["*.example.com"]);
-        let one = write("one", &["ignored.example.com"]);
-        let options = TlsOptions {
-            named: vec![
-                (any.0, any.1, Vec::new()),
-                (one.0, one.1, vec!["a.Example.com".to_string()]),
-            ],
-            ..TlsOptions::default()
-        };
-        let tls = Tls::new(options).expect("a configuration");
-        let named = tls.certificates.current.read().named.clone();
-        let default = tls.certificates.choose(None);
-        for (name, wanted) in [
-            ("a.example.com", &named[1].1),
-            ("A.EXAMPLE.COM", &named[1].1),
-            ("b.example.com", &named[0].1),
-            ("ignored.example.com", &named[0].1),
-            ("c.b.example.com", &default),
-            ("other", &default),
-        ] {
-            assert_eq!(tls.certificates.choose(Some(name)).cert, wanted.cert, "{name}");
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_string()]);
+        let made = made.expect("a certificate");
+        let files = (folder.0.join("named.crt"), folder.0.join("named.key"));
+        std::fs::write(&files.0, made.cert.pem()).expect("written");
+        std::fs::write(&files.1, made.signing_key.serialize_pem()).expect("written");
+        let named = vec![(files.0, files.1, vec!["10.0.0.1".to_string()])];
+        let tls = Tls::new(TlsOptions { named, ..TlsOptions::default() }).expect("a configuration");
+        let (named, default) = (made.cert.der().clone(), tls.certificate());
+        let mut roots = RootCertStore::empty();
+        for root in [&named, &default] {
+            roots.add(root.clone()).expect("a certificate");
         }
+        assert_eq!(served(&tls, &roots, "10.0.0.1"), named);
+        assert_eq!(served(&tls, &roots, "::ffff:10.0.0.1"), named);
+        assert_eq!(served(&tls, &roots, "10.0.0.2"), default);
     }
 }

@@ -3,7 +3,9 @@
 //! Upstream: `apiserver/pkg/server/dynamiccertificates`.
 
 mod certificates;
+mod choice;
 mod client_certificates;
+mod key_exchange;
 mod self_signed;
 
 use parking_lot::RwLock;
@@ -20,7 +22,8 @@ use crate::clock::SharedClock;
 use crate::files::{POLL_PERIOD, Stamp, stamp};
 use crate::task::{self, StopToken};
 
-use certificates::{Certificates, Loaded, certified};
+use certificates::{AtAddress, Certificates, certified};
+use choice::{Loaded, Named};
 use client_certificates::RequestOnly;
 
 pub use self_signed::pair_in;
@@ -37,7 +40,7 @@ pub struct TlsOptions {
     pub named: Vec<(PathBuf, PathBuf, Vec<String>)>,
     /// Go's names; empty: all that rustls supports.
     pub cipher_suites: Vec<String>,
-    /// Go's CurveIDs; empty: all that rustls supports.
+    /// Go's CurveIDs; without any that rustls supports: all of those.
     pub curves: Vec<i32>,
     /// Whether the server has created its own certificate, because none was given. It has an ECDSA
     /// key, where Go's has an RSA key.
@@ -78,7 +81,7 @@ impl Tls {
     pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Tls, String> {
         let provider = Arc::new(ring::default_provider());
         let default = certified(chain, key, &provider)?;
-        let loaded = Loaded { default, named: Vec::new() };
+        let loaded = Loaded { default, named: Named::default() };
         Tls::serving(TlsOptions::default(), loaded, provider)
     }
 
@@ -106,9 +109,21 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), certificates })
     }
 
+    /// The configuration for a connection to the address `local`, which may have a certificate for
+    /// clients that name no host. Upstream: `GetConfigForClient`.
+    pub fn config_at(&self, local: Option<IpAddr>) -> Arc<ServerConfig> {
+        let Some(local) = local.filter(|_| !self.certificates.options.named.is_empty()) else {
+            return self.config.clone();
+        };
+        let mut config = ServerConfig::clone(&self.config);
+        let certificates = self.certificates.clone();
+        config.cert_resolver = Arc::new(AtAddress { certificates, local });
+        Arc::new(config)
+    }
+
     /// The certificate for clients that name no other host.
     pub fn certificate(&self) -> CertificateDer<'static> {
-        self.certificates.choose(None).cert[0].clone()
+        self.certificates.choose(None, None).cert[0].clone()
     }
 
     /// Reads the files again when they have changed, until stopped. A file that cannot be read
@@ -154,17 +169,7 @@ fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
                 || options.cipher_suites.iter().any(|wanted| is_suite(suite, wanted, options))
         });
     }
-    if !options.curves.is_empty() {
-        provider
-            .kx_groups
-            .retain(|group| options.curves.contains(&i32::from(u16::from(group.name()))));
-        if provider.kx_groups.is_empty() {
-            return Err(format!(
-                "--tls-curve-preferences: none of {:?} is supported",
-                options.curves
-            ));
-        }
-    }
+    key_exchange::restrict(&mut provider.kx_groups, &options.curves)?;
     Ok(Arc::new(provider))
 }
 
