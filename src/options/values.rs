@@ -484,15 +484,19 @@ impl Value for CertKeys {
     const KIND: &'static str = "namedCertKey";
     fn parse(text: &str) -> Result<CertKeys, String> {
         let (files, names) = match text.split_once(':') {
-            Some((files, names)) => (files, split_list(names)),
-            None => (text, Vec::new()),
+            Some((files, names)) => (files, Some(names.trim())),
+            None => (text, None),
         };
-        match files.split_once(',') {
-            Some((cert, key)) if !cert.is_empty() && !key.is_empty() => {
-                Ok(CertKeys(vec![CertKey { cert: cert.into(), key: key.into(), names }]))
-            }
-            _ => Err("expected comma separated certificate and key file paths".into()),
+        if names == Some("") {
+            return Err("empty names list is not allowed".into());
         }
+        let files: Vec<&str> = files.split(',').map(str::trim).collect();
+        let [cert, key] = files[..] else {
+            return Err("expected comma separated certificate and key file paths".into());
+        };
+        let names = names.into_iter().flat_map(|names| names.split(','));
+        let names = names.map(|name| name.trim().to_owned()).collect();
+        Ok(CertKeys(vec![CertKey { cert: cert.into(), key: key.into(), names }]))
     }
     fn merge(&mut self, given: Vec<Given<Self>>) {
         self.0.extend(given.into_iter().flat_map(|Given(keys)| keys.0));
@@ -577,6 +581,33 @@ mod tests {
         ] {
             assert_eq!(whole(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn certificates_for_names_have_the_syntax_of_go() {
+        for (text, expected) in [
+            ("a.crt,a.key", Ok("[a.crt,a.key]")),
+            (" a.crt , a.key ", Ok("[a.crt,a.key]")),
+            ("a.crt,a.key:x", Ok("[a.crt,a.key:x]")),
+            ("a.crt, a.key : *.x , 10.0.0.1 ", Ok("[a.crt,a.key:*.x,10.0.0.1]")),
+            ("a.crt,a.key:fd00::1", Ok("[a.crt,a.key:fd00::1]")),
+            ("a.crt,a.key:x,,y", Ok("[a.crt,a.key:x,,y]")),
+            ("a.crt,a.key:\"x,y\"", Ok("[a.crt,a.key:\"x,y\"]")),
+            ("a.crt,", Ok("[a.crt,]")),
+            (",a.key", Ok("[,a.key]")),
+            ("a.crt,a.key:", Err("empty names list is not allowed")),
+            ("a.crt,a.key: ", Err("empty names list is not allowed")),
+            ("a.crt:", Err("empty names list is not allowed")),
+            ("a.crt", Err("expected comma separated certificate and key file paths")),
+            ("", Err("expected comma separated certificate and key file paths")),
+            ("a.crt:x,y", Err("expected comma separated certificate and key file paths")),
+            ("a.crt,a.key,x", Err("expected comma separated certificate and key file paths")),
+        ] {
+            let parsed = CertKeys::parse(text).map(|keys| keys.text());
+            assert_eq!(parsed.as_deref().map_err(String::as_str), expected, "{text:?}");
+        }
+        let quoted = CertKeys::parse("a.crt,a.key:\"x,y\"").expect("two names");
+        assert_eq!(quoted.0[0].names, ["\"x", "y\""]);
     }
 
     #[test]
