@@ -1,15 +1,17 @@
 //! DaemonSets: one pod on each eligible node, and rollouts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::objects::{
     ControllerRevision, DaemonSet, Node, ObjectKey, Pod, Resource,
 };
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
+use crate::kinds::wait_until_deleted;
 
 const REVISION: &str = "controller-revision-hash";
 
@@ -458,5 +460,37 @@ fn orphaned_pods_and_revisions_are_adopted() {
         let nodes = placed(env, &[("node-0", 2), ("node-1", 1), ("node-2", 1)]).await;
         let released = nodes["node-0"].iter().find(|other| other.meta.uid == pod.uid).unwrap();
         assert!(released.meta.controller().is_none());
+    });
+}
+
+/// Upstream's manager creates pods beside the orphans that its cache shows under the old DaemonSet.
+#[test]
+fn orphans_that_the_cache_has_not_seen_are_adopted_by_the_next_daemon_set() {
+    Env::run("daemon-orphans", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let (client, faults) = (&env.client, env.cluster.sandbox.faults());
+        let set = daemon_set(rolling(1, 0));
+        create(client, set.clone()).await;
+        counts(env, "before", [3, 3, 0, 3, 3]).await;
+        faults.next(usize::MAX, "watch", "pods", Fault::Hold);
+        faults.cut_watches();
+        let key = ObjectKey::new("default", "agent");
+        client.delete::<DaemonSet>(&key, Delete::orphan()).await.expect("delete");
+        wait_until_deleted(env, &DaemonSet::RESOURCE, &key).await;
+        let pods = || {
+            let changes = env.cluster.sandbox.api().store.changes("pods", 0, usize::MAX, true);
+            let changes = changes.expect("the history is there").changes;
+            changes.iter().map(|change| change.key.to_string()).collect::<BTreeSet<String>>()
+        };
+        let lists = faults.count("list", "pods");
+        create(client, set).await;
+        eventually(&env.clock, "it looks for its pods, or creates some", || async {
+            let has_acted = faults.count("list", "pods") > lists || pods().len() > 3;
+            if has_acted { Ok(()) } else { Err("nothing".to_owned()) }
+        })
+        .await;
+        faults.clear();
+        counts(env, "after", [3, 3, 0, 3, 3]).await;
+        assert_eq!(pods().len(), 3, "{:?}", pods());
     });
 }

@@ -2,7 +2,7 @@
 //! `consistency.ConsistencyStore` (feature gates `StaleControllerConsistency...`).
 
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
 use crate::cache::{HistoryVersion, Lister};
@@ -23,7 +23,12 @@ type SeenVersion = Box<dyn Fn() -> HistoryVersion + Send + Sync>;
 pub struct Consistency {
     stores: Vec<(ResourceType, SeenVersion)>,
     writes: Mutex<HashMap<ObjectKey, Written>>,
+    /// The names of owners that were deleted lately, oldest first.
+    gone: Mutex<VecDeque<ObjectKey>>,
 }
+
+/// The number of names of deleted owners that are remembered.
+const GONE: usize = 64;
 
 /// The writes for one owner.
 struct Written {
@@ -113,6 +118,18 @@ impl Consistency {
         self.note(owner, uid, resource, |at, _| at.unsure = true);
     }
 
+    /// Notes an owner that may have the name of a deleted one, and with it the objects that this one left
+    /// behind as orphans: a cache that is older than the deletion shows them under their old owner, and
+    /// the next sync has to [`settle`](Consistency::settle) them. Upstream does not, and creates others
+    /// beside them.
+    pub fn succeeds(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
+        let mut gone = self.gone.lock();
+        if let Some(at) = gone.iter().position(|name| name == owner) {
+            gone.remove(at);
+            self.unsure(owner, uid, resource);
+        }
+    }
+
     /// Reads the objects of writes whose answer was lost from the API server, so that
     /// [`lagging`](Consistency::lagging) waits for them too. Returns whether there were any such
     /// writes. `selector`: selects the owner's objects.
@@ -138,7 +155,10 @@ impl Consistency {
                 .list::<PartialObjectMetadata>(Some(&owner.namespace), &options)
                 .await?
                 .items;
-            let owned = live.iter().filter(|object| object.meta.is_controlled_by(&uid));
+            let may_own = |object: &&PartialObjectMetadata| {
+                object.meta.controller().is_none_or(|owner| owner.uid == uid)
+            };
+            let owned = live.iter().filter(may_own);
             let version = owned.map(|object| object.meta.resource_version).max().unwrap_or(0);
             self.note(owner, &uid, resource, |at, history| {
                 let live = HistoryVersion { history, version };
@@ -194,6 +214,14 @@ impl Consistency {
 
 impl OwnerRecord for Consistency {
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
+        if uid.is_some() && !self.stores.is_empty() {
+            let mut gone = self.gone.lock();
+            gone.retain(|name| name != owner);
+            if gone.len() == GONE {
+                gone.pop_front();
+            }
+            gone.push_back(owner.clone());
+        }
         let mut writes = self.writes();
         if writes.get(owner).is_some_and(|written| uid.is_none_or(|uid| *uid == written.uid)) {
             writes.remove(owner);
@@ -206,8 +234,12 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use futures_lite::future::block_on;
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::cache::Indexer;
+    use crate::client::testing::answering;
     use crate::objects::{Pod, ReplicaSet};
 
     #[test]
@@ -245,6 +277,43 @@ mod tests {
         store.wrote_at(&owner, &uid, &Pod::RESOURCE, 100);
         store.forget(&owner, None);
         assert!(store.ensure_ready(&owner).is_ok());
+    }
+
+    #[test]
+    fn an_owner_waits_for_the_orphans_of_the_one_before_it() {
+        let pod = |name: &str, version: u64, owner: Option<&str>| {
+            let owner = owner.map(|uid| {
+                json!({ "apiVersion": "v1", "kind": "X", "name": "a", "uid": uid, "controller": true })
+            });
+            let owners: Vec<Value> = owner.into_iter().collect();
+            json!({ "metadata": {
+                "namespace": "ns", "name": name, "resourceVersion": version.to_string(),
+                "ownerReferences": owners,
+            } })
+        };
+        let items = [pod("orphan", 9, None), pod("own", 7, Some("2")), pod("other", 20, Some("3"))];
+        let list = json!({ "kind": "List", "apiVersion": "v1", "items": items });
+        let client = block_on(answering(move |_| (200, list.clone())));
+        let indexer = Arc::new(Indexer::<Pod>::new());
+        indexer.set_seen_version(8);
+        let store = Consistency::default().with(&Lister::new(indexer.clone()));
+        let (owner, old, new) = (ObjectKey::new("ns", "a"), Uid::new("1"), Uid::new("2"));
+        let settle = || block_on(store.settle(&owner, &Selector::everything(), &client)).unwrap();
+        store.succeeds(&owner, &old, &Pod::RESOURCE);
+        assert!(!settle(), "it is the first of its name");
+        store.forget(&owner, Some(&old));
+        store.succeeds(&owner, &new, &Pod::RESOURCE);
+        assert!(settle());
+        assert_eq!(store.lagging(&owner).map(|lag| lag.written), Some(9));
+        indexer.set_seen_version(9);
+        assert!(store.ensure_ready(&owner).is_ok());
+        store.succeeds(&owner, &new, &Pod::RESOURCE);
+        assert!(!settle(), "once is enough");
+        // Not all names are kept.
+        for n in 0..2 * GONE {
+            store.forget(&ObjectKey::new("ns", &n.to_string()), Some(&old));
+        }
+        assert_eq!(store.gone.lock().len(), GONE);
     }
 
     #[test]

@@ -79,6 +79,7 @@ impl DaemonSets {
         if set.meta.is_being_deleted() {
             return Ok(Next::Done);
         }
+        self.consistency.succeeds(&key, &set.meta.uid, &Pod::RESOURCE);
         if self.consistency.settle(&key, &selector, &self.client).await? {
             self.consistency.ensure_ready(&key)?;
         }

@@ -12,7 +12,7 @@ use crate::controllers::workloads::ref_manager::{
 };
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::{exponential, metrics};
-use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Selector, Timestamp};
+use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Resource, Selector, Timestamp};
 
 metrics! {
     fn register_metrics;
@@ -73,6 +73,7 @@ impl<S: Replicating> ReplicaSets<S> {
             }
         };
 
+        self.consistency.succeeds(&key, &set.meta().uid, &Pod::RESOURCE);
         if self.consistency.settle(&key, &selector, &self.client).await? {
             self.consistency.ensure_ready(&key)?;
         }
