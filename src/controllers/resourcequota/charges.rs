@@ -14,15 +14,17 @@ use crate::objects::{Meta, ObjectKey};
 /// How long a lower usage waits for pods that were charged, until they are listed. The wait has an
 /// end, because a charged pod may have been refused in the end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Within which time a charged pod is stored.
+/// The time that the API server gets to store a charged pod.
 const STORED: Duration = Duration::from_millis(250);
+/// The pause until the cache of pods is looked at again.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Whether a count may lack pods that a quota was charged for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lag {
     None,
-    /// They may still come.
-    Short,
+    /// They may still come: it is to be asked again after this time.
+    Short(Duration),
     /// They have not come for [`PATIENCE`].
     Long,
 }
@@ -39,34 +41,44 @@ struct Charge {
     version: u64,
     /// The newest version that this process wrote, which charges nothing.
     written: u64,
-    /// When the newest version came that somebody else wrote, in monotonic time.
+    /// When the newest version came that somebody else wrote, and the one before it, in monotonic time.
     charged: Duration,
+    charged_before: Duration,
     /// Since when a lower usage waits.
     waits: Option<Duration>,
 }
 
 impl Charge {
     fn see(&mut self, version: u64, now: Duration) {
-        if version > self.version {
-            self.version = version;
-            if version != self.written {
-                self.charged = now;
-            }
+        self.version = version;
+        if version != self.written {
+            (self.charged_before, self.charged) = (self.charged, now);
         }
     }
 }
 
 impl Charges {
-    /// A quota has this version, which the API server may have written to charge a pod.
+    /// A quota has this version, which the API server may have written to charge a pod. After a restored
+    /// backup it may be lower than the one before.
     pub fn see(&self, quota: &Meta, now: Duration) {
         let mut quotas = self.quotas.lock();
-        quotas.entry(quota.key()).or_default().see(quota.resource_version, now);
+        let charge = quotas.entry(quota.key()).or_default();
+        if charge.version != quota.resource_version {
+            charge.see(quota.resource_version, now);
+        }
     }
 
-    /// This process wrote a quota, which has this version now.
+    /// This process wrote a quota, which has this version now. No lower usage of it waits any more.
     pub fn wrote(&self, quota: &Meta) {
         let mut quotas = self.quotas.lock();
-        quotas.entry(quota.key()).or_default().written = quota.resource_version;
+        // A quota that is gone has none.
+        let Some(charge) = quotas.get_mut(&quota.key()) else { return };
+        charge.written = quota.resource_version;
+        charge.waits = None;
+        if charge.version == charge.written {
+            // Its event came before the answer.
+            charge.charged = charge.charged_before;
+        }
     }
 
     pub fn forget(&self, quota: &ObjectKey) {
@@ -80,20 +92,23 @@ impl Charges {
         }
     }
 
-    /// Whether pods may be missing in a lower usage of `quota`. `known`: the version until which all
-    /// changes of pods were counted.
-    pub fn lag(&self, quota: &Meta, known: u64, now: Duration) -> Lag {
+    /// Whether pods may be missing in a lower usage of `quota`, which waits from the first call on until it
+    /// is written or [settled](Charges::settle). `known`: the version until which all changes of pods
+    /// were counted.
+    pub fn wait(&self, quota: &Meta, known: u64, now: Duration) -> Lag {
         let mut quotas = self.quotas.lock();
         let charge = quotas.entry(quota.key()).or_default();
-        charge.see(quota.resource_version, now);
+        if charge.version < quota.resource_version {
+            charge.see(quota.resource_version, now);
+        }
         let stored = charge.charged + STORED;
         let since = *charge.waits.get_or_insert(now);
-        if known >= quota.resource_version && now >= stored.min(since + PATIENCE) {
-            charge.waits = None;
-            return Lag::None;
+        if known >= quota.resource_version {
+            let ends = stored.min(since + PATIENCE);
+            return if now < ends { Lag::Short(ends - now) } else { Lag::None };
         }
         let ends = (since + PATIENCE).max(stored).min(since + 2 * PATIENCE);
-        if now < ends { Lag::Short } else { Lag::Long }
+        if now < ends { Lag::Short(PAUSE) } else { Lag::Long }
     }
 }
 
@@ -115,24 +130,30 @@ mod tests {
         // When the quota got version 7, what is known of the pods, and when.
         for (charged, known, now, expected) in [
             (0, 7, 1_000, Lag::None),
-            (900, 7, 1_000, Lag::Short),
+            (900, 7, 1_000, Lag::Short(millis(150))),
             (900, 7, 1_150, Lag::None),
-            (0, 6, 1_000, Lag::Short),
+            (0, 6, 1_000, Lag::Short(PAUSE)),
         ] {
             let charges = Charges::default();
             charges.see(&quota(7), millis(charged));
-            let lag = charges.lag(&quota(7), known, millis(now));
+            let lag = charges.wait(&quota(7), known, millis(now));
             assert_eq!(lag, expected, "{charged} {known} {now}");
         }
     }
 
     #[test]
     fn what_this_process_wrote_charges_nothing() {
-        let charges = Charges::default();
-        charges.see(&quota(7), millis(0));
-        charges.wrote(&quota(8));
-        charges.see(&quota(8), millis(1_000));
-        assert_eq!(charges.lag(&quota(8), 8, millis(1_001)), Lag::None);
+        for is_event_first in [false, true] {
+            let charges = Charges::default();
+            charges.see(&quota(7), millis(0));
+            let event = || charges.see(&quota(8), millis(1_000));
+            if is_event_first {
+                event();
+            }
+            charges.wrote(&quota(8));
+            event();
+            assert_eq!(charges.wait(&quota(8), 8, millis(1_001)), Lag::None, "{is_event_first}");
+        }
     }
 
     #[test]
@@ -144,15 +165,36 @@ mod tests {
                 let version = 10 + now / 100;
                 charges.see(&quota(version), millis(now));
                 let known = if is_known { version } else { 9 };
-                let expected = if now < last { Lag::Short } else { expected };
-                assert_eq!(charges.lag(&quota(version), known, millis(now)), expected, "{now}");
+                let lag = charges.wait(&quota(version), known, millis(now));
+                assert_eq!(lag == expected, now == last, "{now} {lag:?}");
             }
+            // A write that met a conflict does not wait again.
+            charges.see(&quota(1_000), millis(last + 1));
+            let known = if is_known { 1_000 } else { 9 };
+            assert_eq!(charges.wait(&quota(1_000), known, millis(last + 1)), expected);
         }
+    }
+
+    #[test]
+    fn a_usage_that_was_written_or_settled_waits_no_more() {
         let charges = Charges::default();
         charges.see(&quota(7), millis(0));
-        assert_eq!(charges.lag(&quota(7), 6, millis(0)), Lag::Short);
-        assert_eq!(charges.lag(&quota(7), 6, millis(5_000)), Lag::Long);
+        let wait = |now| charges.wait(&quota(7), 6, millis(now));
+        assert_eq!((wait(0), wait(5_000)), (Lag::Short(PAUSE), Lag::Long));
         charges.settle(&quota(7).key());
-        assert_eq!(charges.lag(&quota(7), 6, millis(5_000)), Lag::Short);
+        assert_eq!((wait(5_000), wait(10_000)), (Lag::Short(PAUSE), Lag::Long));
+        charges.wrote(&quota(7));
+        assert_eq!(wait(10_000), Lag::Short(PAUSE));
+        charges.forget(&quota(7).key());
+        charges.wrote(&quota(8));
+        assert!(charges.quotas.lock().is_empty());
+    }
+
+    #[test]
+    fn versions_of_a_restored_backup_charge_too() {
+        let charges = Charges::default();
+        charges.see(&quota(1_000), millis(0));
+        charges.see(&quota(7), millis(1_000));
+        assert_eq!(charges.wait(&quota(7), 7, millis(1_000)), Lag::Short(STORED));
     }
 }

@@ -75,8 +75,8 @@ where
 /// Any objects, counted. Upstream: `objectCountEvaluator`.
 struct Count {
     informer: MetadataInformer,
-    /// The same objects in another version. While that is counted, this is not.
-    earlier: Option<Weak<Count>>,
+    /// The same objects in other versions. While one of these is counted, this is not.
+    earlier: Box<[Weak<Count>]>,
 }
 
 impl Count {
@@ -106,7 +106,7 @@ impl Evaluator for Count {
         let plural = name.strip_prefix("count/").unwrap_or(name);
         plural.starts_with(&*self.resource().plural)
             && names(self.resource()).any(|known| known == *name)
-            && self.earlier.as_ref().is_none_or(|earlier| earlier.strong_count() == 0)
+            && self.earlier.iter().all(|earlier| earlier.strong_count() == 0)
     }
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
@@ -136,16 +136,16 @@ impl Registry {
         self.built_in.get(&resource.to_string())
     }
 
-    /// The built-in evaluator of a resource, or a new one that counts its objects. While discovery of one
-    /// version of a group fails, a resource may be watched in two versions: then the first one counts.
+    /// The built-in evaluator of a resource, or a new one that counts its objects. While discovery of
+    /// one version of a group fails, a resource may be watched in two: then the first one counts.
     pub fn of(&self, resource: &ResourceType, informer: &MetadataInformer) -> Arc<dyn Evaluator> {
         if let Some(built_in) = self.built_in(resource) {
             return built_in.clone();
         }
         let mut counts = self.counts.write();
-        let mut living = counts.iter().rev().filter_map(Weak::upgrade);
-        let earlier = living.find(|count| count.is_of(resource));
-        let earlier = earlier.as_ref().map(Arc::downgrade);
+        let living =
+            counts.iter().filter(|count| count.upgrade().is_some_and(|it| it.is_of(resource)));
+        let earlier = living.cloned().collect();
         let count = Arc::new(Count { informer: informer.clone(), earlier });
         if counts.len() == counts.capacity() {
             counts.retain(|count| count.strong_count() > 0);
@@ -267,8 +267,10 @@ mod tests {
         assert!(!registry.is_shared(name));
         drop(first);
         assert!(second.measures(name));
-        let third = of("v2");
-        assert!(second.measures(name) && !third.measures(name));
+        let (third, fourth) = (of("v2"), of("v3"));
+        assert!(second.measures(name) && !third.measures(name) && !fourth.measures(name));
+        drop(third);
+        assert!(second.measures(name) && !fourth.measures(name));
     }
 
     #[test]

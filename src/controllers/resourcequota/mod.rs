@@ -29,9 +29,6 @@ use crate::objects::{
 /// How long workers wait for the DeviceClasses, which a server need not serve.
 const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The pause between two attempts of a lower usage that waits.
-const PODS_PAUSE: Duration = Duration::from_millis(100);
-
 /// When the first count of new limits is repeated. What is created during it is charged to nothing, and
 /// then no event causes another count.
 const SECOND_COUNT: Duration = Duration::from_secs(5);
@@ -217,7 +214,7 @@ impl Quotas {
     /// Whether pods may be missing in the measured usage.
     fn lag_of_pods(&self, quota: &ResourceQuota, measured: &ResourceList, known: u64) -> Lag {
         match lowers(quota, measured, |name| self.is_of_pods(name)) {
-            true => self.charges.lag(&quota.meta, known, self.clock.monotonic()),
+            true => self.charges.wait(&quota.meta, known, self.clock.monotonic()),
             false => {
                 self.charges.settle(&quota.meta.key());
                 Lag::None
@@ -258,9 +255,13 @@ impl Quotas {
         let known = self.pods.last_seen_version();
         let (mut measured, mut errors) =
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
+        let mut again = None;
         match self.lag_of_pods(&quota, &measured, known) {
             Lag::None => {}
-            Lag::Short => return Ok(Next::After(PODS_PAUSE)),
+            Lag::Short(pause) => {
+                measured.retain(|name| !self.is_of_pods(name));
+                again = Some(pause);
+            }
             Lag::Long => errors.extend(self.measure_live_pods(&quota, &mut measured).await.err()),
         }
         let new = new_status(&quota, &measured);
@@ -276,7 +277,7 @@ impl Quotas {
         }
         let stuck = self.limits_pods(&quota).then(|| self.pods.in_namespace(&key.namespace));
         let release = pods::next_release(stuck.iter().flatten(), self.clock.now());
-        let next = release.into_iter().chain(is_first.then_some(SECOND_COUNT)).min();
+        let next = release.into_iter().chain(is_first.then_some(SECOND_COUNT)).chain(again).min();
         Ok(next.map_or(Next::Done, Next::After))
     }
 }
