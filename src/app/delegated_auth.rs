@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
@@ -52,14 +53,15 @@ pub(super) async fn auth_config(
     let authorization =
         reviewing(connect, options, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
     let tolerates = |fault: &LookupFault| {
-        // Upstream's manager asks for the settings of a front proxy alone before it serves.
-        fault.may_come
+        // Upstream's manager reads the settings of a front proxy alone before it serves.
+        fault.is_tolerated
             || options.authentication_tolerate_lookup_failure
             || !options.requestheader_client_ca_file.is_empty()
     };
     let trust = match lookup.trust().await {
         Err(fault) if tolerates(&fault) => {
             log::warn!("Error looking up in-cluster authentication configuration: {fault}");
+            lookup.lacks_trust.store(true, Ordering::Relaxed);
             lookup.files().await?
         }
         Err(fault) => return Err(fault.to_string()),
@@ -80,13 +82,15 @@ pub(super) async fn auth_config(
 pub(super) struct Lookup {
     options: Arc<Options>,
     client: Option<Client>,
+    /// The cluster's authorities could not be read at the start, nor since.
+    lacks_trust: AtomicBool,
 }
 
 impl Lookup {
     pub fn new(options: Arc<Options>, connect: Connect) -> Result<Lookup, String> {
         let kubeconfig = &options.authentication_kubeconfig;
         let client = reviewing(connect, &options, kubeconfig, "authentication-kubeconfig")?;
-        Ok(Lookup { options, client })
+        Ok(Lookup { options, client, lacks_trust: AtomicBool::new(false) })
     }
 
     /// Reads the trusted authorities.
@@ -104,7 +108,13 @@ impl Lookup {
                 trust.request_header = header.unwrap_or(trust.request_header);
             }
         }
+        self.lacks_trust.store(false, Ordering::Relaxed);
         Ok(trust)
+    }
+
+    /// Whether the manager serves without authorities that the cluster may have by now.
+    pub fn lacks_trust(&self) -> bool {
+        self.lacks_trust.load(Ordering::Relaxed)
     }
 
     /// The stamps of the files with authorities.
@@ -147,13 +157,14 @@ async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, Stri
 #[derive(Debug)]
 pub(super) struct LookupFault {
     text: String,
-    /// The cluster does not have them yet: its API server writes them once it serves.
-    may_come: bool,
+    /// Upstream's manager starts all the same: the cluster has none yet, since its API server writes
+    /// them once it serves, or they are malformed.
+    is_tolerated: bool,
 }
 
 impl LookupFault {
     fn lasting(text: String) -> LookupFault {
-        LookupFault { text, may_come: false }
+        LookupFault { text, is_tolerated: false }
     }
 }
 
@@ -168,11 +179,11 @@ async fn look_up(
     client: &Client,
 ) -> Result<(Option<Authorities>, Option<RequestHeader>), LookupFault> {
     let key = ObjectKey::new("kube-system", "extension-apiserver-authentication");
-    let fault = |error: &dyn fmt::Display, may_come| LookupFault {
+    let fault = |error: &dyn fmt::Display, is_tolerated| LookupFault {
         text: format!(
             "unable to load configmap based client CA: {error} (see --authentication-skip-lookup)"
         ),
-        may_come,
+        is_tolerated,
     };
     let map = client.resource(&CONFIG_MAPS).get::<Value>(&key).await;
     let map = map.map_err(|error| fault(&error, error.is_not_found()))?;

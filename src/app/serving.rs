@@ -146,7 +146,7 @@ pub async fn serve(
         while stop.unless_stopped(clock.sleep(POLL_PERIOD)).await.is_some() {
             let now = lookup.stamps().await;
             polls += 1;
-            if now == read && polls < POLLS {
+            if now == read && polls < POLLS && !lookup.lacks_trust() {
                 continue;
             }
             (read, polls) = (now, 0);
