@@ -92,7 +92,22 @@ struct State {
     reported: Option<Sender<Uid>>,
 }
 
+/// Why the node ends a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionCause {
+    /// The node needs what the pod uses: a Job may ignore such an end, which is a disruption.
+    NodePressure,
+    /// The pod uses more than its own limit.
+    OwnLimit,
+}
+
 impl State {
+    /// The last status of a pod. Of a kubelet before this one, the API server has it.
+    fn last_status<'a>(&'a self, pod: &'a Pod) -> Option<&'a core::PodStatus> {
+        let reported = pod.status.as_ref().filter(|_| !pod.is_static());
+        self.statuses.get(&pod.uid()).or(reported)
+    }
+
     fn notify(&self, pod: &Pod) {
         if let Some(reported) = self.reported.as_ref().filter(|_| !pod.is_static()) {
             // Closed only when the kubelet stops.
@@ -546,9 +561,7 @@ impl Kubelet {
         let probes = &self.manager.probes;
         let mut state = self.state.lock();
         let none = HashMap::new();
-        // Of a kubelet before this one, the API server has what it reported last.
-        let reported = pod.status.as_ref().filter(|_| !pod.is_static());
-        let before = state.statuses.get(&uid).or(reported);
+        let before = state.last_status(pod);
         let facts = Facts {
             runtime,
             waiting: state.waiting.get(&uid).unwrap_or(&none),
@@ -620,19 +633,18 @@ impl Kubelet {
         pods.collect()
     }
 
-    /// Ends a pod for the node's sake: it fails with this reason and message. `is_disrupted`: not for what
-    /// it did itself, and a Job may not count it.
+    /// Ends a pod: it fails with `reason` and `message`.
     pub fn evict(
         &self,
         pod: &Arc<Pod>,
         grace: i64,
         reason: &str,
         message: &str,
-        is_disrupted: bool,
+        cause: EvictionCause,
     ) {
         let uid = pod.uid();
-        let mut status = self.state.lock().statuses.get(&uid).cloned().unwrap_or_default();
-        if is_disrupted {
+        let mut status = self.state.lock().last_status(pod).cloned().unwrap_or_default();
+        if cause == EvictionCause::NodePressure {
             let conditions = status.conditions.get_or_insert_default();
             conditions.retain(|condition| condition.type_ != podstatus::DISRUPTION_TARGET);
             conditions.push(core::PodCondition {

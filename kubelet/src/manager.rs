@@ -631,7 +631,7 @@ impl Manager {
     }
 }
 
-/// A change of the image or the resources begins the back-off anew. Upstream: `GetBackoffKey`.
+/// With another image or other resources a container has no back-off yet. Upstream: `GetBackoffKey`.
 fn backoff_key(pod: &Pod, container: &Container) -> String {
     let image = container.image.as_deref().unwrap_or_default();
     let resources = serde_json::to_string(&container.resources).unwrap_or_default();
@@ -743,7 +743,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_image_or_other_resources_begin_the_back_off_anew() {
+    fn another_image_or_other_resources_have_another_back_off() {
         let pod: Pod =
             serde_json::from_value(json!({ "metadata": { "uid": "u" } })).expect("a pod");
         let key = |image: &str, cpu: &str| {

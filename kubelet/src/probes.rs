@@ -161,8 +161,8 @@ impl Probes {
         }
     }
 
-    /// Stops the probes of a pod's containers that are not in `running`, also of those that the runtime
-    /// has no more, and forgets their results.
+    /// Stops the probes of a pod's containers that are not in `running`, and forgets their results.
+    /// The runtime may have lost such a container.
     pub fn retain(&self, pod: &str, running: &BTreeSet<String>) {
         let mut table = self.table.lock();
         let Table { results, running: probes } = &mut *table;

@@ -184,11 +184,11 @@ fn merged(live: &Value, report: &Report) -> Value {
     merged["conditions"] = Value::Array(conditions);
     let phase = live["phase"].as_str();
     if is_terminal(phase) {
-        // There is no way back. Why it ended is not known after a restart.
-        for field in ["phase", "reason", "message"] {
-            if let Some(value) = live_fields.get(field)
-                && (field == "phase" || merged.get(field).is_none())
-            {
+        // There is no way back, and another writer may have said why.
+        merged["phase"] = live["phase"].clone();
+        let is_explained = merged.get("reason").is_some() || merged.get("message").is_some();
+        for field in ["reason", "message"] {
+            if let Some(value) = live_fields.get(field).filter(|_| !is_explained) {
                 merged[field] = value.clone();
             }
         }

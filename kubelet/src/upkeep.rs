@@ -13,7 +13,7 @@ use crate::configuration::Configuration;
 use crate::eviction::{self, Candidate, Observations, Statements, Watch};
 use crate::garbage;
 use crate::imagegc::{self, ImageGc};
-use crate::kubelet::Kubelet;
+use crate::kubelet::{EvictionCause, Kubelet};
 use crate::logs::{self, Rotation};
 use crate::metrics;
 use crate::pod::{Pod, PodExt};
@@ -285,7 +285,13 @@ impl Upkeep {
                 None => IMMEDIATE_GRACE,
                 Some(_) => own.map_or(max, |own| own.min(max)),
             };
-            if self.evict_pod(pod, grace, first.signal.name(), &message, true) {
+            if self.evict_pod(
+                pod,
+                grace,
+                first.signal.name(),
+                &message,
+                EvictionCause::NodePressure,
+            ) {
                 return Ok(());
             }
         }
@@ -302,20 +308,20 @@ impl Upkeep {
             if let Some((signal, message)) =
                 stats.and_then(|stats| eviction::exceeded_limit(pod, stats))
             {
-                has_evicted |= self.evict_pod(pod, IMMEDIATE_GRACE, signal, &message, false);
+                has_evicted |=
+                    self.evict_pod(pod, IMMEDIATE_GRACE, signal, &message, EvictionCause::OwnLimit);
             }
         }
         Ok(has_evicted)
     }
 
-    /// `is_disrupted`: for the node's sake, not for its own limits.
     fn evict_pod(
         &self,
         pod: &Arc<Pod>,
         grace: i64,
         signal: &str,
         message: &str,
-        is_disrupted: bool,
+        cause: EvictionCause,
     ) -> bool {
         let name = pod.display_name();
         if eviction::is_critical(pod) {
@@ -323,7 +329,7 @@ impl Upkeep {
             return false;
         }
         log::warn!("Eviction manager: pod {name} is evicted: {message}");
-        self.kubelet.evict(pod, grace, eviction::REASON, message, is_disrupted);
+        self.kubelet.evict(pod, grace, eviction::REASON, message, cause);
         metrics::EVICTIONS.with_label_values(&[signal]).inc();
         true
     }

@@ -144,14 +144,15 @@ fn set_up_empty(
             if group.is_some() {
                 chown(&new, None, group)?;
             }
-            fs::set_permissions(&new, fs::Permissions::from_mode(mode_of_empty(group)))?;
+            fs::set_permissions(&new, fs::Permissions::from_mode(mode_of(group)))?;
             fs::rename(new, path)
         }
         Some(other) => Err(io::Error::other(format!("medium {other:?} is not supported"))),
     }
 }
 
-fn mode_of_empty(group: Option<u32>) -> u32 {
+/// The mode of a volume of a pod with this group of files.
+fn mode_of(group: Option<u32>) -> u32 {
     if group.is_some() { 0o2777 } else { 0o777 }
 }
 
@@ -159,7 +160,7 @@ fn mode_of_empty(group: Option<u32>) -> u32 {
 fn memory_options(limit: Option<Quantity>, group: Option<u32>) -> String {
     let limit = limit.map(|limit| format!(",size={}", limit.value())).unwrap_or_default();
     let gid = group.map(|group| format!(",gid={group}")).unwrap_or_default();
-    format!("mode={:o}{gid}{limit}", mode_of_empty(group))
+    format!("mode={:o}{gid}{limit}", mode_of(group))
 }
 
 /// Checks a host path by its type, and makes it where the type asks for that.
@@ -210,9 +211,8 @@ fn set_up_written(
         if written.in_memory && is_new {
             rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), None::<&CStr>)?;
         }
-        let set_group = if fs_group(pod).is_some() { 0o2000 } else { 0 };
         chown(path, None, fs_group(pod))?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o777 | set_group))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode_of(fs_group(pod))))?;
         for folder in payload::nested(pod, volume) {
             fs::create_dir_all(path.join(folder))?;
         }

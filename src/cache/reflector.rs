@@ -25,8 +25,8 @@ use crate::storm::Storm;
 use crate::task::panics;
 use crate::trace;
 
-/// Errors that are routine while an API server restarts are logged at debug; a list that breaks off is
-/// no such error. Upstream: `isWatchErrorRetriable`, `DefaultWatchErrorHandler`.
+/// Errors that are routine while an API server restarts are logged at debug. A list that breaks off
+/// is not routine. Upstream: `isWatchErrorRetriable`, `DefaultWatchErrorHandler`.
 fn level_of(error: &Error) -> Level {
     match error {
         Error::Expired | Error::Busy { .. } | Error::Unreachable(_) => Level::Debug,

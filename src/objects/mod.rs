@@ -34,7 +34,7 @@ pub use values::condition::Condition;
 pub use values::intern::{Interned, Istr, Labels};
 pub(crate) use values::intern::{Pool, shared};
 pub use values::key::{ObjectKey, ObjectName, Uid};
-pub(crate) use values::label_syntax::is_dns1123_subdomain;
+pub use values::label_syntax::is_dns1123_subdomain;
 pub use values::meta::{Identity, Meta, PartialObjectMetadata, WholeMeta, Written};
 pub use values::node_selector::{NodeAffinity, NodeSelector};
 pub use values::owner::OwnerReference;

@@ -261,7 +261,7 @@ impl Counting {
         self.passes_for(env, pause, usize::MAX).await;
     }
 
-    /// As [`Self::passes`], so many times.
+    /// As [`Self::passes`], this number of times.
     async fn passes_for(&self, env: &Env, pause: Duration, times: usize) {
         for _ in 0..times {
             env.clock.sleep(pause).await;

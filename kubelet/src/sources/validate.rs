@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::objects::is_dns1123_subdomain;
 
 use super::{lifecycle, pod_resources, support};
 use crate::pod::{Pod, PodExt, is_restartable_init};
@@ -12,7 +13,7 @@ use crate::pod::{Pod, PodExt, is_restartable_init};
 pub fn faults(pod: &Pod) -> Vec<String> {
     let mut faults = Faults::default();
     let name = pod.name();
-    if !is_subdomain(name) {
+    if !is_dns1123_subdomain(name) {
         faults.add("metadata.name", format!("Invalid value: {name:?}: not a DNS subdomain"));
     }
     if !is_label(pod.namespace()) {
@@ -210,16 +211,6 @@ fn is_label(text: &str) -> bool {
         && text.bytes().all(is_fine)
         && !text.starts_with('-')
         && !text.ends_with('-')
-}
-
-fn is_subdomain(text: &str) -> bool {
-    text.len() <= 253
-        && text.split('.').all(|part| {
-            !part.is_empty()
-                && part.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
-                && !part.starts_with('-')
-                && !part.ends_with('-')
-        })
 }
 
 /// The kind of API object that a static pod refers to, which it may not. With `has_objects` it may

@@ -59,8 +59,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a request waits for a connection that another one gives back, while several are being
 /// opened already. A handshake costs both sides more than several short requests.
 const DIAL_ANYWAY: Duration = Duration::from_millis(5);
-/// After so many new connections that were of no use, a request takes the next one as it is: if the
-/// server closes each at once, it learns why.
+/// After this number of new connections that it could not use, a request takes the next one as it is:
+/// if the server closes each at once, it learns why.
 const DIALS_IN_VAIN: u32 = 2;
 /// How often the files of the client certificate are checked while no request does it.
 const FILE_CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);

@@ -22,7 +22,7 @@ metrics! {
 }
 
 pub fn authenticated(user: Option<&str>, took: Duration) {
-    // Upstream's "failure" is that of an authenticator without a reason, and all of these give one.
+    // Upstream counts as "failure" only what an authenticator refuses without a reason.
     let result = if user.is_some() { "success" } else { "error" };
     AUTHENTICATIONS.with_label_values(&[result]).inc();
     AUTHENTICATION_SECONDS.with_label_values(&[result]).observe(took.as_secs_f64());

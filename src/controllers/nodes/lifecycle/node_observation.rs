@@ -35,7 +35,7 @@ impl NodeObservation {
         self.is_lost() || waits && is_unready && self.observed != Ready::True
     }
 
-    /// What is known of its pods after the pass, in which `has_failed` says that not all could be marked.
+    /// What is known of the node's pods after the pass. `has_failed`: not all could be marked.
     pub(super) fn unmarked_after(&self, before: Unmarked, has_failed: bool) -> Unmarked {
         match before {
             _ if has_failed => Unmarked::Failed,

@@ -91,8 +91,9 @@ fn digest(template: &Template) -> u128 {
     })
 }
 
-/// Whether `{}` in this field of a `parent` says no more than its absence. The resources of a pod as a
-/// whole are a pointer in the API, those of a container are not.
+/// Whether `{}` in this field of a `parent` says no more than its absence. The resources of a pod as
+/// a whole are a pointer in the API, those of a container are not. Those of a claim, which are in a
+/// `spec` too, are always written by the API server.
 fn empty_means_absent(parent: &str, field: &str) -> bool {
     EMPTY_MEANS_ABSENT.contains(&field) && (parent, field) != ("spec", "resources")
 }
