@@ -218,6 +218,10 @@ fn pods_of_the_server_run_report_and_are_deleted() {
         once["containers"][0]["command"] = json!(["sh", "-c", "exit 0"]);
         server.create("once", "n", json!({}), once).await;
         server.create("stays", "n", json!({}), sleeps()).await;
+        let mut slow = sleeps();
+        let script = "trap 'sleep 3; exit 0' TERM; while :; do sleep 0.1; done";
+        slow["containers"][0]["command"] = json!(["sh", "-c", script]);
+        server.create("slow", "n", json!({}), slow).await;
         let agent = Agent::start(&machine, &kubeconfig);
         let web = server.eventually("web", "ready", is_ready).await;
         let status = &web["status"];
@@ -237,9 +241,16 @@ fn pods_of_the_server_run_report_and_are_deleted() {
         let stays = server.eventually("stays", "ready", is_ready).await;
         let id = stays["status"]["containerStatuses"][0]["containerID"].as_str().expect("an id");
         let id = id.trim_start_matches("containerd://").to_owned();
+        let slow = server.eventually("slow", "ready", is_ready).await;
+        let slow = slow["status"]["containerStatuses"][0]["containerID"].clone();
+        let slow = slow.as_str().expect("an id").trim_start_matches("containerd://").to_owned();
         // An agent that restarts neither runs again what has ended nor flips what is ready.
         drop(agent);
+        server.delete("slow", 600).await;
         let agent = Agent::start(&machine, &kubeconfig);
+        // What was deleted while there was no agent is gone once its containers have ended.
+        server.eventually("slow", "gone", Value::is_null).await;
+        assert!(!running(&machine, &server.clock).await.contains(&slow), "{}", machine.log());
         server.create("after", "n", json!({}), sleeps()).await;
         server.eventually("after", "ready", is_ready).await;
         let container = |pod: &Value| pod["status"]["containerStatuses"][0].clone();

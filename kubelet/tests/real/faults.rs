@@ -115,8 +115,14 @@ fn pods_run_again_after_a_restart_of_the_machine() {
     let out = node.folder.join("out");
     node.write("a.yaml", &pod("a", "Always", &out, STAYS));
     node.write("job.yaml", &pod("job", "Never", &out, "exit 0"));
+    let looks = "echo $(grep -c ' /mem tmpfs ' /proc/mounts) $(stat -c %a /mem) >> /out/memory";
+    let memory = pod("memory", "Always", &out, &format!("{looks}; {STAYS}"))
+        .replace("volumes: [", "volumes: [{name: mem, emptyDir: {medium: Memory}}, ")
+        .replace("volumeMounts: [", "volumeMounts: [{name: mem, mountPath: /mem}, ");
+    node.write("memory.yaml", &memory);
     node.start_kubelet();
     node.eventually("a-n", "ready", is_ready);
+    node.eventually("memory-n", "ready", is_ready);
     node.eventually("job-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");
     node.restart_machine();
     node.start_kubelet();
@@ -126,11 +132,15 @@ fn pods_run_again_after_a_restart_of_the_machine() {
     assert_eq!(again["status"]["phase"], "Running");
     let job = node.eventually("job-n", "known", |pod| pod["status"]["phase"] == "Succeeded");
     assert_eq!(job["status"]["containerStatuses"][0]["restartCount"], 0);
+    node.eventually("memory-n", "ready again", |pod| {
+        is_ready(pod) && pod["status"]["containerStatuses"][0]["restartCount"] == 1
+    });
+    assert_eq!(fs::read_to_string(out.join("memory")).expect("its lines"), "1 777\n1 777\n");
     let starts = fs::read_to_string(out.join("starts")).expect("starts");
     assert_eq!(starts.lines().filter(|line| *line == "job").count(), 1, "{starts}");
     assert_eq!(starts.lines().filter(|line| *line == "a").count(), 2, "{starts}");
     // What the restart left is removed: one sandbox and its predecessor at most.
-    for name in ["a", "job"] {
+    for name in ["a", "job", "memory"] {
         node.remove(&format!("{name}.yaml"));
     }
     let is_gone = wait(|| sandboxes(&node) == 0 && containers(&node).is_empty());
