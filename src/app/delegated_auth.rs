@@ -157,7 +157,7 @@ async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, Stri
 #[derive(Debug)]
 pub(super) struct LookupFault {
     text: String,
-    /// Upstream's manager starts all the same: the cluster has none yet, since its API server writes
+    /// Upstream's manager starts nevertheless: the cluster has none yet, since its API server writes
     /// them once it serves, or they are malformed.
     is_tolerated: bool,
 }

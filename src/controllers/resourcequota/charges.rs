@@ -16,7 +16,7 @@ use crate::objects::{Meta, ObjectKey};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The time that the API server gets to store a charged pod.
 const STORED: Duration = Duration::from_millis(250);
-/// The pause until the cache of pods is looked at again.
+/// The pause until the cache of pods is compared again.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Whether a count may lack pods that a quota was charged for.
