@@ -124,12 +124,15 @@ pub struct Registry {
     built_in: BTreeMap<String, Arc<dyn Evaluator>>,
     /// They go with the handlers of their resources.
     counts: RwLock<Vec<Weak<Count>>>,
+    /// All that they measure, or have measured before their resource was gone.
+    counted: RwLock<BTreeSet<Istr>>,
 }
 
 impl Registry {
     pub fn new(built_in: impl IntoIterator<Item = (ResourceType, Arc<dyn Evaluator>)>) -> Registry {
         let named = built_in.into_iter().map(|(resource, found)| (resource.to_string(), found));
-        Registry { built_in: named.collect(), counts: RwLock::default() }
+        let (counts, counted) = (RwLock::default(), RwLock::default());
+        Registry { built_in: named.collect(), counts, counted }
     }
 
     pub fn built_in(&self, resource: &ResourceType) -> Option<&Arc<dyn Evaluator>> {
@@ -142,6 +145,7 @@ impl Registry {
         if let Some(built_in) = self.built_in(resource) {
             return built_in.clone();
         }
+        self.counted.write().extend(names(resource));
         let mut counts = self.counts.write();
         let living =
             counts.iter().filter(|count| count.upgrade().is_some_and(|it| it.is_of(resource)));
@@ -164,6 +168,11 @@ impl Registry {
     /// Whether any measures the resource `name` of quotas.
     pub fn measures(&self, name: &str) -> bool {
         self.list().iter().any(|evaluator| evaluator.measures(name))
+    }
+
+    /// Whether the resource `name` of quotas was measured, and is not any more: its objects are not watched.
+    pub fn has_lost(&self, name: &str) -> bool {
+        self.counted.read().contains(name) && !self.measures(name)
     }
 
     /// Whether several measure the resource `name` of quotas.
@@ -229,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_goes_with_its_resource() {
+    fn a_count_goes_with_its_resource_and_is_remembered() {
         let factory = SharedInformerFactory::new(Script::new(), SystemClock::shared());
         let registry = Registry::new([]);
         let of = |group: &'static str, plural: &'static str| {
@@ -238,13 +247,13 @@ mod tests {
         };
         let things = of("example.com", "things");
         let maps = of("", "configmaps");
-        let measured = || {
-            ["count/things.example.com", "count/things", "things", "count/configmaps", "configmaps"]
-                .map(|name| registry.measures(name))
-        };
-        assert_eq!(measured(), [true, false, false, true, true]);
+        let names = ["count/things.example.com", "count/things", "things", "configmaps"];
+        let measured = || names.map(|name| registry.measures(name));
+        let lost = || names.map(|name| registry.has_lost(name));
+        assert_eq!((measured(), lost()), ([true, false, false, true], [false; 4]));
         drop(things);
-        assert_eq!(measured(), [false, false, false, true, true]);
+        assert_eq!(measured(), [false, false, false, true]);
+        assert_eq!(lost(), [true, false, false, false]);
         drop(maps);
         let capacity = registry.counts.read().capacity();
         for _ in 0..=capacity {

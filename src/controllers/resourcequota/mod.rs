@@ -22,7 +22,7 @@ use crate::controllers::runner::Change;
 use crate::controllers::runner::resource_monitors::Monitors;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{
-    Istr, Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim,
+    Istr, Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Quantity, Resource, ResourceClaim,
     ResourceList, ResourceQuota, ResourceQuotaStatus, ResourceType, Service,
 };
 
@@ -245,7 +245,6 @@ impl Quotas {
             let amount = usage.get(&name).unwrap_or_default();
             measured.insert(name, amount);
         }
-        self.charges.settle(&key);
         Ok(())
     }
 
@@ -255,22 +254,39 @@ impl Quotas {
         let known = self.pods.last_seen_version();
         let (mut measured, mut errors) =
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
-        let mut again = None;
+        let (mut again, mut has_pods) = (None, true);
         match self.lag_of_pods(&quota, &measured, known) {
             Lag::None => {}
             Lag::Short(pause) => {
                 measured.retain(|name| !self.is_of_pods(name));
-                again = Some(pause);
+                (again, has_pods) = (Some(pause), false);
             }
-            Lag::Long => errors.extend(self.measure_live_pods(&quota, &mut measured).await.err()),
+            Lag::Long => {
+                let error = self.measure_live_pods(&quota, &mut measured).await.err();
+                has_pods = error.is_none();
+                errors.extend(error);
+            }
         }
+        // The API server admits no object before the quota has a count of them.
+        let lost = quota
+            .spec
+            .hard
+            .names()
+            .filter(|name| !quota.status.used.has(name) && self.registry.has_lost(name));
+        lost.for_each(|name| measured.insert(name.clone(), Quantity::ZERO));
         let new = new_status(&quota, &measured);
         let is_first = new.is_some() && self.lacks_usage(&quota);
         if let Some(status) = new {
             match self.client.update_status(&*quota, &status).await {
                 Ok(written) => self.charges.wrote(&written.meta),
-                Err(error) => errors.push(error.into()),
+                Err(error) => {
+                    has_pods = false;
+                    errors.push(error.into());
+                }
             }
+        }
+        if has_pods {
+            self.charges.settle(&key);
         }
         if let Some(error) = Error::many(errors) {
             return Err(error);
