@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use kube_controller_manager::client::{Patch, Result};
-use kube_controller_manager::objects::{CronJob, ObjectKey, Resource, ResourceType};
+use kube_controller_manager::client::{Delete, Patch, Result};
+use kube_controller_manager::objects::{CronJob, ObjectKey, Resource, ResourceType, Timestamp};
 use serde_json::{Value, json};
 
 use crate::env::*;
+use crate::metrics::Serving;
 
 const JOBS: ResourceType = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
 
@@ -129,6 +130,37 @@ fn concurrency_policies_forbid_allow_or_replace_a_running_job() {
     });
 }
 
+#[test]
+fn foreign_job_of_its_name_delays_a_start_but_does_not_end_the_schedule() {
+    everywhere("cronjob-foreign", async |env| {
+        let serving = Serving::start(env, "manager", &manager_program(), &[]);
+        let year = env.clock.now().to_string()[..4].to_owned();
+        let start: Timestamp = format!("{year}-01-01T00:00:00Z").parse().expect("a time");
+        let job_name = format!("taken-{}", start.as_micros() / 60_000_000);
+        let made = cron_job("taken", "0 0 1 1 *", json!({ "timeZone": "UTC" }));
+        let foreign = json!({
+            "apiVersion": "batch/v1", "kind": "Job",
+            "metadata": { "name": job_name, "namespace": "default" },
+            "spec": made["spec"]["jobTemplate"]["spec"],
+        });
+        create(&env.client, foreign).await;
+        create(&env.client, made).await;
+        make_starts_overdue(env, "taken", Duration::from_secs(400 * 86_400)).await;
+        merge::<CronJob>(&env.client, "taken", json!({ "spec": { "suspend": false } })).await;
+        let has_retried = |text: &str| {
+            let retries = "workqueue_retries_total{name=\"cronjob\"} ";
+            text.lines().any(|line| line.strip_prefix(retries).is_some_and(|count| count != "0"))
+        };
+        serving.metrics(env, "the start is retried", has_retried).await;
+        let status_before = status(env, "taken", "unchanged", |_| true).await;
+        assert!(active(&status_before).is_empty(), "{status_before}");
+        let key = ObjectKey::new("default", &job_name);
+        env.client.resource(&JOBS).delete(&key, Delete::background()).await.expect("deleted");
+        let wanted = |status: &Value| active(status) == [&*job_name];
+        status(env, "taken", "starts when the name is free", wanted).await;
+    });
+}
+
 /// Two days of a year, and then none for months.
 #[test]
 fn the_last_missed_start_of_an_uneven_schedule_takes_place() {
@@ -172,8 +204,7 @@ fn a_cron_job_starts_jobs_and_follows_them_to_their_end() {
         let job_key = ObjectKey::new("default", &job_name);
         let job: Value = client.resource(&JOBS).get(&job_key).await.expect("it is there");
         let minutes: i64 = job_name.strip_prefix("tick-").unwrap().parse().unwrap();
-        let time: kube_controller_manager::objects::Timestamp =
-            started["lastScheduleTime"].as_str().unwrap().parse().unwrap();
+        let time: Timestamp = started["lastScheduleTime"].as_str().unwrap().parse().unwrap();
         assert_eq!(time.as_micros() / 60_000_000, minutes);
         assert_eq!(active["uid"], job["metadata"]["uid"]);
         assert_eq!(job["metadata"]["labels"]["made"], "by-tick");

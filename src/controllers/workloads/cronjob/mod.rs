@@ -219,9 +219,7 @@ impl CronJobs {
                     .spec.startingDeadlineSeconds or check clock skew";
                 self.recorder.warning(&run.cron_job, "TooManyMissedTimes", text);
             }
-            if let Started::Elsewhere = self.start(run, time, now).await? {
-                return Ok(Next::Done);
-            }
+            self.start(run, time, now).await?;
         }
         Ok(Next::After(due::wait(&run.cron_job, &schedule, now)))
     }
@@ -288,20 +286,16 @@ impl CronJobs {
         Ok(())
     }
 
-    /// Starts the Job of `time`, if nothing is against it.
-    async fn start(
-        &self,
-        run: &mut Run,
-        time: Timestamp,
-        now: Timestamp,
-    ) -> Result<Started, Error> {
+    /// Starts the Job of `time`, if nothing is against it. A foreign Job of its name is an error, which
+    /// is retried: it may go before the next start is due.
+    async fn start(&self, run: &mut Run, time: Timestamp, now: Timestamp) -> Result<(), Error> {
         let spec = &run.cron_job.spec;
         let deadline = spec.starting_deadline_seconds.and_then(|seconds| seconds.try_into().ok());
         if deadline.is_some_and(|seconds| time + Duration::from_secs(seconds) < now) {
             let time = time.to_jiff().strftime("%a, %d %b %Y %H:%M:%S +0000");
             let text = format!("Missed scheduled time to start a job: {time}");
             self.recorder.warning(&run.cron_job, "MissSchedule", &text);
-            return Ok(Started::Handled);
+            return Ok(());
         }
         let name = job_name(&run.cron_job, time);
         let namespace = run.cron_job.meta.namespace.clone();
@@ -311,13 +305,13 @@ impl CronJobs {
                 && active.namespace.as_deref() == Some(&namespace)
         });
         if listed || run.cron_job.status.last_schedule_time == Some(time) {
-            return Ok(Started::Handled);
+            return Ok(());
         }
         if spec.concurrency_policy == "Forbid" && !run.active().is_empty() {
             let text = "Not starting job because prior execution is running and concurrency \
                 policy is Forbid";
             self.recorder.normal(&run.cron_job, "JobAlreadyActive", text);
-            return Ok(Started::Handled);
+            return Ok(());
         }
         if spec.concurrency_policy == "Replace" {
             self.replace(run).await?;
@@ -337,8 +331,10 @@ impl CronJobs {
             Err(error) if error.is_already_exists() => {
                 // Made by this controller, when its status was not written afterwards.
                 let job: Job = self.client.get(&key).await?;
-                if !job.meta.is_controlled_by(&run.cron_job.meta.uid) || run.is_active(&job) {
-                    return Ok(Started::Elsewhere);
+                if !job.meta.is_controlled_by(&run.cron_job.meta.uid) {
+                    return Err(Error::other(format!(
+                        "job {key} exists already and does not belong to this CronJob"
+                    )));
                 }
                 log::info!("cronjob-controller: Job {key} already exists");
                 job
@@ -350,11 +346,14 @@ impl CronJobs {
                 return Err(error);
             }
         };
+        let is_missing = job.finished().is_none() && !run.is_active(&job);
         let status = &mut run.cron_job.status;
-        status.active.get_or_insert_default().push(reference(&job));
+        if is_missing {
+            status.active.get_or_insert_default().push(reference(&job));
+        }
         status.last_schedule_time = Some(time);
         run.changed = true;
-        Ok(Started::Handled)
+        Ok(())
     }
 
     /// Reports a new Job that has lost its owner: no history limit counts it. The schedule paces
@@ -387,12 +386,6 @@ impl CronJobs {
         }
         Ok(())
     }
-}
-
-enum Started {
-    Handled,
-    /// A Job of that name exists, and its status is somebody else's to write.
-    Elsewhere,
 }
 
 /// The Jobs that finished with `condition` and are too many, oldest first.

@@ -3,6 +3,7 @@
 //! from one library to the next: the times at which Jobs start must not change with the manager.
 //! Upstream: `github.com/robfig/cron/v3`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use jiff::Span;
@@ -11,6 +12,9 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 
 use crate::objects::Timestamp;
 use crate::options::parse_duration;
+
+/// Where a system keeps its time zones.
+const ZONES: &str = "/usr/share/zoneinfo";
 
 /// The times at which something happens, to the second.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +77,16 @@ pub fn time_zone(name: &str) -> Result<TimeZone, String> {
     }
     // The system may lack single zones. Upstream: `time.LoadLocation`, with `time/tzdata`.
     let zone = zone_of([jiff::tz::db(), &TimeZoneDatabase::bundled()], name);
-    zone.ok_or_else(|| format!("unknown time zone {name}"))
+    zone.or_else(|| zone_of_file(name)).ok_or_else(|| format!("unknown time zone {name}"))
+}
+
+/// A zone of the system that its database leaves out, such as `posix/Europe/Berlin`.
+fn zone_of_file(name: &str) -> Option<TimeZone> {
+    if name.starts_with(['/', '\\']) || name.contains("..") {
+        return None;
+    }
+    let data = std::fs::read(Path::new(ZONES).join(name)).ok()?;
+    TimeZone::tzif(name, &data).ok()
 }
 
 /// The zone of exactly this name, from the first that has it.
@@ -503,7 +516,10 @@ mod tests {
     fn time_zones_have_exact_names() {
         assert!(time_zone("Europe/Berlin").is_ok());
         assert_eq!(time_zone("").unwrap(), TimeZone::UTC);
-        for name in ["europe/berlin", "Nowhere", "../etc/passwd"] {
+        if Path::new(ZONES).join("posix/Europe/Berlin").exists() {
+            assert!(time_zone("posix/Europe/Berlin").is_ok());
+        }
+        for name in ["europe/berlin", "Nowhere", "../etc/passwd", "/etc/localtime"] {
             assert_eq!(time_zone(name).unwrap_err(), format!("unknown time zone {name}"));
         }
     }
