@@ -110,6 +110,8 @@ pub enum Error {
         /// Method and path.
         request: String,
     },
+    /// A Scale came whose selector is no label selector, with upstream's reason.
+    Scale(String),
     /// There are no credentials to show: a credential plugin or a token provider failed.
     Credentials(Cause),
     /// A kubeconfig, a certificate or the Pod's environment is incomplete or malformed.
@@ -455,6 +457,11 @@ impl fmt::Display for Error {
             Error::Stopped { request } => write!(f, "{request}: not sent: stopping"),
             Error::Shadowed { request } => write!(f, "{request}: not sent: shadow mode only reads"),
             Error::Credentials(source) => write!(f, "credentials: {source}"),
+            Error::Scale(why) => write!(
+                f,
+                "received an object from a /scale endpoint which was not convertible to autoscaling \
+                 Scale: {why}"
+            ),
             Error::Path(what) | Error::Config(what) => f.write_str(what),
         }
     }
@@ -470,6 +477,7 @@ impl std::error::Error for Error {
             | Error::Credentials(source) => source.source(),
             Error::Status(_)
             | Error::Path(_)
+            | Error::Scale(_)
             | Error::GuardRefused { .. }
             | Error::Stopped { .. }
             | Error::Shadowed { .. }

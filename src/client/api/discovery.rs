@@ -49,7 +49,7 @@ impl Discovery {
     pub fn resource_for(&self, group: &str, version: &str, kind: &str) -> Option<ResourceType> {
         let matches = |found: &&ApiResource| {
             let resource = &found.resource;
-            resource.group == group && resource.version == version && resource.kind == kind
+            resource.version == version && resource.is_of_kind(group, kind)
         };
         self.resources.iter().find(matches).map(|found| found.resource.clone())
     }
@@ -68,6 +68,16 @@ impl Discovery {
     /// Each resource once, in its preferred version. Upstream: `ServerPreferredResources`.
     pub fn preferred(&self) -> impl Iterator<Item = &ApiResource> {
         self.resources.iter().filter(|found| found.preferred)
+    }
+}
+
+impl ResourceType {
+    /// Whether its objects are of this kind, which may also be in lower case.
+    /// Upstream: `restmapper.NewDiscoveryRESTMapper`.
+    pub(super) fn is_of_kind(&self, group: &str, kind: &str) -> bool {
+        let is_lower = || !kind.bytes().any(|byte| byte.is_ascii_uppercase());
+        let is_kind = self.kind == kind || (self.kind.eq_ignore_ascii_case(kind) && is_lower());
+        is_kind && self.group == group
     }
 }
 

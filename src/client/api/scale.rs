@@ -60,7 +60,8 @@ impl Scales {
     /// Reads the Scale of an object; not found (404) where the object or the subresource is
     /// missing. An object of the whole cluster is not found, since the path has a namespace.
     pub async fn get(&self, resource: &ResourceType, key: &ObjectKey) -> Result<Scale> {
-        self.scale_of(resource, key).get(key).await
+        let scale: Scale = self.scale_of(resource, key).get(key).await?;
+        scale.converted().map_err(Error::Scale)
     }
 
     /// The path always has the namespace, so an object of the whole cluster is not found. Otherwise
@@ -84,7 +85,8 @@ impl Scales {
             request: format!("PUT {resource} {key} scale"),
             source: source.into(),
         })?;
-        self.scale_of(resource, key).update(key, &body).await
+        let updated: Scale = self.scale_of(resource, key).update(key, &body).await?;
+        updated.converted().map_err(Error::Scale)
     }
 
     /// Whether objects of a resource have a Scale at all. Asks the server each time.
@@ -113,7 +115,7 @@ struct ServedResource {
 impl Discovery {
     /// See [`Scales::resources_of`].
     fn resources_of(&self, group: &str, kind: &str, version: Option<&str>) -> Vec<ResourceType> {
-        let is = |resource: &ResourceType| resource.group == group && resource.kind == kind;
+        let is = |resource: &ResourceType| resource.is_of_kind(group, kind);
         let served_in = |plural: &str, version: &str| {
             self.resources.iter().map(|found| &found.resource).any(|resource| {
                 is(resource) && resource.plural == plural && resource.version == version
@@ -146,6 +148,8 @@ mod tests {
             ("example.com", "Cache", None, Some("v2")),
             ("example.com", "Cache", Some("v1"), Some("v2")),
             ("example.com", "Cache", Some("v3"), None),
+            ("example.com", "cache", None, Some("v2")),
+            ("example.com", "CACHE", None, None),
             ("example.com", "Door", None, None),
             ("", "Cache", None, None),
         ] {

@@ -129,6 +129,38 @@ impl Selector {
         Selector { nothing: false, terms: labels.pairs().iter().map(of_label).collect() }
     }
 
+    /// The selector as a `LabelSelector` holds it: of several values that a label must have, the last
+    /// one counts. Upstream: `ParseToLabelSelector`.
+    ///
+    /// # Errors
+    /// In upstream's words: a `LabelSelector` has no such operator.
+    pub fn for_label_selector(mut self) -> Result<Selector, String> {
+        self.terms.sort_by(|a, b| a.key.cmp(&b.key));
+        let mut terms: Vec<Term> = Vec::new();
+        for Term { key, test } in self.terms {
+            let test = match test {
+                Test::Equals(value) | Test::DoubleEquals(value) => {
+                    let is_same =
+                        |term: &Term| term.key == key && matches!(term.test, Test::Equals(_));
+                    terms.retain(|term| !is_same(term));
+                    Test::Equals(value)
+                }
+                Test::NotEquals(_) => {
+                    return Err("\"!=\" is not a valid label selector operator".to_owned());
+                }
+                Test::GreaterThan(_) => {
+                    return Err("\"gt\" isn't supported in label selectors".to_owned());
+                }
+                Test::LessThan(_) => {
+                    return Err("\"lt\" isn't supported in label selectors".to_owned());
+                }
+                other => other,
+            };
+            terms.push(Term { key, test });
+        }
+        Ok(Selector { nothing: self.nothing, terms })
+    }
+
     /// Whether the selector has no terms, and so matches everything.
     pub fn is_empty(&self) -> bool {
         !self.nothing && self.terms.is_empty()

@@ -66,6 +66,20 @@ impl TryFrom<RawObject> for Scale {
 }
 
 impl Scale {
+    /// The Scale with its selector as a `LabelSelector` has it.
+    ///
+    /// # Errors
+    /// In upstream's words: the selector does not parse, or a `LabelSelector` has no such operator.
+    pub fn converted(mut self) -> Result<Scale, String> {
+        let selector = &self.selector;
+        let fault = |why: String| format!("failed to parse target selector: {why}");
+        let parsed = selector.parse::<Selector>().map_err(|error| {
+            fault(format!("couldn't parse the selector string \"{selector}\": {error}"))
+        })?;
+        self.selector = parsed.for_label_selector().map_err(fault)?.to_string();
+        Ok(self)
+    }
+
     /// The body of an update to `replicas`, which fails if the object has changed since it was
     /// read.
     ///
@@ -103,5 +117,30 @@ mod tests {
         }
         let empty: Scale = serde_json::from_str("{}").unwrap();
         assert_eq!(empty.with_replicas(1).unwrap().to_string(), r#"{"spec":{"replicas":1}}"#);
+    }
+
+    #[test]
+    fn a_selector_is_what_a_label_selector_can_hold() {
+        for (selector, converted) in [
+            ("", Ok("")),
+            (" ", Ok("")),
+            ("b=2,a==1", Ok("a=1,b=2")),
+            ("app=b,app=a", Ok("app=a")),
+            ("!d,c,b notin (2,1),a in (2,1)", Ok("a in (1,2),b notin (1,2),c,!d")),
+            ("app!=zz", Err("\"!=\" is not a valid label selector operator")),
+            ("x>5", Err("\"gt\" isn't supported in label selectors")),
+            ("x<5", Err("\"lt\" isn't supported in label selectors")),
+        ] {
+            let scale = serde_json::json!({ "status": { "selector": selector } });
+            let scale: Scale = serde_json::from_str(&scale.to_string()).unwrap();
+            let found = scale.converted().map(|scale| scale.selector);
+            let fault = |why| format!("failed to parse target selector: {why}");
+            assert_eq!(found, converted.map(str::to_owned).map_err(fault), "{selector}");
+        }
+        let scale: Scale = serde_json::from_str(r#"{"status":{"selector":"a in (b"}}"#).unwrap();
+        let fault = scale.converted().unwrap_err();
+        let start =
+            "failed to parse target selector: couldn't parse the selector string \"a in (b\": ";
+        assert!(fault.starts_with(start), "{fault}");
     }
 }
