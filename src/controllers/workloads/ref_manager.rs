@@ -8,7 +8,7 @@ use crate::cache::{Index, IndexValue, Lister};
 use crate::client::{Client, Patch};
 use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
-use crate::objects::{Meta, Object, OwnerReference, Resource, Selector, Uid};
+use crate::objects::{Meta, Object, OwnerReference, Pod, Resource, Selector, Uid};
 
 /// The index of objects by the uid of their controller, and of orphans by their namespace.
 /// Upstream: `PodControllerIndex`.
@@ -33,11 +33,33 @@ pub fn owned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
 
 /// The same, and the objects without a controller: the candidates of
 /// [`ControllerRefManager::claim`].
-/// Upstream: `FilterPodsByOwner`.
 pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     let mut found = owned(lister, owner);
-    found.extend(lister.by_index(&controller_index(), &IndexValue::Text(owner.namespace.clone())));
+    found.extend(orphaned(lister, owner));
     found
+}
+
+/// The pods that `owner`, of the kind `O`, controls. A reference with its uid and another kind or name
+/// is not to it. Upstream: `PodControllerIndexKey`.
+pub fn owned_pods<O: Resource>(lister: &Lister<Pod>, owner: &Meta) -> Vec<Arc<Pod>> {
+    let mut found = owned(lister, owner);
+    found.retain(|pod| {
+        let owned_by =
+            |by: &OwnerReference| *by.kind == *O::RESOURCE.kind && *by.name == *owner.name;
+        pod.meta.controller().is_some_and(owned_by)
+    });
+    found
+}
+
+/// The same, and the pods without a controller. Upstream: `FilterPodsByOwner`.
+pub fn owned_or_orphaned_pods<O: Resource>(lister: &Lister<Pod>, owner: &Meta) -> Vec<Arc<Pod>> {
+    let mut found = owned_pods::<O>(lister, owner);
+    found.extend(orphaned(lister, owner));
+    found
+}
+
+fn orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
+    lister.by_index(&controller_index(), &IndexValue::Text(owner.namespace.clone()))
 }
 
 /// Claims the objects of a controller object: keeps its own that match, adopts matching orphans,
@@ -231,10 +253,43 @@ fn release_patch(candidate: &Uid, owner: &Uid, finalizers: &[&str]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::Timestamp;
+    use crate::cache::Indexer;
+    use crate::objects::{ReplicaSet, Timestamp};
 
     fn meta(json: Value) -> Meta {
         serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn pods_belong_to_an_owner_by_uid_kind_and_name() {
+        let indexer = Arc::new(Indexer::new());
+        indexer.add_index(&controller_index());
+        for (name, kind, owner, uid) in [
+            ("own", "ReplicaSet", "o", "me"),
+            ("kind", "Deployment", "o", "me"),
+            ("lower", "replicaset", "o", "me"),
+            ("name", "ReplicaSet", "x", "me"),
+            ("uid", "ReplicaSet", "o", "other"),
+        ] {
+            let pod = json!({ "metadata": {
+                "name": name, "namespace": "ns", "ownerReferences": [{
+                    "apiVersion": "apps/v1", "kind": kind, "name": owner, "uid": uid,
+                    "controller": true,
+                }],
+            } });
+            indexer.insert(Arc::new(serde_json::from_value(pod).unwrap()));
+        }
+        let orphan = json!({ "metadata": { "name": "orphan", "namespace": "ns" } });
+        indexer.insert(Arc::new(serde_json::from_value(orphan).unwrap()));
+        let (pods, owner) =
+            (Lister::new(indexer), meta(json!({ "namespace": "ns", "name": "o", "uid": "me" })));
+        let names = |pods: Vec<Arc<Pod>>| -> Vec<String> {
+            let mut names: Vec<String> = pods.iter().map(|pod| pod.meta.name.to_string()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(owned_pods::<ReplicaSet>(&pods, &owner)), ["own"]);
+        assert_eq!(names(owned_or_orphaned_pods::<ReplicaSet>(&pods, &owner)), ["orphan", "own"]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::controllers::workloads::availability;
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::controllers::workloads::new_pod::NewPod;
 use crate::controllers::workloads::pod_batch::{create_expected, delete_expected};
-use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned_pods};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::metrics;
 use crate::objects::{ArcStr, DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector, Timestamp};
@@ -129,7 +129,7 @@ impl DaemonSets {
         set: &Arc<DaemonSet>,
         selector: &Selector,
     ) -> Result<Vec<Arc<Pod>>, Error> {
-        let candidates = owned_or_orphaned(&self.pods, &set.meta);
+        let candidates = owned_or_orphaned_pods::<DaemonSet>(&self.pods, &set.meta);
         let manager = ControllerRefManager::new::<DaemonSet>(&self.client, &set.meta, selector);
         manager.recording(&self.consistency).claim::<DaemonSet, _>(candidates, |_| true).await
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::DeploymentController;
 use super::sets::{Owned, Sets};
 use super::status::is_complete;
-use crate::controllers::workloads::ref_manager::owned;
+use crate::controllers::workloads::ref_manager::owned_pods;
 use crate::controllers::{Error, SyncResult};
 use crate::objects::{Deployment, Pod, ReplicaSet};
 
@@ -22,7 +22,7 @@ impl DeploymentController {
         for set in sets.active_old() {
             shrunk |= self.scale_replica_set(deployment, &set, 0, false).await?.is_some();
         }
-        if shrunk || old_pods_remain(&sets, |set| owned(&self.pods, &set.meta)) {
+        if shrunk || old_pods_remain(&sets, |set| owned_pods::<ReplicaSet>(&self.pods, &set.meta)) {
             return self.sync_rollout_status(deployment, &sets).await;
         }
         if sets.new.is_none() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::cache::{Deleted, Lister};
 use crate::controllers::Queue;
 use crate::controllers::runner::{Change, Mapper};
-use crate::controllers::workloads::ref_manager::owned;
+use crate::controllers::workloads::ref_manager::{owned, owned_pods};
 use crate::objects::{Deployment, ObjectKey, OwnerReference, Pod, ReplicaSet, Resource, Selector};
 
 /// The Deployment that `owner`, a reference of an object in `namespace`, names; its uid agrees.
@@ -109,7 +109,7 @@ pub(super) fn by_pod(
             return;
         }
         let sets = owned(&replica_sets, &deployment.meta);
-        if sets.iter().all(|set| owned(&pods, &set.meta).is_empty()) {
+        if sets.iter().all(|set| owned_pods::<ReplicaSet>(&pods, &set.meta).is_empty()) {
             queue.add(deployment.meta.key());
         }
     }

@@ -9,7 +9,7 @@ use super::tracking::{StatusPlan, count_released, finish, plan_status};
 use super::{Jobs, ending, managed_by_another, metrics, plan};
 use crate::controllers::runner::batch::together;
 use crate::controllers::workloads::pod_control::is_not_found;
-use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned_pods};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Job, JobStatus, ObjectKey, Pod, Resource, Selector, Uid};
 
@@ -117,7 +117,7 @@ impl Jobs {
     /// The pods of `job`, after adopting orphans and releasing pods that no longer match.
     /// Upstream: `getPodsForJob`.
     async fn claim(&self, job: &Job, selector: &Selector) -> Result<Vec<Arc<Pod>>, Error> {
-        let candidates = owned_or_orphaned(&self.pods, &job.meta);
+        let candidates = owned_or_orphaned_pods::<Job>(&self.pods, &job.meta);
         let mut manager = ControllerRefManager::new::<Job>(&self.client, &job.meta, selector);
         manager.finalizers = &[TRACKING];
         manager.recording(&self.consistency).claim::<Job, _>(candidates, |_| true).await

@@ -8,7 +8,7 @@ use crate::controllers::workloads::availability;
 use crate::controllers::workloads::new_pod::NewPod;
 use crate::controllers::workloads::pod_batch::{create_expected, delete_expected};
 use crate::controllers::workloads::ref_manager::{
-    ControllerRefManager, controller_index, owned_or_orphaned,
+    ControllerRefManager, controller_index, owned_or_orphaned_pods,
 };
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::{exponential, metrics};
@@ -78,7 +78,7 @@ impl<S: Replicating> ReplicaSets<S> {
             self.consistency.ensure_ready(&key)?;
         }
 
-        let all = owned_or_orphaned(&self.pods, set.meta());
+        let all = owned_or_orphaned_pods::<S>(&self.pods, set.meta());
         let terminates = |pod: &&Arc<Pod>| {
             pod.is_terminating()
                 && pod.meta.is_controlled_by(&set.meta().uid)

@@ -12,7 +12,7 @@ use super::status::{self, Names};
 use crate::controllers::runner::batch::slow_start;
 use crate::controllers::workloads::availability;
 use crate::controllers::workloads::history;
-use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned_pods};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::metrics;
 use crate::objects::{
@@ -114,7 +114,7 @@ impl StatefulSets {
         set: &StatefulSet,
         selector: &Selector,
     ) -> Result<Vec<Arc<Pod>>, Error> {
-        let candidates = owned_or_orphaned(&self.pods, &set.meta);
+        let candidates = owned_or_orphaned_pods::<StatefulSet>(&self.pods, &set.meta);
         let manager = ControllerRefManager::new::<StatefulSet>(&self.client, &set.meta, selector);
         let manager = manager.recording(&self.consistency);
         manager.claim::<StatefulSet, _>(candidates, |pod| is_member(set, pod)).await
