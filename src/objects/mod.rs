@@ -30,7 +30,7 @@ mod wire;
 
 pub use arcstr::ArcStr;
 pub use values::address::{AddressList, AddressText, parse_ip};
-pub use values::condition::Condition;
+pub use values::condition::{Condition, patch_conditions};
 pub use values::intern::{Interned, Istr, Labels};
 pub(crate) use values::intern::{Pool, shared};
 pub use values::key::{ObjectKey, ObjectName, Uid};

@@ -15,7 +15,9 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::batch::together;
 use crate::controllers::{Controller, Error};
 use crate::metrics::metrics;
-use crate::objects::{Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
+use crate::objects::{
+    Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp, patch_conditions,
+};
 
 const PERIOD: Duration = Duration::from_secs(20);
 /// How long a pod's node is missing from the cache before it is read from the API server.
@@ -212,7 +214,8 @@ fn failed_status(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
         if !pod.status.is_disruption_target() {
             condition["lastTransitionTime"] = now.to_string().into();
         }
-        status["conditions"] = json!([condition]);
+        let names = pod.status.conditions.iter().map(|condition| condition.r#type.as_str());
+        patch_conditions(&mut status, names, vec![condition]);
     }
     Some(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }))
 }

@@ -7,7 +7,9 @@ use super::{Named, TaintEviction, metrics};
 use crate::client::{Delete, Patch};
 use crate::controllers::Error;
 use crate::events::{EventType, ObjectReference};
-use crate::objects::{Istr, PartialObjectMetadata, Pod, Resource, Timestamp, Uid};
+use crate::objects::{
+    Istr, PartialObjectMetadata, Pod, Resource, Timestamp, Uid, patch_conditions,
+};
 
 const DISRUPTION: &str = "DisruptionTarget";
 const REASON: &str = "DeletionByDeviceTaintManager";
@@ -27,8 +29,10 @@ fn announcement(pod: &Value, now: Timestamp) -> Option<Value> {
     if !is_true {
         condition["lastTransitionTime"] = json!(now);
     }
-    let uid = &pod["metadata"]["uid"];
-    Some(json!({ "metadata": { "uid": uid }, "status": { "conditions": [condition] } }))
+    let mut status = json!({});
+    let names = conditions.into_iter().flatten().filter_map(|known| known["type"].as_str());
+    patch_conditions(&mut status, names, vec![condition]);
+    Some(json!({ "metadata": { "uid": pod["metadata"]["uid"] }, "status": status }))
 }
 
 impl TaintEviction {
@@ -113,9 +117,15 @@ mod tests {
             "type": DISRUPTION, "status": "True", "reason": REASON, "message": MESSAGE,
             "lastTransitionTime": "1970-01-01T00:01:00Z",
         });
-        let status = |condition: &Value| Some(json!({ "conditions": [condition] }));
+        let after = |before: &[&str], condition: &Value| {
+            let names = before.iter().copied().chain([DISRUPTION]);
+            let order: Vec<Value> = names.map(|name| json!({ "type": name })).collect();
+            Some(json!({ "$setElementOrder/conditions": order, "conditions": [condition] }))
+        };
+        let status = |condition: &Value| after(&[], condition);
         assert_eq!(written(Value::Null), status(&condition));
-        assert_eq!(written(json!([{ "type": "Ready", "status": "True" }])), status(&condition));
+        let ready = json!([{ "type": "Ready", "status": "True" }]);
+        assert_eq!(written(ready), after(&["Ready"], &condition));
         let off = json!({ "type": DISRUPTION, "status": "False", "reason": REASON });
         assert_eq!(written(json!([off])), status(&condition));
         assert_eq!(written(json!([condition.clone()])), None);

@@ -21,6 +21,7 @@ use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;
 use crate::objects::{
     Istr, NO_EXECUTE, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Taint, Timestamp, Uid,
+    patch_conditions,
 };
 
 /// Pods that are deleted at once. Upstream has no limit but the client's.
@@ -348,16 +349,10 @@ fn disrupted(pod: &Pod, now: Timestamp) -> Option<Value> {
     if !is_true {
         condition["lastTransitionTime"] = now.to_string().into();
     }
-    // A new condition is the last.
-    let names = pod.status.conditions.iter().map(|condition| &condition.r#type);
-    let mut order: Vec<Value> = names.map(|name| json!({ "type": name })).collect();
-    if known.is_none() {
-        order.push(json!({ "type": "DisruptionTarget" }));
-    }
-    Some(json!({
-        "metadata": { "uid": pod.meta.uid },
-        "status": { "$setElementOrder/conditions": order, "conditions": [condition] },
-    }))
+    let mut status = json!({});
+    let names = pod.status.conditions.iter().map(|condition| condition.r#type.as_str());
+    patch_conditions(&mut status, names, vec![condition]);
+    Some(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }))
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use super::super::operation_metrics::operation_ended;
 use super::Expander;
 use crate::client::Patch;
 use crate::controllers::Error;
-use crate::objects::{ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Resource};
+use crate::objects::{
+    ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Resource, patch_conditions,
+};
 
 const CONTROLLER_IN_PROGRESS: &str = "ControllerResizeInProgress";
 const CONTROLLER_INFEASIBLE: &str = "ControllerResizeInfeasible";
@@ -149,8 +151,8 @@ impl Expander {
         let live = self.patch_claim(
             &live,
             Some(driver),
+            conditions(&live, Some(begun), false),
             json!({
-                "conditions": conditions(&live, Some(begun), false),
                 "allocatedResourceStatuses": { "storage": CONTROLLER_IN_PROGRESS },
                 "allocatedResources": { "storage": size },
             }),
@@ -169,8 +171,8 @@ impl Expander {
         let finished = self.patch_claim(
             &live,
             None,
+            conditions(&live, None, false),
             json!({
-                "conditions": conditions(&live, None, false),
                 "allocatedResourceStatuses": { "storage": null },
                 "capacity": { "storage": size },
             }),
@@ -187,13 +189,13 @@ impl Expander {
         let message =
             "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
         let pending = self.condition("FileSystemResizePending", Some(message));
+        let conditions = conditions(&live, Some(pending), true);
         let status = json!({
-            "conditions": conditions(&live, Some(pending), true),
             "allocatedResourceStatuses": { "storage": NODE_PENDING },
         });
         let text = |field: &str| live["metadata"][field].as_str().unwrap_or_default();
         let claim = ObjectKey::new(text("namespace"), text("name"));
-        self.patch_claim(&live, None, status)
+        self.patch_claim(&live, None, conditions, status)
             .await
             .map_err(|error| step(&format!("marking pvc {claim} for node expansion"), error))?;
         if !volume["metadata"]["annotations"][PRE_RESIZE_CAPACITY].is_null() {
@@ -239,8 +241,12 @@ impl Expander {
         &self,
         live: &Value,
         driver: Option<&Value>,
-        status: Value,
+        conditions: Vec<Value>,
+        mut status: Value,
     ) -> Result<Value, Error> {
+        let known = live.pointer("/status/conditions").and_then(Value::as_array);
+        let names = known.into_iter().flatten().filter_map(|known| known["type"].as_str());
+        patch_conditions(&mut status, names, conditions);
         let part = |name: &str| live["metadata"][name].as_str().unwrap_or_default();
         let key = ObjectKey::new(part("namespace"), part("name"));
         let mut metadata = Map::new();
