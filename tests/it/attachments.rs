@@ -328,6 +328,31 @@ fn the_volumes_of_a_node_that_goes_are_detached() {
     });
 }
 
+/// It may still be mounted there, and nobody can say so.
+#[test]
+fn a_volume_that_is_found_on_a_node_that_is_gone_stays_if_it_was_attached() {
+    everywhere("attach-gone", async |env| {
+        bound(env, "mounted", csi("m")).await;
+        bound(env, "hangs", csi("n")).await;
+        annotate_volume(env, "hangs", "sandbox/attaching", json!("hang")).await;
+        for (name, handle) in [("mounted", "m"), ("hangs", "n")] {
+            let made = json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+                "metadata": { "name": attachment(handle, DRIVER, "gone").name },
+                "spec": {
+                    "attacher": DRIVER, "nodeName": "gone",
+                    "source": { "persistentVolumeName": name },
+                },
+            });
+            env.client.create::<VolumeAttachment>("", &made).await.expect("create");
+        }
+        attached(env, "m", "gone").await;
+        let _manager = manager(env, "manager");
+        detached(env, "n", "gone").await;
+        attached(env, "m", "gone").await;
+    });
+}
+
 #[test]
 fn some_volumes_need_no_driver() {
     everywhere("no-attacher", async |env| {

@@ -333,6 +333,10 @@ impl AttachDetach {
         if world.is_attached(&volume, &spec.node_name).is_none() {
             let found = Some(Arc::new(found));
             world.add_attached(&volume, found, &spec.node_name, Istr::default(), false);
+            let node = self.nodes.get(&ObjectKey::cluster(&spec.node_name));
+            if attachment.status.attached && node.is_none() {
+                world.assume_in_use(&volume, &spec.node_name);
+            }
         }
     }
 

@@ -179,6 +179,11 @@ impl StateOfWorld {
         }
     }
 
+    /// The volume may be mounted on a node that cannot say so: its object is gone.
+    pub fn assume_in_use(&mut self, volume: &Istr, node: &Istr) {
+        self.nodes.entry(node.clone()).or_default().in_use.insert(volume.clone());
+    }
+
     pub fn is_in_use(&self, volume: &str, node: &str) -> bool {
         self.nodes.get(node).is_some_and(|node| node.in_use.contains(volume))
     }

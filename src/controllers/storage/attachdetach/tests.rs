@@ -290,6 +290,20 @@ fn a_volume_in_use_by_a_node_that_is_deleted_is_detached_after_the_timeout() {
 }
 
 #[test]
+fn a_volume_found_on_a_node_that_is_gone_is_detached_after_the_timeout() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    stage.health.remove("a");
+    let volume = stage.spec.volume.clone();
+    stage.world.add_attached(&volume, Some(stage.spec.clone()), &"a".into(), "".into(), false);
+    stage.world.assume_in_use(&volume, &"a".into());
+    assert_eq!(stage.acts(), []);
+    stage.now += Duration::from_secs(359);
+    assert_eq!(stage.acts(), []);
+    stage.now += Duration::from_secs(1);
+    assert_eq!(stage.acts(), [Act::CountForcedDetach("timeout"), detach("a", false)]);
+}
+
+#[test]
 fn the_time_a_volume_is_unwanted_starts_again_with_a_pod() {
     let mut stage = Stage::attached("ReadWriteOnce");
     stage.health.insert("a", Health::default());
