@@ -202,9 +202,10 @@ pub struct EndpointSlice {
     pub meta: Meta,
     /// `IPv4`, `IPv6` or `FQDN`
     pub address_type: Istr,
-    #[serde(deserialize_with = "exact")]
+    /// Empty lists are not written, as in protobuf: no manager owns them then.
+    #[serde(deserialize_with = "exact", skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Endpoint>,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<SlicePort>,
 }
 

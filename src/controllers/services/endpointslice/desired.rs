@@ -256,7 +256,7 @@ mod tests {
                         "controller": true, "blockOwnerDeletion": true,
                     }],
                 },
-                "addressType": "IPv4", "endpoints": [], "ports": [],
+                "addressType": "IPv4",
             })
         );
         assert!(is_owned(&new, &service));
