@@ -19,6 +19,16 @@ pub fn register() {
     }
 }
 
+/// The time at which this process started, as a metric of Kubernetes.
+pub fn start_time() -> prometheus::Result<Gauge> {
+    let gauge = Gauge::new(START_TIME, format!("[ALPHA] {START_TIME_HELP}"))?;
+    gauge.set(current().start_seconds);
+    Ok(gauge)
+}
+
+const START_TIME: &str = "process_start_time_seconds";
+const START_TIME_HELP: &str = "Start time of the process since unix epoch in seconds.";
+
 struct Process {
     /// Counters whose values come from the kernel.
     counters: Vec<(Counter, Pick)>,
@@ -54,7 +64,6 @@ impl Process {
         let counter =
             |name: &str, help: &str, read: Pick| Some((Counter::new(name, help).ok()?, read));
         let cpu = "Total user and system CPU time spent in seconds.";
-        let start = "Start time of the process since unix epoch in seconds.";
         Some(Process {
             counters: vec![
                 counter("process_cpu_seconds_total", cpu, |r| r.cpu_seconds)?,
@@ -70,7 +79,7 @@ impl Process {
                 )?,
             ],
             gauges: vec![
-                gauge("process_start_time_seconds", start, |r| r.start_seconds)?,
+                gauge(START_TIME, START_TIME_HELP, |r| r.start_seconds)?,
                 gauge("process_resident_memory_bytes", "Resident memory size in bytes.", |r| {
                     r.resident_bytes
                 })?,

@@ -34,12 +34,12 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     let given = GivenFlags::from_args(&[PROGRAM], &args)
         .map_err(|exit| exit.output.lines().next().unwrap_or_default().to_string())?;
     let options = given.options();
+    if !normal.positional.is_empty() {
+        let shown: Vec<_> = normal.positional.iter().map(|arg| format!("{arg:?}")).collect();
+        return Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")));
+    }
     match options.version.0.as_str() {
         version @ ("true" | "raw") => Ok(Command::Version(version.into())),
-        _ if !normal.positional.is_empty() => {
-            let shown: Vec<_> = normal.positional.iter().map(|arg| format!("{arg:?}")).collect();
-            Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")))
-        }
         _ => Ok(Command::Run(options)),
     }
 }
@@ -195,6 +195,8 @@ mod tests {
         let gates = run(&["--feature-gates=A=true,kube:B=false", "--feature-gates=C=1"]);
         let gates = gates.expect("options").feature_gates.0;
         assert_eq!(gates, [("A".into(), true), ("B".into(), false), ("C".into(), true)]);
+        let verbosity = run(&["--vmodule=reflector=4,", "--vmodule", "app*=2"]);
+        assert_eq!(verbosity.expect("options").vmodule.text(), "reflector=4,app*=2");
     }
 
     #[test]
@@ -211,6 +213,10 @@ mod tests {
                 "\"kube-controller-manager\" does not take any arguments, got [\"a\" \"b\"]",
             ),
             (
+                &["--version", "x"],
+                "\"kube-controller-manager\" does not take any arguments, got [\"x\"]",
+            ),
+            (
                 &["--leader-elect", "false"],
                 "\"kube-controller-manager\" does not take any arguments, got [\"false\"]",
             ),
@@ -223,6 +229,16 @@ mod tests {
                 "invalid argument \"1e39\" for \"--kube-api-qps\" flag: not a number of 32 bits",
             ),
             (&["-v", "x"], "invalid argument \"x\" for \"-v, --v\" flag: not a whole number"),
+            (&["--v=+1"], "invalid argument \"+1\" for \"-v, --v\" flag: not a whole number"),
+            (
+                &["--vmodule=a=1,b=-2"],
+                "invalid argument \"a=1,b=-2\" for \"--vmodule\" flag: \"b=-2\": not a whole number",
+            ),
+            (
+                &["--vmodule=a"],
+                "invalid argument \"a\" for \"--vmodule\" flag: \
+                 \"a\" does not have the pattern=N format",
+            ),
             (
                 &["--min_resync_period=5"],
                 "invalid argument \"5\" for \"--min-resync-period\" flag: \

@@ -346,7 +346,7 @@ pub struct Level(pub i32);
 impl Value for Level {
     const KIND: &'static str = "Level";
     fn parse(text: &str) -> Result<Level, String> {
-        let level = text.parse().ok().filter(|level| *level >= 0);
+        let level = text.parse().ok().filter(|level| *level >= 0 && !text.starts_with('+'));
         level.map(Level).ok_or_else(|| "not a whole number".into())
     }
     fn text(&self) -> String {
@@ -366,12 +366,18 @@ impl Value for Vmodule {
     fn parse(text: &str) -> Result<Vmodule, String> {
         let pairs = text.split(',').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| match pair.split_once('=') {
-            Some((pattern, level)) if !pattern.is_empty() => {
-                Ok((pattern.to_string(), i32::parse(level)?))
+            Some((pattern, level))
+                if !pattern.is_empty() && !level.is_empty() && !level.contains('=') =>
+            {
+                let level = Level::parse(level).map_err(|error| format!("{pair:?}: {error}"))?;
+                Ok((pattern.to_string(), level.0))
             }
             _ => Err(format!("{pair:?} does not have the pattern=N format")),
         });
         pairs.collect::<Result<_, _>>().map(Vmodule)
+    }
+    fn merge(&mut self, given: Vec<Given<Vmodule>>) {
+        self.0.extend(given.into_iter().flat_map(|Given(pairs)| pairs.0));
     }
     fn text(&self) -> String {
         let pairs = self.0.iter().map(|(pattern, level)| format!("{pattern}={level}"));

@@ -121,6 +121,7 @@ impl Default for Results {
             let help = "[STABLE] This metric records the results of all healthcheck.";
             let total = Opts::new("kubernetes_healthchecks_total", help);
             let total = IntCounterVec::new(total, &["name", "status", "type"])?;
+            registry.register(Box::new(metrics::process_stats::start_time()?))?;
             registry.register(Box::new(last.clone()))?;
             registry.register(Box::new(total.clone()))?;
             Ok(Results { registry, last, total })
@@ -214,6 +215,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{text}");
         }
+        assert!(text.contains("\nprocess_start_time_seconds "), "{text}");
         assert_eq!(ask(Method::DELETE), "metrics reset\n");
         assert!(!ask(Method::GET).contains("broken"));
     }

@@ -1,4 +1,5 @@
-//! SIGTERM and SIGINT: the first stops the program in order, the second ends the process at once.
+//! SIGTERM and SIGINT: the first stops the program in order, the second ends the process at once. SIGUSR1
+//! and SIGUSR2 do nothing, as in a Go program; by default they would end it.
 
 use async_signal::{Signal, Signals};
 use futures_lite::StreamExt;
@@ -11,12 +12,13 @@ use super::{StopToken, spawn};
 /// # Errors
 /// When no handler can be installed.
 pub fn stop_on_signal() -> std::io::Result<StopToken> {
-    let mut signals = Signals::new([Signal::Term, Signal::Int])?;
+    let all = [Signal::Term, Signal::Int, Signal::Usr1, Signal::Usr2];
+    let mut signals = Signals::new(all)?;
     let stop = StopToken::new();
     let on_signal = stop.clone();
     drop(spawn(async move {
         while let Some(signal) = signals.next().await {
-            let Ok(signal) = signal else { continue };
+            let Ok(signal @ (Signal::Term | Signal::Int)) = signal else { continue };
             if on_signal.is_stopped() {
                 log::error!("received {signal:?} again: exiting at once");
                 std::process::exit(1);

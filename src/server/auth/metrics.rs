@@ -19,6 +19,51 @@ metrics! {
     static AUTHORIZATION_SECONDS: HistogramVec["result"](exponential(0.001, 2.0, 15)) =
         "authorization_duration_seconds",
         "[ALPHA] Authorization duration in seconds broken out by result.";
+    // Upstream: `apiserver/pkg/authentication/token/cache/stats.go`, without a help text.
+    static TOKEN_REQUESTS: IntCounterVec["status"] =
+        "authentication_token_cache_request_total", "[ALPHA] ";
+    static TOKEN_REQUEST_SECONDS: HistogramVec["status"] =
+        "authentication_token_cache_request_duration_seconds", "[ALPHA] ";
+    static TOKEN_FETCHES: IntCounterVec["status"] =
+        "authentication_token_cache_fetch_total", "[ALPHA] ";
+    static TOKEN_ACTIVE_FETCHES: IntGaugeVec["status"] =
+        "authentication_token_cache_active_fetch_count", "[ALPHA] ";
+}
+
+/// The owner of a token was found out in this time; `is_known`: by an earlier review.
+pub fn token_answered(is_known: bool, took: Duration) {
+    let status = if is_known { "hit" } else { "miss" };
+    TOKEN_REQUESTS.with_label_values(&[status]).inc();
+    TOKEN_REQUEST_SECONDS.with_label_values(&[status]).observe(took.as_secs_f64());
+}
+
+/// A review of a token that is waited for or under way, until it is dropped.
+pub struct Fetch(&'static str);
+
+impl Fetch {
+    pub fn blocked() -> Fetch {
+        Fetch::begin("blocked")
+    }
+
+    pub fn in_flight() -> Fetch {
+        Fetch::begin("in_flight")
+    }
+
+    fn begin(status: &'static str) -> Fetch {
+        TOKEN_ACTIVE_FETCHES.with_label_values(&[status]).inc();
+        Fetch(status)
+    }
+
+    pub fn ended(&self, is_ok: bool) {
+        let status = if is_ok { "ok" } else { "error" };
+        TOKEN_FETCHES.with_label_values(&[status]).inc();
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        TOKEN_ACTIVE_FETCHES.with_label_values(&[self.0]).dec();
+    }
 }
 
 pub fn authenticated(user: Option<&str>, took: Duration) {

@@ -182,13 +182,24 @@ impl Auth {
     }
 
     async fn owner(&self, token: &str) -> Option<User> {
-        let key = Key::of(token);
-        if let Some(known) = self.tokens.get(&key, self.clock.monotonic()) {
-            return known;
-        }
+        let (key, begin) = (Key::of(token), self.clock.monotonic());
+        let known = self.tokens.get(&key, begin);
+        let is_known = known.is_some();
+        let user = match known {
+            Some(known) => known,
+            None => self.review(key, token).await,
+        };
+        metrics::token_answered(is_known, self.clock.monotonic().saturating_sub(begin));
+        user
+    }
+
+    async fn review(&self, key: Key, token: &str) -> Option<User> {
+        let blocked = metrics::Fetch::blocked();
         let turn = self.reviews.acquire().await;
+        let fetch = metrics::Fetch::in_flight();
         let reviewed = self.config.reviewer.token(token).await;
-        drop(turn);
+        fetch.ended(reviewed.is_ok());
+        drop((turn, fetch, blocked));
         match reviewed {
             Ok(user) => {
                 let user = user.map(User::authenticated);
