@@ -118,6 +118,7 @@ mod tests {
 
     use super::super::Tls;
     use super::super::self_signed::testing::folder;
+    use super::super::testing::shake_hands;
     use super::*;
 
     #[test]
@@ -150,20 +151,8 @@ mod tests {
             .expect("versions")
             .with_root_certificates(roots.clone())
             .with_no_client_auth();
-        let name = "127.0.0.1".try_into().expect("a name");
-        let mut client = rustls::ClientConnection::new(config.into(), name).expect("a client");
-        let config = tls.config_at(Some(local.parse().expect("an address")));
-        let mut server = rustls::ServerConnection::new(config).expect("a server");
-        for _ in 0..4 {
-            let mut wire = Vec::new();
-            client.write_tls(&mut wire).expect("a write to memory");
-            server.read_tls(&mut wire.as_slice()).expect("a read from memory");
-            server.process_new_packets().expect("a good client");
-            wire.clear();
-            server.write_tls(&mut wire).expect("a write to memory");
-            client.read_tls(&mut wire.as_slice()).expect("a read from memory");
-            client.process_new_packets().expect("a good server");
-        }
+        let server = tls.config_at(Some(local.parse().expect("an address")));
+        let (client, _) = shake_hands(config, "127.0.0.1", server);
         client.peer_certificates().expect("certificates")[0].clone()
     }
 

@@ -183,9 +183,37 @@ fn is_suite(suite: &SupportedCipherSuite, wanted: &str, options: &TlsOptions) ->
 }
 
 #[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    /// Both ends of a connection in memory to `host`, after the handshake.
+    pub fn shake_hands(
+        client: rustls::ClientConfig,
+        host: &'static str,
+        server: Arc<ServerConfig>,
+    ) -> (rustls::ClientConnection, rustls::ServerConnection) {
+        let host = host.try_into().expect("a name");
+        let mut client = rustls::ClientConnection::new(client.into(), host).expect("a client");
+        let mut server = rustls::ServerConnection::new(server).expect("a server");
+        for _ in 0..4 {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire).expect("a write to memory");
+            server.read_tls(&mut wire.as_slice()).expect("a read from memory");
+            server.process_new_packets().expect("a good client");
+            wire.clear();
+            server.write_tls(&mut wire).expect("a write to memory");
+            client.read_tls(&mut wire.as_slice()).expect("a read from memory");
+            client.process_new_packets().expect("a good server");
+        }
+        (client, server)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use rustls::pki_types::PrivateKeyDer;
 
+    use super::testing::shake_hands;
     use super::*;
 
     #[test]
@@ -202,19 +230,7 @@ mod tests {
             .with_root_certificates(roots)
             .with_client_auth_cert(vec![own.cert.der().clone()], key)
             .expect("a client certificate");
-        let name = "localhost".try_into().expect("a name");
-        let mut client = rustls::ClientConnection::new(config.into(), name).expect("a client");
-        let mut server = rustls::ServerConnection::new(tls.config.clone()).expect("a server");
-        for _ in 0..4 {
-            let mut wire = Vec::new();
-            client.write_tls(&mut wire).expect("a write to memory");
-            server.read_tls(&mut wire.as_slice()).expect("a read from memory");
-            server.process_new_packets().expect("a good client");
-            wire.clear();
-            server.write_tls(&mut wire).expect("a write to memory");
-            client.read_tls(&mut wire.as_slice()).expect("a read from memory");
-            client.process_new_packets().expect("a good server");
-        }
+        let (client, server) = shake_hands(config, "localhost", tls.config.clone());
         assert!(!client.is_handshaking() && !server.is_handshaking());
         assert_eq!(server.peer_certificates(), Some(std::slice::from_ref(own.cert.der())));
     }
