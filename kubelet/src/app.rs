@@ -100,13 +100,16 @@ fn init_log(verbosity: i32, clock: SharedClock) {
 }
 
 fn stop_on_signal() -> std::io::Result<StopToken> {
-    let mut signals = Signals::new([Signal::Term, Signal::Int])?;
+    // The last two do nothing, as in a Go program; by default they would end it.
+    let mut signals = Signals::new([Signal::Term, Signal::Int, Signal::Usr1, Signal::Usr2])?;
     let stop = StopToken::new();
     let on_signal = stop.clone();
     drop(task::spawn(async move {
-        if let Some(Ok(signal)) = signals.next().await {
-            log::info!("received {signal:?}: stopping; the containers continue");
-            on_signal.stop();
+        while let Some(signal) = signals.next().await {
+            if let Ok(Signal::Term | Signal::Int) = signal {
+                log::info!("received {signal:?}: stopping; the containers continue");
+                on_signal.stop();
+            }
         }
     }));
     Ok(stop)
@@ -173,6 +176,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         probes: Probes::new(runtime.clone(), clock.clone(), probed, stop.clone()),
         runtime,
         folders,
+        mounted: parking_lot::Mutex::default(),
         node: node.clone(),
         clock: clock.clone(),
         backoff: Backoff::new(BACKOFF.0, max.map_or(BACKOFF.1, |max| max.0)).into(),

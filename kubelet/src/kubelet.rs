@@ -416,7 +416,7 @@ impl Kubelet {
 
     async fn sync(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
         let runtime = self.read(pod).await?;
-        self.manager.update_probes(pod, &runtime, false, self.since);
+        self.manager.update_probes(pod, &runtime, self.since);
         let status = self.publish(pod, &runtime).await;
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return Ok(Outcome::Terminal);
@@ -442,7 +442,7 @@ impl Kubelet {
         };
         self.state.lock().waiting.insert(pod.uid(), waiting);
         let runtime = self.read(pod).await?;
-        self.manager.update_probes(pod, &runtime, false, self.since);
+        self.manager.update_probes(pod, &runtime, self.since);
         self.publish(pod, &runtime).await;
         synced?;
         self.manager.prune(&runtime, false).await?;
@@ -476,14 +476,36 @@ impl Kubelet {
         self.state.lock().statuses.insert(pod.uid(), status);
     }
 
+    /// Ends the containers of a pod. Until they have ended, the pod's readiness is still published.
+    /// Upstream: `SyncTerminatingPod`.
     async fn terminate(&self, pod: &Arc<Pod>, grace: i64) -> Result<Outcome, String> {
         let runtime = self.read(pod).await?;
-        self.manager.update_probes(pod, &runtime, true, self.since);
-        self.manager.kill_pod(pod, &runtime, Some(grace)).await?;
+        // After a restart none is probed yet: what was ready stays so until a probe fails.
+        self.manager.update_probes(pod, &runtime, self.since);
+        let probes = &self.manager.probes;
+        probes.stop_liveness_and_startup(&pod.uid());
+        let readiness = || -> Vec<Option<bool>> {
+            let containers = runtime.containers.iter();
+            containers.map(|container| probes.result(&container.id, Kind::Readiness)).collect()
+        };
+        let publish = async {
+            let mut published = None;
+            loop {
+                let woken = self.wake.listen();
+                let now = Some(readiness());
+                if now != published {
+                    self.publish(pod, &runtime).await;
+                    published = now;
+                }
+                woken.await;
+            }
+        };
+        self.manager.kill_pod(pod, &runtime, Some(grace)).or(publish).await?;
         let runtime = self.read(pod).await?;
         if runtime.has_running() {
             return Err(format!("pod {}: containers still run", pod.display_name()));
         }
+        probes.retain(&pod.uid(), &BTreeSet::new());
         self.publish(pod, &runtime).await;
         Ok(Outcome::Done(Duration::ZERO))
     }
@@ -508,6 +530,7 @@ impl Kubelet {
         })
         .await
         .map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
+        self.manager.mounted.lock().remove(&pod.uid());
         self.manager.remove_cgroup(&pod.uid()).await?;
         probes::forget(pod);
         log::info!("pod {} has ended", pod.display_name());

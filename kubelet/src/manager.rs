@@ -24,7 +24,7 @@ use crate::huge_pages::PageSize;
 use crate::images::{Images, Present, Waiting, Wanted};
 use crate::local_objects::LocalObjects;
 use crate::metrics;
-use crate::pod::{Container, Pod, PodExt};
+use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::probes::Probes;
 use crate::runtime::actions;
 use crate::runtime::backoff::Backoff;
@@ -62,6 +62,8 @@ pub struct Manager {
     pub images: Images,
     pub probes: Probes,
     pub folders: Folders,
+    /// The volumes of each pod that this process has set up, by name.
+    pub mounted: Mutex<HashMap<Uid, BTreeSet<String>>>,
     /// The ConfigMaps and Secrets that pods may use.
     pub objects: LocalObjects,
     pub node: Node,
@@ -120,12 +122,23 @@ impl Manager {
         let (cpus, memory_bytes, host) = (facts.cpus, facts.memory_bytes, self.node.ip.clone());
         let objects = self.objects.now();
         let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
-        task::blocking(move || {
+        let mounted = self.mounted.lock().get(&pod.uid()).cloned().unwrap_or_default();
+        let before = mounted.clone();
+        let set_up = task::blocking(move || {
             let facts = NodeFacts { host_ip: &host, pod_ips: &[], cpus, memory_bytes };
-            volumes::set_up(&folders, &of, facts, &objects, &time)
-        })
-        .await
-        .inspect_err(|fault| events::warning(pod, None, "FailedMount", fault))?;
+            volumes::set_up(&folders, &of, &before, facts, &objects, &time)
+        });
+        let fail = |fault: &String| events::warning(pod, None, "FailedMount", fault);
+        let mut missing = Ok(());
+        for (name, outcome) in set_up.await.inspect_err(fail)? {
+            match outcome.inspect_err(fail) {
+                Ok(()) => drop(self.mounted.lock().entry(pod.uid()).or_default().insert(name)),
+                // Containers go on with what was set up before.
+                Err(_) if mounted.contains(&name) => {}
+                Err(fault) => missing = missing.and(Err(fault)),
+            }
+        }
+        missing?;
         let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
         if actions.kill_pod {
             self.kill_pod(pod, status, None).await?;
@@ -592,14 +605,13 @@ impl Manager {
     }
 
     /// Starts probes of what runs in a pod, and ends those of what does not.
-    pub fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus, is_ended: bool, since: i64) {
+    pub fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus, since: i64) {
         let mut running = BTreeSet::new();
         let ip = match pod.is_host_network() {
             true => Some(&self.node.ip),
             false => status.ips().first(),
         };
-        for container in status.containers.iter().filter(|c| c.state == State::Running && !is_ended)
-        {
+        for container in status.containers.iter().filter(|c| c.state == State::Running) {
             if let (Some(definition), Some(ip)) = (pod.container(&container.name), ip) {
                 running.insert(container.id.clone());
                 let is_adopted = container.started_at < since;

@@ -175,6 +175,16 @@ impl Probes {
             stays
         });
     }
+
+    /// Stops all but the readiness probes of a pod that ends. Their results stay.
+    /// Upstream: `StopLivenessAndStartup`.
+    pub fn stop_liveness_and_startup(&self, pod: &str) {
+        for ((_, kind), (of, latch)) in &self.table.lock().running {
+            if **of == *pod && *kind != Kind::Readiness {
+                latch.open();
+            }
+        }
+    }
 }
 
 fn labels<'a>(pod: &'a Pod, container: &'a Container, kind: Kind) -> metrics::ProbeLabels<'a> {

@@ -2,7 +2,7 @@
 //! writes.
 //! Upstream: `pkg/volume`, `pkg/kubelet/kubelet_pods.go`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, OsString};
 use std::fs;
 use std::io;
@@ -73,18 +73,24 @@ impl Folders {
     }
 }
 
+/// A volume's name, and whether it is set up.
+pub type Outcome = (String, Result<(), String>);
+
 /// Makes the folders of a pod and its volumes; what exists already stays as it is, but files that the
-/// kubelet writes follow their objects. `time`: for the names of folders. Blocks.
+/// kubelet writes follow their objects. `mounted`: the volumes that were set up before; their host paths
+/// are not checked any more. `time`: for the names of folders. Returns the outcome of each volume, with a
+/// line that names it. Blocks.
 ///
 /// # Errors
-/// One line that names the volume.
+/// One line: a folder of the pod itself cannot be made.
 pub fn set_up(
     folders: &Folders,
     pod: &Pod,
+    mounted: &BTreeSet<String>,
     facts: NodeFacts<'_>,
     objects: &Objects,
     time: &str,
-) -> Result<(), String> {
+) -> Result<Vec<Outcome>, String> {
     let uid = pod.uid();
     let make = |path: PathBuf| {
         fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))
@@ -95,23 +101,27 @@ pub fn set_up(
         make(folders.pod(&uid).join("containers").join(&container.name))?;
         make(folders.pod_logs(pod).join(&container.name))?;
     }
-    for volume in pod.spec().volumes.iter().flatten() {
-        let fault = |fault: String| format!("volume {:?}: {fault}", volume.name);
+    let set_up_one = |volume: &core::Volume| {
         if let Some(empty) = &volume.empty_dir {
             let path = folders.volume(&uid, "empty-dir", &volume.name);
-            set_up_empty(&path, empty, fs_group(pod)).map_err(|error| fault(error.to_string()))?;
+            set_up_empty(&path, empty, fs_group(pod)).map_err(|error| error.to_string())
         } else if let Some(host) = &volume.host_path {
-            check_host_path(host).map_err(fault)?;
+            if mounted.contains(&volume.name) { Ok(()) } else { check_host_path(host) }
         } else if volume.image.is_some() {
             // The runtime mounts it.
-        } else if let Some(written) = payload::of(pod, volume, objects, facts).map_err(fault)? {
+            Ok(())
+        } else if let Some(written) = payload::of(pod, volume, objects, facts)? {
             let path = folders.volume(&uid, written.kind, &volume.name);
-            set_up_written(&path, &written, pod, &volume.name, time).map_err(fault)?;
+            set_up_written(&path, &written, pod, &volume.name, time)
         } else {
-            return Err(fault("its kind is not supported".to_owned()));
+            Err("its kind is not supported".to_owned())
         }
-    }
-    Ok(())
+    };
+    let volumes = pod.spec().volumes.iter().flatten().map(|volume| {
+        let done = set_up_one(volume).map_err(|fault| format!("volume {:?}: {fault}", volume.name));
+        (volume.name.clone(), done)
+    });
+    Ok(volumes.collect())
 }
 
 fn fs_group(pod: &Pod) -> Option<u32> {

@@ -222,6 +222,13 @@ fn pods_of_the_server_run_report_and_are_deleted() {
         let script = "trap 'sleep 3; exit 0' TERM; while :; do sleep 0.1; done";
         slow["containers"][0]["command"] = json!(["sh", "-c", script]);
         server.create("slow", "n", json!({}), slow).await;
+        let mut leaves = sleeps();
+        leaves["containers"][0]["readinessProbe"]["exec"]["command"] =
+            json!(["test", "-e", "/tmp/ready"]);
+        leaves["containers"][0]["readinessProbe"]["failureThreshold"] = json!(1);
+        let script = "trap 'rm /tmp/ready' TERM; touch /tmp/ready; while :; do sleep 0.1; done";
+        leaves["containers"][0]["command"] = json!(["sh", "-c", script]);
+        server.create("leaves", "n", json!({}), leaves).await;
         let agent = Agent::start(&machine, &kubeconfig);
         let web = server.eventually("web", "ready", is_ready).await;
         let status = &web["status"];
@@ -238,6 +245,14 @@ fn pods_of_the_server_run_report_and_are_deleted() {
         // A graceful deletion ends with the kubelet's own.
         server.delete("web", 1).await;
         server.eventually("web", "gone", Value::is_null).await;
+        // Until it ends, its readiness is followed.
+        server.eventually("leaves", "ready", is_ready).await;
+        server.delete("leaves", 600).await;
+        let leaves = server.eventually("leaves", "unready", |pod| !is_ready(pod)).await;
+        let state = &leaves["status"]["containerStatuses"][0]["state"];
+        assert!(state["running"].is_object(), "{leaves:#}");
+        server.delete("leaves", 1).await;
+        server.eventually("leaves", "gone", Value::is_null).await;
         let stays = server.eventually("stays", "ready", is_ready).await;
         let id = stays["status"]["containerStatuses"][0]["containerID"].as_str().expect("an id");
         let id = id.trim_start_matches("containerd://").to_owned();
@@ -248,7 +263,12 @@ fn pods_of_the_server_run_report_and_are_deleted() {
         drop(agent);
         server.delete("slow", 600).await;
         let agent = Agent::start(&machine, &kubeconfig);
-        // What was deleted while there was no agent is gone once its containers have ended.
+        // What was deleted while there was no agent is ready until its containers have ended, and gone then.
+        let reported = server.eventually("slow", "reported or gone", |pod| {
+            pod.is_null() || pod["metadata"]["deletionTimestamp"].is_string()
+        });
+        let reported = reported.await;
+        assert!(reported.is_null() || is_ready(&reported), "{reported:#}");
         server.eventually("slow", "gone", Value::is_null).await;
         assert!(!running(&machine, &server.clock).await.contains(&slow), "{}", machine.log());
         server.create("after", "n", json!({}), sleeps()).await;

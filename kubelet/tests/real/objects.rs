@@ -95,6 +95,45 @@ fn pods_use_objects_of_the_folder_and_follow_them() {
 }
 
 #[test]
+fn containers_restart_with_volumes_whose_source_is_gone() {
+    let Some(mut node) = Node::start("orphaned") else { return };
+    let file = node.host_path("file");
+    fs::write(&file, "").expect("a file");
+    let (folder, file_path) = (node.host_path("").display().to_string(), file.display());
+    let manifest = format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {{name: orphaned}}
+spec:
+  terminationGracePeriodSeconds: 1
+  volumes:
+  - {{name: file, hostPath: {{path: {file_path}, type: File}}}}
+  - {{name: config, configMap: {{name: web}}}}
+  - {{name: host, hostPath: {{path: {folder}}}}}
+  containers:
+  - name: main
+    image: node.test/busybox:1
+    command: [sh, -c, 'while [ ! -e /host/end ]; do sleep 0.1; done; rm /host/end; exit 1']
+    volumeMounts: [{{name: config, mountPath: /config}}, {{name: host, mountPath: /host}}]
+"
+    );
+    node.write("orphaned.yaml", &manifest);
+    node.write_object("web.yaml", CONFIG);
+    node.start_kubelet_with_objects();
+    node.eventually("orphaned-n", "ready", is_ready);
+    fs::remove_file(&file).expect("removed");
+    fs::remove_file(node.folder.join("objects/web.yaml")).expect("removed");
+    // As the event's line quotes it.
+    let failed = r#"volume \"config\": configmap \"web\" not found"#;
+    assert!(wait(|| node.log().contains(failed)), "{}", node.log());
+    fs::write(node.host_path("end"), "").expect("a file");
+    node.eventually("orphaned-n", "running again", |pod| {
+        container(pod)["restartCount"] == 1 && is_ready(pod)
+    });
+}
+
+#[test]
 fn images_are_mounted_and_classes_name_the_runtimes_handler() {
     let Some(mut node) = Node::start("images") else { return };
     let fields = "spec:\n  runtimeClassName: CLASS\n  volumes: [{name: v, image: {reference: IMAGE, \
