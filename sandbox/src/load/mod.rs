@@ -287,7 +287,7 @@ impl Run {
 
     fn phase(&mut self, name: &str) {
         self.now = format!("{}{name}", self.prefix);
-        eprintln!("{:>7.1} s  {} ...", self.clock.monotonic().as_secs_f64(), self.now);
+        report::announce(&self.clock, &self.now);
     }
 
     fn start_manager(&mut self) -> Result<ManagerProcess> {

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::manager_process::{FLAGS, ManagerProcess, Rest};
 use super::measure::{Mark, PROGRAM, Requests};
-use super::report::write_rows;
+use super::report::{announce, write_rows};
 use super::size::Nodes;
 use super::{NAMESPACE, Result, Row, namespace, objects};
 use crate::api::Api;
@@ -193,7 +193,7 @@ impl Run<'_> {
     }
 
     fn phase(&self, name: &str) {
-        eprintln!("{:>7.1} s  {name} ...", self.clock.monotonic().as_secs_f64());
+        announce(&self.clock, name);
     }
 
     fn fill(&self) -> Result<()> {

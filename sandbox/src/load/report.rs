@@ -2,13 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
 
+use kube_controller_manager::clock::SharedClock;
 use serde::Serialize;
 
 use super::cgroup::{Bytes, Counts};
 use super::queues::QueueTimes;
 use super::size::Size;
 use crate::api::traffic::Count;
+
+/// Logs the beginning of a phase, with the seconds since the first one began.
+pub fn announce(clock: &SharedClock, phase: &str) {
+    static FIRST: OnceLock<Duration> = OnceLock::new();
+    let now = clock.monotonic();
+    eprintln!("{:>7.1} s  {phase} ...", (now - *FIRST.get_or_init(|| now)).as_secs_f64());
+}
 
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
