@@ -68,12 +68,13 @@ impl Charges {
         }
     }
 
-    /// This process wrote a quota, which has this version now.
+    /// This process wrote a quota, which has this version now. No lower usage of it waits any more.
     pub fn wrote(&self, quota: &Meta) {
         let mut quotas = self.quotas.lock();
         // A quota that is gone has none.
         let Some(charge) = quotas.get_mut(&quota.key()) else { return };
         charge.written = quota.resource_version;
+        charge.waits = None;
         if charge.version == charge.written {
             // Its event came before the answer.
             charge.charged = charge.charged_before;
@@ -92,7 +93,7 @@ impl Charges {
     }
 
     /// Whether pods may be missing in a lower usage of `quota`, which waits from the first call on until it
-    /// is [settled](Charges::settle). `known`: the version until which all changes of pods
+    /// is written or [settled](Charges::settle). `known`: the version until which all changes of pods
     /// were counted.
     pub fn wait(&self, quota: &Meta, known: u64, now: Duration) -> Lag {
         let mut quotas = self.quotas.lock();
@@ -175,16 +176,15 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_it_is_settled() {
+    fn a_usage_that_was_written_or_settled_waits_no_more() {
         let charges = Charges::default();
         charges.see(&quota(7), millis(0));
         let wait = |now| charges.wait(&quota(7), 6, millis(now));
         assert_eq!((wait(0), wait(5_000)), (Lag::Short(PAUSE), Lag::Long));
         charges.settle(&quota(7).key());
         assert_eq!((wait(5_000), wait(10_000)), (Lag::Short(PAUSE), Lag::Long));
-        // A status with other counts.
         charges.wrote(&quota(7));
-        assert_eq!(wait(10_000), Lag::Long);
+        assert_eq!(wait(10_000), Lag::Short(PAUSE));
         charges.forget(&quota(7).key());
         charges.wrote(&quota(8));
         assert!(charges.quotas.lock().is_empty());

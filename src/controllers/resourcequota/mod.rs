@@ -245,6 +245,7 @@ impl Quotas {
             let amount = usage.get(&name).unwrap_or_default();
             measured.insert(name, amount);
         }
+        self.charges.settle(&key);
         Ok(())
     }
 
@@ -254,18 +255,14 @@ impl Quotas {
         let known = self.pods.last_seen_version();
         let (mut measured, mut errors) =
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
-        let (mut again, mut has_pods) = (None, true);
+        let mut again = None;
         match self.lag_of_pods(&quota, &measured, known) {
             Lag::None => {}
             Lag::Short(pause) => {
                 measured.retain(|name| !self.is_of_pods(name));
-                (again, has_pods) = (Some(pause), false);
+                again = Some(pause);
             }
-            Lag::Long => {
-                let error = self.measure_live_pods(&quota, &mut measured).await.err();
-                has_pods = error.is_none();
-                errors.extend(error);
-            }
+            Lag::Long => errors.extend(self.measure_live_pods(&quota, &mut measured).await.err()),
         }
         // The API server admits no object before the quota has a count of them.
         let lost = quota
@@ -279,14 +276,8 @@ impl Quotas {
         if let Some(status) = new {
             match self.client.update_status(&*quota, &status).await {
                 Ok(written) => self.charges.wrote(&written.meta),
-                Err(error) => {
-                    has_pods = false;
-                    errors.push(error.into());
-                }
+                Err(error) => errors.push(error.into()),
             }
-        }
-        if has_pods {
-            self.charges.settle(&key);
         }
         if let Some(error) = Error::many(errors) {
             return Err(error);
