@@ -328,7 +328,7 @@ fn the_volumes_of_a_node_that_goes_are_detached() {
     });
 }
 
-/// It may still be mounted there, and nobody can say so.
+/// It may still be mounted there, and no kubelet is left to report that.
 #[test]
 fn a_volume_that_is_found_on_a_node_that_is_gone_stays_if_it_was_attached() {
     everywhere("attach-gone", async |env| {

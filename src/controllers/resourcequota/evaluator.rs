@@ -247,13 +247,19 @@ mod tests {
         };
         let things = of("example.com", "things");
         let maps = of("", "configmaps");
-        let names = ["count/things.example.com", "count/things", "things", "configmaps"];
+        let names = [
+            "count/things.example.com",
+            "count/things",
+            "things",
+            "count/configmaps",
+            "configmaps",
+        ];
         let measured = || names.map(|name| registry.measures(name));
         let lost = || names.map(|name| registry.has_lost(name));
-        assert_eq!((measured(), lost()), ([true, false, false, true], [false; 4]));
+        assert_eq!((measured(), lost()), ([true, false, false, true, true], [false; 5]));
         drop(things);
-        assert_eq!(measured(), [false, false, false, true]);
-        assert_eq!(lost(), [true, false, false, false]);
+        assert_eq!(measured(), [false, false, false, true, true]);
+        assert_eq!(lost(), [true, false, false, false, false]);
         drop(maps);
         let capacity = registry.counts.read().capacity();
         for _ in 0..=capacity {
