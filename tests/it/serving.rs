@@ -112,6 +112,12 @@ fn only_probes_are_served_without_credentials() {
                 "kubernetes_build_info{",
                 "kubernetes_feature_enabled{name=\"AllAlpha\",stage=\"ALPHA\"} 0",
                 "authentication_attempts{result=\"error\"} ",
+                "authentication_token_cache_request_total{status=\"hit\"} ",
+                "authentication_token_cache_request_total{status=\"miss\"} ",
+                "authentication_token_cache_request_duration_seconds_count{status=\"hit\"} ",
+                "authentication_token_cache_fetch_total{status=\"ok\"} ",
+                "authentication_token_cache_active_fetch_count{status=\"blocked\"} 0",
+                "authentication_token_cache_active_fetch_count{status=\"in_flight\"} 0",
             ]
             .into_iter()
             .find(|line| !text.contains(&format!("\n{line}")));
