@@ -187,15 +187,43 @@ impl Drop for Manager {
 
 /// The first argument with which the sandbox's binary runs as a controller manager.
 pub const EMBEDDED: &str = "kube-controller-manager";
-/// The first argument with which it runs as the floor of a load.
-pub const FLOOR: &str = "load-floor";
+
+/// The floor of a load: what stands below every manager (`load::floor`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Floor {
+    /// Writes each status once when the pods exist and once when they are ready.
+    Bare,
+    /// Also writes a status that is two seconds old while its numbers change.
+    Fresh,
+}
+
+impl Floor {
+    pub const ALL: [Floor; 2] = [Floor::Bare, Floor::Fresh];
+
+    /// The first argument with which the sandbox's binary runs as this floor.
+    pub const fn argument(self) -> &'static str {
+        match self {
+            Floor::Bare => "load-floor",
+            Floor::Fresh => "load-fresh-floor",
+        }
+    }
+}
+
+impl fmt::Display for Floor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Floor::Bare => "floor",
+            Floor::Fresh => "fresh floor",
+        })
+    }
+}
 
 /// The controller manager to run.
 pub enum ManagerProgram {
     /// This binary itself, called with [`EMBEDDED`] as its first argument.
     Embedded,
-    /// This binary as what stands below every manager: see `load::floor`.
-    Floor,
+    /// This binary as a floor.
+    Floor(Floor),
     Path(PathBuf),
 }
 
@@ -208,7 +236,7 @@ impl ManagerProgram {
         };
         match self {
             ManagerProgram::Embedded => own(EMBEDDED),
-            ManagerProgram::Floor => own(FLOOR),
+            ManagerProgram::Floor(floor) => own(floor.argument()),
             ManagerProgram::Path(path) => {
                 Ok(Launch { path: path.clone(), argument: None, processes: None })
             }
@@ -220,7 +248,7 @@ impl fmt::Display for ManagerProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ManagerProgram::Embedded => f.write_str("embedded"),
-            ManagerProgram::Floor => f.write_str("floor"),
+            ManagerProgram::Floor(floor) => floor.fmt(f),
             ManagerProgram::Path(path) => write!(f, "{}", path.display()),
         }
     }

@@ -14,7 +14,7 @@ use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
-use sandbox::cluster::{EMBEDDED, FLOOR, ManagerProgram, administrator};
+use sandbox::cluster::{EMBEDDED, Floor, ManagerProgram, administrator};
 use sandbox::demo::Demo;
 use sandbox::lesson::{Lesson, Part, Screen};
 use sandbox::load::{
@@ -62,8 +62,8 @@ struct Args {
     /// smallest limit that holds (smallest)
     #[argh(option)]
     memory_limit: Option<MemoryLimit>,
-    /// with --load: run the floor first, which does what every manager has to do, and print the
-    /// manager's CPU as a ratio of that
+    /// with --load: run the floors first, which do what every manager has to do, and print the
+    /// manager's CPU as a ratio of theirs
     #[argh(switch)]
     floor: bool,
     /// measure this number of managers at rest, each beside an empty API server of its own
@@ -178,8 +178,10 @@ fn main() -> ExitCode {
     if args.next_if(|first| first == EMBEDDED).is_some() {
         return manager(&args.collect::<Vec<String>>());
     }
-    if args.next_if(|first| first == FLOOR).is_some() {
-        return floor::run(&args.collect::<Vec<String>>());
+    for kind in Floor::ALL {
+        if args.next_if(|first| first == kind.argument()).is_some() {
+            return floor::run(kind, &args.collect::<Vec<String>>());
+        }
     }
     let args: Args = argh::from_env();
     if let Err(fault) = args.check() {

@@ -9,6 +9,7 @@ use kube_controller_manager::objects::{
 };
 use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
+use sandbox::cluster::Floor;
 use sandbox::load::{Density, Load, Report, Row, SmallestLimit, floor};
 use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
@@ -145,7 +146,7 @@ fn the_floor_makes_a_load_and_empties_its_namespace() {
         let administrator = env.kubeconfig.with_file_name("kubeconfig");
         let mut config = Config::from_kubeconfig(&administrator, None, None).unwrap();
         config.qps = -1.0;
-        let floor = task::spawn(floor::serve(config, stop.clone()));
+        let floor = task::spawn(floor::serve(Floor::Fresh, config, stop.clone()));
         let namespace =
             json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "load" } });
         env.client.create::<Namespace>("", &namespace).await.expect("created");

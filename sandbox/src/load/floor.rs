@@ -2,7 +2,8 @@
 //! of each Deployment of the load's namespace, receives and decodes their events, writes each status
 //! once when the pods exist and once when they are ready, and empties the namespace when that is
 //! deleted. It keeps no cache and decides nothing. Its CPU is what the same client costs under the
-//! same load; the rest of a manager's CPU is the manager's own.
+//! same load; the rest of a manager's CPU is the manager's own. [`Floor::Fresh`] shows what it costs
+//! that users see the numbers change.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::{NAMESPACE, NAMESPACES, POLL, Result};
+use crate::cluster::Floor;
 use kube_controller_manager::app;
 use kube_controller_manager::app::connect::user_agent;
 use kube_controller_manager::client::{Client, Config, Delete, ListOptions, Patch, WatchStream};
@@ -32,11 +34,14 @@ const SETS_AT_ONCE: usize = 5;
 const PODS_AT_ONCE: usize = 100;
 /// The timeout of the watches: longer than any load.
 const WATCH: Duration = Duration::from_secs(6 * 3600);
+/// The age at which [`Floor::Fresh`] writes a status again whose numbers have changed: more than with the
+/// manager, which writes them more often.
+const FRESH: Duration = Duration::from_secs(2);
 /// A label that sets the pods of a ReplicaSet apart.
 const HASH: &str = "pod-template-hash";
 
 /// Runs until SIGTERM. `args`: the flags of a manager, of which those of the connection are read.
-pub fn run(args: &[String]) -> ExitCode {
+pub fn run(kind: Floor, args: &[String]) -> ExitCode {
     let options = match options::parse(args) {
         Ok(Command::Run(options)) => options,
         Ok(Command::Help | Command::Version(_)) => return ExitCode::SUCCESS,
@@ -49,7 +54,7 @@ pub fn run(args: &[String]) -> ExitCode {
         let mut config = Config::load(Some(options.kubeconfig.as_ref()), None)?;
         config.qps = options.kube_api_qps.into();
         config.burst = u32::try_from(options.kube_api_burst)?;
-        serve(config, stop()?).await
+        serve(kind, config, stop()?).await
     });
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -64,13 +69,13 @@ pub fn run(args: &[String]) -> ExitCode {
 ///
 /// # Errors
 /// A connection that cannot be made, or a watch that ended.
-pub async fn serve(mut config: Config, stop: StopToken) -> Result<()> {
+pub async fn serve(kind: Floor, mut config: Config, stop: StopToken) -> Result<()> {
     config.form = Form::Protobuf;
     config.user_agent = user_agent("floor");
     let clock = SystemClock::shared();
     let client = Client::new(config, clock.clone())?;
-    let floor = Arc::new(Floor { client, clock, sets: Mutex::default() });
-    stop.unless_stopped(floor.work()).await.unwrap_or(Ok(()))
+    let work = Arc::new(Work { kind, client, clock, sets: Mutex::default() });
+    stop.unless_stopped(work.run()).await.unwrap_or(Ok(()))
 }
 
 fn stop() -> Result<StopToken> {
@@ -84,7 +89,8 @@ fn stop() -> Result<StopToken> {
     Ok(stop)
 }
 
-struct Floor {
+struct Work {
+    kind: Floor,
     client: Client,
     clock: SharedClock,
     /// By the names of the ReplicaSets.
@@ -96,14 +102,18 @@ struct Floor {
 struct Set {
     deployment: ArcStr,
     wanted: usize,
-    /// The pods that exist, and whether each is ready.
-    pods: HashMap<Uid, bool>,
-    ready: usize,
+    /// The pods that exist, and how each counts.
+    pods: HashMap<Uid, Counts>,
+    now: Counts,
     /// The numbers in the last status.
     written: Counts,
+    /// In monotonic time.
+    written_at: Duration,
+    /// Whether a write is under way: a second one could arrive before it.
+    is_writing: bool,
 }
 
-/// The pods that exist, and those that are ready.
+/// The pods that exist and are not being deleted, and those of them that are ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     pods: usize,
@@ -112,31 +122,36 @@ struct Counts {
 
 impl Set {
     fn see(&mut self, pod: &Pod, is_gone: bool) {
-        let is_ready = pod.status.is_ready == Some(true);
+        let is_active = !is_gone && !pod.meta.is_being_deleted();
+        let is_ready = is_active && pod.status.is_ready == Some(true);
+        let after = Counts { pods: usize::from(is_active), ready: usize::from(is_ready) };
         let before = match is_gone {
             true => self.pods.remove(&pod.meta.uid),
-            false => self.pods.insert(pod.meta.uid.clone(), is_ready),
+            false => self.pods.insert(pod.meta.uid.clone(), after),
         };
-        self.ready += usize::from(is_ready && !is_gone);
-        self.ready -= usize::from(before == Some(true));
+        let before = before.unwrap_or_default();
+        self.now.pods = self.now.pods + after.pods - before.pods;
+        self.now.ready = self.now.ready + after.ready - before.ready;
     }
 
-    /// The numbers to write: when all pods exist, and when all are ready.
-    fn due(&mut self) -> Option<Counts> {
-        let exist = self.pods.len() == self.wanted;
-        let ready = if self.ready == self.wanted { self.wanted } else { 0 };
-        let now = Counts { pods: self.wanted, ready };
-        let is_due = exist && (now.ready > self.written.ready || self.written.pods == 0);
-        is_due.then(|| {
-            self.written = now;
-            now
+    /// The numbers to write at `now`: when all pods exist, when all are ready, and for a fresh floor
+    /// when the last ones are old.
+    fn due(&mut self, kind: Floor, now: Duration) -> Option<Counts> {
+        let all = |count| count == self.wanted;
+        let exist = all(self.now.pods) && !all(self.written.pods);
+        let ready = all(self.now.ready) && !all(self.written.ready);
+        let is_old = self.now != self.written && now >= self.written_at + FRESH;
+        let is_due = exist || ready || (kind == Floor::Fresh && is_old);
+        (is_due && !self.is_writing).then(|| {
+            (self.written, self.written_at, self.is_writing) = (self.now, now, true);
+            self.now
         })
     }
 }
 
-impl Floor {
+impl Work {
     /// Ends when the first of the watches does.
-    async fn work(self: Arc<Self>) -> Result<()> {
+    async fn run(self: Arc<Self>) -> Result<()> {
         let (deployments, pods) = (self.clone().deployments(), self.clone().pods());
         deployments.or(pods).or(self.namespace()).await
     }
@@ -177,7 +192,9 @@ impl Floor {
         }
         let set: ReplicaSet = self.client.create(NAMESPACE, &replica_set(deployment)).await?;
         let name = Istr::new(&set.meta.name);
-        let counted = Set { deployment: deployment.meta.name.clone(), wanted, ..Set::default() };
+        let deployment = deployment.meta.name.clone();
+        let written_at = self.clock.monotonic();
+        let counted = Set { deployment, wanted, written_at, ..Set::default() };
         self.sets.lock().insert(name, counted);
         let body: Arc<RawValue> = serde_json::value::to_raw_value(&pod_of(&set))?.into();
         for from in (0..wanted).step_by(PODS_AT_ONCE) {
@@ -224,41 +241,52 @@ impl Floor {
 
     async fn write_due(self: &Arc<Self>) -> Result<()> {
         let due: Vec<(Istr, ArcStr, Counts)> = {
-            let mut sets = self.sets.lock();
+            let (mut sets, now) = (self.sets.lock(), self.clock.monotonic());
             let due = sets.iter_mut().filter_map(|(name, set)| {
-                set.due().map(|counts| (name.clone(), set.deployment.clone(), counts))
+                set.due(self.kind, now).map(|counts| (name.clone(), set.deployment.clone(), counts))
             });
             due.collect()
         };
-        for (set, deployment, Counts { pods, ready }) in due {
+        for (set, deployment, counts) in due {
             let this = self.clone();
             drop(task::spawn(async move {
-                let of_set = json!({
-                    "replicas": pods, "fullyLabeledReplicas": pods, "readyReplicas": ready,
-                    "availableReplicas": ready, "observedGeneration": 1,
-                });
-                let of_deployment = json!({
-                    "replicas": pods, "updatedReplicas": pods, "readyReplicas": ready,
-                    "availableReplicas": ready, "unavailableReplicas": pods - ready,
-                    "observedGeneration": 1,
-                });
-                let written = async {
-                    this.write::<ReplicaSet>(&set, of_set).await?;
-                    this.write::<Deployment>(&deployment, of_deployment).await
-                };
-                if let Err(error) = written.await {
-                    eprintln!("{set}: {error}");
+                let mut next = Some(counts);
+                while let Some(counts) = next {
+                    let written = this.write_counts(&set, &deployment, counts).await;
+                    written.unwrap_or_else(|error| eprintln!("{set}: {error}"));
+                    next = this.sets.lock().get_mut(&set).and_then(|set| {
+                        set.is_writing = false;
+                        set.due(this.kind, this.clock.monotonic())
+                    });
                 }
             }));
         }
         Ok(())
     }
 
+    async fn write_counts(&self, set: &str, deployment: &str, counts: Counts) -> Result<()> {
+        let Counts { pods, ready } = counts;
+        let of_set = json!({
+            "replicas": pods, "fullyLabeledReplicas": pods, "readyReplicas": ready,
+            "availableReplicas": ready, "observedGeneration": 1,
+        });
+        let of_deployment = json!({
+            "replicas": pods, "updatedReplicas": pods, "readyReplicas": ready,
+            "availableReplicas": ready, "unavailableReplicas": pods - ready,
+            "observedGeneration": 1,
+        });
+        self.write::<ReplicaSet>(set, of_set).await?;
+        self.write::<Deployment>(deployment, of_deployment).await
+    }
+
     async fn write<T: Resource>(&self, name: &str, status: Value) -> Result<()> {
         let verbs = self.client.resource(&T::RESOURCE).subresource("status");
         let patch = Patch::Merge(json!({ "status": status }));
-        verbs.patch_for_metadata(&ObjectKey::new(NAMESPACE, name), &patch).await?;
-        Ok(())
+        match verbs.patch_for_metadata(&ObjectKey::new(NAMESPACE, name), &patch).await {
+            // It went with its namespace.
+            Err(error) if error.is_not_found() => Ok(()),
+            written => written.map(drop).map_err(Into::into),
+        }
     }
 
     /// Empties the namespace when it is deleted, and lets it go.
@@ -382,8 +410,25 @@ mod tests {
             (2, true, true, None),
         ] {
             set.see(&pod(&uid(n), is_ready), is_gone);
-            assert_eq!(set.due(), due, "pod {n}, ready {is_ready}, gone {is_gone}");
+            let seen = set.due(Floor::Bare, 2 * FRESH);
+            set.is_writing = false;
+            assert_eq!(seen, due, "pod {n}, ready {is_ready}, gone {is_gone}");
         }
-        assert_eq!((set.pods.len(), set.ready), (1, 1));
+        assert_eq!((set.pods.len(), set.now), (1, Counts { pods: 1, ready: 1 }));
+    }
+
+    #[test]
+    fn a_fresh_floor_writes_what_is_old() {
+        let mut set = Set { wanted: 2, ..Set::default() };
+        let one = Counts { pods: 1, ready: 0 };
+        set.see(&pod("5f0c0001-7a3e-4d21-9b68-000000000001", false), false);
+        assert_eq!(set.due(Floor::Fresh, FRESH - Duration::from_millis(1)), None);
+        assert_eq!(set.due(Floor::Fresh, FRESH), Some(one));
+        set.see(&pod("5f0c0001-7a3e-4d21-9b68-000000000001", true), false);
+        assert_eq!(set.due(Floor::Fresh, 3 * FRESH), None, "the last write is under way");
+        set.is_writing = false;
+        assert_eq!(set.due(Floor::Fresh, 3 * FRESH), Some(Counts { pods: 1, ready: 1 }));
+        set.is_writing = false;
+        assert_eq!(set.due(Floor::Fresh, 9 * FRESH), None, "nothing has changed");
     }
 }

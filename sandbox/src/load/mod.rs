@@ -42,7 +42,7 @@ use self::server::Server;
 pub use self::size::{Nodes, Size};
 pub use self::smallest::{SmallestLimit, SmallestReport};
 use self::spread::Seen;
-use crate::cluster::ManagerProgram;
+use crate::cluster::{Floor, ManagerProgram};
 use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
 use crate::server::SandboxOptions;
@@ -82,7 +82,7 @@ pub struct Load {
     pub pages: bool,
     /// The limit of the manager's memory cgroup.
     pub limit: Option<Bytes>,
-    /// Whether the phases of the Deployments run with the floor in the manager's place first.
+    /// Whether the phases of the Deployments run with each floor in the manager's place first.
     pub floor: bool,
     /// How long a manager must be quiet to count as settled.
     pub quiet: Duration,
@@ -152,7 +152,7 @@ struct Run {
     started: usize,
     stop: StopToken,
     /// Begins the names of the rows.
-    prefix: &'static str,
+    prefix: String,
     /// The phase that runs.
     now: String,
     report: Report,
@@ -194,21 +194,21 @@ impl Run {
             started: 0,
             stop,
             server,
-            prefix: "",
+            prefix: String::new(),
             now: String::new(),
             report,
         })
     }
 
-    /// Creates the load's namespace, and runs the floor's phases if they are wanted.
-    async fn prepare(&mut self, floor: bool) -> Result<()> {
+    /// Creates the load's namespace, and runs the phases of the floors if they are wanted.
+    async fn prepare(&mut self, floors: bool) -> Result<()> {
         self.create_namespace(NAMESPACE).await?;
-        if floor {
-            self.prefix = report::FLOOR;
+        for floor in Floor::ALL.into_iter().filter(|_| floors) {
+            self.prefix = report::prefix(floor);
             let memory = std::mem::replace(&mut self.memory, Memory::Here);
-            let program = std::mem::replace(&mut self.program, ManagerProgram::Floor);
+            let program = std::mem::replace(&mut self.program, ManagerProgram::Floor(floor));
             let ended = self.floor_phases().await;
-            (self.program, self.memory, self.prefix) = (program, memory, "");
+            (self.program, self.memory, self.prefix) = (program, memory, String::new());
             ended?;
             self.create_namespace(NAMESPACE).await?;
         }
@@ -296,7 +296,7 @@ impl Run {
         let program = &self.program;
         let kubeconfig = match program {
             // It has no accounts of controllers, so it needs the rights of all.
-            ManagerProgram::Floor => self.server.administrator(),
+            ManagerProgram::Floor(_) => self.server.administrator(),
             _ => self.server.kubeconfig(),
         };
         match self.memory {
