@@ -106,9 +106,10 @@ impl<'a> ControllerRefManager<'a> {
         let mut allowed: Option<Result<(), String>> = None;
         let mut claimed = Vec::with_capacity(candidates.len());
         let mut errors = Vec::new();
+        let mut selects = self.selector.matcher();
         for candidate in candidates {
             let meta = candidate.meta();
-            let matches = || self.selector.matches(&meta.labels) && filter(&candidate);
+            let matches = || selects(&meta.labels) && filter(&candidate);
             match decide(meta, self.owner, matches) {
                 Claim::Keep => claimed.push(candidate),
                 Claim::Ignore => {}

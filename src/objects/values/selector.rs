@@ -187,6 +187,16 @@ impl Selector {
     pub fn matches(&self, labels: &Labels) -> bool {
         !self.nothing && self.terms.iter().all(|Term { key, test }| test.holds(labels.get(key)))
     }
+
+    /// [`Selector::matches`] for many objects, of which most have the labels of the one before: those of
+    /// one template share them.
+    pub fn matcher(&self) -> impl FnMut(&Labels) -> bool + '_ {
+        let mut last: Option<(Labels, bool)> = None;
+        move |labels| match &last {
+            Some((seen, matched)) if seen == labels => *matched,
+            _ => last.insert((labels.clone(), self.matches(labels))).1,
+        }
+    }
 }
 
 impl TryFrom<&LabelSelector> for Selector {
@@ -353,6 +363,10 @@ mod tests {
         ] {
             let found = selector(given).unwrap();
             assert_eq!((found.matches(&labels), &*found.to_string()), (matches, printed));
+            let (mut matcher, none) = (found.matcher(), Labels::default());
+            for labels in [&labels, &labels.clone(), &none, &none, &labels] {
+                assert_eq!(matcher(labels), found.matches(labels), "{printed} {labels:?}");
+            }
         }
     }
 
