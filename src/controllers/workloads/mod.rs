@@ -21,4 +21,5 @@ pub mod podgroupprotection;
 pub mod ref_manager;
 pub mod replicaset;
 pub mod statefulset;
+pub mod status_pace;
 pub mod ttlafterfinished;

@@ -17,6 +17,7 @@ use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
+use crate::controllers::workloads::status_pace::StatusPace;
 use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::objects::{
     LabelSelector, Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController,
@@ -83,6 +84,7 @@ struct ReplicaSets<S> {
     pods: Lister<Pod>,
     expectations: Arc<Expectations>,
     consistency: Arc<Consistency>,
+    pace: Arc<StatusPace>,
     records: OwnerRecords,
     clock: SharedClock,
     /// Whether the status counts pods that are being deleted.
@@ -107,6 +109,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
     let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
     records.share(pod_control.creations());
+    let pace = records.add(StatusPace::default());
     let this = Arc::new(ReplicaSets {
         pod_control: pod_control.recording(&consistency),
         client: c.client(),
@@ -114,6 +117,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         expectations: expectations.clone(),
         consistency,
+        pace,
         records,
         clock: c.clock(),
         counts_terminating: S::COUNTS_TERMINATING

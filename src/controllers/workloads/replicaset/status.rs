@@ -20,10 +20,12 @@ pub fn calculate(
     now: Timestamp,
 ) -> ReplicaSetStatus {
     let template = Selector::from_labels(&set.spec().template.labels);
+    let mut is_labeled = template.matcher();
+    let labeled = active.iter().filter(|pod| is_labeled(&pod.meta.labels)).count();
     let count = |test: &dyn Fn(&Pod) -> bool| number(active.iter().filter(|pod| test(pod)).count());
     ReplicaSetStatus {
         replicas: number(active.len()),
-        fully_labeled_replicas: count(&|pod| template.matches(&pod.meta.labels)),
+        fully_labeled_replicas: number(labeled),
         ready_replicas: count(&Pod::is_ready),
         available_replicas: count(&|pod| pod.is_available(set.spec().min_ready_seconds, now)),
         terminating_replicas: terminating.map(number),
@@ -74,6 +76,15 @@ pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
             observed_generation: set.status().observed_generation,
             ..status.clone()
         } != *set.status()
+}
+
+/// Whether `status` is a step to the final numbers that shows nothing but counts.
+pub fn is_on_its_way(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
+    let wanted = set.replicas();
+    let ReplicaSetStatus { replicas, ready_replicas, available_replicas, conditions, .. } = status;
+    set.meta().generation == set.status().observed_generation
+        && *conditions == set.status().conditions
+        && [replicas, ready_replicas, available_replicas].iter().any(|count| **count != wanted)
 }
 
 #[cfg(test)]
@@ -159,5 +170,29 @@ mod tests {
         set.status = ReplicaSetStatus { observed_generation: 2, ..status.clone() };
         assert!(!must_write(&set, &status));
         assert!(must_write(&set, &ReplicaSetStatus { terminating_replicas: None, ..status }));
+    }
+
+    #[test]
+    fn final_numbers_failures_and_new_specs_are_not_on_their_way() {
+        let mut set = set(2);
+        set.status.observed_generation = 2;
+        let count = |replicas, ready_replicas, available_replicas| ReplicaSetStatus {
+            replicas,
+            ready_replicas,
+            available_replicas,
+            ..ReplicaSetStatus::default()
+        };
+        let failed = ReplicaSetStatus { conditions: vec![Condition::default()], ..count(1, 1, 1) };
+        for (generation, status, expected) in [
+            (2, count(1, 0, 0), true),
+            (2, count(2, 2, 1), true),
+            (2, count(3, 3, 3), true),
+            (2, count(2, 2, 2), false),
+            (2, failed, false),
+            (3, count(1, 0, 0), false),
+        ] {
+            set.meta.generation = generation;
+            assert_eq!(is_on_its_way(&set, &status), expected, "{generation} {status:?}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! One sync of a ReplicaSet: claim pods, create or delete some, write the status.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
 use crate::cache::IndexValue;
@@ -98,18 +99,27 @@ impl<S: Replicating> ReplicaSets<S> {
         let now = self.clock.now();
         let status = status::calculate(&*set, &active, terminating, failure.as_ref(), now);
         let (ready, available) = (status.ready_replicas, status.available_replicas);
-        self.write_status(&key, &set, status).await?;
+        let min_ready = set.spec().min_ready_seconds;
+        let check = || {
+            if min_ready <= 0 || ready == available {
+                return None;
+            }
+            let next = availability::next_check(&active, min_ready, now, self.clock.now());
+            // In any case, the status is right after that period at the latest.
+            let fallback = Duration::from_secs(min_ready.unsigned_abs().into());
+            Some(next.unwrap_or(fallback))
+        };
+        if status::must_write(&*set, &status) {
+            if let Some(wait) = self.wait(&key, &set, &status, failure.is_some()) {
+                return Ok(Next::After(check().map_or(wait, |check| check.min(wait))));
+            }
+            self.write_status(&key, &set, status).await?;
+            self.pace.wrote(&key, self.clock.monotonic());
+        }
         if let Some(failure) = failure {
             return Err(failure);
         }
-        let min_ready = set.spec().min_ready_seconds;
-        if min_ready > 0 && ready != available {
-            let next = availability::next_check(&active, min_ready, now, self.clock.now());
-            // In any case, the status is right after that period at the latest.
-            let fallback = std::time::Duration::from_secs(min_ready.unsigned_abs().into());
-            return Ok(Next::After(next.unwrap_or(fallback)));
-        }
-        Ok(Next::Done)
+        Ok(check().map_or(Next::Done, Next::After))
     }
 
     /// Creates or deletes pods until there are as many as wanted, or the burst is used up.
@@ -176,7 +186,31 @@ impl<S: Replicating> ReplicaSets<S> {
         pods
     }
 
-    /// Writes `status` if it has changed, and after a failure once more on the live set.
+    /// How long `status` waits in a storm. A rollout waits for no status of its sets, and what failed
+    /// is retried.
+    fn wait(
+        &self,
+        key: &ObjectKey,
+        set: &S,
+        status: &ReplicaSetStatus,
+        has_failed: bool,
+    ) -> Option<Duration> {
+        let may_wait =
+            !has_failed && status::is_on_its_way(set, status) && !self.is_in_rollout(set);
+        self.pace.wait(key, may_wait, self.clock.monotonic())
+    }
+
+    /// Whether another set of this set's owner has pods, or is to have some.
+    fn is_in_rollout(&self, set: &S) -> bool {
+        let Some(owner) = set.meta().controller() else { return false };
+        let sets = self.sets.by_index(&controller_index(), &IndexValue::Uid(owner.uid.clone()));
+        sets.iter().any(|other| {
+            other.meta().uid != set.meta().uid
+                && (other.replicas() > 0 || other.status().replicas > 0)
+        })
+    }
+
+    /// Writes `status`, and after a failure once more on the live set.
     /// Upstream: `updateReplicaSetStatus`.
     async fn write_status(
         &self,
@@ -184,9 +218,6 @@ impl<S: Replicating> ReplicaSets<S> {
         set: &Arc<S>,
         mut status: ReplicaSetStatus,
     ) -> Result<(), Error> {
-        if !status::must_write(&**set, &status) {
-            return Ok(());
-        }
         // The generation that was acted on, even when the live set is ahead of it.
         status.observed_generation = set.meta().generation;
         let written = match self.client.update_status_for_metadata(&**set, &status).await {
@@ -221,23 +252,111 @@ fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
 mod tests {
     use futures_lite::FutureExt;
     use futures_lite::future::{block_on, yield_now};
+    use serde_json::json;
 
     use super::*;
     use crate::cache::{Indexer, Lister};
-    use crate::client::testing::forgetful;
+    use crate::client::Client;
+    use crate::client::testing::{answering, forgetful};
     use crate::clock::{Clock, FakeClock, SystemClock};
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
+    use crate::controllers::workloads::status_pace::StatusPace;
     use crate::events::Recorder;
     use crate::events::testing::NoSink;
     use crate::objects::{Meta, ReplicaSet, Uid};
+
+    fn sets_of(
+        client: Client,
+        clock: Arc<FakeClock>,
+        sets: Indexer<ReplicaSet>,
+        pods: Arc<Indexer<Pod>>,
+        pace: StatusPace,
+    ) -> ReplicaSets<ReplicaSet> {
+        let recorder = Recorder::to_sink(Arc::new(NoSink));
+        ReplicaSets {
+            pod_control: PodControl::new(client.clone(), recorder, clock.clone()),
+            client,
+            sets: Lister::new(Arc::new(sets)),
+            pods: Lister::new(pods),
+            expectations: Arc::new(Expectations::new(SystemClock::shared())),
+            consistency: Arc::default(),
+            pace: Arc::new(pace),
+            records: OwnerRecords::default(),
+            clock,
+            counts_terminating: true,
+            uses_deletion_cost: true,
+        }
+    }
+
+    #[test]
+    fn in_a_storm_a_status_on_its_way_waits_unless_there_is_a_rollout() {
+        // The ready pods of two, whether another set of the owner has pods, and the result.
+        let after = |millis| Next::After(Duration::from_millis(millis));
+        for (ready, has_old, expected) in
+            [(1, false, after(1_500)), (1, true, Next::Done), (2, false, Next::Done)]
+        {
+            let clock = FakeClock::new(Timestamp::from_secs(1_000));
+            let set = |name: &str, replicas: i32| -> Arc<ReplicaSet> {
+                let owner = json!({
+                    "apiVersion": "apps/v1", "kind": "Deployment", "name": "web",
+                    "uid": "5f0c0001-7a3e-4d21-9b68-000000000001", "controller": true,
+                });
+                let metadata = json!({
+                    "name": name, "namespace": "ns", "uid": name, "generation": 1,
+                    "ownerReferences": [owner],
+                });
+                let spec = json!({
+                    "replicas": replicas, "selector": { "matchLabels": { "app": "web" } },
+                    "template": { "metadata": { "labels": { "app": "web" } } },
+                });
+                let status = json!({ "replicas": replicas, "observedGeneration": 1 });
+                let set = json!({ "metadata": metadata, "spec": spec, "status": status });
+                Arc::new(serde_json::from_value(set).unwrap())
+            };
+            let (new, key) = (set("new", 2), ObjectKey::new("ns", "new"));
+            let sets = Indexer::new();
+            sets.add_index(&controller_index());
+            sets.insert(new.clone());
+            sets.insert(set("old", i32::from(has_old)));
+            let pods = Arc::new(Indexer::new());
+            pods.add_index(&controller_index());
+            for n in 0..2 {
+                let status = if n < ready { "True" } else { "False" };
+                let owner = json!({
+                    "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "new",
+                    "uid": new.meta.uid, "controller": true,
+                });
+                let pod = json!({
+                    "metadata": {
+                        "name": format!("new-{n}"), "namespace": "ns", "uid": format!("pod-{n}"),
+                        "labels": { "app": "web" }, "ownerReferences": [owner],
+                    },
+                    "status": {
+                        "phase": "Running", "conditions": [{ "type": "Ready", "status": status }],
+                    },
+                });
+                pods.insert(Arc::new(serde_json::from_value(pod).unwrap()));
+            }
+            let pace = StatusPace::in_storm(clock.monotonic());
+            pace.wrote(&key, clock.monotonic());
+            clock.advance(Duration::from_millis(500));
+            pace.storm_goes_on(clock.monotonic());
+            let next = block_on(async {
+                let written = json!({ "metadata": { "name": "new", "resourceVersion": "7" } });
+                let client = answering(move |_| (200, written.clone())).await;
+                let sets = Arc::new(sets_of(client, clock, sets, pods, pace));
+                sets.sync(key).await
+            });
+            assert_eq!(next.expect("synced"), expected, "{ready} ready, old {has_old}");
+        }
+    }
 
     #[test]
     fn a_deletion_that_was_seen_before_it_was_expected_is_not_waited_for() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let (client, _) = block_on(forgetful(1));
-        let recorder = Recorder::to_sink(Arc::new(NoSink));
         let cached = Arc::new(Indexer::new());
         let pod = |name: &str, uid: &str, deletion_timestamp| {
             let (name, namespace, uid) = (name.into(), "ns".into(), Uid::new(uid));
@@ -247,18 +366,8 @@ mod tests {
         cached.insert(pod("going", "1", Some(clock.now())));
         cached.insert(pod("replaced", "another", None));
         cached.insert(pod("there", "4", None));
-        let sets = ReplicaSets::<ReplicaSet> {
-            pod_control: PodControl::new(client.clone(), recorder, clock.clone()),
-            client,
-            sets: Lister::new(Arc::new(Indexer::new())),
-            pods: Lister::new(cached),
-            expectations: Arc::new(Expectations::new(SystemClock::shared())),
-            consistency: Arc::default(),
-            records: OwnerRecords::default(),
-            clock: clock.clone(),
-            counts_terminating: true,
-            uses_deletion_cost: true,
-        };
+        let pace = StatusPace::default();
+        let sets = sets_of(client, clock.clone(), Indexer::new(), cached, pace);
         let key = ObjectKey::new("ns", "set");
         let names = ["going", "replaced", "gone", "there"];
         let chosen = names.iter().zip(["1", "2", "3", "4"]).map(|(name, uid)| pod(name, uid, None));
@@ -267,7 +376,7 @@ mod tests {
         let passing = async {
             loop {
                 if clock.sleepers() == names.len() {
-                    clock.advance(std::time::Duration::from_secs(1));
+                    clock.advance(Duration::from_secs(1));
                 }
                 yield_now().await;
             }
