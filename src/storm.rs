@@ -1,5 +1,5 @@
-//! The definition of a storm: one rule for all code that gathers events, rests after work or waits
-//! for a tick.
+//! The definition of a storm: one rule for all code that gathers events, rests after work, delays a
+//! status or waits for a tick.
 //!
 //! Waiting saves CPU when thousands of things happen, and costs latency when one person changes one
 //! object. So code waits only during a storm; an event at a human's pace is never delayed.

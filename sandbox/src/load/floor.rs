@@ -34,8 +34,8 @@ const SETS_AT_ONCE: usize = 5;
 const PODS_AT_ONCE: usize = 100;
 /// The timeout of the watches: longer than any load.
 const WATCH: Duration = Duration::from_secs(6 * 3600);
-/// The age at which [`Floor::Fresh`] writes a status again whose numbers have changed: more than with the
-/// manager, which writes them more often.
+/// The age at which [`Floor::Fresh`] writes a status again whose numbers have changed: that of the
+/// manager's in a storm.
 const FRESH: Duration = Duration::from_secs(2);
 /// A label that sets the pods of a ReplicaSet apart.
 const HASH: &str = "pod-template-hash";

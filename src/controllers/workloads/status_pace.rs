@@ -11,29 +11,34 @@ use crate::storm::Storm;
 
 /// How old a status on its way may become in a storm.
 const AGE: Duration = Duration::from_secs(2);
-/// A sync that finds another status counts as this number of plain events.
+/// A sync whose status differs from the last one counts as this number of plain events.
 const WEIGHT: u32 = 5;
 
-/// When the status of each owner was written in the storm that is on. Upstream has no counterpart: it writes
-/// each step.
+/// When the status of each owner was written in the last storm. Upstream has no counterpart: it
+/// writes each step.
 #[derive(Default)]
 pub struct StatusPace {
     storm: Storm,
+    /// Emptied by the first changed status after the storm.
     written: Mutex<HashMap<ObjectKey, Duration>>,
 }
 
 impl StatusPace {
     /// A sync of `owner` found a status that differs at `now`, which is monotonic time. How long its
-    /// write is to wait, if it may; `None`: not at all.
-    pub fn wait(&self, owner: &ObjectKey, may_wait: bool, now: Duration) -> Option<Duration> {
+    /// write waits; `None`: not at all. `may_wait` is asked only then.
+    pub fn wait(
+        &self,
+        owner: &ObjectKey,
+        may_wait: impl FnOnce() -> bool,
+        now: Duration,
+    ) -> Option<Duration> {
         self.storm.count(now, WEIGHT);
-        let mut written = self.written.lock();
         if !self.storm.is_on(now) {
-            *written = HashMap::new();
+            *self.written.lock() = HashMap::new();
             return None;
         }
-        let due = *written.get(owner).filter(|_| may_wait)? + AGE;
-        due.checked_sub(now).filter(|left| !left.is_zero())
+        let due = *self.written.lock().get(owner)? + AGE;
+        due.checked_sub(now).filter(|left| !left.is_zero() && may_wait())
     }
 
     /// The status of `owner` was written at `now`.
@@ -76,10 +81,11 @@ mod tests {
         let (start, millis) = (Duration::from_secs(1_000), Duration::from_millis);
         let pace = StatusPace::default();
         pace.wrote(&key("a"), start);
-        assert_eq!(pace.wait(&key("a"), true, start), None, "no storm");
+        let not_asked = || panic!("asked");
+        assert_eq!(pace.wait(&key("a"), not_asked, start), None, "no storm");
 
         let pace = StatusPace::in_storm(start);
-        assert_eq!(pace.wait(&key("a"), true, start), None, "the first of the storm");
+        assert_eq!(pace.wait(&key("a"), not_asked, start), None, "the first of the storm");
         pace.wrote(&key("a"), start);
         for (name, may_wait, after, expected) in [
             ("a", true, 0, Some(2_000)),
@@ -88,11 +94,11 @@ mod tests {
             ("b", true, 3, None),
             ("a", true, 4, Some(1_996)),
         ] {
-            let wait = pace.wait(&key(name), may_wait, start + millis(after));
+            let wait = pace.wait(&key(name), || may_wait, start + millis(after));
             assert_eq!(wait, expected.map(millis), "{name} {may_wait} after {after} ms");
         }
         pace.storm_goes_on(start + AGE);
-        assert_eq!(pace.wait(&key("a"), true, start + AGE), None, "it is old");
+        assert_eq!(pace.wait(&key("a"), not_asked, start + AGE), None, "it is old");
     }
 
     #[test]
@@ -102,9 +108,10 @@ mod tests {
         pace.wrote(&key("a"), start);
         pace.wrote(&key("b"), start);
         pace.forget(&key("a"), None);
-        assert_eq!(pace.wait(&key("a"), true, start), None);
-        assert_eq!(pace.wait(&key("b"), true, start), Some(AGE));
-        assert_eq!(pace.wait(&key("b"), true, start + AGE / 2), None, "the storm is over");
+        let may_wait = || true;
+        assert_eq!(pace.wait(&key("a"), may_wait, start), None);
+        assert_eq!(pace.wait(&key("b"), may_wait, start), Some(AGE));
+        assert_eq!(pace.wait(&key("b"), may_wait, start + AGE / 2), None, "the storm is over");
         assert!(pace.written.lock().is_empty());
     }
 }

@@ -186,8 +186,8 @@ impl<S: Replicating> ReplicaSets<S> {
         pods
     }
 
-    /// How long `status` waits in a storm. A rollout waits for no status of its sets, and what failed
-    /// is retried.
+    /// How long `status` waits in a storm. Statuses of sets in a rollout and of failed syncs do not
+    /// wait.
     fn wait(
         &self,
         key: &ObjectKey,
@@ -196,7 +196,7 @@ impl<S: Replicating> ReplicaSets<S> {
         has_failed: bool,
     ) -> Option<Duration> {
         let may_wait =
-            !has_failed && status::is_on_its_way(set, status) && !self.is_in_rollout(set);
+            || !has_failed && status::is_on_its_way(set, status) && !self.is_in_rollout(set);
         self.pace.wait(key, may_wait, self.clock.monotonic())
     }
 
@@ -252,7 +252,8 @@ fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
 mod tests {
     use futures_lite::FutureExt;
     use futures_lite::future::{block_on, yield_now};
-    use serde_json::json;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::cache::{Indexer, Lister};
@@ -290,66 +291,104 @@ mod tests {
         }
     }
 
+    /// A set of the Deployment `web`, whose status shows its pods and this condition.
+    fn set_of_web(name: &str, replicas: i32, pods: i32, min_ready: i32, condition: &str) -> Value {
+        let owner = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "name": "web",
+            "uid": "5f0c0001-7a3e-4d21-9b68-000000000001", "controller": true,
+        });
+        json!({
+            "metadata": {
+                "name": name, "namespace": "ns", "uid": name, "generation": 1,
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "replicas": replicas, "minReadySeconds": min_ready,
+                "selector": { "matchLabels": { "app": "web" } },
+                "template": { "metadata": { "labels": { "app": "web" } } },
+            },
+            "status": {
+                "replicas": pods, "observedGeneration": 1,
+                "conditions": [{ "type": condition, "status": "True" }],
+            },
+        })
+    }
+
+    fn pod_of_new(n: usize, is_ready: bool) -> Value {
+        let owner = json!({
+            "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "new", "uid": "new",
+            "controller": true,
+        });
+        let ready = json!({
+            "type": "Ready", "status": if is_ready { "True" } else { "False" },
+            "lastTransitionTime": Timestamp::from_secs(1_000).to_string(),
+        });
+        json!({
+            "metadata": {
+                "name": format!("new-{n}"), "namespace": "ns", "uid": format!("pod-{n}"),
+                "labels": { "app": "web" }, "ownerReferences": [owner],
+            },
+            "status": { "phase": "Running", "conditions": [ready] },
+        })
+    }
+
     #[test]
-    fn in_a_storm_a_status_on_its_way_waits_unless_there_is_a_rollout() {
-        // The ready pods of two, whether another set of the owner has pods, and the result.
-        let after = |millis| Next::After(Duration::from_millis(millis));
-        for (ready, has_old, expected) in
-            [(1, false, after(1_500)), (1, true, Next::Done), (2, false, Next::Done)]
-        {
+    fn in_a_storm_a_status_on_its_way_waits() {
+        // The wanted pods, of which two exist; the ready ones; the pods of another set of the owner;
+        // minReadySeconds; and the milliseconds after which the set is synced again, if it waits.
+        for (wanted, ready, old, min_ready, waits) in [
+            (2, 1, 0, 0, Some(1_500)),
+            (2, 1, 0, 1, Some(500)),
+            (2, 1, 1, 0, None),
+            (2, 2, 0, 0, None),
+            // One more cannot be created, as the status says already.
+            (3, 1, 0, 0, None),
+        ] {
             let clock = FakeClock::new(Timestamp::from_secs(1_000));
-            let set = |name: &str, replicas: i32| -> Arc<ReplicaSet> {
-                let owner = json!({
-                    "apiVersion": "apps/v1", "kind": "Deployment", "name": "web",
-                    "uid": "5f0c0001-7a3e-4d21-9b68-000000000001", "controller": true,
-                });
-                let metadata = json!({
-                    "name": name, "namespace": "ns", "uid": name, "generation": 1,
-                    "ownerReferences": [owner],
-                });
-                let spec = json!({
-                    "replicas": replicas, "selector": { "matchLabels": { "app": "web" } },
-                    "template": { "metadata": { "labels": { "app": "web" } } },
-                });
-                let status = json!({ "replicas": replicas, "observedGeneration": 1 });
-                let set = json!({ "metadata": metadata, "spec": spec, "status": status });
-                Arc::new(serde_json::from_value(set).unwrap())
-            };
-            let (new, key) = (set("new", 2), ObjectKey::new("ns", "new"));
+            let condition = if wanted > 2 { "ReplicaFailure" } else { "Other" };
             let sets = Indexer::new();
             sets.add_index(&controller_index());
-            sets.insert(new.clone());
-            sets.insert(set("old", i32::from(has_old)));
+            for set in [
+                set_of_web("new", wanted, 2, min_ready, condition),
+                set_of_web("old", old, old, 0, "Other"),
+            ] {
+                sets.insert(Arc::new(serde_json::from_value(set).unwrap()));
+            }
             let pods = Arc::new(Indexer::new());
             pods.add_index(&controller_index());
             for n in 0..2 {
-                let status = if n < ready { "True" } else { "False" };
-                let owner = json!({
-                    "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "new",
-                    "uid": new.meta.uid, "controller": true,
-                });
-                let pod = json!({
-                    "metadata": {
-                        "name": format!("new-{n}"), "namespace": "ns", "uid": format!("pod-{n}"),
-                        "labels": { "app": "web" }, "ownerReferences": [owner],
-                    },
-                    "status": {
-                        "phase": "Running", "conditions": [{ "type": "Ready", "status": status }],
-                    },
-                });
-                pods.insert(Arc::new(serde_json::from_value(pod).unwrap()));
+                pods.insert(Arc::new(serde_json::from_value(pod_of_new(n, n < ready)).unwrap()));
             }
-            let pace = StatusPace::in_storm(clock.monotonic());
+            let (pace, key) =
+                (StatusPace::in_storm(clock.monotonic()), ObjectKey::new("ns", "new"));
             pace.wrote(&key, clock.monotonic());
             clock.advance(Duration::from_millis(500));
             pace.storm_goes_on(clock.monotonic());
+            let requests = Arc::new(Mutex::new(Vec::new()));
+            let heard = requests.clone();
             let next = block_on(async {
-                let written = json!({ "metadata": { "name": "new", "resourceVersion": "7" } });
-                let client = answering(move |_| (200, written.clone())).await;
+                let client = answering(move |line| {
+                    heard.lock().push(line.to_owned());
+                    match line.starts_with("POST") {
+                        true => (403, json!({ "kind": "Status", "code": 403, "message": "no" })),
+                        false => {
+                            (200, json!({ "metadata": { "name": "new", "resourceVersion": "7" } }))
+                        }
+                    }
+                })
+                .await;
                 let sets = Arc::new(sets_of(client, clock, sets, pods, pace));
                 sets.sync(key).await
             });
-            assert_eq!(next.expect("synced"), expected, "{ready} ready, old {has_old}");
+            let case = format!("{wanted} {ready} {old} {min_ready}: {next:?}");
+            let after = waits.map(|waits| Next::After(Duration::from_millis(waits)));
+            match next {
+                Ok(next) => assert_eq!(next, after.unwrap_or(Next::Done), "{case}"),
+                Err(_) => assert_eq!(wanted, 3, "{case}"),
+            }
+            let is_write = |line: &&String| line.starts_with("PUT") && line.contains("/new/status");
+            let writes = requests.lock().iter().filter(is_write).count();
+            assert_eq!(writes, usize::from(waits.is_none()), "{case}");
         }
     }
 
