@@ -25,7 +25,8 @@ pub struct StatusPace {
 
 impl StatusPace {
     /// A sync of `owner` found a status that differs at `now`, which is monotonic time. How long its
-    /// write waits; `None`: not at all. `may_wait` is asked only then.
+    /// write waits; `None`: not at all. `may_wait` is called only in a storm, for a status that is
+    /// not old yet.
     pub fn wait(
         &self,
         owner: &ObjectKey,
