@@ -313,6 +313,11 @@ impl DeltaFifo {
         }
     }
 
+    /// The newest known state of an object.
+    pub fn known(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
+        self.newest(&self.lock(), key)
+    }
+
     /// The newest state of an object: in the queue, else in the cache.
     fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         match state.items.get(key) {

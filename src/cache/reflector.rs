@@ -20,7 +20,7 @@ use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::time_slice::TimeSlice;
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
-use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent};
+use crate::objects::{Bookmark, Encoded, KnownState, ListPart, WatchEvent};
 use crate::storm::Storm;
 use crate::task::panics;
 use crate::trace;
@@ -33,6 +33,9 @@ fn level_of(error: &Error) -> Level {
         _ => Level::Error,
     }
 }
+
+/// For objects of a list and new ones, which are decoded whole.
+const NOTHING_KNOWN: KnownState = &|_| None;
 
 /// Items a page. Upstream: `pager.defaultPageSize`.
 const PAGE_SIZE: u32 = 500;
@@ -257,11 +260,11 @@ impl Reflector {
     }
 
     /// `event`: the server's name for it, for the trace.
-    fn decode(&self, object: &Encoded, event: &str) -> Received {
+    fn decode(&self, object: &Encoded, event: &str, known: KnownState) -> Received {
         self.progress.received();
         panics::at(|| format!("reflector of {}", self.name));
         let began = trace::is_on().then(|| self.clock.monotonic());
-        let decoded = self.decoder.decode(&self.name, object);
+        let decoded = self.decoder.decode(&self.name, object, known);
         match (&decoded, began) {
             (Ok(decoded), Some(began)) => {
                 let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
@@ -278,13 +281,14 @@ impl Reflector {
     }
 
     fn decode_event(&self, event: WatchEvent<Encoded>) -> WatchEvent<Received> {
-        let name = match &event {
-            WatchEvent::Added(_) => "added",
-            WatchEvent::Modified(_) => "modified",
-            WatchEvent::Deleted(_) => "deleted",
-            WatchEvent::Bookmark(_) => "bookmark",
+        let last_state: KnownState = &|key| Some(self.store.known(key)?);
+        let (name, known) = match &event {
+            WatchEvent::Added(_) => ("added", NOTHING_KNOWN),
+            WatchEvent::Modified(_) => ("modified", last_state),
+            WatchEvent::Deleted(_) => ("deleted", last_state),
+            WatchEvent::Bookmark(_) => ("bookmark", NOTHING_KNOWN),
         };
-        event.map(|object| self.decode(&object, name))
+        event.map(|object| self.decode(&object, name, known))
     }
 
     fn replace_item(&mut self, object: Received) {
@@ -490,7 +494,7 @@ impl Reflector {
             let began = self.slice.begin_item();
             match part? {
                 ListPart::Item(object) => {
-                    let object = self.decode(&object, "listed");
+                    let object = self.decode(&object, "listed", NOTHING_KNOWN);
                     self.replace_item(object);
                 }
                 ListPart::End { resource_version, continue_token } => {

@@ -5,10 +5,78 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use crate::objects::views::pod::{
-    WireAffinity, WireContainer, WireResources, WireSpec, WireStatus, WireTerm,
-};
+use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::views::pod::{WireAffinity, WireResources, WireSpec, WireStatus, WireTerm};
 use crate::objects::{Istr, Quantity, ResourceList};
+
+static SPECS: LazyLock<Pool<Interned<QuotaSpec>>> = LazyLock::new(Pool::new);
+
+/// The part of a spec that the quota usage depends on. Pods with equal parts share one copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct QuotaSpec {
+    /// The containers, then the init containers, each in their order.
+    containers: Box<[Container]>,
+    overhead: ResourceList,
+    /// The pod-level resources.
+    whole: Option<WireResources>,
+    has_deadline: bool,
+    priority_class: Istr,
+    has_cross_namespace_affinity: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Container {
+    name: Istr,
+    role: Role,
+    resources: WireResources,
+}
+
+impl QuotaSpec {
+    pub(super) fn of(spec: &WireSpec) -> Interned<QuotaSpec> {
+        let main = spec.containers.iter().flatten().map(|container| (Role::Main, container));
+        let init = spec.init_containers.iter().flatten().map(|container| {
+            (if container.runs_on() { Role::Sidecar } else { Role::Init }, container)
+        });
+        let containers = main.chain(init).map(|(role, container)| Container {
+            name: container.name.clone(),
+            role,
+            resources: container.resources.clone().unwrap_or_default(),
+        });
+        SPECS.intern(QuotaSpec {
+            containers: containers.collect(),
+            overhead: spec.overhead.clone(),
+            whole: spec.resources.clone(),
+            has_deadline: spec.active_deadline_seconds.is_some_and(|seconds| seconds >= 0),
+            priority_class: spec.priority_class_name.clone(),
+            has_cross_namespace_affinity: spec.affinity.as_ref().is_some_and(crosses_namespaces),
+        })
+    }
+
+    /// The requests of a pod with pod-level requests; empty for others. The resources of a resize in
+    /// progress do not count.
+    pub(super) fn requests_as_a_whole(&self) -> ResourceList {
+        let mut named = self.whole.iter().flat_map(|resources| resources.requests.iter());
+        match named.any(|(name, _)| counts_as_a_whole(name)) {
+            true => Resources::new(self, &WireStatus::default()).requests(),
+            false => ResourceList::default(),
+        }
+    }
+
+    /// Upstream: `qos.ComputePodQOS`.
+    fn is_best_effort(&self) -> bool {
+        let asks = |resources: &WireResources| {
+            [&resources.requests, &resources.limits].into_iter().any(|list| {
+                ["cpu", "memory"]
+                    .iter()
+                    .any(|name| list.get(name).is_some_and(Quantity::is_positive))
+            })
+        };
+        match &self.whole {
+            Some(resources) => !asks(resources),
+            None => !self.containers.iter().map(|container| &container.resources).any(asks),
+        }
+    }
+}
 
 /// The quota usage of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -27,20 +95,20 @@ pub struct PodQuota {
 }
 
 impl PodQuota {
-    pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> PodQuota {
+    pub(super) fn of(spec: &QuotaSpec, status: &WireStatus) -> PodQuota {
         let resources = Resources::new(spec, status);
-        let of_containers = spec.resources.as_ref().map(|_| Resources::new(spec, status));
+        let of_containers = spec.whole.as_ref().map(|_| Resources::new(spec, status));
         let of_containers = of_containers.map(|all| Resources { is_whole: false, ..all });
         PodQuota {
             usage: resources.charged(),
             usage_of_containers: of_containers.map(|resources| Box::new(resources.charged())),
             is_best_effort: match status.qos_class.as_str() {
-                "" => is_best_effort(spec),
+                "" => spec.is_best_effort(),
                 class => class == "BestEffort",
             },
-            has_deadline: spec.active_deadline_seconds.is_some_and(|seconds| seconds >= 0),
-            priority_class: spec.priority_class_name.clone(),
-            has_cross_namespace_affinity: spec.affinity.as_ref().is_some_and(crosses_namespaces),
+            has_deadline: spec.has_deadline,
+            priority_class: spec.priority_class.clone(),
+            has_cross_namespace_affinity: spec.has_cross_namespace_affinity,
         }
     }
 
@@ -54,16 +122,6 @@ impl PodQuota {
     }
 }
 
-/// The requests of a pod with pod-level requests; empty for others. The resources of a resize in
-/// progress do not count.
-pub(super) fn requests_as_a_whole(spec: &WireSpec) -> ResourceList {
-    let mut named = spec.resources.iter().flat_map(|resources| resources.requests.iter());
-    match named.any(|(name, _)| counts_as_a_whole(name)) {
-        true => Resources::new(spec, &WireStatus::default()).requests(),
-        false => ResourceList::default(),
-    }
-}
-
 /// Upstream: `IsSupportedPodLevelResource`.
 fn counts_as_a_whole(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
@@ -74,7 +132,7 @@ type Part = fn(&WireResources) -> &ResourceList;
 
 /// The resources of a pod, including a resize in progress.
 struct Resources<'a> {
-    spec: &'a WireSpec,
+    spec: &'a QuotaSpec,
     /// The actual resources of each container, from its status, and its allocated requests.
     given: HashMap<&'a str, (&'a WireResources, &'a ResourceList)>,
     is_infeasible: bool,
@@ -83,7 +141,7 @@ struct Resources<'a> {
 }
 
 impl<'a> Resources<'a> {
-    fn new(spec: &'a WireSpec, status: &'a WireStatus) -> Resources<'a> {
+    fn new(spec: &'a QuotaSpec, status: &'a WireStatus) -> Resources<'a> {
         let statuses = [&status.container_statuses, &status.init_container_statuses];
         let given = statuses.into_iter().flatten().flatten().filter_map(|status| {
             let given = status.resources.as_ref()?;
@@ -146,25 +204,16 @@ impl<'a> Resources<'a> {
         part: Part,
         effective: impl Fn(&ResourceList, &ResourceList, &ResourceList) -> ResourceList,
     ) -> ResourceList {
-        let none = ResourceList::default();
-        let asked = |c: &'a WireContainer| c.resources.as_ref().map(part);
-        let of = |c: &'a WireContainer| {
-            let asked = asked(c).unwrap_or(&none);
-            match self.given.get(c.name.as_str()) {
+        let mut needs: Vec<(Istr, Role, Quantity)> = Vec::new();
+        for Container { name, role, resources } in &self.spec.containers {
+            let asked = part(resources);
+            // An init container that ends is not resized.
+            let given = self.given.get(name.as_str()).filter(|_| *role != Role::Init);
+            let needed = match given {
                 Some((given, promised)) => Cow::Owned(effective(asked, part(given), promised)),
                 None => Cow::Borrowed(asked),
-            }
-        };
-        let mut needs: Vec<(Istr, Role, Quantity)> = Vec::new();
-        let mut add = |role: Role, list: &ResourceList| {
-            needs.extend(list.iter().map(|(name, amount)| (name.clone(), role, amount)));
-        };
-        self.spec.containers.iter().flatten().for_each(|c| add(Role::Main, &of(c)));
-        for container in self.spec.init_containers.iter().flatten() {
-            match container.runs_on() {
-                true => add(Role::Sidecar, &of(container)),
-                false => add(Role::Init, asked(container).unwrap_or(&none)),
-            }
+            };
+            needs.extend(needed.iter().map(|(name, amount)| (name.clone(), *role, amount)));
         }
         // Each resource is computed separately, so that the number of different names does not
         // matter.
@@ -172,12 +221,8 @@ impl<'a> Resources<'a> {
         let by_name = needs.chunk_by(|(a, ..), (b, ..)| a == b);
         let mut sum: ResourceList =
             by_name.map(|needs| (needs[0].0.clone(), at_most(needs))).collect();
-        let whole = self
-            .spec
-            .resources
-            .iter()
-            .filter(|_| self.is_whole)
-            .flat_map(|resources| part(resources).iter());
+        let whole = self.spec.whole.iter().filter(|_| self.is_whole);
+        let whole = whole.flat_map(|resources| part(resources).iter());
         for (name, amount) in whole {
             if counts_as_a_whole(name) {
                 sum.insert(name.clone(), amount);
@@ -188,7 +233,7 @@ impl<'a> Resources<'a> {
 }
 
 /// The role of a container.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Role {
     Main,
     Sidecar,
@@ -265,22 +310,6 @@ fn is_extended(name: &str) -> bool {
     let is_native = !name.contains('/') || name.contains("kubernetes.io/");
     name.starts_with("deviceclass.resource.kubernetes.io/")
         || !is_native && !name.starts_with("requests.")
-}
-
-/// Upstream: `qos.ComputePodQOS`.
-fn is_best_effort(spec: &WireSpec) -> bool {
-    let asks = |resources: &WireResources| {
-        [&resources.requests, &resources.limits].into_iter().any(|list| {
-            ["cpu", "memory"].iter().any(|name| list.get(name).is_some_and(Quantity::is_positive))
-        })
-    };
-    match &spec.resources {
-        Some(resources) => !asks(resources),
-        None => {
-            let containers = [&spec.containers, &spec.init_containers].into_iter().flatten();
-            !containers.flatten().filter_map(|c| c.resources.as_ref()).any(asks)
-        }
-    }
 }
 
 fn crosses_namespaces(affinity: &WireAffinity) -> bool {

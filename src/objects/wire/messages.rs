@@ -84,7 +84,7 @@ pub static POD: Message = Message(&[
     Field::one(3, "status", Kind::Message(&POD_STATUS)),
 ]);
 
-static POD_SPEC: Message = Message(&[
+pub static POD_SPEC: Message = Message(&[
     Field::list(1, "volumes", Kind::Message(&VOLUME)),
     Field::list(2, "containers", Kind::Message(&CONTAINER)),
     Field::one(5, "activeDeadlineSeconds", Int),
@@ -261,7 +261,7 @@ static TERM: Message = Message(&[
     Field::one(4, "namespaceSelector", Kind::Message(&Message(&[]))),
 ]);
 
-static POD_STATUS: Message = Message(&[
+pub static POD_STATUS: Message = Message(&[
     Field::one(1, "phase", Text),
     Field::list(2, "conditions", Kind::Message(&CONDITION)),
     Field::one(4, "reason", Text),

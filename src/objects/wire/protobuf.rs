@@ -80,7 +80,7 @@ impl std::error::Error for Error {}
 
 impl Error {
     /// Adds the field `name` to the error's path; empty if the path is already known.
-    fn of(self, name: &str) -> Error {
+    pub fn of(self, name: &str) -> Error {
         if name.is_empty() { self } else { Error(format!("{name}: {}", self.0)) }
     }
 }
@@ -179,6 +179,20 @@ pub fn find(message: &[u8], number: u64) -> Result<&[u8], Error> {
         }
     }
     Ok(&[])
+}
+
+/// The bytes of the fields 1 to `N`, which are messages; empty where one is missing.
+pub fn parts<const N: usize>(message: &[u8]) -> Result<[&[u8]; N], Error> {
+    let (mut found, mut rest) = ([None; N], message);
+    while let Some((number, wire)) = field(&mut rest)? {
+        let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+        let Some(part) = at.and_then(|at| found.get_mut(at)) else { continue };
+        match wire {
+            Wire::Bytes(bytes) if part.is_none() => *part = Some(bytes),
+            _ => return Err(Error(format!("field {number}: no message, or in two pieces"))),
+        }
+    }
+    Ok(found.map(Option::unwrap_or_default))
 }
 
 /// A string as JSON shows it: API servers store strings that are not UTF-8. Each byte that is no part

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-pub(super) use self::spec::{
-    WireAffinity, WireContainer, WireResources, WireSpec, WireTerm, WireVolume, kept,
-};
+pub(super) use self::spec::{WireAffinity, WireResources, WireSpec, WireTerm, WireVolume, kept};
 pub(super) use self::status::WireStatus;
 use crate::objects::values::intern::Interned;
+use crate::objects::views::pod_quota::QuotaSpec;
 use crate::objects::views::volume_source::VolumeSource;
 use crate::objects::{
-    Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
+    DecodeError, Encoded, Form, Istr, KnownState, Meta, PodQuota, ResourceList, Timestamp,
+    Toleration, messages, null_as_default, protobuf, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -55,6 +55,7 @@ pub struct PodShape {
     pub resource_claims: Box<[PodResourceClaim]>,
     /// The PodGroup that the pod is scheduled with; empty without one.
     pub pod_group: Istr,
+    quota: Interned<QuotaSpec>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -247,9 +248,54 @@ pub enum PodPhase {
 
 // Thousands of pods are created and deleted at a time, and each change costs a sync and a status of
 // its owner and of the owner's owner.
-resource!(Pod, "", "v1", "pods", namespaced, POD, 50);
+resource!(Pod, "", "v1", "pods", namespaced, POD, 50, Pod::decode);
 
 impl Pod {
+    /// Decodes a pod, but not its spec if that is the known one.
+    fn decode(object: &Encoded, known: KnownState) -> Result<Pod, DecodeError> {
+        if object.form != Form::Protobuf {
+            return object.decode();
+        }
+        let [meta, spec, status] = protobuf::parts(&object.bytes)?;
+        let meta: Meta = protobuf::from_slice(&messages::METADATA, meta)
+            .map_err(|error| error.of("metadata"))?;
+        let status: WireStatus = protobuf::from_slice(&messages::POD_STATUS, status)
+            .map_err(|error| error.of("status"))?;
+        let known = known(&meta.key());
+        let known: Option<&Pod> = known.as_deref().and_then(|known| known.downcast_ref());
+        let mut rare = RareFields::default();
+        let spec = match known.filter(|known| known.has_spec_of(&meta)) {
+            Some(known) => {
+                rare.hostname = known.hostname().cloned().unwrap_or_default();
+                known.spec.clone()
+            }
+            None => {
+                let spec = protobuf::from_slice(&messages::POD_SPEC, spec);
+                PodSpec::of(spec.map_err(|error| error.of("spec"))?, &mut rare)
+            }
+        };
+        Ok(Pod::of(meta, spec, status, rare))
+    }
+
+    /// Whether the state with the metadata `other` has the spec of this one: the generation counts
+    /// all changes but that of the node, and the deletion.
+    /// Upstream: `updatePodGeneration`, `setPodNodeAndMetadata`, `BeforeDelete`.
+    fn has_spec_of(&self, other: &Meta) -> bool {
+        let Meta { uid, generation, .. } = &self.meta;
+        let begins_to_end = other.is_being_deleted() && !self.meta.is_being_deleted();
+        *uid == other.uid
+            && *generation > 0
+            && *generation + i64::from(begins_to_end) == other.generation
+            && !self.spec.node_name.is_empty()
+    }
+
+    /// `rare`: with the fields of the spec.
+    fn of(meta: Meta, spec: PodSpec, status: WireStatus, mut rare: RareFields) -> Pod {
+        let quota = PodQuota::of(&spec.shape.quota, &status);
+        let status = PodStatus::of(status, &spec.shape.sidecars, quota, &mut rare);
+        Pod { meta, spec, status, rare: (rare != RareFields::default()).then(|| Box::new(rare)) }
+    }
+
     /// The quota usage, from spec and status.
     pub fn quota(&self) -> &PodQuota {
         &self.status.quota
@@ -371,23 +417,100 @@ pub(super) struct WirePod<S, T> {
 
 impl From<WirePod<WireSpec, WireStatus>> for Pod {
     fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
-        let WirePod { metadata: meta, spec, status } = wire;
-        let quota = PodQuota::of(&spec, &status);
         let mut rare = RareFields::default();
-        let spec = PodSpec::of(spec, &mut rare);
-        let status = PodStatus::of(status, &spec.shape.sidecars, quota, &mut rare);
-        Pod { meta, spec, status, rare: (rare != RareFields::default()).then(|| Box::new(rare)) }
+        let spec = PodSpec::of(wire.spec, &mut rare);
+        Pod::of(wire.metadata, spec, wire.status, rare)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::any::Any;
+
     use super::*;
+    use crate::objects::{ObjectKey, Uid};
 
     /// The size after the two counts of an `Arc`. musl's next larger block has 48 bytes more.
     #[cfg(target_pointer_width = "64")]
     #[test]
     fn a_pod_fits_into_a_block_of_188_bytes() {
         assert!(2 * size_of::<usize>() + size_of::<Pod>() <= 188, "{}", size_of::<Pod>());
+    }
+
+    #[test]
+    fn a_pod_keeps_its_known_spec_until_its_generation_changes() {
+        let envelope = include_bytes!("../../../../fixtures/pod.protobuf");
+        let object = Encoded::protobuf(protobuf::open(envelope).unwrap());
+        let whole: Pod = object.decode().unwrap();
+        assert!(whole.meta.generation > 0 && whole.hostname().is_some());
+        type Change = fn(&mut Pod);
+        let cases: [(&str, Change, bool); 8] = [
+            ("as it is", |_| {}, true),
+            ("another version", |pod| pod.meta.resource_version -= 1, true),
+            ("another pod of that name", |pod| pod.meta.uid = Uid::new("other"), false),
+            ("another generation", |pod| pod.meta.generation -= 1, false),
+            (
+                "not deleted yet",
+                |pod| {
+                    pod.meta.generation -= 1;
+                    pod.meta.deletion_timestamp = None;
+                },
+                true,
+            ),
+            ("changed when it was deleted", |pod| pod.meta.deletion_timestamp = None, false),
+            ("no node yet", |pod| pod.spec.node_name = Istr::default(), false),
+            ("of another type", |_| {}, false),
+        ];
+        for (name, change, is_kept) in cases {
+            // A status that differs, and a spec that shows where it is from.
+            let mut known = Pod { status: PodStatus::default(), ..whole.clone() };
+            known.spec.shape = Interned::default();
+            change(&mut known);
+            let known: Arc<dyn Any + Send + Sync> = match name {
+                "of another type" => Arc::new(()),
+                _ => Arc::new(known),
+            };
+            let find = |key: &ObjectKey| (*key == whole.meta.key()).then(|| known.clone());
+            let mut pod = Pod::decode(&object, &find).unwrap();
+            assert_eq!(*pod.spec.shape == PodShape::default(), is_kept, "{name}");
+            let shape = whole.spec.shape.clone();
+            if is_kept {
+                // Sidecars and requests are the shape's.
+                pod = Pod { status: whole.status.clone(), rare: whole.rare.clone(), ..pod };
+                pod.spec.shape = shape;
+            }
+            assert_eq!(pod, whole, "{name}");
+        }
+        assert_eq!(Pod::decode(&object, &|_| None).unwrap(), whole, "nothing is known");
+        let known: Arc<dyn Any + Send + Sync> = Arc::new(whole.clone());
+        let pod = Pod::decode(&object, &|_| Some(known.clone())).unwrap();
+        assert_eq!(pod, whole, "its status is computed with the known spec");
+    }
+
+    #[test]
+    fn a_malformed_pod_is_refused() {
+        let envelope = include_bytes!("../../../../fixtures/pod.protobuf");
+        let message = protobuf::open(envelope).unwrap();
+        for (bytes, why) in [
+            (&message[..message.len() - 1], "cut off"),
+            (b"\x08\x01", "a number in place of the metadata"),
+            (b"\x0a\x00\x0a\x00", "the metadata in two pieces"),
+            (b"\x12\x02\x50\x01", "a number in place of the node's name"),
+        ] {
+            let object = Encoded::protobuf(bytes);
+            let (decoded, whole) = (Pod::decode(&object, &|_| None), object.decode::<Pod>());
+            assert!(decoded.is_err() && whole.is_err(), "{why}");
+        }
+        let object = Encoded::protobuf(&b"\x12\x02\x50\x01"[..]);
+        let error = Pod::decode(&object, &|_| None).unwrap_err().to_string();
+        assert!(error.contains("spec: nodeName: "), "{error}");
+    }
+
+    #[test]
+    fn a_pod_in_json_is_decoded_whole() {
+        let json = include_bytes!("../../../../fixtures/pod.json");
+        let object = Encoded::json(&json[..]);
+        let pod = Pod::decode(&object, &|_| panic!("asked for the known state")).unwrap();
+        assert_eq!(pod, object.decode().unwrap());
     }
 }

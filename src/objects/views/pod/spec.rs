@@ -10,7 +10,7 @@ use super::{
     PodShape, PodSpec, RareFields, Sidecar,
 };
 use crate::objects::values::intern::{Interned, Pool};
-use crate::objects::views::pod_quota;
+use crate::objects::views::pod_quota::QuotaSpec;
 use crate::objects::views::volume_source::with_volume_sources;
 use crate::objects::{Istr, ResourceList, Toleration, null_as_default};
 
@@ -124,7 +124,7 @@ impl WireContainer {
     }
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub(in crate::objects::views) struct WireResources {
     #[serde(deserialize_with = "null_as_default")]
@@ -218,7 +218,7 @@ impl PodSpec {
     /// Sets the spec's fields in `rare`.
     pub(super) fn of(spec: WireSpec, rare: &mut RareFields) -> PodSpec {
         let requests = |resources: Option<WireResources>| resources.unwrap_or_default().requests;
-        let requests_as_a_whole = pod_quota::requests_as_a_whole(&spec);
+        let quota = QuotaSpec::of(&spec);
         let (mut ports, mut containers) = (Vec::new(), Vec::new());
         for container in spec.containers.into_iter().flatten() {
             ports.extend(container.ports.into_iter().flatten());
@@ -237,12 +237,13 @@ impl PodSpec {
             ports: named(ports.into_iter()),
             containers: containers.into(),
             sidecars: sidecars.collect(),
-            requests: requests_as_a_whole,
+            requests: quota.requests_as_a_whole(),
             tolerations: spec.tolerations.unwrap_or_default(),
             claims,
             inline_volumes,
             resource_claims: spec.resource_claims.unwrap_or_default(),
             pod_group: spec.scheduling_group.unwrap_or_default().pod_group_name,
+            quota,
         };
         let affinity = spec.affinity.filter(|_| spec.node_name.is_empty());
         rare.hostname = spec.hostname;
