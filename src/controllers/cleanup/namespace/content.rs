@@ -190,23 +190,26 @@ pub fn is_pods(resource: &ResourceType) -> bool {
 }
 
 /// Deletes the objects of a resource in `namespace`, which has been terminating for `age`.
+/// `has_pods`: these are pods, and the cache, which may be behind, has some that are not being
+/// deleted.
 ///
 /// Lists before it deletes, unlike upstream: most resources have no objects in a namespace, and
 /// objects that only wait for their grace period or finalizers need no second delete. In either
 /// case a list shows that they are gone. Where that list fails, as that of a million events may,
 /// the objects are deleted without it. Pods are not: upstream lists them first as well, and waits
-/// no longer than their grace periods.
+/// no longer than their grace periods. Pods that the cache has are listed only afterwards.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,
     namespace: &str,
     age: Duration,
+    has_pods: bool,
 ) -> Outcome {
     let resource = &found.resource;
     let whole = client.resource(resource).accepting(Form::Protobuf);
     let verbs = whole.clone().metadata_only();
     let listed = found.supports(&["list"]);
-    let before = match (listed, is_pods(resource)) {
+    let before = match (listed && !has_pods, is_pods(resource)) {
         (false, _) => Ok(None),
         (true, true) => content(&whole, Reading::Pods, namespace).await,
         (true, false) => content(&verbs, Reading::Metadata, namespace).await,
@@ -219,17 +222,27 @@ pub async fn delete_all(
             None
         }
     };
-    let grace = left.as_ref().map_or(Duration::ZERO, |left| left.grace);
-    let estimate = if age < grace { grace } else { Duration::ZERO };
+    let estimate_of = |left: &Option<Content>| {
+        let grace = left.as_ref().map_or(Duration::ZERO, |left| left.grace);
+        if age < grace { grace } else { Duration::ZERO }
+    };
+    let mut estimate = estimate_of(&left);
     if left.as_ref().is_none_or(|left| left.unsettled > 0) {
         if let Err(error) = delete(&verbs, found, namespace).await {
             return Outcome::failed(estimate, error);
         }
         if listed {
-            left = match content(&verbs, Reading::Metadata, namespace).await {
+            let after = match has_pods {
+                true => content(&whole, Reading::Pods, namespace).await,
+                false => content(&verbs, Reading::Metadata, namespace).await,
+            };
+            left = match after {
                 Ok(left) => left,
                 Err(error) => return Outcome::failed(estimate, error),
             };
+            if has_pods {
+                estimate = estimate_of(&left);
+            }
         }
     }
     match left {

@@ -83,6 +83,11 @@ impl Waiting {
         waiting
     }
 
+    /// Whether the namespace has pods that are not being deleted. The cache may be behind.
+    fn has_pods(&self, namespace: &str) -> bool {
+        self.pods.in_namespace(namespace).iter().any(|pod| !pod.meta.is_being_deleted())
+    }
+
     /// Whether the last pod of a waiting namespace is gone. It does not wait any more then.
     fn is_over(&self, namespace: &str) -> bool {
         let mut namespaces = self.namespaces.lock();
@@ -266,7 +271,10 @@ impl NamespaceController {
         let now = self.clock.now();
         let since = namespace.meta.deletion_timestamp.unwrap_or(now);
         let age = now.duration_since(since);
-        let mut outcome = delete_all(&self.client, found, &namespace.meta.name, age).await;
+        let name = &namespace.meta.name;
+        let has_pods = is_pods(&found.resource)
+            && self.waiting.as_ref().is_some_and(|waiting| waiting.has_pods(name));
+        let mut outcome = delete_all(&self.client, found, name, age, has_pods).await;
         let error = outcome.error.take();
         findings.failures.extend(error.as_ref().map(Error::message));
         (outcome, error)
