@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 
 pub use span::{Traced, carried, current, enter};
 pub use stations::{
-    How, answered, cached, decoded, dropped, handled, key_queued, lease_changed, lease_span,
-    lease_tried, phase_ended, queued, read, sent, sync_begins, sync_ends, wrote,
+    How, SyncSpan, answered, cached, decoded, dropped, handled, key_queued, lease_changed,
+    lease_span, lease_tried, phase_ended, queued, read, sent, sync_begins, sync_ends, wrote,
 };
 use tracer::Tracer;
 

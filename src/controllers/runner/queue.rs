@@ -73,8 +73,8 @@ impl<K: Key> QueuePolicy<K> {
     }
 
     /// The same, where keys rest between their syncs in a storm: four times as long as the sync
-    /// took, at most 500 ms. For controllers whose objects have many dependents that change one by
-    /// one, where each sync reads all of them.
+    /// took, or as long as [`Next::Gather`] says, at most 500 ms. For controllers whose objects have
+    /// many dependents that change one by one, where each sync reads all of them.
     pub fn paced(self) -> QueuePolicy<K> {
         QueuePolicy { paced: true, ..self }
     }
@@ -275,30 +275,15 @@ impl<K: Key> Queue<K> {
             let mut rest = Duration::ZERO;
             // Keys that are still queued at the stop are left to the next leader.
             if !stop.is_stopped() {
-                let began = self.shared.outcomes.clock.monotonic();
-                let traced = match trace::is_on() {
-                    true => trace::sync_begins(self.inner().identity(), controller, &key, began),
-                    false => None,
-                };
+                let Shared { outcomes, storm, .. } = &*self.shared;
+                let (began, traced) = outcomes.begins(self.inner().identity(), controller, &key);
                 let span = traced.as_ref().map_or(0, |sync| sync.span);
                 let work = Traced::new(span, async {
                     panics::at(|| format!("sync of {controller}"));
                     sync(key.clone()).await
                 });
                 let result = caught(controller, work).await;
-                let now = self.shared.outcomes.clock.monotonic();
-                let took = now.saturating_sub(began);
-                self.shared.outcomes.syncs.ended(took);
-                // After a failure the limiter decides when the key is retried.
-                if let (Some(storm), Some(Ok(_))) = (&self.shared.storm, &result) {
-                    storm.count(now, SYNC_WEIGHT);
-                    if storm.is_on(now) {
-                        rest = took.saturating_mul(REST_FACTOR).min(MAX_REST);
-                    }
-                }
-                if let Some(sync) = traced {
-                    trace::sync_ends(&sync, controller, &key, &describe(&result), now);
-                }
+                rest = outcomes.ended(controller, &key, &result, began, traced, storm);
                 // Retries and timers are caused by this sync.
                 let _entered = trace::enter(span);
                 self.settle(controller, &key, result);
@@ -342,6 +327,40 @@ enum End {
 }
 
 impl Outcomes {
+    /// Traces a sync that begins now. Returns the time, and the sync if it is traced.
+    fn begins(
+        &self,
+        queue: usize,
+        controller: &str,
+        key: &dyn Display,
+    ) -> (Duration, Option<trace::SyncSpan>) {
+        let now = self.clock.monotonic();
+        let traced = match trace::is_on() {
+            true => trace::sync_begins(queue, controller, key, now),
+            false => None,
+        };
+        (now, traced)
+    }
+
+    /// Counts a sync that ends now, and traces its end. Returns how long the key rests.
+    fn ended(
+        &self,
+        controller: &str,
+        key: &dyn Display,
+        result: &Option<SyncResult>,
+        began: Duration,
+        traced: Option<trace::SyncSpan>,
+        storm: &Option<Storm>,
+    ) -> Duration {
+        let now = self.clock.monotonic();
+        let took = now.saturating_sub(began);
+        self.syncs.ended(took);
+        if let Some(sync) = traced {
+            trace::sync_ends(&sync, controller, key, &describe(result), now);
+        }
+        storm.as_ref().map_or(Duration::ZERO, |storm| rest_after(result, storm, took, now))
+    }
+
     /// Logs and counts the result of a sync of `key`, and returns what happens to the key, which
     /// has been retried `retries` times. Compiled once for all types of keys.
     fn end(
@@ -353,7 +372,7 @@ impl Outcomes {
     ) -> End {
         let error = match result {
             Some(Ok(Next::Done)) => return End::Forget,
-            Some(Ok(Next::After(delay))) => return End::After(delay),
+            Some(Ok(Next::After(delay) | Next::Gather(delay))) => return End::After(delay),
             Some(Ok(Next::Backoff)) => return End::Backoff,
             None => {
                 self.syncs.failed(key, "panic".into(), self.clock.now());
@@ -390,12 +409,30 @@ impl Outcomes {
     }
 }
 
+/// How long a key of a paced queue rests after a sync that ended at `now`. After a failure the limiter
+/// decides when the key is retried.
+fn rest_after(
+    result: &Option<SyncResult>,
+    storm: &Storm,
+    took: Duration,
+    now: Duration,
+) -> Duration {
+    let Some(Ok(next)) = result else { return Duration::ZERO };
+    storm.count(now, SYNC_WEIGHT);
+    let rest = match *next {
+        Next::Gather(delay) => delay,
+        _ if storm.is_on(now) => took.saturating_mul(REST_FACTOR),
+        _ => Duration::ZERO,
+    };
+    rest.min(MAX_REST)
+}
+
 /// The result of a sync, for the trace.
 fn describe(result: &Option<SyncResult>) -> String {
     match result {
         None => "panic".into(),
         Some(Ok(Next::Done)) => "done".into(),
-        Some(Ok(Next::After(delay))) => format!("again after {delay:?}"),
+        Some(Ok(Next::After(delay) | Next::Gather(delay))) => format!("again after {delay:?}"),
         Some(Ok(Next::Backoff)) => "again with back-off".into(),
         Some(Err(error)) => Chain(error).to_string(),
     }
@@ -497,16 +534,22 @@ mod tests {
     }
 
     #[test]
-    fn a_paced_key_rests_after_a_sync_in_a_storm_in_proportion_to_it() {
+    fn a_paced_key_rests_after_a_sync_in_a_storm() {
         let paced = || QueuePolicy::default().paced();
-        for (retries, is_storm, fails, took, rest) in [
-            (paced(), true, false, 0, 0),
-            (paced(), true, false, 5, 20),
-            (paced(), true, false, 100, 400),
-            (paced(), true, false, 9_000, 500),
-            (paced(), false, false, 9_000, 0),
-            (paced(), true, true, 1, 0),
-            (QueuePolicy::default(), true, false, 100, 0),
+        let gather = |millis| Some(Next::Gather(Duration::from_millis(millis)));
+        // `None`: the sync fails.
+        for (retries, is_storm, next, took, rest) in [
+            (paced(), true, Some(Next::Done), 0, 0),
+            (paced(), true, Some(Next::Done), 5, 20),
+            (paced(), true, Some(Next::Done), 100, 400),
+            (paced(), true, Some(Next::Done), 9_000, 500),
+            (paced(), false, Some(Next::Done), 9_000, 0),
+            (paced(), true, None, 1, 0),
+            (paced(), true, gather(300), 5, 300),
+            (paced(), true, gather(2_000), 5, 500),
+            (paced(), false, gather(2_000), 5, 500),
+            (QueuePolicy::default(), true, Some(Next::Done), 100, 0),
+            (QueuePolicy::default(), true, gather(300), 5, 0),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(0));
             let queue: Queue<String> = Queue::new("", retries, clock.clone());
@@ -518,9 +561,7 @@ mod tests {
                     storm.count(time.monotonic(), 1_000_000);
                 }
                 count.fetch_add(1, Ordering::Relaxed);
-                Box::pin(
-                    async move { if fails { Err(Error::other("no")) } else { Ok(Next::Done) } },
-                )
+                Box::pin(async move { next.ok_or_else(|| Error::other("no")) })
             });
             let work = queue.clone().work("c", sync, StopToken::new());
             let mut work = std::pin::pin!(work);
@@ -535,10 +576,10 @@ mod tests {
             queue.add("k".to_owned());
             if rest > 0 {
                 clock.advance(Duration::from_millis(rest - 1));
-                assert_eq!(run(), 0, "after {took} ms");
+                assert_eq!(run(), 0, "{next:?} after {took} ms");
                 clock.advance(Duration::from_millis(1));
             }
-            assert_eq!(run(), 1, "after {took} ms");
+            assert_eq!(run(), 1, "{next:?} after {took} ms");
         }
     }
 

@@ -132,7 +132,11 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         });
     let queue = c.queue(QueuePolicy::default().paced());
     c.watch(&sets, &queue, this.records.mapper());
-    c.watch(&pods, &queue, owned.mapper());
+    let (pace, clock, mut to_owner) = (this.pace.clone(), c.clock(), owned.mapper());
+    c.watch(&pods, &queue, move |change, queue| {
+        pace.saw(&change, &S::RESOURCE.kind, clock.monotonic());
+        to_owner(change, queue);
+    });
     expectations.queue_overdue(c, &queue);
     c.sync(queue, &this, ReplicaSets::sync);
     Ok(())

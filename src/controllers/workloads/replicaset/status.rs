@@ -2,12 +2,17 @@
 //! Upstream: `replica_set_utils.go`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Replicating;
 use crate::controllers::Error;
 use crate::objects::{Condition, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
+/// How old a status may become in a storm while its counts are on their way to the wanted ones.
+const AGE: Duration = Duration::from_secs(2);
+/// The same while nothing changes but the number of pods that are being deleted.
+const TERMINATING_AGE: Duration = Duration::from_secs(5);
 
 /// The status after a sync that found these `active` pods. `terminating`: the number of pods that
 /// are being deleted, if the status counts them. `failure`: of the creation or deletion of pods.
@@ -78,19 +83,39 @@ pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
         } != *set.status()
 }
 
-/// Whether `status` is a step to the final numbers that shows nothing but counts.
-pub fn is_on_its_way(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
-    let wanted = set.replicas();
-    let ReplicaSetStatus { replicas, ready_replicas, available_replicas, conditions, .. } = status;
-    set.meta().generation == set.status().observed_generation
-        && *conditions == set.status().conditions
-        && [replicas, ready_replicas, available_replicas].iter().any(|count| **count != wanted)
+/// How old the status `last` may become in a storm before `status` replaces it, which is a step to the
+/// `wanted` numbers and shows nothing new but counts. `None`: it is no such step.
+pub fn patience(
+    wanted: i32,
+    last: &ReplicaSetStatus,
+    status: &ReplicaSetStatus,
+) -> Option<Duration> {
+    if status.conditions != last.conditions {
+        return None;
+    }
+    if shows_only_terminating(last, status) {
+        return status.terminating_replicas.filter(|count| *count > 0).map(|_| TERMINATING_AGE);
+    }
+    let counts = [status.replicas, status.ready_replicas, status.available_replicas];
+    counts.iter().any(|count| *count != wanted).then_some(AGE)
+}
+
+/// Whether the set has the `wanted` number of pods, or changes nothing but the number of those that
+/// end, as in a namespace that is being deleted: no event leads to the next burst of pods.
+pub fn has_its_pods(wanted: i32, last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
+    status.replicas == wanted || shows_only_terminating(last, status)
+}
+
+fn shows_only_terminating(last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
+    let counts = |status: &ReplicaSetStatus| {
+        let ReplicaSetStatus { replicas, ready_replicas, available_replicas, .. } = *status;
+        [replicas, status.fully_labeled_replicas, ready_replicas, available_replicas]
+    };
+    counts(last) == counts(status)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::objects::ReplicaSet;
     use serde_json::json;
@@ -173,9 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn final_numbers_failures_and_new_specs_are_not_on_their_way() {
-        let mut set = set(2);
-        set.status.observed_generation = 2;
+    fn final_numbers_and_failures_do_not_wait() {
         let count = |replicas, ready_replicas, available_replicas| ReplicaSetStatus {
             replicas,
             ready_replicas,
@@ -183,16 +206,32 @@ mod tests {
             ..ReplicaSetStatus::default()
         };
         let failed = ReplicaSetStatus { conditions: vec![Condition::default()], ..count(1, 1, 1) };
-        for (generation, status, expected) in [
-            (2, count(1, 0, 0), true),
-            (2, count(2, 2, 1), true),
-            (2, count(3, 3, 3), true),
-            (2, count(2, 2, 2), false),
-            (2, failed, false),
-            (3, count(1, 0, 0), false),
+        let ending = |terminating| ReplicaSetStatus {
+            terminating_replicas: Some(terminating),
+            ..ReplicaSetStatus::default()
+        };
+        let counts_and_one_that_ends =
+            ReplicaSetStatus { terminating_replicas: Some(1), ..count(1, 1, 1) };
+        let last = ReplicaSetStatus::default();
+        for (status, expected) in [
+            (count(1, 0, 0), Some(AGE)),
+            (count(2, 2, 1), Some(AGE)),
+            (count(3, 3, 3), Some(AGE)),
+            (counts_and_one_that_ends, Some(AGE)),
+            (ending(1), Some(TERMINATING_AGE)),
+            (ending(0), None),
+            (count(2, 2, 2), None),
+            (failed, None),
         ] {
-            set.meta.generation = generation;
-            assert_eq!(is_on_its_way(&set, &status), expected, "{generation} {status:?}");
+            assert_eq!(patience(2, &last, &status), expected, "{status:?}");
+        }
+        for (status, expected) in [
+            (count(1, 0, 0), false),
+            (count(2, 0, 0), true),
+            (count(3, 3, 3), false),
+            (ending(1), true),
+        ] {
+            assert_eq!(has_its_pods(2, &last, &status), expected, "{status:?}");
         }
     }
 }

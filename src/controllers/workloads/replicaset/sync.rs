@@ -111,7 +111,11 @@ impl<S: Replicating> ReplicaSets<S> {
         };
         if status::must_write(&*set, &status) {
             if let Some(wait) = self.wait(&key, &set, &status, failure.is_some()) {
-                return Ok(Next::After(check().map_or(wait, |check| check.min(wait))));
+                let wait = check().map_or(wait, |check| check.min(wait));
+                return Ok(match status::has_its_pods(set.replicas(), set.status(), &status) {
+                    true => Next::Gather(wait),
+                    false => Next::After(wait),
+                });
             }
             self.write_status(&key, &set, status).await?;
             self.pace.wrote(&key, self.clock.monotonic());
@@ -195,9 +199,14 @@ impl<S: Replicating> ReplicaSets<S> {
         status: &ReplicaSetStatus,
         has_failed: bool,
     ) -> Option<Duration> {
-        let may_wait =
-            || !has_failed && status::is_on_its_way(set, status) && !self.is_in_rollout(set);
-        self.pace.wait(key, may_wait, self.clock.monotonic())
+        let is_observed = set.meta().generation == set.status().observed_generation;
+        let patience = || {
+            if has_failed || !is_observed || self.is_in_rollout(set) {
+                return None;
+            }
+            status::patience(set.replicas(), set.status(), status)
+        };
+        self.pace.wait(key, &patience, self.clock.monotonic())
     }
 
     /// Whether another set of this set's owner has pods, or is to have some.
@@ -335,23 +344,23 @@ mod tests {
     #[test]
     fn in_a_storm_a_status_on_its_way_waits() {
         // The wanted pods, of which two exist; the ready ones; the pods of another set of the owner;
-        // minReadySeconds; and the milliseconds after which the set is synced again, if it waits.
-        for (wanted, ready, old, min_ready, waits) in [
-            (2, 1, 0, 0, Some(1_500)),
-            (2, 1, 0, 1, Some(500)),
-            (2, 1, 1, 0, None),
-            (2, 2, 0, 0, None),
+        // minReadySeconds; the observed generation, of 1; and the milliseconds after which the set is synced again, if it waits.
+        for (wanted, ready, old, min_ready, observed, waits) in [
+            (2, 1, 0, 0, 1, Some(1_500)),
+            (2, 1, 0, 1, 1, Some(500)),
+            (2, 1, 1, 0, 1, None),
+            (2, 2, 0, 0, 1, None),
+            (2, 1, 0, 0, 0, None),
             // One more cannot be created, as the status says already.
-            (3, 1, 0, 0, None),
+            (3, 1, 0, 0, 1, None),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(1_000));
             let condition = if wanted > 2 { "ReplicaFailure" } else { "Other" };
             let sets = Indexer::new();
             sets.add_index(&controller_index());
-            for set in [
-                set_of_web("new", wanted, 2, min_ready, condition),
-                set_of_web("old", old, old, 0, "Other"),
-            ] {
+            let mut new = set_of_web("new", wanted, 2, min_ready, condition);
+            new["status"]["observedGeneration"] = observed.into();
+            for set in [new, set_of_web("old", old, old, 0, "Other")] {
                 sets.insert(Arc::new(serde_json::from_value(set).unwrap()));
             }
             let pods = Arc::new(Indexer::new());
@@ -380,8 +389,8 @@ mod tests {
                 let sets = Arc::new(sets_of(client, clock, sets, pods, pace));
                 sets.sync(key).await
             });
-            let case = format!("{wanted} {ready} {old} {min_ready}: {next:?}");
-            let after = waits.map(|waits| Next::After(Duration::from_millis(waits)));
+            let case = format!("{wanted} {ready} {old} {min_ready} {observed}: {next:?}");
+            let after = waits.map(|waits| Next::Gather(Duration::from_millis(waits)));
             assert_eq!(next.is_err(), wanted == 3, "{case}");
             if let Ok(next) = next {
                 assert_eq!(next, after.unwrap_or(Next::Done), "{case}");
