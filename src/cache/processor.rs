@@ -409,3 +409,69 @@ impl Delivery {
         Box::pin(sleep.or(self.inbox.notifications.closed()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use async_channel::Sender;
+    use futures_lite::future::block_on;
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::objects::Pod;
+
+    struct Recording {
+        names: Sender<String>,
+        then: Box<dyn Fn(&str) + Send>,
+    }
+
+    impl AnyHandler for Recording {
+        fn handle(&mut self, event: Event) {
+            let Event::Add { object, .. } = event else { panic!("only additions are sent") };
+            self.names.try_send(object.meta().name.to_string()).expect("a receiver");
+            (self.then)(&object.meta().name);
+        }
+    }
+
+    #[test]
+    fn gathered_events_come_in_their_order_until_the_handler_is_removed() {
+        let processor = Arc::new(Processor::new("pods".into(), SystemClock::shared()));
+        let registration: Arc<OnceLock<Registration>> = Arc::default();
+        let (its, known) = (processor.clone(), registration.clone());
+        let remove = move |name: &str| {
+            if name == "b" {
+                its.remove(known.get().expect("it is added"));
+            }
+        };
+        let add = |name: &str, then: Box<dyn Fn(&str) + Send>| {
+            let (names, seen) = async_channel::unbounded();
+            let handler = Box::new(Recording { names, then });
+            (processor.add(name, handler, None, |_| {}), seen)
+        };
+        let (removed, seen_by_removed) = add("removed", Box::new(remove));
+        registration.set(removed).unwrap_or_else(|_| panic!("set once"));
+        let (_, seen_by_other) = add("other", Box::new(|_| {}));
+        processor.start();
+        {
+            let mut listeners = processor.lock();
+            for name in ["a", "b", "c"] {
+                let mut pod = Pod::default();
+                pod.meta.name = name.into();
+                listeners.distribute(Event::Add { object: Arc::new(pod), initial: false }, false);
+            }
+            assert!(listeners.all.iter().all(|listener| listener.inbox.backlog() == 0));
+            listeners.flush();
+        }
+        block_on(async {
+            for name in ["a", "b", "c"] {
+                assert_eq!(seen_by_other.recv().await.unwrap(), name);
+            }
+            for name in ["a", "b"] {
+                assert_eq!(seen_by_removed.recv().await.unwrap(), name);
+            }
+            processor.end().await;
+        });
+        assert!(seen_by_removed.try_recv().is_err(), "c came after its removal");
+    }
+}
