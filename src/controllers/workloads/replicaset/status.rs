@@ -101,7 +101,7 @@ pub fn patience(
 }
 
 /// Whether the set has the `wanted` number of pods, or changes nothing but the number of those that
-/// end, as in a namespace that is being deleted: no event leads to the next burst of pods.
+/// end, as in a namespace that is being deleted. Then no pods wait to be created or deleted.
 pub fn has_its_pods(wanted: i32, last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
     status.replicas == wanted || shows_only_terminating(last, status)
 }

@@ -344,7 +344,8 @@ mod tests {
     #[test]
     fn in_a_storm_a_status_on_its_way_waits() {
         // The wanted pods, of which two exist; the ready ones; the pods of another set of the owner;
-        // minReadySeconds; the observed generation, of 1; and the milliseconds after which the set is synced again, if it waits.
+        // minReadySeconds; the observed generation, of 1; and the milliseconds after which the set is
+        // synced again, if it waits.
         for (wanted, ready, old, min_ready, observed, waits) in [
             (2, 1, 0, 0, 1, Some(1_500)),
             (2, 1, 0, 1, 1, Some(500)),

@@ -55,6 +55,7 @@ pub struct PodShape {
     pub resource_claims: Box<[PodResourceClaim]>,
     /// The PodGroup that the pod is scheduled with; empty without one.
     pub pod_group: Istr,
+    /// From which the quota usage is computed, together with the status.
     quota: Interned<QuotaSpec>,
 }
 
@@ -277,8 +278,8 @@ impl Pod {
         Ok(Pod::of(meta, spec, status, rare))
     }
 
-    /// Whether the state with the metadata `other` has the spec of this one: the generation counts
-    /// all changes but that of the node, and the deletion.
+    /// Whether the state with the metadata `other` has the spec of this one. The generation counts
+    /// the begin of the deletion, and each change of the spec but that of the node.
     /// Upstream: `updatePodGeneration`, `setPodNodeAndMetadata`, `BeforeDelete`.
     fn has_spec_of(&self, other: &Meta) -> bool {
         let Meta { uid, generation, .. } = &self.meta;
