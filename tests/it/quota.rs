@@ -270,6 +270,12 @@ impl Counting {
         future::pending::<()>().await;
     }
 
+    /// As [`uses`]. Time passes slowly: a count that met a conflict, or a watch that was cut at its
+    /// start, waits for it; what comes after whole seconds should not come before.
+    async fn uses(&self, env: &Env, name: &str, used: &[(&str, &str)]) {
+        uses(env, name, used).or(self.passes(env, Duration::from_millis(500))).await;
+    }
+
     async fn end(self) {
         self.stop.stop();
         self.running.await;
@@ -293,7 +299,7 @@ async fn lags_behind_a_charge(env: &Env, comes_back: bool) {
     create(client, quota("all", json!({ "hard": { "count/configmaps": "9", "pods": "9" } }))).await;
     create(client, quota("maps", json!({ "hard": { "count/configmaps": "9" } }))).await;
     let counting = Counting::start(env, Duration::ZERO);
-    uses(env, "all", &[("count/configmaps", "1"), ("pods", "0")]).await;
+    counting.uses(env, "all", &[("count/configmaps", "1"), ("pods", "0")]).await;
 
     // The watch of pods ends, and answers come no more.
     faults.next(1000, "watch", "pods", Fault::Hold);
@@ -303,10 +309,8 @@ async fn lags_behind_a_charge(env: &Env, comes_back: bool) {
     faults.cut_watches();
     create(client, pod("one", "1", json!({}))).await;
     delete(client, &CONFIG_MAPS, "one").await;
-    // Slowly: a count that met a conflict and a watch that was cut at its start wait for it, but the
-    // five seconds of patience with the pods should not pass.
-    let slowly = counting.passes(env, Duration::from_millis(500));
-    uses(env, "maps", &[("count/configmaps", "0")]).or(slowly).await;
+    // The five seconds of patience with the pods should not pass.
+    counting.uses(env, "maps", &[("count/configmaps", "0")]).await;
     let pods = counting.factory.informer::<Pod>().lister();
     let known = || pods.get(&ObjectKey::new("default", "one"));
     if comes_back {
@@ -332,7 +336,7 @@ fn a_deletion_during_the_first_count_is_counted() {
         create(client, object("v1", "ConfigMap", "one", json!({}))).await;
         create(client, quota("known", hard.clone())).await;
         let counting = Counting::start(env, Duration::ZERO);
-        uses(env, "known", &[("count/configmaps", "1")]).await;
+        counting.uses(env, "known", &[("count/configmaps", "1")]).await;
 
         let writes = || faults.count("update", "resourcequotas/status");
         let before = writes();
@@ -344,7 +348,7 @@ fn a_deletion_during_the_first_count_is_counted() {
         .await;
         delete(client, &CONFIG_MAPS, "one").await;
         // The deletion has reached both quotas once this one has been counted again.
-        uses(env, "known", &[("count/configmaps", "0")]).await;
+        counting.uses(env, "known", &[("count/configmaps", "0")]).await;
         faults.clear();
         // Less than the five seconds after which a first count is repeated in any case.
         let later = counting.passes_for(env, Duration::from_millis(20), 40);
@@ -395,29 +399,29 @@ fn a_group_whose_discovery_fails_is_counted() {
         let (client, faults) = (&env.client, env.cluster.sandbox.faults());
         widgets_and_maps(env).await;
         let counting = Counting::start(env, Duration::ZERO);
-        uses(env, "all", &widgets_maps("2", "2")).await;
+        counting.uses(env, "all", &widgets_maps("2", "2")).await;
         let watches = faults.count("watch", "widgets");
 
         register_unreachable_server(env, "example.com").await;
         discovery_is_read(env, &counting.clock, 3).await;
         delete(client, &CONFIG_MAPS, "one").await;
-        uses(env, "all", &widgets_maps("2", "1")).await;
+        counting.uses(env, "all", &widgets_maps("2", "1")).await;
         // Another limit causes a full count.
         let more = json!({ "spec": { "hard": { "pods": "1" } } });
         merge::<ResourceQuota>(client, "all", more).await;
         let all = [&widgets_maps("2", "1")[..], &[("pods", "0")]].concat();
-        uses(env, "all", &all).await;
+        counting.uses(env, "all", &all).await;
         // Its watch still brings deletions.
         delete(client, &WIDGETS, "first").await;
         let all = [&widgets_maps("1", "1")[..], &[("pods", "0")]].concat();
-        uses(env, "all", &all).await;
+        counting.uses(env, "all", &all).await;
 
         let key = ObjectKey::cluster("v1.example.com");
         client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
         discovery_is_read(env, &counting.clock, 2).await;
         delete(client, &WIDGETS, "second").await;
         let all = [&widgets_maps("0", "1")[..], &[("pods", "0")]].concat();
-        uses(env, "all", &all).await;
+        counting.uses(env, "all", &all).await;
         assert_eq!(faults.count("watch", "widgets"), watches, "the watch was never closed");
         counting.end().await;
     });
@@ -438,9 +442,9 @@ fn an_earlier_count_stays_while_discovery_fails() {
         client.reset_discovery();
 
         let counting = Counting::start(env, Duration::from_secs(1));
-        uses(env, "all", &widgets_maps("7", "2")).await;
+        counting.uses(env, "all", &widgets_maps("7", "2")).await;
         delete(client, &CONFIG_MAPS, "one").await;
-        uses(env, "all", &widgets_maps("7", "1")).await;
+        counting.uses(env, "all", &widgets_maps("7", "1")).await;
         assert_eq!(env.cluster.sandbox.faults().count("watch", "widgets"), 0);
 
         let key = ObjectKey::cluster("v1.example.com");
