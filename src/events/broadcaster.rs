@@ -2,11 +2,12 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
 use futures_lite::FutureExt;
+use lru::LruCache;
 
 use super::correlator::{Correlated, Correlator, Now};
 use super::event::{Event, EventType, ObjectReference};
@@ -31,9 +32,9 @@ const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
 /// - Recording never waits and never fails. At most 1,000 events wait; further ones are dropped and
 ///   logged.
 /// - Events are sent one at a time, in the order in which they were recorded.
-/// - A repeated event updates the count of the one on the server. From the tenth message on, events
-///   that differ only in their message become one combined event, until ten minutes pass without
-///   one.
+/// - A repeated event updates the count of the one on the server; repetitions that wait behind other
+///   writes are sent as one. From the tenth message on, events that differ only in their message
+///   become one combined event, until ten minutes pass without one.
 /// - One component sends 25 events of a type about an object at once, and then one every five
 ///   minutes; further ones are dropped without a log line.
 /// - A write that may succeed later has 12 attempts, up to 10 seconds apart; the events behind it
@@ -58,6 +59,7 @@ pub struct EventBroadcaster {
 
 struct Queue {
     sender: Sender<Box<Event>>,
+    waiting: Arc<AtomicUsize>,
     clock: SharedClock,
     names: Names,
 }
@@ -86,15 +88,10 @@ impl EventBroadcaster {
         let (sender, receiver) = async_channel::unbounded();
         // Broadcasters that record about one object in the same microsecond use different names.
         let names = Names { sequence: AtomicU32::new(fastrand::u32(..)) };
-        let queue = Arc::new(Queue { sender, clock: clock.clone(), names });
+        let waiting = Arc::default();
         let (stop, abort) = (StopToken::new(), StopToken::new());
-        let send = Send {
-            writer,
-            clock,
-            correlator: Correlator::new(),
-            names: Names::default(),
-            stop: stop.clone(),
-        };
+        let send = Send::new(writer, clock.clone(), stop.clone(), Arc::clone(&waiting));
+        let queue = Arc::new(Queue { sender, waiting, clock, names });
         let task = {
             let abort = abort.clone();
             task::spawn(async move {
@@ -154,7 +151,7 @@ impl EventSink for QueueSink {
             about.name
         );
         let queue = &self.queue;
-        if queue.sender.len() >= MAX_QUEUED_EVENTS {
+        if queue.waiting.load(Ordering::Relaxed) >= MAX_QUEUED_EVENTS {
             log::error!(
                 "events: too many queued, dropped {reason} about {} {}/{}",
                 about.kind,
@@ -167,6 +164,7 @@ impl EventSink for QueueSink {
         let nanos = queue.names.nanos(now);
         let event =
             Event::new(self.component.clone(), about, event_type, reason, message, now, nanos);
+        queue.waiting.fetch_add(1, Ordering::Relaxed);
         if queue.sender.try_send(Box::new(event)).is_err() {
             log::debug!("events: shut down, dropped {reason}");
         }
@@ -178,22 +176,58 @@ struct Send<W> {
     writer: W,
     clock: SharedClock,
     correlator: Correlator,
+    /// The next write of each series, the oldest first.
+    writes: LruCache<u64, Correlated>,
+    /// How many events are in the queue and in `writes`.
+    waiting: Arc<AtomicUsize>,
     names: Names,
     stop: StopToken,
 }
 
 impl<W: EventWriter> Send<W> {
+    fn new(writer: W, clock: SharedClock, stop: StopToken, waiting: Arc<AtomicUsize>) -> Send<W> {
+        Send {
+            writer,
+            clock,
+            correlator: Correlator::new(),
+            writes: LruCache::unbounded(),
+            waiting,
+            names: Names::default(),
+            stop,
+        }
+    }
+
     /// Sends until the queue is closed and empty.
     async fn run(mut self, queue: Receiver<Box<Event>>) {
-        while let Ok(event) = queue.recv().await {
-            let wall = self.clock.now();
-            let now =
-                Now { wall, monotonic: self.clock.monotonic(), nanos: self.names.nanos(wall) };
-            match self.correlator.correlate(*event, now) {
-                Correlated::Skip => (),
-                Correlated::Create(event) => self.send(&event, false).await,
-                Correlated::Patch(event) => self.send(&event, true).await,
+        loop {
+            while let Ok(event) = queue.try_recv() {
+                self.add(*event);
             }
+            if let Some((_, Correlated { event, again, .. })) = self.writes.pop_lru() {
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                self.send(&event, again).await;
+            } else {
+                let Ok(event) = queue.recv().await else { return };
+                self.add(*event);
+            }
+        }
+    }
+
+    /// Adds the event's write, unless a write of its series waits, which then writes this event too.
+    fn add(&mut self, event: Event) {
+        let wall = self.clock.now();
+        let now = Now { wall, monotonic: self.clock.monotonic(), nanos: self.names.nanos(wall) };
+        let correlated = self.correlator.correlate(event, now);
+        let further = correlated.and_then(|new| match self.writes.peek_mut(&new.series) {
+            Some(waiting) => {
+                waiting.event.repeat(new.event);
+                None
+            }
+            None => Some(new),
+        });
+        match further {
+            Some(write) => drop(self.writes.put(write.series, write)),
+            None => drop(self.waiting.fetch_sub(1, Ordering::Relaxed)),
         }
     }
 
@@ -309,13 +343,8 @@ mod tests {
     /// The sending task, polled by hand.
     fn sender(server: &Arc<Server>) -> (Arc<FakeClock>, Send<Fake>) {
         let clock = FakeClock::new(Timestamp::from_secs(1000));
-        let send = Send {
-            writer: Fake(server.clone()),
-            clock: clock.clone(),
-            correlator: Correlator::new(),
-            names: Names::default(),
-            stop: StopToken::new(),
-        };
+        let writer = Fake(server.clone());
+        let send = Send::new(writer, clock.clone(), StopToken::new(), Arc::default());
         (clock, send)
     }
 
@@ -332,11 +361,12 @@ mod tests {
         let broadcaster = EventBroadcaster::to_writer(Fake(server.clone()), clock);
         let recorder = broadcaster.recorder("replicaset-controller");
         record(&recorder, "one");
-        record(&recorder, "one");
         record(&recorder, "two");
+        record(&recorder, "three");
         block_on(broadcaster.shutdown());
         record(&recorder, "too late");
-        assert_eq!(*server.writes.lock(), ["create rs 1 one", "patch rs 2 one", "create rs 1 two"]);
+        let all = ["create rs 1 one", "create rs 1 two", "create rs 1 three"];
+        assert_eq!(*server.writes.lock(), all);
     }
 
     #[test]
@@ -379,15 +409,52 @@ mod tests {
             let (clock, send) = sender(&server);
             let (queue, receiver) = async_channel::unbounded();
             queue.try_send(event("a")).unwrap();
+            let mut run = Box::pin(send.run(receiver));
+            assert!(block_on(poll_once(&mut run)).is_none(), "{name}");
+            while clock.sleepers() > 0 {
+                clock.advance(SLEEP_BETWEEN_TRIES);
+                assert!(block_on(poll_once(&mut run)).is_none(), "{name}");
+            }
             queue.try_send(event("a")).unwrap();
             queue.close();
-            let mut run = Box::pin(send.run(receiver));
             while block_on(poll_once(&mut run)).is_none() {
                 assert_eq!(clock.sleepers(), 1, "{name}");
                 clock.advance(SLEEP_BETWEEN_TRIES);
             }
             assert_eq!(*server.writes.lock(), expect, "{name}");
         }
+    }
+
+    #[test]
+    fn repetitions_that_wait_are_sent_as_one() {
+        let errors = Mutex::new(vec![unreachable()]);
+        let server = Arc::new(Server { errors, ..Server::default() });
+        let (clock, send) = sender(&server);
+        let waiting = send.waiting.clone();
+        let (queue, receiver) = async_channel::unbounded();
+        let record = |messages: &[&str]| {
+            waiting.fetch_add(messages.len(), Ordering::Relaxed);
+            messages.iter().for_each(|message| queue.try_send(event(message)).unwrap());
+        };
+        record(&["a"]);
+        let mut run = Box::pin(send.run(receiver));
+        assert!(block_on(poll_once(&mut run)).is_none(), "the first attempt has failed");
+        record(&["b", "a", "c", "b", "a", "b"]);
+        clock.advance(SLEEP_BETWEEN_TRIES);
+        assert!(block_on(poll_once(&mut run)).is_none());
+        let expect =
+            ["create rs 1 a", "create rs 1 a", "create rs 3 b", "patch rs 3 a", "create rs 1 c"];
+        assert_eq!(*server.writes.lock(), expect);
+        assert_eq!(waiting.load(Ordering::Relaxed), 0);
+        // From the tenth message on they are one series, and from the 26th event on dropped.
+        let messages: Vec<String> = (0..30).map(|i| format!("{i}")).collect();
+        record(&messages.iter().map(String::as_str).collect::<Vec<_>>());
+        queue.close();
+        assert!(block_on(poll_once(&mut run)).is_some());
+        let writes = server.writes.lock();
+        let combined = "create rs 12 (combined from similar events): 17";
+        assert_eq!((writes.len(), writes.last().map(String::as_str)), (12, Some(combined)));
+        assert_eq!(waiting.load(Ordering::Relaxed), 0, "each event has left its place");
     }
 
     #[test]
@@ -414,7 +481,8 @@ mod tests {
     fn full_queue_drops_events() {
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let (sender, receiver) = async_channel::unbounded();
-        let queue = Arc::new(Queue { sender, clock, names: Names::default() });
+        let (waiting, names) = Default::default();
+        let queue = Arc::new(Queue { sender, waiting, clock, names });
         let recorder = Recorder::to_sink(Arc::new(QueueSink { queue, component: "c".into() }));
         for _ in 0..MAX_QUEUED_EVENTS + 5 {
             record(&recorder, "x");

@@ -60,15 +60,14 @@ struct Bucket {
     at: Duration,
 }
 
-/// The decision about one event.
+/// What is written of an event.
 #[derive(Debug, PartialEq)]
-pub(super) enum Correlated {
-    /// The first event of its series.
-    Create(Event),
-    /// A repetition: count and time of the event on the server are updated.
-    Patch(Event),
-    /// Dropped: the source exceeds its rate for this object.
-    Skip,
+pub(super) struct Correlated {
+    pub event: Event,
+    /// The events with which it is counted.
+    pub series: u64,
+    /// It is a repetition: count and time of the event on the server are updated.
+    pub again: bool,
 }
 
 /// The time of an event: wall clock, monotonic clock, and the nanoseconds used in new names.
@@ -84,14 +83,13 @@ impl Correlator {
         Correlator { hasher: RandomState::new(), similar: cache(), series: cache(), spam: cache() }
     }
 
-    pub fn correlate(&mut self, event: Event, now: Now) -> Correlated {
+    /// `None`: dropped, since the source exceeds its rate for this object.
+    pub fn correlate(&mut self, event: Event, now: Now) -> Option<Correlated> {
         let spam_key = self.spam_key(&event);
-        let (mut event, key) = self.aggregate(event, now);
-        let again = self.observe(&mut event, key);
-        if !self.spam.get_or_insert_mut(spam_key, Bucket::default).take(now.monotonic) {
-            return Correlated::Skip;
-        }
-        if again { Correlated::Patch(event) } else { Correlated::Create(event) }
+        let (mut event, series) = self.aggregate(event, now);
+        let again = self.observe(&mut event, series);
+        let fits = self.spam.get_or_insert_mut(spam_key, Bucket::default).take(now.monotonic);
+        fits.then_some(Correlated { event, series, again })
     }
 
     /// Returns the event, or the combined event that replaces it, and the key of its series.
@@ -197,7 +195,7 @@ mod tests {
             Fixture { correlator: Correlator::new(), secs: 1_000_000, nanos: 0 }
         }
 
-        fn record(&mut self, object: &str, reason: &str, message: &str) -> Correlated {
+        fn record(&mut self, object: &str, reason: &str, message: &str) -> Option<Correlated> {
             self.nanos += 1;
             let wall = Timestamp::from_secs(self.secs as i64);
             let about = about(object);
@@ -216,18 +214,23 @@ mod tests {
     }
 
     /// Name, count and message.
-    fn patch(correlated: Correlated) -> (String, u32, String) {
-        match correlated {
-            Correlated::Patch(event) => (event.metadata.name, event.count, event.message),
-            other => panic!("{other:?}"),
-        }
+    fn patch(correlated: Option<Correlated>) -> (String, u32, String) {
+        let event = patched(correlated);
+        (event.metadata.name, event.count, event.message)
     }
 
-    fn created(correlated: Correlated) -> Event {
-        match correlated {
-            Correlated::Create(event) => event,
-            other => panic!("{other:?}"),
-        }
+    fn patched(correlated: Option<Correlated>) -> Event {
+        let Some(Correlated { event, again: true, .. }) = correlated else {
+            panic!("{correlated:?}")
+        };
+        event
+    }
+
+    fn created(correlated: Option<Correlated>) -> Event {
+        let Some(Correlated { event, again: false, .. }) = correlated else {
+            panic!("{correlated:?}")
+        };
+        event
     }
 
     #[test]
@@ -236,7 +239,7 @@ mod tests {
         let first = created(f.record("a", "Started", "x"));
         f.secs += 5;
         assert_eq!(patch(f.record("a", "Started", "x")), ("a.1".into(), 2, "x".into()));
-        let Correlated::Patch(third) = f.record("a", "Started", "x") else { panic!() };
+        let third = patched(f.record("a", "Started", "x"));
         assert_eq!((third.count, third.first_timestamp), (3, first.first_timestamp));
         assert_eq!(
             third.series_patch(),
@@ -278,13 +281,13 @@ mod tests {
             let object = format!("web-{object}");
             let mut round =
                 || (0..12).map(|i| f.record(&object, "Scaled", &format!("to {i}"))).collect();
-            let _: Vec<Correlated> = round();
-            let again: Vec<Correlated> = round();
-            let of_its_own = |what: &Correlated| match what {
-                Correlated::Patch(event) => event.message.starts_with("to "),
-                _ => false,
+            let _: Vec<Option<Correlated>> = round();
+            let again: Vec<Option<Correlated>> = round();
+            let of_its_own = |what: &&Option<Correlated>| {
+                what.as_ref()
+                    .is_some_and(|what| what.again && what.event.message.starts_with("to "))
             };
-            own += again.iter().filter(|what| of_its_own(what)).count();
+            own += again.iter().filter(of_its_own).count();
         }
         assert!((400..1100).contains(&own), "{own} of 1200");
     }
@@ -293,7 +296,7 @@ mod tests {
     fn events_of_a_source_about_an_object_are_limited() {
         let mut f = Fixture::new();
         let sent = |f: &mut Fixture, object: &str, times: usize| {
-            (0..times).filter(|_| f.record(object, "Failed", "x") != Correlated::Skip).count()
+            (0..times).filter(|_| f.record(object, "Failed", "x").is_some()).count()
         };
         assert_eq!(sent(&mut f, "a", 40), 25);
         assert_eq!(sent(&mut f, "b", 40), 25, "each object has its own");

@@ -144,6 +144,15 @@ impl Event {
         self
     }
 
+    /// Makes this event of a series a `later` one of it. What changes is what [`Self::series_patch`]
+    /// changes.
+    pub fn repeat(&mut self, later: Event) {
+        (self.count, self.last_timestamp) = (later.count, later.last_timestamp);
+        if !later.message.is_empty() {
+            self.message = later.message;
+        }
+    }
+
     /// The change of the series on the server, as a strategic merge patch.
     pub fn series_patch(&self) -> Value {
         let mut patch = Map::new();
