@@ -219,6 +219,7 @@ impl fmt::Display for Floor {
 }
 
 /// The controller manager to run.
+#[derive(Clone)]
 pub enum ManagerProgram {
     /// This binary itself, called with [`EMBEDDED`] as its first argument.
     Embedded,

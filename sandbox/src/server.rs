@@ -18,7 +18,7 @@ use crate::auth::Auth;
 use crate::auth::certs::{Authority, service_account_key};
 use crate::auth::rbac::Rbac;
 use crate::bootstrap;
-use crate::kinds::{self, Kind};
+use crate::kinds;
 use crate::status::ApiError;
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
@@ -29,6 +29,7 @@ use kube_controller_manager::server::http::{Handler, Server};
 use kube_controller_manager::server::tls::Tls;
 use kube_controller_manager::task::StopToken;
 
+#[derive(Clone)]
 pub struct SandboxOptions {
     /// The folder of certificates and kubeconfig files; created when missing.
     pub dir: PathBuf,
@@ -45,8 +46,6 @@ pub struct SandboxOptions {
     /// Also serves the kinds behind feature gates and `--runtime-config`, and grants controllers
     /// their rights to them.
     pub all_versions: bool,
-    /// Replaces the built-in kinds.
-    pub kinds: Option<Vec<Kind>>,
 }
 
 impl SandboxOptions {
@@ -60,7 +59,6 @@ impl SandboxOptions {
             bookmark_every: Duration::from_secs(60),
             service_accounts: true,
             all_versions: false,
-            kinds: None,
         }
     }
 }
@@ -137,7 +135,6 @@ impl Sandbox {
             bookmark_every,
             service_accounts,
             all_versions,
-            kinds: own,
         } = options;
         std::fs::create_dir_all(&dir).map_err(|error| SandboxError::File(dir.clone(), error))?;
         let authority = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
@@ -149,7 +146,7 @@ impl Sandbox {
         let service_account_key = service_account_key().map_err(SandboxError::Certificates)?;
         let signer = Signer::from_pem(service_account_key.as_bytes()).map_err(SandboxError::Key)?;
         let stop = StopToken::new();
-        let mut served = own.unwrap_or_else(kinds::builtin);
+        let mut served = kinds::builtin();
         if all_versions {
             served.extend(kinds::behind_gates());
         }

@@ -66,6 +66,7 @@ const QUIET_POLL: Duration = Duration::from_millis(500);
 pub const QUIET: Duration = Duration::from_secs(12);
 
 /// The objects and the cluster of a load.
+#[derive(Clone)]
 pub struct Load {
     pub sandbox: SandboxOptions,
     /// Another API server than the embedded one, with the rights of an administrator. Its namespace
@@ -82,7 +83,8 @@ pub struct Load {
     pub pages: bool,
     /// The limit of the manager's memory cgroup.
     pub limit: Option<Bytes>,
-    /// Whether the phases of the Deployments run with each floor in the manager's place first.
+    /// Whether the phases of the Deployments run with each floor in the manager's place first, on an
+    /// embedded API server of its own: a server that has served a load before is slower.
     pub floor: bool,
     /// How long a manager must be quiet to count as settled.
     pub quiet: Duration,
@@ -112,12 +114,19 @@ impl Load {
             let limited = Some(Limited::new(limit, Some(why)));
             return Ok(Report { limit: limited, ..self.report() });
         }
-        let (config_maps, idle, floor) = (self.config_maps, self.idle, self.floor);
+        let mut rows = Vec::new();
+        for floor in Floor::ALL.into_iter().filter(|_| self.floor) {
+            let manager = ManagerProgram::Floor(floor);
+            let load = Load { manager, pages: false, limit: None, ..self.clone() };
+            let mut run = Run::start(load, stop.clone()).await?;
+            run.prefix = report::prefix(floor);
+            let ended = run.floor_phases().await;
+            rows.append(&mut run.stop(ended).await?.rows);
+        }
+        let (config_maps, idle) = (self.config_maps, self.idle);
         let mut run = Run::start(self, stop).await?;
-        let ended = match run.prepare(floor).await {
-            Ok(()) => run.phases(config_maps, idle).await,
-            Err(error) => Err(error),
-        };
+        run.report.rows = rows;
+        let ended = run.phases(config_maps, idle).await;
         run.stop(ended).await
     }
 
@@ -200,22 +209,8 @@ impl Run {
         })
     }
 
-    /// Creates the load's namespace, and runs the phases of the floors if they are wanted.
-    async fn prepare(&mut self, floors: bool) -> Result<()> {
-        self.create_namespace(NAMESPACE).await?;
-        for floor in Floor::ALL.into_iter().filter(|_| floors) {
-            self.prefix = report::prefix(floor);
-            let memory = std::mem::replace(&mut self.memory, Memory::Here);
-            let program = std::mem::replace(&mut self.program, ManagerProgram::Floor(floor));
-            let ended = self.floor_phases().await;
-            (self.program, self.memory, self.prefix) = (program, memory, String::new());
-            ended?;
-            self.create_namespace(NAMESPACE).await?;
-        }
-        Ok(())
-    }
-
     async fn floor_phases(&mut self) -> Result<()> {
+        self.create_namespace(NAMESPACE).await?;
         let mut manager = self.start_manager()?;
         self.first_write(&mut manager).await?;
         self.fill(&mut manager).await?;
@@ -225,6 +220,7 @@ impl Run {
     }
 
     async fn phases(&mut self, config_maps: usize, idle: Duration) -> Result<()> {
+        self.create_namespace(NAMESPACE).await?;
         let mut manager = self.start_manager()?;
         self.phase("empty cluster");
         let mark = self.mark(None)?;

@@ -183,7 +183,7 @@ impl SmallestLimit {
 
 impl Run {
     async fn search(&mut self, step: Bytes, stages: &mut Vec<Found>) -> Result<()> {
-        self.prepare(false).await?;
+        self.create_namespace(NAMESPACE).await?;
         stages.push(self.smallest(Stage::Empty, step).await?);
         if self.size.pods() == 0 {
             return Ok(());
