@@ -51,7 +51,7 @@ pub async fn forgetful(unanswered: usize) -> (Client, Arc<AtomicUsize>) {
 /// A client of a server that answers each request line with the status and the body that
 /// `answer` gives.
 pub async fn answering(
-    answer: impl Fn(&str) -> (u16, serde_json::Value) + Send + 'static,
+    answer: impl FnMut(&str) -> (u16, serde_json::Value) + Send + 'static,
 ) -> Client {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));

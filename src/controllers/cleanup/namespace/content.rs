@@ -15,6 +15,8 @@ use crate::objects::{
 
 /// The estimated time for the finalizers of objects that are being deleted.
 const FINALIZERS: Duration = Duration::from_secs(15);
+/// The pods that are listed to learn whether the rest needs time.
+const FIRST_PAGE: u32 = 500;
 /// Finalizers that a background deletion removes.
 const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
 
@@ -150,6 +152,11 @@ impl Content {
             *self.finalizers.entry(finalizer).or_default() += 1;
         }
     }
+
+    /// The grace period, in a namespace that has been terminating for less than that. Else zero.
+    fn estimate(&self, age: Duration) -> Duration {
+        if age < self.grace { self.grace } else { Duration::ZERO }
+    }
 }
 
 /// The result of an attempt to delete.
@@ -189,30 +196,48 @@ pub fn is_pods(resource: &ResourceType) -> bool {
     resource.group.is_empty() && resource.version == "v1" && resource.plural == "pods"
 }
 
+/// The pods of a namespace, as the cache has them, which may be behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CachedPods {
+    /// None, or nothing is known of them.
+    Unknown,
+    /// Some are not being deleted.
+    Alive,
+    /// There are some, and the pass before left none that a delete would change.
+    Deleted,
+}
+
 /// Deletes the objects of a resource in `namespace`, which has been terminating for `age`.
-/// `has_pods`: these are pods, and the cache, which may be behind, has some that are not being
-/// deleted.
 ///
 /// Lists before it deletes, unlike upstream: most resources have no objects in a namespace, and
 /// objects that only wait for their grace period or finalizers need no second delete. In either
 /// case a list shows that they are gone. Where that list fails, as that of a million events may,
 /// the objects are deleted without it. Pods are not: upstream lists them first as well, and waits
-/// no longer than their grace periods. Pods that the cache has are listed only afterwards.
+/// no longer than their grace periods. Pods that the cache has alive are listed only afterwards. To
+/// wait for pods that the cache has, it is enough to know the first of them.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,
     namespace: &str,
     age: Duration,
-    has_pods: bool,
+    cached: CachedPods,
 ) -> Outcome {
     let resource = &found.resource;
     let whole = client.resource(resource).accepting(Form::Protobuf);
     let verbs = whole.clone().metadata_only();
     let listed = found.supports(&["list"]);
+    if listed
+        && cached == CachedPods::Deleted
+        && let Some(outcome) = wait_for_first(&whole, namespace, age).await
+        && outcome.left.unsettled == 0
+    {
+        return outcome;
+    }
+    let has_pods = cached == CachedPods::Alive;
     let before = match (listed && !has_pods, is_pods(resource)) {
         (false, _) => Ok(None),
-        (true, true) => content(&whole, Reading::Pods, namespace).await,
-        (true, false) => content(&verbs, Reading::Metadata, namespace).await,
+        (true, true) => content(&whole, Reading::Pods, namespace, None).await,
+        (true, false) => content(&verbs, Reading::Metadata, namespace, None).await,
     };
     let mut left = match before {
         Ok(left) => left,
@@ -222,19 +247,20 @@ pub async fn delete_all(
             None
         }
     };
-    let estimate_of = |left: &Option<Content>| {
-        let grace = left.as_ref().map_or(Duration::ZERO, |left| left.grace);
-        if age < grace { grace } else { Duration::ZERO }
-    };
+    let estimate_of =
+        |left: &Option<Content>| left.as_ref().map_or(Duration::ZERO, |left| left.estimate(age));
     let mut estimate = estimate_of(&left);
     if left.as_ref().is_none_or(|left| left.unsettled > 0) {
         if let Err(error) = delete(&verbs, found, namespace).await {
             return Outcome::failed(estimate, error);
         }
         if listed {
+            if has_pods && let Some(outcome) = wait_for_first(&whole, namespace, age).await {
+                return outcome;
+            }
             let after = match has_pods {
-                true => content(&whole, Reading::Pods, namespace).await,
-                false => content(&verbs, Reading::Metadata, namespace).await,
+                true => content(&whole, Reading::Pods, namespace, None).await,
+                false => content(&verbs, Reading::Metadata, namespace, None).await,
             };
             left = match after {
                 Ok(left) => left,
@@ -249,6 +275,15 @@ pub async fn delete_all(
         Some(left) => Outcome::of(left, estimate, namespace, resource),
         None => Outcome { estimate, ..Outcome::default() },
     }
+}
+
+/// Whether pods are left that need only time, as the first page of their list says. `None`: they do
+/// not, or it cannot be known.
+async fn wait_for_first(pods: &Dynamic, namespace: &str, age: Duration) -> Option<Outcome> {
+    let left = content(pods, Reading::Pods, namespace, Some(FIRST_PAGE)).await.ok()??;
+    let estimate = left.estimate(age);
+    let waits = left.count > 0 && !estimate.is_zero();
+    waits.then_some(Outcome { estimate, left, error: None })
 }
 
 /// Deletes all with one request where the server allows it, else one by one.
@@ -266,7 +301,7 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
         return Ok(());
     }
     let mut names = Vec::new();
-    each(verbs, Reading::Metadata, namespace, |item| names.push(item.metadata.name)).await?;
+    each(verbs, Reading::Metadata, namespace, None, |item| names.push(item.metadata.name)).await?;
     for name in names.into_iter().filter(|name| !name.is_empty()) {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
@@ -287,20 +322,23 @@ async fn content(
     verbs: &Dynamic,
     reading: Reading,
     namespace: &str,
+    limit: Option<u32>,
 ) -> client::Result<Option<Content>> {
     let mut content = Content::default();
-    let listed = each(verbs, reading, namespace, |item| content.add(item)).await?;
+    let listed = each(verbs, reading, namespace, limit, |item| content.add(item)).await?;
     Ok(listed.then_some(content))
 }
 
-/// Counts the objects as they arrive. `false`: the resource cannot be listed.
+/// Counts the objects as they arrive, the first `limit` or all. `false`: the resource cannot be listed.
 async fn each(
     verbs: &Dynamic,
     reading: Reading,
     namespace: &str,
+    limit: Option<u32>,
     mut look: impl FnMut(Item) + Send,
 ) -> client::Result<bool> {
-    let mut list = match verbs.list_page(Some(namespace), &ListOptions::default(), None).await {
+    let options = ListOptions { limit, ..ListOptions::default() };
+    let mut list = match verbs.list_page(Some(namespace), &options, None).await {
         Err(error) if is_unsupported(&error) => return Ok(false),
         list => list?,
     };
@@ -312,9 +350,93 @@ async fn each(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use async_std::task::block_on;
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::client::testing::answering;
+
+    /// What [`delete_all`] asks of a server that answers with these lists of pods, one after the
+    /// other, and how it ends.
+    fn pods_deleted(cached: CachedPods, lists: &[Value], age: u64) -> (Vec<&'static str>, Outcome) {
+        let (asked, mut lists) = (Arc::<Mutex<Vec<_>>>::default(), lists.to_vec().into_iter());
+        let requests = asked.clone();
+        block_on(async move {
+            let client = answering(move |request| {
+                let (line, answer) = match request {
+                    _ if request.starts_with("DELETE") => ("delete", json!({})),
+                    _ if request.contains("limit=500") => ("first", lists.next().unwrap()),
+                    _ => ("all", lists.next().unwrap()),
+                };
+                requests.lock().push(line);
+                (200, json!({ "kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": answer }))
+            })
+            .await;
+            let found = ApiResource {
+                resource: ResourceType::fixed("", "v1", "Pod", "pods", true),
+                verbs: ["delete", "deletecollection", "list"].map(Istr::new).into(),
+                preferred: true,
+            };
+            let outcome = delete_all(&client, &found, "ns", Duration::from_secs(age), cached).await;
+            (std::mem::take(&mut *asked.lock()), outcome)
+        })
+    }
+
+    #[test]
+    fn pods_that_the_cache_has_are_waited_for_by_the_first_of_them() {
+        let pod = |deleted: bool| {
+            let time = deleted.then_some("2026-01-01T00:00:00Z");
+            json!({
+                "metadata": {
+                    "name": "a", "deletionTimestamp": time, "deletionGracePeriodSeconds": 30,
+                },
+                "spec": { "nodeName": "n", "terminationGracePeriodSeconds": 30 },
+                "status": { "phase": "Running" },
+            })
+        };
+        let [none, alive, going] = [json!([]), json!([pod(false)]), json!([pod(true)])];
+        let is_left = "unexpected items still remain";
+        for (cached, lists, age, asked, estimate, error) in [
+            (CachedPods::Unknown, [&none, &none, &none], 5, &["all"][..], 0, None),
+            (CachedPods::Unknown, [&going, &none, &none], 5, &["all"], 30, None),
+            (CachedPods::Unknown, [&alive, &going, &none], 5, &["all", "delete", "all"], 30, None),
+            (CachedPods::Alive, [&going, &none, &none], 5, &["delete", "first"], 30, None),
+            // They were gone at once.
+            (CachedPods::Alive, [&none, &none, &none], 5, &["delete", "first", "all"], 0, None),
+            // Only the whole list shows that it takes too long.
+            (
+                CachedPods::Alive,
+                [&going, &going, &none],
+                30,
+                &["delete", "first", "all"],
+                0,
+                Some(is_left),
+            ),
+            (CachedPods::Deleted, [&going, &none, &none], 29, &["first"], 30, None),
+            (CachedPods::Deleted, [&going, &going, &none], 30, &["first", "all"], 0, Some(is_left)),
+            (CachedPods::Deleted, [&none, &none, &none], 5, &["first", "all"], 0, None),
+            // A new pod, of which the cache does not know.
+            (
+                CachedPods::Deleted,
+                [&alive, &alive, &going],
+                5,
+                &["first", "all", "delete", "all"],
+                30,
+                None,
+            ),
+        ] {
+            let name = format!("{cached:?}, {lists:?}, {age}");
+            let (requests, outcome) = pods_deleted(cached, &lists.map(Value::clone), age);
+            assert_eq!(requests, asked, "{name}");
+            assert_eq!(outcome.estimate, Duration::from_secs(estimate), "{name}");
+            let why = outcome.error.map(|error| error.to_string());
+            assert_eq!(why.is_some(), error.is_some(), "{name}: {why:?}");
+            assert!(why.is_none_or(|why| why.contains(error.unwrap())), "{name}");
+        }
+    }
 
     fn content_of(items: &[Value]) -> Content {
         let mut content = Content::default();

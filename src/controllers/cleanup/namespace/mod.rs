@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use self::conditions::Findings;
-use self::content::{Outcome, delete_all, is_pods};
+use self::content::{CachedPods, Outcome, delete_all, is_pods};
 use crate::cache::Lister;
 use crate::client::{self, ApiResource, Client};
 use crate::clock::SharedClock;
@@ -83,9 +83,16 @@ impl Waiting {
         waiting
     }
 
-    /// Whether the namespace has pods that are not being deleted. The cache may be behind.
-    fn has_pods(&self, namespace: &str) -> bool {
-        self.pods.in_namespace(namespace).iter().any(|pod| !pod.meta.is_being_deleted())
+    /// `waited`: the pass before has deleted all pods.
+    fn cached(&self, namespace: &str, waited: bool) -> CachedPods {
+        let pods = self.pods.in_namespace(namespace);
+        if pods.iter().any(|pod| !pod.meta.is_being_deleted()) {
+            CachedPods::Alive
+        } else if waited && !pods.is_empty() {
+            CachedPods::Deleted
+        } else {
+            CachedPods::Unknown
+        }
     }
 
     /// Whether the last pod of a waiting namespace is gone. It does not wait any more then.
@@ -102,8 +109,9 @@ impl Waiting {
         !self.is_over(namespace)
     }
 
-    fn end(&self, namespace: &str) {
-        self.namespaces.lock().remove(namespace);
+    /// Whether the namespace waited.
+    fn end(&self, namespace: &str) -> bool {
+        self.namespaces.lock().remove(namespace)
     }
 }
 
@@ -123,9 +131,7 @@ enum Step {
 
 impl NamespaceController {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        if let Some(waiting) = &self.waiting {
-            waiting.end(&key.name);
-        }
+        let waited = self.waiting.as_ref().is_some_and(|waiting| waiting.end(&key.name));
         if self.namespaces.get(&key).is_none() {
             return Ok(Next::Done);
         }
@@ -141,7 +147,7 @@ impl NamespaceController {
         if !namespace.meta.is_being_deleted() || namespace.spec.finalizers.is_empty() {
             return Ok(Next::Done);
         }
-        let (estimate, pods_left) = self.delete_content(&mut namespace).await?;
+        let (estimate, pods_left) = self.delete_content(&mut namespace, waited).await?;
         if !estimate.is_zero() {
             let mut wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
             if let Some(waiting) = self.waiting.as_ref().filter(|_| pods_left > 0)
@@ -201,15 +207,24 @@ impl NamespaceController {
 
     /// Deletes what can be deleted now, and writes the conditions. Returns how long the rest may
     /// take (zero: nothing is left), and how many pods there are.
-    async fn delete_content(&self, namespace: &mut Namespace) -> Result<(Duration, usize), Error> {
+    async fn delete_content(
+        &self,
+        namespace: &mut Namespace,
+        waited: bool,
+    ) -> Result<(Duration, usize), Error> {
         let (mut findings, mut errors) = (Findings::default(), Vec::new());
         let resources = self.discover(&mut findings, &mut errors).await;
         let (pods, others): (Vec<_>, Vec<_>) =
             resources.into_iter().partition(|found| is_pods(&found.resource));
         let mut estimate = Duration::ZERO;
         let mut pods_left = 0;
+        let cached = match &self.waiting {
+            Some(waiting) => waiting.cached(&namespace.meta.name, waited),
+            None => CachedPods::Unknown,
+        };
         for found in &pods {
-            let (outcome, error) = self.delete_resource(found, namespace, &mut findings).await;
+            let (outcome, error) =
+                self.delete_resource(found, namespace, cached, &mut findings).await;
             if let Some(error) = error {
                 let name = &namespace.meta.name;
                 errors.push(Error::other(format!(
@@ -222,8 +237,10 @@ impl NamespaceController {
         }
         // While there are pods, the conditions show failures only.
         if pods_left == 0 {
+            let cached = CachedPods::Unknown;
             for found in &others {
-                let (outcome, error) = self.delete_resource(found, namespace, &mut findings).await;
+                let (outcome, error) =
+                    self.delete_resource(found, namespace, cached, &mut findings).await;
                 errors.extend(error);
                 estimate = estimate.max(outcome.estimate);
                 findings.remains(&found.resource, outcome.left);
@@ -266,15 +283,14 @@ impl NamespaceController {
         &self,
         found: &ApiResource,
         namespace: &Namespace,
+        cached: CachedPods,
         findings: &mut Findings,
     ) -> (Outcome, Option<Error>) {
         let now = self.clock.now();
         let since = namespace.meta.deletion_timestamp.unwrap_or(now);
         let age = now.duration_since(since);
         let name = &namespace.meta.name;
-        let has_pods = is_pods(&found.resource)
-            && self.waiting.as_ref().is_some_and(|waiting| waiting.has_pods(name));
-        let mut outcome = delete_all(&self.client, found, name, age, has_pods).await;
+        let mut outcome = delete_all(&self.client, found, name, age, cached).await;
         let error = outcome.error.take();
         findings.failures.extend(error.as_ref().map(Error::message));
         (outcome, error)
