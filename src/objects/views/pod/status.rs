@@ -1,6 +1,7 @@
 //! The wire form of a pod's status, and the part that the view keeps.
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -166,7 +167,7 @@ impl PodStatus {
         let ips = status.pod_ips.into_iter().flatten();
         let ips: Vec<IpAddr> = ips.filter_map(|address| parse_ip(&address.ip)).collect();
         let ip = match &*ips {
-            [IpAddr::V4(ip)] => Some(*ip),
+            [IpAddr::V4(ip)] => NonZeroU32::new(ip.to_bits()),
             _ => None,
         };
         rare.ips = if ip.is_none() { ips.into() } else { Box::default() };
@@ -178,7 +179,8 @@ impl PodStatus {
             conditions,
             quota,
         };
-        PodStatus { ready_changed, start_time: status.start_time, ip, state: state.shared() }
+        let (start_time, state) = (status.start_time, state.shared());
+        PodStatus { ready_changed, start_time, ip, state, ..PodStatus::default() }
     }
 }
 
