@@ -34,8 +34,8 @@ const SETS_AT_ONCE: usize = 5;
 const PODS_AT_ONCE: usize = 100;
 /// The timeout of the watches: longer than any load.
 const WATCH: Duration = Duration::from_secs(6 * 3600);
-/// The age at which [`Floor::Fresh`] writes a status again whose numbers have changed: that of the
-/// manager's in a storm.
+/// How long a status may be wrong until [`Floor::Fresh`] writes it again: as long as the manager's in a
+/// storm.
 const FRESH: Duration = Duration::from_secs(2);
 /// A label that sets the pods of a ReplicaSet apart.
 const HASH: &str = "pod-template-hash";
@@ -107,8 +107,8 @@ struct Set {
     now: Counts,
     /// The numbers in the last status.
     written: Counts,
-    /// In monotonic time.
-    written_at: Duration,
+    /// Since when the numbers are others than those, in monotonic time.
+    wrong_since: Option<Duration>,
     /// Whether a write is under way: a second one could arrive before it.
     is_writing: bool,
 }
@@ -135,15 +135,17 @@ impl Set {
     }
 
     /// The numbers to write at `now`: when all pods exist, when all are ready, and for a fresh floor
-    /// when the last ones are old.
+    /// when the last ones have been wrong for long.
     fn due(&mut self, kind: Floor, now: Duration) -> Option<Counts> {
         let all = |count| count == self.wanted;
         let exist = all(self.now.pods) && !all(self.written.pods);
         let ready = all(self.now.ready) && !all(self.written.ready);
-        let is_old = self.now != self.written && now >= self.written_at + FRESH;
-        let is_due = exist || ready || (kind == Floor::Fresh && is_old);
+        let is_wrong = self.now != self.written;
+        let since = *self.wrong_since.get_or_insert(now);
+        self.wrong_since = is_wrong.then_some(since);
+        let is_due = exist || ready || (kind == Floor::Fresh && is_wrong && now >= since + FRESH);
         (is_due && !self.is_writing).then(|| {
-            (self.written, self.written_at, self.is_writing) = (self.now, now, true);
+            (self.written, self.wrong_since, self.is_writing) = (self.now, None, true);
             self.now
         })
     }
@@ -193,8 +195,7 @@ impl Work {
         let set: ReplicaSet = self.client.create(NAMESPACE, &replica_set(deployment)).await?;
         let name = Istr::new(&set.meta.name);
         let deployment = deployment.meta.name.clone();
-        let written_at = self.clock.monotonic();
-        let counted = Set { deployment, wanted, written_at, ..Set::default() };
+        let counted = Set { deployment, wanted, ..Set::default() };
         self.sets.lock().insert(name, counted);
         let body: Arc<RawValue> = serde_json::value::to_raw_value(&pod_of(&set))?.into();
         for from in (0..wanted).step_by(PODS_AT_ONCE) {
@@ -418,16 +419,19 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_floor_writes_what_is_old() {
+    fn a_fresh_floor_writes_what_has_been_wrong_for_long() {
         let mut set = Set { wanted: 2, ..Set::default() };
         let one = Counts { pods: 1, ready: 0 };
+        assert_eq!(set.due(Floor::Fresh, FRESH), None, "nothing has changed");
         set.see(&pod("5f0c0001-7a3e-4d21-9b68-000000000001", false), false);
-        assert_eq!(set.due(Floor::Fresh, FRESH - Duration::from_millis(1)), None);
-        assert_eq!(set.due(Floor::Fresh, FRESH), Some(one));
+        assert_eq!(set.due(Floor::Fresh, 2 * FRESH), None);
+        assert_eq!(set.due(Floor::Fresh, 3 * FRESH - Duration::from_millis(1)), None);
+        assert_eq!(set.due(Floor::Fresh, 3 * FRESH), Some(one));
         set.see(&pod("5f0c0001-7a3e-4d21-9b68-000000000001", true), false);
-        assert_eq!(set.due(Floor::Fresh, 3 * FRESH), None, "the last write is under way");
+        assert_eq!(set.due(Floor::Fresh, 4 * FRESH), None);
+        assert_eq!(set.due(Floor::Fresh, 5 * FRESH), None, "the last write is under way");
         set.is_writing = false;
-        assert_eq!(set.due(Floor::Fresh, 3 * FRESH), Some(Counts { pods: 1, ready: 1 }));
+        assert_eq!(set.due(Floor::Fresh, 5 * FRESH), Some(Counts { pods: 1, ready: 1 }));
         set.is_writing = false;
         assert_eq!(set.due(Floor::Fresh, 9 * FRESH), None, "nothing has changed");
     }

@@ -13,13 +13,13 @@ use crate::storm::Storm;
 /// A sync whose status differs from the last one counts as this number of plain events.
 const WEIGHT: u32 = 5;
 
-/// When the status of each owner was written in the last storm. Upstream has no counterpart: it
-/// writes each step.
+/// Since when the status of each owner waits in the last storm. Upstream has no counterpart: it writes
+/// each step.
 #[derive(Default)]
 pub struct StatusPace {
     storm: Storm,
     /// Emptied by the first changed status after the storm.
-    written: Mutex<HashMap<ObjectKey, Duration>>,
+    waiting: Mutex<HashMap<ObjectKey, Duration>>,
 }
 
 impl StatusPace {
@@ -35,8 +35,8 @@ impl StatusPace {
     }
 
     /// A sync of `owner` found a status that differs at `now`, which is monotonic time. How long its
-    /// write waits; `None`: not at all. `patience`: how old the last status may become, `None`: it
-    /// is replaced at once; called only in a storm.
+    /// write still waits; `None`: not at all. `patience`: how long the last status may be wrong,
+    /// `None`: it is replaced at once; called only in a storm.
     pub fn wait(
         &self,
         owner: &ObjectKey,
@@ -45,18 +45,17 @@ impl StatusPace {
     ) -> Option<Duration> {
         self.storm.count(now, WEIGHT);
         if !self.storm.is_on(now) {
-            *self.written.lock() = HashMap::new();
+            *self.waiting.lock() = HashMap::new();
             return None;
         }
-        let written = *self.written.lock().get(owner)?;
-        (written + patience()?).checked_sub(now).filter(|left| !left.is_zero())
+        let patience = patience()?;
+        let since = *self.waiting.lock().entry(owner.clone()).or_insert(now);
+        (since + patience).checked_sub(now).filter(|left| !left.is_zero())
     }
 
-    /// The status of `owner` was written at `now`.
-    pub fn wrote(&self, owner: &ObjectKey, now: Duration) {
-        if self.storm.is_on(now) {
-            self.written.lock().insert(owner.clone(), now);
-        }
+    /// The status of `owner` was written.
+    pub fn wrote(&self, owner: &ObjectKey) {
+        self.waiting.lock().remove(owner);
     }
 }
 
@@ -75,7 +74,7 @@ impl StatusPace {
 
 impl OwnerRecord for StatusPace {
     fn forget(&self, owner: &ObjectKey, _: Option<&Uid>) {
-        self.written.lock().remove(owner);
+        self.wrote(owner);
     }
 }
 
@@ -95,27 +94,33 @@ mod tests {
     fn a_status_on_its_way_waits_in_a_storm_alone() {
         let (start, millis) = (Duration::from_secs(1_000), Duration::from_millis);
         let pace = StatusPace::default();
-        pace.wrote(&key("a"), start);
         let not_asked = || -> Option<Duration> { panic!("asked") };
         assert_eq!(pace.wait(&key("a"), &not_asked, start), None, "no storm");
 
         let pace = StatusPace::in_storm(start);
-        assert_eq!(pace.wait(&key("a"), &not_asked, start), None, "the first of the storm");
-        pace.wrote(&key("a"), start);
         for (name, patience, after, expected) in [
             ("a", Some(2_000), 0, Some(2_000)),
             ("a", Some(2_000), 1, Some(1_999)),
             ("a", None, 2, None),
-            ("b", Some(2_000), 3, None),
-            ("a", Some(5_000), 4, Some(4_996)),
+            ("b", None, 3, None),
+            ("b", Some(2_000), 4, Some(2_000)),
+            ("a", Some(5_000), 5, Some(4_995)),
+            ("a", Some(2_000), 1_999, Some(1)),
             ("a", Some(2_000), 2_000, None),
             ("a", Some(2_000), 3_000, None),
+            ("a", Some(5_000), 3_000, Some(2_000)),
         ] {
             let now = start + millis(after);
             pace.storm_goes_on(now);
             let wait = pace.wait(&key(name), &|| patience.map(millis), now);
             assert_eq!(wait, expected.map(millis), "{name} {patience:?} after {after} ms");
         }
+        // Once it was written, the next difference begins its own wait.
+        pace.wrote(&key("a"));
+        let now = start + millis(4_000);
+        pace.storm_goes_on(now);
+        let patience = || Some(millis(2_000));
+        assert_eq!(pace.wait(&key("a"), &patience, now), Some(millis(2_000)));
     }
 
     #[test]
@@ -149,17 +154,20 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_forgotten_with_its_owner_and_with_the_storm() {
+    fn a_wait_is_forgotten_with_its_owner_and_with_the_storm() {
         let start = Duration::from_secs(1_000);
         let pace = StatusPace::in_storm(start);
-        pace.wrote(&key("a"), start);
-        pace.wrote(&key("b"), start);
-        pace.forget(&key("a"), None);
         let age = Duration::from_secs(2);
         let patience = || Some(age);
-        assert_eq!(pace.wait(&key("a"), &patience, start), None);
-        assert_eq!(pace.wait(&key("b"), &patience, start), Some(age));
+        for name in ["a", "b"] {
+            assert_eq!(pace.wait(&key(name), &patience, start), Some(age));
+        }
+        pace.forget(&key("a"), None);
+        let now = start + age / 4;
+        pace.storm_goes_on(now);
+        assert_eq!(pace.wait(&key("a"), &patience, now), Some(age), "it begins again");
+        assert_eq!(pace.wait(&key("b"), &patience, now), Some(age - age / 4));
         assert_eq!(pace.wait(&key("b"), &patience, start + age / 2), None, "the storm is over");
-        assert!(pace.written.lock().is_empty());
+        assert!(pace.waiting.lock().is_empty());
     }
 }

@@ -83,8 +83,8 @@ pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
         } != *set.status()
 }
 
-/// How old the status `last` may become in a storm before `status` replaces it, which is a step to the
-/// `wanted` numbers and shows nothing new but counts. `None`: it is no such step.
+/// How long the status `last` may be wrong in a storm before `status` replaces it, which is a step to
+/// the `wanted` numbers and shows nothing new but counts. `None`: it is no such step.
 pub fn patience(
     wanted: i32,
     last: &ReplicaSetStatus,

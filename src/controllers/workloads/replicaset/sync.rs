@@ -118,7 +118,7 @@ impl<S: Replicating> ReplicaSets<S> {
                 });
             }
             self.write_status(&key, &set, status).await?;
-            self.pace.wrote(&key, self.clock.monotonic());
+            self.pace.wrote(&key);
         }
         if let Some(failure) = failure {
             return Err(failure);
@@ -371,7 +371,7 @@ mod tests {
             }
             let (pace, key) =
                 (StatusPace::in_storm(clock.monotonic()), ObjectKey::new("ns", "new"));
-            pace.wrote(&key, clock.monotonic());
+            pace.wait(&key, &|| Some(Duration::from_secs(2)), clock.monotonic());
             clock.advance(Duration::from_millis(500));
             pace.storm_goes_on(clock.monotonic());
             let requests = Arc::new(Mutex::new(Vec::new()));
