@@ -342,6 +342,12 @@ impl Env {
         block_on(async { Env::start(name, how).await.finish(scenario).await });
     }
 
+    /// [`Env::run`], with nodes that behave as `nodes` says.
+    pub fn run_with_nodes(name: &str, nodes: NodeOptions, scenario: impl AsyncFn(&Env)) {
+        let how = Setup { nodes, ..Setup::default() };
+        block_on(async { Env::start(name, how).await.finish(scenario).await });
+    }
+
     /// [`Env::run`] on several clusters at once, one for each name.
     pub fn run_several(names: &[&str], scenario: impl AsyncFn(&[Env])) {
         block_on(async {

@@ -558,6 +558,45 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
     });
 }
 
+/// A kubelet that removes the first taint of its node keeps those that others have set before.
+#[test]
+fn the_sandbox_kubelet_removes_its_own_taint_alone() {
+    let one = NodeOptions { count: 1, ..lively() };
+    Env::run_with_nodes("kubelet-taints", one, async |env| {
+        let (client, faults) = (&env.client, env.cluster.sandbox.faults());
+        let key = ObjectKey::cluster("node-0");
+        let taints = async || {
+            let node: Value =
+                client.resource(&Node::RESOURCE).get(&key).await.map_err(|e| e.to_string())?;
+            let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
+            Ok::<_, String>(taints.iter().map(|taint| taint["key"].clone()).collect::<Vec<_>>())
+        };
+        let are = async |expected: &[&str]| {
+            eventually(&env.clock, &format!("the taints are {expected:?}"), || async {
+                let found = taints().await?;
+                if found == expected { Ok(()) } else { Err(format!("{found:?}")) }
+            })
+            .await;
+        };
+        are(&[]).await;
+        faults.next(1, "update", "nodes", Fault::Hold);
+        client.delete::<Node>(&key, Delete::new()).await.expect("delete");
+        are(&["node.kubernetes.io/not-ready"]).await;
+        eventually(&env.clock, "its removal is under way", || async {
+            if faults.pending().is_empty() { Ok(()) } else { Err("no write".to_owned()) }
+        })
+        .await;
+        let modified = client.modify::<Node>(&key, |live| {
+            let taints = live["spec"]["taints"].as_array_mut().expect("a list");
+            taints.push(json!({ "key": "example.com/out", "effect": "NoSchedule" }));
+            true
+        });
+        modified.await.expect("modified");
+        faults.clear();
+        are(&["example.com/out"]).await;
+    });
+}
+
 /// A conflict need not come from a change of the pod, which an event would follow.
 #[test]
 fn the_sandbox_kubelet_retries_after_conflicts() {

@@ -419,11 +419,8 @@ impl Kubelet {
         match known {
             Ok(()) => {}
             Err(error) if error.is_not_found() => {
-                nodes.create::<Value>("", &node(name, now)).await?;
-                // Admission taints every new node as not ready. The node lifecycle controller
-                // would remove the taint, but it does not run here.
-                let untaint = Patch::Merge(json!({ "spec": { "taints": null } }));
-                nodes.patch::<Value>(&key, &untaint).await?;
+                let created: Value = nodes.create("", &node(name, now)).await?;
+                self.remove_not_ready(created, &key).await?;
             }
             Err(error) => return Err(error),
         }
@@ -435,6 +432,21 @@ impl Kubelet {
             self.steering.clear_returned(name);
         }
         Ok(())
+    }
+
+    /// Admission taints every new node as not ready. The node lifecycle controller would remove the
+    /// taint, but it does not run here. Taints that others set meanwhile stay.
+    async fn remove_not_ready(&self, mut node: Value, key: &ObjectKey) -> client::Result<()> {
+        let nodes = self.client.resource(&NODES);
+        loop {
+            if let Some(taints) = node["spec"]["taints"].as_array_mut() {
+                taints.retain(|taint| taint["key"] != "node.kubernetes.io/not-ready");
+            }
+            match nodes.update::<Value>(key, &node).await {
+                Err(error) if error.is_conflict() => node = nodes.get(key).await?,
+                written => return written.map(drop),
+            }
+        }
     }
 
     async fn renew_lease(&self, name: &str, now: Timestamp) -> client::Result<()> {
