@@ -193,7 +193,7 @@ pub const EMBEDDED: &str = "kube-controller-manager";
 pub enum Floor {
     /// Writes each status once when the pods exist and once when they are ready.
     Bare,
-    /// Also writes a status that is two seconds old while its numbers change.
+    /// Also writes a status that has been wrong for two seconds.
     Fresh,
 }
 

@@ -166,6 +166,7 @@ impl EventSink for QueueSink {
             Event::new(self.component.clone(), about, event_type, reason, message, now, nanos);
         queue.waiting.fetch_add(1, Ordering::Relaxed);
         if queue.sender.try_send(Box::new(event)).is_err() {
+            queue.waiting.fetch_sub(1, Ordering::Relaxed);
             log::debug!("events: shut down, dropped {reason}");
         }
     }
@@ -217,17 +218,15 @@ impl<W: EventWriter> Send<W> {
     fn add(&mut self, event: Event) {
         let wall = self.clock.now();
         let now = Now { wall, monotonic: self.clock.monotonic(), nanos: self.names.nanos(wall) };
-        let correlated = self.correlator.correlate(event, now);
-        let further = correlated.and_then(|new| match self.writes.peek_mut(&new.series) {
-            Some(waiting) => {
-                waiting.event.repeat(new.event);
-                None
-            }
-            None => Some(new),
-        });
-        match further {
-            Some(write) => drop(self.writes.put(write.series, write)),
-            None => drop(self.waiting.fetch_sub(1, Ordering::Relaxed)),
+        let Some(new) = self.correlator.correlate(event, now) else {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
+        if let Some(waiting) = self.writes.peek_mut(&new.series) {
+            waiting.event.repeat(new.event);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            self.writes.put(new.series, new);
         }
     }
 

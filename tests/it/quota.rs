@@ -271,7 +271,7 @@ impl Counting {
     }
 
     /// As [`uses`]. Time passes slowly: a count that met a conflict, or a watch that was cut at its
-    /// start, waits for it; what comes after whole seconds should not come before.
+    /// start, waits for it; what is due only after seconds must not happen early.
     async fn uses(&self, env: &Env, name: &str, used: &[(&str, &str)]) {
         uses(env, name, used).or(self.passes(env, Duration::from_millis(500))).await;
     }
@@ -351,7 +351,7 @@ fn a_deletion_during_the_first_count_is_counted() {
         counting.uses(env, "known", &[("count/configmaps", "0")]).await;
         faults.clear();
         // Less than the five seconds after which a first count is repeated in any case.
-        let later = counting.passes_for(env, Duration::from_millis(20), 40);
+        let later = counting.passes_for(env, Duration::from_millis(20), 20);
         uses(env, "new", &[("count/configmaps", "0")]).or(later).await;
         counting.end().await;
     });

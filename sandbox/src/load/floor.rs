@@ -141,9 +141,9 @@ impl Set {
         let exist = all(self.now.pods) && !all(self.written.pods);
         let ready = all(self.now.ready) && !all(self.written.ready);
         let is_wrong = self.now != self.written;
-        let since = *self.wrong_since.get_or_insert(now);
-        self.wrong_since = is_wrong.then_some(since);
-        let is_due = exist || ready || (kind == Floor::Fresh && is_wrong && now >= since + FRESH);
+        self.wrong_since = is_wrong.then(|| self.wrong_since.unwrap_or(now));
+        let is_old = self.wrong_since.is_some_and(|since| now >= since + FRESH);
+        let is_due = exist || ready || (kind == Floor::Fresh && is_old);
         (is_due && !self.is_writing).then(|| {
             (self.written, self.wrong_since, self.is_writing) = (self.now, None, true);
             self.now

@@ -83,8 +83,8 @@ pub struct Load {
     pub pages: bool,
     /// The limit of the manager's memory cgroup.
     pub limit: Option<Bytes>,
-    /// Whether the phases of the Deployments run with each floor in the manager's place first, on an
-    /// embedded API server of its own: a server that has served a load before is slower.
+    /// Whether the phases of the Deployments run with each floor in the manager's place first. Each has
+    /// an embedded API server of its own: one that has served a load before is slower.
     pub floor: bool,
     /// How long a manager must be quiet to count as settled.
     pub quiet: Duration,
@@ -288,8 +288,11 @@ impl Run {
 
     fn start_manager(&mut self) -> Result<ManagerProcess> {
         self.started += 1;
-        let name = format!("manager-{}", self.started);
         let program = &self.program;
+        let name = match program {
+            ManagerProgram::Floor(floor) => floor.to_string().replace(' ', "-"),
+            _ => format!("manager-{}", self.started),
+        };
         let kubeconfig = match program {
             // It has no accounts of controllers, so it needs the rights of all.
             ManagerProgram::Floor(_) => self.server.administrator(),

@@ -435,7 +435,7 @@ impl Kubelet {
     }
 
     /// Admission taints every new node as not ready. The node lifecycle controller would remove the
-    /// taint, but it does not run here. Taints that others set meanwhile stay.
+    /// taint, but it may not run. Taints that others set meanwhile stay.
     async fn remove_not_ready(&self, mut node: Value, key: &ObjectKey) -> client::Result<()> {
         let nodes = self.client.resource(&NODES);
         loop {

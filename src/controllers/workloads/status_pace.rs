@@ -13,12 +13,10 @@ use crate::storm::Storm;
 /// A sync whose status differs from the last one counts as this number of plain events.
 const WEIGHT: u32 = 5;
 
-/// Since when the status of each owner waits in the last storm. Upstream has no counterpart: it writes
-/// each step.
+/// Since when the status of each owner waits. Upstream has no counterpart: it writes each step.
 #[derive(Default)]
 pub struct StatusPace {
     storm: Storm,
-    /// Emptied by the first changed status after the storm.
     waiting: Mutex<HashMap<ObjectKey, Duration>>,
 }
 
@@ -45,7 +43,6 @@ impl StatusPace {
     ) -> Option<Duration> {
         self.storm.count(now, WEIGHT);
         if !self.storm.is_on(now) {
-            *self.waiting.lock() = HashMap::new();
             return None;
         }
         let patience = patience()?;
@@ -53,9 +50,13 @@ impl StatusPace {
         (since + patience).checked_sub(now).filter(|left| !left.is_zero())
     }
 
-    /// The status of `owner` was written.
-    pub fn wrote(&self, owner: &ObjectKey) {
-        self.waiting.lock().remove(owner);
+    /// The status of `owner` is right: it was written, or shows what a sync found.
+    pub fn settle(&self, owner: &ObjectKey) {
+        let mut waiting = self.waiting.lock();
+        if waiting.remove(owner).is_some() && waiting.is_empty() {
+            // Its table grew in the storm.
+            *waiting = HashMap::new();
+        }
     }
 }
 
@@ -70,11 +71,15 @@ impl StatusPace {
     pub fn storm_goes_on(&self, now: Duration) {
         self.storm.count(now, u32::MAX);
     }
+
+    pub fn has(&self, owner: &ObjectKey) -> bool {
+        self.waiting.lock().contains_key(owner)
+    }
 }
 
 impl OwnerRecord for StatusPace {
     fn forget(&self, owner: &ObjectKey, _: Option<&Uid>) {
-        self.wrote(owner);
+        self.settle(owner);
     }
 }
 
@@ -116,7 +121,7 @@ mod tests {
             assert_eq!(wait, expected.map(millis), "{name} {patience:?} after {after} ms");
         }
         // Once it was written, the next difference begins its own wait.
-        pace.wrote(&key("a"));
+        pace.settle(&key("a"));
         let now = start + millis(4_000);
         pace.storm_goes_on(now);
         let patience = || Some(millis(2_000));
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_forgotten_with_its_owner_and_with_the_storm() {
+    fn a_wait_ends_with_its_owner_and_survives_a_pause_of_the_storm() {
         let start = Duration::from_secs(1_000);
         let pace = StatusPace::in_storm(start);
         let age = Duration::from_secs(2);
@@ -167,7 +172,12 @@ mod tests {
         pace.storm_goes_on(now);
         assert_eq!(pace.wait(&key("a"), &patience, now), Some(age), "it begins again");
         assert_eq!(pace.wait(&key("b"), &patience, now), Some(age - age / 4));
-        assert_eq!(pace.wait(&key("b"), &patience, start + age / 2), None, "the storm is over");
-        assert!(pace.waiting.lock().is_empty());
+        let now = start + age / 2;
+        assert_eq!(pace.wait(&key("a"), &patience, now), None, "there is no storm");
+        pace.settle(&key("a"));
+        pace.storm_goes_on(now);
+        assert_eq!(pace.wait(&key("b"), &patience, now), Some(age / 2));
+        pace.settle(&key("b"));
+        assert!(!pace.has(&key("a")) && !pace.has(&key("b")));
     }
 }

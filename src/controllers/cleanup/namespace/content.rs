@@ -15,7 +15,7 @@ use crate::objects::{
 
 /// The estimated time for the finalizers of objects that are being deleted.
 const FINALIZERS: Duration = Duration::from_secs(15);
-/// The pods that are listed to learn whether the rest needs time.
+/// How many pods are listed to learn whether to wait.
 const FIRST_PAGE: u32 = 500;
 /// Finalizers that a background deletion removes.
 const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
@@ -136,6 +136,8 @@ pub struct Content {
     pub(super) unsettled: usize,
     /// The longest grace period of a Pod that has not ended.
     pub(super) grace: Duration,
+    /// These are not all: the list has another page.
+    pub(super) goes_on: bool,
 }
 
 impl Content {
@@ -226,18 +228,12 @@ pub async fn delete_all(
     let whole = client.resource(resource).accepting(Form::Protobuf);
     let verbs = whole.clone().metadata_only();
     let listed = found.supports(&["list"]);
-    if listed
-        && cached == CachedPods::Deleted
-        && let Some(outcome) = wait_for_first(&whole, namespace, age).await
-        && outcome.left.unsettled == 0
-    {
-        return outcome;
-    }
     let has_pods = cached == CachedPods::Alive;
-    let before = match (listed && !has_pods, is_pods(resource)) {
-        (false, _) => Ok(None),
-        (true, true) => content(&whole, Reading::Pods, namespace, None).await,
-        (true, false) => content(&verbs, Reading::Metadata, namespace, None).await,
+    let before = match (cached, is_pods(resource)) {
+        _ if !listed || has_pods => Ok(None),
+        (CachedPods::Deleted, _) => pods_left(&whole, namespace, age).await,
+        (_, true) => content(&whole, Reading::Pods, namespace, None).await,
+        (_, false) => content(&verbs, Reading::Metadata, namespace, None).await,
     };
     let mut left = match before {
         Ok(left) => left,
@@ -255,11 +251,8 @@ pub async fn delete_all(
             return Outcome::failed(estimate, error);
         }
         if listed {
-            if has_pods && let Some(outcome) = wait_for_first(&whole, namespace, age).await {
-                return outcome;
-            }
             let after = match has_pods {
-                true => content(&whole, Reading::Pods, namespace, None).await,
+                true => pods_left(&whole, namespace, age).await,
                 false => content(&verbs, Reading::Metadata, namespace, None).await,
             };
             left = match after {
@@ -277,13 +270,20 @@ pub async fn delete_all(
     }
 }
 
-/// Whether pods are left that need only time, as the first page of their list says. `None`: they do
-/// not, or it cannot be known.
-async fn wait_for_first(pods: &Dynamic, namespace: &str, age: Duration) -> Option<Outcome> {
-    let left = content(pods, Reading::Pods, namespace, Some(FIRST_PAGE)).await.ok()??;
-    let estimate = left.estimate(age);
-    let waits = left.count > 0 && !estimate.is_zero();
-    waits.then_some(Outcome { estimate, left, error: None })
+/// The first pods that are left, if these need only time. Else all.
+async fn pods_left(
+    pods: &Dynamic,
+    namespace: &str,
+    age: Duration,
+) -> client::Result<Option<Content>> {
+    match content(pods, Reading::Pods, namespace, Some(FIRST_PAGE)).await {
+        Ok(Some(first))
+            if !first.goes_on || first.unsettled == 0 && !first.estimate(age).is_zero() =>
+        {
+            Ok(Some(first))
+        }
+        _ => content(pods, Reading::Pods, namespace, None).await,
+    }
 }
 
 /// Deletes all with one request where the server allows it, else one by one.
@@ -325,27 +325,30 @@ async fn content(
     limit: Option<u32>,
 ) -> client::Result<Option<Content>> {
     let mut content = Content::default();
-    let listed = each(verbs, reading, namespace, limit, |item| content.add(item)).await?;
-    Ok(listed.then_some(content))
+    let goes_on = each(verbs, reading, namespace, limit, |item| content.add(item)).await?;
+    Ok(goes_on.map(|goes_on| Content { goes_on, ..content }))
 }
 
-/// Counts the objects as they arrive, the first `limit` or all. `false`: the resource cannot be listed.
+/// Counts the objects as they arrive, the first `limit` or all. Returns whether there are more;
+/// `None`: the resource cannot be listed.
 async fn each(
     verbs: &Dynamic,
     reading: Reading,
     namespace: &str,
     limit: Option<u32>,
     mut look: impl FnMut(Item) + Send,
-) -> client::Result<bool> {
+) -> client::Result<Option<bool>> {
     let options = ListOptions { limit, ..ListOptions::default() };
     let mut list = match verbs.list_page(Some(namespace), &options, None).await {
-        Err(error) if is_unsupported(&error) => return Ok(false),
+        Err(error) if is_unsupported(&error) => return Ok(None),
         list => list?,
     };
-    while let ListPart::Item(item) = list.next().await? {
-        look(Item::of(&item, reading));
+    loop {
+        match list.next().await? {
+            ListPart::Item(item) => look(Item::of(&item, reading)),
+            ListPart::End { continue_token, .. } => return Ok(Some(continue_token.is_some())),
+        }
     }
-    Ok(true)
 }
 
 #[cfg(test)]
@@ -360,19 +363,29 @@ mod tests {
     use crate::client::testing::answering;
 
     /// What [`delete_all`] asks of a server that answers with these lists of pods, one after the
-    /// other, and how it ends.
-    fn pods_deleted(cached: CachedPods, lists: &[Value], age: u64) -> (Vec<&'static str>, Outcome) {
+    /// other, and how it ends. `many`: a first page is not all.
+    fn pods_deleted(
+        (cached, many): (CachedPods, bool),
+        lists: &[Value],
+        age: u64,
+    ) -> (Vec<&'static str>, Outcome) {
         let (asked, mut lists) = (Arc::<Mutex<Vec<_>>>::default(), lists.to_vec().into_iter());
         let requests = asked.clone();
         block_on(async move {
             let client = answering(move |request| {
-                let (line, answer) = match request {
-                    _ if request.starts_with("DELETE") => ("delete", json!({})),
-                    _ if request.contains("limit=500") => ("first", lists.next().unwrap()),
-                    _ => ("all", lists.next().unwrap()),
-                };
-                requests.lock().push(line);
-                (200, json!({ "kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": answer }))
+                let is_first = request.contains("limit=500");
+                requests.lock().push(match is_first {
+                    _ if request.starts_with("DELETE") => "delete",
+                    true => "first",
+                    false => "all",
+                });
+                if request.starts_with("DELETE") {
+                    return (200, json!({ "kind": "Status" }));
+                }
+                let meta = json!({ "continue": if is_first && many { "more" } else { "" } });
+                let items = lists.next().unwrap();
+                let kind = "PodList";
+                (200, json!({ "kind": kind, "apiVersion": "v1", "metadata": meta, "items": items }))
             })
             .await;
             let found = ApiResource {
@@ -387,6 +400,7 @@ mod tests {
 
     #[test]
     fn pods_that_the_cache_has_are_waited_for_by_the_first_of_them() {
+        use CachedPods::{Alive, Deleted, Unknown};
         let pod = |deleted: bool| {
             let time = deleted.then_some("2026-01-01T00:00:00Z");
             json!({
@@ -399,37 +413,35 @@ mod tests {
         };
         let [none, alive, going] = [json!([]), json!([pod(false)]), json!([pod(true)])];
         let is_left = "unexpected items still remain";
-        for (cached, lists, age, asked, estimate, error) in [
-            (CachedPods::Unknown, [&none, &none, &none], 5, &["all"][..], 0, None),
-            (CachedPods::Unknown, [&going, &none, &none], 5, &["all"], 30, None),
-            (CachedPods::Unknown, [&alive, &going, &none], 5, &["all", "delete", "all"], 30, None),
-            (CachedPods::Alive, [&going, &none, &none], 5, &["delete", "first"], 30, None),
+        let (few, many) = (false, true);
+        for (cached, many, lists, age, asked, estimate, error) in [
+            (Unknown, many, vec![&none], 5, &["all"][..], 0, None),
+            (Unknown, many, vec![&going], 5, &["all"], 30, None),
+            (Unknown, many, vec![&alive, &going], 5, &["all", "delete", "all"], 30, None),
+            (Alive, many, vec![&going], 5, &["delete", "first"], 30, None),
             // They were gone at once.
-            (CachedPods::Alive, [&none, &none, &none], 5, &["delete", "first", "all"], 0, None),
+            (Alive, few, vec![&none], 5, &["delete", "first"], 0, None),
             // Only the whole list shows that it takes too long.
-            (
-                CachedPods::Alive,
-                [&going, &going, &none],
-                30,
-                &["delete", "first", "all"],
-                0,
-                Some(is_left),
-            ),
-            (CachedPods::Deleted, [&going, &none, &none], 29, &["first"], 30, None),
-            (CachedPods::Deleted, [&going, &going, &none], 30, &["first", "all"], 0, Some(is_left)),
-            (CachedPods::Deleted, [&none, &none, &none], 5, &["first", "all"], 0, None),
+            (Alive, many, vec![&going; 2], 30, &["delete", "first", "all"], 0, Some(is_left)),
+            (Alive, few, vec![&going], 30, &["delete", "first"], 0, Some(is_left)),
+            (Deleted, many, vec![&going], 29, &["first"], 30, None),
+            (Deleted, many, vec![&going; 2], 30, &["first", "all"], 0, Some(is_left)),
+            (Deleted, few, vec![&none], 5, &["first"], 0, None),
             // A new pod, of which the cache does not know.
             (
-                CachedPods::Deleted,
-                [&alive, &alive, &going],
+                Deleted,
+                many,
+                vec![&alive, &alive, &going],
                 5,
                 &["first", "all", "delete", "all"],
                 30,
                 None,
             ),
+            (Deleted, few, vec![&alive, &going], 5, &["first", "delete", "all"], 30, None),
         ] {
-            let name = format!("{cached:?}, {lists:?}, {age}");
-            let (requests, outcome) = pods_deleted(cached, &lists.map(Value::clone), age);
+            let name = format!("{cached:?}, many: {many}, {lists:?}, {age}");
+            let lists: Vec<Value> = lists.into_iter().cloned().collect();
+            let (requests, outcome) = pods_deleted((cached, many), &lists, age);
             assert_eq!(requests, asked, "{name}");
             assert_eq!(outcome.estimate, Duration::from_secs(estimate), "{name}");
             let why = outcome.error.map(|error| error.to_string());

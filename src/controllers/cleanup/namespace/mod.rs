@@ -147,10 +147,10 @@ impl NamespaceController {
         if !namespace.meta.is_being_deleted() || namespace.spec.finalizers.is_empty() {
             return Ok(Next::Done);
         }
-        let (estimate, pods_left) = self.delete_content(&mut namespace, waited).await?;
+        let (estimate, has_pods) = self.delete_content(&mut namespace, waited).await?;
         if !estimate.is_zero() {
             let mut wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
-            if let Some(waiting) = self.waiting.as_ref().filter(|_| pods_left > 0)
+            if let Some(waiting) = self.waiting.as_ref().filter(|_| has_pods)
                 && !waiting.start(&key.name)
             {
                 wait = SOON;
@@ -206,18 +206,18 @@ impl NamespaceController {
     }
 
     /// Deletes what can be deleted now, and writes the conditions. Returns how long the rest may
-    /// take (zero: nothing is left), and how many pods there are.
+    /// take (zero: nothing is left), and whether pods are left.
     async fn delete_content(
         &self,
         namespace: &mut Namespace,
         waited: bool,
-    ) -> Result<(Duration, usize), Error> {
+    ) -> Result<(Duration, bool), Error> {
         let (mut findings, mut errors) = (Findings::default(), Vec::new());
         let resources = self.discover(&mut findings, &mut errors).await;
         let (pods, others): (Vec<_>, Vec<_>) =
             resources.into_iter().partition(|found| is_pods(&found.resource));
         let mut estimate = Duration::ZERO;
-        let mut pods_left = 0;
+        let mut has_pods = false;
         let cached = match &self.waiting {
             Some(waiting) => waiting.cached(&namespace.meta.name, waited),
             None => CachedPods::Unknown,
@@ -233,10 +233,10 @@ impl NamespaceController {
                 )));
             }
             estimate = estimate.max(outcome.estimate);
-            pods_left += outcome.left.count;
+            has_pods |= outcome.left.count > 0;
         }
         // While there are pods, the conditions show failures only.
-        if pods_left == 0 {
+        if !has_pods {
             let cached = CachedPods::Unknown;
             for found in &others {
                 let (outcome, error) =
@@ -247,7 +247,7 @@ impl NamespaceController {
             }
         }
         self.report(namespace, &findings).await;
-        Error::many(errors).map_or(Ok((estimate, pods_left)), Err)
+        Error::many(errors).map_or(Ok((estimate, has_pods)), Err)
     }
 
     /// The namespaced resources that can be deleted. What is not known is found, not fatal.
@@ -354,9 +354,29 @@ mod tests {
         assert!(!waiting.is_over("ns"));
         pods.insert(a.clone());
         assert!(waiting.start(&"ns".into()));
-        waiting.end("ns");
+        assert!(waiting.end("ns"));
+        assert!(!waiting.end("ns"), "once");
         pods.remove(&a.meta.key());
         assert!(!waiting.is_over("ns"), "a sync has begun");
+    }
+
+    #[test]
+    fn pods_that_are_not_being_deleted_count_first() {
+        let pods = Arc::new(Indexer::new());
+        let waiting = Waiting { pods: Lister::new(pods.clone()), namespaces: Arc::default() };
+        let put = |name: &str, deleted: Option<&str>| {
+            let metadata = json!({
+                "namespace": "ns", "name": name, "uid": name, "deletionTimestamp": deleted,
+            });
+            let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+            pods.insert(Arc::new(pod));
+        };
+        let cached = |waited| waiting.cached("ns", waited);
+        assert_eq!([cached(false), cached(true)], [CachedPods::Unknown; 2]);
+        put("a", Some("2026-01-01T00:00:00Z"));
+        assert_eq!([cached(false), cached(true)], [CachedPods::Unknown, CachedPods::Deleted]);
+        put("b", None);
+        assert_eq!([cached(false), cached(true)], [CachedPods::Alive; 2]);
     }
 
     #[test]

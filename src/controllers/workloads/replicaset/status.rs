@@ -9,10 +9,10 @@ use crate::controllers::Error;
 use crate::objects::{Condition, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
-/// How old a status may become in a storm while its counts are on their way to the wanted ones.
-const AGE: Duration = Duration::from_secs(2);
+/// How long a status may be wrong in a storm while its counts are on their way to the wanted ones.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// The same while nothing changes but the number of pods that are being deleted.
-const TERMINATING_AGE: Duration = Duration::from_secs(5);
+const TERMINATING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The status after a sync that found these `active` pods. `terminating`: the number of pods that
 /// are being deleted, if the status counts them. `failure`: of the creation or deletion of pods.
@@ -94,10 +94,13 @@ pub fn patience(
         return None;
     }
     if shows_only_terminating(last, status) {
-        return status.terminating_replicas.filter(|count| *count > 0).map(|_| TERMINATING_AGE);
+        return status
+            .terminating_replicas
+            .filter(|count| *count > 0)
+            .map(|_| TERMINATING_PATIENCE);
     }
     let counts = [status.replicas, status.ready_replicas, status.available_replicas];
-    counts.iter().any(|count| *count != wanted).then_some(AGE)
+    counts.iter().any(|count| *count != wanted).then_some(PATIENCE)
 }
 
 /// Whether the set has the `wanted` number of pods, or changes nothing but the number of those that
@@ -214,11 +217,11 @@ mod tests {
             ReplicaSetStatus { terminating_replicas: Some(1), ..count(1, 1, 1) };
         let last = ReplicaSetStatus::default();
         for (status, expected) in [
-            (count(1, 0, 0), Some(AGE)),
-            (count(2, 2, 1), Some(AGE)),
-            (count(3, 3, 3), Some(AGE)),
-            (counts_and_one_that_ends, Some(AGE)),
-            (ending(1), Some(TERMINATING_AGE)),
+            (count(1, 0, 0), Some(PATIENCE)),
+            (count(2, 2, 1), Some(PATIENCE)),
+            (count(3, 3, 3), Some(PATIENCE)),
+            (counts_and_one_that_ends, Some(PATIENCE)),
+            (ending(1), Some(TERMINATING_PATIENCE)),
             (ending(0), None),
             (count(2, 2, 2), None),
             (failed, None),

@@ -118,8 +118,8 @@ impl<S: Replicating> ReplicaSets<S> {
                 });
             }
             self.write_status(&key, &set, status).await?;
-            self.pace.wrote(&key);
         }
+        self.pace.settle(&key);
         if let Some(failure) = failure {
             return Err(failure);
         }
@@ -317,8 +317,8 @@ mod tests {
                 "template": { "metadata": { "labels": { "app": "web" } } },
             },
             "status": {
-                "replicas": pods, "observedGeneration": 1,
-                "conditions": [{ "type": condition, "status": "True" }],
+                "replicas": pods, "fullyLabeledReplicas": pods, "terminatingReplicas": 0,
+                "observedGeneration": 1, "conditions": [{ "type": condition, "status": "True" }],
             },
         })
     }
@@ -354,6 +354,8 @@ mod tests {
             (2, 1, 0, 0, 0, None),
             // One more cannot be created, as the status says already.
             (3, 1, 0, 0, 1, None),
+            // The status is right.
+            (2, 0, 0, 0, 1, None),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(1_000));
             let condition = if wanted > 2 { "ReplicaFailure" } else { "Other" };
@@ -388,7 +390,9 @@ mod tests {
                 })
                 .await;
                 let sets = Arc::new(sets_of(client, clock, sets, pods, pace));
-                sets.sync(key).await
+                let next = sets.clone().sync(key.clone()).await;
+                assert_eq!(sets.pace.has(&key), waits.is_some(), "{next:?}");
+                next
             });
             let case = format!("{wanted} {ready} {old} {min_ready} {observed}: {next:?}");
             let after = waits.map(|waits| Next::Gather(Duration::from_millis(waits)));
@@ -398,7 +402,7 @@ mod tests {
             }
             let is_write = |line: &&String| line.starts_with("PUT") && line.contains("/new/status");
             let writes = requests.lock().iter().filter(is_write).count();
-            assert_eq!(writes, usize::from(waits.is_none()), "{case}");
+            assert_eq!(writes, usize::from(waits.is_none() && ready > 0), "{case}");
         }
     }
 
