@@ -366,10 +366,10 @@ mod tests {
     /// other, and how it ends. `many`: a first page is not all.
     fn pods_deleted(
         (cached, many): (CachedPods, bool),
-        lists: &[Value],
+        lists: Vec<Value>,
         age: u64,
     ) -> (Vec<&'static str>, Outcome) {
-        let (asked, mut lists) = (Arc::<Mutex<Vec<_>>>::default(), lists.to_vec().into_iter());
+        let (asked, mut lists) = (Arc::<Mutex<Vec<_>>>::default(), lists.into_iter());
         let requests = asked.clone();
         block_on(async move {
             let client = answering(move |request| {
@@ -441,7 +441,7 @@ mod tests {
         ] {
             let name = format!("{cached:?}, many: {many}, {lists:?}, {age}");
             let lists: Vec<Value> = lists.into_iter().cloned().collect();
-            let (requests, outcome) = pods_deleted((cached, many), &lists, age);
+            let (requests, outcome) = pods_deleted((cached, many), lists, age);
             assert_eq!(requests, asked, "{name}");
             assert_eq!(outcome.estimate, Duration::from_secs(estimate), "{name}");
             let why = outcome.error.map(|error| error.to_string());
