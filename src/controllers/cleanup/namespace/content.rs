@@ -301,7 +301,8 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
         return Ok(());
     }
     let mut names = Vec::new();
-    each(verbs, Reading::Metadata, namespace, None, |item| names.push(item.metadata.name)).await?;
+    each(verbs, Reading::Metadata, namespace, None, &mut |item| names.push(item.metadata.name))
+        .await?;
     for name in names.into_iter().filter(|name| !name.is_empty()) {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
@@ -325,7 +326,7 @@ async fn content(
     limit: Option<u32>,
 ) -> client::Result<Option<Content>> {
     let mut content = Content::default();
-    let goes_on = each(verbs, reading, namespace, limit, |item| content.add(item)).await?;
+    let goes_on = each(verbs, reading, namespace, limit, &mut |item| content.add(item)).await?;
     Ok(goes_on.map(|goes_on| Content { goes_on, ..content }))
 }
 
@@ -336,7 +337,7 @@ async fn each(
     reading: Reading,
     namespace: &str,
     limit: Option<u32>,
-    mut look: impl FnMut(Item) + Send,
+    look: &mut (dyn FnMut(Item) + Send),
 ) -> client::Result<Option<bool>> {
     let options = ListOptions { limit, ..ListOptions::default() };
     let mut list = match verbs.list_page(Some(namespace), &options, None).await {
