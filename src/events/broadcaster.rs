@@ -59,6 +59,7 @@ pub struct EventBroadcaster {
 
 struct Queue {
     sender: Sender<Box<Event>>,
+    /// How many events wait here and in the task.
     waiting: Arc<AtomicUsize>,
     clock: SharedClock,
     names: Names,

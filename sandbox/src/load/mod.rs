@@ -84,7 +84,8 @@ pub struct Load {
     /// The limit of the manager's memory cgroup.
     pub limit: Option<Bytes>,
     /// Whether the phases of the Deployments run with each floor in the manager's place first. Each has
-    /// an embedded API server of its own: one that has served a load before is slower.
+    /// an embedded API server of its own, since one that has served a load before is slower; with a
+    /// `kubeconfig` all use that server.
     pub floor: bool,
     /// How long a manager must be quiet to count as settled.
     pub quiet: Duration,

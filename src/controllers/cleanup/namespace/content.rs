@@ -215,8 +215,8 @@ pub enum CachedPods {
 /// objects that only wait for their grace period or finalizers need no second delete. In either
 /// case a list shows that they are gone. Where that list fails, as that of a million events may,
 /// the objects are deleted without it. Pods are not: upstream lists them first as well, and waits
-/// no longer than their grace periods. Pods that the cache has alive are listed only afterwards. To
-/// wait for pods that the cache has, it is enough to know the first of them.
+/// no longer than their grace periods. Pods that are alive in the cache are listed only afterwards.
+/// To wait for pods that the cache has, it is enough to know the first of them.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,

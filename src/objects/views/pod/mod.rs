@@ -297,7 +297,8 @@ impl Pod {
             && meta.is_being_deleted()
             && known.status.encoded.is(encoded)
         {
-            let Pod { spec, status, rare, .. } = known.clone();
+            let Pod { spec, status, rare, .. } = known;
+            let (spec, status, rare) = (spec.clone(), status.clone(), rare.clone());
             return Ok(Pod { meta, spec, status, rare });
         }
         let status: WireStatus = protobuf::from_slice(&messages::POD_STATUS, status)
@@ -319,7 +320,7 @@ impl Pod {
     }
 
     /// Whether the state with the metadata `other` has the spec of this one. The generation counts
-    /// the begin of the deletion, and each change of the spec but that of the node.
+    /// the beginning of the deletion, and each change of the spec but that of the node.
     /// Upstream: `updatePodGeneration`, `setPodNodeAndMetadata`, `BeforeDelete`.
     fn has_spec_of(&self, other: &Meta) -> bool {
         let Meta { uid, generation, .. } = &self.meta;
