@@ -16,6 +16,7 @@ use super::Inner;
 use super::author::{Head, Metadata, bound_to, owned_fields};
 use super::event_order::{self, What};
 use super::ledger::{Kind, Seen, Write};
+use super::working_time::STEP;
 use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::objects::{Encoded, Form, ListPart, ObjectKey, WatchEvent};
 
@@ -29,8 +30,6 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(10);
 /// The limit while a controller still works on earlier events, or has not seen the request that a
 /// write answers; also the limit for events that wait for writes.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The poll period of a write that waits for a controller.
-const POLL_PERIOD: Duration = Duration::from_millis(250);
 /// Resources that controllers sync periodically: how long their writes wait.
 const PERIODS: [(&str, Duration); 3] = [
     ("nodes", Duration::from_secs(7)),
@@ -115,6 +114,7 @@ struct Held {
     event: Event,
     object: ObjectKey,
     waits: Waits,
+    /// In working time, as all times of waits.
     since: Duration,
 }
 
@@ -139,7 +139,7 @@ impl Turn {
     /// `None` for an event without a namespace or without a version that can be ordered.
     fn take(what: What, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
         let version = event_order::number(version).filter(|_| !namespace.is_empty())?;
-        shadow.turns.lock().waits(what, namespace, version, shadow.clock.monotonic());
+        shadow.turns.lock().waits(what, namespace, version, shadow.waiting.now());
         Some(Turn { what, namespace: namespace.to_owned(), version, shadow: shadow.clone() })
     }
 
@@ -287,7 +287,8 @@ impl Flow {
                 }
             }
         };
-        self.held.push(Held { event, object, waits, since: now });
+        let since = shadow.waiting.now();
+        self.held.push(Held { event, object, waits, since });
     }
 
     /// Lets events pass that were wanted or have waited for too long. Returns the remaining wait of
@@ -297,7 +298,7 @@ impl Flow {
             return None;
         }
         let shadow = &self.shadow;
-        let now = shadow.clock.monotonic();
+        let (clock_now, now) = (shadow.clock.monotonic(), shadow.waiting.now());
         let mut ledger = shadow.ledger.lock();
         let mut last_suspect = shadow.last_suspect.lock();
         let mut next: Option<Duration> = None;
@@ -314,7 +315,7 @@ impl Flow {
                 Waits::ForItsObject => now,
                 Waits::ForWrites(turn) if turn.comes_after(What::Write) => limit,
                 Waits::ForWrites(_) => now,
-                Waits::ToBeWanted(write, _) if ledger.expects(now, write) => {
+                Waits::ToBeWanted(write, _) if ledger.expects(clock_now, write) => {
                     shadow.turns.lock().wanted(&write.place.namespace, now);
                     now
                 }
@@ -324,11 +325,11 @@ impl Flow {
                     let is_answer =
                         || turn.as_ref().is_some_and(|turn| turn.comes_after(What::ForeignRequest));
                     if now < until || (now < limit && (is_answer() || !has_caught_up(age))) {
-                        until.max(now + POLL_PERIOD)
+                        until.max(now + STEP)
                     } else {
                         write.fields = fields_of(&held.event, &write.kind);
                         *last_suspect = now;
-                        ledger.suspect(now, Write::clone(write));
+                        ledger.suspect(clock_now, Write::clone(write));
                         now
                     }
                 }
@@ -336,7 +337,8 @@ impl Flow {
             if until <= now {
                 self.ready.push_back(held.event);
             } else {
-                next = Some(next.map_or(until - now, |next| next.min(until - now)));
+                let step = STEP.min(until - now);
+                next = Some(next.map_or(step, |next| next.min(step)));
                 kept.push(held);
             }
         }

@@ -24,6 +24,7 @@ mod request;
 mod secrets;
 mod supervisor;
 mod target;
+mod working_time;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -40,6 +41,7 @@ use self::intended::{IntendedWrite, Place};
 use self::ledger::{Kind, Ledger, Live, Write};
 pub use self::report::Report;
 use self::request::Refusal;
+use self::working_time::WorkingTime;
 use crate::cache::{Scope, Source};
 use crate::client::{Call, Client, Interceptor};
 use crate::clock::SharedClock;
@@ -67,7 +69,9 @@ struct Inner {
     /// Notified when a waiting event may pass: at each new claim, and when another event passes.
     moved: Event,
     turns: Mutex<Turns>,
-    /// When a write of the manager in charge last passed without a claim.
+    /// The time by which events wait.
+    waiting: WorkingTime,
+    /// When a write of the manager in charge last passed without a claim, in working time.
     last_suspect: Mutex<Duration>,
     is_judging: AtomicBool,
     begun: Latch,
@@ -89,6 +93,7 @@ impl Shadow {
             authors: Mutex::default(),
             moved: Event::new(),
             turns: Mutex::default(),
+            waiting: WorkingTime::new(clock.clone()),
             last_suspect: Mutex::default(),
             is_judging: AtomicBool::new(false),
             begun: Latch::new(),
