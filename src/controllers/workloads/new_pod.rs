@@ -25,6 +25,12 @@ pub struct NewPod {
     spec: Option<Arc<RawValue>>,
 }
 
+/// A pod as it is sent. All pods that an owner creates in one sync may share it.
+pub struct EncodedPod {
+    pub metadata: NewPodMeta,
+    pub body: Box<RawValue>,
+}
+
 /// Labels, annotations and finalizers of a template's metadata reach the pod, as upstream.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -77,6 +83,11 @@ impl NewPod {
         change(&mut editor)?;
         self.spec = Some(Arc::from(serde_json::value::to_raw_value(&editor.0)?));
         Ok(())
+    }
+
+    pub fn encode(self) -> Result<EncodedPod, Error> {
+        let body = serde_json::value::to_raw_value(&self)?;
+        Ok(EncodedPod { metadata: self.metadata, body })
     }
 }
 

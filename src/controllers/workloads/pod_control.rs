@@ -10,7 +10,7 @@ use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::creations::{Creations, PodOwner, ownership_changes};
-use crate::controllers::workloads::new_pod::{NewPod, NewPodMeta};
+use crate::controllers::workloads::new_pod::{EncodedPod, NewPodMeta};
 use crate::events::Recorder;
 use crate::objects::{Meta, Object, ObjectKey, PartialObjectMetadata, Pod, Resource};
 
@@ -54,7 +54,7 @@ impl PodControl {
     /// # Errors
     /// Also when the pod was created and `owner` does not recognise it, with
     /// [`Error::Wait`]; the next creation then has to wait: see [`Creations`].
-    pub async fn create<O: PodOwner>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
+    pub async fn create<O: PodOwner>(&self, owner: &O, pod: &EncodedPod) -> Result<(), Error> {
         self.create_on(owner, pod, None).await
     }
 
@@ -63,7 +63,7 @@ impl PodControl {
     pub async fn create_on<O: PodOwner>(
         &self,
         owner: &O,
-        pod: &NewPod,
+        pod: &EncodedPod,
         node: Option<&str>,
     ) -> Result<(), Error> {
         if pod.metadata.labels.is_empty() {
@@ -75,10 +75,10 @@ impl PodControl {
         let pods = self.client.resource(&Pod::RESOURCE);
         let answer = match node {
             None => pods
-                .create_for_whole_metadata(&meta.namespace, pod)
+                .create_for_whole_metadata(&meta.namespace, &pod.body)
                 .await
                 .map(|PartialObjectMetadata { meta }| (meta, None)),
-            Some(node) => pods.create::<Pod>(&meta.namespace, pod).await.map(|created| {
+            Some(node) => pods.create::<Pod>(&meta.namespace, &pod.body).await.map(|created| {
                 let change = node_change(&created, node);
                 (created.meta, change)
             }),
@@ -221,6 +221,7 @@ mod tests {
     use super::*;
     use crate::client::testing::{answering, forgetful};
     use crate::clock::{Clock, FakeClock};
+    use crate::controllers::workloads::new_pod::NewPod;
     use crate::events::testing::{Heard, NoSink};
     use crate::objects::{Job, ReplicaSet, Template, Timestamp};
     use futures_lite::FutureExt;
@@ -236,11 +237,11 @@ mod tests {
         let meta = Meta { namespace: "ns".into(), ..Meta::default() };
         let set = ReplicaSet { meta, ..ReplicaSet::default() };
         let mut pod = NewPod::of::<ReplicaSet>(&set.meta, &Template::default()).unwrap();
-        let refused = block_on(control.create(&set, &pod)).unwrap_err();
+        let refused = block_on(control.create(&set, &pod.clone().encode().unwrap())).unwrap_err();
         assert_eq!(refused.to_string(), "unable to create pods, no labels");
         assert_eq!((requests.load(Ordering::SeqCst), heard.take().len()), (0, 0));
         pod.metadata.set_label("a", "b");
-        block_on(control.create(&set, &pod)).unwrap_err();
+        block_on(control.create(&set, &pod.encode().unwrap())).unwrap_err();
         assert_eq!((requests.load(Ordering::SeqCst), heard.take().len()), (1, 1));
     }
 
@@ -266,7 +267,8 @@ mod tests {
             },
         }))
         .unwrap();
-        let pod = NewPod::of::<ReplicaSet>(&set.meta, &set.spec.template).unwrap();
+        let pod =
+            NewPod::of::<ReplicaSet>(&set.meta, &set.spec.template).unwrap().encode().unwrap();
         let create = || block_on(control.create(&set, &pod)).unwrap_err().wait();
         assert_eq!(create(), Some(Duration::from_secs(1)));
         let said = heard.take();

@@ -258,7 +258,7 @@ impl DaemonSets {
             async move {
                 let mut pod = (*template).clone();
                 pod.edit_spec(|spec| spec.pin_to_node(&node))?;
-                control.create_on(&*set, &pod, Some(&node)).await
+                control.create_on(&*set, &pod.encode()?, Some(&node)).await
             }
         };
         let count = nodes.len();

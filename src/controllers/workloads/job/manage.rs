@@ -170,7 +170,7 @@ impl Jobs {
             let wanted = wanted.clone();
             async move {
                 let pod = pod_for(&base, &job, &wanted[at])?;
-                control.create(&*job, &pod).await
+                control.create(&*job, &pod.encode()?).await
             }
         };
         let (created, failure) = create_expected(&self.expectations, key, total, create).await;

@@ -149,7 +149,7 @@ impl<S: Replicating> ReplicaSets<S> {
     }
 
     async fn create(&self, key: &ObjectKey, set: &Arc<S>, count: usize) -> Result<(), Error> {
-        let pod = Arc::new(NewPod::of::<S>(set.meta(), &set.spec().template)?);
+        let pod = Arc::new(NewPod::of::<S>(set.meta(), &set.spec().template)?.encode()?);
         log::debug!("{key}: too few replicas, need {}, creating {count}", set.replicas());
         self.expectations.expect_creations(key, count);
         let create = |_| {

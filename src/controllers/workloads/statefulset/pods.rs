@@ -69,9 +69,9 @@ impl StatefulSets {
             true => &revisions.current,
             false => &revisions.update,
         };
-        let pod = new_pod(set, &revision.template, &revision.name, ordinal)?;
+        let pod = new_pod(set, &revision.template, &revision.name, ordinal)?.encode()?;
         let pods = self.client.resource(&Pod::RESOURCE);
-        let created = pods.create_for_whole_metadata(&set.meta.namespace, &pod).await;
+        let created = pods.create_for_whole_metadata(&set.meta.namespace, &pod.body).await;
         if let Err(error) = &created
             && error.is_already_exists()
         {
