@@ -24,10 +24,14 @@ impl StatusPace {
     /// Counts a pod of an owner of this kind that from `now` on, which is monotonic time, counts
     /// differently in a status. Their number does not depend on how often an owner is synced.
     pub fn saw(&self, change: &Change<'_, Pod>, kind: &str, now: Duration) {
-        if let Change::Updated { old, new } = change
-            && (old.is_ready(), old.is_active()) != (new.is_ready(), new.is_active())
-            && new.meta.controller().is_some_and(|owner| owner.kind == *kind)
-        {
+        let counts = |pod: &Pod| (pod.is_ready(), pod.is_active());
+        let pod = match change {
+            Change::Updated { old, new } if counts(old) == counts(new) => return,
+            Change::Added { initial: true, .. } | Change::Resync { .. } => return,
+            Change::Added { new, .. } | Change::Updated { new, .. } => new,
+            Change::Deleted(gone) => gone.object(),
+        };
+        if pod.meta.controller().is_some_and(|owner| owner.kind == *kind) {
             self.storm.count(now, 1);
         }
     }
@@ -90,6 +94,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cache::Deleted;
 
     fn key(name: &str) -> ObjectKey {
         ObjectKey::new("ns", name)
@@ -144,12 +149,16 @@ mod tests {
         let deleted = pod("ReplicaSet", "True", json!("2026-01-01T00:00:00Z"));
         let of_job = |ready| pod("Job", ready, Value::Null);
         let (unready_of_job, ready_of_job) = (of_job("False"), of_job("True"));
+        let gone = Deleted::Known(deleted.clone());
         for (change, is_storm) in [
             (Change::Updated { old: &unready, new: &ready }, true),
             (Change::Updated { old: &ready, new: &unready }, true),
             (Change::Updated { old: &ready, new: &deleted }, true),
             (Change::Updated { old: &ready, new: &ready }, false),
-            (Change::Added { new: &ready, initial: false }, false),
+            (Change::Added { new: &unready, initial: false }, true),
+            (Change::Added { new: &unready, initial: true }, false),
+            (Change::Resync { object: &ready }, false),
+            (Change::Deleted(&gone), true),
             (Change::Updated { old: &unready_of_job, new: &ready_of_job }, false),
         ] {
             let pace = StatusPace::default();

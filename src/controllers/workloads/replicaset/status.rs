@@ -94,13 +94,12 @@ pub fn patience(
         return None;
     }
     if shows_only_terminating(last, status) {
-        return status
-            .terminating_replicas
-            .filter(|count| *count > 0)
-            .map(|_| TERMINATING_PATIENCE);
+        return Some(TERMINATING_PATIENCE);
     }
+    let is_first = last.observed_generation == 0;
     let counts = [status.replicas, status.ready_replicas, status.available_replicas];
-    counts.iter().any(|count| *count != wanted).then_some(PATIENCE)
+    let is_step = counts.iter().any(|count| *count != wanted);
+    (is_step && (is_first || !has_equal_counts(last, status))).then_some(PATIENCE)
 }
 
 /// Whether the set has the `wanted` number of pods, or changes nothing but the number of those that
@@ -110,6 +109,10 @@ pub fn has_its_pods(wanted: i32, last: &ReplicaSetStatus, status: &ReplicaSetSta
 }
 
 fn shows_only_terminating(last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
+    status.terminating_replicas.is_some_and(|count| count > 0) && has_equal_counts(last, status)
+}
+
+fn has_equal_counts(last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
     let counts = |status: &ReplicaSetStatus| {
         let ReplicaSetStatus { replicas, ready_replicas, available_replicas, .. } = *status;
         [replicas, status.fully_labeled_replicas, ready_replicas, available_replicas]
@@ -215,8 +218,9 @@ mod tests {
         };
         let counts_and_one_that_ends =
             ReplicaSetStatus { terminating_replicas: Some(1), ..count(1, 1, 1) };
-        let last = ReplicaSetStatus::default();
+        let last = ReplicaSetStatus { observed_generation: 1, ..ReplicaSetStatus::default() };
         for (status, expected) in [
+            (count(0, 0, 0), None),
             (count(1, 0, 0), Some(PATIENCE)),
             (count(2, 2, 1), Some(PATIENCE)),
             (count(3, 3, 3), Some(PATIENCE)),
@@ -228,7 +232,18 @@ mod tests {
         ] {
             assert_eq!(patience(2, &last, &status), expected, "{status:?}");
         }
+        let new = ReplicaSetStatus::default();
+        for (wanted, status, expected) in [
+            (2, count(0, 0, 0), Some(PATIENCE)),
+            (2, count(2, 1, 1), Some(PATIENCE)),
+            (2, count(2, 2, 2), None),
+            (0, count(0, 0, 0), None),
+        ] {
+            assert_eq!(patience(wanted, &new, &status), expected, "{wanted}: {status:?}");
+        }
         for (status, expected) in [
+            (count(0, 0, 0), false),
+            (ending(0), false),
             (count(1, 0, 0), false),
             (count(2, 0, 0), true),
             (count(3, 3, 3), false),

@@ -199,7 +199,9 @@ impl<S: Replicating> ReplicaSets<S> {
         status: &ReplicaSetStatus,
         has_failed: bool,
     ) -> Option<Duration> {
-        let is_observed = set.meta().generation == set.status().observed_generation;
+        // Nobody waits for the first status of a new set: it has nothing to show yet.
+        let observed = set.status().observed_generation;
+        let is_observed = observed == 0 || observed == set.meta().generation;
         let patience = || {
             if has_failed || !is_observed || self.is_in_rollout(set) {
                 return None;
@@ -344,24 +346,28 @@ mod tests {
     #[test]
     fn in_a_storm_a_status_on_its_way_waits() {
         // The wanted pods, of which two exist; the ready ones; the pods of another set of the owner;
-        // minReadySeconds; the observed generation, of 1; and the milliseconds after which the set is
+        // minReadySeconds; the observed generation, of 2; and the milliseconds after which the set is
         // synced again, if it waits.
         for (wanted, ready, old, min_ready, observed, waits) in [
-            (2, 1, 0, 0, 1, Some(1_500)),
-            (2, 1, 0, 1, 1, Some(500)),
-            (2, 1, 1, 0, 1, None),
-            (2, 2, 0, 0, 1, None),
-            (2, 1, 0, 0, 0, None),
+            (2, 1, 0, 0, 2, Some(1_500)),
+            (2, 1, 0, 1, 2, Some(500)),
+            (2, 1, 1, 0, 2, None),
+            (2, 2, 0, 0, 2, None),
+            (2, 1, 0, 0, 1, None),
+            // The set is new.
+            (2, 1, 0, 0, 0, Some(1_500)),
+            (2, 1, 1, 0, 0, None),
             // One more cannot be created, as the status says already.
-            (3, 1, 0, 0, 1, None),
+            (3, 1, 0, 0, 2, None),
             // The status is right.
-            (2, 0, 0, 0, 1, None),
+            (2, 0, 0, 0, 2, None),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(1_000));
             let condition = if wanted > 2 { "ReplicaFailure" } else { "Other" };
             let sets = Indexer::new();
             sets.add_index(&controller_index());
             let mut new = set_of_web("new", wanted, 2, min_ready, condition);
+            new["metadata"]["generation"] = 2.into();
             new["status"]["observedGeneration"] = observed.into();
             for set in [new, set_of_web("old", old, old, 0, "Other")] {
                 sets.insert(Arc::new(serde_json::from_value(set).unwrap()));
