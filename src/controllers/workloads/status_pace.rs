@@ -12,6 +12,8 @@ use crate::storm::Storm;
 
 /// A sync whose status differs from the last one counts as this number of plain events.
 const WEIGHT: u32 = 5;
+/// The pause between events that does not end a storm: the watch of pods gathers them.
+const LULL: Duration = Duration::from_millis(250);
 
 /// Since when the status of each owner waits. Upstream has no counterpart: it writes each step.
 #[derive(Default)]
@@ -46,7 +48,7 @@ impl StatusPace {
         now: Duration,
     ) -> Option<Duration> {
         self.storm.count(now, WEIGHT);
-        if !self.storm.is_on(now) {
+        if !self.storm.goes_on(now, LULL) {
             return None;
         }
         let patience = patience()?;
@@ -181,6 +183,8 @@ mod tests {
         pace.storm_goes_on(now);
         assert_eq!(pace.wait(&key("a"), &patience, now), Some(age), "it begins again");
         assert_eq!(pace.wait(&key("b"), &patience, now), Some(age - age / 4));
+        let now = now + LULL;
+        assert_eq!(pace.wait(&key("b"), &patience, now), Some(age - age / 4 - LULL), "a lull");
         let now = start + age / 2;
         assert_eq!(pace.wait(&key("a"), &patience, now), None, "there is no storm");
         pace.settle(&key("a"));
