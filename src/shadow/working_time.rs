@@ -10,8 +10,8 @@ use crate::clock::SharedClock;
 /// process was frozen or got no CPU for most, or nobody waited.
 pub const STEP: Duration = Duration::from_millis(250);
 
-/// Monotonic time that stands still while nobody asks for it. Whoever waits asks again after
-/// [`STEP`] at most, so a wait does not end while the process could do nothing.
+/// Monotonic time that stands still while nobody asks for it. Code that waits asks again
+/// after [`STEP`] at most, so a wait does not end while the process could do nothing.
 pub struct WorkingTime {
     clock: SharedClock,
     last: Mutex<Last>,
