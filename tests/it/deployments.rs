@@ -1,8 +1,9 @@
 //! Deployments, ReplicaSets and ReplicationControllers.
 
-use kube_controller_manager::client::Delete;
+use kube_controller_manager::client::{Delete, ListOptions};
 use kube_controller_manager::objects::{
-    Deployment, ObjectKey, Pod, ReplicaSet, ReplicaSetStatus, ReplicationController,
+    Deployment, ObjectKey, Pod, ReplicaSet, ReplicaSetStatus, ReplicationController, Resource,
+    WatchEvent,
 };
 use sandbox::faults::Fault;
 use sandbox::status::ApiError;
@@ -62,6 +63,32 @@ fn a_deployment_scales_rolls_out_pauses_and_resumes() {
         rolled_out(client, clock, "web").await;
         let status = manager.stop(clock, PATIENCE).await.unwrap();
         assert!(status.success(), "{status}");
+    });
+}
+
+#[test]
+fn the_first_status_shows_the_new_set_and_the_counts() {
+    everywhere("first-status", async |env| {
+        create(&env.client, deployment("web", 2, "web:1")).await;
+        let deployments = env.client.resource(&Deployment::RESOURCE);
+        let created: Deployment =
+            env.client.get(&ObjectKey::new("default", "web")).await.expect("it exists");
+        let since = ListOptions {
+            resource_version: Some(created.meta.resource_version.to_string()),
+            ..ListOptions::default()
+        };
+        let mut changes =
+            deployments.watch(Some("default"), &since, false, PATIENCE).await.expect("a watch");
+        let _manager = env.manager("manager", &[]);
+        let change = changes.next().await.expect("a change").expect("no error");
+        let WatchEvent::Modified(first) = change else { panic!("{change:?}") };
+        let first: Deployment = first.decode().expect("a Deployment");
+        let reasons: Vec<_> = first.status.conditions.unwrap_or_default();
+        let reasons: Vec<_> = reasons.iter().filter_map(|of| of.reason.as_deref()).collect();
+        assert_eq!(reasons, ["NewReplicaSetCreated", "MinimumReplicasUnavailable"]);
+        assert_eq!(first.status.observed_generation, Some(1));
+        assert_eq!(first.status.unavailable_replicas, Some(2));
+        assert_eq!(first.meta.annotations.get("deployment.kubernetes.io/revision"), Some("1"));
     });
 }
 

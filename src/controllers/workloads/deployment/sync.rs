@@ -171,7 +171,10 @@ impl DeploymentController {
             self.set_progressing(deployment, "True", status::NEW_REPLICA_SET, message);
             changed = true;
         }
-        if changed {
+        // After the first set nothing can fail until the rest of the status is written too.
+        let observed = deployment.status.observed_generation.unwrap_or(0);
+        let is_first = sets.old.is_empty() && observed < deployment.meta.generation;
+        if changed && !is_first {
             self.write_status(deployment).await?;
         }
         Ok(created)
