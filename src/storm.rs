@@ -53,8 +53,8 @@ impl Storm {
         self.goes_on(now, Duration::ZERO)
     }
 
-    /// As [`is_on`](Self::is_on), but a pause of `lull` without events does not end the storm. It
-    /// begins sooner, by as many events as the bucket gains in that time.
+    /// As [`is_on`](Self::is_on), but a pause of `lull` without events does not end the storm. The
+    /// storm then begins sooner, by as many events as the bucket gains in that time.
     pub fn goes_on(&self, now: Duration, lull: Duration) -> bool {
         self.bucket.lock().at(now) < 1.0 + lull.as_secs_f64() * RATE
     }

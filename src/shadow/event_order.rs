@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// A namespace is forgotten when no write in it was wanted for this time.
+/// A namespace is forgotten when no write in it was wanted for this working time.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub struct Turns {
 struct Namespace {
     /// The events that wait: their versions, and the number of watches in which each waits.
     waiting: [BTreeMap<u64, usize>; 2],
-    /// The time when this manager last wanted one of them.
+    /// The working time when this manager last wanted one of them.
     wanted: Duration,
 }
 

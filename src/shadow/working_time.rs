@@ -6,12 +6,14 @@ use parking_lot::Mutex;
 
 use crate::clock::SharedClock;
 
-/// The longest time between two calls of [`WorkingTime::now`] that counts: of a longer one the
-/// process was frozen or got no CPU for most, or nobody waited.
+/// The period in which code that waits asks for the time.
 pub const STEP: Duration = Duration::from_millis(250);
+/// The most by which the time increases between two questions. If the clock has gone further, the
+/// process was frozen or without CPU for most of that time, or nothing waited.
+const LONGEST: Duration = Duration::from_millis(500);
 
-/// Monotonic time that stands still while nobody asks for it. Code that waits asks again
-/// after [`STEP`] at most, so a wait does not end while the process could do nothing.
+/// Monotonic time that stands still while nobody asks for it. Code that waits asks again after [`STEP`],
+/// so a wait does not end while the process could do nothing.
 pub struct WorkingTime {
     clock: SharedClock,
     last: Mutex<Last>,
@@ -32,8 +34,28 @@ impl WorkingTime {
     pub fn now(&self) -> Duration {
         let mut last = self.last.lock();
         let now = self.clock.monotonic();
-        let answer = last.answer + now.saturating_sub(last.asked).min(STEP);
+        let answer = last.answer + now.saturating_sub(last.asked).min(LONGEST);
         *last = Last { asked: now, answer };
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+    use crate::objects::Timestamp;
+
+    #[test]
+    fn a_pause_counts_for_half_a_second() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let time = WorkingTime::new(clock.clone());
+        let mut expected = clock.monotonic();
+        assert_eq!(time.now(), expected);
+        for (passes, counts) in [(0, 0), (1, 1), (250, 250), (400, 400), (60_000, 500), (7, 7)] {
+            clock.advance(Duration::from_millis(passes));
+            expected += Duration::from_millis(counts);
+            assert_eq!((time.now(), time.now()), (expected, expected), "{passes}");
+        }
     }
 }

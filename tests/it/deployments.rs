@@ -80,8 +80,13 @@ fn the_first_status_shows_the_new_set_and_the_counts() {
         let mut changes =
             deployments.watch(Some("default"), &since, false, PATIENCE).await.expect("a watch");
         let _manager = env.manager("manager", &[]);
-        let change = changes.next().await.expect("a change").expect("no error");
-        let WatchEvent::Modified(first) = change else { panic!("{change:?}") };
+        let first = loop {
+            match changes.next().await.expect("a change").expect("no error") {
+                WatchEvent::Bookmark(_) => {}
+                WatchEvent::Modified(first) => break first,
+                other => panic!("{other:?}"),
+            }
+        };
         let first: Deployment = first.decode().expect("a Deployment");
         let reasons: Vec<_> = first.status.conditions.unwrap_or_default();
         let reasons: Vec<_> = reasons.iter().filter_map(|of| of.reason.as_deref()).collect();

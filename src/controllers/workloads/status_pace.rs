@@ -12,7 +12,8 @@ use crate::storm::Storm;
 
 /// A sync whose status differs from the last one counts as this number of plain events.
 const WEIGHT: u32 = 5;
-/// The pause between events that does not end a storm: the watch of pods gathers them.
+/// The pause between events that does not end a storm: the watch of pods gathers them for 50 ms, and
+/// other work delays them.
 const LULL: Duration = Duration::from_millis(250);
 
 /// Since when the status of each owner waits. Upstream has no counterpart: it writes each step.

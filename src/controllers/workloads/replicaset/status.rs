@@ -96,10 +96,9 @@ pub fn patience(
     if shows_only_terminating(last, status) {
         return Some(TERMINATING_PATIENCE);
     }
-    let is_first = last.observed_generation == 0;
     let counts = [status.replicas, status.ready_replicas, status.available_replicas];
     let is_step = counts.iter().any(|count| *count != wanted);
-    (is_step && (is_first || !has_equal_counts(last, status))).then_some(PATIENCE)
+    (is_step && (is_new(last) || !has_equal_counts(last, status))).then_some(PATIENCE)
 }
 
 /// Whether the set has the `wanted` number of pods, or changes nothing but the number of those that
@@ -109,7 +108,14 @@ pub fn has_its_pods(wanted: i32, last: &ReplicaSetStatus, status: &ReplicaSetSta
 }
 
 fn shows_only_terminating(last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
-    status.terminating_replicas.is_some_and(|count| count > 0) && has_equal_counts(last, status)
+    status.terminating_replicas.is_some_and(|count| count > 0)
+        && !is_new(last)
+        && has_equal_counts(last, status)
+}
+
+/// Whether no status of the set has been written.
+pub fn is_new(last: &ReplicaSetStatus) -> bool {
+    last.observed_generation == 0
 }
 
 fn has_equal_counts(last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
@@ -235,12 +241,14 @@ mod tests {
         let new = ReplicaSetStatus::default();
         for (wanted, status, expected) in [
             (2, count(0, 0, 0), Some(PATIENCE)),
+            (2, ending(1), Some(PATIENCE)),
             (2, count(2, 1, 1), Some(PATIENCE)),
             (2, count(2, 2, 2), None),
             (0, count(0, 0, 0), None),
         ] {
             assert_eq!(patience(wanted, &new, &status), expected, "{wanted}: {status:?}");
         }
+        assert!(!has_its_pods(2, &new, &ending(1)));
         for (status, expected) in [
             (count(0, 0, 0), false),
             (ending(0), false),

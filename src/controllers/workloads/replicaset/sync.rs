@@ -199,11 +199,11 @@ impl<S: Replicating> ReplicaSets<S> {
         status: &ReplicaSetStatus,
         has_failed: bool,
     ) -> Option<Duration> {
-        // Nobody waits for the first status of a new set: it has nothing to show yet.
-        let observed = set.status().observed_generation;
-        let is_observed = observed == 0 || observed == set.meta().generation;
+        // The first status may wait as well.
+        let is_new_spec = !status::is_new(set.status())
+            && set.status().observed_generation != set.meta().generation;
         let patience = || {
-            if has_failed || !is_observed || self.is_in_rollout(set) {
+            if has_failed || is_new_spec || self.is_in_rollout(set) {
                 return None;
             }
             status::patience(set.replicas(), set.status(), status)
@@ -357,13 +357,16 @@ mod tests {
             // The set is new.
             (2, 1, 0, 0, 0, Some(1_500)),
             (2, 1, 1, 0, 0, None),
+            // One more is created, and the next sync of the set is not held up.
+            (3, 1, 0, 0, 0, Some(1_500)),
             // One more cannot be created, as the status says already.
             (3, 1, 0, 0, 2, None),
             // The status is right.
             (2, 0, 0, 0, 2, None),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(1_000));
-            let condition = if wanted > 2 { "ReplicaFailure" } else { "Other" };
+            let (creates, refuses) = (wanted > 2, wanted > 2 && observed == 2);
+            let condition = if refuses { "ReplicaFailure" } else { "Other" };
             let sets = Indexer::new();
             sets.add_index(&controller_index());
             let mut new = set_of_web("new", wanted, 2, min_ready, condition);
@@ -387,10 +390,18 @@ mod tests {
             let next = block_on(async {
                 let client = answering(move |line| {
                     heard.lock().push(line.to_owned());
-                    match line.starts_with("POST") {
+                    if !line.starts_with("POST") {
+                        return (
+                            200,
+                            json!({ "metadata": { "name": "new", "resourceVersion": "7" } }),
+                        );
+                    }
+                    match refuses {
                         true => (403, json!({ "kind": "Status", "code": 403, "message": "no" })),
                         false => {
-                            (200, json!({ "metadata": { "name": "new", "resourceVersion": "7" } }))
+                            let mut pod = pod_of_new(2, false);
+                            pod["metadata"]["resourceVersion"] = "8".into();
+                            (201, pod)
                         }
                     }
                 })
@@ -401,8 +412,11 @@ mod tests {
                 next
             });
             let case = format!("{wanted} {ready} {old} {min_ready} {observed}: {next:?}");
-            let after = waits.map(|waits| Next::Gather(Duration::from_millis(waits)));
-            assert_eq!(next.is_err(), wanted == 3, "{case}");
+            let after = waits.map(Duration::from_millis).map(match creates {
+                true => Next::After,
+                false => Next::Gather,
+            });
+            assert_eq!(next.is_err(), refuses, "{case}");
             if let Ok(next) = next {
                 assert_eq!(next, after.unwrap_or(Next::Done), "{case}");
             }
