@@ -12,7 +12,7 @@ use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::creations::{Creations, PodOwner, ownership_changes};
 use crate::controllers::workloads::new_pod::{EncodedPod, NewPodMeta};
 use crate::events::Recorder;
-use crate::objects::{Meta, Object, ObjectKey, PartialObjectMetadata, Pod, Resource};
+use crate::objects::{Meta, Object, ObjectKey, Pod, Resource};
 
 /// The delays before repeats of a delete whose outcome is unknown: a server that restarts may be
 /// back by then.
@@ -71,19 +71,7 @@ impl PodControl {
         }
         let meta = owner.meta();
         let permit = self.creations.allow(meta)?;
-        // The pod itself arrives by the watch.
-        let pods = self.client.resource(&Pod::RESOURCE);
-        let answer = match node {
-            None => pods
-                .create_for_whole_metadata(&meta.namespace, &pod.body)
-                .await
-                .map(|PartialObjectMetadata { meta }| (meta, None)),
-            Some(node) => pods.create::<Pod>(&meta.namespace, &pod.body).await.map(|created| {
-                let change = node_change(&created, node);
-                (created.meta, change)
-            }),
-        };
-        match answer {
+        match self.send(&meta.namespace, pod, node).await {
             Ok((created, of_node)) => {
                 self.wrote(meta, created.resource_version);
                 log::debug!("{}: created pod {}", meta.key(), created.name);
@@ -105,6 +93,24 @@ impl PodControl {
                 Err(error)
             }
         }
+    }
+
+    /// Returns the metadata of the new pod, and why it does not count as one for `node`.
+    async fn send(
+        &self,
+        namespace: &str,
+        pod: &EncodedPod,
+        node: Option<&str>,
+    ) -> client::Result<(Meta, Option<String>)> {
+        // The pod itself arrives by the watch.
+        let pods = self.client.resource(&Pod::RESOURCE);
+        let Some(node) = node else {
+            let created = pods.create_for_whole_metadata(namespace, &pod.body).await?;
+            return Ok((created.meta, None));
+        };
+        let created: Pod = pods.create(namespace, &pod.body).await?;
+        let change = node_change(&created, node);
+        Ok((created.meta, change))
     }
 
     /// Deletes this pod, but not another one that has its name by now. [`is_gone`] recognizes the
