@@ -69,7 +69,7 @@ struct Inner {
     /// Notified when a waiting event may pass: at each new claim, and when another event passes.
     moved: Event,
     turns: Mutex<Turns>,
-    /// The time by which events wait.
+    /// Measures how long events wait.
     waiting: WorkingTime,
     /// When a write of the manager in charge last passed without a claim, in working time.
     last_suspect: Mutex<Duration>,

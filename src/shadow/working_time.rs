@@ -12,7 +12,7 @@ pub const STEP: Duration = Duration::from_millis(250);
 /// process was frozen or without CPU for most of that time, or nothing waited.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// Monotonic time that stands still while nobody asks for it. Code that waits asks again after [`STEP`],
+/// Monotonic time that stands still while no code asks for it. Code that waits asks again after [`STEP`],
 /// so a wait does not end while the process could do nothing.
 pub struct WorkingTime {
     clock: SharedClock,

@@ -116,7 +116,8 @@ impl DeploymentController {
         Ok(sets)
     }
 
-    /// The rest of the status, if it [follows](status_follows), takes the condition with it.
+    /// Sets the condition, and writes it only if the same sync may not write the status later
+    /// ([`status_follows`]).
     async fn create_new(
         &self,
         deployment: &mut Deployment,

@@ -199,7 +199,7 @@ impl<S: Replicating> ReplicaSets<S> {
         status: &ReplicaSetStatus,
         has_failed: bool,
     ) -> Option<Duration> {
-        // The first status may wait as well.
+        // A set without a status shows no older generation, so its first status may wait.
         let is_new_spec = !status::is_new(set.status())
             && set.status().observed_generation != set.meta().generation;
         let patience = || {
