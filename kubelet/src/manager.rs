@@ -380,7 +380,8 @@ impl Manager {
         let now = self.clock.monotonic();
         let last = status.container(&container.name);
         let key = backoff_key(pod, container);
-        if let Some(ended) = last.filter(|last| last.state == State::Exited) {
+        // One that this sync has killed still runs in `status`: then the one before it counts.
+        if let Some(ended) = status.last_ended(&container.name) {
             let event = now.saturating_sub(self.since(ended.finished_at));
             let mut backoff = self.backoff.lock();
             if let Some(until) = backoff.until(&key, event, now) {

@@ -77,6 +77,12 @@ impl PodStatus {
         self.containers.iter().find(|container| container.name == name)
     }
 
+    /// The newest container of a name that has ended, also if a newer one runs.
+    pub fn last_ended(&self, name: &str) -> Option<&ContainerStatus> {
+        let mut named = self.containers.iter().filter(|container| container.name == name);
+        named.find(|container| container.state == State::Exited)
+    }
+
     /// The newest container of a name before the newest.
     pub fn previous(&self, name: &str) -> Option<&ContainerStatus> {
         self.containers.iter().filter(|container| container.name == name).nth(1)

@@ -41,6 +41,7 @@ fn demo_shows_each_pod_and_removes_its_machine() {
     };
     for (pod, status) in [
         ("crash", "CrashLoopBackOff"),
+        ("unhealthy", "CrashLoopBackOff"),
         ("init", "1/1"),
         ("slow", "1/1"),
         ("job", "Completed"),

@@ -191,6 +191,50 @@ fn changed_and_unhealthy_containers_are_restarted() {
     assert!(node.log().contains("failed liveness probe, will be restarted"), "{}", node.log());
 }
 
+/// The kubelet itself ends some of them, within the sync that would start them again.
+#[test]
+fn containers_back_off_in_each_way_in_which_they_end() {
+    let Some(mut node) = Node::start("back-off") else { return };
+    // Longer than a container runs here.
+    node.configure("crashLoopBackOff: {maxContainerRestartPeriod: 5m}");
+    let fails = "{exec: {command: ['false']}, periodSeconds: 1, timeoutSeconds: 60, \
+                 failureThreshold: 1}";
+    let sidecar = format!(
+        "initContainers: [{{name: side, image: 'node.test/busybox:1', restartPolicy: Always, \
+         command: [sleep, '1000'], livenessProbe: {fails}}}]\n  containers:"
+    );
+    let stays = |name| once(name, "Always", STAYS);
+    let with = |pod: String, fields: &str| format!("{pod}    {fields}\n");
+    let rule = "{action: Restart, exitCodes: {operator: In, values: [3]}}";
+    let pods = [
+        ("liveness", with(stays("liveness"), &format!("livenessProbe: {fails}"))),
+        ("startup", with(stays("startup"), &format!("startupProbe: {fails}"))),
+        ("hook", with(stays("hook"), "lifecycle: {postStart: {exec: {command: ['false']}}}")),
+        ("memory", {
+            let pod = once("memory", "Always", "exec tail /dev/zero");
+            with(pod, "resources: {limits: {memory: 16Mi}}")
+        }),
+        ("rule", {
+            let pod = with(once("rule", "Never", "exit 3"), "restartPolicy: Never");
+            with(pod, &format!("restartPolicyRules: [{rule}]"))
+        }),
+        ("side", stays("side").replace("containers:", &sidecar)),
+    ];
+    for (name, pod) in &pods {
+        node.write(&format!("{name}.yaml"), pod);
+    }
+    node.start_kubelet();
+    for (name, _) in &pods {
+        let list = if *name == "side" { "initContainerStatuses" } else { "containerStatuses" };
+        node.eventually(&format!("{name}-n"), "backing off", |pod| {
+            let status = &pod["status"][list][0];
+            status["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+                && status["restartCount"].as_i64() >= Some(1)
+                && status["lastState"]["terminated"].is_object()
+        });
+    }
+}
+
 #[test]
 fn containers_have_what_their_pod_says() {
     let Some(mut node) = Node::start("seen") else { return };
