@@ -3,6 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+/// After this time without an event a key starts over, with each maximum. Upstream: the
+/// `HasExpiredFunc` of containers; for images, twice their maximum.
+const EXPIRES_AFTER: Duration = Duration::from_secs(600);
+
 /// Delays of events by their keys. Times are [`Duration`]s since a common start.
 #[derive(Debug)]
 pub struct Backoff {
@@ -27,7 +31,7 @@ impl Backoff {
     pub fn until(&self, key: &str, event: Duration, now: Duration) -> Option<Duration> {
         let entry = self.entries.get(key)?;
         let until = event + entry.delay;
-        (!self.is_expired(entry, event) && now < until).then_some(until)
+        (!entry.is_expired(event) && now < until).then_some(until)
     }
 
     /// Whether `key` has to wait after its last event. Upstream: `IsInBackOffSinceUpdate`.
@@ -39,7 +43,7 @@ impl Backoff {
     /// Upstream: `Next`.
     pub fn next(&mut self, key: &str, event: Duration, now: Duration) {
         let delay = match self.entries.get(key) {
-            Some(entry) if !self.is_expired(entry, event) => (entry.delay * 2).min(self.max),
+            Some(entry) if !entry.is_expired(event) => (entry.delay * 2).min(self.max),
             _ => self.initial.min(self.max),
         };
         self.entries.insert(key.to_owned(), Entry { delay, updated: now });
@@ -57,12 +61,13 @@ impl Backoff {
 
     /// Forgets the keys whose last event is long ago. Upstream: `GC`.
     pub fn remove_expired(&mut self, now: Duration) {
-        let max = self.max * 2;
-        self.entries.retain(|_, entry| now.saturating_sub(entry.updated) <= max);
+        self.entries.retain(|_, entry| !entry.is_expired(now));
     }
+}
 
-    fn is_expired(&self, entry: &Entry, event: Duration) -> bool {
-        event.saturating_sub(entry.updated) > self.max * 2
+impl Entry {
+    fn is_expired(&self, event: Duration) -> bool {
+        event.saturating_sub(self.updated) > EXPIRES_AFTER
     }
 }
 
@@ -83,12 +88,25 @@ mod tests {
             assert_eq!(backoff.until("a", now - seconds(delay), now), None);
         }
         assert_eq!(backoff.until("b", now, now), None);
-        // The container ran for more than twice the maximum.
         now += seconds(1000);
         assert_eq!(backoff.until("a", now, now), None);
         backoff.next("a", now, now);
         assert_eq!(backoff.delay("a"), Some(seconds(10)));
         backoff.remove_expired(now + seconds(601));
         assert_eq!(backoff.delay("a"), None);
+    }
+
+    #[test]
+    fn short_maximum_is_not_forgotten_sooner() {
+        let seconds = Duration::from_secs;
+        let mut backoff = Backoff::new(seconds(1), seconds(4));
+        backoff.next("a", seconds(0), seconds(0));
+        // A container that ran for 599 s.
+        backoff.next("a", seconds(599), seconds(599));
+        assert_eq!(backoff.delay("a"), Some(seconds(2)));
+        backoff.remove_expired(seconds(599 + 600));
+        assert_eq!(backoff.until("a", seconds(1199), seconds(1199)), Some(seconds(1201)));
+        backoff.next("a", seconds(1200), seconds(1200));
+        assert_eq!(backoff.delay("a"), Some(seconds(1)));
     }
 }
