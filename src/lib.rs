@@ -81,6 +81,7 @@ pub mod jwt;
 mod lines;
 mod lookup;
 pub mod metrics;
+pub mod open_files;
 mod storm;
 pub mod task;
 mod trace;

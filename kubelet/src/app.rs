@@ -15,6 +15,7 @@ use futures_lite::StreamExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::open_files;
 use kube_controller_manager::options::{answer, git_version};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
@@ -73,6 +74,7 @@ const API_RATE: (f64, u32) = (50.0, 100);
 async fn run(settings: Settings) -> ExitCode {
     let clock = SystemClock::shared();
     init_log(settings.verbosity, clock.clone());
+    open_files::raise_limit();
     match start(settings, clock).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -232,13 +234,13 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         configuration.healthz_port.unwrap_or(10248),
     );
     let routes = serving::health_routes(&checks);
-    let health = serving::serve("healthz-port", address, port, routes, &clock, &stop).await?;
+    let health = serving::serve("healthz-port", address, port, routes, &clock, &stop)?;
     let (address, port) = (
         configuration.address.as_deref().unwrap_or("0.0.0.0"),
         configuration.read_only_port.unwrap_or(0),
     );
     let routes = serving::read_only_routes(&kubelet, &checks, &node);
-    let read_only = serving::serve("read-only-port", address, port, routes, &clock, &stop).await?;
+    let read_only = serving::serve("read-only-port", address, port, routes, &clock, &stop)?;
     log::info!("Starting kubelet main sync loop on node {}", node.name);
     kubelet.run(updates, results, stop).await;
     for server in [health, read_only].into_iter().flatten() {

@@ -50,14 +50,14 @@ enum Outcome {
 /// `SERVING` is an error, as is no answer within `timeout`.
 ///
 /// # Errors
-/// Upstream's message.
+/// With upstream's message.
 pub async fn check(
     clock: &SharedClock,
     host: &str,
     port: u16,
     service: &str,
     timeout: Duration,
-) -> Result<(), String> {
+) -> Result<(), http::Error> {
     let address = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let address = format!("{address}:{port}");
     let within = show_duration(timeout);
@@ -65,11 +65,11 @@ pub async fn check(
     let run = async {
         let mut delay = BACKOFF.0;
         loop {
-            if let Some(sender) = connect(host, port).await {
+            if let Some(sender) = connect(host, port).await? {
                 connected.store(true, Ordering::Relaxed);
                 match call(sender, &address, service, timeout).await {
                     Outcome::NoConnection => connected.store(false, Ordering::Relaxed),
-                    outcome => return Some(outcome),
+                    outcome => return Ok::<_, http::Error>(Some(outcome)),
                 }
             }
             clock.sleep(delay).await;
@@ -78,31 +78,41 @@ pub async fn check(
     };
     let late = async {
         clock.sleep(timeout).await;
-        None
+        Ok(None)
     };
-    match run.or(late).await {
-        Some(outcome) => verdict(outcome, &within),
+    match run.or(late).await? {
+        Some(outcome) => Ok(verdict(outcome, &within)?),
         None if connected.load(Ordering::Relaxed) => {
-            Err(format!("timeout: health rpc did not complete within {within}"))
+            Err(format!("timeout: health rpc did not complete within {within}").into())
         }
         None => Err(format!(
             "timeout: failed to connect service {address:?} within {within}: context deadline \
              exceeded"
-        )),
+        )
+        .into()),
     }
 }
 
-async fn connect(host: &str, port: u16) -> Option<SendRequest<Full<Bytes>>> {
-    let stream = http::connect(host, port).await.ok()?;
+/// `None`: the server does not accept the connection.
+///
+/// # Errors
+/// When the cause is this machine.
+async fn connect(host: &str, port: u16) -> Result<Option<SendRequest<Full<Bytes>>>, http::Error> {
+    let stream = match http::connect(host, port).await {
+        Ok(stream) => stream,
+        Err(error) if error.is_own => return Err(error),
+        Err(_) => return Ok(None),
+    };
     let builder = Builder::new(Executor);
-    let (sender, connection) = builder.handshake(FuturesIo::new(stream)).await.ok()?;
+    let handshake = builder.handshake(FuturesIo::new(stream)).await;
+    let Ok((sender, connection)) = handshake else { return Ok(None) };
     // It ends with its sender.
     drop(task::spawn(async move {
         if let Err(error) = connection.await {
             log::debug!("the connection of a gRPC probe ended: {error}");
         }
     }));
-    Some(sender)
+    Ok(Some(sender))
 }
 
 async fn call(

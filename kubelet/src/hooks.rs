@@ -74,6 +74,7 @@ async fn send(site: &Site<'_>, get: &core::HTTPGetAction) -> Result<(), String> 
     let ip = site.ip.or(get.host.as_deref()).ok_or("failed to find networking container")?;
     let mut target = probes::target(site.container, get, ip)?;
     let Err(fault) = probes::send(&target, get, "lifecycle").await else { return Ok(()) };
+    let fault = fault.to_string();
     // What rustls says of an answer in plain text: the server has no TLS and is asked without it.
     if !target.is_https || !fault.contains("corrupt message") {
         return Err(fault);

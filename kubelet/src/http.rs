@@ -1,6 +1,7 @@
 //! GET requests to addresses and URLs that users name: probes, hooks and manifests.
 
 use std::fmt;
+use std::io;
 use std::net::TcpStream;
 use std::sync::{Arc, LazyLock};
 
@@ -14,6 +15,7 @@ use hyper::header::{HOST, HeaderMap, HeaderValue, LOCATION};
 use hyper::{Request, StatusCode};
 use kube_controller_manager::client::Trust as Verifier;
 use kube_controller_manager::task;
+use rustix::io::Errno;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -110,16 +112,44 @@ pub struct Answer {
     pub leaves_host: bool,
 }
 
+/// Why there is no answer, in one line.
+#[derive(Debug)]
+pub struct Error {
+    text: String,
+    /// Whether this machine lacks descriptors or memory: that says nothing about the other side.
+    pub is_own: bool,
+}
+
+impl Error {
+    fn of(step: &str, error: &io::Error) -> Error {
+        const OWN: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+        let is_own = Errno::from_io_error(error).is_some_and(|errno| OWN.contains(&errno));
+        Error { text: format!("{step}: {error}"), is_own }
+    }
+}
+
+impl From<String> for Error {
+    fn from(text: String) -> Error {
+        Error { text, is_own: false }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 /// Sends a GET and follows redirects. At most `max_bytes` of the body are read.
 ///
 /// # Errors
-/// One line with the cause.
+/// With the cause.
 pub async fn get(
     first: &Target,
     headers: &HeaderMap,
     rules: Rules,
     max_bytes: usize,
-) -> Result<Answer, String> {
+) -> Result<Answer, Error> {
     let (mut target, mut headers) = (first.clone(), headers.clone());
     if rules == Rules::Source {
         headers.remove(HOST);
@@ -145,7 +175,7 @@ pub async fn get(
         }
         target = Target::of(&next)?;
     }
-    Err(format!("{target}: stopped after 10 redirects"))
+    Err(format!("{target}: stopped after 10 redirects").into())
 }
 
 /// Where a redirect leads.
@@ -166,10 +196,10 @@ async fn get_once(
     headers: &HeaderMap,
     rules: Rules,
     max_bytes: usize,
-) -> Result<(Answer, Option<String>), String> {
+) -> Result<(Answer, Option<String>), Error> {
     let stream = connect(&target.host, target.port).await?;
     if !target.is_https {
-        return exchange(stream, target, headers, max_bytes).await;
+        return Ok(exchange(stream, target, headers, max_bytes).await?);
     }
     let name = ServerName::try_from(target.host.clone())
         .map_err(|error| format!("{}: {error}", target.host))?;
@@ -178,25 +208,26 @@ async fn get_once(
         Rules::Source => system_trust()?,
     };
     let stream = TlsConnector::from(config).connect(name, stream).await;
-    exchange(stream.map_err(|error| error.to_string())?, target, headers, max_bytes).await
+    Ok(exchange(stream.map_err(|error| error.to_string())?, target, headers, max_bytes).await?)
 }
 
 /// Connects to the first address of a name that answers.
 ///
 /// # Errors
-/// One line with the last cause.
-pub async fn connect(host: &str, port: u16) -> Result<Async<TcpStream>, String> {
+/// With the last cause.
+pub async fn connect(host: &str, port: u16) -> Result<Async<TcpStream>, Error> {
     let name = host.to_owned();
     let addresses = task::blocking(move || {
         std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), port))
             .map(|addresses| addresses.collect::<Vec<_>>())
     });
-    let addresses = addresses.await.map_err(|error| format!("lookup {host}: {error}"))?;
-    let mut fault = format!("lookup {host}: no address");
+    let lookup = format!("lookup {host}");
+    let addresses = addresses.await.map_err(|error| Error::of(&lookup, &error))?;
+    let mut fault = Error::from(lookup + ": no address");
     for address in addresses {
         match Async::<TcpStream>::connect(address).await {
             Ok(stream) => return Ok(stream),
-            Err(error) => fault = format!("dial tcp {address}: {error}"),
+            Err(error) => fault = Error::of(&format!("dial tcp {address}"), &error),
         }
     }
     Err(fault)
@@ -286,6 +317,21 @@ mod tests {
     use futures_lite::future::block_on;
 
     use super::*;
+
+    #[test]
+    fn only_a_lack_of_this_machine_is_its_own_fault() {
+        for (errno, is_own) in [
+            (Errno::MFILE, true),
+            (Errno::NFILE, true),
+            (Errno::NOBUFS, true),
+            (Errno::NOMEM, true),
+            (Errno::CONNREFUSED, false),
+            (Errno::TIMEDOUT, false),
+            (Errno::HOSTUNREACH, false),
+        ] {
+            assert_eq!(Error::of("dial", &errno.into()).is_own, is_own, "{errno:?}");
+        }
+    }
 
     #[test]
     fn urls_are_taken_apart() {

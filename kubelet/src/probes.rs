@@ -297,7 +297,7 @@ impl Worker {
                 .map_err(|_| Fault::NoResult(format!("invalid port number: {}", service.port)))?;
             let name = service.service.as_deref().unwrap_or_default();
             let checked = grpc::check(clock, &self.ip, port, name, timeout).await;
-            return checked.map_err(Fault::Failed);
+            return checked.map_err(Fault::from);
         }
         if let Some(exec) = &self.probe.exec {
             // The runtime counts its time.
@@ -321,12 +321,12 @@ impl Worker {
         let probe = &self.probe;
         if let Some(get) = &probe.http_get {
             let target = target(&self.container, get, &self.ip).map_err(Fault::NoResult)?;
-            return get_ok(&target, get).await.map_err(Fault::Failed);
+            return get_ok(&target, get).await;
         }
         if let Some(tcp) = &probe.tcp_socket {
             let host = tcp.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(&self.ip);
             let port = port(&self.container, &tcp.port).map_err(Fault::NoResult)?;
-            return http::connect(host, port).await.map(drop).map_err(Fault::Failed);
+            return http::connect(host, port).await.map(drop).map_err(Fault::from);
         }
         Err(Fault::NoResult("missing probe handler".to_owned()))
     }
@@ -339,6 +339,15 @@ enum Fault {
     Failed(String),
     /// The container could not be asked: that says nothing about it. Upstream: `probe.Unknown`.
     NoResult(String),
+}
+
+impl From<http::Error> for Fault {
+    fn from(error: http::Error) -> Fault {
+        match error.is_own {
+            true => Fault::NoResult(error.to_string()),
+            false => Fault::Failed(error.to_string()),
+        }
+    }
 }
 
 /// Runs a command in a container; with a status other than 0 its output is the error.
@@ -385,12 +394,12 @@ pub fn target(
 /// Sends the GET of an action. `purpose`: `probe` or `lifecycle`, for the user agent.
 ///
 /// # Errors
-/// One line with the cause when there is no answer.
+/// When there is no answer.
 pub async fn send(
     target: &Target,
     get: &core::HTTPGetAction,
     purpose: &str,
-) -> Result<http::Answer, String> {
+) -> Result<http::Answer, http::Error> {
     let mut headers = HeaderMap::new();
     for header in get.http_headers.iter().flatten() {
         let name = HeaderName::try_from(&header.name).map_err(|error| error.to_string())?;
@@ -410,10 +419,10 @@ pub async fn send(
 }
 
 /// Sends the GET of a probe; a status from 200 to 399 is a success.
-async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<(), String> {
+async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<(), Fault> {
     match send(target, get, "probe").await?.status.as_u16() {
         200..400 => Ok(()),
-        code => Err(format!("HTTP probe failed with statuscode: {code}")),
+        code => Err(Fault::Failed(format!("HTTP probe failed with statuscode: {code}"))),
     }
 }
 

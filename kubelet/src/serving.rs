@@ -1,13 +1,13 @@
 //! The health check's port and the read-only port. Upstream: `pkg/kubelet/server`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use k8s_openapi::List;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::metrics;
 use kube_controller_manager::server::health::HealthChecks;
-use kube_controller_manager::server::http::Server;
+use kube_controller_manager::server::http::{Guard, Server};
 use kube_controller_manager::server::routes::Routes;
 use kube_controller_manager::server::{Handler, Request, Response, handler};
 use kube_controller_manager::task::StopToken;
@@ -117,7 +117,7 @@ fn read(file: &str) -> String {
 ///
 /// # Errors
 /// One line that names the flag: no address, or one in use.
-pub async fn serve(
+pub fn serve(
     flag: &str,
     address: &str,
     port: u16,
@@ -131,6 +131,9 @@ pub async fn serve(
     let ip: IpAddr =
         address.parse().map_err(|_| format!("--{flag}: {address:?} is not an address"))?;
     let address = SocketAddr::new(ip, port);
-    let server = Server::start(address, None, routes.handler(), clock.clone(), stop.clone()).await;
+    let (handler, guard) = (routes.handler(), Guard::UNTRUSTED);
+    let server = TcpListener::bind(address).and_then(|listener| {
+        Server::on(listener, None, handler, guard, clock.clone(), stop.clone())
+    });
     server.map(Some).map_err(|error| format!("--{flag}: failed to listen on {address}: {error}"))
 }

@@ -16,6 +16,7 @@ const GROUND: &[&str] = &[
     "task",
     "objects",
     "metrics",
+    "open_files",
     "options",
     "buffer_pool",
     "storm",
@@ -27,8 +28,8 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
         "clock" | "task" => return Some(vec!["objects"]),
         "objects" => return Some(vec!["lookup", "buffer_pool"]),
-        "cel" | "files" | "metrics" | "jwt" | "lines" | "lookup" | "options" | "buffer_pool"
-        | "storm" => {
+        "cel" | "files" | "metrics" | "jwt" | "lines" | "lookup" | "open_files" | "options"
+        | "buffer_pool" | "storm" => {
             return Some(vec![]);
         }
         "trace" => return Some(vec!["objects", "options"]),
@@ -100,8 +101,18 @@ const EXAMPLES: [&str; 11] = [
 const GENERATED: &str = "kubelet/src/cri/mod.rs";
 
 /// The rooms of the library, or paths below them, that the kubelet may use.
-const KUBELET: [&str; 9] =
-    ["cache", "client", "clock", "metrics", "objects", "options", "server", "source", "task"];
+const KUBELET: [&str; 10] = [
+    "cache",
+    "client",
+    "clock",
+    "metrics",
+    "objects",
+    "open_files",
+    "options",
+    "server",
+    "source",
+    "task",
+];
 
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -50,7 +50,8 @@ pub async fn run(
 
 async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, String> {
     let max = usize::try_from(MAX_BYTES).unwrap_or(usize::MAX);
-    let answer = http::get(target, headers, Rules::Source, max).await?;
+    let answer =
+        http::get(target, headers, Rules::Source, max).await.map_err(|error| error.to_string())?;
     match (answer.status.as_u16(), answer.is_cut) {
         (200, false) => Ok(answer.body),
         (200, true) => Err(format!("the answer has more than {MAX_BYTES} bytes")),

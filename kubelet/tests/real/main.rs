@@ -6,6 +6,7 @@ mod cgroup2;
 mod crashes;
 mod cri;
 mod demo;
+mod descriptors;
 mod faults;
 mod grpc;
 mod images;

@@ -102,8 +102,14 @@ impl Node {
 
     /// Starts the kubelet with more flags, which win over the usual ones.
     pub fn start_kubelet_with(&mut self, flags: &[&str]) {
+        self.start_kubelet_by(&[], flags);
+    }
+
+    /// Starts the kubelet by a program that runs it, with more flags.
+    pub fn start_kubelet_by(&mut self, runner: &[&str], flags: &[&str]) {
         let program = kubelet();
-        let mut agent = self.agent(&[Path::new(&program)], CONFIGURATION).expect("a configuration");
+        let words: Vec<&Path> = runner.iter().map(Path::new).chain([Path::new(&program)]).collect();
+        let mut agent = self.agent(&words, CONFIGURATION).expect("a configuration");
         agent.arg(format!("--config-dir={}", self.folder.join("conf.d").display()));
         agent.args(["--hostname-override=n", "--resolv-conf=", "-v=4"]).args(flags);
         self.kubelet = Some(agent.spawn().expect("the kubelet"));
@@ -160,15 +166,20 @@ impl Node {
 
     /// Listens at an address of the machine's network.
     pub fn listen(&self, address: &'static str) -> TcpListener {
+        self.in_network(move || TcpListener::bind(address).expect("a port"))
+    }
+
+    /// Does some work in the machine's network.
+    pub fn in_network<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let namespace = format!("/run/netns/{}", self.name);
         let namespace = fs::File::open(namespace).expect("a namespace");
-        let listen = move || {
-            // Only this thread changes its namespace; the socket stays in it.
+        let inside = move || {
+            // Only this thread changes its namespace; its sockets stay in it.
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
                 .expect("the namespace");
-            TcpListener::bind(address).expect("a port")
+            work()
         };
-        std::thread::spawn(listen).join().expect("a listener")
+        std::thread::spawn(inside).join().expect("a result")
     }
 
     pub fn remove(&self, name: &str) {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use rustix::process::{Resource, getrlimit};
+use crate::open_files;
 
 /// The purpose of a connection. When descriptors become few, the purposes that the process depends
 /// on most still get one.
@@ -47,17 +47,11 @@ pub(super) struct SocketPermit {
     sockets: Arc<Sockets>,
 }
 
-/// The soft limit of open files of this process.
-fn open_files_limit() -> usize {
-    let soft = getrlimit(Resource::Nofile).current;
-    soft.map_or(usize::MAX, |soft| usize::try_from(soft).unwrap_or(usize::MAX))
-}
-
 impl Sockets {
     /// The sockets of this process.
     pub fn shared() -> Arc<Sockets> {
         static SHARED: LazyLock<Arc<Sockets>> =
-            LazyLock::new(|| Arc::new(Sockets::new(open_files_limit)));
+            LazyLock::new(|| Arc::new(Sockets::new(open_files::limit)));
         SHARED.clone()
     }
 

@@ -2,8 +2,14 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files to the hard one, as Go does at start: a watch takes a
-/// descriptor, and a cluster may have more resources than the usual soft limit of 1,024.
+/// The soft limit: how many files this process can open.
+pub fn limit() -> usize {
+    let soft = getrlimit(Resource::Nofile).current;
+    soft.map_or(usize::MAX, |soft| usize::try_from(soft).unwrap_or(usize::MAX))
+}
+
+/// Raises the soft limit of open files to the hard one, as Go does at start: each watch, probe
+/// and client takes a descriptor, and the usual soft limit is 1,024.
 pub fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
