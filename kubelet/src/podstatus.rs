@@ -228,7 +228,10 @@ fn id_of(status: &ContainerStatus) -> String {
 fn has_initialized(pod: &Pod, container: &Container, facts: &Facts<'_>) -> bool {
     let is_init = pod.init_containers().iter().any(|init| init.name == container.name);
     let is_created = |name: &str| {
-        facts.runtime.container(name).is_some_and(|status| status.state != State::Unknown)
+        let status = facts.runtime.container(name);
+        status.is_some_and(|status| {
+            status.state != State::Unknown && facts.runtime.is_in_newest_sandbox(status)
+        })
     };
     is_init
         && !is_restartable_init(container)

@@ -254,9 +254,13 @@ fn init_actions(
         return true;
     }
     // Once a container was created, init containers have run, even if they have been removed since.
+    // One of a former sandbox says nothing: a power cut may leave it as created for ever.
     let mut is_initialized = pod.spec().containers.iter().any(|container| {
-        let state = status.container(&container.name).map(|status| status.state);
-        matches!(state, Some(State::Created | State::Running))
+        let current = status.container(&container.name);
+        current.is_some_and(|current| {
+            matches!(current.state, State::Created | State::Running)
+                && status.is_in_newest_sandbox(current)
+        })
     });
     let mut later_ones_started = is_initialized;
     // From the last to the first: earlier ones may have been removed.

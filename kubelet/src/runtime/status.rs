@@ -1,5 +1,6 @@
 //! The state of a pod in the runtime. Upstream: `kubecontainer.PodStatus`.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::labels;
@@ -88,9 +89,22 @@ impl PodStatus {
         self.containers.iter().filter(|container| container.name == name).nth(1)
     }
 
+    pub fn is_in_newest_sandbox(&self, container: &ContainerStatus) -> bool {
+        self.sandboxes.first().is_some_and(|sandbox| sandbox.id == container.sandbox)
+    }
+
     /// The pod's addresses, once it has a sandbox with a network.
     pub fn ips(&self) -> &[String] {
         self.sandboxes.first().filter(|sandbox| sandbox.is_ready).map_or(&[], |s| &s.ips)
+    }
+
+    /// Orders by attempts before times: the machine's clock may step back, at a start without a
+    /// battery for instance.
+    fn sort(&mut self) {
+        let newest = |attempt: u32, created_at: i64| Reverse((attempt, created_at));
+        self.sandboxes.sort_by_key(|one| (newest(one.attempt, one.created_at), one.id.clone()));
+        self.containers
+            .sort_by_key(|one| (newest(one.restart_count, one.created_at), one.id.clone()));
     }
 
     pub fn has_running(&self) -> bool {
@@ -130,8 +144,7 @@ pub async fn read(runtime: &RuntimeService, uid: &str) -> Result<PodStatus, Erro
             Err(error) => return Err(error),
         }
     }
-    status.sandboxes.sort_by(|a, b| (b.created_at, &a.id).cmp(&(a.created_at, &b.id)));
-    status.containers.sort_by(|a, b| (b.created_at, &a.id).cmp(&(a.created_at, &b.id)));
+    status.sort();
     Ok(status)
 }
 
@@ -183,5 +196,36 @@ fn container_status(status: api::ContainerStatus) -> ContainerStatus {
         reason: status.reason,
         message: status.message,
         log_path: status.log_path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_comes_first_after_the_clock_has_stepped_back() {
+        let sandbox = |attempt: u32, created_at: i64| {
+            let metadata = api::PodSandboxMetadata { attempt, ..Default::default() };
+            let metadata = Some(metadata);
+            sandbox_status(api::PodSandboxStatus { metadata, created_at, ..Default::default() })
+        };
+        let container = |name: &str, count: u32, created_at: i64| {
+            let pair = |key: &str, value: String| HashMap::from([(key.to_owned(), value)]);
+            container_status(api::ContainerStatus {
+                labels: pair(labels::CONTAINER_NAME, name.to_owned()),
+                annotations: pair(labels::RESTART_COUNT, count.to_string()),
+                created_at,
+                ..Default::default()
+            })
+        };
+        let mut status = PodStatus {
+            sandboxes: vec![sandbox(1, 500), sandbox(2, 7)],
+            containers: vec![container("a", 3, 500), container("a", 4, 7), container("b", 0, 600)],
+        };
+        status.sort();
+        assert_eq!(status.sandboxes.first().map(|sandbox| sandbox.attempt), Some(2));
+        assert_eq!(status.container("a").map(|container| container.restart_count), Some(4));
+        assert_eq!(status.previous("a").map(|container| container.restart_count), Some(3));
     }
 }

@@ -49,7 +49,7 @@ fn container(name: &str, state: State, exit_code: i32) -> ContainerStatus {
         log_path: String::new(),
         message_file: None,
         falls_back_to_logs: false,
-        sandbox: String::new(),
+        sandbox: "s0".to_owned(),
     }
 }
 
@@ -153,6 +153,16 @@ fn init_containers_run_one_after_the_other() {
         let actions = compute(&pod(policy, init.clone(), &["a"]), &status, &no_probes, false);
         assert_eq!(shown(&actions), *expected, "{policy} {containers:?}");
     }
+    // A power cut has left a container as created, in the sandbox before this one.
+    let status = PodStatus {
+        sandboxes: vec![sandbox(true, 1), sandbox(false, 0)],
+        containers: vec![
+            ContainerStatus { sandbox: "s1".to_owned(), ..container("x", Exited, 0) },
+            container("a", Created, 0),
+        ],
+    };
+    let actions = compute(&pod("Always", init.clone(), &["a"]), &status, &no_probes, false);
+    assert_eq!(shown(&actions), "init 1");
     let fresh = compute(&pod("Always", init, &["a"]), &PodStatus::default(), &no_probes, false);
     assert_eq!(shown(&fresh), "kill, sandbox 0, init 0");
 }
