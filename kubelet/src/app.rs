@@ -175,7 +175,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
             plugins,
         ),
         objects: objects.clone(),
-        probes: Probes::new(runtime.clone(), clock.clone(), probed, stop.clone()),
+        probes: Probes::new(runtime.clone(), folders.clone(), clock.clone(), probed, stop.clone()),
         runtime,
         folders,
         mounted: parking_lot::Mutex::default(),

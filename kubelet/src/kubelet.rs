@@ -67,8 +67,6 @@ pub struct Kubelet {
     /// The sources that must have been read before unknown pods are ended.
     expected: BTreeSet<Source>,
     sync_period: Duration,
-    /// When this agent started, in nanoseconds since 1970: older containers are adopted.
-    since: i64,
     state: Mutex<State>,
     stats: Stats,
     wake: Event,
@@ -123,7 +121,6 @@ impl Kubelet {
         sync_period: Duration,
     ) -> Arc<Kubelet> {
         let clock = manager.clock.clone();
-        let since = nanos(clock.now());
         let now = clock.monotonic();
         let state = State { relisted: now, entered: now, ..State::default() };
         Arc::new(Kubelet {
@@ -131,7 +128,6 @@ impl Kubelet {
             clock,
             expected,
             sync_period,
-            since,
             state: Mutex::new(state),
             stats: Stats::default(),
             wake: Event::new(),
@@ -416,7 +412,7 @@ impl Kubelet {
 
     async fn sync(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
         let runtime = self.read(pod).await?;
-        self.manager.update_probes(pod, &runtime, self.since);
+        self.manager.update_probes(pod, &runtime).await;
         let status = self.publish(pod, &runtime).await;
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return Ok(Outcome::Terminal);
@@ -442,7 +438,7 @@ impl Kubelet {
         };
         self.state.lock().waiting.insert(pod.uid(), waiting);
         let runtime = self.read(pod).await?;
-        self.manager.update_probes(pod, &runtime, self.since);
+        self.manager.update_probes(pod, &runtime).await;
         self.publish(pod, &runtime).await;
         synced?;
         self.manager.prune(&runtime, false).await?;
@@ -480,8 +476,8 @@ impl Kubelet {
     /// Upstream: `SyncTerminatingPod`.
     async fn terminate(&self, pod: &Arc<Pod>, grace: i64) -> Result<Outcome, String> {
         let runtime = self.read(pod).await?;
-        // After a restart none is probed yet: what was ready stays so until a probe fails.
-        self.manager.update_probes(pod, &runtime, self.since);
+        // After a restart none is probed yet: the results are those before it.
+        self.manager.update_probes(pod, &runtime).await;
         let probes = &self.manager.probes;
         probes.stop_liveness_and_startup(&pod.uid());
         let readiness = || -> Vec<Option<bool>> {
@@ -773,10 +769,6 @@ fn count_terminations(before: Option<&core::PodStatus>, status: &core::PodStatus
             }
         }
     }
-}
-
-fn nanos(time: Timestamp) -> i64 {
-    time.to_jiff().as_microsecond().saturating_mul(1000)
 }
 
 /// Up to half as long again.

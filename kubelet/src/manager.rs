@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_lock::OnceCell;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task;
 use parking_lot::Mutex;
 
@@ -25,7 +26,7 @@ use crate::images::{Images, Present, Waiting, Wanted};
 use crate::local_objects::LocalObjects;
 use crate::metrics;
 use crate::pod::{Container, Pod, PodExt, Uid};
-use crate::probes::Probes;
+use crate::probes::{Probes, Running};
 use crate::runtime::actions;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::{self, Resolvers};
@@ -483,7 +484,7 @@ impl Manager {
 
     /// The time since a wall-clock time in nanoseconds.
     fn since(&self, nanos: i64) -> Duration {
-        let then = kube_controller_manager::objects::Timestamp::from_micros(nanos / 1000);
+        let then = Timestamp::from_micros(nanos / 1000);
         self.clock.now().duration_since(then)
     }
 
@@ -606,20 +607,21 @@ impl Manager {
     }
 
     /// Starts probes of what runs in a pod, and ends those of what does not.
-    pub fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus, since: i64) {
-        let mut running = BTreeSet::new();
+    pub async fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus) {
         let ip = match pod.is_host_network() {
             true => Some(&self.node.ip),
             false => status.ips().first(),
         };
-        for container in status.containers.iter().filter(|c| c.state == State::Running) {
-            if let (Some(definition), Some(ip)) = (pod.container(&container.name), ip) {
-                running.insert(container.id.clone());
-                let is_adopted = container.started_at < since;
-                self.probes.start(pod, definition, &container.id, ip, is_adopted);
-            }
+        let running = status.containers.iter().filter(|c| c.state == State::Running);
+        let running = running.filter_map(|status| {
+            let started_at = Timestamp::from_micros(status.started_at / 1000);
+            Some(Running { definition: pod.container(&status.name)?, id: &status.id, started_at })
+        });
+        let running: Vec<_> = running.collect();
+        match ip {
+            Some(ip) => self.probes.update(pod, &running, ip).await,
+            None => self.probes.retain(&pod.uid(), &BTreeSet::new()),
         }
-        self.probes.retain(&pod.uid(), &running);
     }
 
     /// The last messages of a pod's containers that have ended.

@@ -1,8 +1,10 @@
 //! Probes of running containers. Upstream: `pkg/kubelet/prober`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use async_channel::Sender;
 use futures_lite::FutureExt;
@@ -10,8 +12,10 @@ use hyper::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::cri::{RuntimeService, chain};
 use crate::events;
@@ -21,6 +25,7 @@ use crate::metrics;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
 use crate::runtime::environment::expand;
+use crate::volumes::Folders;
 
 /// The bytes of an HTTP probe's answer that are read. Upstream: `maxRespBodyLength`.
 const MAX_BODY: usize = 10 << 10;
@@ -87,12 +92,51 @@ struct Table {
     running: BTreeMap<(String, Kind), (Uid, Latch)>,
 }
 
+impl Table {
+    fn result(&self, id: &str, kind: Kind) -> Option<bool> {
+        self.results.get(&(id.to_owned(), kind)).copied()
+    }
+
+    /// What is kept of a pod's containers.
+    fn kept(&self, pod: &str) -> BTreeMap<String, Kept> {
+        let ids = self.running.iter().filter(|(_, (of, _))| **of == *pod).map(|((id, _), _)| id);
+        let has = |id: &str, kind| self.result(id, kind) == Some(true);
+        let kept =
+            |id: &str| Kept { started: has(id, Kind::Startup), ready: has(id, Kind::Readiness) };
+        ids.map(|id| (id.clone(), kept(id))).collect()
+    }
+}
+
+/// What an agent that restarts has to know of a container's probes. It is in a file beside the pod,
+/// by container id: neither the clock nor the time of a restart has a part in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Kept {
+    /// The startup probe has succeeded.
+    started: bool,
+    /// The result of the readiness probe.
+    ready: bool,
+}
+
+/// A running container.
+#[derive(Clone, Copy)]
+pub struct Running<'a> {
+    pub definition: &'a Container,
+    pub id: &'a str,
+    /// By the clock of the machine.
+    pub started_at: Timestamp,
+}
+
 /// The probes of all containers. Cheap to clone.
 #[derive(Clone)]
 pub struct Probes {
     table: Arc<Mutex<Table>>,
+    /// Held while a file of results is written.
+    writing: Arc<async_lock::Mutex<()>>,
     runtime: RuntimeService,
+    folders: Folders,
     clock: SharedClock,
+    /// When this agent started.
+    since: Duration,
     changed: Sender<Uid>,
     stop: StopToken,
 }
@@ -101,15 +145,17 @@ impl Probes {
     /// `changed` gets the pods whose results have changed.
     pub fn new(
         runtime: RuntimeService,
+        folders: Folders,
         clock: SharedClock,
         changed: Sender<Uid>,
         stop: StopToken,
     ) -> Probes {
-        Probes { table: Arc::default(), runtime, clock, changed, stop }
+        let (table, writing, since) = (Arc::default(), Arc::default(), clock.monotonic());
+        Probes { table, writing, runtime, folders, clock, since, changed, stop }
     }
 
     pub fn result(&self, id: &str, kind: Kind) -> Option<bool> {
-        self.table.lock().results.get(&(id.to_owned(), kind)).copied()
+        self.table.lock().result(id, kind)
     }
 
     /// The results that decide whether a container is restarted.
@@ -120,44 +166,101 @@ impl Probes {
         }
     }
 
-    /// Starts the probes of a running container that are not running yet. With `is_adopted`, the
-    /// container ran before this agent: it counts as started and ready until a probe fails, so that
-    /// its readiness does not flip.
-    pub fn start(
-        &self,
-        pod: &Arc<Pod>,
-        container: &Container,
-        id: &str,
-        ip: &str,
-        is_adopted: bool,
-    ) {
-        for kind in Kind::ALL {
-            let Some(probe) = kind.of(container) else { continue };
-            let key = (id.to_owned(), kind);
-            let latch = {
-                let mut table = self.table.lock();
-                if table.running.contains_key(&key) {
-                    continue;
-                }
-                if is_adopted {
-                    table.results.insert(key.clone(), true);
-                }
-                let latch = Latch::default();
-                table.running.insert(key, (pod.uid(), latch.clone()));
-                latch
+    /// Starts the probes of a pod's `running` containers that do not run yet, with the results of the
+    /// agent before this one, and stops those of its other containers. `ip`: the pod's address.
+    pub async fn update(&self, pod: &Arc<Pod>, running: &[Running<'_>], ip: &str) {
+        self.retain(&pod.uid(), &running.iter().map(|container| container.id.to_owned()).collect());
+        let is_new =
+            |id: &str, kind| !self.table.lock().running.contains_key(&(id.to_owned(), kind));
+        let all = running.iter().flat_map(|one| Kind::ALL.map(|kind| (one, kind)));
+        let new: Vec<_> = all
+            .filter_map(|(one, kind)| Some((one, kind, kind.of(one.definition)?)))
+            .filter(|(one, kind, _)| is_new(one.id, *kind))
+            .collect();
+        if new.is_empty() {
+            return;
+        }
+        let kept = self.kept(pod).await;
+        // All of the pod's results are known before the first probe: its end writes them.
+        let mut table = self.table.lock();
+        for (container, kind, probe) in new {
+            let key = (container.id.to_owned(), kind);
+            let kept = kept.get(container.id).copied().unwrap_or_default();
+            let result = match kind {
+                Kind::Startup => kept.started,
+                Kind::Readiness => kept.ready,
+                Kind::Liveness => false,
             };
+            if result {
+                table.results.insert(key.clone(), true);
+            }
+            let latch = Latch::default();
+            table.running.insert(key, (pod.uid(), latch.clone()));
+            // A container starts once.
+            if kind == Kind::Startup && result {
+                continue;
+            }
             let worker = Worker {
                 probes: self.clone(),
                 pod: pod.clone(),
-                container: container.clone(),
+                container: container.definition.clone(),
                 probe: probe.clone(),
                 kind,
-                id: id.to_owned(),
+                id: container.id.to_owned(),
+                started_at: container.started_at,
                 ip: ip.to_owned(),
             };
             drop(task::spawn(async move {
                 worker.run().or(latch.opened()).or(worker.probes.stop.stopped()).await;
             }));
+        }
+    }
+
+    /// What an agent before this one has kept. Where it has kept nothing (as other agents do), it is
+    /// what the API server has from it.
+    async fn kept(&self, pod: &Pod) -> BTreeMap<String, Kept> {
+        let mut kept = reported(pod);
+        let file = self.folders.probes_file(&pod.uid());
+        match task::blocking(move || read(&file)).await {
+            Ok(of_file) => kept.extend(of_file),
+            Err(error) => {
+                log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
+            }
+        }
+        kept
+    }
+
+    async fn set(&self, pod: &Pod, id: &str, kind: Kind, result: bool) {
+        let key = (id.to_owned(), kind);
+        let before = {
+            let mut table = self.table.lock();
+            if !table.running.contains_key(&key) {
+                return;
+            }
+            table.results.insert(key, result)
+        };
+        if before != Some(result) {
+            if kind != Kind::Liveness {
+                self.keep(pod).await;
+            }
+            // Closed only when the kubelet stops.
+            let _ = self.changed.send(pod.uid()).await;
+        }
+    }
+
+    /// Writes what is kept of a pod's containers.
+    async fn keep(&self, pod: &Pod) {
+        // The newest results are written last.
+        let guard = self.writing.lock_arc().await;
+        let (file, kept) =
+            (self.folders.probes_file(&pod.uid()), self.table.lock().kept(&pod.uid()));
+        // The work holds the guard: it continues when this future does not.
+        let written = task::blocking(move || {
+            let _guard = guard;
+            write(&file, &kept)
+        });
+        if let Err(error) = written.await {
+            log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
         }
     }
 
@@ -187,6 +290,49 @@ impl Probes {
     }
 }
 
+/// The states of containers that the API server has.
+fn reported(pod: &Pod) -> BTreeMap<String, Kept> {
+    let status = pod.status.iter();
+    let lists = status.flat_map(|all| [&all.init_container_statuses, &all.container_statuses]);
+    let kept = lists.flatten().flatten().filter_map(|status| {
+        // `RUNTIME://ID`.
+        let (_, id) = status.container_id.as_deref()?.split_once("://")?;
+        Some((id.to_owned(), Kept { started: status.started == Some(true), ready: status.ready }))
+    });
+    kept.collect()
+}
+
+fn read(file: &Path) -> io::Result<BTreeMap<String, Kept>> {
+    match fs::read(file) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Readers see the old file or the new one. It need not survive a power cut: no container does.
+fn write(file: &Path, kept: &BTreeMap<String, Kept>) -> io::Result<()> {
+    let new = file.with_extension("new");
+    fs::write(&new, serde_json::to_vec(kept)?)?;
+    fs::rename(new, file)
+}
+
+/// The delay of a container's first probe: the rest of its initial delay, counted from the container's
+/// start, and at the start of the agent a part of the period, so that not all containers are probed
+/// at once. `running`, `since`: the ages of the container and of the agent. `part`: from 0 to 1.
+fn first_delay(probe: &core::Probe, running: Duration, since: Duration, part: f64) -> Duration {
+    let initial = seconds(probe.initial_delay_seconds).saturating_sub(running);
+    initial.max(period(probe).mul_f64(part).saturating_sub(since))
+}
+
+fn period(probe: &core::Probe) -> Duration {
+    seconds(probe.period_seconds).max(Duration::from_secs(1))
+}
+
+fn seconds(seconds: Option<i32>) -> Duration {
+    Duration::from_secs(seconds.unwrap_or(0).max(0).unsigned_abs().into())
+}
+
 fn labels<'a>(pod: &'a Pod, container: &'a Container, kind: Kind) -> metrics::ProbeLabels<'a> {
     [kind.name(), &container.name, pod.name(), pod.namespace()]
 }
@@ -207,16 +353,17 @@ struct Worker {
     probe: core::Probe,
     kind: Kind,
     id: String,
+    started_at: Timestamp,
     ip: String,
 }
 
 impl Worker {
     async fn run(&self) {
-        let seconds =
-            |seconds: Option<i32>| Duration::from_secs(seconds.unwrap_or(0).max(0) as u64);
         let clock = &self.probes.clock;
-        let period = seconds(self.probe.period_seconds).max(Duration::from_secs(1));
-        clock.sleep(seconds(self.probe.initial_delay_seconds)).await;
+        let period = period(&self.probe);
+        let running = clock.now().duration_since(self.started_at);
+        let since = clock.monotonic().saturating_sub(self.probes.since);
+        clock.sleep(first_delay(&self.probe, running, since, fastrand::f64())).await;
         let mut streak = Streak::default();
         loop {
             if self.is_held() {
@@ -244,7 +391,7 @@ impl Worker {
                 events::warning(&self.pod, Some(&self.container.name), "Unhealthy", message);
             }
             if let Some(result) = streak.observe(is_success, &self.probe) {
-                self.set(result).await;
+                self.probes.set(&self.pod, &self.id, self.kind, result).await;
                 if self.kind == Kind::Startup || self.kind == Kind::Liveness && !result {
                     // The container has started, or is restarted.
                     return;
@@ -258,21 +405,6 @@ impl Worker {
         self.kind != Kind::Startup
             && self.container.startup_probe.is_some()
             && self.probes.result(&self.id, Kind::Startup) != Some(true)
-    }
-
-    async fn set(&self, result: bool) {
-        let key = (self.id.clone(), self.kind);
-        let before = {
-            let mut table = self.probes.table.lock();
-            if !table.running.contains_key(&key) {
-                return;
-            }
-            table.results.insert(key, result)
-        };
-        if before != Some(result) {
-            // Closed only when the kubelet stops.
-            let _ = self.probes.changed.send(self.pod.uid()).await;
-        }
     }
 
     /// A probe that has no result is repeated at once. Upstream: `runProbeWithRetries`.
@@ -444,41 +576,181 @@ fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::PathBuf;
 
+    use futures_lite::future::block_on;
     use kube_controller_manager::clock::FakeClock;
-    use kube_controller_manager::objects::Timestamp;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::cri::Channel;
 
+    /// The agents of a machine, one after the other.
+    struct Machine {
+        root: PathBuf,
+    }
+
+    impl Machine {
+        fn new(test: &str) -> Machine {
+            let root = std::env::temp_dir().join(format!("kubelet-{test}-{}", std::process::id()));
+            fs::create_dir_all(root.join("pods/u")).expect("a folder");
+            Machine { root }
+        }
+
+        /// An agent that starts at this time, in seconds.
+        fn agent(&self, time: i64) -> Probes {
+            let clock = FakeClock::new(Timestamp::from_secs(time));
+            let runtime = RuntimeService::new(
+                Channel::new(Path::new("/nowhere"), clock.clone()),
+                Duration::from_secs(1),
+            );
+            let folders = Folders { root: self.root.clone(), logs: self.root.clone() };
+            let changed = async_channel::unbounded().0;
+            Probes::new(runtime, folders, clock, changed, StopToken::new())
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.root);
+        }
+    }
+
+    /// With probes that do nothing before the test has ended.
+    fn container() -> Container {
+        let probe = json!({ "exec": { "command": ["x"] }, "initialDelaySeconds": 9999 });
+        let [startup, liveness, readiness] = [&probe; 3];
+        serde_json::from_value(json!({ "name": "a",
+            "startupProbe": startup, "livenessProbe": liveness, "readinessProbe": readiness }))
+        .expect("a container")
+    }
+
+    fn pod(uid: &str, status: Value) -> Arc<Pod> {
+        let metadata = json!({ "uid": uid, "name": uid, "namespace": "n" });
+        let pod = json!({ "metadata": metadata, "status": status });
+        Arc::new(serde_json::from_value(pod).expect("a pod"))
+    }
+
+    /// The probes of the containers with these ids, which have started at 1000 s.
+    async fn update(probes: &Probes, pod: &Arc<Pod>, ids: &[&str]) {
+        let (definition, started_at) = (&container(), Timestamp::from_secs(1000));
+        let running: Vec<_> = ids.iter().map(|id| Running { definition, id, started_at }).collect();
+        probes.update(pod, &running, "127.0.0.1").await;
+    }
+
     /// Also if the runtime does not have the container any more.
     #[test]
     fn probes_end_with_their_container() {
-        let clock = FakeClock::new(Timestamp::from_secs(0));
-        let runtime = RuntimeService::new(
-            Channel::new(Path::new("/nowhere"), clock.clone()),
-            Duration::from_secs(1),
-        );
-        let probes = Probes::new(runtime, clock, async_channel::unbounded().0, StopToken::new());
-        let container: Container = serde_json::from_value(json!({
-            "name": "a", "readinessProbe": { "tcpSocket": { "port": 1 }, "initialDelaySeconds": 9 },
-        }))
-        .expect("a container");
-        let pod = |uid: &str| {
-            let pod = json!({ "metadata": { "uid": uid, "name": uid, "namespace": "n" } });
-            Arc::new(serde_json::from_value::<Pod>(pod).expect("a pod"))
-        };
-        for (uid, id) in [("u", "first"), ("u", "second"), ("v", "other")] {
-            probes.start(&pod(uid), &container, id, "127.0.0.1", true);
-        }
-        probes.retain("u", &BTreeSet::from(["second".to_owned()]));
+        let machine = Machine::new("ends");
+        let probes = machine.agent(2000);
+        block_on(async {
+            let (u, v) = (pod("u", json!(null)), pod("v", json!(null)));
+            update(&probes, &u, &["first", "second"]).await;
+            update(&probes, &v, &["other"]).await;
+            for (pod, id) in [(&u, "first"), (&u, "second"), (&v, "other")] {
+                probes.set(pod, id, Kind::Readiness, true).await;
+            }
+            update(&probes, &u, &["second"]).await;
+        });
         let result = |id| probes.result(id, Kind::Readiness);
         assert_eq!(["first", "second", "other"].map(result), [None, Some(true), Some(true)]);
-        let running: Vec<String> =
+        let running: BTreeSet<String> =
             probes.table.lock().running.keys().map(|(id, _)| id.clone()).collect();
-        assert_eq!(running, ["other", "second"]);
+        assert_eq!(running, ["other", "second"].map(str::to_owned).into());
+    }
+
+    /// Also when the clock has stepped back behind the start of the containers, or far ahead.
+    #[test]
+    fn next_agent_has_the_results_of_the_last_one() {
+        for time in [0, 1001, 1 << 32] {
+            let machine = Machine::new("next");
+            let of_api = |ready| {
+                json!({"containerStatuses": [{"name": "a", "image": "", "imageID": "",
+                "restartCount": 0, "containerID": "x://unready", "started": true, "ready": ready}]})
+            };
+            block_on(async {
+                let ids = ["up", "starting", "unready", "unknown"];
+                let (last, u) = (machine.agent(1001), pod("u", json!(null)));
+                update(&last, &u, &ids[..3]).await;
+                for (id, kind, result) in [
+                    ("up", Kind::Startup, true),
+                    ("up", Kind::Readiness, true),
+                    ("up", Kind::Liveness, true),
+                    ("starting", Kind::Readiness, false),
+                    ("unready", Kind::Startup, true),
+                    ("unready", Kind::Readiness, true),
+                    ("unready", Kind::Readiness, false),
+                ] {
+                    last.set(&u, id, kind, result).await;
+                }
+                let next = machine.agent(time);
+                // The API server has an older state.
+                update(&next, &pod("u", of_api(true)), &ids).await;
+                let is = |id, kind| next.result(id, kind) == Some(true);
+                let all = ids.map(|id| (is(id, Kind::Startup), is(id, Kind::Readiness)));
+                assert_eq!(all, [(true, true), (false, false), (true, false), (false, false)]);
+            });
+        }
+    }
+
+    #[test]
+    fn state_of_the_api_server_counts_where_nothing_is_kept() {
+        let machine = Machine::new("reported");
+        let probes = machine.agent(2000);
+        let status = |id: &str, started, ready| {
+            json!({"name": id, "image": "", "imageID": "",
+            "restartCount": 0, "containerID": format!("x://{id}"), "started": started, "ready": ready})
+        };
+        let of_api = json!({
+            "initContainerStatuses": [status("sidecar", true, true)],
+            "containerStatuses": [status("main", true, false), status("other", false, false)],
+        });
+        let ids = ["sidecar", "main", "other"];
+        let seen = || {
+            let is = |id, kind| probes.result(id, kind) == Some(true);
+            ids.map(|id| (is(id, Kind::Startup), is(id, Kind::Readiness)))
+        };
+        let reported = [(true, true), (true, false), (false, false)];
+        block_on(update(&probes, &pod("u", of_api.clone()), &ids));
+        assert_eq!(seen(), reported);
+        // A file that was cut off says nothing.
+        fs::write(machine.root.join("pods/u/probes"), "{\"main\": {").expect("a file");
+        block_on(update(&probes, &pod("u", json!(null)), &[]));
+        assert_eq!(seen(), [(false, false); 3]);
+        block_on(update(&probes, &pod("u", of_api), &ids));
+        assert_eq!(seen(), reported);
+    }
+
+    #[test]
+    fn first_probes_are_spread_and_initial_delays_do_not_begin_again() {
+        for (initial, period, running, since, part, expected) in [
+            // A new container of an agent that runs for long.
+            (None, 10, 0, 500, 0.9, 0),
+            (Some(30), 10, 0, 500, 0.9, 30),
+            (Some(30), 10, 4, 500, 0.9, 26),
+            // An agent that has just started.
+            (None, 10, 900, 0, 0.0, 0),
+            (None, 10, 900, 0, 0.5, 5),
+            (None, 10, 900, 2, 0.5, 3),
+            (None, 10, 0, 7, 0.5, 0),
+            (Some(300), 10, 100, 0, 0.5, 200),
+            (Some(300), 10, 298, 0, 0.5, 5),
+            (Some(300), 10, 900, 0, 0.5, 5),
+            (Some(-1), 0, 0, 0, 0.5, 0),
+        ] {
+            let probe = core::Probe {
+                initial_delay_seconds: initial,
+                period_seconds: Some(period),
+                ..Default::default()
+            };
+            let [running, since] = [running, since].map(Duration::from_secs);
+            let delay = first_delay(&probe, running, since, part);
+            assert_eq!(
+                delay.as_secs(),
+                expected,
+                "{initial:?} {period} {running:?} {since:?} {part}"
+            );
+        }
     }
 
     #[test]

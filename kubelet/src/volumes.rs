@@ -68,6 +68,11 @@ impl Folders {
         self.pod(uid).join("containers").join(container).join(attempt.to_string())
     }
 
+    /// The file for the results of a pod's probes.
+    pub fn probes_file(&self, uid: &str) -> PathBuf {
+        self.pod(uid).join("probes")
+    }
+
     pub fn hosts_file(&self, uid: &str) -> PathBuf {
         self.pod(uid).join("etc-hosts")
     }

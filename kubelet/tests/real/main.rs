@@ -17,6 +17,7 @@ mod objects;
 mod pods;
 mod proxy;
 mod registry;
+mod restarts;
 mod sources;
 mod spec;
 mod standalone;
