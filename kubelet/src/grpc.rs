@@ -18,9 +18,6 @@ use smol_hyper::rt::FuturesIo;
 use crate::cri::{Code, Error, Executor, answer, request};
 use crate::http;
 
-/// The delay after a connection that failed, and its factor. Upstream: gRPC's connection back-off.
-const BACKOFF: (Duration, f64) = (Duration::from_secs(1), 1.6);
-
 const METHOD: &str = "grpc.health.v1.Health/Check";
 
 #[derive(Clone, PartialEq, Message)]
@@ -42,12 +39,12 @@ enum Outcome {
     Answer(i32),
     /// An error of gRPC: its code and message.
     Status(u32, String),
-    /// The connection ended before an answer: the server does not speak HTTP/2.
-    NoConnection,
+    /// None could be made, or it ended before an answer: the server does not speak HTTP/2.
+    NoConnection(String),
 }
 
 /// Asks `host` for the health of a service; empty: of the whole server. An answer other than
-/// `SERVING` is an error, as is no answer within `timeout`.
+/// `SERVING` is an error, as is a connection that fails, or no answer within `timeout`.
 ///
 /// # Errors
 /// With upstream's message.
@@ -63,56 +60,40 @@ pub async fn check(
     let within = show_duration(timeout);
     let connected = AtomicBool::new(false);
     let run = async {
-        let mut delay = BACKOFF.0;
-        loop {
-            if let Some(sender) = connect(host, port).await? {
+        let outcome = match connect(host, port).await {
+            Ok(sender) => {
                 connected.store(true, Ordering::Relaxed);
-                match call(sender, &address, service, timeout).await {
-                    Outcome::NoConnection => connected.store(false, Ordering::Relaxed),
-                    outcome => return Ok::<_, http::Error>(Some(outcome)),
-                }
+                call(sender, &address, service, timeout).await
             }
-            clock.sleep(delay).await;
-            delay = delay.mul_f64(BACKOFF.1);
-        }
+            Err(error) if error.is_own => return Err(error),
+            Err(error) => Outcome::NoConnection(error.to_string()),
+        };
+        verdict(outcome, &address, &within).map_err(http::Error::from)
     };
     let late = async {
         clock.sleep(timeout).await;
-        Ok(None)
+        Err(http::Error::from(match connected.load(Ordering::Relaxed) {
+            true => format!("timeout: health rpc did not complete within {within}"),
+            false => format!(
+                "timeout: failed to connect service {address:?} within {within}: context deadline \
+                 exceeded"
+            ),
+        }))
     };
-    match run.or(late).await? {
-        Some(outcome) => Ok(verdict(outcome, &within)?),
-        None if connected.load(Ordering::Relaxed) => {
-            Err(format!("timeout: health rpc did not complete within {within}").into())
-        }
-        None => Err(format!(
-            "timeout: failed to connect service {address:?} within {within}: context deadline \
-             exceeded"
-        )
-        .into()),
-    }
+    run.or(late).await
 }
 
-/// `None`: the server does not accept the connection.
-///
-/// # Errors
-/// When the cause is this machine.
-async fn connect(host: &str, port: u16) -> Result<Option<SendRequest<Full<Bytes>>>, http::Error> {
-    let stream = match http::connect(host, port).await {
-        Ok(stream) => stream,
-        Err(error) if error.is_own => return Err(error),
-        Err(_) => return Ok(None),
-    };
-    let builder = Builder::new(Executor);
-    let handshake = builder.handshake(FuturesIo::new(stream)).await;
-    let Ok((sender, connection)) = handshake else { return Ok(None) };
+async fn connect(host: &str, port: u16) -> Result<SendRequest<Full<Bytes>>, http::Error> {
+    let stream = http::connect(host, port).await?;
+    let handshake = Builder::new(Executor).handshake(FuturesIo::new(stream)).await;
+    let (sender, connection) = handshake.map_err(|error| error.to_string())?;
     // It ends with its sender.
     drop(task::spawn(async move {
         if let Err(error) = connection.await {
             log::debug!("the connection of a gRPC probe ended: {error}");
         }
     }));
-    Ok(Some(sender))
+    Ok(sender)
 }
 
 async fn call(
@@ -129,7 +110,7 @@ async fn call(
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("kube-probe/1.36"));
     let response = match sender.send_request(request).await {
         Ok(response) => response,
-        Err(_) if sender.is_closed() => return Outcome::NoConnection,
+        Err(error) if sender.is_closed() => return Outcome::NoConnection(error.to_string()),
         Err(error) => return Outcome::Status(UNAVAILABLE, error.to_string()),
     };
     if response.status() != StatusCode::OK {
@@ -179,7 +160,7 @@ fn code_of_http(status: StatusCode) -> u32 {
 }
 
 /// Whether an outcome is a success, with upstream's message where it is not.
-fn verdict(outcome: Outcome, within: &str) -> Result<(), String> {
+fn verdict(outcome: Outcome, address: &str, within: &str) -> Result<(), String> {
     match outcome {
         Outcome::Answer(1) => Ok(()),
         Outcome::Answer(status) => {
@@ -202,7 +183,9 @@ fn verdict(outcome: Outcome, within: &str) -> Result<(), String> {
             "error: health rpc probe failed: rpc error: code = {} desc = {message}",
             name(code)
         )),
-        Outcome::NoConnection => Err("error: failed to connect service".to_owned()),
+        Outcome::NoConnection(fault) => {
+            Err(format!("error: failed to connect service at {address:?}: {fault}"))
+        }
     }
 }
 
@@ -233,6 +216,11 @@ fn name(code: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use futures_lite::future::block_on;
+    use kube_controller_manager::clock::SystemClock;
+
     use super::*;
 
     #[test]
@@ -263,8 +251,20 @@ mod tests {
                 Some("error: health rpc probe failed: rpc error: code = Code(77) desc = x"),
             ),
         ] {
-            assert_eq!(verdict(outcome, "1s").err().as_deref(), message);
+            assert_eq!(verdict(outcome, "a:1", "1s").err().as_deref(), message);
         }
+    }
+
+    #[test]
+    fn refused_connection_is_not_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        drop(listener);
+        let clock = SystemClock::shared();
+        let checked = check(&clock, "127.0.0.1", port, "", Duration::from_secs(9));
+        let fault = block_on(checked).expect_err("no server").to_string();
+        let start = format!("error: failed to connect service at \"127.0.0.1:{port}\": dial tcp ");
+        assert!(fault.starts_with(&start), "{fault}");
     }
 
     #[test]
