@@ -10,7 +10,7 @@ use kube_controller_manager::objects::{Format, Quantity};
 use kube_controller_manager::options::parse_duration;
 
 use crate::cgroups::{Hierarchy, pod_amount, usage};
-use crate::pod::{Container, Pod, PodExt, quantity};
+use crate::pod::{Container, Pod, PodExt, is_restartable_init, quantity};
 use crate::stats::{self, Fs, PodStats};
 
 /// The reason in the status of a pod that is evicted.
@@ -450,7 +450,8 @@ pub fn exceeded_limit(pod: &Pod, stats: &PodStats) -> Option<(&'static str, Stri
         );
         return Some(("ephemeralpodfs.limit", message));
     }
-    for container in &pod.spec().containers {
+    let sidecars = pod.init_containers().iter().filter(|init| is_restartable_init(init));
+    for container in pod.spec().containers.iter().chain(sidecars) {
         let own = stats.containers.iter().find(|own| own.name == container.name);
         let used = used(own.and_then(|own| own.logs.as_ref()), false);
         if let Some(limit) = storage_limit(container).filter(|limit| exceeds(used, *limit)) {
@@ -665,6 +666,11 @@ mod tests {
             "metadata": {"name": "p"},
             "spec": {
                 "volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}],
+                "initContainers": [
+                    {"name": "init", "resources": {"limits": {"ephemeral-storage": "1"}}},
+                    {"name": "side", "restartPolicy": "Always",
+                     "resources": {"limits": {"ephemeral-storage": "1Mi"}}},
+                ],
                 "containers": [
                     {"name": "a", "resources": {"limits": {"ephemeral-storage": "2Mi"}}},
                     {"name": "b", "resources": {"limits": {"ephemeral-storage": "3Mi"}}},
@@ -673,29 +679,33 @@ mod tests {
         }))
         .expect("a pod");
         let fs = |mib: u64| Fs { used_bytes: Some(mib << 20), ..Default::default() };
-        for (volume, logs, total, expected) in [
-            (1, 2, 5, None),
-            (2, 2, 5, Some("Usage of EmptyDir volume \"v\" exceeds the limit \"1Mi\". ")),
-            (
-                1,
-                2,
-                6,
-                Some(
-                    "Pod ephemeral local storage usage exceeds the total limit of containers 5Mi. ",
-                ),
-            ),
-            (1, 3, 5, Some("Container a exceeded its local ephemeral storage limit \"2Mi\". ")),
+        let exceeds = |name: &str, limit: &str| {
+            format!("Container {name} exceeded its local ephemeral storage limit {limit:?}. ")
+        };
+        let of_volume = "Usage of EmptyDir volume \"v\" exceeds the limit \"1Mi\". ".to_owned();
+        let of_pod =
+            "Pod ephemeral local storage usage exceeds the total limit of containers 6Mi. ";
+        for (volume, container, logs, total, expected) in [
+            (1, "a", 2, 6, None),
+            (2, "a", 2, 6, Some(of_volume)),
+            (1, "a", 2, 7, Some(of_pod.to_owned())),
+            (1, "a", 3, 6, Some(exceeds("a", "2Mi"))),
+            (1, "side", 1, 6, None),
+            (1, "side", 2, 6, Some(exceeds("side", "1Mi"))),
+            (1, "init", 2, 6, None),
         ] {
-            let container =
-                ContainerStats { name: "a".to_owned(), logs: Some(fs(logs)), ..Default::default() };
             let stats = PodStats {
-                containers: vec![container],
+                containers: vec![ContainerStats {
+                    name: container.to_owned(),
+                    logs: Some(fs(logs)),
+                    ..Default::default()
+                }],
                 volumes: vec![VolumeStats { fs: fs(volume), name: "v".to_owned() }],
                 ephemeral_storage: Some(fs(total)),
                 ..Default::default()
             };
             let found = exceeded_limit(&pod, &stats).map(|(_, message)| message);
-            assert_eq!(found.as_deref(), expected, "{volume} {logs} {total}");
+            assert_eq!(found, expected, "{volume} {container} {logs} {total}");
         }
         assert!(has_local_limits(&pod));
         assert!(!has_local_limits(&Pod::default()));
