@@ -226,16 +226,14 @@ pub fn observe(
     use std::os::unix::fs::MetadataExt;
     let hierarchy = Hierarchy::detect()?;
     let mut found = Observations::new();
-    let mut memory = |signal, used: u64, capacity: u64| {
-        let available = capacity.saturating_sub(used);
-        found.insert(signal, Observation { available, capacity });
-    };
-    let machine = usage::machine_memory(&hierarchy);
-    memory(Signal::MemoryAvailable, machine.working_set, memory_bytes);
+    let machine = usage::machine_memory(&hierarchy, memory_bytes);
+    let available = machine.available().unwrap_or_default();
+    found.insert(Signal::MemoryAvailable, Observation { available, capacity: memory_bytes });
     let of_pods = all_pods.and_then(|path| usage::read(&hierarchy, path).memory);
     if let Some(pods) = of_pods {
-        let limit = pods.limit.unwrap_or(memory_bytes);
-        memory(Signal::AllocatableMemoryAvailable, pods.working_set, limit);
+        let capacity = pods.limit.unwrap_or(memory_bytes);
+        let available = capacity.saturating_sub(pods.working_set);
+        found.insert(Signal::AllocatableMemoryAvailable, Observation { available, capacity });
     }
     let fault = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     let mut devices = Vec::new();

@@ -11,7 +11,7 @@ use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::cgroups::usage::{self, Memory, Usage};
+use crate::cgroups::usage::{self, Usage};
 use crate::cgroups::{Driver, Hierarchy, max_pids};
 use crate::images::ImageUse;
 use crate::pod::{Pod, PodExt};
@@ -281,8 +281,7 @@ impl Stats {
     fn node(&self, site: &Site<'_>) -> NodeStats {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let mut usage = usage::read(site.hierarchy, "/");
-        let memory = usage::machine_memory(site.hierarchy);
-        usage.memory = Some(Memory { limit: Some(site.memory_bytes), ..memory });
+        usage.memory = Some(usage::machine_memory(site.hierarchy, site.memory_bytes));
         (usage.swap, usage.swap_available) = usage::swap_of_machine(&meminfo);
         let started = boot_time();
         let mut system_containers = Vec::new();

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::Hierarchy;
+use crate::huge_pages::PageSize;
 
 /// Larger limits mean that there is no limit. Upstream: `maxMemorySize`.
 const NO_LIMIT: u64 = 1 << 62;
@@ -70,14 +71,21 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Usage {
     Usage { cpu_nanos, memory, swap, swap_available, processes }
 }
 
-/// The memory of the machine. Blocks for a moment.
-pub fn machine_memory(hierarchy: &Hierarchy) -> Memory {
-    read(hierarchy, "/").memory.unwrap_or_else(|| {
+/// The memory of the machine, which has `memory_bytes`. Blocks for a moment.
+pub fn machine_memory(hierarchy: &Hierarchy, memory_bytes: u64) -> Memory {
+    let memory = read(hierarchy, "/").memory.unwrap_or_else(|| {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let stat = hierarchy.folder("memory", "/").map(|folder| folder.join("memory.stat"));
         let stat = stat.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
         of_machine(&meminfo, &stat)
-    })
+    });
+    Memory { limit: Some(without_huge_pages(memory_bytes, &PageSize::detect())), ..memory }
+}
+
+/// The memory that is not set aside for huge pages, which no cgroup counts as used memory.
+fn without_huge_pages(memory_bytes: u64, sizes: &[PageSize]) -> u64 {
+    let set_aside = sizes.iter().map(|size| size.capacity.unsigned_abs());
+    memory_bytes.saturating_sub(set_aside.fold(0, u64::saturating_add))
 }
 
 /// The memory of the machine, where the root of the cgroups has no usage of its own: by
@@ -88,7 +96,7 @@ fn of_machine(meminfo: &str, stat: &str) -> Memory {
         (Some(anon), Some(file)) => anon + file,
         _ => total.saturating_sub(kib(meminfo, "MemFree:").unwrap_or(0)),
     };
-    memory(used, Some(total), stat, true)
+    memory(used, None, stat, true)
 }
 
 /// The swap of the machine that is in use, and that is free.
@@ -187,7 +195,6 @@ mod tests {
         let meminfo = "MemTotal: 4 kB\nMemFree: 1 kB\nSwapTotal: 3 kB\nSwapFree: 2 kB\n";
         let machine = of_machine(meminfo, "anon 5\ninactive_file 72\n");
         assert_eq!((machine.usage, machine.working_set, machine.rss), (3072, 3000, 5));
-        assert_eq!(machine.limit, Some(4096));
         let machine = of_machine(meminfo, "anon 5\nfile 80\ninactive_file 72\n");
         assert_eq!((machine.usage, machine.working_set, machine.rss), (85, 13, 5));
         assert_eq!(swap_of_machine(meminfo), (Some(1024), Some(2048)));
@@ -198,5 +205,18 @@ mod tests {
         assert_eq!(expected.available(), Some(5000));
         assert_eq!(read(&v2, "/b"), Usage::default());
         fs::remove_dir_all(&base).expect("removed");
+    }
+
+    #[test]
+    fn memory_of_huge_pages_is_not_available() {
+        let size = |capacity| PageSize { name: String::new(), bytes: 1, capacity };
+        for (sizes, expected) in [
+            (vec![], 100),
+            (vec![size(0), size(30)], 70),
+            (vec![size(30), size(20)], 50),
+            (vec![size(200)], 0),
+        ] {
+            assert_eq!(without_huge_pages(100, &sizes), expected, "{sizes:?}");
+        }
     }
 }
