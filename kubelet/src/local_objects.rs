@@ -86,6 +86,12 @@ impl Objects {
         Ok(String::from_utf8_lossy(handler).into_owned())
     }
 
+    /// The only object of a folder.
+    #[cfg(test)]
+    pub fn for_tests(text: &str) -> Objects {
+        Objects(decode(text.as_bytes()).into_iter().collect())
+    }
+
     /// The objects that another state of the folder has not, or not as here, or not any more.
     fn changes(&self, other: &Objects) -> BTreeSet<Key> {
         let keys = self.0.keys().chain(other.0.keys());

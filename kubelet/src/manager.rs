@@ -505,7 +505,7 @@ impl Manager {
             let file = |key: &_| volumes::variable_file(&folders, &of, key);
             let sources = environment::Sources { facts, objects: &objects, file: &file };
             let variables = environment::variables(&of, &named, sources)?;
-            let values: HashMap<String, String> = variables.iter().cloned().collect();
+            let values: environment::Values = variables.iter().cloned().collect();
             let mounts = volumes::mounts(&folders, &of, &named, &values, &images.volumes)?;
             Ok::<_, String>((variables, mounts))
         })

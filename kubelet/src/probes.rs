@@ -24,7 +24,7 @@ use crate::http::{self, Rules, Target};
 use crate::metrics;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
-use crate::runtime::environment::expand;
+use crate::runtime::environment::expand_word;
 use crate::volumes::Folders;
 
 /// The bytes of an HTTP probe's answer that are read. Upstream: `maxRespBodyLength`.
@@ -436,10 +436,11 @@ impl Worker {
             // Only variables with a value in the definition are known here, as upstream.
             let variables = self.container.env.iter().flatten();
             let values = variables
-                .map(|env| (env.name.clone(), env.value.clone().unwrap_or_default()))
+                .map(|env| (env.name.clone(), env.value.clone().unwrap_or_default().into_bytes()))
                 .collect();
             let command = exec.command.iter().flatten();
-            let command: Vec<String> = command.map(|word| expand(word, &values)).collect();
+            let command = command.map(|word| expand_word(word, &values));
+            let command = command.collect::<Result<Vec<String>, _>>().map_err(Fault::NoResult)?;
             return run(&self.probes.runtime, &self.id, &command, timeout).await;
         }
         let late = async {

@@ -22,7 +22,7 @@ use crate::cri::api;
 use crate::local_objects::Objects;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::dns::PodName;
-use crate::runtime::environment::{NodeFacts, expand_known};
+use crate::runtime::environment::{NodeFacts, Values, expand_known};
 
 /// The folders of pods. Upstream: `kubelet_getters.go`.
 #[derive(Clone, Debug)]
@@ -287,7 +287,7 @@ pub fn mounts(
     folders: &Folders,
     pod: &Pod,
     container: &Container,
-    environment: &HashMap<String, String>,
+    environment: &Values,
     images: &HashMap<String, api::ImageSpec>,
 ) -> Result<Vec<api::Mount>, String> {
     let uid = pod.uid();
@@ -358,10 +358,7 @@ fn is_recursive(mount: &core::VolumeMount) -> Result<bool, String> {
 }
 
 /// The part of its volume that a mount asks for; empty: all of it.
-fn sub_path(
-    mount: &core::VolumeMount,
-    environment: &HashMap<String, String>,
-) -> Result<String, String> {
+fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, String> {
     let path = match mount.sub_path_expr.as_deref().unwrap_or_default() {
         "" => mount.sub_path.clone().unwrap_or_default(),
         expression => expand_known(expression, environment)?,
@@ -537,11 +534,9 @@ mod tests {
 
     #[test]
     fn parts_of_volumes_are_named_by_path_or_expression() {
-        let values = HashMap::from([
-            ("A".to_owned(), "x".to_owned()),
-            ("UP".to_owned(), "..".to_owned()),
-            ("ROOT".to_owned(), "/etc".to_owned()),
-        ]);
+        let values = [("A", "x"), ("UP", ".."), ("ROOT", "/etc")];
+        let values = values.map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec()));
+        let values = Values::from(values);
         for (path, expression, expected) in [
             (None, None, Ok("")),
             (Some("a/b"), None, Ok("a/b")),

@@ -29,11 +29,14 @@ pub struct Sources<'a> {
     pub file: &'a FileReader<'a>,
 }
 
+/// The values of variables by their names.
+pub type Values = HashMap<String, Vec<u8>>;
+
 /// Reads a file in a volume: its path and its text.
 pub type FileReader<'a> = dyn Fn(&core::FileKeySelector) -> Result<(PathBuf, String), String> + 'a;
 
-/// The variables in the order of the definition: those of `envFrom` first, by key. Blocks where a
-/// variable is in a file.
+/// The variables in the order of the definition: those of `envFrom` first, by key. Values of a Secret
+/// may be any bytes. Blocks where a variable is in a file.
 ///
 /// # Errors
 /// One line that names the variable whose source does not exist.
@@ -41,10 +44,10 @@ pub fn variables(
     pod: &Pod,
     container: &Container,
     sources: Sources<'_>,
-) -> Result<Vec<(String, String)>, String> {
-    let mut variables: Vec<(String, String)> = Vec::new();
-    let mut values: HashMap<String, String> = HashMap::new();
-    let mut add = |name: &str, value: String, values: &mut HashMap<String, String>| {
+) -> Result<Vec<(String, Vec<u8>)>, String> {
+    let mut variables: Vec<(String, Vec<u8>)> = Vec::new();
+    let mut values = Values::new();
+    let mut add = |name: &str, value: Vec<u8>, values: &mut Values| {
         values.insert(name.to_owned(), value.clone());
         variables.retain(|(other, _)| other != name);
         variables.push((name.to_owned(), value));
@@ -52,8 +55,7 @@ pub fn variables(
     for from in container.env_from.iter().flatten() {
         let prefix = from.prefix.as_deref().unwrap_or_default();
         for (key, bytes) in all_of(pod, from, sources.objects)?.into_iter().flat_map(|c| &c.data) {
-            let value = text(key, bytes)?;
-            add(&format!("{prefix}{key}"), value, &mut values);
+            add(&format!("{prefix}{key}"), bytes.clone(), &mut values);
         }
     }
     for env in container.env.iter().flatten() {
@@ -90,37 +92,33 @@ fn all_of<'a>(
     }
 }
 
-fn text(key: &str, bytes: &[u8]) -> Result<String, String> {
-    String::from_utf8(bytes.to_vec())
-        .map_err(|_| format!("the value of the key {key} is not UTF-8"))
-}
-
 /// The value of a variable; `None`: its source is optional and absent.
 fn source(
     pod: &Pod,
     container: &Container,
     from: &core::EnvVarSource,
     sources: Sources<'_>,
-) -> Result<Option<String>, String> {
+) -> Result<Option<Vec<u8>>, String> {
+    let text = |text: String| Some(text.into_bytes());
     let Sources { facts, objects, file } = sources;
     if let Some(field) = &from.field_ref {
-        return pod_field(pod, &field.field_path, facts).map(Some);
+        return pod_field(pod, &field.field_path, facts).map(text);
     }
     if let Some(resource) = &from.resource_field_ref {
         let of = match resource.container_name.as_deref().filter(|name| !name.is_empty()) {
             None => container,
             Some(name) => pod.container(name).ok_or_else(|| format!("no container {name}"))?,
         };
-        return resource_field(pod, of, resource, facts).map(Some);
+        return resource_field(pod, of, resource, facts).map(text);
     }
     if let Some(key) = &from.file_key_ref {
-        let (path, text) = file(key)?;
-        let value = env_file::value(&text, &key.key).map_err(|fault| {
+        let (path, lines) = file(key)?;
+        let value = env_file::value(&lines, &key.key).map_err(|fault| {
             log::error!("pod {}: {}: {fault}", pod.display_name(), key.path);
             "couldn't parse env file"
         })?;
         return match (value.is_empty(), key.optional) {
-            (false, _) => Ok(Some(value)),
+            (false, _) => Ok(text(value)),
             (true, Some(true)) => Ok(None),
             _ => {
                 Err(format!("environment variable key {:?} not found in file {:?}", key.key, path))
@@ -139,7 +137,7 @@ fn source(
         Err(fault) => Err(fault),
     };
     match found {
-        Ok(bytes) => text(key, bytes).map(Some),
+        Ok(bytes) => Ok(Some(bytes.clone())),
         Err(_) if optional == Some(true) => Ok(None),
         Err(fault) => Err(fault),
     }
@@ -217,18 +215,31 @@ pub fn resource_field(
 }
 
 /// Replaces `$(NAME)` by the value of a known variable; `$$` is a dollar sign.
-pub fn expand(text: &str, values: &HashMap<String, String>) -> String {
+fn expand(text: &str, values: &Values) -> Vec<u8> {
     expand_by(text, |name| match values.get(name) {
         Some(value) => value.clone(),
-        None => format!("$({name})"),
+        None => format!("$({name})").into_bytes(),
     })
 }
 
-/// As [`expand`], but each variable must have a value.
+/// As [`expand`], for a word of a command, which is text.
+///
+/// # Errors
+/// One line: a value is not.
+pub fn expand_word(word: &str, values: &Values) -> Result<String, String> {
+    as_text(word, expand(word, values))
+}
+
+fn as_text(text: &str, expanded: Vec<u8>) -> Result<String, String> {
+    String::from_utf8(expanded)
+        .map_err(|_| format!("the value of a variable in {text:?} is not UTF-8"))
+}
+
+/// As [`expand_word`], but each variable must have a value.
 ///
 /// # Errors
 /// One line with the names of those that have none.
-pub fn expand_known(text: &str, values: &HashMap<String, String>) -> Result<String, String> {
+pub fn expand_known(text: &str, values: &Values) -> Result<String, String> {
     let mut missing = BTreeSet::new();
     let expanded = expand_by(text, |name| {
         let value = values.get(name).cloned().unwrap_or_default();
@@ -238,7 +249,7 @@ pub fn expand_known(text: &str, values: &HashMap<String, String>) -> Result<Stri
         value
     });
     match missing.is_empty() {
-        true => Ok(expanded),
+        true => as_text(text, expanded),
         false => {
             let names: Vec<String> = missing.into_iter().collect();
             Err(format!("missing value for {}", names.join(", ")))
@@ -246,25 +257,26 @@ pub fn expand_known(text: &str, values: &HashMap<String, String>) -> Result<Stri
     }
 }
 
-fn expand_by(text: &str, mut value: impl FnMut(&str) -> String) -> String {
-    let mut out = String::with_capacity(text.len());
+fn expand_by(text: &str, mut value: impl FnMut(&str) -> Vec<u8>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
+        out.extend_from_slice(&rest.as_bytes()[..at]);
         rest = &rest[at + 1..];
         if let Some(after) = rest.strip_prefix('$') {
-            out.push('$');
+            out.push(b'$');
             rest = after;
         } else if let Some((name, after)) =
             rest.strip_prefix('(').and_then(|inner| inner.split_once(')'))
         {
-            out.push_str(&value(name));
+            out.append(&mut value(name));
             rest = after;
         } else {
-            out.push('$');
+            out.push(b'$');
         }
     }
-    out + rest
+    out.extend_from_slice(rest.as_bytes());
+    out
 }
 
 #[cfg(test)]
@@ -276,7 +288,7 @@ mod tests {
     #[test]
     fn references_are_expanded_once() {
         let values =
-            HashMap::from([("A".to_owned(), "a".to_owned()), ("B".to_owned(), "$(A)".to_owned())]);
+            Values::from([("A".to_owned(), b"a".to_vec()), ("B".to_owned(), b"$(A)".to_vec())]);
         for (text, expanded) in [
             ("", ""),
             ("$(A)-$(B)", "a-$(A)"),
@@ -285,14 +297,14 @@ mod tests {
             ("$(A", "$(A"),
             ("$$$(A)", "$a"),
         ] {
-            assert_eq!(expand(text, &values), expanded, "{text}");
+            assert_eq!(expand_word(text, &values).as_deref(), Ok(expanded), "{text}");
         }
     }
 
     #[test]
     fn variables_without_a_value_are_named() {
         let values =
-            HashMap::from([("A".to_owned(), "a".to_owned()), ("EMPTY".to_owned(), String::new())]);
+            Values::from([("A".to_owned(), b"a".to_vec()), ("EMPTY".to_owned(), Vec::new())]);
         for (text, expanded) in [
             ("$(A)/b", Ok("a/b")),
             ("$$(B)", Ok("$(B)")),
@@ -326,7 +338,7 @@ mod tests {
         };
         let sources = Sources { facts, objects: &Objects::default(), file: &file };
         for (key, expected) in [
-            (json!({"path": "f", "key": "K"}), Ok(Some("v"))),
+            (json!({"path": "f", "key": "K"}), Ok(Some(&b"v"[..]))),
             (json!({"path": "f", "key": "L", "optional": true}), Ok(None)),
             (
                 json!({"path": "f", "key": "L"}),
@@ -342,8 +354,8 @@ mod tests {
         }
         let variables = variables(&pod, &pod.spec().containers[0], sources);
         let variables = variables.expect("variables");
-        let values: Vec<&str> = variables.iter().map(|(_, value)| value.as_str()).collect();
-        assert_eq!(values, ["p", "b", "10.0.0.1", "2", "2", "p/b"]);
+        let values: Vec<&[u8]> = variables.iter().map(|(_, value)| value.as_slice()).collect();
+        assert_eq!(values, [&b"p"[..], b"b", b"10.0.0.1", b"2", b"2", b"p/b"]);
         let mut limited = pod.clone();
         let limits = json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "500m"}});
         limited.spec.get_or_insert_default().resources =
@@ -356,5 +368,32 @@ mod tests {
         }
         let fault = pod_field(&pod, "spec.x", facts);
         assert_eq!(fault, Err("unsupported fieldPath: spec.x".to_owned()));
+    }
+
+    #[test]
+    fn values_of_secrets_are_any_bytes() {
+        let objects = Objects::for_tests(
+            "{apiVersion: v1, kind: Secret, metadata: {name: s, namespace: n}, data: {k: /wA=}}",
+        );
+        let pod = json!({
+            "metadata": {"namespace": "n"},
+            "spec": {"containers": [{"name": "c", "envFrom": [{"secretRef": {"name": "s"}}], "env": [
+                {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                {"name": "B", "value": "a$(A)$(k)"},
+            ]}]},
+        });
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        let facts = NodeFacts { host_ip: "", pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let file = |_: &core::FileKeySelector| Err("no file".to_owned());
+        let sources = Sources { facts, objects: &objects, file: &file };
+        let variables = variables(&pod, &pod.spec().containers[0], sources).expect("variables");
+        let expected = [("k", &[255, 0][..]), ("A", &[255, 0]), ("B", &[97, 255, 0, 255, 0])];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_vec()));
+        assert_eq!(variables, expected);
+        // The runtime takes a command as text.
+        let values: Values = variables.into_iter().collect();
+        let fault = "the value of a variable in \"x$(A)\" is not UTF-8";
+        assert_eq!(expand_word("x$(A)", &values), Err(fault.to_owned()));
+        assert_eq!(expand_known("x$(A)", &values), Err(fault.to_owned()));
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;
 
-use super::environment::expand;
+use super::environment::{Values, expand_word};
 use super::labels;
 use crate::cri::api;
 use crate::huge_pages::{PageSize, size_of};
@@ -176,7 +176,7 @@ pub struct ContainerSite<'a> {
     pub image_ref: &'a str,
     /// The user of the image, when it has a number.
     pub image_uid: Option<i64>,
-    pub environment: Vec<(String, String)>,
+    pub environment: Vec<(String, Vec<u8>)>,
     pub mounts: Vec<api::Mount>,
     /// The node's bytes of memory.
     pub memory_bytes: i64,
@@ -195,15 +195,15 @@ pub struct ContainerSite<'a> {
 /// The definition of a container.
 ///
 /// # Errors
-/// When the security context forbids the image's user.
+/// When the security context forbids the image's user, or a word of the command is not text.
 pub fn container(
     pod: &Pod,
     container: &Container,
     site: ContainerSite<'_>,
 ) -> Result<api::ContainerConfig, String> {
-    let values: HashMap<String, String> = site.environment.iter().cloned().collect();
-    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
-        list.iter().flatten().map(|item| expand(item, &values)).collect()
+    let values: Values = site.environment.iter().cloned().collect();
+    let expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, String> {
+        list.iter().flatten().map(|word| expand_word(word, &values)).collect()
     };
     let image = container.image.clone().unwrap_or_default();
     let guards = Guards {
@@ -226,13 +226,13 @@ pub fn container(
             user_specified_image: image,
             ..Default::default()
         }),
-        command: expanded(&container.command),
-        args: expanded(&container.args),
+        command: expanded(&container.command)?,
+        args: expanded(&container.args)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: site
             .environment
             .into_iter()
-            .map(|(key, value)| api::KeyValue { key, value: value.into_bytes() })
+            .map(|(key, value)| api::KeyValue { key, value })
             .collect(),
         mounts: site.mounts,
         labels: labels::container_labels(pod, container),
