@@ -40,7 +40,7 @@ use crate::oom;
 use crate::options::{self, Command, Settings, sync_period};
 use crate::probes::Probes;
 use crate::runtime::backoff::Backoff;
-use crate::runtime::dns::Resolvers;
+use crate::runtime::dns::{self, Resolvers};
 use crate::serving;
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::statusmanager;
@@ -481,12 +481,28 @@ async fn node(settings: &Settings) -> Result<Node, String> {
     Ok(Node {
         name: name.trim().to_lowercase(),
         ip: settings.node_ip.clone().unwrap_or_else(default_ip),
-        cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64),
+        cpus: online_cpus(),
         memory_bytes: memory_total(&memory),
         page_sizes: PageSize::detect(),
         resolvers,
         cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
     })
+}
+
+/// The CPUs of the machine. The kubelet's own quota and affinity say nothing about its pods'.
+fn online_cpus() -> i64 {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let own = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64);
+    count_cpus(&list).unwrap_or_else(own)
+}
+
+/// The CPUs of a list such as `0-3,5`; `None`: it is malformed.
+fn count_cpus(list: &str) -> Option<i64> {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<i64>().ok()? - first.parse::<i64>().ok()? + 1)
+    };
+    list.trim().split(',').map(count).sum()
 }
 
 /// 2 where the unified hierarchy is mounted.
@@ -519,8 +535,14 @@ fn resolver_of(text: &str) -> api::DnsConfig {
         let values = words.map(str::to_owned);
         match key {
             Some("nameserver") => dns.servers.extend(values.take(1)),
-            Some("search") => dns.searches = values.collect(),
-            Some("options") => dns.options.extend(values),
+            // `a.` and `a` are the same, and the root is searched in any case.
+            Some("search") => {
+                let values = values.filter(|value| value != ".");
+                let values =
+                    values.map(|value| value.strip_suffix('.').unwrap_or(&value).to_owned());
+                dns.searches = values.collect();
+            }
+            Some("options") => values.for_each(|value| dns::set_option(&mut dns.options, &value)),
             _ => {}
         }
     }
@@ -556,6 +578,35 @@ mod tests {
             let period = period.map(|seconds| GoDuration(Duration::from_secs(seconds)));
             assert_eq!(check_period(period), Duration::from_secs(expected), "{period:?}");
         }
+    }
+
+    #[test]
+    fn options_of_a_resolver_replace_each_other() {
+        let dns = resolver_of(
+            "search a. . b\noptions ndots:2 rotate ndots:3\noptions timeout:1 ndots:5 rotate\n",
+        );
+        assert_eq!(dns.searches, ["a", "b"]);
+        assert_eq!(dns.options, ["ndots:5", "rotate", "timeout:1"]);
+    }
+
+    #[test]
+    fn online_cpus_are_counted() {
+        for (list, expected) in
+            [("0-3,5\n", Some(5)), ("0\n", Some(1)), ("0-127", Some(128)), ("", None), ("x", None)]
+        {
+            assert_eq!(count_cpus(list), expected, "{list:?}");
+        }
+        // On a thread of its own, which may use one of them.
+        let of_thread = std::thread::spawn(|| {
+            let allowed = rustix::thread::sched_getaffinity(None).expect("the CPUs of the thread");
+            let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu));
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(first.expect("a CPU"));
+            rustix::thread::sched_setaffinity(None, &one).expect("an affinity");
+            online_cpus()
+        });
+        let list = std::fs::read_to_string("/sys/devices/system/cpu/online").expect("the CPUs");
+        assert_eq!(Some(of_thread.join().expect("a number")), count_cpus(&list));
     }
 
     #[test]

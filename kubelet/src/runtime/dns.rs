@@ -1,6 +1,6 @@
 //! The names and the resolver of a pod. Upstream: `dns.Configurer`, `GeneratePodHostNameAndDomain`.
 
-use k8s_openapi::api::core::v1 as core;
+use std::net::Ipv6Addr;
 
 use crate::cri::api;
 use crate::pod::{Pod, PodExt};
@@ -11,6 +11,8 @@ const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
 const MAX_SEARCH: usize = 253;
+/// What a resolver without servers asks.
+const LOCAL: &str = "127.0.0.1";
 /// The kernel's limit of a name.
 const MAX_HOSTNAME: usize = 63;
 
@@ -29,9 +31,14 @@ pub struct Resolvers {
 pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
     let spec = pod.spec();
     let host = || match &resolvers.host {
-        Some(host) => host.clone(),
+        Some(host) => {
+            let mut host = host.clone();
+            // Interfaces of the node do not exist in another network.
+            host.servers.retain(|server| pod.is_host_network() || !is_scoped(server));
+            host
+        }
         None => api::DnsConfig {
-            servers: vec!["127.0.0.1".to_owned()],
+            servers: vec![LOCAL.to_owned()],
             searches: vec![".".to_owned()],
             options: Vec::new(),
         },
@@ -52,7 +59,18 @@ pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
         dns.searches.extend(own.searches.iter().flatten().cloned());
         dns.servers = unique(dns.servers);
         dns.searches = unique(dns.searches);
-        dns.options = merged(dns.options, own.options.as_deref().unwrap_or_default());
+        for option in own.options.iter().flatten() {
+            let Some(name) = &option.name else { continue };
+            let value = option.value.as_deref().filter(|value| !value.is_empty());
+            set_option(
+                &mut dns.options,
+                &value.map_or_else(|| name.clone(), |value| format!("{name}:{value}")),
+            );
+        }
+    }
+    if dns == api::DnsConfig::default() {
+        // The runtime would take the machine's.
+        dns.servers.push(LOCAL.to_owned());
     }
     fit(pod, &mut dns);
     dns
@@ -86,27 +104,19 @@ fn unique(list: Vec<String>) -> Vec<String> {
     kept
 }
 
-/// The pod's options replace those with the same name.
-fn merged(base: Vec<String>, own: &[core::PodDNSConfigOption]) -> Vec<String> {
-    let split = |option: &str| match option.split_once(':') {
-        Some((name, value)) => (name.to_owned(), value.to_owned()),
-        None => (option.to_owned(), String::new()),
-    };
-    let mut options: Vec<(String, String)> = Vec::new();
-    let own = own.iter().filter_map(|option| {
-        Some((option.name.clone()?, option.value.clone().unwrap_or_default()))
-    });
-    for (name, value) in base.iter().map(|option| split(option)).chain(own) {
-        match options.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, old)) => *old = value,
-            None => options.push((name, value)),
-        }
+/// Adds an option such as `ndots:2`; it replaces one with the same name.
+pub fn set_option(options: &mut Vec<String>, option: &str) {
+    let name = |option: &str| option.split(':').next().map(str::to_owned);
+    match options.iter_mut().find(|known| name(known) == name(option)) {
+        Some(known) => option.clone_into(known),
+        None => options.push(option.to_owned()),
     }
-    let show = |(name, value): (String, String)| match value.is_empty() {
-        true => name,
-        false => format!("{name}:{value}"),
-    };
-    options.into_iter().map(show).collect()
+}
+
+/// Whether an address is on one link only, of the interface that its zone names: `fe80::1%3`.
+fn is_scoped(server: &str) -> bool {
+    let address = server.split_once('%').and_then(|(address, _)| address.parse::<Ipv6Addr>().ok());
+    address.is_some_and(|address| address.is_unicast_link_local())
 }
 
 /// Leaves out what resolvers cannot take.
@@ -206,6 +216,12 @@ mod tests {
         };
         let alone = Resolvers { host: Some(host), ..Resolvers::default() };
         let none = Resolvers::default();
+        let with_servers = |servers: &str, searches| Resolvers {
+            host: Some(api::DnsConfig { servers: list(servers), searches, options: Vec::new() }),
+            ..Resolvers::default()
+        };
+        let scoped = with_servers("fe80::1%3 fe80::2 2001:db8::1%3", list("lan"));
+        let only_scoped = with_servers("fe80::1%eth0", Vec::new());
         let clustered = Resolvers {
             cluster_servers: list("10.0.0.10"),
             cluster_domain: "cluster.local".to_owned(),
@@ -240,6 +256,18 @@ mod tests {
                 "1.1.1.1 8.8.8.8 | corp lan x | ndots:1 rotate edns0",
             ),
             (json!({"dnsPolicy": "None", "dnsConfig": many}), &alone, "1 2 3 |  | "),
+            (json!({"dnsPolicy": "Default"}), &scoped, "fe80::2 2001:db8::1%3 | lan | "),
+            (
+                json!({"dnsPolicy": "Default", "hostNetwork": true}),
+                &scoped,
+                "fe80::1%3 fe80::2 2001:db8::1%3 | lan | ",
+            ),
+            (json!({"dnsPolicy": "ClusterFirst"}), &only_scoped, "127.0.0.1 |  | "),
+            (
+                json!({"dnsPolicy": "Default", "dnsConfig": own}),
+                &only_scoped,
+                "8.8.8.8 1.1.1.1 | lan x | ndots:1 edns0",
+            ),
         ] {
             assert_eq!(shown(&resolver(&pod(spec.clone()), resolvers)), expected, "{spec}");
         }
