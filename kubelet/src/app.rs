@@ -122,7 +122,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let configuration = &settings.configuration;
     let node = node(&settings).await?;
     let (runtime, images) = connect(configuration, &clock)?;
-    let driver = check_runtime(&runtime, configuration, &clock, &stop).await?;
+    let (runtime_name, driver) = check_runtime(&runtime, configuration, &clock, &stop).await?;
     set_oom_score(configuration)?;
     let cgroups = make_cgroups(configuration, &node, driver)?;
     let objects = match &settings.objects {
@@ -177,6 +177,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         objects: objects.clone(),
         probes: Probes::new(runtime.clone(), folders.clone(), clock.clone(), probed, stop.clone()),
         runtime,
+        runtime_name,
         folders,
         mounted: parking_lot::Mutex::default(),
         node: node.clone(),
@@ -287,14 +288,14 @@ fn socket(flag: &str, endpoint: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Waits for the runtime, and checks what it is. Upstream: `NewRemoteRuntimeService`,
-/// `updateRuntimeUp`.
+/// Waits for the runtime, and checks what it is: its name and driver of cgroups.
+/// Upstream: `NewRemoteRuntimeService`, `updateRuntimeUp`.
 async fn check_runtime(
     runtime: &RuntimeService,
     configuration: &Configuration,
     clock: &SharedClock,
     stop: &StopToken,
-) -> Result<Driver, String> {
+) -> Result<(String, Driver), String> {
     let configured = match configuration.cgroup_driver.as_deref() {
         None | Some("" | "cgroupfs") => Driver::Cgroupfs,
         Some("systemd") => Driver::Systemd,
@@ -342,7 +343,7 @@ async fn check_runtime(
     for condition in conditions.iter().filter(|condition| !condition.status) {
         log::warn!("the runtime's condition {}: {}", condition.r#type, condition.message);
     }
-    Ok(driver)
+    Ok((version.runtime_name, driver))
 }
 
 /// The kubelet is among the last processes that the kernel ends for memory.

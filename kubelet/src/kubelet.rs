@@ -583,6 +583,7 @@ impl Kubelet {
         let before = state.last_status(pod);
         let facts = Facts {
             runtime,
+            runtime_name: &self.manager.runtime_name,
             waiting: state.waiting.get(&uid).unwrap_or(&none),
             readiness: &|id| probes.result(id, Kind::Readiness),
             startup: &|id| probes.result(id, Kind::Startup),

@@ -60,6 +60,8 @@ pub struct Node {
 /// The calls to the runtime that pods need.
 pub struct Manager {
     pub runtime: RuntimeService,
+    /// As the runtime names itself; ids of containers begin with it.
+    pub runtime_name: String,
     pub images: Images,
     pub probes: Probes,
     pub folders: Folders,

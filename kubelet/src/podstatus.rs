@@ -17,6 +17,8 @@ use crate::runtime::status::{ContainerStatus, PodStatus, State};
 /// What a status is computed from, beside the pod.
 pub struct Facts<'a> {
     pub runtime: &'a PodStatus,
+    /// As the runtime names itself: `containerd`.
+    pub runtime_name: &'a str,
     /// Why containers wait, by name.
     pub waiting: &'a HashMap<String, Waiting>,
     /// The result of a container's readiness and startup probes, by its id.
@@ -150,7 +152,7 @@ fn container_status(
         }
         // A restart of all removes what ended before.
         (Some(newest), Some(before)) if may_restart_all(pod) => {
-            let is_other = before.container_id.as_deref() != Some(&*id_of(newest));
+            let is_other = before.container_id.as_deref() != Some(&*id_of(newest, facts));
             let ended = terminated_of(before).filter(|_| is_other).cloned();
             let ended = ended.map(|terminated| core::ContainerState {
                 terminated: Some(terminated),
@@ -211,7 +213,7 @@ fn container_status(
             .or(container.image.clone())
             .unwrap_or_default(),
         image_id: newest.map(|status| status.image_ref.clone()).unwrap_or_default(),
-        container_id: newest.map(id_of),
+        container_id: newest.map(|newest| id_of(newest, facts)),
         ready: is_ready,
         started: Some(is_started),
         restart_count: count,
@@ -221,8 +223,8 @@ fn container_status(
     }
 }
 
-fn id_of(status: &ContainerStatus) -> String {
-    format!("containerd://{}", status.id)
+fn id_of(status: &ContainerStatus, facts: &Facts<'_>) -> String {
+    format!("{}://{}", facts.runtime_name, status.id)
 }
 
 fn has_initialized(pod: &Pod, container: &Container, facts: &Facts<'_>) -> bool {
@@ -313,7 +315,7 @@ fn terminated(status: &ContainerStatus, facts: &Facts<'_>) -> core::ContainerSta
                 .or_else(|| Some(status.message.clone()).filter(|text| !text.is_empty())),
             started_at: nanos(status.started_at),
             finished_at: nanos(status.finished_at),
-            container_id: Some(id_of(status)),
+            container_id: Some(id_of(status, facts)),
             ..Default::default()
         }),
         ..Default::default()
@@ -553,5 +555,47 @@ mod tests {
             let phase = phase(&pod, &statuses(init), &statuses(containers));
             assert_eq!(phase, expected, "{policy} {init:?} {containers:?}");
         }
+    }
+
+    #[test]
+    fn ids_of_containers_begin_with_the_name_of_their_runtime() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}]}}))
+            .expect("a pod");
+        let of_runtime = |id: &str, state| ContainerStatus {
+            id: id.to_owned(),
+            name: "c".to_owned(),
+            sandbox: String::new(),
+            state,
+            created_at: 1,
+            started_at: 1,
+            finished_at: 1,
+            exit_code: 1,
+            image: String::new(),
+            image_id: String::new(),
+            image_ref: String::new(),
+            hash: None,
+            restart_count: 0,
+            reason: String::new(),
+            message: String::new(),
+            log_path: String::new(),
+            message_file: None,
+            falls_back_to_logs: false,
+        };
+        let containers = vec![of_runtime("b", State::Running), of_runtime("a", State::Exited)];
+        let facts = Facts {
+            runtime: &PodStatus { sandboxes: Vec::new(), containers },
+            runtime_name: "cri-o",
+            waiting: &HashMap::new(),
+            readiness: &|_| None,
+            startup: &|_| None,
+            messages: &HashMap::new(),
+            host_ip: "",
+            now: Timestamp::from_secs(0),
+            before: None,
+        };
+        let status = generate(&pod, &facts).container_statuses.unwrap_or_default().remove(0);
+        assert_eq!(status.container_id.as_deref(), Some("cri-o://b"));
+        let last = status.last_state.and_then(|state| state.terminated).expect("an end");
+        assert_eq!(last.container_id.as_deref(), Some("cri-o://a"));
     }
 }
