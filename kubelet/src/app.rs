@@ -45,7 +45,7 @@ use crate::serving;
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::statusmanager;
 use crate::upkeep::{self, Upkeep};
-use crate::volumes::Folders;
+use crate::volumes::{self, Folders};
 
 /// Upstream: `defaultRuntimeRequestTimeout`.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -138,6 +138,8 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let pods = folders.pods();
     std::fs::create_dir_all(&pods)
         .map_err(|error| format!("--root-dir {}: {error}", pods.display()))?;
+    volumes::make_shared(&settings.root)
+        .map_err(|error| format!("--root-dir {}: {error}", settings.root.display()))?;
     let max = configuration.crash_loop_back_off.max_container_restart_period;
     let dead = settings.dead_containers;
     let dead = garbage::Policy {

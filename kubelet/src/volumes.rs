@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 
 mod atomic;
 mod payload;
+mod shared;
 mod subpath;
+
+pub use self::shared::make_shared;
 
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;

@@ -235,6 +235,29 @@ fn containers_back_off_in_each_way_in_which_they_end() {
     }
 }
 
+/// As on machines without systemd: the runtime refuses such a mount of a volume that is not shared.
+#[test]
+fn mounts_propagate_also_where_the_root_folder_is_private() {
+    let Some(mut node) = Node::start("shared") else { return };
+    let folder = node.folder.join("private").display().to_string();
+    let mount = "mkdir $0 && mount -t tmpfs private $0 && mount --make-private $0";
+    let made = node.script("run").args(["sh", "-c", mount, &folder]).status();
+    assert!(made.expect("a shell").success());
+    let pod = once("main", "Always", STAYS)
+        .replace("spec:", "spec:\n  volumes: [{name: v, emptyDir: {}}]");
+    for propagation in ["HostToContainer", "Bidirectional"] {
+        let name = propagation.to_lowercase();
+        let mount = format!("[{{name: v, mountPath: /v, mountPropagation: {propagation}}}]");
+        let pod = pod.replace("{name: main}", &format!("{{name: {name}}}"));
+        let fields =
+            format!("    volumeMounts: {mount}\n    securityContext: {{privileged: true}}\n");
+        node.write(&format!("{name}.yaml"), &(pod + &fields));
+    }
+    node.start_kubelet_with(&[&format!("--root-dir={folder}/kubelet")]);
+    node.eventually("hosttocontainer-n", "ready", is_ready);
+    node.eventually("bidirectional-n", "ready", is_ready);
+}
+
 #[test]
 fn containers_have_what_their_pod_says() {
     let Some(mut node) = Node::start("seen") else { return };
