@@ -135,9 +135,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         root: settings.root.clone(),
         logs: configuration.pod_logs_dir.clone().unwrap_or_else(|| "/var/log/pods".into()).into(),
     };
-    let pods = folders.pods();
-    std::fs::create_dir_all(&pods)
-        .map_err(|error| format!("--root-dir {}: {error}", pods.display()))?;
+    folders.make()?;
     volumes::make_shared(&settings.root)
         .map_err(|error| format!("--root-dir {}: {error}", settings.root.display()))?;
     let max = configuration.crash_loop_back_off.max_container_restart_period;

@@ -12,7 +12,7 @@ use kube_controller_manager::task;
 use crate::cri::{Error, RuntimeService, api, chain};
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::labels;
-use crate::volumes::Folders;
+use crate::volumes::{Folders, pod_of_logs};
 
 /// A stop leaves the runtime this long. Upstream: `minimumGracePeriodInSeconds`.
 const MIN_GRACE: Duration = Duration::from_secs(2);
@@ -137,7 +137,7 @@ pub async fn collect(
     let sandboxes = runtime.list_pod_sandbox(api::ListPodSandboxRequest::default()).await?.items;
     let sandboxes = sandboxes.into_iter().filter_map(|sandbox| {
         Some(Sandbox {
-            uid: sandbox.labels.get(labels::POD_UID)?.as_str().into(),
+            uid: labels::pod_uid(&sandbox.labels)?,
             created_at: sandbox.created_at,
             is_active: sandbox.state() == api::PodSandboxState::SandboxReady
                 || used.contains(&sandbox.id),
@@ -162,7 +162,7 @@ fn dead(container: &api::Container) -> Option<Dead> {
     }
     Some(Dead {
         id: container.id.clone(),
-        uid: container.labels.get(labels::POD_UID)?.as_str().into(),
+        uid: labels::pod_uid(&container.labels)?,
         name: container.metadata.as_ref()?.name.clone(),
         created_at: container.created_at,
         is_unknown: state == api::ContainerState::ContainerUnknown,
@@ -267,11 +267,8 @@ async fn remove_folders(
     let logs = folders.logs.clone();
     let of_pods = task::blocking(move || names(&logs)).await;
     for name in of_pods {
-        let uid = name.rsplit('_').next().unwrap_or_default();
         // Another program's folder has no pod's uid.
-        if !name.contains('_') || !is_removed(uid) {
-            continue;
-        }
+        let Some(uid) = pod_of_logs(&name).filter(|uid| is_removed(uid)) else { continue };
         let folder = folders.logs.join(&name);
         log::debug!("Removing the logs of the former pod {uid}");
         let removed = task::blocking(move || absent_is_fine(fs::remove_dir_all(folder)));
@@ -321,9 +318,7 @@ pub fn link_log(
     if !log.exists() {
         return Ok(());
     }
-    let links = folders.links();
-    fs::create_dir_all(&links)?;
-    let link = links.join(link_name(&pod.full_name(), container, id));
+    let link = folders.links().join(link_name(&pod.full_name(), container, id));
     match std::os::unix::fs::symlink(log, link) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
@@ -332,7 +327,8 @@ pub fn link_log(
 
 /// Upstream: `logSymlink`.
 fn link_name(pod: &str, container: &str, id: &str) -> String {
-    let mut name = format!("{pod}_{container}-{id}");
+    // In the folder of links also when another program's labels name the pod.
+    let mut name = format!("{pod}_{container}-{id}").replace('/', "_");
     let mut end = name.len().min(MAX_NAME - ".log".len());
     while !name.is_char_boundary(end) {
         end -= 1;
@@ -351,7 +347,7 @@ mod tests {
         };
         Dead {
             id: text.to_owned(),
-            uid: uid.into(),
+            uid: Uid::parse(uid).expect("a uid"),
             name: name.to_owned(),
             created_at: created_at.parse().expect("a number"),
             is_unknown: false,
@@ -390,7 +386,7 @@ mod tests {
     fn newest_sandbox_of_a_pod_stays_and_active_ones_do() {
         let sandbox = |id: &str, uid: &str, created_at: i64, is_active: bool| Sandbox {
             id: id.to_owned(),
-            uid: uid.into(),
+            uid: Uid::parse(uid).expect("a uid"),
             created_at,
             is_active,
         };

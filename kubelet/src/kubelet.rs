@@ -332,10 +332,8 @@ impl Kubelet {
         let folders = self.manager.folders.clone();
         task::blocking(move || {
             for entry in std::fs::read_dir(folders.pods()).into_iter().flatten().flatten() {
-                let uid = entry.file_name().to_string_lossy().into_owned();
-                if known.contains(uid.as_str()) {
-                    continue;
-                }
+                let uid = Uid::parse(&entry.file_name().to_string_lossy());
+                let Some(uid) = uid.filter(|uid| !known.contains(uid)) else { continue };
                 match volumes::tear_down(&folders, &uid) {
                     Ok(()) => log::info!("removed the folder of the former pod {uid}"),
                     Err(error) => log::error!("the folder of pod {uid}: {error}"),

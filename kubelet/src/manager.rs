@@ -169,7 +169,6 @@ impl Manager {
             true => self.sandbox_ips(&sandbox).await?,
             false => status.ips().to_vec(),
         };
-        self.write_hosts(pod, &ips).await?;
         let init = actions.init_to_start.iter().map(|at| &pod.init_containers()[*at]);
         let main = actions.to_start.iter().map(|at| &pod.spec().containers[*at]);
         let init_count = actions.init_to_start.len();
@@ -356,7 +355,9 @@ impl Manager {
         Ok(first.into_iter().chain(network.additional_ips.into_iter().map(|ip| ip.ip)).collect())
     }
 
-    async fn write_hosts(&self, pod: &Arc<Pod>, ips: &[String]) -> Result<(), String> {
+    /// Writes the pod's `/etc/hosts`, and returns its mount. Containers that run may have changed the
+    /// file: it is never read. Upstream: `makeHostsMount`.
+    async fn hosts_mount(&self, pod: &Arc<Pod>, ips: &[String]) -> Result<api::Mount, String> {
         let file = self.folders.hosts_file(&pod.uid());
         let name = dns::name(pod, &self.node.resolvers.cluster_domain);
         let (of, ips) = (pod.clone(), ips.to_vec());
@@ -365,11 +366,9 @@ impl Manager {
                 true => volumes::host_hosts(&of)?,
                 false => volumes::hosts(&of, &ips, &name),
             };
-            // It is mounted: the file stays the same.
-            if std::fs::read_to_string(&file).is_ok_and(|old| old == text) {
-                return Ok(());
-            }
-            std::fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))
+            volumes::write_hosts(&file, &text)
+                .map_err(|error| format!("{}: {error}", file.display()))?;
+            Ok(mount("/etc/hosts", &file))
         })
         .await
     }
@@ -515,7 +514,7 @@ impl Manager {
         let has =
             |path: &str, mounts: &[api::Mount]| mounts.iter().any(|m| m.container_path == path);
         if !has("/etc/hosts", &mounts) {
-            mounts.push(mount("/etc/hosts", &self.folders.hosts_file(&pod.uid())));
+            mounts.push(self.hosts_mount(pod, ips).await?);
         }
         if let Some(path) = container.termination_message_path.as_deref().filter(|p| !p.is_empty())
         {

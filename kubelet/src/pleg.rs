@@ -7,7 +7,7 @@ use futures_lite::future::try_zip;
 
 use crate::cri::{Error, RuntimeService, api};
 use crate::pod::Uid;
-use crate::runtime::labels::POD_UID;
+use crate::runtime::labels;
 use crate::runtime::status::State;
 
 /// The sandboxes and containers of each pod with their states.
@@ -34,23 +34,22 @@ impl Snapshot {
         for sandbox in sandboxes.items {
             let is_ready = sandbox.state == api::PodSandboxState::SandboxReady as i32;
             let state = if is_ready { State::Running } else { State::Exited };
-            if let Some(uid) = sandbox.labels.get(POD_UID).filter(|_| is_ready) {
-                snapshot.running.insert(uid.as_str().into());
-            }
-            snapshot.add(sandbox.labels.get(POD_UID), sandbox.id, state);
+            let uid = labels::pod_uid(&sandbox.labels);
+            snapshot.running.extend(uid.clone().filter(|_| is_ready));
+            snapshot.add(uid, sandbox.id, state);
         }
         for container in containers.containers {
             let state = State::of(container.state);
             *snapshot.containers.entry(state).or_default() += 1;
-            snapshot.add(container.labels.get(POD_UID), container.id, state);
+            snapshot.add(labels::pod_uid(&container.labels), container.id, state);
         }
         Ok(snapshot)
     }
 
     /// What has no pod's uid is another program's.
-    fn add(&mut self, uid: Option<&String>, id: String, state: State) {
+    fn add(&mut self, uid: Option<Uid>, id: String, state: State) {
         if let Some(uid) = uid {
-            self.pods.entry(uid.as_str().into()).or_default().insert((id, state));
+            self.pods.entry(uid).or_default().insert((id, state));
         }
     }
 
@@ -83,7 +82,7 @@ mod tests {
     fn snapshot(items: &[(&str, &str, State)]) -> Snapshot {
         let mut snapshot = Snapshot::default();
         for (uid, id, state) in items {
-            snapshot.add(Some(&(*uid).to_owned()), (*id).to_owned(), *state);
+            snapshot.add(Uid::parse(uid), (*id).to_owned(), *state);
         }
         snapshot
     }

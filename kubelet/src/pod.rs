@@ -1,14 +1,59 @@
 //! What the kubelet asks a pod. Upstream: `pkg/kubelet/types`, `pkg/api/v1/pod`.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Deref;
 
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::{ArcStr, Quantity};
 
 pub use core::{Container, Pod, PodSpec, PodStatus};
 
-/// The uid of a pod, shared by all that refers to it.
-pub type Uid = ArcStr;
+/// The uid of a pod, shared by all that refers to it. Folders and cgroups have its name, so it is one
+/// plain name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Uid(ArcStr);
+
+/// The longest name of a file.
+const MAX_UID: usize = 255;
+
+impl Uid {
+    /// `None`: `text` is no name for a folder. Manifests and the labels of other programs' sandboxes
+    /// may have such ones.
+    pub fn parse(text: &str) -> Option<Uid> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let is_name = (1..=MAX_UID).contains(&text.len())
+            && text.bytes().all(is_plain)
+            && !matches!(text, "." | "..");
+        is_name.then(|| Uid(text.into()))
+    }
+
+    /// The uid of a pod; `None`: it has none, or one that is no name for a folder.
+    pub fn of(pod: &Pod) -> Option<Uid> {
+        Uid::parse(pod.metadata.uid.as_deref()?)
+    }
+}
+
+impl Deref for Uid {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for Uid {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
 
 /// Where a pod comes from: `file`, `http` or `api`.
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
@@ -18,6 +63,9 @@ pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 /// When the kubelet saw the pod first.
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
+
+/// The AppArmor profile of a container, whose name follows. Fields have replaced it.
+pub const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// The grace period of a pod that names none.
 pub const DEFAULT_GRACE_SECONDS: i64 = 30;
@@ -87,7 +135,7 @@ pub trait PodExt {
 
 impl PodExt for Pod {
     fn uid(&self) -> Uid {
-        self.metadata.uid.as_deref().unwrap_or_default().into()
+        Uid::of(self).expect("sources give no pod without one")
     }
 
     fn name(&self) -> &str {
@@ -273,6 +321,30 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn uids_are_names_of_folders() {
+        for (text, is_fine) in [
+            ("6b1e0f8a-0c5f-4d0c-9d5e-2f3f1f0a9c11", true),
+            ("0123456789abcdef0123456789abcdef", true),
+            ("a_b.c", true),
+            ("...", true),
+            ("", false),
+            (".", false),
+            ("..", false),
+            ("/", false),
+            ("a/b", false),
+            ("../pods", false),
+            ("a\0b", false),
+            ("a\nb", false),
+            ("a b", false),
+            ("\u{e9}", false),
+            (&"x".repeat(255), true),
+            (&"x".repeat(256), false),
+        ] {
+            assert_eq!(Uid::parse(text).is_some(), is_fine, "{text:?}");
+        }
+    }
 
     #[test]
     fn rules_win_over_policies() {

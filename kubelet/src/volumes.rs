@@ -7,7 +7,9 @@ use std::ffi::{CStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
+};
 use std::path::{Path, PathBuf};
 
 mod atomic;
@@ -23,9 +25,19 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::cri::api;
 use crate::local_objects::Objects;
-use crate::pod::{Container, Pod, PodExt};
+use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::dns::PodName;
 use crate::runtime::environment::{NodeFacts, Values, expand_known};
+
+/// The mode of the kubelet's folders: no other user sees what is below them.
+const CLOSED: u32 = 0o750;
+/// The mode of folders that every user may enter.
+const OPEN: u32 = 0o755;
+
+/// Makes a folder and its missing parents. Upstream: `os.MkdirAll`.
+fn make_all(path: &Path, mode: u32) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path)
+}
 
 /// The folders of pods. Upstream: `kubelet_getters.go`.
 #[derive(Clone, Debug)]
@@ -37,13 +49,29 @@ pub struct Folders {
 }
 
 impl Folders {
+    /// Makes the folders of all pods. Blocks. Upstream: `setupDataDirs`, `initializeModules`.
+    ///
+    /// # Errors
+    /// One line that names the folder.
+    pub fn make(&self) -> Result<(), String> {
+        let (pods, links) = (self.pods(), self.links());
+        for (path, mode) in
+            [(&self.root, CLOSED), (&self.logs, CLOSED), (&pods, CLOSED), (&links, OPEN)]
+        {
+            make_all(path, mode).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        // Earlier versions made it for all users.
+        fs::set_permissions(&pods, fs::Permissions::from_mode(CLOSED))
+            .map_err(|error| format!("{}: {error}", pods.display()))
+    }
+
     /// The folder of all pods' folders.
     pub fn pods(&self) -> PathBuf {
         self.root.join("pods")
     }
 
-    pub fn pod(&self, uid: &str) -> PathBuf {
-        self.pods().join(uid)
+    pub fn pod(&self, uid: &Uid) -> PathBuf {
+        self.pods().join(&**uid)
     }
 
     /// The folder of a pod's logs, which has one folder a container.
@@ -58,25 +86,25 @@ impl Folders {
     }
 
     /// The folder of an emptyDir.
-    pub fn empty_dir(&self, uid: &str, name: &str) -> PathBuf {
+    pub fn empty_dir(&self, uid: &Uid, name: &str) -> PathBuf {
         self.volume(uid, "empty-dir", name)
     }
 
-    fn volume(&self, uid: &str, kind: &str, name: &str) -> PathBuf {
+    fn volume(&self, uid: &Uid, kind: &str, name: &str) -> PathBuf {
         self.pod(uid).join("volumes").join(format!("kubernetes.io~{kind}")).join(name)
     }
 
     /// The file for a container's last message; a new one for each start.
-    pub fn message_file(&self, uid: &str, container: &str, attempt: u32) -> PathBuf {
+    pub fn message_file(&self, uid: &Uid, container: &str, attempt: u32) -> PathBuf {
         self.pod(uid).join("containers").join(container).join(attempt.to_string())
     }
 
     /// The file for the results of a pod's probes.
-    pub fn probes_file(&self, uid: &str) -> PathBuf {
+    pub fn probes_file(&self, uid: &Uid) -> PathBuf {
         self.pod(uid).join("probes")
     }
 
-    pub fn hosts_file(&self, uid: &str) -> PathBuf {
+    pub fn hosts_file(&self, uid: &Uid) -> PathBuf {
         self.pod(uid).join("etc-hosts")
     }
 }
@@ -100,14 +128,14 @@ pub fn set_up(
     time: &str,
 ) -> Result<Vec<Outcome>, String> {
     let uid = pod.uid();
-    let make = |path: PathBuf| {
-        fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))
+    let make = |path: PathBuf, mode| {
+        make_all(&path, mode).map_err(|error| format!("{}: {error}", path.display()))
     };
-    make(folders.pod(&uid).join("volumes"))?;
-    make(folders.pod_logs(pod))?;
+    make(folders.pod(&uid).join("volumes"), CLOSED)?;
+    make(folders.pod_logs(pod), OPEN)?;
     for container in pod.all_containers() {
-        make(folders.pod(&uid).join("containers").join(&container.name))?;
-        make(folders.pod_logs(pod).join(&container.name))?;
+        make(folders.pod(&uid).join("containers").join(&container.name), CLOSED)?;
+        make(folders.pod_logs(pod).join(&container.name), OPEN)?;
     }
     let set_up_one = |volume: &core::Volume| {
         if let Some(empty) = &volume.empty_dir {
@@ -145,7 +173,7 @@ fn set_up_empty(
 ) -> io::Result<()> {
     match empty.medium.as_deref() {
         Some("Memory") => {
-            fs::create_dir_all(path)?;
+            make_all(path, CLOSED)?;
             if is_mount_point(path)? {
                 return Ok(());
             }
@@ -158,27 +186,30 @@ fn set_up_empty(
         None | Some("") => {
             // It has another name until it is complete. No volume has a dot in its name.
             let new = path.with_extension("new");
-            fs::create_dir_all(&new)?;
+            make_all(&new, CLOSED)?;
             if group.is_some() {
                 chown(&new, None, group)?;
             }
-            fs::set_permissions(&new, fs::Permissions::from_mode(mode_of(group)))?;
+            fs::set_permissions(&new, fs::Permissions::from_mode(mode_of(group, false)))?;
             fs::rename(new, path)
         }
         Some(other) => Err(io::Error::other(format!("medium {other:?} is not supported"))),
     }
 }
 
-/// The mode of a volume of a pod with this group of files.
-fn mode_of(group: Option<u32>) -> u32 {
-    if group.is_some() { 0o2777 } else { 0o777 }
+/// The mode of a volume of a pod with this group of files. In memory, users cannot remove the files
+/// of others.
+fn mode_of(group: Option<u32>, in_memory: bool) -> u32 {
+    let for_group = if group.is_some() { 0o2000 } else { 0 };
+    let sticky = if in_memory { 0o1000 } else { 0 };
+    0o777 | for_group | sticky
 }
 
 /// The options of the mount of a volume in memory.
 fn memory_options(limit: Option<Quantity>, group: Option<u32>) -> String {
     let limit = limit.map(|limit| format!(",size={}", limit.value())).unwrap_or_default();
     let gid = group.map(|group| format!(",gid={group}")).unwrap_or_default();
-    format!("mode={:o}{gid}{limit}", mode_of(group))
+    format!("mode={:o}{gid}{limit}", mode_of(group, true))
 }
 
 /// Checks a host path by its type, and makes it where the type asks for that.
@@ -192,14 +223,15 @@ fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), String> {
         "" => true,
         "DirectoryOrCreate" => {
             if !path.exists() {
-                fs::create_dir_all(path).map_err(text)?;
+                make_all(path, OPEN).map_err(text)?;
             }
             is(fs::FileType::is_dir)
         }
         "Directory" => is(fs::FileType::is_dir),
         "FileOrCreate" => {
             if !path.exists() {
-                fs::File::create_new(path).map_err(text)?;
+                let mut options = fs::File::options();
+                options.write(true).create_new(true).mode(0o644).open(path).map_err(text)?;
             }
             is(fs::FileType::is_file)
         }
@@ -224,15 +256,16 @@ fn set_up_written(
     time: &str,
 ) -> Result<(), String> {
     let make = || {
-        fs::create_dir_all(path)?;
+        make_all(path, CLOSED)?;
         let is_new = !is_mount_point(path)?;
         if written.in_memory && is_new {
             rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), None::<&CStr>)?;
         }
         chown(path, None, fs_group(pod))?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode_of(fs_group(pod))))?;
+        let mode = mode_of(fs_group(pod), written.in_memory);
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         for folder in payload::nested(pod, volume) {
-            fs::create_dir_all(path.join(folder))?;
+            make_all(&path.join(folder), OPEN)?;
         }
         Ok(())
     };
@@ -319,7 +352,8 @@ pub fn mounts(
         let propagation = match mount.mount_propagation.as_deref() {
             Some("HostToContainer") => api::MountPropagation::PropagationHostToContainer,
             Some("Bidirectional") => api::MountPropagation::PropagationBidirectional,
-            _ => api::MountPropagation::PropagationPrivate,
+            Some("None") | None => api::MountPropagation::PropagationPrivate,
+            Some(other) => return Err(format!("invalid MountPropagation mode: {other:?}")),
         };
         mounts.push(api::Mount {
             container_path: mount.mount_path.clone(),
@@ -380,7 +414,7 @@ fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, S
 ///
 /// # Errors
 /// The first failure; what could be removed is removed.
-pub fn tear_down(folders: &Folders, uid: &str) -> io::Result<()> {
+pub fn tear_down(folders: &Folders, uid: &Uid) -> io::Result<()> {
     let folder = folders.pod(uid);
     // The newest first: it may lie on another one.
     for mounted in mounted_below(&folder)?.iter().rev() {
@@ -400,11 +434,15 @@ pub fn tear_down(folders: &Folders, uid: &str) -> io::Result<()> {
     }
 }
 
-/// The points below a folder where something is mounted, the oldest first.
+/// The points below a pod's folder where something is mounted, the oldest first. A link in place of the
+/// folder is not followed; links may lead to the folder of all pods.
 fn mounted_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let folder = match folder.canonicalize() {
+    let (Some(pods), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Ok(Vec::new());
+    };
+    let folder = match pods.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        folder => folder?,
+        pods => pods?.join(name),
     };
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(mount_point);
@@ -436,14 +474,19 @@ fn mount_point(field: &str) -> PathBuf {
 ///
 /// # Errors
 /// The first failure.
-pub fn remove_logs(folders: &Folders, uid: &str) -> io::Result<()> {
-    let end = format!("_{uid}");
+pub fn remove_logs(folders: &Folders, uid: &Uid) -> io::Result<()> {
     for entry in fs::read_dir(&folders.logs).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().ends_with(&end) {
+        if pod_of_logs(&entry.file_name().to_string_lossy()).as_ref() == Some(uid) {
             fs::remove_dir_all(entry.path())?;
         }
     }
     Ok(())
+}
+
+/// The pod of a folder of logs, by the name of the folder: NAMESPACE_NAME_UID. `None`: it is another
+/// program's.
+pub fn pod_of_logs(folder: &str) -> Option<Uid> {
+    folder.splitn(3, '_').nth(2).and_then(Uid::parse)
 }
 
 /// The content of a pod's `/etc/hosts`. Upstream: `managedHostsFileContent`.
@@ -475,6 +518,13 @@ pub fn host_hosts(pod: &Pod) -> Result<String, String> {
     };
     let header = "# Kubernetes-managed hosts file (host network).\n";
     Ok(format!("{header}{of_host}{}", aliases(pod)))
+}
+
+/// Writes a pod's `/etc/hosts`. It is mounted in containers, so the file stays the same. Blocks.
+pub fn write_hosts(file: &Path, text: &str) -> io::Result<()> {
+    fs::write(file, text)?;
+    // Without the process's mask.
+    fs::set_permissions(file, fs::Permissions::from_mode(0o644))
 }
 
 fn aliases(pod: &Pod) -> String {
@@ -510,12 +560,118 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
+    /// Folders in a folder of the test.
+    fn folders(test: &str) -> (PathBuf, Folders) {
+        let base = std::env::temp_dir().join(format!("kubelet-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&base);
+        let folders = Folders { root: base.join("kubelet"), logs: base.join("log/pods") };
+        (base, folders)
+    }
+
+    #[test]
+    fn other_users_enter_no_folder_of_the_kubelet() {
+        let (base, folders) = folders("modes");
+        // As an earlier version made it.
+        make_all(&folders.pods(), 0o755).unwrap();
+        folders.make().unwrap();
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {
+                "containers": [{"name": "c"}],
+                "volumes": [
+                    {"name": "data", "emptyDir": {}},
+                    {"name": "labels", "downwardAPI": {"items": [
+                        {"path": "a/b", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                    {"name": "host", "hostPath": {
+                        "path": base.join("host/new"), "type": "DirectoryOrCreate"}},
+                    {"name": "file", "hostPath": {
+                        "path": base.join("file"), "type": "FileOrCreate"}},
+                ],
+            },
+        }))
+        .unwrap();
+        let facts = NodeFacts { host_ip: "", pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let outcomes =
+            set_up(&folders, &pod, &BTreeSet::new(), facts, &Objects::default(), "t").unwrap();
+        assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
+        let uid = pod.uid();
+        write_hosts(&folders.hosts_file(&uid), "").unwrap();
+        let of_pod = folders.pod(&uid);
+        for (path, mode) in [
+            (folders.pods(), 0o750),
+            (of_pod.clone(), 0o750),
+            (of_pod.join("volumes"), 0o750),
+            (of_pod.join("volumes/kubernetes.io~empty-dir"), 0o750),
+            (of_pod.join("volumes/kubernetes.io~empty-dir/data"), 0o777),
+            (of_pod.join("volumes/kubernetes.io~downward-api"), 0o750),
+            (of_pod.join("volumes/kubernetes.io~downward-api/labels"), 0o777),
+            (of_pod.join("volumes/kubernetes.io~downward-api/labels/..data"), 0o755),
+            (of_pod.join("volumes/kubernetes.io~downward-api/labels/a"), 0o755),
+            (of_pod.join("containers"), 0o750),
+            (of_pod.join("containers/c"), 0o750),
+            (of_pod.join("etc-hosts"), 0o644),
+            (folders.logs.clone(), 0o750),
+            (folders.pod_logs(&pod), 0o755),
+            (folders.pod_logs(&pod).join("c"), 0o755),
+            (folders.links(), 0o755),
+            (base.join("host/new"), 0o755),
+            (base.join("file"), 0o644),
+        ] {
+            let found = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+            assert_eq!(format!("{found:o}"), format!("{mode:o}"), "{}", path.display());
+        }
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_new_root_is_closed_to_other_users() {
+        let (base, folders) = folders("root");
+        folders.make().unwrap();
+        let mode = fs::metadata(&folders.root).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o750);
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_pods_folder_is_not_followed() {
+        let (base, folders) = folders("link");
+        // The folder of all pods may be reached by a link.
+        make_all(&base.join("disk"), OPEN).unwrap();
+        std::os::unix::fs::symlink("disk", &folders.root).unwrap();
+        folders.make().unwrap();
+        let uid = Uid::parse("u").unwrap();
+        let link = folders.pod(&uid);
+        std::os::unix::fs::symlink("/", &link).unwrap();
+        assert!(mounted_below(&link).unwrap().is_empty());
+        fs::remove_file(&link).unwrap();
+        let outside = base.join("outside");
+        make_all(&outside.join("kept"), OPEN).unwrap();
+        std::os::unix::fs::symlink(&outside, &link).unwrap();
+        tear_down(&folders, &uid).unwrap();
+        assert!(fs::symlink_metadata(&link).is_err() && outside.join("kept").exists());
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn folders_of_logs_name_their_pod() {
+        for (folder, uid) in [
+            ("default_web-n_0123", Some("0123")),
+            ("default_web-n_a_b", Some("a_b")),
+            ("default_web-n_", None),
+            ("default_web-n_..", None),
+            ("web_0123", None),
+            ("foreign", None),
+        ] {
+            assert_eq!(pod_of_logs(folder).as_deref(), uid, "{folder}");
+        }
+    }
+
     #[test]
     fn options_of_a_volume_in_memory() {
         for (limit, group, options) in [
-            (None, None, "mode=777"),
-            (Some("64Mi"), None, "mode=777,size=67108864"),
-            (Some("1k"), Some(7), "mode=2777,gid=7,size=1000"),
+            (None, None, "mode=1777"),
+            (Some("64Mi"), None, "mode=1777,size=67108864"),
+            (Some("1k"), Some(7), "mode=3777,gid=7,size=1000"),
         ] {
             let limit = limit.map(|limit| limit.parse().unwrap());
             assert_eq!(memory_options(limit, group), options);

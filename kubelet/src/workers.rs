@@ -221,8 +221,7 @@ impl Workers {
                 worker.is_pending = true;
             }
             Outcome::Done(_) if worker.pod.is_none() => {
-                let uid: Uid = uid.into();
-                self.workers.remove(&uid);
+                self.workers.remove(uid);
             }
             Outcome::Done(again) => match (worker.grace, worker.is_terminated) {
                 (None, _) => worker.due = Some(now.saturating_add(again)),
@@ -230,17 +229,17 @@ impl Workers {
                     worker.is_terminated = true;
                     worker.is_pending = true;
                 }
-                (Some(_), true) => self.finish(&uid.into()),
+                (Some(_), true) => self.finish(uid),
             },
         }
     }
 
-    fn finish(&mut self, uid: &Uid) {
+    fn finish(&mut self, uid: &str) {
         let Some(worker) = self.workers.get_mut(uid) else { return };
         worker.is_finished = true;
         worker.is_pending = false;
         worker.due = None;
-        if self.started.get(&worker.full_name) == Some(uid) {
+        if self.started.get(&worker.full_name).is_some_and(|started| **started == *uid) {
             self.started.remove(&worker.full_name);
         }
     }
@@ -349,6 +348,10 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
     const LATER: Duration = Duration::from_secs(60);
 
+    fn uid(text: &str) -> Uid {
+        Uid::parse(text).expect("a uid")
+    }
+
     fn pod(uid: &str) -> Arc<Pod> {
         let pod = json!({
             "metadata": {"name": "p", "namespace": "n", "uid": uid,
@@ -405,7 +408,7 @@ mod tests {
         let mut workers = Workers::default();
         workers.update(&pod("a"), Reason::Create);
         begin(&mut workers, "sync a");
-        workers.end_orphan("x".into());
+        workers.end_orphan(uid("x"));
         let counted = |workers: &Workers, is_desired| {
             let counts = workers.counts(&|_| is_desired);
             assert_eq!(counts.len(), 15);
@@ -434,7 +437,7 @@ mod tests {
         workers.done("a", Outcome::Done(LATER), NOW);
         begin(&mut workers, "clean up a");
         workers.done("a", Outcome::Done(LATER), NOW);
-        assert!(workers.retain(&BTreeSet::from(["a".into()])).is_empty());
+        assert!(workers.retain(&BTreeSet::from([uid("a")])).is_empty());
         workers.update(&a, Reason::Sync);
         workers.update(&a, Reason::Update);
         begin(&mut workers, "");
@@ -506,7 +509,7 @@ mod tests {
         begin(&mut workers, "clean up a");
         workers.done("a", Outcome::Done(LATER), NOW);
         assert!(!workers.evict("a", 1));
-        assert!(workers.retain(&BTreeSet::from(["a".into()])).is_empty());
+        assert!(workers.retain(&BTreeSet::from([uid("a")])).is_empty());
         begin(&mut workers, "");
     }
 
@@ -539,7 +542,7 @@ mod tests {
     fn pod_that_is_created_again_while_it_ends_is_restarted() {
         let mut workers = Workers::default();
         let a = pod("a");
-        let desired = BTreeSet::from(["a".into()]);
+        let desired = BTreeSet::from([uid("a")]);
         workers.update(&a, Reason::Create);
         begin(&mut workers, "sync a");
         workers.update(&a, Reason::Kill);
@@ -550,7 +553,7 @@ mod tests {
         begin(&mut workers, "clean up a");
         assert!(workers.retain(&desired).is_empty());
         workers.done("a", Outcome::Done(LATER), NOW);
-        assert_eq!(workers.retain(&desired), ["a"]);
+        assert_eq!(workers.retain(&desired), [uid("a")]);
         workers.update(&a, Reason::Create);
         begin(&mut workers, "sync a");
     }
@@ -558,9 +561,9 @@ mod tests {
     #[test]
     fn orphans_of_the_runtime_are_ended_and_forgotten() {
         let mut workers = Workers::default();
-        workers.end_orphan("x".into());
+        workers.end_orphan(uid("x"));
         begin(&mut workers, "end x");
-        workers.end_orphan("x".into());
+        workers.end_orphan(uid("x"));
         begin(&mut workers, "");
         workers.done("x", Outcome::Failed(NOW), NOW);
         begin(&mut workers, "end x");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::resources::{HUGETLB, Resources};
@@ -215,7 +216,7 @@ fn make_below(root: &Path, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()>
     let mut folder = root.to_owned();
     for part in path.split('/').filter(|part| !part.is_empty()) {
         folder.push(part);
-        match fs::create_dir(&folder) {
+        match fs::DirBuilder::new().mode(0o755).create(&folder) {
             Ok(()) => new.push(folder.clone()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(text(&folder, error)),

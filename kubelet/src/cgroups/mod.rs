@@ -202,7 +202,7 @@ impl Cgroups {
             Driver::Cgroupfs => Name::of_cgroupfs(path),
             Driver::Systemd => Name::of_systemd(path),
         };
-        Some(name.last()?.strip_prefix(POD_PREFIX)?.into())
+        Uid::parse(name.last()?.strip_prefix(POD_PREFIX)?)
     }
 
     /// Kills what still runs in the cgroups of a pod, and removes them. Upstream: `Destroy`.
@@ -384,7 +384,7 @@ mod tests {
             for (path, content) in expected {
                 assert_eq!(read(path), *content, "{version} {path}");
             }
-            assert_eq!(cgroups.pods().into_iter().collect::<Vec<_>>(), ["0-1"]);
+            assert_eq!(cgroups.pods(), BTreeSet::from([Uid::parse("0-1").expect("a uid")]));
             assert_eq!(cgroups.parent(&burstable), "/r/kubepods/burstable/pod0-1");
         }
         fs::remove_dir_all(&base).expect("removed");

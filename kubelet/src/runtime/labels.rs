@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde_json::json;
 
-use crate::pod::{Container, Pod, PodExt};
+use crate::pod::{Container, Pod, PodExt, Uid};
 
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -18,6 +18,11 @@ pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 pub const GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
+
+/// The pod of a sandbox or container; `None`: it is another program's.
+pub fn pod_uid(labels: &HashMap<String, String>) -> Option<Uid> {
+    Uid::parse(labels.get(POD_UID)?)
+}
 
 /// The labels of a pod's sandbox: the pod's own and those that name the pod.
 pub fn sandbox_labels(pod: &Pod) -> HashMap<String, String> {
@@ -83,6 +88,17 @@ pub fn container_hash(container: &Container) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_of_other_programs_name_no_pod() {
+        for (uid, expected) in
+            [(Some("0123"), Some("0123")), (Some(".."), None), (Some(""), None), (None, None)]
+        {
+            let uid = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned()));
+            let labels = HashMap::from_iter(uid);
+            assert_eq!(pod_uid(&labels).as_deref(), expected, "{labels:?}");
+        }
+    }
 
     #[test]
     fn hash_changes_with_name_and_image_only() {

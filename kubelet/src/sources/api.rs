@@ -33,7 +33,7 @@ impl<'de> Deserialize<'de> for BoundPod {
         let meta = Meta {
             name: pod.name().into(),
             namespace: Istr::new(pod.namespace()),
-            uid: (&*pod.uid()).into(),
+            uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
             resource_version: version.parse().map_err(|_| {
                 <D::Error as serde::de::Error>::custom(format!(
                     "metadata.resourceVersion: {version:?}"

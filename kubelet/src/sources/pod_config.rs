@@ -109,7 +109,11 @@ impl Storage {
                 log::warn!("pod {name} from {source} is ignored: its name is taken");
                 continue;
             }
-            let uid = pod.uid();
+            let Some(uid) = Uid::of(&pod) else {
+                let (name, uid, source) = (pod.display_name(), &pod.metadata.uid, source.name());
+                log::warn!("pod {name} from {source} is ignored: its uid {uid:?} is no plain name");
+                continue;
+            };
             let existing = old.remove(&uid);
             let op = existing.as_deref().map(|existing| difference(existing, &pod));
             let seen =
@@ -229,6 +233,15 @@ mod tests {
         let changed = pod("a", "1", json!({"spec": {"hostname": "x", "containers": []}}));
         let second = storage.merge(Source::Http, vec![changed], "two");
         assert_eq!(second[0].pods[0].annotation(CONFIG_SEEN), Some("one"));
+    }
+
+    #[test]
+    fn pods_whose_uid_is_no_name_of_a_folder_are_ignored() {
+        let mut storage = Storage::default();
+        let uids = ["..", "a/b", ".", ""];
+        let pods = uids.iter().map(|uid| pod(&format!("of-{uid}"), uid, json!({})));
+        let pods = pods.chain([pod("valid", "1", json!({}))]).collect();
+        assert_eq!(ops(&storage.merge(Source::Api, pods, "now")), [(Op::Add, vec!["1"])]);
     }
 
     #[test]

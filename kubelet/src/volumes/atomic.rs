@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
@@ -39,7 +39,7 @@ pub fn write(
     check(payload)?;
     let fault = |error: io::Error| format!("{}: {error}", folder.display());
     let old = match fs::read_link(folder.join(DATA)) {
-        Ok(old) => Some(folder.join(old)),
+        Ok(target) => folder_in(folder, &target),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(fault(error)),
     };
@@ -60,6 +60,16 @@ pub fn write(
         fs::remove_dir_all(&old).or_else(absent_is_fine).map_err(fault)?;
     }
     Ok(())
+}
+
+/// The folder of files that `..data` leads to. `None`: it leads to anything else, which is not the
+/// kubelet's to compare or remove.
+fn folder_in(volume: &Path, target: &Path) -> Option<PathBuf> {
+    let mut parts = target.components();
+    let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else { return None };
+    let folder = volume.join(name);
+    let is_folder = fs::symlink_metadata(&folder).is_ok_and(|data| data.is_dir());
+    (is_folder && name.as_encoded_bytes().starts_with(b"..")).then_some(folder)
 }
 
 fn absent_is_fine(error: io::Error) -> io::Result<()> {
@@ -135,7 +145,8 @@ fn replace(folder: &Path, payload: &Payload, group: Option<u32>, time: &str) -> 
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
         for (path, file) in payload {
             let path = new.join(path);
-            fs::create_dir_all(path.parent().unwrap_or(&new))?;
+            let parent = path.parent().unwrap_or(&new);
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
             let mut made =
                 fs::File::options().write(true).create_new(true).mode(0o600).open(&path)?;
             io::Write::write_all(&mut made, &file.data)?;
@@ -258,6 +269,47 @@ mod tests {
         assert_eq!(seen(&folder), ["a 1 644"]);
         write(&folder, &payload(&[("a", "2", 0o644)]), None, "t").expect("written");
         assert_eq!(seen(&folder), ["a 2 644"]);
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn links_out_of_the_volume_are_replaced_and_not_followed() {
+        let folder = std::env::temp_dir().join(format!("kubelet-links-{}", std::process::id()));
+        let (volume, outside) = (folder.join("volume"), folder.join("outside"));
+        fs::create_dir_all(&volume).expect("a folder");
+        fs::create_dir_all(&outside).expect("a folder");
+        for name in ["a", "kept"] {
+            fs::write(outside.join(name), "1").expect("a file");
+        }
+        symlink(&outside, volume.join("..link")).expect("a link");
+        let absolute = outside.display().to_string();
+        // With the same files as the payload, and with others.
+        for files in [&[("a", "1", 0o644), ("kept", "1", 0o644)][..], &[("a", "2", 0o644)]] {
+            for target in [
+                "../outside",
+                &absolute,
+                "..link",
+                "..link/",
+                "..link/.",
+                "./../outside",
+                "..",
+                ".",
+            ] {
+                let _ = fs::remove_file(volume.join(DATA));
+                symlink(target, volume.join(DATA)).expect("a link");
+                write(&volume, &payload(files), None, "t").expect("written");
+                assert_eq!(seen(&volume).len(), files.len(), "{target}");
+                let data = fs::read_link(volume.join(DATA)).expect("a link");
+                assert!(data.display().to_string().starts_with("..t."), "{target}");
+                for name in ["a", "kept"] {
+                    let text = fs::read_to_string(outside.join(name));
+                    assert_eq!(text.ok().as_deref(), Some("1"), "{target}: {name}");
+                }
+                for (name, _, _) in files {
+                    fs::remove_file(volume.join(name)).expect("a link");
+                }
+            }
+        }
         fs::remove_dir_all(&folder).expect("removed");
     }
 

@@ -1,6 +1,7 @@
 //! ConfigMaps and Secrets of a folder, and parts of volumes.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use futures_lite::future::block_on;
@@ -39,6 +40,7 @@ spec:
     command: [sh, -c, 'env | grep ^T_ | sort > /dev/termination-log;
       stat -L -c \"%n %a %g\" /secret/token /all/page /all/token >> /dev/termination-log;
       stat -f -c %T /secret /all >> /dev/termination-log;
+      stat -c \"%n %a %g\" /config /secret >> /dev/termination-log;
       cat /all/labels >> /dev/termination-log; touch /config/x 2>/dev/null && echo writable >> /dev/termination-log;
       exec httpd -f -p 8080 -h /config']
     envFrom:
@@ -80,13 +82,21 @@ fn pods_use_objects_of_the_folder_and_follow_them() {
         fs::read_link(volumes.join("kubernetes.io~configmap/config/..data")).expect("a link");
     assert!(data.display().to_string().starts_with("..2"), "{data:?}");
     assert_eq!(container(&node.pod("web-n"))["restartCount"], 0);
+    // Local users do not come near them.
+    let pods = node.folder.join("kubelet/pods");
+    let below = [pods.join(&uid), volumes.clone(), pods.join(&uid).join("containers")];
+    for folder in [node.folder.join("kubelet"), pods].iter().chain(&below) {
+        let mode = fs::metadata(folder).expect("a folder").permissions().mode() & 0o7777;
+        assert_eq!(format!("{mode:o}"), "750", "{}", folder.display());
+    }
     // The container's last message has what it saw.
     let messages = node.folder.join("kubelet/pods").join(&uid).join("containers/main/0");
     let message = fs::read_to_string(messages).expect("a message");
     assert_eq!(
         message,
         "T_BOTH=fast-root\nT_MODE=fast\nT_S_USER=root\nT_S_token=s3cret\nT_page=one\n\
-         /secret/token 440 1234\n/all/page 440 1234\n/all/token 644 1234\ntmpfs\ntmpfs\napp=\"web\""
+         /secret/token 440 1234\n/all/page 440 1234\n/all/token 644 1234\ntmpfs\ntmpfs\n\
+         /config 2777 1234\n/secret 3777 1234\napp=\"web\""
     );
     node.remove("web.yaml");
     node.eventually("web-n", "gone", Value::is_null);

@@ -77,6 +77,41 @@ pub fn is_ready(pod: &Value) -> bool {
 }
 
 #[test]
+fn hosts_are_written_when_a_container_starts_and_never_read() {
+    let Some(mut node) = Node::start("hosts") else { return };
+    // A sparse file of 3 GB, once.
+    let script = "[ -e /out/large ] || truncate -s 3G /etc/hosts; touch /out/large; \
+                  while [ ! -e /out/end ]; do sleep 0.1; done; rm /out/end; exit 1";
+    let probe = "    readinessProbe: {exec: {command: [test, -e, /out/ready]}, periodSeconds: 1, \
+                 failureThreshold: 1}\n";
+    let out = node.host_path("out");
+    let manifest = with_out(&once("hosts", "Always", script), &out) + probe;
+    node.write("hosts.yaml", &manifest);
+    node.start_kubelet();
+    assert!(wait(|| out.join("large").exists()), "{}", node.log());
+    let pod = node.pod("hosts-n");
+    let uid = pod["metadata"]["uid"].as_str().expect("a uid");
+    let file = node.folder.join("kubelet/pods").join(uid).join("etc-hosts");
+    let length = || fs::metadata(&file).expect("a file").len();
+    assert_eq!(length(), 3 << 30);
+    // Each change is a sync; the second one begins after the end of the first.
+    fs::write(out.join("ready"), "").expect("a file");
+    node.eventually("hosts-n", "ready", is_ready);
+    fs::remove_file(out.join("ready")).expect("a file");
+    node.eventually("hosts-n", "unready", |pod| !is_ready(pod));
+    assert_eq!(length(), 3 << 30, "written without a start of a container");
+    let status = fs::read_to_string(format!("/proc/{}/status", node.kubelet_id()));
+    let status = status.expect("a process");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("kB");
+    assert!(peak < 500_000, "the kubelet has used {peak} kB");
+    fs::write(out.join("end"), "").expect("a file");
+    node.eventually("hosts-n", "restarted", |pod| container(pod)["restartCount"] == 1);
+    let text = fs::read_to_string(&file).expect("a file");
+    assert!(text.contains("\thosts-n\n"), "{text}");
+}
+
+#[test]
 fn pods_become_ready_crash_back_off_and_end() {
     let Some(mut node) = Node::start("pods") else { return };
     node.write("web.yaml", WEB);
@@ -85,6 +120,8 @@ fn pods_become_ready_crash_back_off_and_end() {
     node.write("bad.yaml", &once("bad", "Never", "exit 4"));
     node.write("missing.yaml", &once("missing", "Always", "x").replace("busybox:1", "none:1"));
     node.write("broken.yaml", "{");
+    let typo = "spec:\n  securityContext: {seccompProfile: {type: runtimeDefault}}";
+    node.write("typo.yaml", &once("typo", "Always", STAYS).replace("spec:", typo));
     node.start_kubelet();
     let web = node.eventually("web-n", "ready", is_ready);
     let ip = web["status"]["podIP"].as_str().expect("an address");
@@ -107,6 +144,9 @@ fn pods_become_ready_crash_back_off_and_end() {
         ["ErrImagePull", "ImagePullBackOff"].contains(&reason)
     });
     assert!(node.log().contains("broken.yaml: "), "{}", node.log());
+    let refused = "invalid pod: spec.securityContext.seccompProfile.type: Unsupported value";
+    assert!(node.log().contains(refused), "{}", node.log());
+    assert_eq!(node.pod("typo-n"), Value::Null);
     assert_eq!(node.get("127.0.0.1:10248", "/healthz").as_deref(), Some("ok"));
     let metrics = node.get("127.0.0.1:10255", "/metrics").expect("metrics");
     assert!(metrics.contains("kubelet_pleg_relist_duration_seconds_count"), "{metrics}");

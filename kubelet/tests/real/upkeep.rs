@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::SystemClock;
-use kubelet::cri::{Channel, ImageService, api};
+use kubelet::cri::{Channel, ImageService, RuntimeService, api};
 use serde_json::Value;
 
 use super::crashes::containers;
@@ -58,6 +58,67 @@ fn images_need_the_credentials_of_the_node() {
     fs::write(node.folder.join("kubelet/config.json"), config).expect("a file");
     node.eventually("app-n", "ready", is_ready);
     assert!(!node.log().contains("secret"), "{}", node.log());
+}
+
+/// A sandbox of another program, with this uid as its label.
+fn foreign_sandbox(node: &Node, uid: &str) -> String {
+    let name = "foreign".to_owned();
+    let labels = [
+        ("io.kubernetes.pod.name", &*name),
+        ("io.kubernetes.pod.namespace", "default"),
+        ("io.kubernetes.pod.uid", uid),
+    ];
+    let host =
+        api::NamespaceOption { network: api::NamespaceMode::Node as i32, ..Default::default() };
+    let config = api::PodSandboxConfig {
+        metadata: Some(api::PodSandboxMetadata {
+            name: name.clone(),
+            uid: format!("foreign{uid}"),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        linux: Some(api::LinuxPodSandboxConfig {
+            cgroup_parent: format!("/{}", node.name),
+            security_context: Some(api::LinuxSandboxSecurityContext {
+                namespace_options: Some(host),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let request =
+        api::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+    block_on(runtime(node).run_pod_sandbox(request)).expect("a sandbox").pod_sandbox_id
+}
+
+fn runtime(node: &Node) -> RuntimeService {
+    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    RuntimeService::new(channel, Duration::from_secs(60))
+}
+
+#[test]
+fn sandboxes_whose_uid_is_no_folder_cost_no_pod_its_own() {
+    let Some(mut node) = Node::start("foreign") else { return };
+    node.write("own.yaml", &pod("own", BUSYBOX, STAYS));
+    node.start_kubelet();
+    let own = node.eventually("own-n", "ready", is_ready);
+    let uid = own["metadata"]["uid"].as_str().expect("a uid");
+    let foreign = [".", "..", "../pods", ""].map(|uid| foreign_sandbox(&node, uid));
+    // It is an orphan, and is ended with what has been listed before it or with it.
+    let orphan = foreign_sandbox(&node, "0123");
+    let sandboxes = || -> Vec<String> {
+        let request = api::ListPodSandboxRequest::default();
+        let listed = block_on(runtime(&node).list_pod_sandbox(request)).expect("sandboxes");
+        listed.items.into_iter().map(|sandbox| sandbox.id).collect()
+    };
+    assert!(wait(|| !sandboxes().contains(&orphan)), "{}", node.log());
+    let left = sandboxes();
+    assert!(foreign.iter().all(|id| left.contains(id)), "{left:?}\n{}", node.log());
+    let folder = node.folder.join("kubelet/pods").join(uid);
+    assert!(folder.join("etc-hosts").exists(), "{}", node.log());
+    assert!(is_ready(&node.pod("own-n")), "{}", node.log());
 }
 
 #[test]
