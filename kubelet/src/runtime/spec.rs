@@ -12,7 +12,8 @@ use super::labels;
 use crate::cri::api;
 use crate::huge_pages::{PageSize, size_of};
 use crate::pod::{
-    Container, Pod, PodExt, QosClass, is_restartable_init, listed, of_containers, of_pod, quantity,
+    APP_ARMOR, Container, Pod, PodExt, QosClass, is_restartable_init, listed, of_containers,
+    of_pod, quantity,
 };
 
 /// CPU shares of a container that requests none. Upstream: `MinShares`.
@@ -390,9 +391,11 @@ fn security(
                 file.ok_or("localhostProfile must be set if seccompProfile type is Localhost.")?;
             local(guards.seccomp.join(file).display().to_string())
         }
-        _ => unconfined(),
+        Some(("Unconfined", _)) | None => unconfined(),
+        // Of a server that knows more types: it must not run without protection.
+        Some((other, _)) => return Err(format!("seccompProfile type {other:?} is unknown")),
     };
-    let app_armor = app_armor(pod, container);
+    let app_armor = app_armor(pod, container)?;
     if app_armor.as_ref().is_some_and(|profile| *profile != unconfined()) && !guards.has_app_armor {
         return Err("Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned());
     }
@@ -445,28 +448,30 @@ fn local(localhost_ref: String) -> api::SecurityProfile {
 
 /// The AppArmor profile of a container: its own, that of the old annotation, or the pod's.
 /// Upstream: `apparmor.GetProfile`.
-fn app_armor(pod: &Pod, container: &Container) -> Option<api::SecurityProfile> {
-    let of_field = |profile: &core::AppArmorProfile| match profile.type_.as_str() {
-        "RuntimeDefault" => Some(runtime_default()),
-        "Unconfined" => Some(unconfined()),
-        "Localhost" => Some(local(profile.localhost_profile.clone().unwrap_or_default())),
-        _ => None,
-    };
+///
+/// # Errors
+/// When the profile is of no known type.
+fn app_armor(pod: &Pod, container: &Container) -> Result<Option<api::SecurityProfile>, String> {
     let own = container.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref());
-    if let Some(own) = own {
-        return of_field(own);
-    }
-    let key = format!("container.apparmor.security.beta.kubernetes.io/{}", container.name);
-    match pod.annotation(&key) {
-        Some("runtime/default") => return Some(runtime_default()),
-        Some("unconfined") => return Some(unconfined()),
-        Some(other) if other.starts_with("localhost/") => {
-            return Some(local(other.trim_start_matches("localhost/").to_owned()));
-        }
-        _ => {}
+    let annotation = pod.annotation(&format!("{APP_ARMOR}{}", container.name));
+    if let (None, Some(profile)) = (own, annotation.filter(|profile| !profile.is_empty())) {
+        let profile = match (profile, profile.strip_prefix("localhost/")) {
+            ("runtime/default", _) => runtime_default(),
+            ("unconfined", _) => unconfined(),
+            (_, Some(name)) => local(name.to_owned()),
+            _ => return Err(format!("AppArmor profile {profile:?} is unknown")),
+        };
+        return Ok(Some(profile));
     }
     let of_pod = pod.spec().security_context.as_ref();
-    of_field(of_pod.and_then(|context| context.app_armor_profile.as_ref())?)
+    let profile = own.or_else(|| of_pod.and_then(|context| context.app_armor_profile.as_ref()));
+    let Some(profile) = profile else { return Ok(None) };
+    match profile.type_.as_str() {
+        "RuntimeDefault" => Ok(Some(runtime_default())),
+        "Unconfined" => Ok(Some(unconfined())),
+        "Localhost" => Ok(Some(local(profile.localhost_profile.clone().unwrap_or_default()))),
+        other => Err(format!("appArmorProfile type {other:?} is unknown")),
+    }
 }
 
 /// Upstream: `securitycontext.defaultMaskedPaths`.
@@ -533,6 +538,14 @@ mod tests {
         let missing = json!({"seccompProfile": {"type": "Localhost"}});
         let fault = "localhostProfile must be set if seccompProfile type is Localhost.";
         assert_eq!(kind(own(missing, json!({}))), Err(fault.to_owned()));
+        for (field, fault) in [
+            ("seccompProfile", "seccompProfile type \"runtimeDefault\" is unknown"),
+            ("appArmorProfile", "appArmorProfile type \"runtimeDefault\" is unknown"),
+        ] {
+            let typo = json!({field: {"type": "runtimeDefault"}});
+            assert_eq!(kind(own(typo.clone(), json!({}))), Err(fault.to_owned()));
+            assert_eq!(kind(own(json!({}), typo)), Err(fault.to_owned()));
+        }
     }
 
     #[test]
@@ -542,9 +555,10 @@ mod tests {
             (true, json!({}), (0, 0)),
             (false, json!({"memory": "1Mi"}), (1 << 20, 0)),
         ] {
-            let pod: Pod = serde_json::from_value(json!({"spec": {"containers":
+            let pod: Pod =
+                serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"containers":
                 [{"name": "c", "resources": {"limits": limits}}]}}))
-            .expect("a pod");
+                .expect("a pod");
             let site = ContainerSite {
                 restart_count: 0,
                 image_ref: "i",

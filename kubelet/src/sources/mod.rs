@@ -3,11 +3,13 @@
 pub mod api;
 pub mod decode;
 mod defaults;
+mod enumerated;
 pub mod file;
 mod lifecycle;
 mod octal;
 pub mod pod_config;
 mod pod_resources;
+mod profiles;
 mod support;
 pub mod url;
 mod validate;

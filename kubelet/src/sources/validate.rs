@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::is_dns1123_subdomain;
 
-use super::{lifecycle, pod_resources, support};
-use crate::pod::{Pod, PodExt, is_restartable_init};
+use super::{enumerated, lifecycle, pod_resources, profiles, support};
+use crate::pod::{Pod, PodExt, Uid, is_restartable_init};
 
 /// The faults of a pod, each with its field; empty: it can be run.
 pub fn faults(pod: &Pod) -> Vec<String> {
@@ -20,14 +20,13 @@ pub fn faults(pod: &Pod) -> Vec<String> {
         let namespace = pod.namespace();
         faults.add("metadata.namespace", format!("Invalid value: {namespace:?}: not a DNS label"));
     }
+    if Uid::of(pod).is_none() {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        faults.add("metadata.uid", format!("Invalid value: {uid:?}: not a plain name"));
+    }
     let spec = pod.spec();
     if spec.containers.is_empty() {
         faults.add("spec.containers", "Required value");
-    }
-    if let Some(policy) = spec.restart_policy.as_deref()
-        && !["Always", "OnFailure", "Never"].contains(&policy)
-    {
-        faults.unsupported("spec.restartPolicy", policy, "\"Always\", \"OnFailure\", \"Never\"");
     }
     if spec.termination_grace_period_seconds.is_some_and(|seconds| seconds < 0) {
         faults.add("spec.terminationGracePeriodSeconds", "must be greater than or equal to 0");
@@ -55,6 +54,8 @@ pub fn faults(pod: &Pod) -> Vec<String> {
             }
         }
     }
+    faults.0.extend(enumerated::faults(pod));
+    faults.0.extend(profiles::faults(pod));
     faults.0.extend(pod_resources::faults(pod));
     faults.0.extend(support::refusals(pod));
     if spec.ephemeral_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
@@ -69,10 +70,6 @@ struct Faults(Vec<String>);
 impl Faults {
     fn add(&mut self, field: impl AsRef<str>, fault: impl AsRef<str>) {
         self.0.push(format!("{}: {}", field.as_ref(), fault.as_ref()));
-    }
-
-    fn unsupported(&mut self, field: impl AsRef<str>, value: &str, supported: &str) {
-        self.add(field, format!("Unsupported value: {value:?}: supported values: {supported}"));
     }
 
     fn volumes<'a>(&mut self, spec: &'a core::PodSpec) -> BTreeSet<&'a str> {
@@ -111,12 +108,8 @@ impl Faults {
         if container.image.as_deref().is_none_or(|image| image.trim().is_empty()) {
             self.add(format!("{field}.image"), "Required value");
         }
-        if let Some(policy) = container.image_pull_policy.as_deref()
-            && !["Always", "IfNotPresent", "Never"].contains(&policy)
-        {
-            let field = format!("{field}.imagePullPolicy");
-            self.unsupported(field, policy, "\"Always\", \"IfNotPresent\", \"Never\"");
-        }
+        let own = container.security_context.as_ref();
+        let is_privileged = own.and_then(|own| own.privileged) == Some(true);
         let mut paths = BTreeSet::new();
         for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
             let field = format!("{field}.volumeMounts[{at}]");
@@ -129,8 +122,15 @@ impl Faults {
             if !paths.insert(&mount.mount_path) {
                 self.add(format!("{field}.mountPath"), "must be unique");
             }
+            if mount.mount_propagation.as_deref() == Some("Bidirectional") && !is_privileged {
+                self.add(
+                    format!("{field}.mountPropagation"),
+                    "Forbidden: Bidirectional mount propagation is available only to privileged \
+                     containers",
+                );
+            }
             for path in [&mount.sub_path, &mount.sub_path_expr].into_iter().flatten() {
-                if path.starts_with('/') || path.split('/').any(|part| part == "..") {
+                if leads_out(path) {
                     self.add(format!("{field}.subPath"), "must be a relative path without '..'");
                 }
             }
@@ -202,6 +202,11 @@ impl Faults {
             }
         }
     }
+}
+
+/// Whether a path is not one below its folder.
+pub fn leads_out(path: &str) -> bool {
+    path.starts_with('/') || path.split('/').any(|part| part == "..")
 }
 
 /// Letters, digits and dashes, with a letter or digit at both ends; at most 63.
@@ -279,8 +284,30 @@ mod tests {
     use super::*;
 
     fn pod(spec: Value) -> Pod {
-        let pod = json!({"metadata": {"name": "web", "namespace": "default"}, "spec": spec});
-        serde_json::from_value(pod).expect("a pod")
+        let metadata = json!({"name": "web", "namespace": "default", "uid": "u"});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
+    }
+
+    #[test]
+    fn names_of_the_pod_are_checked() {
+        for (field, value, fault) in [
+            ("uid", "..", Some("metadata.uid: Invalid value: \"..\": not a plain name")),
+            ("uid", "a/b", Some("metadata.uid: Invalid value: \"a/b\": not a plain name")),
+            ("uid", "", Some("metadata.uid: Invalid value: \"\": not a plain name")),
+            ("uid", "0123-45", None),
+            ("name", "..", Some("metadata.name: Invalid value: \"..\": not a DNS subdomain")),
+            ("namespace", "..", Some("metadata.namespace: Invalid value: \"..\": not a DNS label")),
+        ] {
+            let mut pod = pod(json!({"containers": [{"name": "a", "image": "b"}]}));
+            let value = Some(value.to_owned());
+            match field {
+                "uid" => pod.metadata.uid = value,
+                "name" => pod.metadata.name = value,
+                _ => pod.metadata.namespace = value,
+            }
+            let expected: Vec<&str> = fault.into_iter().collect();
+            assert_eq!(faults(&pod), expected);
+        }
     }
 
     #[test]
@@ -301,7 +328,16 @@ mod tests {
                 json!({"containers": [container], "restartPolicy": "Often"}),
                 Some(
                     "spec.restartPolicy: Unsupported value: \"Often\": supported values: \
-                     \"Always\", \"OnFailure\", \"Never\"",
+                     \"Always\", \"Never\", \"OnFailure\"",
+                ),
+            ),
+            (
+                json!({"volumes": [{"name": "c", "emptyDir": {}}], "containers": [
+                    {"name": "a", "image": "b", "volumeMounts": [{"name": "c", "mountPath": "/c",
+                        "mountPropagation": "Bidirectional"}]}]}),
+                Some(
+                    "spec.containers[0].volumeMounts[0].mountPropagation: Forbidden: Bidirectional \
+                     mount propagation is available only to privileged containers",
                 ),
             ),
             (
