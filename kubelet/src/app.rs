@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -36,11 +35,12 @@ use crate::local_objects::{self, LocalObjects};
 use crate::logs::Rotation;
 use crate::manager::{Manager, Node};
 use crate::metrics;
+use crate::node_address::NodeAddress;
 use crate::oom;
 use crate::options::{self, Command, Settings, sync_period};
 use crate::probes::Probes;
 use crate::runtime::backoff::Backoff;
-use crate::runtime::dns::{self, Resolvers};
+use crate::runtime::dns::Resolvers;
 use crate::serving;
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::statusmanager;
@@ -120,7 +120,7 @@ fn stop_on_signal() -> std::io::Result<StopToken> {
 async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let stop = stop_on_signal().map_err(|error| format!("signals: {error}"))?;
     let configuration = &settings.configuration;
-    let node = node(&settings).await?;
+    let node = node(&settings);
     let (runtime, images) = connect(configuration, &clock)?;
     let (runtime_name, driver) = check_runtime(&runtime, configuration, &clock, &stop).await?;
     set_oom_score(configuration)?;
@@ -460,34 +460,27 @@ fn headers(configuration: &Configuration) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-async fn node(settings: &Settings) -> Result<Node, String> {
+fn node(settings: &Settings) -> Node {
     let machine = rustix::system::uname();
     let name =
         settings.hostname.clone().unwrap_or_else(|| machine.nodename().to_string_lossy().into());
     let resolver = settings.configuration.resolv_conf.clone();
     let resolver = resolver.unwrap_or_else(|| "/etc/resolv.conf".to_owned());
-    let host = match resolver.as_str() {
-        "" => None,
-        file => Some(resolver_of(
-            &std::fs::read_to_string(file)
-                .map_err(|error| format!("--resolv-conf {file}: {error}"))?,
-        )),
-    };
     let resolvers = Resolvers {
-        host,
+        host: Some(resolver).filter(|file| !file.is_empty()).map(PathBuf::from),
         cluster_servers: settings.configuration.cluster_dns.clone(),
         cluster_domain: settings.configuration.cluster_domain.clone().unwrap_or_default(),
     };
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    Ok(Node {
+    Node {
         name: name.trim().to_lowercase(),
-        ip: settings.node_ip.clone().unwrap_or_else(default_ip),
+        address: NodeAddress::new(settings.node_ip.clone()),
         cpus: online_cpus(),
         memory_bytes: memory_total(&memory),
         page_sizes: PageSize::detect(),
         resolvers,
         cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
-    })
+    }
 }
 
 /// The CPUs of the machine. The kubelet's own quota and affinity say nothing about its pods'.
@@ -517,51 +510,9 @@ fn memory_total(text: &str) -> i64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// The address from which the default route is used. Nothing is sent.
-fn default_ip() -> String {
-    let local = || {
-        let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-        socket.connect("192.0.2.1:9").ok()?;
-        Some(socket.local_addr().ok()?.ip().to_string())
-    };
-    local().unwrap_or_else(|| "127.0.0.1".to_owned())
-}
-
-/// The lists of a resolver's file. Upstream: `dns.parseResolvConf`.
-fn resolver_of(text: &str) -> api::DnsConfig {
-    let mut dns = api::DnsConfig::default();
-    for line in text.lines() {
-        let mut words = line.split(['#', ';']).next().unwrap_or_default().split_whitespace();
-        let key = words.next();
-        let values = words.map(str::to_owned);
-        match key {
-            Some("nameserver") => dns.servers.extend(values.take(1)),
-            // `a.` and `a` are the same, and the root is searched in any case.
-            Some("search") => {
-                let values = values.filter(|value| value != ".");
-                let values =
-                    values.map(|value| value.strip_suffix('.').unwrap_or(&value).to_owned());
-                dns.searches = values.collect();
-            }
-            Some("options") => values.for_each(|value| dns::set_option(&mut dns.options, &value)),
-            _ => {}
-        }
-    }
-    dns
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn resolver_file_is_read() {
-        let dns =
-            resolver_of("# x\nnameserver 1.1.1.1\nsearch a b\nsearch c\noptions ndots:2 # y\n");
-        assert_eq!(dns.servers, ["1.1.1.1"]);
-        assert_eq!(dns.searches, ["c"]);
-        assert_eq!(dns.options, ["ndots:2"]);
-    }
 
     #[test]
     fn endpoints_are_paths_of_sockets() {
@@ -579,15 +530,6 @@ mod tests {
             let period = period.map(|seconds| GoDuration(Duration::from_secs(seconds)));
             assert_eq!(check_period(period), Duration::from_secs(expected), "{period:?}");
         }
-    }
-
-    #[test]
-    fn options_of_a_resolver_replace_each_other() {
-        let dns = resolver_of(
-            "search a. . b\noptions ndots:2 rotate ndots:3\noptions timeout:1 ndots:5 rotate\n",
-        );
-        assert_eq!(dns.searches, ["a", "b"]);
-        assert_eq!(dns.options, ["ndots:5", "rotate", "timeout:1"]);
     }
 
     #[test]

@@ -575,6 +575,7 @@ impl Kubelet {
     async fn publish(&self, pod: &Arc<Pod>, runtime: &PodStatus) -> core::PodStatus {
         let uid = pod.uid();
         let messages = self.manager.messages(runtime).await;
+        let address = self.manager.node.address.now();
         let probes = &self.manager.probes;
         let mut state = self.state.lock();
         let none = HashMap::new();
@@ -586,7 +587,7 @@ impl Kubelet {
             readiness: &|id| probes.result(id, Kind::Readiness),
             startup: &|id| probes.result(id, Kind::Startup),
             messages: &messages,
-            host_ip: &self.manager.node.ip,
+            host_ip: address.as_deref(),
             now: self.clock.now(),
             before,
         };

@@ -27,6 +27,7 @@ pub mod local_objects;
 pub mod logs;
 pub mod manager;
 pub mod metrics;
+pub mod node_address;
 pub mod oom;
 pub mod options;
 pub mod pleg;

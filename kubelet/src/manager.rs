@@ -25,8 +25,9 @@ use crate::huge_pages::PageSize;
 use crate::images::{Images, Present, Waiting, Wanted};
 use crate::local_objects::LocalObjects;
 use crate::metrics;
+use crate::node_address::NodeAddress;
 use crate::pod::{Container, Pod, PodExt, Uid};
-use crate::probes::{Probes, Running};
+use crate::probes::{Ip, Probes, Running};
 use crate::runtime::actions;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::{self, Resolvers};
@@ -48,7 +49,7 @@ const MAX_LOG: u64 = 64 << 10;
 #[derive(Clone, Debug)]
 pub struct Node {
     pub name: String,
-    pub ip: String,
+    pub address: NodeAddress,
     pub cpus: i64,
     pub memory_bytes: i64,
     pub page_sizes: Vec<PageSize>,
@@ -120,15 +121,15 @@ impl Manager {
         status: &PodStatus,
         restarts_all: bool,
     ) -> Result<Synced, String> {
-        let facts = self.facts(status.ips());
         let (folders, of) = (self.folders.clone(), pod.clone());
-        let (cpus, memory_bytes, host) = (facts.cpus, facts.memory_bytes, self.node.ip.clone());
+        let Node { cpus, memory_bytes, address, .. } = self.node.clone();
         let objects = self.objects.now();
         let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
         let mounted = self.mounted.lock().get(&pod.uid()).cloned().unwrap_or_default();
         let before = mounted.clone();
         let set_up = task::blocking(move || {
-            let facts = NodeFacts { host_ip: &host, pod_ips: &[], cpus, memory_bytes };
+            let host = address.now();
+            let facts = NodeFacts { host_ip: host.as_deref(), pod_ips: &[], cpus, memory_bytes };
             volumes::set_up(&folders, &of, &before, facts, &objects, &time)
         });
         let fail = |fault: &String| events::warning(pod, None, "FailedMount", fault);
@@ -159,7 +160,7 @@ impl Manager {
             events::normal(pod, None, "SandboxChanged", message);
         }
         let mut synced = Synced { is_reset: !actions.to_reset.is_empty(), ..Synced::default() };
-        let config = self.sandbox_config(pod, actions.attempt)?;
+        let config = self.sandbox_config(pod, actions.attempt).await?;
         let sandbox = match (actions.create_sandbox, &actions.sandbox) {
             (true, _) => self.run_sandbox(pod, &config).await?,
             (false, Some(sandbox)) if !actions.kill_pod => sandbox.clone(),
@@ -286,20 +287,17 @@ impl Manager {
         removed.await.map_err(|error| format!("the cgroup of pod {uid}: {error}"))
     }
 
-    fn facts<'a>(&'a self, pod_ips: &'a [String]) -> NodeFacts<'a> {
-        NodeFacts {
-            host_ip: &self.node.ip,
-            pod_ips,
-            cpus: self.node.cpus,
-            memory_bytes: self.node.memory_bytes,
-        }
-    }
-
-    fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<api::PodSandboxConfig, String> {
+    async fn sandbox_config(
+        &self,
+        pod: &Arc<Pod>,
+        attempt: u32,
+    ) -> Result<api::PodSandboxConfig, String> {
         let hostname = match pod.is_host_network() {
             true => String::new(),
             false => dns::name(pod, &self.node.resolvers.cluster_domain).for_kernel(pod)?,
         };
+        let (of, resolvers) = (pod.clone(), self.node.resolvers.clone());
+        let dns = task::blocking(move || dns::resolver(&of, &resolvers)).await?;
         let logs = self.folders.pod_logs(pod);
         let parent = match (&self.cgroups, self.node.cgroup_root.trim_end_matches('/')) {
             (Some(cgroups), _) => cgroups.parent(pod),
@@ -308,13 +306,7 @@ impl Manager {
         };
         Ok(spec::sandbox(
             pod,
-            SandboxSite {
-                attempt,
-                log_directory: &logs,
-                cgroup_parent: &parent,
-                dns: dns::resolver(pod, &self.node.resolvers),
-                hostname,
-            },
+            SandboxSite { attempt, log_directory: &logs, cgroup_parent: &parent, dns, hostname },
         ))
     }
 
@@ -498,11 +490,13 @@ impl Manager {
         ips: &[String],
     ) -> Result<api::ContainerConfig, String> {
         let (folders, of, named) = (self.folders.clone(), pod.clone(), container.clone());
-        let (objects, host, pod_ips) = (self.objects.now(), self.node.ip.clone(), ips.to_vec());
-        let (cpus, memory_bytes) = (self.node.cpus, self.node.memory_bytes);
+        let (objects, pod_ips) = (self.objects.now(), ips.to_vec());
+        let Node { cpus, memory_bytes, address, .. } = self.node.clone();
         let image = images.own;
         let (variables, mut mounts) = task::blocking(move || {
-            let facts = NodeFacts { host_ip: &host, pod_ips: &pod_ips, cpus, memory_bytes };
+            let host = address.now();
+            let host_ip = host.as_deref();
+            let facts = NodeFacts { host_ip, pod_ips: &pod_ips, cpus, memory_bytes };
             let file = |key: &_| volumes::variable_file(&folders, &of, key);
             let sources = environment::Sources { facts, objects: &objects, file: &file };
             let variables = environment::variables(&of, &named, sources)?;
@@ -600,9 +594,10 @@ impl Manager {
         ips: &[String],
     ) -> Result<(), String> {
         let ip = match pod.is_host_network() {
-            true => Some(self.node.ip.as_str()),
-            false => ips.first().map(String::as_str),
+            true => Some(self.node.address.or_loopback()),
+            false => ips.first().cloned(),
         };
+        let ip = ip.as_deref();
         let (runtime, clock) = (&self.runtime, &self.clock);
         hooks::run(&hooks::Site { runtime, clock, pod, container, id, ip }, hook).await
     }
@@ -610,8 +605,8 @@ impl Manager {
     /// Starts probes of what runs in a pod, and ends those of what does not.
     pub async fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus) {
         let ip = match pod.is_host_network() {
-            true => Some(&self.node.ip),
-            false => status.ips().first(),
+            true => Some(Ip::OfNode(self.node.address.clone())),
+            false => status.ips().first().cloned().map(Ip::OfPod),
         };
         let running = status.containers.iter().filter(|c| c.state == State::Running);
         let running = running.filter_map(|status| {
@@ -620,7 +615,7 @@ impl Manager {
         });
         let running: Vec<_> = running.collect();
         match ip {
-            Some(ip) => self.probes.update(pod, &running, ip).await,
+            Some(ip) => self.probes.update(pod, &running, &ip).await,
             None => self.probes.retain(&pod.uid(), &BTreeSet::new()),
         }
     }

@@ -26,7 +26,8 @@ pub struct Facts<'a> {
     pub startup: &'a dyn Fn(&str) -> Option<bool>,
     /// The last messages of containers that have ended, by id.
     pub messages: &'a HashMap<String, String>,
-    pub host_ip: &'a str,
+    /// The node's address; `None`: it has none yet.
+    pub host_ip: Option<&'a str>,
     pub now: Timestamp,
     /// Keeps the times of conditions that do not change.
     pub before: Option<&'a core::PodStatus>,
@@ -94,7 +95,7 @@ pub fn generate(pod: &Pod, facts: &Facts<'_>) -> core::PodStatus {
     let phase = phase(pod, &init, &containers);
     let ips = match pod.is_host_network() {
         true if facts.runtime.sandboxes.first().is_some_and(|sandbox| sandbox.is_ready) => {
-            vec![facts.host_ip.to_owned()]
+            facts.host_ip.map(str::to_owned).into_iter().collect()
         }
         true => Vec::new(),
         false => facts.runtime.ips().to_vec(),
@@ -104,7 +105,7 @@ pub fn generate(pod: &Pod, facts: &Facts<'_>) -> core::PodStatus {
     let start_time = facts.before.and_then(|before| before.start_time.clone()).or(oldest);
     let mut status = core::PodStatus {
         phase: Some(phase.to_owned()),
-        host_ip: Some(facts.host_ip.to_owned()),
+        host_ip: facts.host_ip.map(str::to_owned),
         pod_ip: ips.first().cloned(),
         pod_ips: Some(ips.into_iter().map(|ip| core::PodIP { ip }).collect()),
         start_time: Some(start_time.unwrap_or_else(|| time(facts.now))),
@@ -589,7 +590,7 @@ mod tests {
             readiness: &|_| None,
             startup: &|_| None,
             messages: &HashMap::new(),
-            host_ip: "",
+            host_ip: None,
             now: Timestamp::from_secs(0),
             before: None,
         };

@@ -22,6 +22,7 @@ use crate::events;
 use crate::grpc;
 use crate::http::{self, Rules, Target};
 use crate::metrics;
+use crate::node_address::NodeAddress;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
 use crate::runtime::environment::expand_word;
@@ -117,6 +118,23 @@ struct Kept {
     ready: bool,
 }
 
+/// Where a pod's containers are reached.
+#[derive(Clone, Debug)]
+pub enum Ip {
+    OfPod(String),
+    /// It may change while they run.
+    OfNode(NodeAddress),
+}
+
+impl Ip {
+    fn now(&self) -> String {
+        match self {
+            Ip::OfPod(ip) => ip.clone(),
+            Ip::OfNode(address) => address.or_loopback(),
+        }
+    }
+}
+
 /// A running container.
 #[derive(Clone, Copy)]
 pub struct Running<'a> {
@@ -167,8 +185,8 @@ impl Probes {
     }
 
     /// Starts the probes of a pod's `running` containers that do not run yet, with the results of the
-    /// agent before this one, and stops those of its other containers. `ip`: the pod's address.
-    pub async fn update(&self, pod: &Arc<Pod>, running: &[Running<'_>], ip: &str) {
+    /// agent before this one, and stops those of its other containers.
+    pub async fn update(&self, pod: &Arc<Pod>, running: &[Running<'_>], ip: &Ip) {
         self.retain(&pod.uid(), &running.iter().map(|container| container.id.to_owned()).collect());
         let is_new =
             |id: &str, kind| !self.table.lock().running.contains_key(&(id.to_owned(), kind));
@@ -208,7 +226,7 @@ impl Probes {
                 kind,
                 id: container.id.to_owned(),
                 started_at: container.started_at,
-                ip: ip.to_owned(),
+                ip: ip.clone(),
             };
             drop(task::spawn(async move {
                 worker.run().or(latch.opened()).or(worker.probes.stop.stopped()).await;
@@ -354,7 +372,7 @@ struct Worker {
     kind: Kind,
     id: String,
     started_at: Timestamp,
-    ip: String,
+    ip: Ip,
 }
 
 impl Worker {
@@ -428,7 +446,7 @@ impl Worker {
             let port = u16::try_from(service.port)
                 .map_err(|_| Fault::NoResult(format!("invalid port number: {}", service.port)))?;
             let name = service.service.as_deref().unwrap_or_default();
-            let checked = grpc::check(clock, &self.ip, port, name, timeout).await;
+            let checked = grpc::check(clock, &self.ip.now(), port, name, timeout).await;
             return checked.map_err(Fault::from);
         }
         if let Some(exec) = &self.probe.exec {
@@ -453,13 +471,14 @@ impl Worker {
     async fn connect(&self) -> Result<(), Fault> {
         let probe = &self.probe;
         if let Some(get) = &probe.http_get {
-            let target = target(&self.container, get, &self.ip).map_err(Fault::NoResult)?;
+            let target = target(&self.container, get, &self.ip.now()).map_err(Fault::NoResult)?;
             return get_ok(&target, get).await;
         }
         if let Some(tcp) = &probe.tcp_socket {
-            let host = tcp.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(&self.ip);
+            let own = tcp.host.clone().filter(|host| !host.is_empty());
+            let host = own.unwrap_or_else(|| self.ip.now());
             let port = port(&self.container, &tcp.port).map_err(Fault::NoResult)?;
-            return http::connect(host, port).await.map(drop).map_err(Fault::from);
+            return http::connect(&host, port).await.map(drop).map_err(Fault::from);
         }
         Err(Fault::NoResult("missing probe handler".to_owned()))
     }
@@ -636,7 +655,7 @@ mod tests {
     async fn update(probes: &Probes, pod: &Arc<Pod>, ids: &[&str]) {
         let (definition, started_at) = (&container(), Timestamp::from_secs(1000));
         let running: Vec<_> = ids.iter().map(|id| Running { definition, id, started_at }).collect();
-        probes.update(pod, &running, "127.0.0.1").await;
+        probes.update(pod, &running, &Ip::OfPod("127.0.0.1".to_owned())).await;
     }
 
     /// Also if the runtime does not have the container any more.

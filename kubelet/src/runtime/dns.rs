@@ -1,6 +1,9 @@
 //! The names and the resolver of a pod. Upstream: `dns.Configurer`, `GeneratePodHostNameAndDomain`.
 
+use std::fs;
+use std::io::Read;
 use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
 
 use crate::cri::api;
 use crate::pod::{Pod, PodExt};
@@ -13,24 +16,69 @@ const MAX_SEARCH_CHARS: usize = 2048;
 const MAX_SEARCH: usize = 253;
 /// What a resolver without servers asks.
 const LOCAL: &str = "127.0.0.1";
+/// Upstream: `maxResolvConfLength`.
+const MAX_FILE: u64 = 10 << 20;
 /// The kernel's limit of a name.
 const MAX_HOSTNAME: usize = 63;
 
 /// The resolvers that pods may have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resolvers {
-    /// The machine's; `None`: pods have none of it.
-    pub host: Option<api::DnsConfig>,
+    /// The machine's file; `None`: pods have nothing of it.
+    pub host: Option<PathBuf>,
     /// `clusterDNS`: the servers of pods with the policy `ClusterFirst`.
     pub cluster_servers: Vec<String>,
     /// `clusterDomain`.
     pub cluster_domain: String,
 }
 
-/// The resolver of a pod, by its policy and its own settings.
-pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
+/// The resolver of a pod, by its policy and its own settings. The machine's is read now: it changes with
+/// the machine's network. Blocks.
+///
+/// # Errors
+/// When the machine's file cannot be read.
+pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> Result<api::DnsConfig, String> {
+    let is_needed = pod.spec().dns_policy.as_deref() != Some("None");
+    let host = resolvers.host.as_deref().filter(|_| is_needed).map(read).transpose()?;
+    Ok(combine(pod, resolvers, host.as_ref()))
+}
+
+/// Reads a resolver's file. Upstream: `getHostDNSConfig`.
+fn read(file: &Path) -> Result<api::DnsConfig, String> {
+    let fault = |error| format!("resolvConf (--resolv-conf) {}: {error}", file.display());
+    let mut bytes = Vec::new();
+    let opened = fs::File::open(file).map_err(fault)?;
+    opened.take(MAX_FILE).read_to_end(&mut bytes).map_err(fault)?;
+    Ok(parse(&String::from_utf8_lossy(&bytes)))
+}
+
+/// The lists of a resolver's file. Upstream: `dns.parseResolvConf`.
+fn parse(text: &str) -> api::DnsConfig {
+    let mut dns = api::DnsConfig::default();
+    for line in text.lines() {
+        let mut words = line.split(['#', ';']).next().unwrap_or_default().split_whitespace();
+        let key = words.next();
+        let values = words.map(str::to_owned);
+        match key {
+            Some("nameserver") => dns.servers.extend(values.take(1)),
+            // `a.` and `a` are the same, and the root is searched in any case.
+            Some("search") => {
+                let values = values.filter(|value| value != ".");
+                let values =
+                    values.map(|value| value.strip_suffix('.').unwrap_or(&value).to_owned());
+                dns.searches = values.collect();
+            }
+            Some("options") => values.for_each(|value| set_option(&mut dns.options, &value)),
+            _ => {}
+        }
+    }
+    dns
+}
+
+/// `host`: the machine's resolver.
+fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> api::DnsConfig {
     let spec = pod.spec();
-    let host = || match &resolvers.host {
+    let of_host = || match host {
         Some(host) => {
             let mut host = host.clone();
             // Interfaces of the node do not exist in another network.
@@ -51,8 +99,10 @@ pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
     let mut dns = match spec.dns_policy.as_deref() {
         Some("None") => api::DnsConfig::default(),
         // Without servers of a cluster it is the machine's.
-        _ if is_cluster_first && !resolvers.cluster_servers.is_empty() => cluster(pod, resolvers),
-        _ => host(),
+        _ if is_cluster_first && !resolvers.cluster_servers.is_empty() => {
+            cluster(pod, resolvers, host)
+        }
+        _ => of_host(),
     };
     if let Some(own) = &spec.dns_config {
         dns.servers.extend(own.nameservers.iter().flatten().cloned());
@@ -76,9 +126,9 @@ pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
     dns
 }
 
-fn cluster(pod: &Pod, resolvers: &Resolvers) -> api::DnsConfig {
+fn cluster(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> api::DnsConfig {
     let domain = &resolvers.cluster_domain;
-    let of_host = resolvers.host.iter().flat_map(|host| host.searches.clone());
+    let of_host = host.into_iter().flat_map(|host| host.searches.clone());
     let searches = match domain.is_empty() {
         true => of_host.collect(),
         false => {
@@ -105,7 +155,7 @@ fn unique(list: Vec<String>) -> Vec<String> {
 }
 
 /// Adds an option such as `ndots:2`; it replaces one with the same name.
-pub fn set_option(options: &mut Vec<String>, option: &str) {
+fn set_option(options: &mut Vec<String>, option: &str) {
     let name = |option: &str| option.split(':').next().map(str::to_owned);
     match options.iter_mut().find(|known| name(known) == name(option)) {
         Some(known) => option.clone_into(known),
@@ -214,73 +264,111 @@ mod tests {
             searches: list("corp lan"),
             options: list("ndots:2 rotate"),
         };
-        let alone = Resolvers { host: Some(host), ..Resolvers::default() };
         let none = Resolvers::default();
-        let with_servers = |servers: &str, searches| Resolvers {
-            host: Some(api::DnsConfig { servers: list(servers), searches, options: Vec::new() }),
-            ..Resolvers::default()
+        let alone = &(none.clone(), Some(host.clone()));
+        let with_servers = |servers: &str, searches| {
+            let host = api::DnsConfig { servers: list(servers), searches, options: Vec::new() };
+            (Resolvers::default(), Some(host))
         };
-        let scoped = with_servers("fe80::1%3 fe80::2 2001:db8::1%3", list("lan"));
-        let only_scoped = with_servers("fe80::1%eth0", Vec::new());
+        let scoped = &with_servers("fe80::1%3 fe80::2 2001:db8::1%3", list("lan"));
+        let only_scoped = &with_servers("fe80::1%eth0", Vec::new());
         let clustered = Resolvers {
             cluster_servers: list("10.0.0.10"),
             cluster_domain: "cluster.local".to_owned(),
-            ..alone.clone()
+            ..none.clone()
         };
+        let (clustered, none) = (&(clustered, Some(host)), &(none, None));
         let own = json!({"nameservers": ["8.8.8.8", "1.1.1.1"], "searches": ["lan", "x"],
             "options": [{"name": "ndots", "value": "1"}, {"name": "edns0"}]});
         let many = json!({"nameservers": ["1", "2", "3", "4"]});
         let of_cluster = "10.0.0.10 | ns.svc.cluster.local svc.cluster.local cluster.local corp \
                           lan | ndots:5";
         let of_host = "1.1.1.1 | corp lan | ndots:2 rotate";
-        for (spec, resolvers, expected) in [
-            (json!({"dnsPolicy": "ClusterFirst"}), &alone, of_host),
-            (json!({"dnsPolicy": "ClusterFirst"}), &none, "127.0.0.1 | . | "),
-            (json!({"dnsPolicy": "ClusterFirst"}), &clustered, of_cluster),
-            (json!({}), &clustered, of_cluster),
-            (json!({"dnsPolicy": "Default"}), &clustered, of_host),
-            (json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), &clustered, of_host),
+        for (spec, (resolvers, host), expected) in [
+            (json!({"dnsPolicy": "ClusterFirst"}), alone, of_host),
+            (json!({"dnsPolicy": "ClusterFirst"}), none, "127.0.0.1 | . | "),
+            (json!({"dnsPolicy": "ClusterFirst"}), clustered, of_cluster),
+            (json!({}), clustered, of_cluster),
+            (json!({"dnsPolicy": "Default"}), clustered, of_host),
+            (json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), clustered, of_host),
             (
                 json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}),
-                &clustered,
+                clustered,
                 of_cluster,
             ),
             (
                 json!({"dnsPolicy": "None", "dnsConfig": own}),
-                &clustered,
+                clustered,
                 "8.8.8.8 1.1.1.1 | lan x | ndots:1 edns0",
             ),
             (
                 json!({"dnsPolicy": "Default", "dnsConfig": own}),
-                &alone,
+                alone,
                 "1.1.1.1 8.8.8.8 | corp lan x | ndots:1 rotate edns0",
             ),
-            (json!({"dnsPolicy": "None", "dnsConfig": many}), &alone, "1 2 3 |  | "),
-            (json!({"dnsPolicy": "Default"}), &scoped, "fe80::2 2001:db8::1%3 | lan | "),
+            (json!({"dnsPolicy": "None", "dnsConfig": many}), alone, "1 2 3 |  | "),
+            (json!({"dnsPolicy": "Default"}), scoped, "fe80::2 2001:db8::1%3 | lan | "),
             (
                 json!({"dnsPolicy": "Default", "hostNetwork": true}),
-                &scoped,
+                scoped,
                 "fe80::1%3 fe80::2 2001:db8::1%3 | lan | ",
             ),
-            (json!({"dnsPolicy": "ClusterFirst"}), &only_scoped, "127.0.0.1 |  | "),
+            (json!({"dnsPolicy": "ClusterFirst"}), only_scoped, "127.0.0.1 |  | "),
             (
                 json!({"dnsPolicy": "Default", "dnsConfig": own}),
-                &only_scoped,
+                only_scoped,
                 "8.8.8.8 1.1.1.1 | lan x | ndots:1 edns0",
             ),
         ] {
-            assert_eq!(shown(&resolver(&pod(spec.clone()), resolvers)), expected, "{spec}");
+            let dns = combine(&pod(spec.clone()), resolvers, host.as_ref());
+            assert_eq!(shown(&dns), expected, "{spec}");
         }
+    }
+
+    #[test]
+    fn resolver_file_is_read() {
+        let dns = parse("# x\nnameserver 1.1.1.1\nsearch a b\nsearch c\noptions ndots:2 # y\n");
+        assert_eq!(dns.servers, ["1.1.1.1"]);
+        assert_eq!(dns.searches, ["c"]);
+        assert_eq!(dns.options, ["ndots:2"]);
+    }
+
+    #[test]
+    fn options_of_a_resolver_replace_each_other() {
+        let dns = parse(
+            "search a. . b\noptions ndots:2 rotate ndots:3\noptions timeout:1 ndots:5 rotate\n",
+        );
+        assert_eq!(dns.searches, ["a", "b"]);
+        assert_eq!(dns.options, ["ndots:5", "rotate", "timeout:1"]);
+    }
+
+    #[test]
+    fn machines_file_is_read_for_each_pod_that_needs_it() {
+        let file = std::env::temp_dir().join(format!("kubelet-resolver-{}", std::process::id()));
+        let _ = fs::remove_file(&file);
+        let resolvers = Resolvers { host: Some(file.clone()), ..Resolvers::default() };
+        let servers = |policy: &str| {
+            let dns = resolver(&pod(json!({ "dnsPolicy": policy })), &resolvers);
+            dns.map(|dns| dns.servers.join(" "))
+        };
+        // A boot before the machine's network.
+        assert!(servers("Default").is_err_and(|fault| fault.contains("(--resolv-conf)")));
+        assert_eq!(servers("None").as_deref(), Ok(LOCAL));
+        for server in ["1.1.1.1", "2.2.2.2"] {
+            fs::write(&file, format!("nameserver {server}\n")).expect("a file");
+            assert_eq!(servers("ClusterFirst").as_deref(), Ok(server));
+        }
+        fs::remove_file(&file).expect("removed");
     }
 
     #[test]
     fn search_lists_are_cut_to_their_limits() {
         let searches: Vec<String> = (0..40).map(|at| format!("{at:0>80}")).collect();
         let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": searches}});
-        let dns = resolver(&pod(spec), &Resolvers::default());
+        let dns = combine(&pod(spec), &Resolvers::default(), None);
         assert_eq!(dns.searches.len(), 25);
         let long = json!({"dnsPolicy": "None", "dnsConfig": {"searches": ["x".repeat(254), "a"]}});
-        assert_eq!(resolver(&pod(long), &Resolvers::default()).searches, ["a"]);
+        assert_eq!(combine(&pod(long), &Resolvers::default(), None).searches, ["a"]);
     }
 
     #[test]

@@ -14,9 +14,10 @@ use crate::pod::{Container, Pod, PodExt, listed};
 /// What the downward API needs beside the pod.
 #[derive(Clone, Copy)]
 pub struct NodeFacts<'a> {
-    pub host_ip: &'a str,
+    /// The node's address; `None`: it has none yet.
+    pub host_ip: Option<&'a str>,
     pub pod_ips: &'a [String],
-    /// The node's CPUs and bytes of memory: the limits of a container that has none.
+    /// The CPUs and bytes of memory that the node has for pods: the limits of a container that has none.
     pub cpus: i64,
     pub memory_bytes: i64,
 }
@@ -173,7 +174,9 @@ pub fn pod_field(pod: &Pod, path: &str, facts: NodeFacts<'_>) -> Result<String, 
         "metadata.annotations" => lines(&pod.metadata.annotations),
         "spec.nodeName" => pod.spec().node_name.clone().unwrap_or_default(),
         "spec.serviceAccountName" => pod.spec().service_account_name.clone().unwrap_or_default(),
-        "status.hostIP" | "status.hostIPs" => facts.host_ip.to_owned(),
+        "status.hostIP" | "status.hostIPs" => {
+            facts.host_ip.ok_or("can't get ip address of node")?.to_owned()
+        }
         "status.podIP" => facts.pod_ips.first().cloned().unwrap_or_default(),
         "status.podIPs" => facts.pod_ips.join(","),
         other => return Err(format!("unsupported fieldPath: {other}")),
@@ -331,7 +334,7 @@ mod tests {
         });
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let ips = ["10.0.0.1".to_owned()];
-        let facts = NodeFacts { host_ip: "1.2.3.4", pod_ips: &ips, cpus: 2, memory_bytes: 1 };
+        let facts = NodeFacts { host_ip: Some("1.2.3.4"), pod_ips: &ips, cpus: 2, memory_bytes: 1 };
         let file = |key: &core::FileKeySelector| match key.path.as_str() {
             "none" => Err("no file".to_owned()),
             path => Ok((PathBuf::from("/v").join(path), "K='v'".to_owned())),
@@ -383,7 +386,7 @@ mod tests {
             ]}]},
         });
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
-        let facts = NodeFacts { host_ip: "", pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
         let file = |_: &core::FileKeySelector| Err("no file".to_owned());
         let sources = Sources { facts, objects: &objects, file: &file };
         let variables = variables(&pod, &pod.spec().containers[0], sources).expect("variables");

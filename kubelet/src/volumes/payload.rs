@@ -302,7 +302,7 @@ mod tests {
                 named[key] = value.clone();
             }
             let named: core::Volume = serde_json::from_value(named).expect("a volume");
-            let facts = NodeFacts { host_ip: "", pod_ips: &[], cpus: 2, memory_bytes: 1 };
+            let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 2, memory_bytes: 1 };
             let written = of(&pod, &named, &objects, facts);
             let files = written.map(|written| shown(written.expect("a volume of files").files));
             let files = files.as_deref().map_err(String::as_str);

@@ -1,6 +1,7 @@
 //! The kubelet on real containers: each test makes a machine of its own with `tests/node`, where
 //! that is possible, and removes it.
 
+mod addresses;
 mod api;
 mod cgroup2;
 mod crashes;

@@ -38,7 +38,7 @@ fn probe(kind: &str, file: &str, failures: u32) -> String {
 }
 
 /// How often this agent's probes of a kind have ended so.
-fn probed(node: &Node, pod: &str, kind: &str, result: &str) -> u64 {
+pub fn probed(node: &Node, pod: &str, kind: &str, result: &str) -> u64 {
     let metrics = node.get("127.0.0.1:10255", "/metrics/probes").unwrap_or_default();
     let labels = [format!("pod=\"{pod}\""), format!("\"{kind}\""), format!("\"{result}\"")];
     let mut lines = metrics.lines().filter(|line| labels.iter().all(|label| line.contains(label)));
