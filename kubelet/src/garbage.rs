@@ -12,6 +12,7 @@ use kube_controller_manager::task;
 use crate::cri::{Error, RuntimeService, api, chain};
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::labels;
+use crate::tree;
 use crate::volumes::{Folders, pod_of_logs};
 
 /// A stop leaves the runtime this long. Upstream: `minimumGracePeriodInSeconds`.
@@ -271,7 +272,7 @@ async fn remove_folders(
         let Some(uid) = pod_of_logs(&name).filter(|uid| is_removed(uid)) else { continue };
         let folder = folders.logs.join(&name);
         log::debug!("Removing the logs of the former pod {uid}");
-        let removed = task::blocking(move || absent_is_fine(fs::remove_dir_all(folder)));
+        let removed = task::blocking(move || tree::remove(&folder));
         if let Err(error) = removed.await {
             log::error!("the log folder {name}: {error}");
         }

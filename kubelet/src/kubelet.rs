@@ -30,6 +30,7 @@ use crate::runtime::status::State::{Created, Exited, Running, Unknown};
 use crate::runtime::status::{self, PodStatus};
 use crate::sources::{Op, PodUpdate, Source};
 use crate::stats::{Site, Stats, Summary};
+use crate::tree;
 use crate::volumes;
 use crate::workers::{Outcome, Reason, Work, Workers};
 
@@ -515,10 +516,7 @@ impl Kubelet {
         task::blocking(move || {
             volumes::tear_down(&folders, &uid)?;
             match is_removed {
-                true => std::fs::remove_dir_all(logs).or_else(|error| match error.kind() {
-                    std::io::ErrorKind::NotFound => Ok(()),
-                    _ => Err(error),
-                }),
+                true => tree::remove(&logs),
                 false => Ok(()),
             }
         })

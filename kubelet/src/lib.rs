@@ -39,6 +39,7 @@ pub mod serving;
 pub mod sources;
 pub mod stats;
 pub mod statusmanager;
+pub mod tree;
 pub mod upkeep;
 pub mod volumes;
 pub mod workers;

@@ -1,20 +1,25 @@
 //! What the node, its pods and containers use, read when somebody asks: cgroup files, file systems
 //! and `/proc`. Upstream: `pkg/kubelet/server/stats`, `pkg/kubelet/metrics/collectors`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::CStr;
 use std::fmt::Write;
 use std::fs;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;
+use rustix::fs::Stat;
 use serde::Serialize;
 
 use crate::cgroups::usage::{self, Usage};
 use crate::cgroups::{Driver, Hierarchy, max_pids};
 use crate::images::ImageUse;
 use crate::pod::{Pod, PodExt};
+use crate::tree;
 use crate::volumes::Folders;
 
 /// A rate is computed over at least this time.
@@ -429,32 +434,23 @@ fn measured(time: &str, folder: &Path) -> Option<Fs> {
 /// The bytes and inodes that a folder uses, without other file systems mounted below it. Each inode
 /// counts once. Blocks. Upstream: `fsquota`, `GetDirUsage`.
 pub fn folder_usage(folder: &Path) -> (u64, u64) {
-    use std::os::unix::fs::MetadataExt;
-    fn walk(
-        folder: &Path,
-        device: u64,
-        seen: &mut std::collections::BTreeSet<u64>,
-        sum: &mut (u64, u64),
-    ) {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            // Of the link itself, not of its target.
-            let Ok(data) = entry.metadata() else { continue };
-            if data.dev() != device
-                || data.nlink() > 1 && !data.is_dir() && !seen.insert(data.ino())
-            {
-                continue;
-            }
-            sum.0 += data.blocks() * 512;
-            sum.1 += 1;
-            if data.is_dir() {
-                walk(&entry.path(), device, seen, sum);
-            }
-        }
-    }
     let Ok(data) = fs::metadata(folder) else { return (0, 0) };
-    let mut sum = (data.blocks() * 512, 1);
-    walk(folder, data.dev(), &mut std::collections::BTreeSet::new(), &mut sum);
-    sum
+    let (mut bytes, mut inodes) = (data.blocks() * 512, 1);
+    let mut seen = BTreeSet::new();
+    let mut enter = |_: BorrowedFd<'_>, _: &CStr, status: &Stat| {
+        let is_folder = tree::is_folder(status);
+        let is_known = status.st_nlink > 1 && !is_folder && !seen.insert(status.st_ino);
+        if status.st_dev != data.dev() || is_known {
+            return Ok(false);
+        }
+        bytes += status.st_blocks.unsigned_abs() * 512;
+        inodes += 1;
+        Ok(is_folder)
+    };
+    if let Err(error) = tree::walk(folder, &mut enter, &mut |_, _| Ok(())) {
+        log::debug!("{}: not all of it is measured: {error}", folder.display());
+    }
+    (bytes, inodes)
 }
 
 fn boot_time() -> Timestamp {

@@ -28,6 +28,7 @@ use crate::local_objects::Objects;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::dns::PodName;
 use crate::runtime::environment::{NodeFacts, Values, expand_known};
+use crate::tree;
 
 /// The mode of the kubelet's folders: no other user sees what is below them.
 const CLOSED: u32 = 0o750;
@@ -428,10 +429,7 @@ pub fn tear_down(folders: &Folders, uid: &Uid) -> io::Result<()> {
     if let Some(mounted) = mounted_below(&folder)?.first() {
         return Err(io::Error::other(format!("{} is still mounted", mounted.display())));
     }
-    match fs::remove_dir_all(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    tree::remove(&folder)
 }
 
 /// The points below a pod's folder where something is mounted, the oldest first. A link in place of the
@@ -477,7 +475,7 @@ fn mount_point(field: &str) -> PathBuf {
 pub fn remove_logs(folders: &Folders, uid: &Uid) -> io::Result<()> {
     for entry in fs::read_dir(&folders.logs).into_iter().flatten().flatten() {
         if pod_of_logs(&entry.file_name().to_string_lossy()).as_ref() == Some(uid) {
-            fs::remove_dir_all(entry.path())?;
+            tree::remove(&entry.path())?;
         }
     }
     Ok(())
