@@ -2,9 +2,10 @@
 //! One object a file, JSON or YAML. Upstream has nothing like it: there static pods may not refer to
 //! such objects.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,14 +63,20 @@ impl Contents {
 
 /// All objects of the folder at a time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Objects(BTreeMap<Key, Contents>);
+pub struct Objects(BTreeMap<Key, Object>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Object {
+    file: PathBuf,
+    contents: Contents,
+}
 
 impl Objects {
     /// # Errors
     /// Upstream's message when there is no such object.
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, String> {
         let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
-        self.0.get(&key).ok_or_else(|| match kind {
+        self.contents(&key).ok_or_else(|| match kind {
             Kind::ConfigMap => format!("configmap {name:?} not found"),
             Kind::Secret => format!("secret {name:?} not found"),
             Kind::RuntimeClass => format!("runtimeclass.node.k8s.io {name:?} not found"),
@@ -89,13 +96,25 @@ impl Objects {
     /// The only object of a folder.
     #[cfg(test)]
     pub fn for_tests(text: &str) -> Objects {
-        Objects(decode(text.as_bytes()).into_iter().collect())
+        let object = |(key, contents)| (key, Object { file: PathBuf::new(), contents });
+        Objects(decode(text.as_bytes()).into_iter().map(object).collect())
     }
 
     /// The objects that another state of the folder has not, or not as here, or not any more.
     fn changes(&self, other: &Objects) -> BTreeSet<Key> {
         let keys = self.0.keys().chain(other.0.keys());
-        keys.filter(|key| self.0.get(*key) != other.0.get(*key)).cloned().collect()
+        keys.filter(|key| self.contents(key) != other.contents(key)).cloned().collect()
+    }
+
+    fn contents(&self, key: &Key) -> Option<&Contents> {
+        self.0.get(key).map(|object| &object.contents)
+    }
+
+    /// The object of a file.
+    fn of_file(&self, file: &Path) -> Option<(Key, Contents)> {
+        let mut objects = self.0.iter();
+        let (key, object) = objects.find(|(_, object)| object.file == file)?;
+        Some((key.clone(), object.contents.clone()))
     }
 }
 
@@ -128,8 +147,8 @@ pub async fn run(
                 None
             }
         };
-        let of = folder.clone();
-        let (new, now) = task::blocking(move || read(&of)).await;
+        let (of, last) = (folder.clone(), objects.now());
+        let (new, now) = task::blocking(move || read(&of, &last)).await;
         for fault in now.difference(&faults) {
             log::error!("{fault}");
         }
@@ -156,50 +175,67 @@ pub async fn run(
 /// When the folder cannot be read.
 pub fn first(folder: &Path) -> Result<LocalObjects, String> {
     fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let (objects, _) = read(folder);
+    let (objects, _) = read(folder, &Objects::default());
     Ok(LocalObjects(Arc::new(Mutex::new(Arc::new(objects)))))
 }
 
-/// The objects of a folder, and a line for each file that has none. Of files with one object the
-/// first by name counts.
-fn read(folder: &Path) -> (Objects, BTreeSet<String>) {
-    let mut files: Vec<PathBuf> = match fs::read_dir(folder) {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+/// The objects of a folder, and a line for each fault. Of files with one object the first by name
+/// counts. A file with a fault keeps its `last` object, as a folder that cannot be read keeps all: only
+/// what is not there is gone.
+fn read(folder: &Path, last: &Objects) -> (Objects, BTreeSet<String>) {
+    let entries = || {
+        let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+        entries.collect::<io::Result<Vec<_>>>()
+    };
+    let mut files = match entries() {
+        Ok(files) => files,
         Err(error) => {
-            let fault = format!("{}: {error}", folder.display());
-            return (Objects::default(), BTreeSet::from([fault]));
+            let is_gone = error.kind() == io::ErrorKind::NotFound;
+            let objects = if is_gone { Objects::default() } else { last.clone() };
+            return (objects, BTreeSet::from([format!("{}: {error}", folder.display())]));
         }
     };
     files.sort();
     let (mut objects, mut faults) = (Objects::default(), BTreeSet::new());
     for file in files {
-        let is_hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
-        if is_hidden || !file.is_file() {
+        if file.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.') {
             continue;
         }
-        let mut add = || {
-            let mut bytes = Vec::new();
-            let opened = fs::File::open(&file).map_err(|error| error.to_string())?;
-            opened
-                .take(MAX_BYTES + 1)
-                .read_to_end(&mut bytes)
-                .map_err(|error| error.to_string())?;
-            if bytes.len() as u64 > MAX_BYTES {
-                return Err(format!("it has more than {MAX_BYTES} bytes"));
+        let mut add_fault = |fault: String| faults.insert(format!("{}: {fault}", file.display()));
+        let object = match read_file(&file) {
+            Ok(object) => object,
+            Err(fault) => {
+                add_fault(fault);
+                last.of_file(&file)
             }
-            let (key, contents) = decode(&bytes)?;
-            if objects.0.contains_key(&key) {
-                let Key { kind, namespace, name } = key;
-                return Err(format!("{kind:?} {namespace}/{name} is in another file already"));
-            }
-            objects.0.insert(key, contents);
-            Ok(())
         };
-        if let Err(fault) = add() {
-            faults.insert(format!("{}: {fault}", file.display()));
+        let Some((key, contents)) = object else { continue };
+        match objects.0.entry(key) {
+            Entry::Vacant(place) => _ = place.insert(Object { file, contents }),
+            Entry::Occupied(other) => {
+                let Key { kind, namespace, name } = other.key();
+                add_fault(format!("{kind:?} {namespace}/{name} is in another file already"));
+            }
         }
     }
     (objects, faults)
+}
+
+/// The object of a file; `None`: it is gone, or not a file.
+fn read_file(file: &Path) -> Result<Option<(Key, Contents)>, String> {
+    let text = |error: io::Error| error.to_string();
+    match fs::metadata(file) {
+        Ok(data) if data.is_file() => {}
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(text(error)),
+        _ => return Ok(None),
+    }
+    let mut bytes = Vec::new();
+    let opened = fs::File::open(file).map_err(text)?;
+    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(text)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("it has more than {MAX_BYTES} bytes"));
+    }
+    decode(&bytes).map(Some)
 }
 
 fn decode(bytes: &[u8]) -> Result<(Key, Contents), String> {
@@ -336,7 +372,8 @@ mod tests {
         )
         .expect("a RuntimeClass");
         assert_eq!((class.kind, &*class.namespace), (Kind::RuntimeClass, ""));
-        let objects = Objects(BTreeMap::from([(class, of_class)]));
+        let object = Object { file: PathBuf::new(), contents: of_class };
+        let objects = Objects(BTreeMap::from([(class, object)]));
         let absent = Err("runtimeclass.node.k8s.io \"x\" not found");
         for (name, handler) in [(None, Ok("")), (Some("kata"), Ok("k")), (Some("x"), absent)] {
             let found = objects.handler(name);
@@ -391,7 +428,7 @@ mod tests {
         ] {
             fs::write(folder.join(file), text).expect("a file");
         }
-        let (objects, faults) = read(&folder);
+        let (objects, faults) = read(&folder, &Objects::default());
         assert!(objects.get(Kind::ConfigMap, "default", "a").is_ok());
         assert!(objects.get(Kind::ConfigMap, "default", "b").is_ok());
         let fault = objects.get(Kind::ConfigMap, "default", "hidden").expect_err("hidden");
@@ -401,9 +438,41 @@ mod tests {
         assert!(faults[0].ends_with("ConfigMap default/a is in another file already"));
         fs::remove_file(folder.join("5.yaml")).expect("removed");
         let names: Vec<String> =
-            read(&folder).0.changes(&objects).into_iter().map(|key| key.name).collect();
+            read(&folder, &objects).0.changes(&objects).into_iter().map(|key| key.name).collect();
         assert_eq!(names, ["b"]);
         fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn only_what_is_not_there_is_gone() {
+        let folder = std::env::temp_dir().join(format!("kubelet-stays-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let object =
+            |name: &str| format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}}}");
+        let write = |file: &str, text: &str| fs::write(folder.join(file), text).expect("a file");
+        let names = |of: &Objects| of.0.keys().map(|key| key.name.clone()).collect::<Vec<_>>();
+        for name in ["a", "b", "c"] {
+            write(name, &object(name));
+        }
+        let (first, faults) = read(&folder, &Objects::default());
+        assert_eq!((names(&first).concat(), faults.len()), ("abc".to_owned(), 0));
+        // A file that is being written, and one that cannot be opened: a link to itself.
+        write("a", "{");
+        fs::remove_file(folder.join("b")).expect("removed");
+        std::os::unix::fs::symlink("b", folder.join("b")).expect("a link");
+        fs::remove_file(folder.join("c")).expect("removed");
+        let (second, faults) = read(&folder, &first);
+        assert_eq!((names(&second).concat(), faults.len()), ("ab".to_owned(), 2), "{faults:?}");
+        let (third, _) = read(&folder, &second);
+        assert_eq!(third, second);
+        // Another object of the file takes the place of its last one.
+        write("a", &object("d"));
+        assert_eq!(names(&read(&folder, &third).0).concat(), "bd");
+        // A file that is not a folder cannot be read as one.
+        let (all, faults) = read(&folder.join("a"), &third);
+        assert_eq!((all, faults.len()), (third.clone(), 1));
+        fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(read(&folder, &third).0, Objects::default());
     }
 
     #[test]

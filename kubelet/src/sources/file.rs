@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,12 +111,25 @@ impl Folder {
         Folder { path, to, store: UndeltaStore::new(Box::new(push)), keys: Default::default() }
     }
 
-    /// Reads all files. The pods of files that cannot be read are left out.
+    /// Reads all files. The pods of broken files are left out; those of files that cannot be read now
+    /// stay.
     async fn read_all(&self) {
         let (path, to) = (self.path.clone(), self.to.clone());
         match task::blocking(move || read_all(&path, &to)).await {
-            Ok(pods) => {
+            Ok(files) => {
                 let mut keys = self.keys.lock();
+                let last = |file: &Path, fault: Fault| {
+                    fault.log(file);
+                    match fault {
+                        Fault::Unreadable(_) => self.store.get(keys.get(file)?),
+                        Fault::Gone | Fault::NotAFile | Fault::Broken(_) => None,
+                    }
+                };
+                let pods = files.into_iter().filter_map(|(file, read)| {
+                    let pod = read.map_or_else(|fault| last(&file, fault), Some)?;
+                    Some((file, pod))
+                });
+                let pods: Vec<_> = pods.collect();
                 *keys = pods.iter().map(|(file, pod)| (file.clone(), key(pod))).collect();
                 self.store.replace(pods.into_iter().map(|(_, pod)| (key(&pod), pod)).collect());
             }
@@ -147,8 +160,7 @@ impl Folder {
                         self.store.add(key(&pod), pod);
                     }
                     // Its last pod stays until the folder is read whole.
-                    Err(Fault::Gone | Fault::NotAFile) => {}
-                    Err(Fault::Broken(error)) => log::error!("{}: {error}", file.display()),
+                    Err(fault) => fault.log(&file),
                 }
             }
         }
@@ -162,10 +174,26 @@ fn key(pod: &Pod) -> String {
 enum Fault {
     Gone,
     NotAFile,
+    /// It says nothing about the content, as when there is no descriptor left.
+    Unreadable(io::Error),
     Broken(String),
 }
 
-fn read_all(path: &Path, to: &Placement) -> io::Result<Vec<(PathBuf, Arc<Pod>)>> {
+impl Fault {
+    fn log(&self, file: &Path) {
+        let file = file.display();
+        match self {
+            Fault::Gone => {}
+            Fault::NotAFile => log::error!("{file} is not a file"),
+            Fault::Unreadable(error) => log::error!("{file}: {error}"),
+            Fault::Broken(error) => log::error!("{file}: {error}"),
+        }
+    }
+}
+
+type Read = Result<Arc<Pod>, Fault>;
+
+fn read_all(path: &Path, to: &Placement) -> io::Result<Vec<(PathBuf, Read)>> {
     let mut files = match fs::metadata(path)?.is_dir() {
         false => vec![path.to_owned()],
         true => {
@@ -176,30 +204,22 @@ fn read_all(path: &Path, to: &Placement) -> io::Result<Vec<(PathBuf, Arc<Pod>)>>
     files.sort();
     let is_hidden =
         |file: &Path| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-    let mut pods = Vec::new();
-    for file in files.into_iter().filter(|file| !is_hidden(file)) {
-        match read_file(&file, to) {
-            Ok(pod) => pods.push((file, pod)),
-            Err(Fault::Gone) => {}
-            Err(Fault::NotAFile) => log::error!("{} is not a file", file.display()),
-            Err(Fault::Broken(error)) => log::error!("{}: {error}", file.display()),
-        }
-    }
-    Ok(pods)
+    let files = files.into_iter().filter(|file| !is_hidden(file));
+    Ok(files.map(|file| (file.clone(), read_file(&file, to))).collect())
 }
 
-fn read_file(file: &Path, to: &Placement) -> Result<Arc<Pod>, Fault> {
-    let broken = |error: io::Error| match error.kind() {
+fn read_file(file: &Path, to: &Placement) -> Read {
+    let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Fault::Gone,
-        _ => Fault::Broken(error.to_string()),
+        _ => Fault::Unreadable(error),
     };
     // A pipe would block.
-    if !fs::metadata(file).map_err(broken)?.is_file() {
+    if !fs::metadata(file).map_err(unreadable)?.is_file() {
         return Err(Fault::NotAFile);
     }
     let mut bytes = Vec::new();
-    let opened = fs::File::open(file).map_err(broken)?;
-    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(broken)?;
+    let opened = fs::File::open(file).map_err(unreadable)?;
+    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Fault::Broken(format!("it has more than {MAX_BYTES} bytes")));
     }
@@ -261,5 +281,36 @@ mod tests {
         };
         block_on(test.or(source));
         stop.stop();
+    }
+
+    #[test]
+    fn pods_of_files_that_cannot_be_read_stay() {
+        let folder = std::env::temp_dir().join(format!("kubelet-unread-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let to = Placement { node: "n".to_owned(), has_objects: false };
+        let source = Folder::new(folder.clone(), to, async_channel::unbounded().0);
+        let names = || {
+            block_on(source.read_all());
+            let mut names: Vec<_> =
+                source.store.list().iter().map(|pod| pod.name().to_owned()).collect();
+            names.sort();
+            names.join(" ")
+        };
+        for name in ["a", "b", "c"] {
+            fs::write(folder.join(name), manifest(name)).expect("a file");
+        }
+        assert_eq!(names(), "a-n b-n c-n");
+        // A link to itself cannot be opened.
+        fs::remove_file(folder.join("a")).expect("removed");
+        std::os::unix::fs::symlink("a", folder.join("a")).expect("a link");
+        fs::write(folder.join("b"), "{").expect("a file");
+        fs::remove_file(folder.join("c")).expect("removed");
+        assert_eq!(names(), "a-n");
+        assert_eq!(names(), "a-n");
+        fs::write(folder.join("b"), manifest("d")).expect("a file");
+        assert_eq!(names(), "a-n d-n");
+        fs::remove_file(folder.join("a")).expect("removed");
+        assert_eq!(names(), "d-n");
+        fs::remove_dir_all(&folder).expect("removed");
     }
 }
