@@ -150,6 +150,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let enforced = configuration.enforce_node_allocatable.as_ref();
     let limits_pods = enforced.is_none_or(|keys| keys.iter().any(|key| key == "pods"));
     let evictions = upkeep::evictions(configuration, limits_pods && cgroups.is_some())?;
+    let node = Node { allocatable_bytes: evictions.allocatable(node.memory_bytes), ..node };
     let rotation = upkeep::log_policy(configuration)?;
     let rotation = rotation.map(|policy| Rotation::new(runtime.clone(), clock.clone(), policy));
     let plugins = match &settings.credential_providers {
@@ -472,11 +473,13 @@ fn node(settings: &Settings) -> Node {
         cluster_domain: settings.configuration.cluster_domain.clone().unwrap_or_default(),
     };
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory_bytes = memory_total(&memory);
     Node {
         name: name.trim().to_lowercase(),
         address: NodeAddress::new(settings.node_ip.clone()),
         cpus: online_cpus(),
-        memory_bytes: memory_total(&memory),
+        memory_bytes,
+        allocatable_bytes: memory_bytes,
         page_sizes: PageSize::detect(),
         resolvers,
         cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),

@@ -178,6 +178,14 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
     Ok(thresholds)
 }
 
+/// The bytes of memory below which pods are evicted at once. Upstream: `hardEvictionReservation`.
+pub fn reserved_memory(thresholds: &[Threshold], capacity: i64) -> i64 {
+    let is_hard = |one: &&Threshold| one.signal == Signal::MemoryAvailable && one.grace.is_none();
+    let capacity = u64::try_from(capacity).unwrap_or(0);
+    let bytes = thresholds.iter().find(is_hard).map_or(0, |hard| hard.value.of(capacity));
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
 /// `None`: the threshold is off.
 fn value(signal: Signal, text: &str) -> Result<Option<Amount>, String> {
     if matches!(text, "0%" | "100%") {
@@ -511,6 +519,10 @@ mod tests {
             Threshold { value: Amount::Part(0.2), grace: Some(Duration::from_secs(90)), ..disk };
         let of_pods = Threshold { signal: Signal::AllocatableMemoryAvailable, ..memory };
         assert_eq!(all, [memory, disk, soft, of_pods]);
+        let soft_memory = Threshold { grace: soft.grace, ..memory };
+        for (all, reserved) in [(&all[..], 100 << 20), (&[soft_memory, disk], 0), (&[], 0)] {
+            assert_eq!(reserved_memory(all, 1 << 30), reserved);
+        }
         let none = || json!({});
         for (hard, soft, grace, fault) in [
             (json!({"x": "1"}), none(), none(), "unsupported eviction signal x"),

@@ -52,6 +52,8 @@ pub struct Node {
     pub address: NodeAddress,
     pub cpus: i64,
     pub memory_bytes: i64,
+    /// What all pods may have of them.
+    pub allocatable_bytes: i64,
     pub page_sizes: Vec<PageSize>,
     pub resolvers: Resolvers,
     /// The parent of all pods' cgroups; empty: the runtime's.
@@ -122,7 +124,7 @@ impl Manager {
         restarts_all: bool,
     ) -> Result<Synced, String> {
         let (folders, of) = (self.folders.clone(), pod.clone());
-        let Node { cpus, memory_bytes, address, .. } = self.node.clone();
+        let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
         let objects = self.objects.now();
         let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
         let mounted = self.mounted.lock().get(&pod.uid()).cloned().unwrap_or_default();
@@ -491,7 +493,7 @@ impl Manager {
     ) -> Result<api::ContainerConfig, String> {
         let (folders, of, named) = (self.folders.clone(), pod.clone(), container.clone());
         let (objects, pod_ips) = (self.objects.now(), ips.to_vec());
-        let Node { cpus, memory_bytes, address, .. } = self.node.clone();
+        let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
         let image = images.own;
         let (variables, mut mounts) = task::blocking(move || {
             let host = address.now();

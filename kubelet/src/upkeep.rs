@@ -115,6 +115,15 @@ pub struct Evictions {
     pub image_folder: parking_lot::Mutex<Option<String>>,
 }
 
+impl Evictions {
+    /// The bytes of memory that pods may have: what would evict them is left out.
+    /// Upstream: `GetNodeAllocatableReservation`.
+    pub fn allocatable(&self, memory_bytes: i64) -> i64 {
+        let reserved = eviction::reserved_memory(self.watch.lock().thresholds(), memory_bytes);
+        memory_bytes.saturating_sub(reserved).max(0)
+    }
+}
+
 /// When pods go, by the configuration.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 //! Upstream: `pkg/volume`, `pkg/kubelet/kubelet_pods.go`.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::{CStr, OsString};
+use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -20,9 +20,12 @@ mod subpath;
 pub use self::shared::make_shared;
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use kube_controller_manager::objects::Quantity;
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use crate::cgroups::Resources;
 use crate::cri::api;
 use crate::local_objects::Objects;
 use crate::pod::{Container, Pod, PodExt, Uid};
@@ -141,7 +144,8 @@ pub fn set_up(
     let set_up_one = |volume: &core::Volume| {
         if let Some(empty) = &volume.empty_dir {
             let path = folders.volume(&uid, "empty-dir", &volume.name);
-            set_up_empty(&path, empty, fs_group(pod)).map_err(|error| error.to_string())
+            let size = memory_size(pod, empty.size_limit.as_ref(), facts);
+            set_up_empty(&path, empty, fs_group(pod), size).map_err(|error| error.to_string())
         } else if let Some(host) = &volume.host_path {
             if mounted.contains(&volume.name) { Ok(()) } else { check_host_path(host) }
         } else if volume.image.is_some() {
@@ -149,7 +153,8 @@ pub fn set_up(
             Ok(())
         } else if let Some(written) = payload::of(pod, volume, objects, facts)? {
             let path = folders.volume(&uid, written.kind, &volume.name);
-            set_up_written(&path, &written, pod, &volume.name, time)
+            let size = memory_size(pod, None, facts);
+            set_up_written(&path, &written, pod, &volume.name, size, time)
         } else {
             Err("its kind is not supported".to_owned())
         }
@@ -171,6 +176,7 @@ fn set_up_empty(
     path: &Path,
     empty: &core::EmptyDirVolumeSource,
     group: Option<u32>,
+    size: Option<i64>,
 ) -> io::Result<()> {
     match empty.medium.as_deref() {
         Some("Memory") => {
@@ -178,10 +184,7 @@ fn set_up_empty(
             if is_mount_point(path)? {
                 return Ok(());
             }
-            let limit = empty.size_limit.as_ref().and_then(|limit| limit.0.parse().ok());
-            let options = std::ffi::CString::new(memory_options(limit, group))?;
-            let flags = MountFlags::empty();
-            Ok(rustix::mount::mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()))?)
+            mount_memory(path, &memory_options(size, group))
         }
         None | Some("") if path.exists() => Ok(()),
         None | Some("") => {
@@ -206,11 +209,33 @@ fn mode_of(group: Option<u32>, in_memory: bool) -> u32 {
     0o777 | for_group | sticky
 }
 
-/// The options of the mount of a volume in memory.
-fn memory_options(limit: Option<Quantity>, group: Option<u32>) -> String {
-    let limit = limit.map(|limit| format!(",size={}", limit.value())).unwrap_or_default();
+/// The bytes of a volume in memory: at most the memory of the pod, and of all pods of the node.
+/// Upstream: `calculateEmptyDirMemorySize`.
+fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, facts: NodeFacts<'_>) -> Option<i64> {
+    let own = limit.and_then(|limit| limit.0.parse::<Quantity>().ok()).map(Quantity::value);
+    let limits = [Some(facts.memory_bytes), Resources::of_pod(pod).memory, own];
+    limits.into_iter().flatten().filter(|bytes| *bytes > 0).min()
+}
+
+/// The options of the mount of a volume in memory. Without a size it is the kernel's default.
+fn memory_options(size: Option<i64>, group: Option<u32>) -> String {
+    let size = size.map(|size| format!(",size={size}")).unwrap_or_default();
     let gid = group.map(|group| format!(",gid={group}")).unwrap_or_default();
-    format!("mode={:o}{gid}{limit}", mode_of(group, true))
+    format!("mode={:o}{gid}{size}", mode_of(group, true))
+}
+
+/// Mounts a file system in memory, which stays there where the kernel can promise that.
+fn mount_memory(path: &Path, options: &str) -> io::Result<()> {
+    let mount = |options: &str| {
+        let options = CString::new(options)?;
+        let flags = MountFlags::empty();
+        Ok(rustix::mount::mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()))?)
+    };
+    match mount(&format!("{options},noswap")) {
+        // Before Linux 6.4, and in a user namespace.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => mount(options),
+        done => done,
+    }
 }
 
 /// Checks a host path by its type, and makes it where the type asks for that.
@@ -254,13 +279,14 @@ fn set_up_written(
     written: &payload::Written,
     pod: &Pod,
     volume: &str,
+    size: Option<i64>,
     time: &str,
 ) -> Result<(), String> {
     let make = || {
         make_all(path, CLOSED)?;
         let is_new = !is_mount_point(path)?;
         if written.in_memory && is_new {
-            rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), None::<&CStr>)?;
+            mount_memory(path, &memory_options(size, fs_group(pod)))?;
         }
         chown(path, None, fs_group(pod))?;
         let mode = mode_of(fs_group(pod), written.in_memory);
@@ -548,12 +574,12 @@ mod tests {
         // A kubelet before this one ended half-way.
         fs::create_dir_all(path.with_extension("new")).unwrap();
         let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
-        set_up_empty(&path, &empty, None).unwrap();
+        set_up_empty(&path, &empty, None, None).unwrap();
         assert_eq!(mode(), 0o777);
         assert!(!path.with_extension("new").exists());
         // What a container has changed stays.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        set_up_empty(&path, &empty, None).unwrap();
+        set_up_empty(&path, &empty, None, None).unwrap();
         assert_eq!(mode(), 0o700);
         fs::remove_dir_all(folder).unwrap();
     }
@@ -588,7 +614,7 @@ mod tests {
             },
         }))
         .unwrap();
-        let facts = NodeFacts { host_ip: "", pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
         let outcomes =
             set_up(&folders, &pod, &BTreeSet::new(), facts, &Objects::default(), "t").unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
@@ -666,13 +692,43 @@ mod tests {
 
     #[test]
     fn options_of_a_volume_in_memory() {
-        for (limit, group, options) in [
+        for (size, group, options) in [
             (None, None, "mode=1777"),
-            (Some("64Mi"), None, "mode=1777,size=67108864"),
-            (Some("1k"), Some(7), "mode=3777,gid=7,size=1000"),
+            (Some(67_108_864), None, "mode=1777,size=67108864"),
+            (Some(1000), Some(7), "mode=3777,gid=7,size=1000"),
         ] {
-            let limit = limit.map(|limit| limit.parse().unwrap());
-            assert_eq!(memory_options(limit, group), options);
+            assert_eq!(memory_options(size, group), options);
+        }
+    }
+
+    #[test]
+    fn volumes_in_memory_have_at_most_the_memory_of_pod_and_node() {
+        let limits = |limits: &[Option<&str>]| {
+            let container = |(at, limit): (usize, &Option<&str>)| {
+                serde_json::json!({"name": at.to_string(), "resources": {
+                    "requests": {"memory": "1"}, "limits": {"memory": limit.unwrap_or("0")}}})
+            };
+            limits.iter().enumerate().map(container).collect::<Vec<_>>()
+        };
+        for (of_containers, of_volume, node, expected) in [
+            (&[None][..], None, 1000, 1000),
+            (&[None], Some("2k"), 1000, 1000),
+            (&[None], Some("500"), 1000, 500),
+            (&[None], Some("0"), 1000, 1000),
+            (&[Some("100"), Some("200")], None, 1000, 300),
+            (&[Some("100"), Some("200")], Some("299"), 1000, 299),
+            (&[Some("100"), Some("200")], Some("301"), 1000, 300),
+            (&[Some("2k")], None, 1000, 1000),
+            // One of them has no limit.
+            (&[Some("100"), None], None, 1000, 1000),
+            (&[None], None, 0, 0),
+        ] {
+            let spec = serde_json::json!({"spec": {"containers": limits(of_containers)}});
+            let pod: Pod = serde_json::from_value(spec).expect("a pod");
+            let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: node };
+            let limit = of_volume.map(|limit| ApiQuantity(limit.to_owned()));
+            let size = memory_size(&pod, limit.as_ref(), facts);
+            assert_eq!(size.unwrap_or(0), expected, "{of_containers:?} {of_volume:?} {node}");
         }
     }
 

@@ -298,6 +298,13 @@ fn mounts_propagate_also_where_the_root_folder_is_private() {
     node.eventually("bidirectional-n", "ready", is_ready);
 }
 
+/// Whether the kernel can keep a file system in memory out of swap: since Linux 6.4.
+fn has_noswap() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
+    let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(4))
+}
+
 #[test]
 fn containers_have_what_their_pod_says() {
     let Some(mut node) = Node::start("seen") else { return };
@@ -312,19 +319,21 @@ spec:
   volumes:
   - {{name: out, hostPath: {{path: {}}}}}
   - {{name: memory, emptyDir: {{medium: Memory, sizeLimit: 2Mi}}}}
+  - {{name: large, emptyDir: {{medium: Memory, sizeLimit: 1Gi}}}}
   - {{name: facts, downwardAPI: {{items: [{{path: name, fieldRef: {{fieldPath: metadata.name}}}}]}}}}
   containers:
   - name: main
     image: node.test/busybox:1
     command: [sh, -c, 'test -e /out/seen && exit 0; echo $CPU $MEMORY $(cat /facts/name) > /out/seen;
-      grep \" /memory \" /proc/mounts >> /out/seen; exit 1']
+      grep -E \" /(memory|large) \" /proc/mounts >> /out/seen; exit 1']
     env:
     - {{name: CPU, valueFrom: {{resourceFieldRef: {{resource: limits.cpu}}}}}}
     - {{name: MEMORY, valueFrom: {{resourceFieldRef: {{resource: requests.memory, divisor: 1Mi}}}}}}
-    resources: {{requests: {{memory: 16Mi}}, limits: {{cpu: 1500m}}}}
+    resources: {{requests: {{memory: 16Mi}}, limits: {{cpu: 1500m, memory: 32Mi}}}}
     volumeMounts:
     - {{name: out, mountPath: /out}}
     - {{name: memory, mountPath: /memory}}
+    - {{name: large, mountPath: /large}}
     - {{name: facts, mountPath: /facts}}
 ",
         folder.display()
@@ -335,9 +344,15 @@ spec:
     let ended = node.eventually("seen-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");
     assert_eq!(container(&ended)["restartCount"], 1, "{ended:#}");
     let seen = node.host_text("seen");
-    let (line, mount) = seen.split_once('\n').expect("two lines");
+    let (line, mounts) = seen.split_once('\n').expect("two lines");
     assert_eq!(line, "2 16 seen-n");
-    assert!(mount.starts_with("tmpfs /memory tmpfs ") && mount.contains("size=2048k"), "{mount}");
+    // No larger than the pod's memory.
+    for (path, size) in [("/memory", "size=2048k"), ("/large", "size=32768k")] {
+        let start = format!("tmpfs {path} tmpfs ");
+        let mount = mounts.lines().find(|line| line.starts_with(&start)).expect("a mount");
+        assert!(mount.contains(size), "{mount}");
+        assert_eq!(mount.contains("noswap"), has_noswap(), "{mount}");
+    }
     let machine = node.get("127.0.0.1:10255", "/spec/").expect("the machine");
     let machine: Value = serde_json::from_str(&machine).expect("JSON");
     assert!(machine["num_cores"].as_u64() >= Some(1), "{machine:#}");
