@@ -327,6 +327,42 @@ async fn lags_behind_a_charge(env: &Env, comes_back: bool) {
     counting.end().await;
 }
 
+/// Other objects are created and deleted without end, so the quota is charged and counted all the time.
+#[test]
+fn a_deleted_pod_is_not_counted_while_the_quota_is_charged_for_others() {
+    everywhere("quota-busy", async |env| {
+        let client = &env.client;
+        create(client, quota("all", json!({ "hard": { "count/configmaps": "9", "pods": "2" } })))
+            .await;
+        let _manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1h"]);
+        uses(env, "all", &[("count/configmaps", "0"), ("pods", "0")]).await;
+        for name in ["one", "two"] {
+            create(client, pod(name, "1", json!({}))).await;
+        }
+        let charges = async {
+            for number in 0.. {
+                let name = format!("m{number}");
+                create(client, object("v1", "ConfigMap", &name, json!({}))).await;
+                env.clock.sleep(Duration::from_millis(150)).await;
+                delete(client, &CONFIG_MAPS, &name).await;
+            }
+        };
+        let is_counted = async {
+            delete(client, &Pod::RESOURCE, "one").await;
+            let quotas = client.resource(&ResourceQuota::RESOURCE);
+            eventually(&env.clock, "the pod is not counted", || async {
+                let key = ObjectKey::new("default", "all");
+                let quota: Value = quotas.get(&key).await.map_err(|error| error.to_string())?;
+                let used = &quota["status"]["used"];
+                if used["pods"] == "1" { Ok(()) } else { Err(used.to_string()) }
+            })
+            .await;
+            create(client, pod("three", "1", json!({}))).await;
+        };
+        is_counted.or(charges).await;
+    });
+}
+
 /// Upstream: `replenishQuota` looks for limits in the status alone, which is empty then.
 #[test]
 fn a_deletion_during_the_first_count_is_counted() {

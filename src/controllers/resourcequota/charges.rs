@@ -1,83 +1,96 @@
-//! When a lower usage of pods may be written.
+//! What quotas were charged lately for pods.
 //!
 //! The API server charges a pod to the quota before it stores the pod, so a count may lack pods that the
 //! usage has. A usage that forgets them admits more pods than the quota permits, as under upstream's
-//! manager.
+//! manager. So recent charges are added to a count that is lower than the usage.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::objects::{Meta, ObjectKey};
+use crate::objects::{Meta, ObjectKey, ResourceList};
 
-/// How long a lower usage waits for pods that were charged, until they are listed. The wait has an
-/// end, because a charged pod may have been refused in the end.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// The time that the API server gets to store a charged pod.
 const STORED: Duration = Duration::from_millis(250);
+/// How long the cache of pods may be older than a charge, until the pods are listed. It may stay older: a
+/// charged pod may have been refused in the end.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause until the cache of pods is compared again.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether a count may lack pods that a quota was charged for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lag {
-    None,
-    /// They may still come: it is to be asked again after this time.
-    Short(Duration),
-    /// They have not come for [`PATIENCE`].
-    Long,
-}
-
-/// What is known of the charges to each quota.
+/// The charges to each quota that a count of pods may lack.
 #[derive(Default)]
 pub struct Charges {
-    quotas: Mutex<HashMap<ObjectKey, Charge>>,
+    quotas: Mutex<HashMap<ObjectKey, Usage>>,
 }
 
 #[derive(Default)]
-struct Charge {
-    /// The newest version that this process has seen.
+struct Usage {
+    /// The newest version that this process has seen or written.
     version: u64,
-    /// The newest version that this process wrote, which charges nothing.
-    written: u64,
-    /// When the newest version came that somebody else wrote, and the one before it, in monotonic time.
-    charged: Duration,
-    charged_before: Duration,
-    /// Since when a lower usage waits.
-    waits: Option<Duration>,
+    /// What pods use, by that version.
+    used: ResourceList,
+    /// In the order of their versions. Together they are at most what the quota permits: the usage falls
+    /// only when this process counts, and then the old ones go.
+    recent: Vec<Charge>,
+}
+
+struct Charge {
+    version: u64,
+    at: Duration,
+    amounts: ResourceList,
 }
 
 impl Charge {
-    fn see(&mut self, version: u64, now: Duration) {
-        self.version = version;
-        if version != self.written {
-            (self.charged_before, self.charged) = (self.charged, now);
+    /// How long it is until all its pods are in a count that has the changes until the version `known`.
+    fn pause(&self, known: u64, now: Duration) -> Option<Duration> {
+        let is_behind = known < self.version;
+        let stored = (self.at + STORED).checked_sub(now).filter(|pause| !pause.is_zero());
+        stored.max(is_behind.then_some(PAUSE))
+    }
+}
+
+impl Usage {
+    fn see(&mut self, version: u64, used: ResourceList, now: Duration) {
+        // The API server was restored from a backup: charges have other versions now.
+        if version < self.version {
+            *self = Usage::default();
         }
+        let known = |name: &str| self.used.get(name).unwrap_or_default();
+        let rises = used.iter().map(|(name, amount)| (name.clone(), amount - known(name)));
+        let amounts: ResourceList = rises.filter(|(_, rise)| rise.is_positive()).collect();
+        if !amounts.is_empty() {
+            self.recent.push(Charge { version, at: now, amounts });
+        }
+        (self.version, self.used) = (version, used);
+    }
+
+    fn drop_old(&mut self, known: u64, now: Duration) {
+        self.recent.retain(|charge| charge.pause(known, now).is_some());
     }
 }
 
 impl Charges {
-    /// A quota has this version, which the API server may have written to charge a pod. After a restored
-    /// backup it may be lower than the one before.
-    pub fn see(&self, quota: &Meta, now: Duration) {
+    /// A quota has this version, in which pods have `used` this. What rises was charged, and all that a new
+    /// quota has. `known`: the version until which all changes of pods are in the cache.
+    pub fn see(&self, quota: &Meta, used: ResourceList, known: u64, now: Duration) {
         let mut quotas = self.quotas.lock();
-        let charge = quotas.entry(quota.key()).or_default();
-        if charge.version != quota.resource_version {
-            charge.see(quota.resource_version, now);
+        let usage = quotas.entry(quota.key()).or_default();
+        if usage.version != quota.resource_version {
+            usage.see(quota.resource_version, used, now);
+            usage.drop_old(known, now);
         }
     }
 
-    /// This process wrote a quota, which has this version now. No lower usage of it waits any more.
-    pub fn wrote(&self, quota: &Meta) {
-        let mut quotas = self.quotas.lock();
-        // A quota that is gone has none.
-        let Some(charge) = quotas.get_mut(&quota.key()) else { return };
-        charge.written = quota.resource_version;
-        charge.waits = None;
-        if charge.version == charge.written {
-            // Its event came before the answer.
-            charge.charged = charge.charged_before;
+    /// This process wrote a quota. A later version may be the next that is seen, as after a list: what
+    /// was charged is its difference to this one.
+    pub fn wrote(&self, quota: &Meta, used: ResourceList) {
+        // A quota that is gone has no usage.
+        if let Some(usage) = self.quotas.lock().get_mut(&quota.key())
+            && usage.version < quota.resource_version
+        {
+            (usage.version, usage.used) = (quota.resource_version, used);
         }
     }
 
@@ -85,116 +98,152 @@ impl Charges {
         self.quotas.lock().remove(quota);
     }
 
-    /// No lower usage of this quota waits any more.
-    pub fn settle(&self, quota: &ObjectKey) {
-        if let Some(charge) = self.quotas.lock().get_mut(quota) {
-            charge.waits = None;
+    /// Whether the cache of pods has been older than a charge for too long: the pods are to be listed.
+    pub fn are_overdue(&self, quota: &ObjectKey, known: u64, now: Duration) -> bool {
+        let is_overdue = |charge: &Charge| known < charge.version && now >= charge.at + PATIENCE;
+        self.quotas.lock().get(quota).is_some_and(|usage| usage.recent.iter().any(is_overdue))
+    }
+
+    /// The pods were listed for a count that stands: the next list comes after another [`PATIENCE`].
+    pub fn listed(&self, quota: &ObjectKey, now: Duration) {
+        if let Some(usage) = self.quotas.lock().get_mut(quota) {
+            usage.recent.iter_mut().for_each(|charge| charge.at = charge.at.max(now));
         }
     }
 
-    /// Whether pods may be missing in a lower usage of `quota`, which waits from the first call on until it
-    /// is written or [settled](Charges::settle). `known`: the version until which all changes of pods
-    /// were counted.
-    pub fn wait(&self, quota: &Meta, known: u64, now: Duration) -> Lag {
+    /// What a count may lack that has all changes of pods until the version `known`, and the pause after
+    /// which it may lack less. In the version of `quota` pods have `used` this.
+    pub fn missing(
+        &self,
+        quota: &Meta,
+        used: &ResourceList,
+        known: u64,
+        now: Duration,
+    ) -> (ResourceList, Option<Duration>) {
         let mut quotas = self.quotas.lock();
-        let charge = quotas.entry(quota.key()).or_default();
-        if charge.version < quota.resource_version {
-            charge.see(quota.resource_version, now);
+        // Its event is on the way.
+        let Some(usage) = quotas.get_mut(&quota.key()) else { return (used.clone(), Some(PAUSE)) };
+        if usage.version < quota.resource_version {
+            usage.see(quota.resource_version, used.clone(), now);
         }
-        let stored = charge.charged + STORED;
-        let since = *charge.waits.get_or_insert(now);
-        if known >= quota.resource_version {
-            let ends = stored.min(since + PATIENCE);
-            return if now < ends { Lag::Short(ends - now) } else { Lag::None };
+        let (mut sum, mut first) = (ResourceList::default(), None::<Duration>);
+        for charge in &usage.recent {
+            if let Some(pause) = charge.pause(known, now) {
+                sum.add(&charge.amounts);
+                first = Some(first.map_or(pause, |first| first.min(pause)));
+            }
         }
-        let ends = (since + PATIENCE).max(stored).min(since + 2 * PATIENCE);
-        if now < ends { Lag::Short(PAUSE) } else { Lag::Long }
+        (sum, first)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::Quantity;
 
     fn quota(version: u64) -> Meta {
         let (namespace, name) = ("ns".into(), "q".into());
         Meta { namespace, name, resource_version: version, ..Meta::default() }
     }
 
+    fn pods(count: i64) -> ResourceList {
+        [("pods", Quantity::new(count))].into_iter().collect()
+    }
+
     fn millis(millis: u64) -> Duration {
         Duration::from_millis(millis)
     }
 
-    #[test]
-    fn a_lower_usage_waits_for_what_was_charged() {
-        // When the quota got version 7, what is known of the pods, and when.
-        for (charged, known, now, expected) in [
-            (0, 7, 1_000, Lag::None),
-            (900, 7, 1_000, Lag::Short(millis(150))),
-            (900, 7, 1_150, Lag::None),
-            (0, 6, 1_000, Lag::Short(PAUSE)),
-        ] {
-            let charges = Charges::default();
-            charges.see(&quota(7), millis(charged));
-            let lag = charges.wait(&quota(7), known, millis(now));
-            assert_eq!(lag, expected, "{charged} {known} {now}");
-        }
-    }
-
-    #[test]
-    fn what_this_process_wrote_charges_nothing() {
-        for is_event_first in [false, true] {
-            let charges = Charges::default();
-            charges.see(&quota(7), millis(0));
-            let event = || charges.see(&quota(8), millis(1_000));
-            if is_event_first {
-                event();
-            }
-            charges.wrote(&quota(8));
-            event();
-            assert_eq!(charges.wait(&quota(8), 8, millis(1_001)), Lag::None, "{is_event_first}");
-        }
-    }
-
-    #[test]
-    fn a_wait_has_an_end() {
-        // The version grows by one each 100 ms. What is known grows with it, or not at all.
-        for (is_known, last, expected) in [(true, 5_000, Lag::None), (false, 10_000, Lag::Long)] {
-            let charges = Charges::default();
-            for now in (0..=last).step_by(100) {
-                let version = 10 + now / 100;
-                charges.see(&quota(version), millis(now));
-                let known = if is_known { version } else { 9 };
-                let lag = charges.wait(&quota(version), known, millis(now));
-                assert_eq!(lag == expected, now == last, "{now} {lag:?}");
-            }
-            // A write that met a conflict does not wait again.
-            charges.see(&quota(1_000), millis(last + 1));
-            let known = if is_known { 1_000 } else { 9 };
-            assert_eq!(charges.wait(&quota(1_000), known, millis(last + 1)), expected);
-        }
-    }
-
-    #[test]
-    fn a_usage_that_was_written_or_settled_waits_no_more() {
+    /// A quota with three pods at version 5, which were charged long ago.
+    fn charges() -> Charges {
         let charges = Charges::default();
-        charges.see(&quota(7), millis(0));
-        let wait = |now| charges.wait(&quota(7), 6, millis(now));
-        assert_eq!((wait(0), wait(5_000)), (Lag::Short(PAUSE), Lag::Long));
-        charges.settle(&quota(7).key());
-        assert_eq!((wait(5_000), wait(10_000)), (Lag::Short(PAUSE), Lag::Long));
-        charges.wrote(&quota(7));
-        assert_eq!(wait(10_000), Lag::Short(PAUSE));
+        charges.see(&quota(5), pods(3), 5, Duration::ZERO);
+        charges
+    }
+
+    /// The number of pods that a count may lack, and the pause in milliseconds.
+    fn missing(charges: &Charges, known: u64, now: u64) -> (i64, Option<u64>) {
+        let missing = charges.missing(&quota(0), &pods(9), known, millis(now));
+        let count = missing.0.get("pods").unwrap_or_default().value();
+        (count, missing.1.map(|pause| u64::try_from(pause.as_millis()).unwrap()))
+    }
+
+    #[test]
+    fn a_charge_is_missing_until_it_is_stored_and_the_cache_is_as_new() {
+        // When the fourth pod is charged, by version 7; what is known of the pods, and when.
+        for (charged, known, now, expected) in [
+            (1_000, 7, 1_000, (1, Some(250))),
+            (1_000, 7, 1_249, (1, Some(1))),
+            (1_000, 7, 1_250, (0, None)),
+            (1_000, 6, 1_100, (1, Some(150))),
+            (1_000, 6, 1_250, (1, Some(100))),
+            (1_000, 6, 99_000, (1, Some(100))),
+            // The first version may have charged all.
+            (0, 4, 100, (4, Some(150))),
+            (0, 5, 200, (4, Some(50))),
+        ] {
+            let charges = charges();
+            charges.see(&quota(7), pods(4), 0, millis(charged));
+            assert_eq!(missing(&charges, known, now), expected, "{charged} {known} {now}");
+        }
+    }
+
+    #[test]
+    fn a_charge_of_something_else_delays_nothing() {
+        let charges = charges();
+        for (version, now) in [(6, 400), (7, 550), (8, 700)] {
+            charges.see(&quota(version), pods(3), version, millis(now));
+            assert_eq!(missing(&charges, version, now), (0, None), "{now}");
+        }
+        // Nor do charges of pods that follow one another delay the count of older ones.
+        for (version, now) in [(9, 1_000), (10, 1_150), (11, 1_300), (12, 1_450)] {
+            charges.see(&quota(version), pods(version.cast_signed() - 5), version, millis(now));
+            assert!(missing(&charges, version, now).0 <= 2, "{now}");
+        }
+        assert_eq!(charges.quotas.lock()[&quota(0).key()].recent.len(), 2);
+    }
+
+    #[test]
+    fn a_write_and_a_charge_may_come_as_one_change() {
+        let charges = charges();
+        charges.wrote(&quota(6), pods(1));
+        charges.wrote(&quota(5), pods(9));
+        charges.see(&quota(7), pods(3), 5, millis(1_000));
+        assert_eq!(missing(&charges, 7, 1_000), (2, Some(250)));
         charges.forget(&quota(7).key());
-        charges.wrote(&quota(8));
+        charges.wrote(&quota(8), pods(1));
         assert!(charges.quotas.lock().is_empty());
+    }
+
+    #[test]
+    fn a_quota_whose_event_has_not_come_may_be_charged_for_all() {
+        let charges = Charges::default();
+        assert_eq!(missing(&charges, u64::MAX, 1_000), (9, Some(100)));
+        assert!(charges.quotas.lock().is_empty());
+        charges.see(&quota(5), pods(3), 5, Duration::ZERO);
+        let (missing, _) = charges.missing(&quota(6), &pods(5), 5, millis(1_000));
+        assert_eq!(missing, pods(2));
+    }
+
+    #[test]
+    fn pods_are_listed_each_five_seconds_while_the_cache_is_behind() {
+        let charges = charges();
+        charges.see(&quota(7), pods(4), 5, millis(1_000));
+        let overdue = |known, now| charges.are_overdue(&quota(7).key(), known, millis(now));
+        assert_eq!([overdue(6, 5_999), overdue(6, 6_000), overdue(7, 6_000)], [false, true, false]);
+        // The list has what was charged more than 250 ms before it.
+        assert_eq!(missing(&charges, u64::MAX, 6_000), (0, None));
+        charges.listed(&quota(7).key(), millis(6_000));
+        assert_eq!([overdue(6, 10_999), overdue(6, 11_000)], [false, true]);
+        assert_eq!(missing(&charges, 6, 7_000), (1, Some(100)));
     }
 
     #[test]
     fn versions_of_a_restored_backup_charge_too() {
         let charges = Charges::default();
-        charges.see(&quota(1_000), millis(0));
-        charges.see(&quota(7), millis(1_000));
-        assert_eq!(charges.wait(&quota(7), 7, millis(1_000)), Lag::Short(STORED));
+        charges.see(&quota(1_000), pods(3), 1_000, millis(0));
+        charges.see(&quota(7), pods(2), 7, millis(1_000));
+        assert_eq!(missing(&charges, 7, 1_000), (2, Some(250)));
     }
 }

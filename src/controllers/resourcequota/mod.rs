@@ -10,7 +10,7 @@ pub mod pods;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::charges::{Charges, Lag};
+use self::charges::Charges;
 use self::devices::{Extended, resource_claims};
 use self::evaluator::{Evaluator, Registry};
 use self::kinds::{claim_changes_usage, service_changes_usage, services, volume_claims};
@@ -104,7 +104,7 @@ fn watch_quotas(
     c.watch(quotas, &queue, move |change, queue| {
         match &change {
             Change::Deleted(last) => this.charges.forget(&last.object().meta.key()),
-            change => this.charges.see(&change.object().meta, this.clock.monotonic()),
+            change => this.see(change.object()),
         }
         let quota = match change {
             Change::Added { new, .. } => new,
@@ -211,15 +211,17 @@ impl Quotas {
         quota.spec.hard.names().any(|name| self.is_of_pods(name))
     }
 
-    /// Whether pods may be missing in the measured usage.
-    fn lag_of_pods(&self, quota: &ResourceQuota, measured: &ResourceList, known: u64) -> Lag {
-        match lowers(quota, measured, |name| self.is_of_pods(name)) {
-            true => self.charges.wait(&quota.meta, known, self.clock.monotonic()),
-            false => {
-                self.charges.settle(&quota.meta.key());
-                Lag::None
-            }
-        }
+    /// The part of the quota's usage that pods have.
+    fn used_by_pods(&self, quota: &ResourceQuota) -> ResourceList {
+        let mut used = quota.status.used.quantities();
+        used.retain(|name| self.is_of_pods(name));
+        used
+    }
+
+    /// Records what the API server charged.
+    fn see(&self, quota: &ResourceQuota) {
+        let (used, known) = (self.used_by_pods(quota), self.pods.last_seen_version());
+        self.charges.see(&quota.meta, used, known, self.clock.monotonic());
     }
 
     fn is_of_pods(&self, name: &str) -> bool {
@@ -245,24 +247,28 @@ impl Quotas {
             let amount = usage.get(&name).unwrap_or_default();
             measured.insert(name, amount);
         }
-        self.charges.settle(&key);
         Ok(())
     }
 
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
         // Read first: what is measured is at least as new.
-        let known = self.pods.last_seen_version();
+        let (mut known, now) = (self.pods.last_seen_version(), self.clock.monotonic());
         let (mut measured, mut errors) =
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
-        let mut again = None;
-        match self.lag_of_pods(&quota, &measured, known) {
-            Lag::None => {}
-            Lag::Short(pause) => {
-                measured.retain(|name| !self.is_of_pods(name));
-                again = Some(pause);
+        let used = self.used_by_pods(&quota);
+        let mut is_live = false;
+        if is_lower(&measured, &used) && self.charges.are_overdue(&key, known, now) {
+            match self.measure_live_pods(&quota, &mut measured).await {
+                Ok(()) => (is_live, known) = (true, u64::MAX),
+                Err(error) => errors.push(error),
             }
-            Lag::Long => errors.extend(self.measure_live_pods(&quota, &mut measured).await.err()),
+        }
+        let mut again = None;
+        if is_lower(&measured, &used) {
+            let (missing, pause) = self.charges.missing(&quota.meta, &used, known, now);
+            add_missing(&mut measured, &missing, &used);
+            again = pause;
         }
         // The API server admits no object before the quota has a count of them.
         let lost = quota
@@ -275,9 +281,15 @@ impl Quotas {
         let is_first = new.is_some() && self.lacks_usage(&quota);
         if let Some(status) = new {
             match self.client.update_status(&*quota, &status).await {
-                Ok(written) => self.charges.wrote(&written.meta),
-                Err(error) => errors.push(error.into()),
+                Ok(written) => self.charges.wrote(&written.meta, self.used_by_pods(&written)),
+                Err(error) => {
+                    is_live = false;
+                    errors.push(error.into());
+                }
             }
+        }
+        if is_live {
+            self.charges.listed(&key, now);
         }
         if let Some(error) = Error::many(errors) {
             return Err(error);
@@ -289,11 +301,21 @@ impl Quotas {
     }
 }
 
-/// Whether the `measured` usage of a resource that `counts` is lower than the quota's status says.
-fn lowers(quota: &ResourceQuota, measured: &ResourceList, counts: impl Fn(&str) -> bool) -> bool {
-    let used = quota.status.used.quantities();
-    let mut lower = measured.iter().filter(|(name, _)| counts(name));
-    lower.any(|(name, amount)| used.get(name).is_some_and(|used| amount.compare(used).is_lt()))
+/// Whether the `measured` amount of a resource is lower than the `used` one.
+fn is_lower(measured: &ResourceList, used: &ResourceList) -> bool {
+    let mut counts = measured.iter();
+    counts.any(|(name, count)| used.get(name).is_some_and(|used| count.compare(used).is_lt()))
+}
+
+/// Adds what is `missing` to the `measured` amounts that are lower than the `used` ones, at most up to these.
+fn add_missing(measured: &mut ResourceList, missing: &ResourceList, used: &ResourceList) {
+    for (name, used) in used.iter() {
+        let lower = measured.get(name).filter(|count| count.compare(used).is_lt());
+        if let (Some(count), Some(missing)) = (lower, missing.get(name)) {
+            let sum = count + missing;
+            measured.insert(name.clone(), if sum.compare(used).is_lt() { sum } else { used });
+        }
+    }
 }
 
 /// The quota's status with the `measured` usage; `None` when it is current. A resource that was not
@@ -367,19 +389,28 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_usage_of_pods_is_noticed() {
-        let quota = json!({
-            "spec": {}, "status": { "hard": {}, "used": { "pods": "2", "cpu": "1", "services": "3" } },
-        });
-        let quota: ResourceQuota = serde_json::from_value(quota).unwrap();
-        let of_pods = |name: &str| name != "services";
-        for (measured, expected) in [
-            (vec![("pods", "2"), ("cpu", "1000m")], false),
-            (vec![("pods", "3"), ("cpu", "500m")], true),
-            (vec![("pods", "2"), ("services", "1"), ("memory", "0")], false),
+    fn missing_pods_are_added_to_a_lower_count() {
+        let list = |amounts: &[(&str, &str)]| -> ResourceList {
+            amounts.iter().map(|(name, amount)| (*name, amount.parse().unwrap())).collect()
+        };
+        let used = list(&[("pods", "5"), ("cpu", "1")]);
+        let missing = list(&[("pods", "2"), ("cpu", "100m"), ("memory", "1")]);
+        // The count, whether it is lower, and the count with what it lacks.
+        for (measured, lower, expected) in [
+            (vec![("pods", "5"), ("cpu", "1000m")], false, vec![("pods", "5"), ("cpu", "1")]),
+            (vec![("pods", "6"), ("cpu", "500m")], true, vec![("pods", "6"), ("cpu", "600m")]),
+            (vec![("pods", "2")], true, vec![("pods", "4")]),
+            (vec![("pods", "4")], true, vec![("pods", "5")]),
+            (
+                vec![("services", "1"), ("memory", "0")],
+                false,
+                vec![("services", "1"), ("memory", "0")],
+            ),
         ] {
-            let read = measured.iter().map(|(name, amount)| (*name, amount.parse().unwrap()));
-            assert_eq!(lowers(&quota, &read.collect(), of_pods), expected, "{measured:?}");
+            let mut count = list(&measured);
+            assert_eq!(is_lower(&count, &used), lower, "{measured:?}");
+            add_missing(&mut count, &missing, &used);
+            assert!(count.amounts_equal(&list(&expected)), "{measured:?}: {count:?}");
         }
     }
 
