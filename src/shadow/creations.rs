@@ -1,7 +1,7 @@
 //! Compares objects that are written only once: the content that this manager wanted, and the
 //! content that the manager in charge wrote. No I/O: time is an argument.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::contents::{differences, part};
 use super::diff::Change;
 use super::intended::{IntendedWrite, Place};
+use super::request::Request;
 
 /// How long after a creation by the manager in charge this manager's wish is compared with it.
 const RECENT: Duration = Duration::from_secs(15);
@@ -16,11 +17,15 @@ const RECENT: Duration = Duration::from_secs(15);
 /// The number of recent creations that are kept for each place.
 const KEPT: usize = 50;
 
+/// The number of differing creations that are kept for the report: each may have many kilobytes.
+const KEPT_DIFFERING: usize = 100;
+
 /// A creation whose content this manager wanted to be different.
 pub struct Differing {
+    /// Without its body, and with the values of the manager in charge as old values of its changes.
     pub wish: IntendedWrite,
-    /// The changes, with the values of the manager in charge as old values.
-    pub changes: Vec<Change>,
+    /// The uid of the object's first owner, if it has one.
+    owner: Option<String>,
     /// The content that this manager wanted.
     part: Value,
     pub since: Duration,
@@ -48,7 +53,10 @@ struct Made {
 pub struct Creations {
     /// The recent creations by the manager in charge.
     recent: HashMap<Place, Vec<Made>>,
+    /// At most [`KEPT_DIFFERING`].
     differing: Vec<Differing>,
+    /// How often each controller wanted others that differed.
+    beyond: BTreeMap<String, u64>,
 }
 
 impl Creations {
@@ -103,20 +111,39 @@ impl Creations {
         let known = self.differing.iter_mut().find(|known| {
             known.wish.place == wish.place && known.wish.controller == wish.controller
         });
-        match known {
-            Some(known) => known.times += 1,
-            None => self.differing.push(Differing {
-                wish: wish.clone(),
-                changes,
-                part,
-                since: now,
-                times: 1,
-            }),
+        if let Some(known) = known {
+            known.times += 1;
+            return;
         }
+        if self.differing.len() == KEPT_DIFFERING {
+            *self.beyond.entry(wish.controller.clone()).or_default() += 1;
+            return;
+        }
+        let owner = wish.request.body["metadata"]["ownerReferences"][0]["uid"].as_str();
+        let owner = owner.map(str::to_owned);
+        let request = Request { body: Value::Null, ..wish.request.clone() };
+        let wish = IntendedWrite { request, changes, ..wish.clone() };
+        self.differing.push(Differing { wish, owner, part, since: now, times: 1 });
+    }
+
+    /// An object is gone. Forgets its differing creations: those of what it owned, or, if it had no
+    /// owner, its own. Returns their controllers.
+    pub fn gone(&mut self, place: &Place, uid: &str) -> Vec<String> {
+        let is_of = |known: &mut Differing| match &known.owner {
+            Some(owner) => owner == uid,
+            None => known.wish.place == *place,
+        };
+        let gone = self.differing.extract_if(.., is_of);
+        gone.map(|known| known.wish.controller).collect()
     }
 
     pub fn differing(&self) -> impl Iterator<Item = &Differing> {
         self.differing.iter()
+    }
+
+    /// How often each controller wanted a differing creation that is not kept.
+    pub fn beyond(&self) -> impl Iterator<Item = (&String, &u64)> {
+        self.beyond.iter()
     }
 
     /// Forgets creations that are no longer recent.

@@ -263,14 +263,14 @@ impl Flow {
         {
             shadow.ledger.lock().made(now, write, &object);
         }
-        shadow.ledger.lock().saw(
-            now,
-            &meta.place(&self.resource),
-            generated.as_ref(),
-            seen,
-            by_incumbent,
-            || whole(object),
-        );
+        let place = meta.place(&self.resource);
+        if seen == Seen::Gone {
+            shadow.ledger.lock().gone(&place, &meta.uid);
+        }
+        shadow
+            .ledger
+            .lock()
+            .saw(now, &place, generated.as_ref(), seen, by_incumbent, || whole(object));
         let object = ObjectKey::new(&meta.namespace, &meta.name);
         let turn = |what| Turn::take(what, &meta.namespace, &meta.resource_version, shadow);
         let waits = match write {

@@ -13,6 +13,7 @@ use super::intended::{IntendedWrite, Place};
 use super::report::{Item, Outcome, Report, Row, Unexpected};
 use super::request::{Effect, Request};
 use crate::lookup::Lookup;
+use crate::objects::Uid;
 
 /// A write of the manager in charge is expected at once if this manager wanted a write of the same
 /// place and kind within this time before it.
@@ -428,6 +429,13 @@ impl Ledger {
         });
     }
 
+    /// Records that an object is gone.
+    pub fn gone(&mut self, place: &Place, uid: &Uid) {
+        for controller in self.creations.gone(place, &uid.to_string()) {
+            self.count(&controller).dropped += 1;
+        }
+    }
+
     /// Whether this manager recently wanted such a write, which makes the write expected.
     pub fn expects(&mut self, now: Duration, write: &Write) -> bool {
         let since = now.saturating_sub(CLAIM_WINDOW);
@@ -596,9 +604,7 @@ impl Ledger {
             // Another object of the batch may follow that agrees.
             let is_late = age >= self.grace;
             let outcome = if is_late { Outcome::Contradicted } else { Outcome::Pending };
-            let wish =
-                IntendedWrite { changes: differing.changes.clone(), ..differing.wish.clone() };
-            item(&wish, outcome, age, differing.times)
+            item(&differing.wish, outcome, age, differing.times)
         }));
         items.sort_by(|a, b| {
             (&a.controller, &a.resource, &a.namespace, &a.name).cmp(&(
@@ -612,6 +618,9 @@ impl Ledger {
         for (controller, counts) in &self.counts {
             let row = rows.entry(controller).or_default();
             (row.expected, row.met, row.dropped) = (counts.expected, counts.met, counts.dropped);
+        }
+        for (controller, times) in self.creations.beyond() {
+            rows.entry(controller).or_default().contradicted += times;
         }
         for item in &items {
             let row = rows.entry(&item.controller).or_default();

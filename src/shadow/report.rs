@@ -80,6 +80,7 @@ pub struct Row {
     pub dropped: u64,
     pub pending: u64,
     pub outstanding: u64,
+    /// Also creations that differ and are not listed, each time that they are wanted.
     pub contradicted: u64,
 }
 
@@ -107,7 +108,12 @@ pub struct Report {
 impl Report {
     /// Whether nothing is outstanding, contradicted or unexpected.
     pub fn is_clean(&self) -> bool {
-        self.outstanding.is_empty() && self.contradicted.is_empty() && self.unexpected_writes == 0
+        self.outstanding.is_empty() && self.all_contradicted() == 0 && self.unexpected_writes == 0
+    }
+
+    /// With those that are not listed.
+    fn all_contradicted(&self) -> u64 {
+        self.controllers.iter().map(|row| row.contradicted).sum()
     }
 
     pub fn publish(&self) {
@@ -243,6 +249,10 @@ impl fmt::Display for Report {
                 writeln!(f, "\n{title}:")?;
                 items.iter().try_for_each(|item| item.fmt(f))?;
             }
+        }
+        match self.all_contradicted().saturating_sub(self.contradicted.len() as u64) {
+            0 => {}
+            more => writeln!(f, "  and {more} more creations with another content")?,
         }
         if !self.unexpected.is_empty() {
             writeln!(f, "\nunexpected:")?;
