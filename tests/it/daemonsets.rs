@@ -18,7 +18,7 @@ const REVISION: &str = "controller-revision-hash";
 /// The nodes have no lease that a node controller could watch.
 const CONTROLLERS: &str = "--controllers=daemonset,garbagecollector";
 
-fn daemon_set(strategy: Value) -> Value {
+pub fn daemon_set(strategy: Value) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": { "name": "agent", "namespace": "default" },

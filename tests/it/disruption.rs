@@ -9,6 +9,7 @@ use kube_controller_manager::objects::{
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
+use crate::daemonsets::daemon_set;
 use crate::env::*;
 use crate::kinds::{DEFINITIONS, WIDGETS, serve_widgets, wait_until_deleted, wait_until_exists};
 
@@ -179,13 +180,12 @@ fn a_budget_counts_the_pods_of_custom_controllers_by_their_scale() {
         create(client, pod("odd", "widget", Some(&widget))).await;
         let demand = json!({ "maxUnavailable": 1 });
         create(client, budget("widget", json!({ "app": "widget" }), demand)).await;
-        let why = "widgets.example.com does not implement the scale subresource";
-        let message = format!("Failed to calculate the number of expected pods: {why}");
+        let message = format!("Failed to calculate the number of expected pods: {NO_SCALE}");
         has_event(env, "widget", "CalculateExpectedPodCountFailed", &message).await;
         let key = ObjectKey::new("default", "widget");
         let failed = |budget: &Value| budget["status"]["conditions"][0]["reason"] == "SyncFailed";
         let found = wait_until_exists(env, &PodDisruptionBudget::RESOURCE, &key, failed).await;
-        assert_eq!(found["status"]["conditions"][0]["message"], why);
+        assert_eq!(found["status"]["conditions"][0]["message"], NO_SCALE);
         assert_eq!(found["status"]["disruptionsAllowed"], 0);
 
         create(client, pod("alone", "alone", None)).await;
@@ -195,6 +195,29 @@ fn a_budget_counts_the_pods_of_custom_controllers_by_their_scale() {
         let advice = "please set \".spec.minAvailable\" field of the PDB to an integer value.";
         has_event(env, "alone", "UnmanagedPods", advice).await;
         drop(manager);
+    });
+}
+
+/// Why a budget does not know how many pods a widget has.
+const NO_SCALE: &str = "widgets.example.com does not implement the scale subresource; a budget of its pods needs \
+                        an integer minAvailable";
+
+/// Upstream gives up, since DaemonSets have no Scale.
+#[test]
+fn a_budget_counts_the_pods_of_a_daemon_set_by_its_nodes() {
+    everywhere("budget-daemons", async |env| {
+        // The three nodes have no lease that a node controller could watch.
+        let _manager = env.manager("manager", &["--controllers=daemonset,disruption"]);
+        let client = &env.client;
+        create(client, daemon_set(json!({}))).await;
+        let demand = json!({ "maxUnavailable": 1 });
+        create(client, budget("agent", json!({ "app": "agent" }), demand)).await;
+        has_counts(env, "agent", [3, 2, 1]).await;
+        evict(env, &env.pods().await[0].meta.name).await.expect("evicted");
+
+        let demand = json!({ "maxUnavailable": null, "minAvailable": "100%" });
+        merge::<PodDisruptionBudget>(client, "agent", json!({ "spec": demand })).await;
+        has_counts(env, "agent", [3, 3, 0]).await;
     });
 }
 
@@ -216,8 +239,7 @@ fn a_finished_pod_of_a_controller_without_a_scale_does_not_count() {
         create(client, pod("task", "web", Some(&widget))).await;
         create(client, budget("web", json!({ "app": "web" }), json!({ "maxUnavailable": 1 })))
             .await;
-        let why = "widgets.example.com does not implement the scale subresource";
-        has_event(env, "web", "CalculateExpectedPodCountFailed", why).await;
+        has_event(env, "web", "CalculateExpectedPodCountFailed", NO_SCALE).await;
         set_status(env, &Pod::RESOURCE, "task", json!({ "phase": "Succeeded" })).await;
         has_counts(env, "web", [3, 2, 1]).await;
     });

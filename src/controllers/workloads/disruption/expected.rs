@@ -115,8 +115,8 @@ impl Disruption {
     }
 
     /// The controller that decides on the number of pods, which may be the controller of `owner`, and
-    /// that number. The caches answer for the built-in kinds, Scales for the others.
-    /// Upstream: `finders`.
+    /// that number. The caches answer for the built-in kinds, Scales for the others. A DaemonSet has no
+    /// Scale: it wants a pod for each of its nodes. Upstream: `finders`.
     async fn scale_of(&self, namespace: &str, owner: &OwnerReference) -> Result<Scale, Error> {
         let cached = match (owner.group(), owner.kind.as_str()) {
             ("", "ReplicationController") => {
@@ -126,6 +126,12 @@ impl Disruption {
                 replicas(&self.stateful_sets, namespace, owner, |found| found.spec.replicas)
             }
             ("apps" | "extensions", "ReplicaSet") => self.of_replica_set(namespace, owner),
+            ("apps", "DaemonSet") => {
+                let found = replicas(&self.daemon_sets, namespace, owner, |found| {
+                    Some(found.status.desired_number_scheduled)
+                });
+                return Ok(found.map_or(Scale::Gone, |(uid, replicas)| Scale::Of(uid, replicas)));
+            }
             _ => None,
         };
         match cached {
@@ -176,9 +182,10 @@ async fn by_scale(
         Ok(_) => Ok(Scale::Gone),
         Err(error) if error.is_not_found() => match scales.are_served(resource).await? {
             true => Ok(Scale::Gone),
-            false => {
-                Ok(Scale::Missing(format!("{resource} does not implement the scale subresource")))
-            }
+            false => Ok(Scale::Missing(format!(
+                "{resource} does not implement the scale subresource; a budget of its pods needs an \
+                 integer minAvailable"
+            ))),
         },
         Err(error) => Err(error.into()),
     }

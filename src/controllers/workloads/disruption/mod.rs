@@ -17,8 +17,8 @@ use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{
-    Deployment, ObjectKey, Pod, PodDisruptionBudget, PodDisruptionBudgetStatus, ReplicaSet,
-    ReplicationController, Selector, StatefulSet, golang,
+    DaemonSet, Deployment, Labels, ObjectKey, Pod, PodDisruptionBudget, PodDisruptionBudgetStatus,
+    ReplicaSet, ReplicationController, Selector, StatefulSet, golang,
 };
 
 /// What must have passed after a deadline for it to be over.
@@ -30,6 +30,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// The controller `disruption-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (budgets, pods) = (c.lister::<PodDisruptionBudget>(), c.lister::<Pod>());
+    let daemon_sets = c.lister::<DaemonSet>();
     let this = Arc::new(Disruption {
         client: c.client(),
         scales: Scales::new(c.client()),
@@ -41,6 +42,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         deployments: c.lister(),
         stateful_sets: c.lister(),
         controllers: c.lister(),
+        daemon_sets: daemon_sets.clone(),
     });
     let stale = Arc::new(Stale { client: c.client(), clock: c.clock(), pods: pods.clone() });
     let queue = c.queue(QueuePolicy::default().paced());
@@ -54,6 +56,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             && let Some(after) = stale_pods.cleared_after(pod)
         {
             timers.add_after(pod.meta.key(), after);
+        }
+    });
+    let of_set = this.clone();
+    c.watch(&daemon_sets, &queue, move |change, queue| {
+        if wants_other_number(&change) {
+            let set = change.object();
+            let budgets = of_set.budgets_for(&set.meta.namespace, &set.spec.template.labels);
+            budgets.iter().for_each(|budget| queue.add(budget.meta.key()));
         }
     });
     c.sync(queue, &this, Disruption::sync);
@@ -72,17 +82,34 @@ struct Disruption {
     deployments: Lister<Deployment>,
     stateful_sets: Lister<StatefulSet>,
     controllers: Lister<ReplicationController>,
+    daemon_sets: Lister<DaemonSet>,
+}
+
+/// Whether the scale of a DaemonSet is another one, which may come after the last event of its pods.
+fn wants_other_number(change: &Change<'_, DaemonSet>) -> bool {
+    let number = |set: &DaemonSet| set.status.desired_number_scheduled;
+    match change {
+        Change::Added { .. } => true,
+        Change::Updated { old, new } => number(old) != number(new),
+        Change::Resync { .. } | Change::Deleted(_) => false,
+    }
 }
 
 impl Disruption {
+    /// The budgets that select pods with these labels.
+    fn budgets_for(&self, namespace: &str, labels: &Labels) -> Vec<Arc<PodDisruptionBudget>> {
+        let mut budgets = self.budgets.in_namespace(namespace);
+        budgets.retain(|budget| {
+            Selector::try_from(budget.spec.selector.as_ref())
+                .is_ok_and(|selector| selector.matches(labels))
+        });
+        budgets
+    }
+
     /// Queues the budget that selects `pod`. If there are several, which is an error, one is
     /// chosen. Upstream: `getPdbForPod`.
     fn wake_budget(&self, pod: &Pod, queue: &Queue) {
-        let mut budgets = self.budgets.in_namespace(&pod.meta.namespace);
-        budgets.retain(|budget| {
-            Selector::try_from(budget.spec.selector.as_ref())
-                .is_ok_and(|selector| selector.matches(&pod.meta.labels))
-        });
+        let budgets = self.budgets_for(&pod.meta.namespace, &pod.meta.labels);
         let Some(first) = budgets.iter().min_by(|a, b| a.meta.name.cmp(&b.meta.name)) else {
             return;
         };
@@ -202,6 +229,74 @@ mod tests {
         Lister::new(cache)
     }
 
+    fn disruption(client: Client) -> Disruption {
+        Disruption {
+            scales: Scales::new(client.clone()),
+            client,
+            recorder: Recorder::to_sink(Arc::new(NoSink)),
+            clock: FakeClock::new(Timestamp::from_secs(0)),
+            budgets: cached(Vec::new()),
+            pods: cached(Vec::new()),
+            sets: cached(Vec::new()),
+            deployments: cached(Vec::new()),
+            stateful_sets: cached(Vec::new()),
+            controllers: cached(Vec::new()),
+            daemon_sets: cached(Vec::new()),
+        }
+    }
+
+    fn daemon_set(name: &str, nodes: i32) -> DaemonSet {
+        from_value(json!({
+            "metadata": { "namespace": "ns", "name": name, "uid": name },
+            "status": { "desiredNumberScheduled": nodes },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_daemon_set_wants_a_pod_for_each_of_its_nodes() {
+        let client = block_on(answering(|_| (404, json!({}))));
+        let this = Disruption {
+            daemon_sets: cached(vec![daemon_set("a", 5), daemon_set("new", 0)]),
+            ..disruption(client)
+        };
+        let pod = |owner: &str| -> Arc<Pod> {
+            let owner = json!({
+                "apiVersion": "apps/v1", "kind": "DaemonSet", "name": owner, "uid": owner, "controller": true,
+            });
+            let metadata = json!({ "namespace": "ns", "name": "p", "ownerReferences": [owner] });
+            Arc::new(from_value(json!({ "metadata": metadata })).unwrap())
+        };
+        // The owners of the pods, the budget; the pods expected and how many must be healthy.
+        for (owners, demand, expected) in [
+            (vec!["a", "a"], json!({ "maxUnavailable": 1 }), Some((5, 4))),
+            (vec!["a"], json!({ "maxUnavailable": "20%" }), Some((5, 4))),
+            (vec!["a", "new"], json!({ "minAvailable": "50%" }), Some((5, 3))),
+            (vec!["new"], json!({ "maxUnavailable": 1 }), Some((0, 0))),
+            (vec!["a", "gone"], json!({ "maxUnavailable": 1 }), None),
+            (vec!["gone"], json!({ "minAvailable": 1 }), Some((1, 1))),
+        ] {
+            let budget = from_value(json!({ "metadata": { "namespace": "ns" }, "spec": demand }));
+            let pods: Vec<Arc<Pod>> = owners.iter().map(|owner| pod(owner)).collect();
+            let found = block_on(this.expected(&budget.unwrap(), &pods));
+            let found = found.ok().map(|found| (found.count, found.desired));
+            assert_eq!(found, expected, "{owners:?} {demand}");
+        }
+    }
+
+    #[test]
+    fn another_number_of_nodes_wakes_the_budgets_of_a_daemon_set() {
+        let [three, also_three, four] = [3, 3, 4].map(|nodes| Arc::new(daemon_set("a", nodes)));
+        for (change, expected) in [
+            (Change::Added { new: &three, initial: true }, true),
+            (Change::Updated { old: &three, new: &also_three }, false),
+            (Change::Updated { old: &three, new: &four }, true),
+            (Change::Resync { object: &three }, false),
+        ] {
+            assert_eq!(wants_other_number(&change), expected);
+        }
+    }
+
     #[test]
     fn a_budget_whose_scale_cannot_be_read_for_now_is_retried() {
         let metadata = json!({
@@ -221,16 +316,9 @@ mod tests {
                 false => (code, json!({})),
             }));
             let this = Arc::new(Disruption {
-                scales: Scales::new(client.clone()),
-                client,
-                recorder: Recorder::to_sink(Arc::new(NoSink)),
-                clock: FakeClock::new(Timestamp::from_secs(0)),
                 budgets: cached(vec![from_value(budget.clone()).unwrap()]),
                 pods: cached(vec![from_value(json!({ "metadata": metadata })).unwrap()]),
-                sets: cached(Vec::new()),
-                deployments: cached(Vec::new()),
-                stateful_sets: cached(Vec::new()),
-                controllers: cached(Vec::new()),
+                ..disruption(client)
             });
             let synced = block_on(this.sync(ObjectKey::new("ns", "a")));
             assert_eq!(synced.unwrap(), next, "{code}");

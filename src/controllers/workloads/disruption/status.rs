@@ -106,7 +106,8 @@ pub(super) fn calculate(
     }
 }
 
-/// Allows no eviction, and says why. Upstream: `failSafe`.
+/// Allows no eviction, and says why. A condition of the Go manager, which says less, stays.
+/// Upstream: `failSafe`.
 pub(super) fn failed(
     old: &PodDisruptionBudgetStatus,
     why: String,
@@ -114,7 +115,15 @@ pub(super) fn failed(
 ) -> PodDisruptionBudgetStatus {
     let mut status = PodDisruptionBudgetStatus { disruptions_allowed: 0, ..old.clone() };
     let generation = old.observed_generation;
-    set_condition(&mut status.conditions, "False", "SyncFailed", why, generation, now);
+    let is_said = status.conditions.iter().any(|known| {
+        known.r#type == DISRUPTION_ALLOWED
+            && known.reason == "SyncFailed"
+            && !known.message.is_empty()
+            && why.starts_with(&*known.message)
+    });
+    if !is_said {
+        set_condition(&mut status.conditions, "False", "SyncFailed", why, generation, now);
+    }
     status
 }
 
@@ -245,6 +254,10 @@ mod tests {
                 "lastTransitionTime": later, "reason": "SyncFailed", "message": "no",
             })
         );
+        for (why, message) in [("no; do this", "no"), ("yes", "yes")] {
+            let found = super::failed(&failed, why.to_owned(), later);
+            assert_eq!(&*found.conditions[0].message, message, "{why}");
+        }
         let again = calculate(&failed, 2, counts, DisruptedPods::new(), later);
         assert_eq!(again.disruptions_allowed, 2);
         assert_eq!(
