@@ -294,6 +294,82 @@ fn targets_follow_custom_and_external_metrics() {
     });
 }
 
+/// Upstream of 1.36 waits for the period first.
+#[test]
+fn a_new_or_changed_autoscaler_does_not_wait_for_the_period() {
+    everywhere("autoscaler-new", async |env| {
+        let _manager = env.manager("manager", &["--horizontal-pod-autoscaler-sync-period=1h"]);
+        let client = &env.client;
+        create(client, target("web", 5, json!({}))).await;
+        create(client, autoscaler("web", "web", [1, 4], cpu(50))).await;
+        scales(env, "web", 4, |_| true).await;
+        let spec = json!({ "spec": { "maxReplicas": 3 } });
+        merge::<HorizontalPodAutoscaler>(client, "web", spec).await;
+        scales(env, "web", 3, |_| true).await;
+    });
+}
+
+/// The external metric `jobs` has this value.
+fn jobs(value: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "sandbox-external-metrics", "namespace": "default" },
+        "data": { "jobs": value },
+    })
+}
+
+fn jobs_of_each_pod(average: &str) -> Value {
+    json!({ "type": "External", "external": {
+        "metric": { "name": "jobs" }, "target": { "type": "AverageValue", "averageValue": average },
+    } })
+}
+
+/// Upstream scales to zero, and cannot return from there: a server of 1.37 accepts `minReplicas: 0`.
+#[test]
+fn a_target_does_not_go_to_zero_without_the_gate() {
+    Env::run("autoscaler-zero", async |env| {
+        let _manager = env.manager("manager", &FLAGS);
+        let client = &env.client;
+        create(client, jobs("0")).await;
+        create(client, target("web", 2, json!({}))).await;
+        create(client, autoscaler("web", "web", [0, 4], jobs_of_each_pod("1"))).await;
+        let limited = ("True", "TooFewReplicas");
+        let status = scales(env, "web", 1, |status| is(status, "ScalingLimited", limited)).await;
+        let said = "kube-controller-manager needs the feature gate HPAScaleToZero";
+        assert!(status.to_string().contains(said), "{status}");
+    });
+}
+
+/// Upstream takes the replicas of the status, with those of the surge.
+#[test]
+fn a_rollout_with_a_surge_is_not_scaled_up_within_the_tolerance() {
+    Env::run("autoscaler-surge", async |env| {
+        let _manager = env.manager("manager", &FLAGS);
+        let client = &env.client;
+        create(client, jobs("20")).await;
+        let mut web = target("web", 2, json!({}));
+        web["spec"]["strategy"] =
+            json!({ "rollingUpdate": { "maxSurge": "100%", "maxUnavailable": 0 } });
+        create(client, web).await;
+        let mut scaler = autoscaler("web", "web", [1, 9], jobs_of_each_pod("10"));
+        scaler["spec"]["behavior"] = json!({ "scaleDown": { "tolerance": "0.9" } });
+        create(client, scaler).await;
+        scales(env, "web", 2, |_| true).await;
+
+        // The pods of the surge do not become ready, so they stay beside the old ones.
+        let template = json!({ "metadata": { "annotations": { "sandbox/ready": "false" } } });
+        merge::<Deployment>(client, "web", json!({ "spec": { "template": template } })).await;
+        let halved = |status: &Value| {
+            status["currentMetrics"][0]["external"]["current"]["averageValue"] == "5"
+        };
+        let status = has_status(env, "web", halved).await;
+        assert_eq!(
+            (&status["currentReplicas"], &status["desiredReplicas"]),
+            (&json!(2), &json!(2))
+        );
+    });
+}
+
 #[test]
 fn behavior_limits_the_rate_and_a_pod_has_one_autoscaler() {
     Env::run("autoscaler-behavior", async |env| {

@@ -3,7 +3,7 @@
 use cel_compiler::{on_deep_stack, parse};
 use serde_json::{Value, json};
 
-use super::fault::{invalid, required, unsupported};
+use super::fault::{forbidden, invalid, required, unsupported};
 use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
 use super::rules::Rules;
 use crate::status::Cause;
@@ -81,9 +81,16 @@ fn hpa_faults(hpa: &Value) -> Vec<Cause> {
     let of =
         |part: &str| hpa.pointer(&format!("/spec/{part}")).and_then(Value::as_i64).unwrap_or(0);
     let (least, most) = (of("minReplicas"), of("maxReplicas"));
-    if least < 1 {
-        let detail = "must be greater than or equal to 1";
+    // Zero as on servers of 1.37, and on those of 1.36 with the gate HPAScaleToZero.
+    let metrics = list(hpa, "/spec/metrics");
+    let has_other =
+        || metrics.iter().any(|metric| matches!(text(metric, "/type"), "Object" | "External"));
+    if least < 0 {
+        let detail = "must be greater than or equal to 0";
         faults.push(invalid("spec.minReplicas", &least.into(), detail));
+    } else if least == 0 && !has_other() {
+        let detail = "must specify at least one Object or External metric to support scaling to zero replicas";
+        faults.push(forbidden("spec.metrics", detail));
     }
     match most {
         0 => faults.push(required("spec.maxReplicas", "must be set and greater than 0")),

@@ -52,12 +52,12 @@ impl QuotaSpec {
         })
     }
 
-    /// The requests of a pod with pod-level requests; empty for others. The resources of a resize in
-    /// progress do not count.
+    /// The requests of a pod with pod-level requests, without its overhead; empty for others. The
+    /// resources of a resize in progress do not count.
     pub(super) fn requests_as_a_whole(&self) -> ResourceList {
         let mut named = self.whole.iter().flat_map(|resources| resources.requests.iter());
         match named.any(|(name, _)| counts_as_a_whole(name)) {
-            true => Resources::new(self, &WireStatus::default()).requests(),
+            true => Resources::new(self, &WireStatus::default()).requests_without_overhead(),
             false => ResourceList::default(),
         }
     }
@@ -162,7 +162,13 @@ impl<'a> Resources<'a> {
 
     /// Upstream: `PodRequests`.
     fn requests(&self) -> ResourceList {
-        let mut requests = self.sum(
+        let mut requests = self.requests_without_overhead();
+        requests.add(&self.spec.overhead);
+        requests
+    }
+
+    fn requests_without_overhead(&self) -> ResourceList {
+        self.sum(
             |resources| &resources.requests,
             |asked, given, promised| {
                 let mut requests = given.clone();
@@ -172,9 +178,7 @@ impl<'a> Resources<'a> {
                 }
                 requests
             },
-        );
-        requests.add(&self.spec.overhead);
-        requests
+        )
     }
 
     /// Upstream: `PodLimits`.

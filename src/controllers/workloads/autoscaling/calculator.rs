@@ -10,8 +10,8 @@ use crate::objects::{Pod, PodPhase, ResourceList, Timestamp};
 /// One metric of one pod.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct PodMetric {
-    /// In thousandths.
-    pub value: i64,
+    /// In thousandths. Sums of all pods, and what is assumed of a pod, may need more than 64 bits.
+    pub value: i128,
     pub timestamp: Timestamp,
     /// The time over which it was measured, up to `timestamp`.
     pub window: Duration,
@@ -50,6 +50,15 @@ pub(super) struct Proposal {
     pub usage: i64,
     /// In percent of the requests.
     pub utilization: Option<i32>,
+}
+
+/// The numbers of replicas of a target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replicas {
+    /// `scale.spec.replicas`
+    pub wanted: i32,
+    /// `scale.status.replicas`, which has the pods of a surge as well.
+    pub existing: i32,
 }
 
 /// The pods of a target, and the rules.
@@ -91,10 +100,8 @@ impl<'a> Calculator<'a> {
         let requests = self.requests(container, resource)?;
         let measure = |metrics: &PodMetrics| utilization(metrics, &requests, target);
         // A pod without metrics counts with its request, or with the target if that is higher.
-        let full = |pod: &str| {
-            let request = requests.get(pod).copied().unwrap_or(0);
-            request.wrapping_mul(target.max(100).into()) / 100
-        };
+        let full =
+            |pod: &str| requests.get(pod).copied().unwrap_or(0) * i128::from(target.max(100)) / 100;
         let (ratio, percent, usage) = measure(&metrics)?;
         let measure = |metrics: &PodMetrics| measure(metrics).map(|(ratio, ..)| ratio);
         let replicas = self.decide(metrics, &groups, current, ratio, full, measure)?;
@@ -112,19 +119,19 @@ impl<'a> Calculator<'a> {
     ) -> Result<Proposal, String> {
         let groups = self.prepare(&mut metrics, resource)?;
         let measure = |metrics: &PodMetrics| {
-            let sum = metrics.values().fold(0i64, |sum, metric| sum.wrapping_add(metric.value));
+            let sum: i128 = metrics.values().map(|metric| metric.value).sum();
             let average = sum / count(metrics.len());
-            (average as f64 / target as f64, average)
+            (average as f64 / target as f64, saturated(average))
         };
         let (ratio, usage) = measure(&metrics);
         let measure = |metrics: &PodMetrics| Ok(measure(metrics).0);
-        let replicas = self.decide(metrics, &groups, current, ratio, |_| target, measure)?;
+        let replicas = self.decide(metrics, &groups, current, ratio, |_| target.into(), measure)?;
         Ok(Proposal { replicas, usage, utilization: None })
     }
 
     /// The replicas that bring one value, in thousandths, to `target`. Upstream:
     /// `GetObjectMetricReplicas`, `GetExternalMetricReplicas`.
-    pub fn by_value(&self, usage: i64, current: i32, target: i64) -> Result<Proposal, String> {
+    pub fn by_value(&self, usage: i128, current: i32, target: i64) -> Result<Proposal, String> {
         let ratio = usage as f64 / target as f64;
         let replicas = match current {
             // Without tolerance and without pods, so that it can start from zero.
@@ -138,7 +145,7 @@ impl<'a> Calculator<'a> {
                 ceil(ratio * ready as f64)
             }
         };
-        Ok(Proposal { replicas, usage, utilization: None })
+        Ok(Proposal { replicas, usage: saturated(usage), utilization: None })
     }
 
     /// Groups the pods and drops the metrics of those that do not count.
@@ -199,7 +206,7 @@ impl<'a> Calculator<'a> {
     }
 
     /// The request of each pod. Upstream: `calculateRequests`.
-    fn requests(&self, container: &str, resource: &str) -> Result<HashMap<&'a str, i64>, String> {
+    fn requests(&self, container: &str, resource: &str) -> Result<HashMap<&'a str, i128>, String> {
         let of = |pod: &'a Arc<Pod>| {
             let as_a_whole = self.pod_level_resources
                 && !pod.spec.shape.requests.is_empty()
@@ -221,7 +228,7 @@ impl<'a> Calculator<'a> {
         groups: &Groups<'_>,
         current: i32,
         ratio: f64,
-        full: impl Fn(&str) -> i64,
+        full: impl Fn(&str) -> i128,
         measure: impl Fn(&PodMetrics) -> Result<f64, String>,
     ) -> Result<i32, String> {
         let counts_unready = !groups.unready.is_empty() && ratio > 1.0;
@@ -231,7 +238,7 @@ impl<'a> Calculator<'a> {
                 false => ceil(ratio * groups.ready as f64),
             });
         }
-        let mut assume = |pod: &str, value: i64| {
+        let mut assume = |pod: &str, value: i128| {
             let (timestamp, window) = (self.now, Duration::ZERO);
             metrics.insert(pod.into(), PodMetric { value, timestamp, window });
         };
@@ -257,43 +264,23 @@ impl<'a> Calculator<'a> {
     }
 }
 
-/// The sum of a metric's values; the largest or the least number where it is out of range.
-pub(super) fn sum(values: &[i64]) -> i64 {
-    let mut sum = 0i64;
-    for value in values {
-        let Some(more) = sum.checked_add(*value) else {
-            return if *value > 0 { i64::MAX } else { i64::MIN };
-        };
-        sum = more;
-    }
-    sum
-}
-
-/// The replicas for `target` thousandths each. `usage`: the sum over `current` replicas; the result
-/// has the average. Upstream: `GetObjectPerPodMetricReplicas`.
-pub(super) fn by_share(usage: i64, current: i32, target: i64, tolerances: Tolerances) -> Proposal {
-    let (sum, count, target) = (usage as f64, f64::from(current), target as f64);
-    let replicas = match tolerances.cover(sum / (target * count)) {
-        true => current,
-        false => ceil(sum / target),
-    };
-    Proposal { replicas, usage: (sum / count).ceil() as i64, utilization: None }
-}
-
-/// As [`by_share`], for the sum of `values`. A sum that falls below zero counts as too large:
-/// upstream treats it as an overflow. Upstream: `GetExternalPerPodMetricReplicas`.
-pub(super) fn by_shares(
-    values: &[i64],
-    current: i32,
+/// The replicas for `target` thousandths each, and the average over the replicas that exist, or the whole
+/// `usage` where none does. `usage`: the sum of all. Upstream: `GetObjectPerPodMetricReplicas`,
+/// `GetExternalPerPodMetricReplicas`.
+pub(super) fn by_share(
+    usage: i128,
+    replicas: Replicas,
     target: i64,
     tolerances: Tolerances,
 ) -> Proposal {
-    let add = |sum: i64, value: &i64| sum.checked_add(*value).filter(|sum| *sum >= 0);
-    let sum = values.iter().try_fold(0, add).unwrap_or(i64::MAX);
-    let proposal = by_share(sum, current, target, tolerances);
-    // Such a sum is shown as it is.
-    let is_too_large = sum as f64 >= i64::MAX as f64;
-    Proposal { usage: if is_too_large { i64::MAX } else { proposal.usage }, ..proposal }
+    let Replicas { wanted, existing } = replicas;
+    let (sum, target) = (usage as f64, target as f64);
+    let replicas = match tolerances.cover(sum / (target * f64::from(existing))) {
+        true => wanted,
+        false => ceil(sum / target),
+    };
+    let average = (sum / f64::from(existing.max(1))).ceil() as i64;
+    Proposal { replicas, usage: average, utilization: None }
 }
 
 /// Rounded up; at most the largest `i32`.
@@ -301,8 +288,13 @@ fn ceil(replicas: f64) -> i32 {
     replicas.ceil() as i32
 }
 
-fn count(len: usize) -> i64 {
-    i64::try_from(len).unwrap_or(i64::MAX).max(1)
+fn count(len: usize) -> i128 {
+    len.max(1) as i128
+}
+
+/// The nearest number of 64 bits.
+fn saturated(number: i128) -> i64 {
+    number.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
 
 fn runs_ready(pod: &Pod) -> bool {
@@ -313,48 +305,47 @@ fn runs_ready(pod: &Pod) -> bool {
 /// without a request do not count. Upstream: `GetResourceUtilizationRatio`.
 fn utilization(
     metrics: &PodMetrics,
-    requests: &HashMap<&str, i64>,
+    requests: &HashMap<&str, i128>,
     target: i32,
 ) -> Result<(f64, i32, i64), String> {
-    let (mut used, mut requested, mut pods) = (0i64, 0i64, 0);
+    let (mut used, mut requested, mut pods) = (0, 0, 0);
     for (pod, metric) in metrics {
         if let Some(request) = requests.get(&**pod) {
-            used = used.wrapping_add(metric.value);
-            requested = requested.wrapping_add(*request);
+            used += metric.value;
+            requested += request;
             pods += 1;
         }
     }
     if requested == 0 {
         return Err(UNKNOWN_PODS.to_owned());
     }
-    let percent = used.wrapping_mul(100).wrapping_div(requested) as i32;
-    Ok((f64::from(percent) / f64::from(target), percent, used / count(pods)))
+    let percent = (used * 100 / requested).clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+    Ok((f64::from(percent) / f64::from(target), percent, saturated(used / count(pods))))
 }
 
 /// In thousandths. Upstream: `calculatePodLevelRequests`.
-fn pod_level_request(pod: &Pod, resource: &str) -> Result<i64, String> {
+fn pod_level_request(pod: &Pod, resource: &str) -> Result<i128, String> {
     let request = pod.spec.shape.requests.get(resource);
     request
-        .map(|request| request.milli_value())
+        .map(|request| request.milli_value().into())
         .ok_or_else(|| format!("missing pod-level request for {resource} in Pod {}", pod.meta.name))
 }
 
 /// In thousandths, of one container or, if it is not named, of all that run as long as the pod.
 /// Upstream: `calculatePodRequestsFromContainers`.
-fn container_requests(pod: &Pod, container: &str, resource: &str) -> Result<i64, String> {
+fn container_requests(pod: &Pod, container: &str, resource: &str) -> Result<i128, String> {
     let shape = &pod.spec.shape;
     let containers = shape.containers.iter().map(|found| (&found.name, &found.requests));
     let sidecars = shape.sidecars.iter().map(|found| (&found.name, &found.requests));
     let of = |name: &str, requests: &ResourceList| {
-        let request = requests.get(resource).map(|request| request.milli_value());
+        let request = requests.get(resource).map(|request| request.milli_value().into());
         request.ok_or_else(|| {
             format!("missing request for {resource} in container {name} of Pod {}", pod.meta.name)
         })
     };
     let mut all = containers.chain(sidecars);
     if container.is_empty() {
-        return all
-            .try_fold(0i64, |sum, (name, requests)| Ok(sum.wrapping_add(of(name, requests)?)));
+        return all.map(|(name, requests)| of(name, requests)).sum();
     }
     match all.find(|(name, _)| *name == container) {
         Some((name, requests)) => of(name, requests),

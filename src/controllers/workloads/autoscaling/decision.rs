@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::monitor::Action;
-use super::normalize::{History, Normalized, ReplicaBounds};
+use super::normalize::{History, Normalized, ReplicaBounds, TOO_FEW};
 use super::scaling_mode::{BELOW_MIN, ScalingMode, Zero, lifted};
 use super::sources::{Computed, Failed};
 use super::status::{
@@ -20,6 +20,9 @@ const SCALED: (&str, &str, &str) =
     ("True", "ScaledToZero", "the HPA controller scaled the workload to zero");
 const NOT_SCALED: (&str, &str, &str) =
     ("False", "NotScaledToZero", "the HPA controller did not scale the workload to zero");
+
+const ZERO_NEEDS_GATE: &str = "the desired replica count is zero, for which kube-controller-manager \
+                               needs the feature gate HPAScaleToZero: minReplicas counts as 1";
 
 /// The proposal of all metrics together.
 #[derive(Default)]
@@ -52,7 +55,7 @@ impl Scaling {
             was_scaled: known.is_some_and(|known| known.status == "True"),
             has_other_metrics: metrics.iter().any(|spec| needs_no_pods(&spec.r#type)),
         };
-        let (min, max) = (autoscaler.min_replicas(), autoscaler.spec.max_replicas);
+        let (min, max) = (zero.least(autoscaler.min_replicas()), autoscaler.spec.max_replicas);
         Scaling { current, min, max, zero }
     }
 
@@ -172,6 +175,12 @@ impl Reconcile<'_> {
                 let behavior = self.autoscaler.spec.behavior.as_ref();
                 let Normalized { desired: normalized, able, limited } =
                     recent.history.normalize(bounds, behavior, recent.window, recent.moment);
+                let limited = match limited {
+                    (is, TOO_FEW, _) if self.autoscaler.min_replicas() < min => {
+                        (is, TOO_FEW, ZERO_NEEDS_GATE)
+                    }
+                    other => other,
+                };
                 set_condition(&mut self.status, ABLE_TO_SCALE, able, now);
                 set_condition(&mut self.status, SCALING_LIMITED, limited, now);
                 let desired = lifted(current, normalized, min, zero);
@@ -272,6 +281,35 @@ mod tests {
             };
             let found = [ABLE_TO_SCALE, SCALING_LIMITED, SCALING_ACTIVE].map(reason);
             assert_eq!(found, conditions, "{current} {}", proposed.replicas);
+        }
+    }
+
+    #[test]
+    fn zero_replicas_need_the_gate_and_a_condition_says_so() {
+        let few = "the desired replica count is less than the minimum replica count";
+        // The gate, the behavior, the least number, the wanted and the present replicas; those decided
+        // on, and the message of ScalingLimited; empty: it is not limited.
+        for (gate, behavior, min, wanted, current, desired, message) in [
+            (true, false, 0, 0, 1, 0, ""),
+            (false, false, 0, 0, 1, 1, ZERO_NEEDS_GATE),
+            (false, true, 0, 0, 1, 1, ZERO_NEEDS_GATE),
+            (false, false, 0, 0, 3, 1, ZERO_NEEDS_GATE),
+            (false, false, 0, 2, 3, 2, ""),
+            (false, false, 2, 0, 3, 2, few),
+        ] {
+            let (mut of, key) = (autoscaler(false, behavior), ObjectKey::new("ns", "web"));
+            of.spec.min_replicas = Some(min);
+            let mut subject = reconcile(&of, &key);
+            let (history, moment) = (&mut History::default(), Duration::from_secs(7));
+            let mut recent = Recent { history, window: Duration::ZERO, moment };
+            let proposed = Proposed { replicas: wanted, ..Proposed::default() };
+            let scaling = Scaling::of(&of, current, gate);
+            let decision = subject.decide(scaling, &proposed, &mut recent, NOW);
+            assert_eq!(decision.desired, desired, "{gate} {min} {wanted} {current}");
+            let limited =
+                subject.status.conditions.iter().find(|known| known.r#type == SCALING_LIMITED);
+            let limited = limited.filter(|known| known.status == "True");
+            assert_eq!(limited.map_or("", |known| known.message.as_str()), message, "{current}");
         }
     }
 

@@ -100,14 +100,14 @@ struct Version {
 impl OfPod {
     /// In thousandths: of one container or, if it is not named, of all. `None` when a container
     /// lacks the resource.
-    fn value(&self, resource: &str, container: &str) -> Option<i64> {
-        let of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value());
+    fn value(&self, resource: &str, container: &str) -> Option<i128> {
+        let of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value().into());
         if !container.is_empty() {
             return of(self.containers.iter().find(|found| found.name == container)?);
         }
-        let values: Option<Vec<i64>> = self.containers.iter().map(of).collect();
+        let values: Option<Vec<i128>> = self.containers.iter().map(of).collect();
         let values = values.filter(|values| !values.is_empty())?;
-        Some(values.into_iter().fold(0, i64::wrapping_add))
+        Some(values.into_iter().sum())
     }
 }
 
@@ -171,7 +171,7 @@ impl MetricsApi {
         let metric = |found: MetricValue| {
             let window = found.window();
             let timestamp = time(found.timestamp);
-            let metric = PodMetric { value: found.value.milli_value(), timestamp, window };
+            let metric = PodMetric { value: found.value.milli_value().into(), timestamp, window };
             (found.described_object.name.into(), metric)
         };
         Ok(found.into_iter().map(metric).collect())
@@ -402,6 +402,8 @@ mod tests {
             assert_eq!(two.value(resource, container), value, "{resource} {container}");
         }
         assert_eq!(pod(Value::Null).value("cpu", ""), None);
+        let large = json!({ "name": "a", "usage": { "cpu": format!("{}m", i64::MAX) } });
+        assert_eq!(pod(json!([large, large])).value("cpu", ""), Some(2 * i128::from(i64::MAX)));
     }
 
     /// An adapter need not be written in Go, nor send what upstream's types send.

@@ -65,10 +65,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             // The key waits for its period; its sync removes the records of a deleted autoscaler.
             return;
         }
-        // Every autoscaler is synced once in a period, however often it changes.
-        queue.add_after(key.clone(), period);
-        if known.selectors.register(&key) {
+        let is_new = known.selectors.register(&key);
+        if is_new {
             AUTOSCALERS.inc();
+        }
+        // A new status waits for the period, as most are written here.
+        if is_new || matches!(change, Change::Updated { old, new } if old.spec != new.spec) {
+            queue.add(key);
         }
     });
     c.sync(queue, &this, Autoscaling::sync);

@@ -88,8 +88,10 @@ const SCALE_DOWN_LIMIT: (&str, &str) = (
 );
 const TOO_MANY: (&str, &str) =
     ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
-const TOO_FEW: (&str, &str) =
-    ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
+/// The reason of the condition ScalingLimited.
+pub(super) const TOO_FEW: &str = "TooFewReplicas";
+const BELOW_MIN: (&str, &str) =
+    (TOO_FEW, "the desired replica count is less than the minimum replica count");
 
 impl History {
     /// The number of replicas at the first sync counts as a recommendation.
@@ -199,7 +201,7 @@ impl History {
         } else if desired < current {
             let limit = self.down_limit(current, down, now).min(current);
             let (least, (reason, message)) =
-                if min < limit { (limit, SCALE_DOWN_LIMIT) } else { (min, TOO_FEW) };
+                if min < limit { (limit, SCALE_DOWN_LIMIT) } else { (min, BELOW_MIN) };
             if desired < least {
                 return (least, reason, message);
             }
@@ -264,7 +266,7 @@ impl ReplicaBounds {
         let (most, (reason, message)) =
             if max > rate { (rate, SCALE_UP_LIMIT) } else { (max, TOO_MANY) };
         if desired < min {
-            (min, TOO_FEW.0, TOO_FEW.1)
+            (min, BELOW_MIN.0, BELOW_MIN.1)
         } else if desired > most {
             (most, reason, message)
         } else {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::Autoscaling;
-use super::calculator::Calculator;
+use super::calculator::{Calculator, Replicas};
 use super::decision::{Decision, Proposed, Recent, Reconcile, Scaling};
 use super::metrics_api::described;
 use super::monitor::{self, Action, Fault};
@@ -247,8 +247,7 @@ impl Autoscaling {
         let target = Target {
             namespace: &subject.key.namespace,
             selector: &selector,
-            replicas: scale.replicas,
-            status_replicas: scale.status_replicas,
+            replicas: Replicas { wanted: scale.replicas, existing: scale.status_replicas },
         };
         let results = self.read_metrics(autoscaler, target, &pods).await;
         for failed in results.iter().filter_map(|result| result.as_ref().err()) {

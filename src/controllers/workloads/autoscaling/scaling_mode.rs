@@ -32,6 +32,11 @@ impl Zero {
         self.gate && self.was_scaled
     }
 
+    /// The least number of replicas: without the gate nothing would return a target from zero.
+    pub fn least(self, min: i32) -> i32 {
+        if self.gate { min } else { min.max(1) }
+    }
+
     /// Whether the condition ScaledToZero is true after a change.
     pub fn is_reached(self, from: i32, to: i32, min: i32) -> bool {
         from > 0 && to == 0 && min == 0 && self.has_other_metrics
@@ -42,6 +47,8 @@ impl ScalingMode {
     pub fn of(current: i32, min: i32, max: i32, zero: Zero) -> ScalingMode {
         match current {
             0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,
+            // By a manager that had the gate.
+            0 if zero.was_scaled && !zero.gate => ScalingMode::Set(zero.least(min), BELOW_MIN),
             0 => ScalingMode::Disabled,
             more if more > max => ScalingMode::Set(max, ABOVE_MAX),
             less if less < min => ScalingMode::Set(min, BELOW_MIN),
@@ -68,14 +75,16 @@ mod tests {
     fn limits_come_first_and_zero_replicas_stay_zero() {
         let (off, own, foreign) =
             (zero(false, true, true), zero(true, true, true), zero(true, false, true));
-        let pods_only = zero(true, true, false);
+        let (pods_only, by_user) = (zero(true, true, false), zero(false, false, true));
         for (current, min, max, zero, course) in [
             (5, 1, 3, off, ScalingMode::Set(3, ABOVE_MAX)),
             (1, 2, 3, off, ScalingMode::Set(2, BELOW_MIN)),
             (2, 1, 3, off, ScalingMode::Follow),
             (3, 1, 3, off, ScalingMode::Follow),
-            (0, 1, 3, off, ScalingMode::Disabled),
-            (0, 0, 3, off, ScalingMode::Disabled),
+            (0, 1, 3, by_user, ScalingMode::Disabled),
+            (0, 0, 3, by_user, ScalingMode::Disabled),
+            (0, 0, 3, off, ScalingMode::Set(1, BELOW_MIN)),
+            (0, 2, 3, off, ScalingMode::Set(2, BELOW_MIN)),
             (0, 0, 3, own, ScalingMode::Follow),
             (0, 2, 3, own, ScalingMode::Follow),
             (0, 0, 3, foreign, ScalingMode::Disabled),
@@ -105,6 +114,13 @@ mod tests {
             (3, 1, 2, own, 1),
         ] {
             assert_eq!(lifted(current, desired, min, zero), replicas, "{current} {desired} {min}");
+        }
+    }
+
+    #[test]
+    fn zero_replicas_need_the_gate() {
+        for (gate, min, least) in [(true, 0, 0), (true, 2, 2), (false, 0, 1), (false, 2, 2)] {
+            assert_eq!(zero(gate, false, true).least(min), least, "{gate} {min}");
         }
     }
 

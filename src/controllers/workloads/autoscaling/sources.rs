@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::calculator::{Calculator, Proposal, by_share, by_shares, sum};
+use super::calculator::{Calculator, Proposal, Replicas, by_share};
 use super::metrics_api::MetricsApi;
 use crate::objects::{Format, LabelSelector, MetricSource, MetricSpec, Quantity, Selector, golang};
 
@@ -42,10 +42,7 @@ impl Failed {
 pub(super) struct Target<'a> {
     pub namespace: &'a str,
     pub selector: &'a Selector,
-    /// `scale.spec.replicas`
-    pub replicas: i32,
-    /// `scale.status.replicas`
-    pub status_replicas: i32,
+    pub replicas: Replicas,
 }
 
 /// The kind of metric for a source of type Resource or ContainerResource.
@@ -111,7 +108,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     async fn object(self, source: &MetricSource) -> Result<Computed, Failed> {
-        let Target { namespace, replicas, status_replicas, .. } = self.target;
+        let Target { namespace, replicas, .. } = self.target;
         let MetricSource { described_object: object, metric, .. } = source;
         let failed = |cause: String, inner: fn(&str, &str) -> String| {
             Failed::new("FailedGetObjectMetric", cause, |cause| {
@@ -122,11 +119,9 @@ impl Source<'_> {
         let selector = selector(metric.selector.as_ref()).map_err(|cause| failed(cause, plain))?;
         let read = async || {
             self.api.of_object(&metric.name, namespace, object, &selector).await.map_err(|error| {
-                let (name, kind) = (&metric.name, &object.kind);
-                format!(
-                    "unable to get metric {name}: {kind} on {namespace} {}/{error}",
-                    object.name
-                )
+                let (name, of) =
+                    (&metric.name, format!("{} {namespace}/{}", object.kind, object.name));
+                format!("unable to get metric {name} on {of}: {error}")
             })
         };
         let status = |current: Value| {
@@ -138,7 +133,7 @@ impl Source<'_> {
             ("Value", Some(wanted), _) => {
                 let proposed = async {
                     let usage = read().await?;
-                    self.calculator.by_value(usage, replicas, wanted.milli_value())
+                    self.calculator.by_value(usage.into(), replicas.wanted, wanted.milli_value())
                 };
                 let proposal = proposed.await.map_err(|cause| failed(cause, plain))?;
                 Ok(Computed {
@@ -154,7 +149,8 @@ impl Source<'_> {
                     })
                 })?;
                 let tolerances = self.calculator.tolerances;
-                let proposal = by_share(usage, status_replicas, wanted.milli_value(), tolerances);
+                let wanted = wanted.milli_value();
+                let proposal = by_share(usage.into(), replicas, wanted, tolerances);
                 Ok(Computed {
                     replicas: proposal.replicas,
                     // Upstream calls it external.
@@ -179,7 +175,7 @@ impl Source<'_> {
             let found = self.api.of_pods(&metric.name, namespace, selector, &metric_selector).await;
             let found =
                 found.map_err(|error| format!("unable to get metric {}: {error}", metric.name))?;
-            self.calculator.by_average(found, None, replicas, wanted.milli_value())
+            self.calculator.by_average(found, None, replicas.wanted, wanted.milli_value())
         };
         let proposal: Proposal = proposed.await.map_err(|cause: String| {
             Failed::new("FailedGetPodsMetric", cause, |cause| {
@@ -202,7 +198,8 @@ impl Source<'_> {
     ) -> Result<Computed, String> {
         let MetricSource { name: resource, container, target: wanted, .. } = source;
         let container = if kind.member == CONTAINER_RESOURCE.member { container } else { "" };
-        let Target { namespace, selector, replicas, .. } = self.target;
+        let Target { namespace, selector, replicas } = self.target;
+        let replicas = replicas.wanted;
         let read = async || {
             let found = self.api.of_resource(resource, namespace, selector, container).await;
             found.map_err(|error| format!("unable to get metrics for resource {resource}: {error}"))
@@ -270,25 +267,25 @@ impl Source<'_> {
                 let selector = golang::label_selector(metric.selector.as_ref());
                 format!("unable to get external metric {namespace}/{name}/{selector}: {error}")
             })?;
-            Ok::<Vec<i64>, String>(found)
+            Ok::<i128, String>(found.into_iter().map(i128::from).sum())
         };
         let status = |current: Value| json!({ "type": "External", "external": { "metric": metric, "current": current } });
         let (proposal, current) = match (source.target.average_value, source.target.value) {
             (Some(average), _) => {
-                let values = read().await.map_err(|cause| {
+                let usage = read().await.map_err(|cause| {
                     failed(cause, |name, cause| {
                         format!("failed to get {name} external metric: {cause}")
                     })
                 })?;
-                let (count, tolerances) = (self.target.status_replicas, self.calculator.tolerances);
-                let proposal = by_shares(&values, count, average.milli_value(), tolerances);
+                let (replicas, tolerances) = (self.target.replicas, self.calculator.tolerances);
+                let proposal = by_share(usage, replicas, average.milli_value(), tolerances);
                 let current = json!({ "averageValue": milli(proposal.usage) });
                 (proposal, current)
             }
             (None, Some(value)) => {
                 let proposed = async {
-                    let usage = sum(&read().await?);
-                    self.calculator.by_value(usage, self.target.replicas, value.milli_value())
+                    let (usage, replicas) = (read().await?, self.target.replicas.wanted);
+                    self.calculator.by_value(usage, replicas, value.milli_value())
                 };
                 let proposal = proposed.await.map_err(|cause| {
                     failed(cause, |name, cause| {
@@ -349,8 +346,8 @@ mod tests {
             custom_version: Mutex::default(),
         };
         let selector = Selector::everything();
-        let target =
-            Target { namespace: "ns", selector: &selector, replicas: 2, status_replicas: 2 };
+        let replicas = Replicas { wanted: 2, existing: 2 };
+        let target = Target { namespace: "ns", selector: &selector, replicas };
         let (cpu_initialization, readiness_delay) = (Duration::ZERO, Duration::ZERO);
         let calculator = Calculator {
             pods: &[],
@@ -385,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_external_metric_for_each_pod_counts_as_one_that_is_too_large() {
+    fn an_external_metric_for_each_pod_may_be_negative_or_have_a_sum_beyond_64_bits() {
         const MAX: i64 = i64::MAX;
         let spec = json!({ "type": "External", "external": {
             "metric": { "name": "m" }, "target": { "type": "AverageValue", "averageValue": "1" },
@@ -394,11 +391,10 @@ mod tests {
             (&[5000][..], 5, "2500m"),
             (&[0], 0, "0"),
             (&[7000, -2000], 5, "2500m"),
-            (&[-5000], i32::MAX, "9223372036854775807m"),
-            // Once the sum is negative, further values do not count.
-            (&[-2000, 7000], i32::MAX, "9223372036854775807m"),
-            (&[MAX, MAX, -MAX], i32::MAX, "9223372036854775807m"),
-            (&[MAX - 7], i32::MAX, "9223372036854775807m"),
+            (&[-5000], -5, "-2500m"),
+            (&[-2000, 7000], 5, "2500m"),
+            (&[MAX, MAX, -MAX], i32::MAX, "4611686018427387904m"),
+            (&[MAX, MAX, MAX], i32::MAX, "9223372036854775807m"),
         ] {
             let (replicas, status) = replicas(&spec, "external", values);
             let shown = &status["external"]["current"]["averageValue"];
@@ -425,14 +421,16 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_that_is_too_large_for_a_value_is_the_largest_number() {
+    fn a_sum_that_is_too_large_for_a_value_is_the_nearest_number() {
         const MAX: i64 = i64::MAX;
         // Within the tolerance, so that no pods are asked for.
         for (target, values, sum) in [
             ("1", &[-4000, 5000][..], "1"),
             ("-1", &[-5000, 4000], "-1"),
-            ("9223372036854775807m", &[MAX, 5, -MAX], "9223372036854775807m"),
-            ("-9223372036854775808m", &[-MAX, -MAX, MAX], "-9223372036854775808m"),
+            ("5m", &[MAX, 5, -MAX], "5m"),
+            ("9223372036854775807m", &[MAX, 5], "9223372036854775807m"),
+            ("-9223372036854775807m", &[-MAX, -MAX, MAX], "-9223372036854775807m"),
+            ("-9223372036854775808m", &[-MAX, -5], "-9223372036854775808m"),
         ] {
             let spec = json!({ "type": "External", "external": {
                 "metric": { "name": "m" }, "target": { "type": "Value", "value": target },

@@ -47,8 +47,8 @@ pub struct PodShape {
     pub containers: Box<[ContainerRequests]>,
     /// The init containers that run for the life of the pod.
     pub sidecars: Box<[Sidecar]>,
-    /// The pod-level requests in the spec, with the overhead; empty without pod-level requests.
-    /// Upstream: `PodRequests`, `IsPodLevelRequestsSet`.
+    /// The pod-level requests in the spec, without the overhead, which the usage of containers does not
+    /// have either; empty without pod-level requests. Upstream: `PodRequests`, `IsPodLevelRequestsSet`.
     pub requests: ResourceList,
     pub tolerations: Box<[Toleration]>,
     /// The volumes that are PersistentVolumeClaims, in their order.

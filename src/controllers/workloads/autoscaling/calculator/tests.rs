@@ -38,7 +38,8 @@ fn pods(letters: &str, requests: &[i64]) -> Vec<Arc<Pod>> {
 fn metrics(levels: &[i64]) -> PodMetrics {
     let metric = |(at, value): (usize, &i64)| {
         let window = Duration::from_secs(60);
-        (format!("pod-{at}").into(), PodMetric { value: *value, timestamp: NOW, window })
+        let value = i128::from(*value);
+        (format!("pod-{at}").into(), PodMetric { value, timestamp: NOW, window })
     };
     levels.iter().enumerate().map(metric).collect()
 }
@@ -154,7 +155,7 @@ fn replicas_by_one_value() {
     ] {
         let pods = pods(letters, &[]);
         let calculator = calculator(&pods, Tolerances { down: 0.1, up });
-        let found = calculator.by_value(usage, current, target).unwrap();
+        let found = calculator.by_value(usage.into(), current, target).unwrap();
         assert_eq!((found.replicas, found.usage), (replicas, usage), "{letters} {usage} {target}");
     }
     let none = calculator(&[], TOLERANCES).by_value(2, 1, 1).unwrap_err();
@@ -163,8 +164,8 @@ fn replicas_by_one_value() {
 
 #[test]
 fn replicas_by_share() {
-    // The sum, current, the target of each, the tolerance upwards; replicas and the average.
-    for (usage, current, target, up, replicas, average) in [
+    // The sum, the replicas that exist, the target of each, the tolerance upwards; replicas and the average.
+    for (usage, existing, target, up, expected, average) in [
         (20000, 3, 5000, 0.1, 4, 6667),
         (6000, 5, 2000, 0.1, 3, 1200),
         (20166, 4, 5000, 0.1, 4, 5042),
@@ -175,10 +176,78 @@ fn replicas_by_share() {
         (8600, 3, 2800, 0.01, 4, 2867),
         (i64::MAX, 1, 1, 0.1, i32::MAX, i64::MAX),
         (i64::MAX, 1, i64::MAX, 0.1, 1, i64::MAX),
+        // Without replicas there is no average.
+        (8600, 0, 2800, 0.1, 4, 8600),
+        (0, 0, 2800, 0.1, 0, 0),
     ] {
-        let found = by_share(usage, current, target, Tolerances { down: 0.1, up });
-        assert_eq!((found.replicas, found.usage), (replicas, average), "{usage} {target}");
+        let (replicas, tolerances) =
+            (Replicas { wanted: existing, existing }, Tolerances { down: 0.1, up });
+        let found = by_share(usage.into(), replicas, target, tolerances);
+        assert_eq!((found.replicas, found.usage), (expected, average), "{usage} {target}");
     }
+}
+
+#[test]
+fn a_surge_within_the_tolerance_changes_nothing() {
+    // The wanted and the existing replicas, the sum, the target of each, the tolerance downwards.
+    for (wanted, existing, usage, down, expected) in [
+        (10, 11, 100, 0.1, 10),
+        (2, 4, 20, 0.9, 2),
+        (4, 8, 20, 0.9, 4),
+        (10, 9, 95, 0.1, 10),
+        (10, 11, 90, 0.1, 9),
+        (10, 11, 130, 0.1, 13),
+    ] {
+        let (replicas, tolerances) = (Replicas { wanted, existing }, Tolerances { down, up: 0.1 });
+        let found = by_share(usage, replicas, 10, tolerances);
+        assert_eq!(found.replicas, expected, "{wanted} {existing} {usage}");
+    }
+}
+
+#[test]
+fn sums_may_need_more_than_64_bits() {
+    const MAX: i64 = i64::MAX;
+    // 120 GB of memory, in thousandths of a byte.
+    const LARGE: i64 = 120_000_000_000_000;
+    let four = pods("rrrr", &[MAX, MAX, MAX, MAX]);
+    let many = pods(&"r".repeat(1000), &[LARGE; 1000]);
+    for (pods, levels, target, replicas, percent, average) in [
+        (&four, vec![MAX; 4], 50, 8, 100, MAX),
+        (&four, vec![MAX / 2; 4], 100, 2, 49, MAX / 2),
+        // Two without metrics use all of their requests.
+        (&four, vec![MAX / 4; 2], 100, 3, 24, MAX / 4),
+        (&many, vec![LARGE; 1000], 50, 2000, 100, LARGE),
+    ] {
+        let current = pods.len() as i32;
+        let found = calculator(pods, TOLERANCES).by_utilization(
+            metrics(&levels),
+            "cpu",
+            "",
+            current,
+            target,
+        );
+        let found = found.unwrap();
+        let case = format!("{} {levels:?}", pods.len());
+        assert_eq!(
+            (found.replicas, found.utilization, found.usage),
+            (replicas, Some(percent), average),
+            "{case}"
+        );
+    }
+    let tiny = pods("r", &[1]);
+    let found =
+        calculator(&tiny, TOLERANCES).by_utilization(metrics(&[MAX]), "cpu", "", 1, 50).unwrap();
+    assert_eq!((found.replicas, found.utilization), (i32::MAX / 50 + 1, Some(i32::MAX)));
+    let found =
+        calculator(&four, TOLERANCES).by_average(metrics(&[MAX; 4]), None, 4, MAX / 2).unwrap();
+    assert_eq!((found.replicas, found.usage), (8, MAX));
+    let containers = json!([1, 2].map(|at| json!({
+        "name": format!("c{at}"), "resources": { "requests": { "cpu": format!("{MAX}m") } },
+    })));
+    let pod = json!({ "metadata": { "name": "pod-0" }, "spec": { "containers": containers } });
+    let pods = [Arc::new(serde_json::from_value::<Pod>(pod).unwrap())];
+    let requests = calculator(&pods, TOLERANCES).requests("", "cpu").unwrap();
+    assert_eq!(requests["pod-0"], 2 * i128::from(MAX));
 }
 
 #[test]
@@ -265,7 +334,7 @@ fn requests_are_those_of_the_pod_or_of_its_lasting_containers() {
     let memory = pod(json!({
         "containers": containers(), "resources": { "requests": { "memory": "1Gi" } },
     }));
-    // Neither a resize in flight nor a foreign resource counts; overhead and init containers do.
+    // Neither a resize in flight, a foreign resource nor overhead counts; init containers do.
     let resized =
         json!([{ "name": "a", "resources": requests("5"), "allocatedResources": { "cpu": "5" } }]);
     let mut whole_with_more = json!({
@@ -282,7 +351,7 @@ fn requests_are_those_of_the_pod_or_of_its_lasting_containers() {
     whole_with_more["spec"]["resources"]["requests"] = json!({ "example.com/gpu": "1" });
     let foreign = of(&whole_with_more);
     for (pod, resource, container, request) in [
-        (&more, "cpu", "", Ok(9010)),
+        (&more, "cpu", "", Ok(9000)),
         (&foreign, "cpu", "", Ok(350)),
         (&plain, "cpu", "", Ok(350)),
         (&plain, "cpu", "b", Ok(200)),
