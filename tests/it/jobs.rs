@@ -245,6 +245,25 @@ fn jobs_run_to_their_ends() {
 }
 
 #[test]
+fn running_pods_are_counted_while_another_waits_for_its_back_off() {
+    everywhere("back-off", async |env| {
+        let _manager = env.manager("manager", &[]);
+        // With a limit per index, a failed pod is counted once its index has another one.
+        for (name, more, counted) in
+            [("whole", json!({}), 1), ("by-index", json!({ "backoffLimitPerIndex": 9 }), 0)]
+        {
+            let run = "=sleep inf,.index-2=exit 1";
+            create(&env.client, job(name, run, indexed(3, more))).await;
+            status(env, name, "two pods run", |status| {
+                let failed = status["failed"].as_i64().unwrap_or(0);
+                status["active"] == 2 && status["ready"] == 2 && failed >= counted
+            })
+            .await;
+        }
+    });
+}
+
+#[test]
 fn the_failure_of_a_disrupted_pod_may_be_ignored() {
     everywhere("disrupted", async |env| {
         let _manager = env.manager("manager", &[]);

@@ -99,6 +99,12 @@ impl Kind {
         self
     }
 
+    /// The rules apply to updates of the status as well.
+    fn checked_status(mut self) -> Kind {
+        self.checks_status = true;
+        self
+    }
+
     pub(super) fn rules(mut self, rules: Rules) -> Kind {
         self.validate_create = Box::new(move |object| rules.check_new(object));
         self.validate_update = Box::new(move |new, old| rules.check_change(new, old));
@@ -245,6 +251,7 @@ fn workload_kinds() -> Vec<Kind> {
             .status(workloads::prepare_job)
             .default(workloads::default_job)
             .check(workloads::check_job, workloads::update_job)
+            .checked_status()
             .fields(workloads::job_field),
         kind("autoscaling", "HorizontalPodAutoscaler", "horizontalpodautoscalers", &["hpa"], true)
             .category("all")

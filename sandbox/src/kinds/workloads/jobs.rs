@@ -137,7 +137,18 @@ pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
         let (new, old) = (new.pointer(completions), old.pointer(completions));
         faults.extend(immutable("spec.completions", new, old));
     }
+    faults.extend(more_ready_than_active(new, old));
     faults
+}
+
+/// Upstream: `RejectMoreReadyThanActivePods`.
+fn more_ready_than_active(new: &Value, old: &Value) -> Option<Cause> {
+    let count = |job: &Value, at: &str| int(job, at).unwrap_or(0);
+    let counts = |job: &Value| (count(job, "/status/ready"), count(job, "/status/active"));
+    let (ready, active) = counts(new);
+    let is_new = counts(old) != (ready, active);
+    let detail = "cannot set more ready pods than active";
+    (ready > active && is_new).then(|| invalid("status.ready", &ready.into(), detail))
 }
 
 /// Whether the Job is suspended and has no pods. Then the scheduling directives and the resources
@@ -247,6 +258,33 @@ pub fn job_field(job: &Value, path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_status_has_no_more_ready_pods_than_active_ones() {
+        let job = |status: Value| {
+            json!({
+                "metadata": { "name": "j", "namespace": "n" },
+                "spec": {
+                    "selector": { "matchLabels": { "a": "b" } },
+                    "template": {
+                        "metadata": { "labels": { "a": "b" } },
+                        "spec": { "restartPolicy": "Never", "dnsPolicy": "Default", "containers": [
+                            { "name": "c", "image": "i", "imagePullPolicy": "Always" },
+                        ] },
+                    },
+                },
+                "status": status,
+            })
+        };
+        for (old, new, faults) in [
+            (json!({}), json!({ "active": 2, "ready": 2 }), 0),
+            (json!({ "active": 3, "ready": 2 }), json!({ "ready": 2 }), 1),
+            (json!({}), json!({ "active": 1, "ready": 2 }), 1),
+            (json!({ "ready": 2 }), json!({ "ready": 2, "failed": 1 }), 0),
+        ] {
+            assert_eq!(update_job(&job(new.clone()), &job(old)).len(), faults, "{new}");
+        }
+    }
 
     #[test]
     fn a_suspended_job_without_pods_may_change_scheduling_and_resources() {

@@ -70,8 +70,7 @@ impl Jobs {
             }
             Plan::Wait(wait) => {
                 self.queue.add_after(key.clone(), wait.max(BATCH_PERIOD));
-                // As upstream: during the wait a status counts no active pods.
-                (0, Action::PodsCreated, None)
+                (active, Action::PodsCreated, None)
             }
             Plan::Create(wanted) => {
                 let (created, failure) = self.create(key, round, wanted, group).await;
@@ -202,15 +201,18 @@ impl Attempt {
     }
 }
 
-/// As upstream, a ready pod whose deletion failed does not count as ready either.
+/// As upstream, a ready pod whose deletion failed does not count as ready either. No pod that is gone
+/// does: the API server refuses a status with more ready pods than active ones.
 fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
-    let reached = |attempt: &Attempt| matches!(attempt, Attempt::Delete(_));
-    let asked = pods.iter().zip(&attempts).filter(|(_, attempt)| reached(attempt));
-    let ready = asked.filter(|(pod, _)| pod.is_ready()).count();
-    let mut failures = attempts.into_iter().filter_map(Attempt::failure);
-    let failure = failures.next();
-    let failed = usize::from(failure.is_some()) + failures.count();
-    Deleted { all: count(pods.len() - failed), ready: count(ready), failure }
+    let mut deleted = Deleted { all: 0, ready: 0, failure: None };
+    for (pod, attempt) in pods.iter().zip(attempts) {
+        let was_asked = matches!(attempt, Attempt::Delete(_));
+        let failure = attempt.failure();
+        deleted.all += i32::from(failure.is_none());
+        deleted.ready += i32::from(pod.is_ready() && (was_asked || failure.is_none()));
+        deleted.failure = deleted.failure.or(failure);
+    }
+    deleted
 }
 
 /// The parts that all new pods of a Job share.
@@ -292,7 +294,7 @@ mod tests {
             (Attempt::Delete(Err(Error::other("refused"))), 0, 1, true),
             (Attempt::Release(Error::other("refused")), 0, 0, true),
             (Attempt::Release(answer(409)), 0, 0, true),
-            (Attempt::Release(answer(404)), 1, 0, false),
+            (Attempt::Release(answer(404)), 1, 1, false),
         ] {
             let deleted = deleted(std::slice::from_ref(&pod), vec![attempt]);
             assert_eq!(

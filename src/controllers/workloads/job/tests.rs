@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_lite::future::block_on;
 use serde_json::{Value, json};
 
 use super::backoff::Failures;
@@ -12,8 +13,10 @@ use super::plan::{IndexFailures, Plan, Wanted, plan};
 use super::sync_state::{
     INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, condition, ensure_condition,
 };
+use super::testing::controller;
 use super::tracking::{count_released, finish, plan_status};
 use super::{ending, tracking};
+use crate::client::testing::answering;
 use crate::objects::{Job, Pod, Timestamp, Uid};
 
 const NOW: i64 = 1_000_000;
@@ -288,6 +291,31 @@ fn a_job_has_as_many_pods_as_parallelism_and_completions_ask_for() {
     let suspended = json!({ "parallelism": 9, "suspend": true });
     let found = planned(&round(suspended, json!({}), running(2)), Failures::default());
     assert_eq!(found, Ok(vec!["p0".to_owned(), "p1".to_owned()]));
+}
+
+/// The API server refuses a status with more ready pods than active ones.
+#[test]
+fn active_pods_count_while_others_wait_for_the_back_off() {
+    let ready = |name: &str, index: i32| {
+        let mut pod = indexed(name, "Running", index);
+        pod["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
+        pod
+    };
+    let failed = exited(after(indexed("c", "Failed", 2), 0, 0), 1, 4);
+    let plain = json!({ "completions": 3, "parallelism": 3 });
+    let per_index = of_indexes(3, json!({ "backoffLimitPerIndex": 5 }));
+    for (spec, seconds) in [(plain, 6), (of_indexes(3, json!({})), 6), (per_index, 6)] {
+        let pods = vec![ready("a", 0), ready("b", 1), failed.clone()];
+        let mut round = round(spec.clone(), json!({}), pods);
+        let failures = Failures::default().with(&[], &[round.pods[2].clone()]);
+        let plan = plan(&round, failures, now());
+        assert_eq!(plan, Plan::Wait(Duration::from_secs(seconds)), "{spec}");
+        let client = block_on(answering(|line| panic!("nothing is to be asked: {line}")));
+        let (jobs, _) = controller(client);
+        let key = round.job.meta.key();
+        let (active, ..) = block_on(jobs.manage(&key, &mut round, plan, None));
+        assert_eq!((active, round.ready), (2, 2), "{spec}");
+    }
 }
 
 #[test]
