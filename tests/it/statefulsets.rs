@@ -246,6 +246,13 @@ fn updates_follow_partition_and_strategy_and_can_be_rolled_back() {
         settled(env, "web", 3).await;
         // The revision without pods is deleted.
         listed::<ControllerRevision>(env, "the history is short", |all| all.len() == 2).await;
+        for name in ["web-0", "web-2"] {
+            let key = ObjectKey::new("default", name);
+            env.client.delete::<Pod>(&key, Delete::new()).await.expect("delete");
+        }
+        pods_are(env, &["web-0 db:3", "web-1 db:3", "web-2 db:3"]).await;
+        updated(env, "web", 3).await;
+        listed::<ControllerRevision>(env, "the history is empty", |all| all.len() == 1).await;
     });
 }
 

@@ -43,12 +43,10 @@ pub fn calculate<'a>(
 }
 
 /// Makes the update revision the current one when all pods have it.
-/// Upstream: `completeRollingUpdate`.
-pub fn complete_rolling_update(set: &StatefulSet, status: &mut StatefulSetStatus) {
+/// Upstream: `completeRollingUpdate`, for the strategy `RollingUpdate` alone.
+pub fn complete_update(set: &StatefulSet, status: &mut StatefulSetStatus) {
     let counts = [status.updated_replicas, status.ready_replicas, status.replicas];
-    if set.spec.update_strategy.r#type == "RollingUpdate"
-        && counts.iter().all(|count| *count == set.replicas())
-    {
+    if counts.iter().all(|count| *count == set.replicas()) {
         status.current_replicas = status.updated_replicas;
         status.current_revision = status.update_revision.clone();
     }
@@ -128,7 +126,8 @@ mod tests {
         for (kind, replicas, pods, complete) in [
             ("RollingUpdate", 2, vec![ready(), ready()], true),
             ("RollingUpdate", 0, vec![], true),
-            ("OnDelete", 2, vec![ready(), ready()], false),
+            ("OnDelete", 2, vec![ready(), ready()], true),
+            ("OnDelete", 2, vec![ready(), pod("old", "Running", Some(1), false)], false),
             ("RollingUpdate", 3, vec![ready(), ready()], false),
             ("RollingUpdate", 2, vec![ready(), pod("new", "Running", None, false)], false),
             ("RollingUpdate", 2, vec![ready(), pod("old", "Running", Some(1), false)], false),
@@ -136,7 +135,7 @@ mod tests {
         ] {
             let set = set(kind, replicas);
             let mut status = calculate(&set, NAMES, 0, pods.iter(), NOW);
-            complete_rolling_update(&set, &mut status);
+            complete_update(&set, &mut status);
             let expected = if complete { "new" } else { "old" };
             assert_eq!(status.current_revision, *expected, "{kind} {replicas} {pods:?}");
         }

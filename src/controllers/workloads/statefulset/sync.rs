@@ -148,7 +148,7 @@ impl StatefulSets {
             status.current_replicas -= updates;
             (status, failure)
         };
-        status::complete_rolling_update(set, &mut status);
+        status::complete_update(set, &mut status);
         let written = self.write_status(set, &status).await;
         match failure {
             Some(failure) => {
