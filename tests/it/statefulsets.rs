@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 use crate::crashes::QUICK_BINDER;
 use crate::env::*;
 use crate::faults::cut_lists_and_watches;
+use crate::kinds::EVENTS;
+use crate::quota::uses;
 
 /// A StatefulSet of one container, selected by `app: <name>`.
 fn stateful_set(name: &str, replicas: i32) -> Value {
@@ -183,6 +185,40 @@ fn parallel_pods_do_not_wait_for_each_other() {
         pods_are(env, &["web-0 db:1"]).await;
         env.steering.hold(false);
         updated(env, "web", 1).await;
+    });
+}
+
+/// The wanted pod needs the place of the pod that is to go.
+#[test]
+fn a_parallel_set_is_scaled_down_while_a_quota_refuses_a_pod_below() {
+    everywhere("sts-quota", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let mut web = stateful_set("web", 3);
+        web["spec"]["podManagementPolicy"] = json!("Parallel");
+        create(&env.client, web).await;
+        updated(env, "web", 3).await;
+        let quota = json!({
+            "apiVersion": "v1", "kind": "ResourceQuota",
+            "metadata": { "namespace": "default", "name": "pods" },
+            "spec": { "hard": { "pods": "2" } },
+        });
+        create(&env.client, quota).await;
+        uses(env, "pods", &[("pods", "3")]).await;
+        let key = ObjectKey::new("default", "web-0");
+        env.client.delete::<Pod>(&key, Delete::new()).await.expect("delete");
+        eventually(&env.clock, "web-0 is refused", || async {
+            let events = env.client.resource(&EVENTS);
+            let events = events.list::<Value>(Some("default"), &ListOptions::default()).await;
+            let events = events.map_err(|error| error.to_string())?.items;
+            let is_refusal = |event: &Value| {
+                event["reason"] == "FailedCreate" && event["involvedObject"]["name"] == "web"
+            };
+            if events.iter().any(is_refusal) { Ok(()) } else { Err(format!("{events:#?}")) }
+        })
+        .await;
+        set_spec(env, "web", json!({ "replicas": 2 })).await;
+        pods_are(env, &["web-0 db:1", "web-1 db:1"]).await;
+        updated(env, "web", 2).await;
     });
 }
 
@@ -497,6 +533,26 @@ fn as_many_pods_are_updated_as_may_be_unavailable() {
         pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
         env.steering.hold(false);
         updated(env, "web", 4).await;
+    });
+}
+
+#[test]
+fn pods_that_never_became_ready_are_updated() {
+    everywhere("sts-broken", async |env| {
+        let gate = "--feature-gates=MaxUnavailableStatefulSet=true";
+        let _manager = env.manager("manager", &[gate]);
+        let mut web = stateful_set("web", 3);
+        web["spec"]["podManagementPolicy"] = json!("Parallel");
+        web["spec"]["template"]["metadata"]["annotations"] = json!({ "sandbox/ready": "false" });
+        create(&env.client, web).await;
+        pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:1"]).await;
+        let mended = json!({ "spec": { "template": {
+            "metadata": { "annotations": { "sandbox/ready": null } },
+            "spec": { "containers": [{ "name": "main", "image": "db:2" }] },
+        } } });
+        merge::<StatefulSet>(&env.client, "web", mended).await;
+        updated(env, "web", 3).await;
+        pods_are(env, &["web-0 db:2", "web-1 db:2", "web-2 db:2"]).await;
     });
 }
 

@@ -121,6 +121,17 @@ pub fn revision(pod: &Pod) -> &str {
     pod.meta.labels.get(REVISION_LABEL).unwrap_or_default()
 }
 
+/// The number of pods of revision `current` that these jobs delete. Upstream counts all pods, and the
+/// API server refuses a negative `currentReplicas`.
+pub fn replaced(jobs: &[Job], current: &str) -> i32 {
+    let is_of_current = |work: &&Work| match work {
+        Work::Delete(pod) => revision(pod) == current,
+        _ => false,
+    };
+    let count = jobs.iter().flatten().filter(is_of_current).count();
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
 pub fn is_parallel(set: &StatefulSet) -> bool {
     set.spec.pod_management_policy == "Parallel"
 }
@@ -133,7 +144,8 @@ pub fn is_running_and_ready(pod: &Pod) -> bool {
 impl PlanInput<'_> {
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
-        if !self.plan_replicas(&mut plan.replicas) {
+        let are_planned = self.plan_replicas(&mut plan.replicas);
+        if self.is_ordered() && !are_planned {
             return plan;
         }
         let owners = |pod: &Arc<Pod>| match self.owners_match(pod) {
@@ -141,15 +153,14 @@ impl PlanInput<'_> {
             false => vec![Work::Owners(pod.clone())],
         };
         plan.condemned_claims = self.members.condemned.iter().map(owners).collect();
-        if self.plan_scale_down(&mut plan.scale_down)
-            && self.set.spec.update_strategy.r#type != "OnDelete"
-        {
+        let is_scaled = self.plan_scale_down(&mut plan.scale_down);
+        if are_planned && is_scaled && self.set.spec.update_strategy.r#type != "OnDelete" {
             let pods = match self.max_unavailable {
                 None => self.next_update().into_iter().collect(),
                 Some(most) => {
                     let unavailable = self.unavailable_replicas();
                     plan.unavailable = Some(unavailable);
-                    self.updates(most.saturating_sub(unavailable))
+                    self.updates(most, unavailable)
                 }
             };
             plan.update = pods.into_iter().map(|pod| vec![Work::Delete(pod)]).collect();
@@ -170,7 +181,8 @@ impl PlanInput<'_> {
         !self.is_available(pod) || pod.meta.is_being_deleted()
     }
 
-    /// Whether the sync continues after the wanted pods. Upstream: `processReplica`.
+    /// `false`: there is more to do for the wanted pods before the update, and with `OrderedReady`
+    /// before the others go. Upstream: `processReplica`.
     fn plan_replicas(&self, jobs: &mut Vec<Job>) -> bool {
         let mut creations = 0;
         for ordinal in wanted_ordinals(self.set) {
@@ -291,14 +303,22 @@ impl PlanInput<'_> {
         usize::try_from(self.set.replicas()).unwrap_or(0).saturating_sub(available.count())
     }
 
-    /// Up to `count` pods that are not up to date, the highest first. A finished one is among them,
-    /// though it is deleted already. Upstream: `updateStatefulSetAfterInvariantEstablished`.
-    fn updates(&self, count: usize) -> Vec<Arc<Pod>> {
-        if count == 0 {
-            return Vec::new();
-        }
-        let outdated = self.targets().flatten().filter(|pod| self.is_outdated(pod));
-        outdated.take(count).filter(|pod| !pod.is_terminal()).cloned().collect()
+    /// The pods to be updated, the highest first. Those that are not available come first, as many at
+    /// a time as may be unavailable: no pod is lost by that. The available ones follow while there are
+    /// fewer unavailable pods than that. Upstream: `updateStatefulSetAfterInvariantEstablished`, where
+    /// the former stay.
+    fn updates(&self, most: usize, unavailable: usize) -> Vec<Arc<Pod>> {
+        // A finished one is deleted already.
+        let is_due = |pod: &Pod| self.is_outdated(pod) && !pod.is_terminal();
+        let replicas = self.members.replicas.values();
+        let broken = replicas.filter(|pod| is_due(pod) && self.is_unavailable(pod)).count();
+        // The others are missing, on their way out, or up to date and not available yet.
+        let being_replaced = unavailable.saturating_sub(broken);
+        let due = self.targets().flatten().filter(|pod| is_due(pod)).cloned();
+        let (mut pods, available): (Vec<_>, Vec<_>) = due.partition(|pod| self.is_unavailable(pod));
+        pods.truncate(most.saturating_sub(being_replaced));
+        pods.extend(available.into_iter().take(most.saturating_sub(unavailable)));
+        pods
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::StatefulSets;
 use super::identity::is_member;
-use super::plan::{Job, Members, Plan, PlanInput, is_parallel, max_unavailable};
+use super::plan::{Job, Members, Plan, PlanInput, is_parallel, max_unavailable, replaced};
 use super::revisions::Revisions;
 use super::status::{self, Names};
 use crate::controllers::runner::batch::slow_start;
@@ -43,9 +43,10 @@ fn labels(set: &StatefulSet) -> [&str; 3] {
     [&set.meta.namespace, &set.meta.name, &set.spec.pod_management_policy]
 }
 
-/// The number of done steps of a plan.
+/// The result of a plan.
 #[derive(Debug, Default)]
 struct Done {
+    /// The number of pods of the current revision that were deleted for their update.
     updates: i32,
     failure: Option<Error>,
 }
@@ -177,25 +178,48 @@ impl StatefulSets {
         plan
     }
 
-    /// Runs the phases of a plan until one fails.
+    /// Scales the set, and updates its pods if nothing has failed.
     async fn carry_out(
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
         revisions: &Arc<Revisions>,
         plan: Plan,
     ) -> Done {
-        let mut done = Done::default();
-        for phase in [plan.replicas, plan.condemned_claims, plan.scale_down] {
-            done.failure = match is_parallel(set) {
+        let wanted = self.phases(set, revisions, [plan.replicas]);
+        let condemned = self.phases(set, revisions, [plan.condemned_claims, plan.scale_down]);
+        // With Parallel neither waits for the other: a quota may refuse a wanted pod until a condemned
+        // one is gone. Upstream never scales down then.
+        let failures = match is_parallel(set) {
+            true => [condemned.await, wanted.await],
+            false => match wanted.await {
+                None => [condemned.await, None],
+                failure => [failure, None],
+            },
+        };
+        if let Some(failure) = Error::many(failures.into_iter().flatten().collect()) {
+            return Done { updates: 0, failure: Some(failure) };
+        }
+        let (done, failure) = self.in_order(set, revisions, &plan.update).await;
+        Done { updates: replaced(&plan.update[..done], &revisions.current.name), failure }
+    }
+
+    /// Runs one phase after the other until one fails.
+    async fn phases<const N: usize>(
+        self: &Arc<Self>,
+        set: &Arc<StatefulSet>,
+        revisions: &Arc<Revisions>,
+        phases: [Vec<Job>; N],
+    ) -> Option<Error> {
+        for phase in phases {
+            let failure = match is_parallel(set) {
                 true => self.together(set, revisions, phase).await,
                 false => self.in_order(set, revisions, &phase).await.1,
             };
-            if done.failure.is_some() {
-                return done;
+            if failure.is_some() {
+                return failure;
             }
         }
-        (done.updates, done.failure) = self.in_order(set, revisions, &plan.update).await;
-        done
+        None
     }
 
     /// Runs one job after the other until one fails. Returns the number of done jobs.
@@ -204,15 +228,15 @@ impl StatefulSets {
         set: &StatefulSet,
         revisions: &Revisions,
         jobs: &[Job],
-    ) -> (i32, Option<Error>) {
-        let mut done = 0;
-        for work in jobs.iter().flatten() {
-            if let Err(error) = self.perform(set, revisions, work).await {
-                return (done, Some(error));
+    ) -> (usize, Option<Error>) {
+        for (done, job) in jobs.iter().enumerate() {
+            for work in job {
+                if let Err(error) = self.perform(set, revisions, work).await {
+                    return (done, Some(error));
+                }
             }
-            done += 1;
         }
-        (done, None)
+        (jobs.len(), None)
     }
 
     /// Runs jobs in batches until one has a failure. Upstream: `runForAll`, `slowStartBatch`.

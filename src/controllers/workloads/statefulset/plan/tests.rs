@@ -236,23 +236,85 @@ fn as_many_pods_as_may_be_unavailable_are_updated() {
         (old.clone(), 2, 0, 0, vec!["delete web-3", "delete web-2"]),
         (old.clone(), 9, 1, 0, vec!["delete web-3", "delete web-2", "delete web-1"]),
         (
-            vec!["web-0 ok old", "web-1 unready old", "web-2 ok old", "web-3 ok"],
+            vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 unready"],
             2,
             0,
             1,
             vec!["delete web-2"],
         ),
-        (vec!["web-0 ok old", "web-1 unready old", "web-2 ok old", "web-3 ok"], 1, 0, 1, vec![]),
+        (vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 unready"], 1, 0, 1, vec![]),
         (vec!["web-0 ok old", "web-1 ok old", "web-2 going old"], 3, 0, 2, vec!["delete web-1"]),
-        // An outdated pod that has failed takes a place, wherever it stands among the others.
+        // Outdated pods that are not available go first, as many at a time as may be unavailable.
+        (
+            vec![
+                "web-0 unready old",
+                "web-1 unready old",
+                "web-2 pending old",
+                "web-3 unready old",
+            ],
+            1,
+            0,
+            4,
+            vec!["delete web-3"],
+        ),
+        (
+            vec!["web-0 unready old", "web-1 unready old", "web-2 pending old", "web-3 unready"],
+            1,
+            0,
+            4,
+            vec![],
+        ),
+        (
+            vec!["web-0 unready old", "web-1 unready old", "web-2 pending old", "web-3 ok"],
+            2,
+            0,
+            3,
+            vec!["delete web-2", "delete web-1"],
+        ),
+        (
+            vec!["web-0 unready old", "web-1 ok old", "web-2 ok old", "web-3 ok old"],
+            1,
+            0,
+            1,
+            vec!["delete web-0"],
+        ),
+        (
+            vec!["web-0 unready old", "web-1 ok old", "web-2 ok old", "web-3 ok old"],
+            2,
+            0,
+            1,
+            vec!["delete web-0", "delete web-3"],
+        ),
+        // Those below the partition stay, and still leave the others less room.
+        (
+            vec!["web-0 unready old", "web-1 ok old", "web-2 ok old", "web-3 unready old"],
+            1,
+            2,
+            2,
+            vec!["delete web-3"],
+        ),
+        (
+            vec!["web-0 unready old", "web-1 ok old", "web-2 ok old", "web-3 ok old"],
+            1,
+            2,
+            1,
+            vec![],
+        ),
+        // A pod that has failed is being replaced already.
         (
             vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed old"],
             3,
             0,
             1,
+            vec!["delete web-2", "delete web-1"],
+        ),
+        (
+            vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed old"],
+            2,
+            0,
+            1,
             vec!["delete web-2"],
         ),
-        (vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed old"], 2, 0, 1, vec![]),
         (
             vec!["web-0 failed old", "web-1 ok old", "web-2 ok old", "web-3 ok old"],
             2,
@@ -283,6 +345,17 @@ fn as_many_pods_as_may_be_unavailable_are_updated() {
     }
     assert!(most(json!("x")).is_err());
     assert_eq!(max_unavailable(&StatefulSet::default()), Ok(1));
+}
+
+/// A third template came before the second one was on all pods.
+#[test]
+fn pods_of_other_revisions_do_not_count_as_current_ones() {
+    let set = set(json!({"podManagementPolicy": "Parallel"}));
+    let plan = plan(&set, &["web-0 ok old", "web-1 ok other", "web-2 ok other"], &[], Some(3));
+    assert_eq!(steps(&plan.update), ["delete web-2", "delete web-1", "delete web-0"]);
+    for (current, count) in [("old", 1), ("other", 2), ("update", 0)] {
+        assert_eq!(replaced(&plan.update, current), count, "{current}");
+    }
 }
 
 #[test]
@@ -363,6 +436,20 @@ fn pods_that_are_no_members_are_ignored() {
     // A pod with another form of its name is changed, which the API server refuses.
     let plan = plan(&set, &["web-00 ok", "web-1 ok"], &[], None);
     assert_eq!(steps(&plan.replicas), ["conform web-00"]);
+}
+
+#[test]
+fn a_parallel_set_is_scaled_down_beside_the_parts_of_its_scale_up() {
+    let pods = ["web-0 ok old", "web-700 ok"];
+    for (policy, replicas, down) in
+        [("Parallel", MAX_BATCH_SIZE, vec!["delete web-700"]), ("OrderedReady", 1, vec![])]
+    {
+        let set = set(json!({"podManagementPolicy": policy, "replicas": 600}));
+        let plan = plan(&set, &pods, &[], None);
+        assert_eq!(steps(&plan.replicas).len(), replicas, "{policy}");
+        assert_eq!(steps(&plan.scale_down), down, "{policy}");
+        assert!(plan.update.is_empty(), "{policy}");
+    }
 }
 
 #[test]
