@@ -279,39 +279,40 @@ fn a_shared_claim_is_deallocated_with_its_last_pod() {
     });
 }
 
+/// Makes `pod`, which requests an extended resource, and as the scheduler does a claim of `device` for
+/// it, which the pod's status names.
+async fn make_with_extended_resource(env: &Site, mut pod: Value, device: &str) {
+    let amounts = json!({ "example.com/gpu": "1" });
+    pod["spec"].as_object_mut().unwrap().remove("resourceClaims");
+    pod["spec"]["containers"][0]["resources"] = json!({ "requests": amounts, "limits": amounts });
+    let pod = make::<Pod>(env, pod).await;
+    let name = pod["metadata"]["name"].as_str().expect("a name");
+    let claim = format!("{name}-extended");
+    let owner = json!({
+        "apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"],
+        "controller": true,
+    });
+    let annotations = json!({ "resource.kubernetes.io/extended-resource-claim": "true" });
+    let metadata = json!({ "name": claim, "ownerReferences": [owner], "annotations": annotations });
+    make::<ResourceClaim>(env, json!({ "metadata": metadata, "spec": one_device() })).await;
+    allocate(env, &key(&claim), device, &[consumer(&pod)]).await;
+    let mapping = json!({
+        "containerName": "main", "resourceName": "example.com/gpu", "requestName": "r",
+    });
+    let status = json!({ "extendedResourceClaimStatus": {
+        "resourceClaimName": claim, "requestMappings": [mapping],
+    } });
+    let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
+    let patch = Patch::Merge(json!({ "status": status }));
+    pods.patch::<Value>(&key(name), &patch).await.expect("patch");
+}
+
 #[test]
 fn a_claim_for_extended_resources_goes_with_its_pod() {
     everywhere("extended-claim", async |env| {
         let _manager = env.manager("manager", &[]);
         class(env).await;
-        let mut user = pod("user", Value::Null, "exit");
-        user["spec"].as_object_mut().unwrap().remove("resourceClaims");
-        let amounts = json!({ "example.com/gpu": "1" });
-        user["spec"]["containers"][0]["resources"] =
-            json!({ "requests": amounts, "limits": amounts });
-        let user = make::<Pod>(env, user).await;
-        let owner = json!({
-            "apiVersion": "v1", "kind": "Pod", "name": "user", "uid": user["metadata"]["uid"],
-            "controller": true,
-        });
-        let claim = json!({
-            "metadata": {
-                "name": "user-extended", "ownerReferences": [owner],
-                "annotations": { "resource.kubernetes.io/extended-resource-claim": "true" },
-            },
-            "spec": one_device(),
-        });
-        make::<ResourceClaim>(env, claim).await;
-        allocate(env, &key("user-extended"), "d0", &[consumer(&user)]).await;
-        let mapping = json!({
-            "containerName": "main", "resourceName": "example.com/gpu", "requestName": "r",
-        });
-        let status = json!({ "extendedResourceClaimStatus": {
-            "resourceClaimName": "user-extended", "requestMappings": [mapping],
-        } });
-        let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
-        let patch = Patch::Merge(json!({ "status": status }));
-        pods.patch::<Value>(&key("user"), &patch).await.expect("patch");
+        make_with_extended_resource(env, pod("user", Value::Null, "exit"), "d0").await;
         bind(env, "user").await;
         finishes(env, "user").await;
         wait_until_deleted(env, &ResourceClaim::RESOURCE, &key("user-extended")).await;
@@ -574,6 +575,26 @@ fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
         assert!(tolerating["metadata"]["deletionTimestamp"].is_null());
         let conditions = tolerating["status"]["conditions"].as_array().cloned();
         assert!(conditions.iter().flatten().all(|c| c["type"] != "DisruptionTarget"));
+    });
+}
+
+#[test]
+fn a_device_taint_evicts_the_pods_that_use_the_device_for_an_extended_resource() {
+    everywhere("extended-taint", async |env| {
+        let _manager = env.manager("manager", &[]);
+        class(env).await;
+        make::<ResourceSlice>(env, slice(env, &[])).await;
+        make_with_extended_resource(env, placed("before", "", "ready"), "d0").await;
+        make_with_extended_resource(env, placed("untainted", "", "ready"), "d2").await;
+        set_taints(env, &["d0", "d1"]).await;
+        // The status of the last one names its claim when the device has its taint already.
+        make_with_extended_resource(env, placed("after", "", "ready"), "d1").await;
+        for name in ["before", "after"] {
+            has_event(env, name, "DeviceTaintManagerEviction", "Marking for deletion").await;
+            wait_until_deleted(env, &Pod::RESOURCE, &key(name)).await;
+        }
+        let stays = wait_until_exists(env, &Pod::RESOURCE, &key("untainted"), |_| true).await;
+        assert!(stays["metadata"]["deletionTimestamp"].is_null(), "{stays}");
     });
 }
 

@@ -71,10 +71,18 @@ impl<'a> ClaimName<'a> {
     }
 }
 
-/// The names of a pod's claims that are known, in the order of its spec.
+/// A pod's claims: those of its spec, in its order, and the one that the scheduler made for its
+/// extended resources.
 pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
     let statuses = by_entry(pod.resource_claims());
-    pod.spec.shape.resource_claims.iter().map(move |entry| ClaimName::of(entry, &statuses))
+    let entries = pod.spec.shape.resource_claims.iter();
+    let named = entries.map(move |entry| ClaimName::of(entry, &statuses));
+    named.chain(pod.extended_claim().map(ClaimName::Made))
+}
+
+/// Whether the pod has claims.
+pub fn has_claims(pod: &Pod) -> bool {
+    claims_of(pod).next().is_some()
 }
 
 /// The key of the pod's PodGroup. `None` without one, or where PodGroups are not considered.
@@ -264,6 +272,32 @@ mod tests {
             (json!({ "name": "made" }), ClaimName::Unsupported),
         ] {
             assert_eq!(ClaimName::of(&entry(value.clone()), &by_entry(&statuses)), name, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_claims_of_a_pod_are_those_of_its_spec_and_that_for_its_extended_resources() {
+        let spec = json!({ "resourceClaims": [
+            { "name": "a", "resourceClaimTemplateName": "t" },
+            { "name": "b", "resourceClaimName": "mine" },
+        ] });
+        let made = json!([{ "name": "a", "resourceClaimName": "p-a-x" }]);
+        let extended = json!({ "resourceClaimName": "p-extended-x" });
+        for (spec, status, names) in [
+            (json!({}), json!({}), &[][..]),
+            (spec.clone(), json!({}), &["mine"]),
+            (spec.clone(), json!({ "resourceClaimStatuses": made }), &["p-a-x", "mine"]),
+            (json!({}), json!({ "extendedResourceClaimStatus": extended }), &["p-extended-x"]),
+            (
+                spec,
+                json!({ "resourceClaimStatuses": made, "extendedResourceClaimStatus": extended }),
+                &["p-a-x", "mine", "p-extended-x"],
+            ),
+        ] {
+            let pod = pod(spec, status.clone());
+            let found: Vec<&str> =
+                claims_of(&pod).filter_map(ClaimName::known).map(|name| &**name).collect();
+            assert_eq!(found, names, "{status}");
         }
     }
 

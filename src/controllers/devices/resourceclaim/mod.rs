@@ -166,8 +166,7 @@ impl ResourceClaims {
 
     /// Queues the claims of a pod that does not need them any more.
     fn release_claims(&self, pod: &Pod, queue: &Queue<Key>) {
-        let names = claims_of(pod).filter_map(|name| name.known());
-        for name in names.chain(pod.extended_claim()) {
+        for name in claims_of(pod).filter_map(|name| name.known()) {
             queue.add(Key::Claim(ObjectKey::new(&pod.meta.namespace, name)));
         }
     }

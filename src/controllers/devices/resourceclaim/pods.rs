@@ -9,7 +9,7 @@ use crate::cache::{Index, IndexValue};
 use crate::client::Patch;
 use crate::controllers::devices::consumers::{
     ClaimName, ClaimStatuses, Consumer, UNSUPPORTED, by_entry, claims_of, consumer_of, group_key,
-    is_for_pod, is_reserved_for,
+    has_claims, is_for_pod, is_reserved_for,
 };
 use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::lookup::Lookup;
@@ -35,12 +35,6 @@ pub(super) const BY_TEMPLATE: Index<Pod> = Index::new("podResourceClaimTemplate"
 /// Whether no container of it runs or will run. Upstream: `isPodDone`.
 pub(super) fn is_done(pod: &Pod) -> bool {
     pod.is_terminal() || pod.meta.is_being_deleted() && pod.spec.node_name.is_empty()
-}
-
-/// Whether the pod has claims. Those for its extended resources are made by the scheduler, and are
-/// cleaned up with any gates.
-fn has_claims(pod: &Pod) -> bool {
-    !pod.spec.shape.resource_claims.is_empty() || pod.extended_claim().is_some()
 }
 
 impl ResourceClaims {

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::eviction::{Eviction, NO_EXECUTE, Reason, newest, of_device, selects, tainted};
-use super::consumers::{BY_GROUP, ClaimName, GROUP_CLAIMS, claims_of, is_for_pod, is_reserved_for};
+use super::consumers::{
+    BY_GROUP, ClaimName, GROUP_CLAIMS, claims_of, has_claims, is_for_pod, is_reserved_for,
+};
 use super::uid_cache::RecentUids;
 use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
@@ -87,7 +89,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         // sync.
         Change::Updated { old, new }
             if old.spec.node_name == new.spec.node_name
-                && old.resource_claims() == new.resource_claims() => {}
+                && old.resource_claims() == new.resource_claims()
+                && old.extended_claim() == new.extended_claim() => {}
         change => queue_pod(change.object(), queue),
     });
     let own = this.clone();
@@ -141,7 +144,7 @@ fn pool_of(slice: &ResourceSlice) -> IndexValue {
 }
 
 fn queue_pod(pod: &Pod, queue: &Queue<Key>) {
-    if !pod.spec.shape.resource_claims.is_empty() && !pod.spec.node_name.is_empty() {
+    if has_claims(pod) && !pod.spec.node_name.is_empty() {
         queue.add(Key::Pod(Named::of(&pod.meta)));
     }
 }
@@ -314,7 +317,7 @@ impl TaintEviction {
     }
 
     /// The eviction of the pod by the taints of all devices of all its claims. Upstream:
-    /// `podEvictionTime`.
+    /// `podEvictionTime`, without the claim for extended resources.
     fn eviction_of(&self, pod: &Pod, rules: &[Arc<DeviceTaintRule>]) -> Option<Eviction> {
         if pod.spec.node_name.is_empty() {
             return None;
