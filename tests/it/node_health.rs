@@ -154,6 +154,46 @@ fn a_node_whose_clock_is_set_back_lives_while_it_renews_its_lease() {
     });
 }
 
+/// A node counts as silent when its lease in the cache is old; the API server then has the last word.
+#[test]
+fn nodes_stay_while_the_watch_of_their_leases_stalls() {
+    everywhere_with("nodes-stalled", lively(), async |env| {
+        let Some(faults) = &env.faults else { return };
+        let _manager = env.manager("manager", &QUICK);
+        for name in ["node-0", "node-1"] {
+            let message = format!("Registered Node {name} in Controller");
+            has_event(env, name, "RegisteredNode", &message).await;
+        }
+        faults.next(usize::MAX, "watch", "leases", Fault::Hold);
+        faults.cut_watches();
+        let is_true = async || {
+            for name in ["node-0", "node-1"] {
+                let node = node(env, name).await;
+                assert_eq!(condition(&node, "Ready")["status"], "True", "{node:#}");
+            }
+        };
+        let before = faults.count("list", "leases");
+        // At the end of each grace period the leases are read.
+        eventually(&env.clock, "the leases are read three times", || async {
+            is_true().await;
+            let reads = faults.count("list", "leases") - before;
+            if reads >= 3 { Ok(()) } else { Err(reads.to_string()) }
+        })
+        .await;
+        is_true().await;
+        // A node that is dead is lost nevertheless.
+        env.steering.kill("node-1");
+        eventually(&env.clock, "the dead node is lost", || async {
+            let ready = condition(&node(env, "node-1").await, "Ready");
+            if ready["status"] == "Unknown" { Ok(()) } else { Err(ready.to_string()) }
+        })
+        .await;
+        let lives = node(env, "node-0").await;
+        assert!(taints(&lives).is_empty(), "{lives:#}");
+        assert_eq!(condition(&lives, "Ready")["status"], "True", "{lives:#}");
+    });
+}
+
 #[test]
 fn the_taints_of_a_node_follow_its_condition() {
     everywhere_with("nodes-swap", lively(), async |env| {

@@ -2,7 +2,8 @@
 //! node that is not alive marked as not ready. Upstream: `pkg/controller/nodelifecycle`.
 //!
 //! All nodes are checked every `--node-monitor-period`, from the caches; the renewal of a lease by
-//! itself costs nothing. Without nodes there are no passes.
+//! itself costs nothing. The API server is asked before nodes are given up: a watch may stall. Without
+//! nodes there are no passes.
 
 mod health;
 mod monitor;
@@ -91,6 +92,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     };
     let this = Arc::new(NodeLifecycle {
         client: c.client(),
+        reader: c.root_client("shared-informers"),
         recorder: c.recorder(),
         clock,
         nodes: nodes.clone(),
@@ -143,6 +145,8 @@ fn is_placed(change: &Change<'_, Pod>) -> bool {
 
 struct NodeLifecycle {
     client: Client,
+    /// Lists leases, with the permissions that the caches have.
+    reader: Client,
     recorder: Recorder,
     clock: SharedClock,
     nodes: Lister<Node>,

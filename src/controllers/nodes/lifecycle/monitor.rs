@@ -15,15 +15,15 @@ use super::{
     EVICTIONS, Known, NODE_SECONDS, NODE_WORKERS, NodeLifecycle, PASS_SECONDS, State, TAINT_DELAY,
     UNHEALTHY, Unmarked, ZONE_HEALTH, ZONE_SIZE,
 };
-use crate::client::{self, Patch};
+use crate::client::{self, ListOptions, Patch};
 use crate::controllers::nodes::pods::on_node;
 use crate::controllers::nodes::taints::{self, Swap};
 use crate::controllers::runner::batch::together;
 use crate::controllers::{Next, SyncResult};
 use crate::events::{EventType, ObjectReference};
 use crate::objects::{
-    Istr, NO_EXECUTE, Node, NodeCondition, ObjectKey, PartialObjectMetadata, Resource, Timestamp,
-    Uid,
+    Istr, Lease, NO_EXECUTE, Node, NodeCondition, ObjectKey, PartialObjectMetadata, Resource,
+    Timestamp, Uid,
 };
 
 /// Attempts to write the conditions of a node in one pass, and the delay between them.
@@ -45,7 +45,8 @@ impl NodeLifecycle {
         self.each(tainted, |this, node| async move { this.mark_reachable(&node).await }).await;
 
         let counts = Arc::new(Mutex::new(Counts::new()));
-        let to_write = self.look_at_all(&nodes, &mut counts.lock());
+        let mut to_write = self.look_at_all(&nodes, &mut counts.lock());
+        self.confirm(&mut to_write).await;
         let counted = counts.clone();
         self.each(to_write, move |this, (node, look)| {
             let counts = counted.clone();
@@ -194,6 +195,36 @@ impl NodeLifecycle {
         to_write
     }
 
+    /// Reads the leases of the nodes that seem silent from the API server, with one request a pass: the
+    /// watch of the cache may stall. While there is no answer the nodes stay as they are. Upstream does
+    /// so since 1.37, with a request for each node, and then waits for the cache.
+    async fn confirm(&self, looks: &mut [(Arc<Node>, NodeObservation)]) {
+        let mut silent: Vec<_> = looks.iter_mut().filter(|(_, it)| it.write.is_some()).collect();
+        let field_selector = match &silent[..] {
+            [] => return,
+            [(node, _)] => Some(format!("metadata.name={}", node.meta.name)),
+            _ => None,
+        };
+        let options = ListOptions { field_selector, ..ListOptions::default() };
+        match self.reader.list::<Lease>(Some(&self.lease_namespace), &options).await {
+            Ok(leases) => {
+                let mut state = self.state.lock();
+                let now = state.clock.now(self.clock.monotonic());
+                for lease in leases {
+                    let known = state.known.get_mut(&lease.meta.name);
+                    if let Some(health) = known.and_then(|known| known.health.as_mut()) {
+                        health.confirm(&lease, now);
+                    }
+                }
+            }
+            Err(error) if error.may_pass() => {
+                log::warn!("{} nodes seem silent, and stay as they are: {error}", silent.len());
+                silent.iter_mut().for_each(|(node, look)| look.suspend(node));
+            }
+            Err(error) => log::error!("Leases of nodes that seem silent cannot be read: {error}"),
+        }
+    }
+
     fn look(&self, state: &mut State, node: &Node) -> NodeObservation {
         let now = state.clock.now(self.clock.monotonic());
         let lease =
@@ -238,7 +269,7 @@ impl NodeLifecycle {
     async fn tend(&self, mut node: Arc<Node>, mut look: NodeObservation, counts: &Mutex<Counts>) {
         let key = node.meta.key();
         if look.write.is_some() {
-            // Other nodes were written before: this one may have shown a sign of life meanwhile.
+            // Its lease was read, and other nodes were written before: it may have shown a sign of life.
             look = self.look(&mut self.state.lock(), &node);
         }
         let mut attempts = 0;

@@ -18,6 +18,11 @@ pub struct NodeObservation {
 }
 
 impl NodeObservation {
+    /// Leaves the node as it is in this pass.
+    pub fn suspend(&mut self, node: &Node) {
+        (self.current, self.write, self.is_silent) = (Ready::of(node), None, false);
+    }
+
     /// The node was ready until this pass.
     pub fn is_lost(&self) -> bool {
         self.observed == Ready::True && self.current.is_some_and(|ready| ready != Ready::True)
