@@ -123,13 +123,8 @@ impl Run {
 impl CronJobs {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cron_job) = self.cron_jobs.get(&key) else { return Ok(Next::Done) };
-        // By name alone, as upstream: a namesake's Jobs are reported.
-        let jobs: Vec<Arc<Job>> = self
-            .jobs
-            .in_namespace(&key.namespace)
-            .into_iter()
-            .filter(|job| job.meta.controller().is_some_and(|owner| owner.name == *key.name))
-            .collect();
+        let mut jobs = self.jobs.in_namespace(&key.namespace);
+        jobs.retain(|job| job.meta.is_controlled_by(&cron_job.meta.uid));
         let mut run = Run { cron_job: CronJob::clone(&cron_job), changed: false };
         self.clean_up(&mut run, &jobs).await;
         let result = self.advance(&mut run, &jobs).await;

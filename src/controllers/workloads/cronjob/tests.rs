@@ -66,6 +66,14 @@ fn made(name: &str, conditions: Value) -> Value {
     })
 }
 
+/// A Job of a custom resource that has the CronJob's name.
+fn of_workflow(name: &str, conditions: Value) -> Value {
+    let mut job = made(name, conditions);
+    job["metadata"]["ownerReferences"] = json!([{ "apiVersion": "example.com/v1",
+        "kind": "Workflow", "name": "c", "uid": "of-workflow", "controller": true }]);
+    job
+}
+
 fn active(name: &str) -> Value {
     json!([{ "apiVersion": "batch/v1", "kind": "Job", "namespace": "ns", "name": name,
         "uid": format!("of-{name}") }])
@@ -202,6 +210,13 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
             vec![made("old", complete.clone())],
             None,
             vec!["Normal SuccessfulDelete Deleted job old"],
+        ),
+        (
+            "the Jobs of another kind's owner of the name",
+            cron_job(json!({ "successfulJobsHistoryLimit": 0 }), nothing.clone()),
+            vec![of_workflow("old", complete.clone()), of_workflow("runs", json!([]))],
+            None,
+            vec![],
         ),
         (
             "a Job too many stays",

@@ -33,7 +33,7 @@ use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{
     ArcStr, ControllerRevision, DaemonSet, Istr, LabelSelector, Node, ObjectKey, Pod, Resource,
-    Selector,
+    Selector, Uid,
 };
 
 /// The most pods that one sync creates, and the most that it deletes. Upstream: `BurstReplicas`.
@@ -174,13 +174,11 @@ impl DaemonSets {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
         let on_node = IndexValue::Text(Istr::new(&node.meta.name));
         let pods = self.pods.by_index(&BY_NODE, &on_node);
-        let owners: HashSet<(&str, &str)> = pods
-            .iter()
-            .filter_map(|pod| Some((&*pod.meta.namespace, &*pod.meta.controller()?.name)))
-            .collect();
+        let owners: HashSet<&Uid> =
+            pods.iter().filter_map(|pod| Some(&pod.meta.controller()?.uid)).collect();
         for set in self.sets.list() {
             let (_, fit) = self.fit(&node, &set);
-            let is_there = owners.contains(&(&*set.meta.namespace, &*set.meta.name));
+            let is_there = owners.contains(&set.meta.uid);
             if needs_sync(fit, is_there, set.status.number_misscheduled) {
                 self.queue.add(set.meta.key());
             }

@@ -369,6 +369,33 @@ mod tests {
         assert!(requests.lock().is_empty());
     }
 
+    /// A custom resource may have the kind and the name of a set.
+    #[test]
+    fn a_changed_node_queues_a_set_that_has_no_pod_of_its_own_there() {
+        let set = json!({ "metadata": { "namespace": "ns", "name": "d", "uid": "u" } });
+        let client = block_on(answering(|_| (404, json!({}))));
+        let key = ObjectKey::new("ns", "d");
+        for (owner, queued) in [("u", vec![]), ("of-another-group", vec![key])] {
+            let recorder = Recorder::to_sink(Arc::new(Heard::default()));
+            let set = serde_json::from_value(set.clone()).unwrap();
+            let mut this = knowing(set, client.clone(), recorder, 0);
+            let (pods, nodes) = (Arc::new(Indexer::<Pod>::new()), Arc::new(Indexer::new()));
+            pods.add_index(&super::super::BY_NODE);
+            let pod = json!({
+                "metadata": { "namespace": "ns", "name": "p", "ownerReferences": [{
+                    "kind": "DaemonSet", "name": "d", "uid": owner, "controller": true }] },
+                "spec": { "nodeName": "n" },
+            });
+            pods.insert(Arc::new(serde_json::from_value::<Pod>(pod).unwrap()));
+            let node = json!({ "metadata": { "name": "n" } });
+            nodes.insert(Arc::new(serde_json::from_value::<crate::objects::Node>(node).unwrap()));
+            let knows = Arc::get_mut(&mut this).unwrap();
+            (knows.pods, knows.nodes) = (Lister::new(pods), Lister::new(nodes));
+            block_on(this.clone().sync_node(ObjectKey::cluster("n"))).unwrap();
+            assert_eq!(this.queue.drain(), queued, "{owner}");
+        }
+    }
+
     /// The first pod of the node is available, so the status alone has nothing to wait for.
     #[test]
     fn the_successor_of_a_surge_is_checked_when_it_is_available() {
