@@ -29,7 +29,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default());
     c.watch(&claims, &queue, move |change, queue| {
         let claim = change.object();
-        let unknown = || tracks_use && claim.condition(UNUSED).is_none();
+        let unknown =
+            || tracks_use && has_unused_condition(claim) && claim.condition(UNUSED).is_none();
         if !matches!(change, Change::Deleted(_)) && (PROTECTION.concerns(&claim.meta) || unknown())
         {
             queue.add(claim.meta.key());
@@ -70,6 +71,12 @@ fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     !pod.spec.node_name.is_empty() && uses(pod, claim) && !(is_shut_down && is_owner())
 }
 
+/// Whether the claim is to have the condition Unused. Before it is bound, the binder writes it, and a
+/// second writer causes conflicts.
+fn has_unused_condition(claim: &PersistentVolumeClaim) -> bool {
+    claim.status.phase == "Bound"
+}
+
 /// Whether `pod` counts for the condition Unused. Upstream: `podUsesPVCForUnusedSince`.
 fn counts_as_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     !pod.is_terminated() && uses(pod, claim)
@@ -92,7 +99,7 @@ impl PvcProtection {
         let (mut live, mut next) = (None, Next::Done);
         // The cache may never show the pod, and then no event about its end comes.
         let unseen = Next::After(UNSEEN_POD_RECHECK);
-        if self.tracks_use && !claim.meta.is_being_deleted() {
+        if self.tracks_use && has_unused_condition(&claim) && !claim.meta.is_being_deleted() {
             let used = self.is_used(&claim, counts_as_use, &mut live).await?;
             self.set_unused(&claim, !used).await?;
             if used && live.is_some() {
@@ -206,6 +213,7 @@ fn set_condition(status: &mut Value, condition: Value) {
 #[cfg(test)]
 mod tests {
     use futures_lite::future::block_on;
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::cache::Indexer;
@@ -294,6 +302,41 @@ mod tests {
         assert_eq!(sync(), Next::After(UNSEEN_POD_RECHECK));
         pods.insert(Arc::new(pod(spec, json!({}), json!({}))));
         assert_eq!(sync(), Next::Done);
+    }
+
+    #[test]
+    fn only_a_bound_claim_gets_the_condition_unused() {
+        for (phase, written) in [("Pending", 0), ("Lost", 0), ("Bound", 1)] {
+            let claim = json!({
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "metadata": {
+                    "namespace": "ns", "name": "c", "resourceVersion": "7",
+                    "finalizers": [PROTECTION.0],
+                },
+                "status": { "phase": phase },
+            });
+            let (pods, claims) = (Arc::new(Indexer::<Pod>::new()), Arc::new(Indexer::new()));
+            pods.add_index(&BY_CLAIM);
+            let cached: PersistentVolumeClaim = serde_json::from_value(claim.clone()).unwrap();
+            let key = cached.meta.key();
+            claims.insert(Arc::new(cached));
+            let writes = Arc::new(Mutex::new(0));
+            let counted = writes.clone();
+            let client = block_on(answering(move |line| {
+                *counted.lock() += usize::from(line.starts_with("PUT"));
+                let list = json!({ "kind": "PodList", "apiVersion": "v1", "items": [] });
+                (200, if line.contains("/pods") { list } else { claim.clone() })
+            }));
+            let this = Arc::new(PvcProtection {
+                client,
+                clock: FakeClock::new(Timestamp::from_secs(0)),
+                claims: Lister::new(claims),
+                pods: Lister::new(pods),
+                tracks_use: true,
+            });
+            assert_eq!(block_on(this.sync(key)).unwrap(), Next::Done);
+            assert_eq!(*writes.lock(), written, "{phase}");
+        }
     }
 
     #[test]

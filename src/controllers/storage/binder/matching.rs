@@ -137,14 +137,14 @@ pub fn mismatch(
     claim: &PersistentVolumeClaim,
     with_classes: bool,
 ) -> Option<String> {
-    let value = |quantity: Option<Quantity>| quantity.unwrap_or_default().value();
+    let capacity = volume.spec.capacity.unwrap_or_default();
     let class = |name| attributes_class(name);
     let wanted = class(&claim.spec.volume_attributes_class_name);
     let has = class(&volume.spec.volume_attributes_class_name);
     let wanted_modes = claim.spec.access_modes.as_deref().unwrap_or_default();
     let fault = if volume.meta.is_being_deleted() {
         return Some(format!("the volume is marked for deletion {:?}", &*volume.meta.name));
-    } else if value(volume.spec.capacity) < value(claim.spec.storage) {
+    } else if capacity.compare(claim.spec.storage.unwrap_or_default()).is_lt() {
         "requested PV is too small"
     } else if volume.storage_class() != claim.storage_class() {
         "storageClassName does not match"
@@ -480,6 +480,17 @@ mod tests {
                 spec(json!({ "capacity": { "storage": "1" } })),
                 json!({}),
                 Some("requested PV is too small"),
+            ),
+            // Both are beyond 64 bits.
+            (
+                spec(json!({ "capacity": { "storage": "10E" } })),
+                spec(json!({ "resources": { "requests": { "storage": "20E" } } })),
+                Some("requested PV is too small"),
+            ),
+            (
+                spec(json!({ "capacity": { "storage": "20E" } })),
+                spec(json!({ "resources": { "requests": { "storage": "20E" } } })),
+                None,
             ),
             (
                 spec(json!({ "storageClassName": "gold" })),

@@ -11,11 +11,12 @@ use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
 
 use super::super::operation_metrics::whole_operation_ended;
+use super::super::volume_specs;
 use super::plugins::Plugin;
 use crate::cache::Lister;
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
-use crate::objects::{PersistentVolume, PersistentVolumeClaim};
+use crate::objects::{InTreeKind, PersistentVolume, PersistentVolumeClaim, VolumeSource};
 
 metrics! {
     fn register_counters;
@@ -144,13 +145,28 @@ impl Counts {
     }
 }
 
+/// The plugin of the volume's source, also where it only mounts. Upstream: `getPVPluginName`.
+fn plugin_name(volume: &PersistentVolume) -> String {
+    let mounting = match volume.spec.source.as_deref() {
+        Some(VolumeSource::Csi { driver, .. }) => {
+            return format!("{}:{driver}", volume_specs::Plugin::Csi.name());
+        }
+        Some(VolumeSource::InTree { kind: InTreeKind::Fc, .. }) => Some(volume_specs::Plugin::Fc),
+        Some(VolumeSource::InTree { kind: InTreeKind::Iscsi, .. }) => {
+            Some(volume_specs::Plugin::Iscsi)
+        }
+        _ => None,
+    };
+    let known = Plugin::of(volume).map(Plugin::name);
+    known.or(mounting.map(volume_specs::Plugin::name)).unwrap_or("N/A").to_owned()
+}
+
 fn count_volume(counted: &mut Counted, volume: &PersistentVolume) {
     let mut count = |gauge: usize, labels: Vec<String>| {
         *counted[gauge].entry(labels).or_default() += 1;
     };
-    let plugin = Plugin::of(volume).map_or("N/A", Plugin::name);
     let mode = if volume.spec.is_block { "Block" } else { "Filesystem" };
-    count(0, vec![plugin.to_owned(), mode.to_owned()]);
+    count(0, vec![plugin_name(volume), mode.to_owned()]);
     let class = vec![volume.spec.storage_class_name.to_string()];
     count(if volume.is_bound() { 1 } else { 2 }, class);
 }
@@ -197,9 +213,14 @@ mod tests {
             ("hostPath", "Filesystem", "Bound"),
             ("csi", "Block", "Available"),
             ("nfs", "", "Bound"),
+            ("iscsi", "", "Bound"),
+            ("fc", "", "Bound"),
+            ("local", "", "Bound"),
+            ("flexVolume", "", "Bound"),
         ] {
+            let fields = json!({ "driver": "example.com" });
             let volume = json!({
-                "spec": { "storageClassName": "gold", "volumeMode": mode, source: {} },
+                "spec": { "storageClassName": "gold", "volumeMode": mode, source: fields },
                 "status": { "phase": phase },
             });
             count_volume(&mut counted, &serde_json::from_value(volume).unwrap());
@@ -218,12 +239,15 @@ mod tests {
         assert_eq!(
             rows(0),
             [
-                row("N/A Block", 1),
+                row("N/A Filesystem", 2),
+                row("kubernetes.io/csi:example.com Block", 1),
+                row("kubernetes.io/fc Filesystem", 1),
                 row("kubernetes.io/host-path Filesystem", 1),
+                row("kubernetes.io/iscsi Filesystem", 1),
                 row("kubernetes.io/nfs Filesystem", 1),
             ]
         );
-        assert_eq!((rows(1), rows(2)), (vec![row("gold", 2)], vec![row("gold", 1)]));
+        assert_eq!((rows(1), rows(2)), (vec![row("gold", 6)], vec![row("gold", 1)]));
         assert_eq!((rows(3), rows(4)), (vec![row("ns gold ", 1)], vec![row("ns gold ", 2)]));
     }
 }
