@@ -29,7 +29,7 @@ mod views;
 mod wire;
 
 pub use arcstr::ArcStr;
-pub use values::address::{AddressList, AddressText, parse_ip};
+pub use values::address::{AddressList, AddressText, parse_ip, parse_ipv6};
 pub use values::condition::{Condition, patch_conditions};
 pub use values::intern::{Interned, Istr, Labels};
 pub(crate) use values::intern::{Pool, shared};

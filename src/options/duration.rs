@@ -47,6 +47,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
                 return Err(invalid());
             }
+            // Further digits are less than a nanosecond, and would be beyond the range of the type.
+            let fraction = &fraction[..fraction.len().min(18)];
             let part: f64 = fraction.parse().map_err(|_| invalid())?;
             let scale = 10f64.powi(i32::try_from(fraction.len()).unwrap_or(i32::MAX));
             // Cut off, as in Go.
@@ -118,6 +120,7 @@ mod tests {
             (".5s", Some(500_000_000), "500ms"),
             ("1.29s", Some(1_290_000_000), "1.29s"),
             ("1.9999999999s", Some(1_999_999_999), "1.999999999s"),
+            (&format!("1.5{}h", "0".repeat(400)), Some(5_400_000_000_000), "1h30m0s"),
             ("8760h", Some(31_536_000_000_000_000), "8760h0m0s"),
             ("2us", Some(2_000), "2µs"),
             ("5", None, ""),

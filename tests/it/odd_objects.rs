@@ -1,5 +1,5 @@
-//! Objects that API servers store and few clients write: strings that are not UTF-8, and times at
-//! the end of the calendar.
+//! Objects that API servers store and few clients write: strings that are not UTF-8, times at the
+//! end of the calendar, and quantities with an exponent of more than 32 bits.
 
 use kube_controller_manager::client::{Call, Delete, Patch};
 use kube_controller_manager::objects::{Deployment, ObjectKey, Pod, Resource, ResourceType};
@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::garbage::Objects;
 use crate::kinds::*;
+use crate::quota::{quota, uses};
 
 /// Creates an object in `default` whose annotation `note` is the bytes `a\xff`, which only protobuf
 /// can hold.
@@ -87,5 +88,29 @@ fn a_time_at_the_end_of_the_calendar_stays_as_it_is() {
         let conditions = written["status"]["conditions"].as_array().expect("conditions");
         let kept = conditions.iter().find(|condition| condition["type"] == "Foreign");
         assert_eq!(kept, Some(&foreign));
+    });
+}
+
+/// The API server uses the lower half of 64 bits of an exponent, and stores the text.
+#[test]
+fn pods_with_odd_quantities_are_counted() {
+    everywhere("odd-quantities", async |env| {
+        let (client, clock) = (&env.client, &env.clock);
+        let hard = json!({ "hard": { "requests.cpu": "1e4294967299", "pods": "9" } });
+        create(client, quota("odd", hard)).await;
+        let mut web = deployment("web", 2, "web:1");
+        web["spec"]["template"]["spec"]["containers"][0]["resources"] = json!({
+            "requests": { "cpu": "1e4294967296", "memory": "1e-8589934586" },
+        });
+        let stored = create(client, web).await;
+        let container = &stored["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(container["resources"]["requests"]["cpu"], "1e4294967296");
+
+        let _manager = env.manager("manager", &[]);
+        rolled_out(client, clock, "web").await;
+        merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 3 } })).await;
+        rolled_out(client, clock, "web").await;
+        uses(env, "odd", &[("pods", "3"), ("requests.cpu", "3")]).await;
+        assert_eq!(env.pods().await.len(), 3);
     });
 }

@@ -287,7 +287,7 @@ fn linux_resources(
         cpu_period: CPU_PERIOD,
         cpu_quota: match milli(cpu_limit) {
             0 => 0,
-            milli => (milli * CPU_PERIOD / 1000).max(MIN_QUOTA),
+            milli => (milli.saturating_mul(CPU_PERIOD) / 1000).max(MIN_QUOTA),
         },
         memory_limit_in_bytes: memory_limit.map_or(0, |memory| memory.value()),
         ..Default::default()
@@ -327,7 +327,10 @@ fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_by
     let count = i64::try_from(pod.all_containers().count().max(1)).unwrap_or(i64::MAX);
     let request = match request_of(pod.spec().resources.as_ref()) {
         0 => request,
-        own => request + (own - of_containers(pod, "memory", false).value()) / count,
+        own => {
+            let rest = own.saturating_sub(of_containers(pod, "memory", false).value());
+            request.saturating_add(rest / count)
+        }
     };
     oom_score(QosClass::of(pod), request, memory_bytes)
 }
@@ -337,7 +340,7 @@ const GUARANTEED_SCORE: i64 = -997;
 
 /// Upstream: `MilliCPUToShares`.
 fn shares(milli: i64) -> i64 {
-    (milli * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+    (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
@@ -602,6 +605,22 @@ mod tests {
             Some("system-node-critical".to_owned());
         let container = &critical.spec().containers[0];
         assert_eq!(oom_score_of(&critical, container, 0, gib), -997);
+    }
+
+    #[test]
+    fn amounts_without_bound_are_the_largest() {
+        let lists = json!({ "cpu": "1e60", "memory": "1e60" });
+        let own = json!({ "requests": { "memory": "9E" } });
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "resources": own, "containers": [{"name": "a", "resources": {"limits": lists}},
+                {"name": "b", "resources": {"requests": {"cpu": "1e4294967296"}}}],
+        }}))
+        .expect("a pod");
+        let of = |at: usize| resources(&pod, &pod.spec().containers[at], 4 << 30, &[]);
+        let given = of(0);
+        assert_eq!((given.cpu_shares, given.cpu_quota), (262_144, i64::MAX / 1000));
+        assert_eq!((given.memory_limit_in_bytes, given.oom_score_adj), (i64::MAX, 3));
+        assert_eq!(of(1).cpu_shares, 1024);
     }
 
     #[test]

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_channel::{Receiver, Sender};
 use futures_lite::FutureExt;
 use futures_lite::future::zip;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube_controller_manager::cache::{
     self, Deleted, EventHandler, Scope, SharedIndexInformer, UndeltaStore,
 };
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
+use kube_controller_manager::objects::{Istr, Meta, Object, RawObject, Resource, Timestamp};
 use kube_controller_manager::task::StopToken;
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::pod_config::{PodConfig, Source};
 use crate::pod::{CONFIG_MIRROR, Pod, PodExt};
@@ -26,9 +28,8 @@ pub struct BoundPod {
 
 impl<'de> Deserialize<'de> for BoundPod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<BoundPod, D::Error> {
-        let mut pod = Pod::deserialize(deserializer)?;
-        // Nothing here reads them, and they are the largest part of many pods.
-        pod.metadata.managed_fields = None;
+        let pod = pod_of(RawObject::deserialize(deserializer)?);
+        let pod = pod.map_err(<D::Error as serde::de::Error>::custom)?;
         let version = pod.metadata.resource_version.as_deref().unwrap_or_default();
         let meta = Meta {
             name: pod.name().into(),
@@ -42,6 +43,46 @@ impl<'de> Deserialize<'de> for BoundPod {
             ..Meta::default()
         };
         Ok(BoundPod { meta, pod: Arc::new(pod) })
+    }
+}
+
+/// The pod that the API server stores. It is without its managed fields: nothing here reads them,
+/// they are the largest part of many pods, and their writer may nest them deeper than can be decoded.
+fn pod_of(mut json: RawObject) -> Result<Pod, serde_json::Error> {
+    json.edit("metadata", |metadata| {
+        metadata.remove("managedFields");
+        Ok(())
+    })?;
+    let mut pod = serde_json::from_str(&json.to_string())?;
+    limit_times(&mut pod);
+    serde_json::from_value(pod)
+}
+
+/// The fields of a pod that are times.
+const TIMES: [&str; 7] = [
+    "creationTimestamp",
+    "deletionTimestamp",
+    "startTime",
+    "lastProbeTime",
+    "lastTransitionTime",
+    "startedAt",
+    "finishedAt",
+];
+
+/// Replaces times that the generated type cannot hold by the closest that it can.
+fn limit_times(value: &mut Value) {
+    match value {
+        Value::Object(members) => members.iter_mut().for_each(|(name, member)| {
+            let time = TIMES.contains(&&**name).then(|| Timestamp::deserialize(&*member));
+            match time {
+                Some(Ok(time)) if Time::deserialize(&*member).is_err() => {
+                    *member = time.to_jiff().to_string().into();
+                }
+                _ => limit_times(member),
+            }
+        }),
+        Value::Array(items) => items.iter_mut().for_each(limit_times),
+        _ => {}
     }
 }
 
@@ -126,5 +167,43 @@ fn push(states: Sender<Vec<Arc<Pod>>>, is_complete: Arc<AtomicBool>) -> cache::P
 async fn forward(pushed: Receiver<Vec<Arc<Pod>>>, config: &PodConfig) {
     while let Ok(pods) = pushed.recv().await {
         config.set(Source::Api, pods).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_with_odd_times_and_deep_managed_fields_are_read() {
+        let deep = format!("{}{}", r#"{"f:x":"#.repeat(200), "{}".to_owned() + &"}".repeat(200));
+        let text = format!(
+            r#"{{
+                "metadata": {{ "name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "7",
+                    "managedFields": [{{ "time": "9999-12-31T23:59:59Z", "fieldsV1": {deep} }}] }},
+                "status": {{
+                    "startTime": "2026-01-01T00:00:00Z",
+                    "conditions": [
+                        {{ "type": "a", "lastTransitionTime": "9999-12-31T23:59:59Z" }},
+                        {{ "type": "b", "lastTransitionTime": "-10000-01-01T00:00:00Z" }},
+                        {{ "type": "c", "lastTransitionTime": null }}
+                    ]
+                }}
+            }}"#
+        );
+        let bound: BoundPod = serde_json::from_str(&text).expect("a pod");
+        assert_eq!((&*bound.meta.name, bound.meta.resource_version), ("p", 7));
+        let status = bound.pod.status.as_ref().expect("a status");
+        let started = status.start_time.as_ref().map(|time| time.0.to_string());
+        assert_eq!(started.as_deref(), Some("2026-01-01T00:00:00Z"));
+        let conditions = status.conditions.as_ref().expect("conditions");
+        let times = conditions.iter().map(|condition| &condition.last_transition_time);
+        let years: Vec<Option<i16>> = times
+            .map(|time| {
+                let time = time.as_ref()?.0;
+                Some(time.to_zoned(k8s_openapi::jiff::tz::TimeZone::UTC).year())
+            })
+            .collect();
+        assert_eq!(years, [Some(9999), Some(-9999), None]);
     }
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::objects::values::quantity::DECIMAL;
+use crate::objects::Format;
+use crate::objects::values::quantity::{Parts, Unit};
 
 /// A quantity as `resource.ParseQuantity` leaves it.
 #[derive(Debug, Default, PartialEq)]
@@ -35,61 +36,45 @@ impl GoQuantity {
     }
 
     fn parse_some(text: &str) -> Option<GoQuantity> {
-        let (negative, unsigned) = match text.strip_prefix('-') {
-            Some(rest) => (true, rest),
-            None => (false, text.strip_prefix('+').unwrap_or(text)),
+        let parts = Parts::of(text).ok()?;
+        let whole = if parts.whole.is_empty() { "0" } else { parts.whole };
+        let shifted = format!("{whole}{}", parts.fraction);
+        let (digits, scale) = (i32::try_from(shifted.len()).ok()?, parts.scale());
+        let mut format = match parts.unit {
+            Unit::Decimal(_, Format::DecimalExponent) => "DecimalExponent",
+            Unit::Decimal(..) => "DecimalSI",
+            Unit::Binary(_) => "BinarySI",
         };
-        let end =
-            unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
-        let (number, suffix) = unsigned.split_at(end);
-        let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
-        let whole = match whole.trim_start_matches('0') {
-            "" => "0",
-            digits => digits,
-        };
-        let (is_binary, exponent, mut format) = interpret(suffix)?;
-        let digits = (i32::try_from(whole.len()).ok()?, i32::try_from(decimals.len()).ok()?);
-
-        let (scale, mantissa, room) = match is_binary {
-            false => (exponent, 1i64, INT64_DIGITS - digits.0 - digits.1),
-            true if digits.1 == 0 => {
-                // The float is rounded towards zero, as upstream's.
-                let room = 15 - digits.0 - exponent * 3 / 10 - 1;
-                (0, 1i64 << exponent, room)
+        let (mantissa, room) = match parts.unit {
+            Unit::Decimal(..) => (1, INT64_DIGITS - digits),
+            // The float is rounded towards zero, as upstream's.
+            Unit::Binary(bits) if parts.fraction.is_empty() => {
+                (1i64 << bits, 15 - digits - i32::try_from(bits * 3 / 10).ok()? - 1)
             }
-            true => (0, 1, -1),
+            Unit::Binary(_) => (1, -1),
         };
-        let scale = scale - digits.1;
         if room >= 0 && scale >= NANO {
-            let shifted = format!("{whole}{decimals}");
             let value: i64 = shifted.parse().ok()?;
             if let Some(product) = value.checked_mul(mantissa) {
-                let is_canonical = match is_binary {
-                    true => exponent % 10 == 0 && value & 0x07 != 0,
-                    false => {
-                        scale % 3 == 0 && !shifted.ends_with("000") && !shifted.starts_with('0')
-                    }
-                };
                 return Some(GoQuantity {
-                    value: if negative { -product } else { product },
+                    value: if parts.negative { -product } else { product },
                     scale,
                     decimal: None,
-                    cached: if is_canonical { text.to_owned() } else { String::new() },
+                    cached: if parts.is_kept() { text.to_owned() } else { String::new() },
                     format,
                 });
             }
         }
 
         // Upstream keeps any number of digits; this number suffices in practice.
-        let mut unscaled: i128 = format!("{whole}{decimals}").parse().ok()?;
-        let mut decimals = digits.1;
-        match is_binary {
-            true => unscaled = unscaled.checked_mul(1 << exponent)?,
-            false => decimals -= exponent,
+        let mut unscaled: i128 = shifted.parse().ok()?;
+        if let Unit::Binary(bits) = parts.unit {
+            unscaled = unscaled.checked_mul(1 << bits)?;
         }
+        let mut decimals = scale.wrapping_neg();
         if unscaled != 0 {
             // Rounded up to billionths.
-            let shift = 9 - decimals;
+            let shift = 9i32.wrapping_sub(decimals);
             let factor = 10i128.checked_pow(shift.unsigned_abs())?;
             unscaled = match shift {
                 0.. => unscaled.checked_mul(factor)?,
@@ -97,7 +82,7 @@ impl GoQuantity {
             };
             decimals = 9;
         }
-        if is_binary {
+        if let Unit::Binary(_) = parts.unit {
             let nano = 1_000_000_000;
             if unscaled > i128::from(i64::MAX).checked_mul(nano)? {
                 (unscaled, decimals) = (i128::from(i64::MAX), 0);
@@ -105,22 +90,9 @@ impl GoQuantity {
                 format = "DecimalSI";
             }
         }
-        let unscaled = if negative { -unscaled } else { unscaled };
+        let unscaled = if parts.negative { -unscaled } else { unscaled };
         Some(GoQuantity { decimal: Some((unscaled, decimals)), format, ..GoQuantity::default() })
     }
-}
-
-/// Whether a suffix is binary, its exponent, and the format it stands for.
-fn interpret(suffix: &str) -> Option<(bool, i32, &'static str)> {
-    const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    if let Some((_, exponent)) = DECIMAL.iter().find(|(known, _)| *known == suffix) {
-        return Some((false, *exponent, "DecimalSI"));
-    }
-    if let Some(at) = BINARY.iter().position(|known| *known == suffix) {
-        return Some((true, 10 * (i32::try_from(at).ok()? + 1), "BinarySI"));
-    }
-    let exponent = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-    Some((false, exponent, "DecimalExponent"))
 }
 
 /// As go-spew prints it, without its type.
@@ -149,5 +121,47 @@ impl fmt::Display for GoQuantity {
             }
         }
         write!(f, " s:(string){cached} Format:(resource.Format){format}}}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Go 1.26 dumps what it parses from the text.
+    #[test]
+    fn fields_are_those_of_go() {
+        for (text, value, scale, unscaled, cached, format) in [
+            ("0", 0, 0, "", "0", "DecimalSI"),
+            ("-500m", -500, -3, "", "-500m", "DecimalSI"),
+            ("-0.5", -5, -1, "", "", "DecimalSI"),
+            ("12Ki", 12_288, 0, "", "12Ki", "BinarySI"),
+            ("1536Mi", 1_610_612_736, 0, "", "", "BinarySI"),
+            ("1.5Gi", 0, 0, "1610612736000000000", "", "BinarySI"),
+            ("1e4294967296", 1, 0, "", "1e4294967296", "DecimalExponent"),
+            ("80e2147483646", 80, 2_147_483_646, "", "80e2147483646", "DecimalExponent"),
+            ("1.5e-2147483648", 15, 2_147_483_647, "", "", "DecimalExponent"),
+            (
+                "123456789012345678901e3",
+                0,
+                0,
+                "8982045362309844992 6692605942763",
+                "",
+                "DecimalExponent",
+            ),
+        ] {
+            let dec = match unscaled {
+                "" => "<nil>".to_owned(),
+                words => format!(
+                    "{{unscaled:(big.Int){{neg:(bool)false abs:(big.nat)[{words}]}} scale:(inf.Scale)9}}"
+                ),
+            };
+            let dump = format!(
+                "{{i:(resource.int64Amount){{value:(int64){value} scale:(resource.Scale){scale}}} \
+                 d:(resource.infDecAmount){{Dec:(*inf.Dec){dec}}} s:(string){cached} \
+                 Format:(resource.Format){format}}}"
+            );
+            assert_eq!(GoQuantity::parse(text).to_string(), dump, "{text}");
+        }
     }
 }

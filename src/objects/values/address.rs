@@ -2,19 +2,36 @@
 
 use std::cmp::Ordering;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
 use crate::objects::Istr;
 
-/// Parses an address as the API does: an IPv4 address may have leading zeros, and an IPv4-mapped
-/// IPv6 address is an IPv4 address. Upstream: `netutils.ParseIPSloppy`.
+/// Parses an address as the API does: its parts may have leading zeros, and an IPv4-mapped IPv6
+/// address is an IPv4 address. Upstream: `netutils.ParseIPSloppy`.
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
-    if let Ok(address) = text.parse::<IpAddr>() {
-        return Some(address.to_canonical());
+    match text.contains(':') {
+        true => parse_ipv6(text).map(|address| IpAddr::V6(address).to_canonical()),
+        false => parse_ipv4(text).map(IpAddr::V4),
     }
+}
+
+/// The same for an IPv6 address, also an IPv4-mapped one.
+pub fn parse_ipv6(text: &str) -> Option<Ipv6Addr> {
+    let unpadded = |part: &str| match part.trim_start_matches('0') {
+        "" if !part.is_empty() => Some("0".to_owned()),
+        _ if part.contains('.') => parse_ipv4(part).map(|address| address.to_string()),
+        digits => Some(digits.to_owned()),
+    };
+    text.parse().ok().or_else(|| {
+        let parts: Vec<String> = text.split(':').map(unpadded).collect::<Option<_>>()?;
+        parts.join(":").parse().ok()
+    })
+}
+
+fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0u8; 4];
     let mut parts = text.split('.');
     for octet in &mut octets {
@@ -208,6 +225,15 @@ mod tests {
             ("010.000.00.01", Some("10.0.0.1")),
             ("::ffff:1.2.3.4", Some("1.2.3.4")),
             ("FD00:0::1", Some("fd00::1")),
+            ("0fd00::00001", Some("fd00::1")),
+            ("00000::", Some("::")),
+            ("::FFFF:01.2.003.4", Some("1.2.3.4")),
+            ("64:ff9b::010.0.0.1", Some("64:ff9b::a00:1")),
+            ("1fd00::1", None),
+            ("::1::00001", None),
+            ("01.2.3.4::", None),
+            ("fe80::00001%eth0", None),
+            (":", None),
             ("1.2.3", None),
             ("1.2.3.4.5", None),
             ("1.2.3.256", None),

@@ -10,7 +10,7 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
 /// The decimal suffixes and their powers of ten.
-pub(in crate::objects) const DECIMAL: [(&str, i32); 10] = [
+const DECIMAL: [(&str, i32); 10] = [
     ("n", -9),
     ("u", -6),
     ("m", -3),
@@ -29,7 +29,7 @@ const MAX_BINARY: i128 = i64::MAX as i128 * UNIT;
 
 /// An amount, exact to 10^-9, and the family of its units.
 ///
-/// Amounts beyond 1.7 * 10^29 cannot be parsed, and sums are limited to it.
+/// Amounts and sums beyond 1.7 * 10^29 become the largest one.
 ///
 /// Equality and hash distinguish `1024Mi` (the same as `1Gi`) from `1073741824`; [`Quantity::compare`] does
 /// not. Displayed in the canonical form. Upstream: `resource.Quantity`.
@@ -57,8 +57,6 @@ pub enum QuantityError {
     Format,
     /// The suffix of the number is not a unit.
     Unit,
-    /// The amount is too large.
-    TooLarge,
 }
 
 impl fmt::Display for QuantityError {
@@ -69,7 +67,6 @@ impl fmt::Display for QuantityError {
                  '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
             }
             QuantityError::Unit => "unable to parse quantity's suffix",
-            QuantityError::TooLarge => "the quantity is too large",
         })
     }
 }
@@ -122,6 +119,11 @@ impl Quantity {
 
     pub fn is_positive(self) -> bool {
         self.nanos > 0
+    }
+
+    /// The amount in billionths; `None` if it is too large, so that such amounts look equal.
+    pub fn nanos(self) -> Option<i128> {
+        (self.nanos.unsigned_abs() < Quantity::MAX.nanos.unsigned_abs()).then_some(self.nanos)
     }
 
     /// Compares the amounts and ignores the units.
@@ -197,30 +199,34 @@ fn divided_away_from_zero(number: i128, divisor: i128) -> i128 {
 /// of a shape that upstream keeps as it was given (`1500m`, but not `1000m`). Upstream: `Quantity.s`.
 pub fn stored_quantity(text: &str) -> Result<String, QuantityError> {
     let parts = Parts::of(text)?;
-    let quantity = parts.quantity()?;
-    Ok(if parts.is_kept() { text.to_owned() } else { quantity.to_string() })
+    let quantity = parts.quantity();
+    // The text of an amount that is too large says more than the largest one.
+    let is_kept = parts.is_kept() || quantity.nanos().is_none();
+    Ok(if is_kept { text.to_owned() } else { quantity.to_string() })
 }
 
 impl FromStr for Quantity {
     type Err = QuantityError;
 
-    /// Fractions of 10^-9 are rounded away from zero. Upstream: `resource.ParseQuantity`.
+    /// Fractions of 10^-9 are rounded away from zero, and an amount that is too large becomes
+    /// [`Quantity::MAX`] or [`Quantity::MIN`]: each text that upstream accepts has to be read.
+    /// Upstream: `resource.ParseQuantity`.
     fn from_str(text: &str) -> Result<Quantity, QuantityError> {
-        Parts::of(text)?.quantity()
+        Parts::of(text).map(|parts| parts.quantity())
     }
 }
 
 /// The parts of a quantity's text.
-struct Parts<'a> {
-    negative: bool,
+pub(in crate::objects) struct Parts<'a> {
+    pub negative: bool,
     /// Without leading zeros.
-    whole: &'a str,
-    fraction: &'a str,
-    unit: Unit,
+    pub whole: &'a str,
+    pub fraction: &'a str,
+    pub unit: Unit,
 }
 
 #[derive(Clone, Copy)]
-enum Unit {
+pub(in crate::objects) enum Unit {
     /// A power of ten.
     Decimal(i32, Format),
     /// A power of two.
@@ -228,7 +234,7 @@ enum Unit {
 }
 
 impl Parts<'_> {
-    fn of(text: &str) -> Result<Parts<'_>, QuantityError> {
+    pub fn of(text: &str) -> Result<Parts<'_>, QuantityError> {
         if text.is_empty() {
             return Err(QuantityError::Format);
         }
@@ -249,37 +255,53 @@ impl Parts<'_> {
         Ok(Parts { negative, whole, fraction, unit: Unit::of(unit)? })
     }
 
-    fn quantity(&self) -> Result<Quantity, QuantityError> {
+    fn quantity(&self) -> Quantity {
+        let nanos = self.unsigned_nanos();
+        let (nanos, format) = match self.unit {
+            Unit::Decimal(_, format) => (nanos.unwrap_or(Quantity::MAX.nanos), format),
+            Unit::Binary(_) => match nanos.unwrap_or(MAX_BINARY).min(MAX_BINARY) {
+                // Less than one has no binary form.
+                nanos @ 1..UNIT => (nanos, Format::DecimalSi),
+                nanos => (nanos, Format::BinarySi),
+            },
+        };
+        Quantity { nanos: if self.negative { -nanos } else { nanos }, format }
+    }
+
+    /// The amount without its sign, in billionths, rounded up. `None`: too large.
+    fn unsigned_nanos(&self) -> Option<i128> {
+        let power = i64::from(self.scale()) + 9;
         let digits = match self.fraction {
             "" => Cow::Borrowed(self.whole),
             fraction => Cow::Owned(format!("{}{fraction}", self.whole)),
         };
-        let places = i32::try_from(self.fraction.len()).map_err(|_| QuantityError::TooLarge)?;
-        let (factor, power, format) = match self.unit {
-            Unit::Decimal(exponent, format) => (1, exponent.saturating_sub(places), format),
-            Unit::Binary(bits) => (1i128 << bits, -places, Format::BinarySi),
+        match self.unit {
+            Unit::Decimal(..) => scaled(&digits, power),
+            Unit::Binary(bits) if self.fraction.is_empty() => {
+                scaled(&digits, power)?.checked_mul(1 << bits)
+            }
+            Unit::Binary(bits) => scaled(&times_power_of_two(&digits, bits), power),
+        }
+    }
+
+    /// The power of ten that belongs to the digits. It wraps around, as upstream's.
+    pub fn scale(&self) -> i32 {
+        let exponent = match self.unit {
+            Unit::Decimal(exponent, _) => exponent,
+            Unit::Binary(_) => 0,
         };
-        let nanos = match scaled(&digits, factor, power.saturating_add(9)) {
-            Some(nanos) if format == Format::BinarySi => nanos.min(MAX_BINARY),
-            Some(nanos) => nanos,
-            None if format == Format::BinarySi && places <= 9 => MAX_BINARY,
-            None => return Err(QuantityError::TooLarge),
-        };
-        // Less than one has no binary form.
-        let is_fraction = (1..UNIT).contains(&nanos) && format == Format::BinarySi;
-        let format = if is_fraction { Format::DecimalSi } else { format };
-        Ok(Quantity { nanos: if self.negative { -nanos } else { nanos }, format })
+        exponent.wrapping_sub(self.fraction.len() as i32)
     }
 
     /// Whether upstream keeps the original text.
-    fn is_kept(&self) -> bool {
+    pub fn is_kept(&self) -> bool {
         let digits = format!("{}{}", self.whole, self.fraction);
         if self.whole.is_empty() {
             return false;
         }
         match self.unit {
-            Unit::Decimal(exponent, _) => {
-                let scale = i64::from(exponent) - self.fraction.len() as i64;
+            Unit::Decimal(..) => {
+                let scale = self.scale();
                 digits.len() <= 18 && scale >= -9 && scale % 3 == 0 && !digits.ends_with("000")
             }
             Unit::Binary(bits) => {
@@ -299,32 +321,44 @@ impl Unit {
         if let Some(at) = (1u32..).zip(&BINARY[1..]).find(|(_, unit)| **unit == text) {
             return Ok(Unit::Binary(10 * at.0));
         }
-        let exponent = text.strip_prefix(['e', 'E']).and_then(|text| text.parse().ok());
+        let exponent = text.strip_prefix(['e', 'E']).and_then(|text| text.parse::<i64>().ok());
+        // Upstream reads 64 bits of an exponent and uses the lower half: `1e4294967296` is 1.
         exponent
-            .map(|exponent| Unit::Decimal(exponent, Format::DecimalExponent))
+            .map(|exponent| Unit::Decimal(exponent as i32, Format::DecimalExponent))
             .ok_or(QuantityError::Unit)
     }
 }
 
-/// `digits * factor * 10^power`, rounded up. `None`: too large.
-fn scaled(digits: &str, factor: i128, power: i32) -> Option<i128> {
+/// `digits * 2^bits`, with `bits` up to 60, as decimal digits of any number.
+fn times_power_of_two(digits: &str, bits: u32) -> String {
+    let mut carry = 0u64;
+    let mut next = |digit: u64| {
+        let sum = carry + (digit << bits);
+        carry = sum / 10;
+        (sum % 10) as u32
+    };
+    let zeros = std::iter::repeat_n(0, 20);
+    let reversed = digits.bytes().rev().map(|digit| u64::from(digit - b'0')).chain(zeros);
+    let reversed: Vec<u32> = reversed.map(&mut next).collect();
+    reversed.into_iter().rev().filter_map(|digit| char::from_digit(digit, 10)).collect()
+}
+
+/// `digits * 10^power`, rounded up. `None`: too large.
+fn scaled(digits: &str, power: i64) -> Option<i128> {
     let digits = digits.trim_start_matches('0');
-    if digits.is_empty() {
-        return Some(0);
+    let parsed = |digits: &str| -> Option<i128> {
+        if digits.is_empty() { Some(0) } else { digits.parse().ok() }
+    };
+    if power < 0 {
+        let places = usize::try_from(power.unsigned_abs()).unwrap_or(usize::MAX);
+        let (number, tail) = digits.split_at(digits.len().saturating_sub(places));
+        let rounds = tail.bytes().any(|digit| digit != b'0');
+        return parsed(number)?.checked_add(i128::from(rounds));
     }
-    if power >= 0 {
-        let number = digits.parse::<i128>().ok()?.checked_mul(factor)?;
-        return number.checked_mul(10i128.checked_pow(power.unsigned_abs())?);
+    match parsed(digits)? {
+        0 => Some(0),
+        number => number.checked_mul(10i128.checked_pow(u32::try_from(power).ok()?)?),
     }
-    // Digits far below the last significant one only decide whether to round up.
-    let places = usize::try_from(power.unsigned_abs()).ok()?;
-    let dropped = places.saturating_sub(36).min(digits.len());
-    let (digits, tail) = digits.split_at(digits.len() - dropped);
-    let number = if digits.is_empty() { 0 } else { digits.parse::<i128>().ok()? };
-    let number = number.checked_mul(factor)?;
-    let ten = 10i128.checked_pow(u32::try_from(places.min(36)).ok()?)?;
-    let rounds = number % ten != 0 || tail.bytes().any(|digit| digit != b'0');
-    (number / ten).checked_add(i128::from(rounds))
 }
 
 /// The canonical form. Upstream: `Quantity.CanonicalizeBytes`.
@@ -367,8 +401,7 @@ impl Serialize for Quantity {
     }
 }
 
-/// From a string or a number. Amounts that are too large become [`Quantity::MAX`] or
-/// [`Quantity::MIN`]: one odd object must not prevent a list from being read.
+/// From a string or a number.
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Quantity, D::Error> {
         struct Text;
@@ -378,13 +411,7 @@ impl<'de> Deserialize<'de> for Quantity {
                 f.write_str("a quantity")
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
-                match text.trim().parse() {
-                    Err(QuantityError::TooLarge) if text.trim().starts_with('-') => {
-                        Ok(Quantity::MIN)
-                    }
-                    Err(QuantityError::TooLarge) => Ok(Quantity::MAX),
-                    other => other.map_err(E::custom),
-                }
+                text.trim().parse().map_err(E::custom)
             }
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<Quantity, E> {
                 Ok(Quantity::new(number))
@@ -490,7 +517,7 @@ mod tests {
 
     #[test]
     fn what_is_no_quantity_is_refused() {
-        use QuantityError::{Format, TooLarge, Unit};
+        use QuantityError::{Format, Unit};
         for (given, error) in [
             ("", Format),
             ("many", Format),
@@ -501,14 +528,90 @@ mod tests {
             ("1e", Unit),
             ("1KM", Unit),
             ("1mi", Unit),
-            ("1e99999999999", Unit),
-            ("1e40", TooLarge),
+            ("1e9223372036854775808", Unit),
+            ("1e-9223372036854775809", Unit),
         ] {
             assert_eq!(given.parse::<Quantity>(), Err(error), "{given:?}");
         }
-        assert_eq!(serde_json::from_str::<Quantity>("\"1e40\"").unwrap(), Quantity::MAX);
         assert_eq!(serde_json::from_str::<Quantity>("0.5").unwrap(), q("500m"));
         assert_eq!(serde_json::from_str::<Quantity>("3").unwrap(), q("3"));
+    }
+
+    /// Go's reading of many texts. The columns: the text, the form in which the API server stores it,
+    /// and the amount as digits with a power of ten.
+    fn of_go() -> String {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/quantities.tsv");
+        std::fs::read_to_string(file).unwrap()
+    }
+
+    /// `digits * 10^power`, exact or the largest amount.
+    fn amount(number: &str) -> i128 {
+        let (digits, power) = number.split_once('e').unwrap();
+        let is_zero = digits.bytes().all(|digit| digit == b'0');
+        let zeros = if is_zero { 0 } else { power.parse::<i64>().unwrap() + 9 };
+        let zeros = "0".repeat(zeros.clamp(0, 60) as usize);
+        let largest = if digits.starts_with('-') { Quantity::MIN } else { Quantity::MAX };
+        format!("{digits}{zeros}").parse().unwrap_or(largest.nanos)
+    }
+
+    #[test]
+    fn amounts_are_those_of_go() {
+        let mut accepted = 0;
+        for line in of_go().lines() {
+            let columns: Vec<&str> = line.split('\t').collect();
+            let [text, stored, number] = columns[..] else {
+                assert!(columns[0].parse::<Quantity>().is_err(), "{line:?}");
+                continue;
+            };
+            let read: Quantity = serde_json::from_value(text.into()).expect(line);
+            assert_eq!(read.nanos, amount(number), "{line:?}");
+            let of_stored: Quantity = serde_json::from_value(stored.into()).expect(line);
+            // Go writes no unit for amounts beyond `999E`, which makes another amount of them.
+            if read.nanos.unsigned_abs() < 10u128.pow(30) {
+                assert_eq!(of_stored.nanos, read.nanos, "{line:?}");
+                assert_eq!(stored_quantity(text).as_deref(), Ok(stored), "{line:?}");
+            }
+            accepted += 1;
+        }
+        assert!(accepted > 200, "{accepted} rows");
+    }
+
+    /// Go's grammar, without its amounts: a sign, digits with a point among them, and a unit.
+    fn has_gos_form(text: &str) -> bool {
+        let number = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let unit = number.trim_start_matches(|c: char| c.is_ascii_digit());
+        let unit = match unit.strip_prefix('.') {
+            Some(rest) => rest.trim_start_matches(|c: char| c.is_ascii_digit()),
+            None => unit,
+        };
+        let units = "n u m k M G T P E Ki Mi Gi Ti Pi Ei".split(' ').chain([""]);
+        let exponent = unit.strip_prefix(['e', 'E']).map(|digits| digits.parse::<i64>().is_ok());
+        !text.is_empty() && (units.into_iter().any(|known| known == unit) || exponent == Some(true))
+    }
+
+    #[test]
+    fn changed_texts_are_read_if_go_reads_them() {
+        const CHARACTERS: [char; 16] =
+            ['0', '1', '9', '.', '+', '-', 'e', 'E', 'i', 'n', 'm', 'k', 'K', 'P', ' ', '\u{fc}'];
+        let mut read = 0;
+        for text in of_go().lines().step_by(4).filter_map(|line| line.split('\t').next()) {
+            for at in (0..=text.len()).filter(|at| text.is_char_boundary(*at)) {
+                let (before, after) = text.split_at(at);
+                let rest: String = after.chars().skip(1).collect();
+                let added = CHARACTERS.map(|c| format!("{before}{c}{after}"));
+                let replaced = CHARACTERS.map(|c| format!("{before}{c}{rest}"));
+                let removed = [format!("{before}{rest}"), before.to_owned(), after.to_owned()];
+                for changed in added.into_iter().chain(replaced).chain(removed) {
+                    let quantity = changed.parse::<Quantity>();
+                    assert_eq!(quantity.is_ok(), has_gos_form(&changed), "{changed:?}");
+                    let Ok(quantity) = quantity else { continue };
+                    let shown: Quantity = quantity.to_string().parse().expect(&changed);
+                    assert_eq!(shown.nanos, quantity.nanos, "{changed:?}");
+                    read += 1;
+                }
+            }
+        }
+        assert!(read > 10_000, "{read} texts");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::objects::{
-    Istr, Meta, Quantity, QuantityError, Requirement, ResourceList, Selector, SelectorError,
-    WholeMeta, null_as_default, resource,
+    Istr, Meta, Quantity, Requirement, ResourceList, Selector, SelectorError, WholeMeta,
+    null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -110,13 +110,11 @@ impl Amounts {
         self.0.contains_key(name)
     }
 
-    /// Amounts that are too large become [`Quantity::MAX`]; malformed ones are left out.
+    /// Malformed amounts are left out.
     pub fn quantities(&self) -> ResourceList {
-        let quantity = |text: &str| match text.parse() {
-            Err(QuantityError::TooLarge) => Some(Quantity::MAX),
-            other => other.ok(),
-        };
-        self.0.iter().filter_map(|(name, text)| Some((name.clone(), quantity(text)?))).collect()
+        let amount =
+            |(name, text): (&Istr, &String)| Some((name.clone(), text.parse::<Quantity>().ok()?));
+        self.0.iter().filter_map(amount).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::objects::parse_ip;
+use crate::objects::{parse_ip, parse_ipv6};
 
 /// A range as its first address and the length of its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl Cidr {
         }
         // An IPv4 address within IPv6 has an IPv6 prefix.
         let (is_v4, address) = match address.contains(':') {
-            true => (false, u128::from(address.parse::<Ipv6Addr>().ok()?)),
+            true => (false, u128::from(parse_ipv6(address)?)),
             false => match parse_ip(address)? {
                 std::net::IpAddr::V4(address) => (true, u128::from(u32::from(address))),
                 std::net::IpAddr::V6(_) => return None,
@@ -89,6 +89,7 @@ mod tests {
             ("0.0.0.0/0", Some("0.0.0.0/0")),
             ("1.2.3.4/32", Some("1.2.3.4/32")),
             ("fd00:0:0::1/64", Some("fd00::/64")),
+            ("0fd00::00001/064", Some("fd00::/64")),
             ("::/0", Some("::/0")),
             ("10.0.0.0/33", None),
             ("fd00::/129", None),
