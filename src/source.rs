@@ -8,14 +8,18 @@ use std::task::{Context, Poll, ready};
 
 use futures_lite::stream::{self, Boxed as BoxStream, Stream, StreamExt};
 
-use crate::cache::{Answer, DecodeError, Error, ListRequest, Scope, Source, WatchRequest};
+use crate::cache::{
+    Answer, BoxFuture, DecodeError, Error, ListRequest, Outages, Scope, Source, WatchRequest,
+};
 use crate::client::{self, Client, Dynamic, ListOptions, WatchStream};
 use crate::objects::{Encoded, Form, ListPart, WatchEvent};
 
 /// Lists and watches through a [`Client`]. Upstream: `cache.ListWatch`.
 ///
-/// Requests wait for the client's rate limiter. Each list and each watch is one request; the source
-/// retries none of them beyond what the client does. Errors are given in the cache's terms:
+/// Requests do not wait for the client's rate limiter: a reflector has one at a time and a delay after
+/// each failure, and all reflectors of a process send several when the server is back after an outage.
+/// Each list and each watch is one request; the source retries none of them beyond what the client
+/// does. Errors are given in the cache's terms:
 /// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused, and where that of
 /// a watch was reset. After an error a list or watch has no further items. Futures and streams may be
 /// dropped at any time, which closes the connection.
@@ -23,6 +27,7 @@ pub struct ClientSource {
     client: Client,
     /// Whether a watch may begin with all objects.
     streams: bool,
+    outages: Outages,
 }
 
 impl ClientSource {
@@ -31,13 +36,18 @@ impl ClientSource {
     /// lists.
     #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
     pub fn new(client: Client) -> Arc<dyn Source> {
-        Arc::new(ClientSource { client, streams: true })
+        ClientSource::with(client, true)
     }
 
     /// A source that lists before it watches: the gate `WatchListClient` is off. A watch that asks
     /// for all objects fails with `Unsupported` and sends nothing.
     pub fn listing(client: Client) -> Arc<dyn Source> {
-        Arc::new(ClientSource { client, streams: false })
+        ClientSource::with(client, false)
+    }
+
+    fn with(client: Client, streams: bool) -> Arc<dyn Source> {
+        let (client, outages) = (client.without_limit(), Outages::default());
+        Arc::new(ClientSource { client, streams, outages })
     }
 
     fn verbs(&self, scope: &Scope, best: Form) -> Dynamic {
@@ -156,6 +166,15 @@ impl Source for ClientSource {
             })?;
             Ok(Events(Some(watch)).boxed() as BoxStream<_>)
         })
+    }
+
+    /// By `/readyz`, which includes that the server's own caches and its authorization are ready.
+    fn is_ready(&self) -> BoxFuture<'_, bool> {
+        Box::pin(async { self.client.get_path("/readyz").await.is_ok() })
+    }
+
+    fn outages(&self) -> &Outages {
+        &self.outages
     }
 }
 

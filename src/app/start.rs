@@ -16,7 +16,7 @@ use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
 use super::service_accounts;
-use crate::cache::{History, SharedInformerFactory};
+use crate::cache::{History, Outages, SharedInformerFactory};
 use crate::clock::SharedClock;
 use crate::controllers::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugHandler,
@@ -33,6 +33,8 @@ use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
+/// After an outage of the API server failed keys are retried within this time.
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// The longest wait for all controllers to run: the caches of some may never sync.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 /// The name of the client that creates accounts and their tokens.
@@ -133,6 +135,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     let accounts = accounts(&controllers);
     let _shown = started.pipeline.show(&factory, watchers.clone());
     factory.start(&stop);
+    tasks.spawn(retry_after_outages(factory.outages().clone(), watchers.clone(), stop.clone()));
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
         tasks.spawn(run_one(controller, options, health, &running, clock, &stop, &failure));
@@ -238,6 +241,16 @@ async fn wait_for_api_server(
 async fn reset_discovery(connection: Arc<dyn Connection>, clock: SharedClock, stop: StopToken) {
     while stop.unless_stopped(clock.sleep(DISCOVERY_RESET)).await.is_some() {
         connection.reset_discovery();
+    }
+}
+
+/// A key that has failed during an outage may wait for minutes, and no event queues it: a list
+/// passes unchanged objects to no handler.
+async fn retry_after_outages(outages: Outages, watchers: Vec<Watcher>, stop: StopToken) {
+    let mut known = outages.ended();
+    while stop.unless_stopped(outages.more_than(known)).await.is_some() {
+        known = outages.ended();
+        watchers.iter().for_each(|watcher| watcher.advance_retries(RETRY_PERIOD));
     }
 }
 

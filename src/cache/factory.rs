@@ -9,6 +9,7 @@ use super::any::AnyObject;
 use super::history::History;
 use super::informer::{Informer, InformerStatus};
 use super::metadata::MetadataInformer;
+use super::outages::Outages;
 use super::shared_informer::SharedIndexInformer;
 use super::source::{Scope, Source};
 use crate::clock::SharedClock;
@@ -77,6 +78,11 @@ impl SharedInformerFactory {
     /// The losses of versions that the informers, and others, have noticed.
     pub fn history(&self) -> &History {
         &self.inner.history
+    }
+
+    /// The outages of the API server that the informers have noticed.
+    pub fn outages(&self) -> &Outages {
+        self.inner.source.outages()
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {

@@ -15,7 +15,7 @@ use super::handler::Registration;
 use super::history::History;
 use super::indexer::AnyIndexer;
 use super::metrics::{self, Measured};
-use super::phase::Backoff;
+use super::phase::{Backoff, Outcome};
 use super::processor::{AnyHandler, Event, HandlerStatus, Listeners, Processor};
 use super::progress::{Progress, ReflectorStatus};
 use super::reflector::Reflector;
@@ -198,7 +198,7 @@ impl Informer {
                 self.failure.report(format!("the informer of {name} keeps panicking: {message}"));
             }
             self.fifo.abandon();
-            self.clock.sleep(backoff.next(now)).await;
+            self.clock.sleep(backoff.next(Outcome::Failed, now)).await;
         }
     }
 

@@ -72,6 +72,7 @@ mod lister;
 mod metadata;
 mod metrics;
 mod object_table;
+mod outages;
 mod phase;
 mod processor;
 mod progress;
@@ -94,6 +95,7 @@ pub use indexer::{AnyIndexer, HistoryVersion, Index, IndexFn, IndexValue, Indexe
 pub use informer::InformerStatus;
 pub use lister::Lister;
 pub use metadata::{MetadataHandler, MetadataInformer};
+pub use outages::Outages;
 pub use phase::{Backoff, Outcome, Phase, Start};
 pub use processor::HandlerStatus;
 pub use progress::ReflectorStatus;

@@ -91,6 +91,8 @@ pub enum Outcome {
     /// The server's newest version is older, or another cache has noticed a loss of versions: it has
     /// been restored from a backup.
     WentBack,
+    /// An outage of the server is over, as another request has shown.
+    Recovered,
     /// The wait is over.
     Waited,
 }
@@ -161,15 +163,18 @@ impl Phase {
             (Verify { .. }, WentBack) => Stream { start: Start::Newest },
             (same @ Verify { .. }, Busy { after }) => wait(after, same),
             (same @ Verify { .. }, Failed) => wait(Duration::ZERO, same),
+            // This request may have been lost in the outage.
+            (same @ Verify { .. }, Recovered) => same,
             (Verify { from }, _) => Watch { from },
         }
     }
 }
 
 /// Delays that double from 0.8 s to 30 s, each multiplied by a random factor of 1 to 2. They start
-/// again at 0.8 s when two minutes have passed since the last such start.
-/// Upstream: `wait.Backoff.DelayWithReset`.
+/// again at 0.8 s when two minutes have passed since the last such start, and with a
+/// [`reset`](Backoff::reset). Upstream: `wait.Backoff.DelayWithReset`.
 pub struct Backoff {
+    /// Zero at a start.
     next: Duration,
     reset_at: Duration,
     random: fastrand::Rng,
@@ -182,18 +187,27 @@ impl Backoff {
 
     /// `now`: the time of the monotonic clock. `random`: for the factors.
     pub fn new(now: Duration, random: fastrand::Rng) -> Backoff {
-        Backoff { next: Backoff::FIRST, reset_at: now, random }
+        Backoff { next: Duration::ZERO, reset_at: now, random }
     }
 
-    /// The next delay, for a failure at the monotonic time `now`.
-    pub fn next(&mut self, now: Duration) -> Duration {
+    /// The next delay, for an outcome at the monotonic time `now`. A version that is too old or too
+    /// new, as after a restart of the server, costs none at a start: the server answers.
+    pub fn next(&mut self, outcome: Outcome, now: Duration) -> Duration {
         if now.saturating_sub(self.reset_at) > Backoff::RESET {
-            self.next = Backoff::FIRST;
-            self.reset_at = now;
+            self.reset(now);
         }
-        let delay = self.next;
-        self.next = (delay * 2).min(Backoff::LAST);
+        let delay = match outcome {
+            Outcome::Expired | Outcome::TooLarge => self.next,
+            _ => self.next.max(Backoff::FIRST),
+        };
+        self.next = (delay * 2).clamp(Backoff::FIRST, Backoff::LAST);
         delay.mul_f64(1.0 + self.random.f64())
+    }
+
+    /// Starts again at `now`.
+    pub fn reset(&mut self, now: Duration) {
+        self.next = Duration::ZERO;
+        self.reset_at = now;
     }
 }
 
@@ -248,12 +262,14 @@ mod tests {
             (verify.clone(), Failed, wait(verify.clone())),
             (verify.clone(), Garbled, watch.clone()),
             (verify.clone(), Expired, watch.clone()),
+            (verify.clone(), Recovered, verify.clone()),
             (watch.clone(), busy, wait(watch.clone())),
             (watch.clone(), Expired, wait(stream(AtLeast(7)))),
             (watch.clone(), TooLarge, wait(stream(AtLeast(7)))),
             (watch.clone(), Short, wait(stream(AtLeast(7)))),
             (watch.clone(), Garbled, wait(stream(AtLeast(7)))),
             (wait(watch.clone()), Waited, watch.clone()),
+            (wait(stream(AtLeast(7))), Recovered, stream(AtLeast(7))),
         ] {
             let found = phase.clone().after(outcome, || DELAY);
             assert_eq!(found, next, "{phase:?} ended: {outcome:?}");
@@ -265,14 +281,31 @@ mod tests {
 
     #[test]
     fn delays_double_to_a_limit_and_begin_again_after_two_minutes() {
+        use Outcome::Failed;
         let mut backoff = Backoff::new(Duration::ZERO, fastrand::Rng::with_seed(1));
         for base in [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0] {
-            let delay = backoff.next(Duration::from_secs(120)).as_secs_f64();
+            let delay = backoff.next(Failed, Duration::from_secs(120)).as_secs_f64();
             assert!((base..base * 2.0).contains(&delay), "{delay} at {base}");
         }
-        let delay = backoff.next(Duration::from_millis(120_001)).as_secs_f64();
+        let delay = backoff.next(Failed, Duration::from_millis(120_001)).as_secs_f64();
         assert!((0.8..1.6).contains(&delay), "{delay}");
-        let delay = backoff.next(Duration::from_secs(240)).as_secs_f64();
+        let delay = backoff.next(Failed, Duration::from_secs(240)).as_secs_f64();
         assert!((1.6..3.2).contains(&delay), "{delay}");
+    }
+
+    #[test]
+    fn only_repeated_lists_for_a_version_that_expired_are_delayed() {
+        use Outcome::{Expired, Failed, TooLarge};
+        let mut backoff = Backoff::new(Duration::ZERO, fastrand::Rng::with_seed(1));
+        for (outcome, base) in
+            [(Expired, 0.0), (Expired, 0.8), (TooLarge, 1.6), (Failed, 3.2), (Expired, 6.4)]
+        {
+            let delay = backoff.next(outcome, Duration::from_secs(60)).as_secs_f64();
+            assert!((base..=base * 2.0).contains(&delay), "{delay} at {base}");
+        }
+        backoff.reset(Duration::from_secs(60));
+        assert_eq!(backoff.next(TooLarge, Duration::from_secs(60)), Duration::ZERO);
+        let delay = backoff.next(Failed, Duration::from_secs(180)).as_secs_f64();
+        assert!((0.8..1.6).contains(&delay), "{delay}");
     }
 }

@@ -14,9 +14,10 @@ use super::counts::Counts;
 use super::decoder::{Decoder, Received, Undecoded};
 use super::delta_fifo::{DeltaFifo, Known};
 use super::history::{Follower, History};
+use super::outages;
 use super::phase::{Backoff, Outcome, Phase, Start};
 use super::progress::Progress;
-use super::source::{ListRequest, Scope, Source, WatchRequest};
+use super::source::{BoxFuture, ListRequest, Scope, Source, WatchRequest};
 use super::time_slice::TimeSlice;
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
@@ -49,6 +50,9 @@ const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// A watch may end this much earlier than its timeout: its server measures the time too.
 const CLOCK_SLACK: Duration = Duration::from_secs(2);
 
+/// After an outage of the API server its caches continue at random times within this period.
+const SPREAD: Duration = Duration::from_millis(800);
+
 /// When a watch is still open this long after its timeout, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 
@@ -64,7 +68,8 @@ const WATCH_GRACE: Duration = Duration::from_secs(30);
 ///   a list follows, with a deletion for each object that is gone.
 /// - An object that cannot be decoded keeps its last known state in the store until it is known to
 ///   be deleted. One that never could be decoded is absent from the store.
-/// - Failures are retried for ever. [`Phase::after`] decides which of them after a delay.
+/// - Failures are retried for ever. [`Phase::after`] decides which of them after a delay. The end of
+///   an outage of the API server ends the delay.
 ///
 /// # What is not promised
 ///
@@ -94,6 +99,8 @@ pub struct Reflector {
     regressed: bool,
     /// The losses of versions that other caches notice.
     follower: Follower,
+    /// The number of outages that had ended when the last request began.
+    outages: u64,
     /// Whether a list from [`Start::Any`] came in pages: the server has no watch cache that could
     /// send all objects at once.
     paginated: bool,
@@ -122,7 +129,7 @@ impl Reflector {
         counts: Arc<Counts>,
         clock: SharedClock,
     ) -> Reflector {
-        let slice = TimeSlice::new(clock.clone());
+        let (slice, outages) = (TimeSlice::new(clock.clone()), source.outages().ended());
         Reflector {
             name,
             scope,
@@ -138,6 +145,7 @@ impl Reflector {
             doubtful: false,
             regressed: false,
             follower: History::default().follow(),
+            outages,
             paginated: false,
             slice,
             storm: Storm::default(),
@@ -165,6 +173,11 @@ impl Reflector {
         let mut open = None;
         loop {
             self.progress.enter(&phase, self.clock.monotonic());
+            let outages = self.source.outages().ended();
+            if outages > self.outages && !matches!(phase, Phase::Wait { .. }) {
+                self.outages = outages;
+                backoff.reset(self.clock.monotonic());
+            }
             let loss = match phase.lists_the_newest() {
                 true => None,
                 false => Some(self.follower.loss()),
@@ -185,7 +198,7 @@ impl Reflector {
             if trace::is_on() {
                 trace::phase_ended(&self.scope.resource, &self.name, &phase, &outcome);
             }
-            phase = phase.after(outcome, || backoff.next(self.clock.monotonic()));
+            phase = phase.after(outcome, || backoff.next(outcome, self.clock.monotonic()));
             if self.follower.is_behind() {
                 self.distrust();
                 if !phase.lists_the_newest() {
@@ -214,12 +227,32 @@ impl Reflector {
                 }
             },
             Phase::Watch { from } => self.watch(from, open.take()).await,
-            Phase::Verify { from } => Box::pin(self.verify(*from)).await,
+            // Where packets are dropped, it may take long until the request fails.
+            Phase::Verify { from } => {
+                let recovered = self.recovered(outages::PERIOD);
+                Box::pin(self.verify(*from)).or(recovered).await
+            }
             Phase::Wait { delay, .. } => {
-                self.clock.sleep(*delay).await;
-                Outcome::Waited
+                let recovered = self.recovered(Duration::ZERO);
+                let waited = async {
+                    self.clock.sleep(*delay).await;
+                    Outcome::Waited
+                };
+                waited.or(recovered).await
             }
         }
+    }
+
+    /// Resolves when an outage has ended since the last request began. Asks nothing before `pause`.
+    fn recovered(&mut self, pause: Duration) -> BoxFuture<'static, Outcome> {
+        let (source, clock, known) = (self.source.clone(), self.clock.clone(), self.outages);
+        let spread = SPREAD.mul_f64(self.random.f64());
+        Box::pin(async move {
+            clock.sleep(pause).await;
+            source.outages().over(known, &*source, &clock).await;
+            clock.sleep(spread).await;
+            Outcome::Recovered
+        })
     }
 
     /// The versions may have passed the known ones again when the next list is whole: it goes back

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_lite::stream::Boxed as BoxStream;
 
-use super::Error;
+use super::{Error, Outages};
 use crate::objects::{Encoded, Form, ListPart, ResourceType, WatchEvent};
 
 /// A boxed future that any thread may poll.
@@ -120,4 +120,10 @@ pub trait Source: Send + Sync + 'static {
         best: Form,
         request: WatchRequest,
     ) -> Answer<'a, WatchEvent<Encoded>>;
+
+    /// Whether the API server says that it is ready for requests. No answer is a no.
+    fn is_ready(&self) -> BoxFuture<'_, bool>;
+
+    /// The outages that the users of this source have noticed.
+    fn outages(&self) -> &Outages;
 }

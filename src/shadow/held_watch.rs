@@ -17,7 +17,7 @@ use super::author::{Head, Metadata, bound_to, owned_fields};
 use super::event_order::{self, What};
 use super::ledger::{Kind, Seen, Write};
 use super::working_time::STEP;
-use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
+use crate::cache::{Answer, BoxFuture, Error, ListRequest, Outages, Scope, Source, WatchRequest};
 use crate::objects::{Encoded, Form, ListPart, ObjectKey, WatchEvent};
 
 /// How long a write of the manager in charge waits until this manager wants it too.
@@ -106,6 +106,14 @@ impl Source for Tap {
             });
             Ok(events.boxed() as BoxStream<_>)
         })
+    }
+
+    fn is_ready(&self) -> BoxFuture<'_, bool> {
+        self.source.is_ready()
+    }
+
+    fn outages(&self) -> &Outages {
+        self.source.outages()
     }
 }
 

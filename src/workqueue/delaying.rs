@@ -95,6 +95,19 @@ impl<K: Key> Delayed<K> {
         self.push(key, Reason::Retry, at)
     }
 
+    /// Lets no key wait for its retry for longer than until `at`, which is called for each that
+    /// would wait until after `latest`. Returns whether [`next`](Delayed::next) is now earlier than
+    /// it was.
+    pub fn advance_retries(&mut self, latest: Duration, mut at: impl FnMut() -> Duration) -> bool {
+        let late = self.times.retries.iter().filter(|(_, due)| due.at > latest);
+        let late: Vec<K> = late.map(|(key, _)| key.clone()).collect();
+        let mut sooner = false;
+        for key in late {
+            sooner |= self.push(key, Reason::Retry, at());
+        }
+        sooner
+    }
+
     /// Sets the timer of `key` to `at`, earlier or later than it was. Returns whether
     /// [`next`](Delayed::next) is now earlier than it was.
     pub fn set(&mut self, key: K, at: Duration) -> bool {
@@ -316,6 +329,24 @@ mod tests {
             }
             assert!(delayed.is_empty(), "{name}");
         }
+    }
+
+    #[test]
+    fn late_retries_can_be_advanced() {
+        let mut delayed = Delayed::new();
+        assert!(delayed.retry('a', secs(900)) && delayed.retry('b', secs(12)));
+        delayed.retry('c', secs(500));
+        delayed.insert('a', secs(700));
+        delayed.set('c', secs(800));
+        let mut times = [11, 9].into_iter();
+        assert!(delayed.advance_retries(secs(15), || secs(times.next().expect("two are late"))));
+        assert_eq!(pop(&mut delayed, 8), "");
+        let mut both: Vec<char> = pop(&mut delayed, 11).chars().collect();
+        both.sort_unstable();
+        assert_eq!(both, ['a', 'c']);
+        assert_eq!(pop(&mut delayed, 12), "b", "it was not late");
+        assert!(!delayed.advance_retries(Duration::ZERO, || Duration::ZERO));
+        assert_eq!(pop(&mut delayed, 900), "ac", "other times stay");
     }
 
     #[test]

@@ -189,6 +189,17 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
+    /// Adds the keys that wait after a failure within `period`, at random times, unless they come
+    /// sooner. Their failures stay counted.
+    pub fn advance_retries(&self, period: Duration) {
+        let mut state = self.inner.lock();
+        let now = self.inner.clock.monotonic();
+        let at = || now + period.mul_f64(fastrand::f64());
+        if state.delayed.advance_retries(now + period, at) {
+            self.inner.wake_timekeeper(&state);
+        }
+    }
+
     /// Sets the timer of `key`: it is added once `after` has passed from now, in place of the time
     /// that its timer had. Zero adds it now and stops the timer. Does nothing after the shutdown.
     /// Upstream has no counterpart: there a deadline that moves later leaves the earlier one in

@@ -308,6 +308,40 @@ fn the_manager_catches_up_after_an_outage_of_the_api_server() {
     });
 }
 
+/// Delays that have doubled in outages before do not outlast the next one.
+#[test]
+fn each_of_several_outages_ends_all_delays() {
+    Env::run("outages", async |env| {
+        let manager = env.manager("manager", &["--vmodule=reflector=4"]);
+        let (client, clock) = (&env.client, &env.clock);
+        let faults = env.cluster.sandbox.faults();
+        create(client, deployment("web", 1, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+        let recovered = || {
+            let log = std::fs::read_to_string(&manager.log).expect("a log");
+            log.matches("ended: Recovered").count()
+        };
+        for outage in 1..=3 {
+            faults.cut_all();
+            let (asked, before) = (faults.count("get", "/readyz"), recovered());
+            eventually(clock, "it is asked often whether the server is ready", || async {
+                let times = faults.count("get", "/readyz") - asked;
+                // A broken connection makes three of one question.
+                if times > 100 { Ok(()) } else { Err(format!("{times} times")) }
+            })
+            .await;
+            faults.come_back();
+            let name = format!("web-{outage}");
+            create(client, deployment(&name, 1, "web:1")).await;
+            rolled_out(client, clock, &name).await;
+            eventually(clock, "its end has ended waits", || async {
+                if recovered() > before { Ok(()) } else { Err(format!("outage {outage}")) }
+            })
+            .await;
+        }
+    });
+}
+
 #[test]
 fn failed_reads_are_repeated() {
     Env::run("reads", async |env| {

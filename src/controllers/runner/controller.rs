@@ -125,6 +125,12 @@ impl Watcher {
     pub fn backlog(&self) -> Duration {
         self.queues.iter().filter_map(|queue| queue.backlog()).max().unwrap_or_default()
     }
+
+    /// Retries the keys that have failed within `period`: see
+    /// [`RateLimitingQueue::advance_retries`](crate::workqueue::RateLimitingQueue::advance_retries).
+    pub fn advance_retries(&self, period: Duration) {
+        self.queues.iter().for_each(|queue| queue.advance_retries(period));
+    }
 }
 
 /// Shuts the queues down when dropped: no queue outlives its controller.

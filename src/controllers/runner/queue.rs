@@ -126,6 +126,8 @@ pub(super) trait AnyQueue: Send + Sync {
     fn status(&self) -> Option<SyncStatus>;
     /// See [`RateLimitingQueue::backlog`].
     fn backlog(&self) -> Option<Duration>;
+    /// See [`RateLimitingQueue::advance_retries`].
+    fn advance_retries(&self, period: Duration);
 }
 
 impl<K: Key> AnyQueue for WeakQueue<K> {
@@ -135,6 +137,12 @@ impl<K: Key> AnyQueue for WeakQueue<K> {
 
     fn backlog(&self) -> Option<Duration> {
         Some(self.upgrade()?.inner().backlog())
+    }
+
+    fn advance_retries(&self, period: Duration) {
+        if let Some(queue) = self.upgrade() {
+            queue.inner().advance_retries(period);
+        }
     }
 }
 
@@ -306,6 +314,10 @@ impl<K: Key> Queue<K> {
                 queue.add_after(key.clone(), delay.max(SHORTEST_DELAY));
             }
             End::Backoff => queue.add_rate_limited(key.clone()),
+            End::Pause => {
+                queue.forget(key);
+                queue.retry_after(key.clone(), OUTAGE_PAUSE);
+            }
             // Without the shared bucket: after a storm of writes the wait for its next token may be
             // long.
             End::Stale => queue.retry_after(key.clone(), stale.when(key)),
@@ -322,6 +334,8 @@ enum End {
     Forget,
     After(Duration),
     Backoff,
+    /// Retried after [`OUTAGE_PAUSE`], as if it had not failed before.
+    Pause,
     /// Retried after the delays of [`Error::Stale`].
     Stale,
 }
@@ -398,7 +412,7 @@ impl Outcomes {
                 log::error!(
                     "{controller}: Error syncing {key}, retried in {OUTAGE_PAUSE:?}: {chain}"
                 );
-                return End::After(OUTAGE_PAUSE);
+                return End::Pause;
             }
             log::error!("{controller}: Dropping {key} out of the queue, too many retries: {chain}");
             return End::Forget;
@@ -491,6 +505,7 @@ mod tests {
     use log::Level;
 
     use super::*;
+    use crate::client;
     use crate::clock::{Clock, FakeClock};
     use crate::objects::Timestamp;
 
@@ -531,6 +546,28 @@ mod tests {
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         wait_millis(Some(Ok(Next::After(Duration::from_secs(1)))));
         assert_eq!(wait_millis(Some(Err(stale()))), 100, "reset by a sync that was not stale");
+    }
+
+    #[test]
+    fn keys_that_have_failed_in_an_outage_are_retried_soon_after_it() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        for (retries, failures) in [(QueuePolicy::default(), 18), (QueuePolicy::at_most(3), 3)] {
+            let queue: Queue<String> = Queue::new("", retries, clock.clone());
+            for _ in 0..failures {
+                let (request, source) = ("GET /".to_owned(), "refused".into());
+                let error = client::Error::Transport { request, source };
+                queue.settle("c", &"k".to_owned(), Some(Err(error.into())));
+                clock.advance(Duration::from_secs(50));
+            }
+            queue.drain();
+            let error = client::Error::Transport { request: "GET /".into(), source: "no".into() };
+            queue.settle("c", &"k".to_owned(), Some(Err(error.into())));
+            clock.advance(Duration::from_secs(30));
+            assert_eq!(queue.drain().len(), 0, "{failures} failures");
+            queue.downgrade().advance_retries(Duration::from_secs(2));
+            clock.advance(Duration::from_secs(2));
+            assert_eq!(queue.drain().len(), 1, "{failures} failures");
+        }
     }
 
     #[test]
