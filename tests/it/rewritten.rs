@@ -1,6 +1,8 @@
 //! New objects that a mutating webhook changes: those that their controller does not recognise come
 //! slower and slower, and an event says what was changed.
 
+use std::time::Duration;
+
 use kube_controller_manager::client::{Delete, ListOptions};
 use kube_controller_manager::objects::{
     ControllerRevision, DaemonSet, Deployment, Job, ObjectKey, Pod, ReplicaSet, Resource,
@@ -240,6 +242,42 @@ fn pods_that_lose_their_labels_come_slower_and_slower() {
             if found == (3, 1) { Ok(()) } else { Err(format!("{found:?}")) }
         })
         .await;
+    });
+}
+
+/// The owner announces a long wait, and creates its pods long before its end.
+#[test]
+fn the_wait_ends_soon_after_the_webhook_has_gone() {
+    everywhere("rewritten-for-a-while", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let changes = &[("/metadata/labels/app", None)];
+        let rewrite = Rewrite { resource: &Pod::RESOURCE, app: "later", changes };
+        rewrite.begin(env, probe("later")).await;
+        let owners = [
+            owner("apps/v1", "ReplicaSet", "later-set", json!({ "replicas": 2 })),
+            owner("apps/v1", "DaemonSet", "later-daemon", json!({})),
+        ];
+        for owner in &owners {
+            create(&env.client, owner.clone()).await;
+        }
+        let announced = "; it creates no other for 32 s, or until its spec changes";
+        for owner in &owners {
+            let name = owner["metadata"]["name"].as_str().unwrap();
+            has_event(env, name, CHANGED, announced).await;
+        }
+        let began = env.clock.monotonic();
+        rewrite.end(env).await;
+        for (app, count) in [("later-set", 2), ("later-daemon", 1)] {
+            eventually(&env.clock, "its pods are created", || async {
+                let pods = env.pods().await;
+                let made = pods.iter().filter(|pod| pod.meta.labels.get("app") == Some(app));
+                let made = made.count();
+                if made >= count { Ok(()) } else { Err(format!("{made} of {app}")) }
+            })
+            .await;
+        }
+        let took = env.clock.monotonic() - began;
+        assert!(took < Duration::from_secs(25), "{took:?} of the 32 s");
     });
 }
 

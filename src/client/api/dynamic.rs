@@ -22,6 +22,7 @@ pub struct Dynamic {
     resource: ResourceType,
     subresource: Option<&'static str>,
     metadata_only: bool,
+    dry_run: bool,
     form: Form,
 }
 
@@ -50,7 +51,14 @@ const PAGE: u32 = 500;
 
 impl Dynamic {
     pub(super) fn new(client: Client, resource: ResourceType) -> Dynamic {
-        Dynamic { client, resource, subresource: None, metadata_only: false, form: Form::Json }
+        Dynamic {
+            client,
+            resource,
+            subresource: None,
+            metadata_only: false,
+            dry_run: false,
+            form: Form::Json,
+        }
     }
 
     /// The same, for a subresource: `status`, `scale`, `eviction`, `token`, `finalize`… Lists and
@@ -64,6 +72,13 @@ impl Dynamic {
     /// know that form answers with whole objects. Upstream: `metadata.Interface`.
     pub fn metadata_only(mut self) -> Dynamic {
         self.metadata_only = true;
+        self
+    }
+
+    /// The same, but the server stores no object that is created: the answer shows how it would be
+    /// stored, with the changes of admission. Upstream: `metav1.DryRunAll`.
+    pub fn dry_run(mut self) -> Dynamic {
+        self.dry_run = true;
         self
     }
 
@@ -90,7 +105,11 @@ impl Dynamic {
         if self.resource.namespaced && namespace.is_empty() {
             return Err(Error::Path("an empty namespace may not be set during creation".into()));
         }
-        self.collection(namespace)?.call("POST").body(JSON, body)
+        let mut call = self.collection(namespace)?.call("POST").body(JSON, body)?;
+        if self.dry_run {
+            call.query("dryRun", "All");
+        }
+        Ok(call)
     }
 
     /// A request for one object. Without its namespace it would not find any.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::client;
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::controllers::workloads::owner_records::OwnerRecord;
@@ -17,6 +18,12 @@ use crate::objects::{LabelSelector, Labels, Meta, Object, ObjectKey, Resource, S
 /// The wait after the first object that was not recognised. It doubles with each further one.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_mins(15);
+
+/// The shortest pause between two dry runs of one owner.
+const DRY_RUN_PAUSE: Duration = Duration::from_secs(2);
+/// All owners together make a dry run in this time, so that the other requests of their controller
+/// are not delayed.
+const DRY_RUN_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The reason of the event about an object that is not recognised.
 pub const CHANGED: &str = "CreatedObjectChanged";
@@ -37,6 +44,9 @@ pub trait PodOwner: Object + Resource {
 
 /// The owners whose last creation was not recognised, with the time of the next one. A record ends
 /// when an object comes back as it was sent, and with a new generation of the owner.
+///
+/// An owner that waits creates its object in a dry run every few seconds. When that comes back
+/// recognised, the webhook has gone, and the next creation does not wait.
 pub struct Creations {
     clock: SharedClock,
     owners: Mutex<HashMap<ObjectKey, Record>>,
@@ -50,6 +60,9 @@ struct Record {
     wait: Duration,
     /// On the monotonic clock.
     until: Duration,
+    /// The time of the next dry run. `None`: an object was changed although its dry run was not, so
+    /// dry runs show nothing.
+    next_dry_run: Option<Duration>,
     why: String,
 }
 
@@ -57,6 +70,8 @@ struct Record {
 #[must_use]
 pub struct Permit {
     step: u32,
+    /// Whether the wait is not over: a dry run must come back recognised first.
+    needs_dry_run: bool,
 }
 
 impl Record {
@@ -65,7 +80,8 @@ impl Record {
     }
 
     fn as_error(&self, now: Duration) -> Error {
-        Error::Wait { after: self.until.saturating_sub(now), why: self.why.clone() }
+        let next = self.next_dry_run.map_or(self.until, |at| at.min(self.until));
+        Error::Wait { after: next.saturating_sub(now), why: self.why.clone() }
     }
 }
 
@@ -75,25 +91,55 @@ impl Creations {
         Creations { clock, owners: Mutex::default() }
     }
 
-    /// Whether `owner` may create an object now.
+    /// Whether `owner` may create an object now. `dry_run` creates it in a dry run, and returns why
+    /// its controller would not recognise it; none if it would. It is called only while `owner`
+    /// waits, every few seconds.
     ///
     /// # Errors
     /// [`Error::Wait`] while it has to wait.
-    pub fn allow(&self, owner: &Meta) -> Result<Permit, Error> {
+    pub async fn allow<F>(&self, owner: &Meta, dry_run: impl FnOnce() -> F) -> Result<Permit, Error>
+    where
+        F: Future<Output = client::Result<Vec<String>>>,
+    {
+        let permit = self.decide(owner)?;
+        if permit.needs_dry_run {
+            let key = owner.key();
+            match dry_run().await {
+                Ok(changes) if changes.is_empty() => {
+                    log::debug!("{key}: an object would be recognised now");
+                    return Ok(permit);
+                }
+                Ok(_) => {}
+                Err(error) => log::debug!("{key}: {error}"),
+            }
+            if let Some(record) = self.owners.lock().get(&key) {
+                return Err(record.as_error(self.clock.monotonic()));
+            }
+        }
+        Ok(permit)
+    }
+
+    fn decide(&self, owner: &Meta) -> Result<Permit, Error> {
         let mut owners = self.owners.lock();
         // Without such a webhook no owner waits, and no creation pays for a key.
         if owners.is_empty() {
-            return Ok(Permit { step: 0 });
+            return Ok(Permit { step: 0, needs_dry_run: false });
         }
-        let (key, now) = (owner.key(), self.clock.monotonic());
-        match owners.get(&key) {
-            None => Ok(Permit { step: 0 }),
+        let (key, now, pause) = (owner.key(), self.clock.monotonic(), pause(owners.len()));
+        match owners.get_mut(&key) {
+            None => Ok(Permit { step: 0, needs_dry_run: false }),
             Some(record) if !record.is_of(owner) => {
                 owners.remove(&key);
-                Ok(Permit { step: 0 })
+                Ok(Permit { step: 0, needs_dry_run: false })
             }
-            Some(record) if now < record.until => Err(record.as_error(now)),
-            Some(record) => Ok(Permit { step: record.step }),
+            Some(record) if now >= record.until => {
+                Ok(Permit { step: record.step, needs_dry_run: false })
+            }
+            Some(record) if record.next_dry_run.is_some_and(|at| now >= at) => {
+                record.next_dry_run = Some(now + pause);
+                Ok(Permit { step: record.step, needs_dry_run: true })
+            }
+            Some(record) => Err(record.as_error(now)),
         }
     }
 
@@ -119,7 +165,7 @@ impl Creations {
             }
             return Ok(());
         }
-        let now = self.clock.monotonic();
+        let (now, pause) = (self.clock.monotonic(), pause(owners.len()));
         let record = owners.entry(meta.key()).or_insert_with(|| Record {
             uid: meta.uid.clone(),
             generation: meta.generation,
@@ -127,12 +173,17 @@ impl Creations {
             step: permit.step,
             wait: Duration::ZERO,
             until: now,
+            next_dry_run: Some(now),
             why: String::new(),
         });
         if record.is_of(meta) && record.step == permit.step {
             record.step += 1;
             record.wait = (record.wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
             record.until = now + record.wait;
+            record.next_dry_run = match permit.needs_dry_run {
+                true => None,
+                false => record.next_dry_run.map(|_| now + pause),
+            };
             record.why = format!(
                 "{kind} {name:?} came back changed from its creation, so this {} does not \
                  recognise it: {}",
@@ -157,6 +208,12 @@ impl OwnerRecord for Creations {
             owners.remove(owner);
         }
     }
+}
+
+/// The pause between two dry runs of one of this number of owners.
+fn pause(owners: usize) -> Duration {
+    let owners = u32::try_from(owners).unwrap_or(u32::MAX);
+    DRY_RUN_INTERVAL.saturating_mul(owners).max(DRY_RUN_PAUSE)
 }
 
 /// The first of `changes`, and the number of the others.
@@ -242,6 +299,7 @@ fn label_changes(selector: &LabelSelector, sent: &Labels, created: &Meta) -> Vec
 mod tests {
     use std::sync::Arc;
 
+    use futures_lite::future::block_on;
     use serde_json::json;
 
     use super::*;
@@ -262,6 +320,14 @@ mod tests {
             Err(Error::Wait { after, .. }) => Some(after.as_secs()),
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// The answer to a dry run.
+    #[derive(Clone, Copy, Debug)]
+    enum Answer {
+        Recognised,
+        Changed,
+        Refused,
     }
 
     struct Bench {
@@ -285,11 +351,43 @@ mod tests {
         }
 
         fn allowed(&self, set: &ReplicaSet) -> Permit {
-            self.creations.allow(&set.meta).unwrap_or_else(|error| panic!("{error}"))
+            let permit = self.creations.decide(&set.meta);
+            let permit = permit.unwrap_or_else(|error| panic!("{error}"));
+            assert!(!permit.needs_dry_run);
+            permit
         }
 
         fn denied(&self, set: &ReplicaSet) -> Option<u64> {
-            waits(self.creations.allow(&set.meta).map(drop))
+            waits(self.creations.decide(&set.meta).map(drop))
+        }
+
+        /// As `allow`, with this answer to a dry run. The second: whether there was one.
+        fn tries(&self, set: &ReplicaSet, answer: Answer) -> (Result<Permit, Error>, bool) {
+            let mut is_tried = false;
+            let dry_run = || {
+                is_tried = true;
+                async {
+                    match answer {
+                        Answer::Recognised => Ok(Vec::new()),
+                        Answer::Changed => Ok(vec!["x".to_owned()]),
+                        Answer::Refused => Err(client::Error::Path("no dry run".to_owned())),
+                    }
+                }
+            };
+            let permit = block_on(self.creations.allow(&set.meta, dry_run));
+            (permit, is_tried)
+        }
+
+        /// Creates this number of objects that are not recognised, with the waits between them, and
+        /// ends a second after the last.
+        fn waits_long(&self, set: &ReplicaSet, objects: u32) {
+            for object in 0..objects {
+                let permit = self.allowed(set);
+                let wait = self.create(set, permit, &["x".to_owned()]).unwrap_or_default();
+                assert!(wait > 0, "the first wait, or a dry run is due later");
+                let wait = if object + 1 == objects { 1 } else { 1 << object };
+                self.clock.advance(Duration::from_secs(wait));
+            }
         }
     }
 
@@ -299,7 +397,8 @@ mod tests {
         let changes = ["label \"app\" is missing".to_owned()];
         for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 900, 900] {
             let permit = bench.allowed(&set);
-            assert_eq!(bench.create(&set, permit, &changes), Some(wait));
+            let step = wait.min(DRY_RUN_PAUSE.as_secs());
+            assert_eq!(bench.create(&set, permit, &changes), Some(step), "until a dry run");
             assert_eq!(
                 bench.heard.take(),
                 [format!(
@@ -308,12 +407,86 @@ mod tests {
                      it creates no other for {wait} s, or until its spec changes"
                 )]
             );
-            assert_eq!(bench.denied(&set), Some(wait));
-            bench.clock.advance(Duration::from_secs(wait) - Duration::from_millis(1));
-            assert_eq!(bench.denied(&set), Some(0));
-            bench.clock.advance(Duration::from_millis(1));
+            for second in 0..wait {
+                let (permit, is_tried) = bench.tries(&set, Answer::Changed);
+                assert_eq!(is_tried, second > 0 && second % 2 == 0, "{second} of {wait}");
+                assert!(waits(permit.map(drop)).is_some(), "{second} of {wait}");
+                bench.clock.advance(Duration::from_secs(1));
+            }
         }
         assert_eq!(bench.heard.take().len(), 0, "waiting is no event");
+    }
+
+    #[test]
+    fn a_dry_run_that_comes_back_recognised_ends_the_wait() {
+        let (bench, set) = (bench(), set("1", 1));
+        bench.waits_long(&set, 11);
+        bench.clock.advance(Duration::from_secs(1));
+        for (answer, passes) in
+            [(Answer::Changed, false), (Answer::Refused, false), (Answer::Recognised, true)]
+        {
+            let (permit, is_tried) = bench.tries(&set, answer);
+            assert!(is_tried, "{answer:?}");
+            assert_eq!(permit.is_ok(), passes, "{answer:?}");
+            let (other, is_tried) = bench.tries(&set, Answer::Recognised);
+            assert!(other.is_err() && !is_tried, "one dry run at a time");
+            if let Ok(permit) = permit {
+                assert_eq!(bench.create(&set, permit, &[]), None);
+            }
+            bench.clock.advance(DRY_RUN_PAUSE);
+        }
+        let (permit, is_tried) = bench.tries(&set, Answer::Changed);
+        assert!(permit.is_ok() && !is_tried, "it does not wait");
+    }
+
+    #[test]
+    fn a_webhook_that_changes_nothing_in_a_dry_run_costs_one_object() {
+        let (bench, set) = (bench(), set("1", 1));
+        bench.waits_long(&set, 5);
+        bench.clock.advance(Duration::from_secs(1));
+        let (permit, _) = bench.tries(&set, Answer::Recognised);
+        let wait = bench.create(&set, permit.expect("recognised"), &["x".to_owned()]);
+        assert_eq!(wait, Some(32));
+        for wait in [32, 64] {
+            for _ in 0..wait {
+                let (permit, is_tried) = bench.tries(&set, Answer::Recognised);
+                assert!(permit.is_err() && !is_tried);
+                bench.clock.advance(Duration::from_secs(1));
+            }
+            let permit = bench.allowed(&set);
+            assert_eq!(bench.create(&set, permit, &["x".to_owned()]), Some(2 * wait));
+        }
+    }
+
+    #[test]
+    fn the_dry_runs_of_many_owners_share_a_rate() {
+        let (bench, sets) = (bench(), (0..100).map(|uid| set(&uid.to_string(), 1)));
+        let sets: Vec<ReplicaSet> = sets
+            .enumerate()
+            .map(|(number, mut set)| {
+                set.meta.name = format!("web-{number}").into();
+                set
+            })
+            .collect();
+        for _ in 0..10 {
+            for set in &sets {
+                let permit = bench.allowed(set);
+                assert!(bench.create(set, permit, &["x".to_owned()]).is_some());
+            }
+            bench.clock.advance(LONGEST_WAIT);
+        }
+        for set in &sets {
+            let permit = bench.allowed(set);
+            assert!(bench.create(set, permit, &["x".to_owned()]).is_some());
+        }
+        let mut dry_runs = 0;
+        for _ in 0..=200 {
+            for set in &sets {
+                dry_runs += usize::from(bench.tries(set, Answer::Changed).1);
+            }
+            bench.clock.advance(Duration::from_secs(1));
+        }
+        assert_eq!(dry_runs, 400, "two a second");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::Lister;
-use crate::client::{self, Client, Delete};
+use crate::client::{self, Client, Delete, Dynamic};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
@@ -69,17 +69,19 @@ impl PodControl {
         if pod.metadata.labels.is_empty() {
             return Err(Error::other("unable to create pods, no labels"));
         }
-        let meta = owner.meta();
-        let permit = self.creations.allow(meta)?;
-        match self.send(&meta.namespace, pod, node).await {
-            Ok((created, of_node)) => {
+        let (meta, pods) = (owner.meta(), self.client.resource(&Pod::RESOURCE));
+        let dry_run = || async {
+            let sent = send(owner, pods.clone().dry_run(), pod, node).await;
+            sent.map(|(_, changes)| changes)
+        };
+        let permit = self.creations.allow(meta, dry_run).await?;
+        match send(owner, pods, pod, node).await {
+            Ok((created, changes)) => {
                 self.wrote(meta, created.resource_version);
                 log::debug!("{}: created pod {}", meta.key(), created.name);
                 let message = format!("Created pod: {}", created.name);
                 self.recorder.normal(owner, "SuccessfulCreate", message);
                 let named = ("Pod", &*created.name);
-                let mut changes = changes(owner, &pod.metadata, &created);
-                changes.extend(of_node);
                 self.creations.created(owner, permit, &self.recorder, named, &changes)
             }
             Err(error) => {
@@ -93,24 +95,6 @@ impl PodControl {
                 Err(error)
             }
         }
-    }
-
-    /// Returns the metadata of the new pod, and why it does not count as one for `node`.
-    async fn send(
-        &self,
-        namespace: &str,
-        pod: &EncodedPod,
-        node: Option<&str>,
-    ) -> client::Result<(Meta, Option<String>)> {
-        // The pod itself arrives by the watch.
-        let pods = self.client.resource(&Pod::RESOURCE);
-        let Some(node) = node else {
-            let created = pods.create_for_whole_metadata(namespace, &pod.body).await?;
-            return Ok((created.meta, None));
-        };
-        let created: Pod = pods.create(namespace, &pod.body).await?;
-        let change = node_change(&created, node);
-        Ok((created.meta, change))
     }
 
     /// Deletes this pod, but not another one that has its name by now. [`is_gone`] recognizes the
@@ -170,6 +154,29 @@ impl PodControl {
             consistency.wrote_at(&owner.key(), &owner.uid, &Pod::RESOURCE, version);
         }
     }
+}
+
+/// Creates `pod` by `pods`. Returns its metadata, and why `owner` does not recognise it, also as one
+/// for `node`; nothing if it does.
+async fn send<O: PodOwner>(
+    owner: &O,
+    pods: Dynamic,
+    pod: &EncodedPod,
+    node: Option<&str>,
+) -> client::Result<(Meta, Vec<String>)> {
+    // The pod itself arrives by the watch.
+    let namespace = &owner.meta().namespace;
+    let (created, of_node) = match node {
+        None => (pods.create_for_whole_metadata(namespace, &pod.body).await?.meta, None),
+        Some(node) => {
+            let created: Pod = pods.create(namespace, &pod.body).await?;
+            let change = node_change(&created, node);
+            (created.meta, change)
+        }
+    };
+    let mut changes = changes(owner, &pod.metadata, &created);
+    changes.extend(of_node);
+    Ok((created, changes))
 }
 
 /// Why `owner` does not recognise a pod that it sent with `sent`; nothing if it does.

@@ -123,7 +123,6 @@ impl DeploymentController {
         deployment: &mut Deployment,
         sets: &Sets,
     ) -> Result<Arc<ReplicaSet>, Error> {
-        let permit = self.creations.allow(&deployment.meta)?;
         let hash = hash(&deployment.spec.template, deployment.status.collision_count);
         let name = replica_set_name(&deployment.meta.name, &hash);
         let desired = deployment.replicas();
@@ -135,6 +134,8 @@ impl DeploymentController {
         };
         let revision = next_revision(sets);
         let body = new_replica_set(deployment, &name, &hash, size, revision);
+        let permit = self.creations.allow(&deployment.meta, || self.dry_run(deployment, &body));
+        let permit = permit.await?;
         let result = self.client.create::<ReplicaSet>(&deployment.meta.namespace, &body).await;
         let created = match result {
             Ok(created) => {
@@ -178,6 +179,17 @@ impl DeploymentController {
             self.write_status(deployment).await?;
         }
         Ok(created)
+    }
+
+    /// Why `deployment` would not recognise the ReplicaSet `body`; none if it would.
+    async fn dry_run(&self, deployment: &Deployment, body: &Value) -> client::Result<Vec<String>> {
+        let sets = self.client.resource(&ReplicaSet::RESOURCE).dry_run();
+        match sets.create::<ReplicaSet>(&deployment.meta.namespace, body).await {
+            Ok(created) => Ok(changes(deployment, body, &created)),
+            // The one that was changed has this name; its creation leads to the next name.
+            Err(error) if error.is_already_exists() => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
     }
 
     /// There is a ReplicaSet of that name: ours, made before this cache knew of it, or another whose

@@ -59,19 +59,24 @@ impl StatefulSets {
         ordinal: i32,
     ) -> Result<(), Error> {
         let name = pod_name(set, ordinal);
-        let permit = self.creations.allow(&set.meta)?;
-        let claims = self.create_claims(set, &name, ordinal).await;
-        if claims.is_err() {
-            self.record_pod(set, "Create", &name, &claims);
-            return claims;
-        }
         let revision = match is_of_current(set, ordinal) {
             true => &revisions.current,
             false => &revisions.update,
         };
         let pod = new_pod(set, &revision.template, &revision.name, ordinal)?.encode()?;
-        let pods = self.client.resource(&Pod::RESOURCE);
-        let created = pods.create_for_whole_metadata(&set.meta.namespace, &pod.body).await;
+        let (pods, namespace) = (self.client.resource(&Pod::RESOURCE), &set.meta.namespace);
+        let dry_run = || async {
+            let pods = pods.clone().dry_run();
+            let created = pods.create_for_whole_metadata(namespace, &pod.body).await?;
+            Ok(changes(set, &pod.metadata, &created.meta))
+        };
+        let permit = self.creations.allow(&set.meta, dry_run).await?;
+        let claims = self.create_claims(set, &name, ordinal).await;
+        if claims.is_err() {
+            self.record_pod(set, "Create", &name, &claims);
+            return claims;
+        }
+        let created = pods.create_for_whole_metadata(namespace, &pod.body).await;
         if let Err(error) = &created
             && error.is_already_exists()
         {
