@@ -150,7 +150,8 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let enforced = configuration.enforce_node_allocatable.as_ref();
     let limits_pods = enforced.is_none_or(|keys| keys.iter().any(|key| key == "pods"));
     let evictions = upkeep::evictions(configuration, limits_pods && cgroups.is_some())?;
-    let node = Node { allocatable_bytes: evictions.allocatable(node.memory_bytes), ..node };
+    let allocatable_bytes = evictions.allocatable(node.memory_bytes, &node.page_sizes);
+    let node = Node { allocatable_bytes, ..node };
     let rotation = upkeep::log_policy(configuration)?;
     let rotation = rotation.map(|policy| Rotation::new(runtime.clone(), clock.clone(), policy));
     let plugins = match &settings.credential_providers {

@@ -9,9 +9,11 @@ use futures_lite::FutureExt;
 use kube_controller_manager::objects::{Quantity, Timestamp};
 use kube_controller_manager::task::{self, StopToken};
 
+use crate::cgroups::usage;
 use crate::configuration::Configuration;
 use crate::eviction::{self, Candidate, Observations, Statements, Watch};
 use crate::garbage;
+use crate::huge_pages::PageSize;
 use crate::imagegc::{self, ImageGc};
 use crate::kubelet::{EvictionCause, Kubelet};
 use crate::logs::{self, Rotation};
@@ -116,11 +118,12 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// The bytes of memory that pods may have: what would evict them is left out.
-    /// Upstream: `GetNodeAllocatableReservation`.
-    pub fn allocatable(&self, memory_bytes: i64) -> i64 {
+    /// The bytes of memory that pods may have: what would evict them is left out, and what is set
+    /// aside for huge pages. Upstream: `GetNodeAllocatableReservation`, `MachineInfo`.
+    pub fn allocatable(&self, memory_bytes: i64, sizes: &[PageSize]) -> i64 {
         let reserved = eviction::reserved_memory(self.watch.lock().thresholds(), memory_bytes);
-        memory_bytes.saturating_sub(reserved).max(0)
+        let rest = memory_bytes.saturating_sub(reserved).max(0);
+        usage::without_huge_pages(rest.unsigned_abs(), sizes).cast_signed()
     }
 }
 
@@ -447,6 +450,20 @@ mod tests {
                 (policy.high_percent, policy.low_percent, min, max)
             });
             assert_eq!(policy, expected.map_err(str::to_owned), "{fields}");
+        }
+    }
+
+    #[test]
+    fn pods_have_no_memory_that_is_reserved_or_set_aside() {
+        let evictions = evictions(&configuration(json!({})), false).expect("evictions");
+        let size = |mib: i64| PageSize { name: String::new(), bytes: 1, capacity: mib << 20 };
+        for (mib, sizes, expected) in [
+            (1000, vec![], 900),
+            (1000, vec![size(100), size(300)], 500),
+            (1000, vec![size(950)], 0),
+            (50, vec![], 0),
+        ] {
+            assert_eq!(evictions.allocatable(mib << 20, &sizes), expected << 20, "{mib} {sizes:?}");
         }
     }
 

@@ -83,7 +83,7 @@ pub fn machine_memory(hierarchy: &Hierarchy, memory_bytes: u64) -> Memory {
 }
 
 /// The memory that is not set aside for huge pages, which no cgroup counts as used memory.
-fn without_huge_pages(memory_bytes: u64, sizes: &[PageSize]) -> u64 {
+pub fn without_huge_pages(memory_bytes: u64, sizes: &[PageSize]) -> u64 {
     let set_aside = sizes.iter().map(|size| size.capacity.unsigned_abs());
     memory_bytes.saturating_sub(set_aside.fold(0, u64::saturating_add))
 }
