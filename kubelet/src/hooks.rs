@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
 
 use crate::cri::{RuntimeService, chain};
+use crate::http;
 use crate::pod::{Container, Pod, PodExt};
 use crate::probes;
 
@@ -69,16 +70,65 @@ async fn exec_in(site: &Site<'_>, command: &[String]) -> Result<(), (String, Str
     Err((format!("command '{command}' exited with {code}: {errors}"), output))
 }
 
-/// Sends a GET; each status is a success.
+/// Sends a GET; each status is a success. What this machine lacks says nothing about the container,
+/// whose hook waits for it.
 async fn send(site: &Site<'_>, get: &core::HTTPGetAction) -> Result<(), String> {
     let ip = site.ip.or(get.host.as_deref()).ok_or("failed to find networking container")?;
     let mut target = probes::target(site.container, get, ip)?;
-    let Err(fault) = probes::send(&target, get, "lifecycle").await else { return Ok(()) };
+    let asked = repeat(site.clock, || probes::send(&target, get, "lifecycle")).await;
+    let Err(fault) = asked else { return Ok(()) };
     let fault = fault.to_string();
     // What rustls says of an answer in plain text: the server has no TLS and is asked without it.
     if !target.is_https || !fault.contains("corrupt message") {
         return Err(fault);
     }
     target.is_https = false;
-    probes::send(&target, get, "lifecycle").await.map(drop).map_err(|_| fault)
+    let asked = repeat(site.clock, || probes::send(&target, get, "lifecycle")).await;
+    asked.map(drop).map_err(|_| fault)
+}
+
+/// Repeats what fails for want of descriptors or memory of this machine.
+async fn repeat<T, F: Future<Output = Result<T, http::Error>>>(
+    clock: &SharedClock,
+    ask: impl Fn() -> F,
+) -> Result<T, http::Error> {
+    loop {
+        match ask().await {
+            Err(fault) if fault.is_own => log::warn!("a hook waits: {fault}"),
+            outcome => return outcome,
+        }
+        clock.sleep(Duration::from_secs(1)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::future::ready;
+    use std::pin::pin;
+
+    use futures_lite::future::{block_on, poll_once};
+    use kube_controller_manager::clock::FakeClock;
+    use kube_controller_manager::objects::Timestamp;
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn hooks_wait_for_what_this_machine_lacks() {
+        let time = FakeClock::new(Timestamp::from_secs(0));
+        let clock: SharedClock = time.clone();
+        let answers = RefCell::new(vec![Errno::CONNREFUSED, Errno::NOMEM, Errno::MFILE]);
+        let mut hook = pin!(repeat(&clock, || {
+            let errno = answers.borrow_mut().pop().expect("an answer");
+            ready(Err::<(), _>(http::Error::of("dial", &errno.into())))
+        }));
+        for remaining in [2, 1] {
+            assert!(block_on(poll_once(&mut hook)).is_none());
+            assert_eq!(answers.borrow().len(), remaining);
+            time.advance(Duration::from_secs(1));
+        }
+        let outcome = block_on(poll_once(&mut hook)).expect("an end");
+        assert!(outcome.is_err_and(|fault| !fault.is_own));
+    }
 }

@@ -1,8 +1,9 @@
 //! GET requests to addresses and URLs that users name: probes, hooks and manifests.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, LazyLock};
 
 use async_io::Async;
@@ -121,7 +122,7 @@ pub struct Error {
 }
 
 impl Error {
-    fn of(step: &str, error: &io::Error) -> Error {
+    pub fn of(step: &str, error: &io::Error) -> Error {
         const OWN: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
         let is_own = Errno::from_io_error(error).is_some_and(|errno| OWN.contains(&errno));
         Error { text: format!("{step}: {error}"), is_own }
@@ -217,10 +218,7 @@ async fn get_once(
 /// With the last cause.
 pub async fn connect(host: &str, port: u16) -> Result<Async<TcpStream>, Error> {
     let name = host.to_owned();
-    let addresses = task::blocking(move || {
-        std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), port))
-            .map(|addresses| addresses.collect::<Vec<_>>())
-    });
+    let addresses = task::blocking(move || look_up(&name, port));
     let lookup = format!("lookup {host}");
     let addresses = addresses.await.map_err(|error| Error::of(&lookup, &error))?;
     let mut fault = Error::from(lookup + ": no address");
@@ -231,6 +229,16 @@ pub async fn connect(host: &str, port: u16) -> Result<Async<TcpStream>, Error> {
         }
     }
     Err(fault)
+}
+
+/// The addresses of a name. Blocks.
+fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let found = (host, port).to_socket_addrs();
+    found.map(Iterator::collect).map_err(|error| match error.raw_os_error() {
+        Some(_) => error,
+        // The resolver does not say that it had no descriptor.
+        None => File::open("/dev/null").err().unwrap_or(error),
+    })
 }
 
 async fn exchange(
@@ -317,6 +325,7 @@ mod tests {
     use futures_lite::future::block_on;
 
     use super::*;
+    use crate::tree::tests::has_few_descriptors;
 
     #[test]
     fn only_a_lack_of_this_machine_is_its_own_fault() {
@@ -331,6 +340,19 @@ mod tests {
         ] {
             assert_eq!(Error::of("dial", &errno.into()).is_own, is_own, "{errno:?}");
         }
+    }
+
+    #[test]
+    fn look_up_without_descriptors_is_its_own_fault() {
+        let test = "http::tests::look_up_without_descriptors_is_its_own_fault";
+        if !has_few_descriptors(test) {
+            return;
+        }
+        let files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        let error = look_up("no.such.name.invalid", 1).expect_err("no address");
+        // The next line may need one.
+        drop(files);
+        assert!(Error::of("lookup", &error).is_own, "{error}");
     }
 
     #[test]
