@@ -19,10 +19,10 @@ pub struct Uid(ArcStr);
 const MAX_UID: usize = 255;
 
 impl Uid {
-    /// `None`: `text` is no name for a folder. Manifests and the labels of other programs' sandboxes
-    /// may have such ones.
+    /// `None`: `text` is no name for a folder and a cgroup. Manifests and the labels of other programs'
+    /// sandboxes may have such ones. The systemd driver writes each `-` as `_`.
     pub fn parse(text: &str) -> Option<Uid> {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
         let is_name = (1..=MAX_UID).contains(&text.len())
             && text.bytes().all(is_plain)
             && !matches!(text, "." | "..");
@@ -327,7 +327,8 @@ mod tests {
         for (text, is_fine) in [
             ("6b1e0f8a-0c5f-4d0c-9d5e-2f3f1f0a9c11", true),
             ("0123456789abcdef0123456789abcdef", true),
-            ("a_b.c", true),
+            ("a-b.c", true),
+            ("a_b", false),
             ("...", true),
             ("", false),
             (".", false),

@@ -680,7 +680,7 @@ mod tests {
     fn folders_of_logs_name_their_pod() {
         for (folder, uid) in [
             ("default_web-n_0123", Some("0123")),
-            ("default_web-n_a_b", Some("a_b")),
+            ("default_web-n_a_b", None),
             ("default_web-n_", None),
             ("default_web-n_..", None),
             ("web_0123", None),
