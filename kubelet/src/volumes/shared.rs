@@ -1,7 +1,7 @@
 //! Makes mounts below the root folder visible in containers whose mounts ask for propagation.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 
@@ -14,29 +14,37 @@ use super::{mount_point, mounted_below};
 /// The table of mounts cannot be read, or the folder cannot be mounted.
 pub fn make_shared(folder: &Path) -> io::Result<()> {
     let folder = folder.canonicalize()?;
-    if is_shared(&std::fs::read_to_string("/proc/self/mountinfo")?, &folder) {
+    let mount = mount_of(&std::fs::read_to_string("/proc/self/mountinfo")?, &folder);
+    if mount.as_ref().is_some_and(|mount| mount.is_shared) {
         return Ok(());
     }
-    if !mounted_below(&folder)?.is_empty() {
-        // A mount on top would hide volumes of running pods.
-        log::warn!("{} is not shared: no volume can propagate mounts", folder.display());
-        return Ok(());
+    if mount.is_none_or(|mount| mount.point != folder) {
+        if !mounted_below(&folder)?.is_empty() {
+            // A mount on top would hide volumes of running pods.
+            log::warn!("{} is not shared: no volume can propagate mounts", folder.display());
+            return Ok(());
+        }
+        mount_bind(&folder, &folder)?;
     }
-    mount_bind(&folder, &folder)?;
     mount_change(&folder, MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
     Ok(())
 }
 
-/// Whether the mount on which a folder lies is shared, by the content of `mountinfo`.
-fn is_shared(table: &str, folder: &Path) -> bool {
-    let lines = table.lines().map(|line| line.split(' '));
+struct Mount {
+    point: PathBuf,
+    is_shared: bool,
+}
+
+/// The mount on which a folder lies, by the content of `mountinfo`.
+fn mount_of(table: &str, folder: &Path) -> Option<Mount> {
     // A later mount lies on top of an earlier one.
-    let of_folder = lines.rev().find(|fields| {
-        let point = fields.clone().nth(4).map(mount_point);
-        point.is_some_and(|point| folder.starts_with(point))
-    });
-    let mut optional = of_folder.into_iter().flatten().skip(6).take_while(|field| *field != "-");
-    optional.any(|field| field.starts_with("shared:"))
+    table.lines().rev().find_map(|line| {
+        let mut fields = line.split(' ');
+        let point = mount_point(fields.nth(4)?);
+        let mut optional = fields.skip(1).take_while(|field| *field != "-");
+        let is_shared = optional.any(|field| field.starts_with("shared:"));
+        folder.starts_with(&point).then_some(Mount { point, is_shared })
+    })
 }
 
 #[cfg(test)]
@@ -50,17 +58,19 @@ mod tests {
                      3 2 0:3 / /var/priv\\040ate rw master:7 - tmpfs t rw\n\
                      4 1 0:4 / /twice rw shared:8 - tmpfs t rw\n\
                      5 1 0:5 / /twice rw - tmpfs shared:9 rw\n";
-        for (folder, expected) in [
-            ("/", false),
-            ("/lib", false),
-            ("/var", true),
-            ("/var/lib/kubelet", true),
-            ("/variant", false),
-            ("/var/priv ate/kubelet", false),
-            ("/twice/kubelet", false),
+        for (folder, point, is_shared) in [
+            ("/", "/", false),
+            ("/lib", "/", false),
+            ("/var", "/var", true),
+            ("/var/lib/kubelet", "/var", true),
+            ("/variant", "/", false),
+            ("/var/priv ate", "/var/priv ate", false),
+            ("/var/priv ate/kubelet", "/var/priv ate", false),
+            ("/twice/kubelet", "/twice", false),
         ] {
-            assert_eq!(is_shared(table, Path::new(folder)), expected, "{folder}");
+            let mount = mount_of(table, Path::new(folder)).expect("a mount");
+            assert_eq!((mount.point, mount.is_shared), (point.into(), is_shared), "{folder}");
         }
-        assert!(!is_shared("", Path::new("/")));
+        assert!(mount_of("", Path::new("/")).is_none());
     }
 }
