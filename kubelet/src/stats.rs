@@ -439,8 +439,9 @@ pub fn folder_usage(folder: &Path) -> (u64, u64) {
     let mut seen = BTreeSet::new();
     let mut enter = |_: BorrowedFd<'_>, _: &CStr, status: &Stat| {
         let is_folder = tree::is_folder(status);
-        let is_known = status.st_nlink > 1 && !is_folder && !seen.insert(status.st_ino);
-        if status.st_dev != data.dev() || is_known {
+        let is_linked = status.st_nlink > 1 && !is_folder;
+        // Another file system may have an inode of the same number.
+        if status.st_dev != data.dev() || is_linked && !seen.insert(status.st_ino) {
             return Ok(false);
         }
         bytes += status.st_blocks.unsigned_abs() * 512;
