@@ -258,11 +258,11 @@ impl Probes {
             table.results.insert(key, result)
         };
         if before != Some(result) {
+            // Closed only when the kubelet stops. It waits for no disk.
+            let _ = self.changed.send(pod.uid()).await;
             if kind != Kind::Liveness {
                 self.keep(pod).await;
             }
-            // Closed only when the kubelet stops.
-            let _ = self.changed.send(pod.uid()).await;
         }
     }
 
@@ -598,7 +598,7 @@ fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
 mod tests {
     use std::path::PathBuf;
 
-    use futures_lite::future::block_on;
+    use futures_lite::future::{block_on, poll_once};
     use kube_controller_manager::clock::FakeClock;
     use serde_json::{Value, json};
 
@@ -711,6 +711,21 @@ mod tests {
                 assert_eq!(all, [(true, true), (false, false), (true, false), (false, false)]);
             });
         }
+    }
+
+    #[test]
+    fn results_do_not_wait_for_the_disk() {
+        let machine = Machine::new("slow");
+        let (changed, results) = async_channel::unbounded();
+        let probes = Probes { changed, ..machine.agent(2000) };
+        let u = pod("u", json!(null));
+        block_on(async {
+            update(&probes, &u, &["a"]).await;
+            let _slow = probes.writing.lock().await;
+            let set = poll_once(probes.set(&u, "a", Kind::Readiness, true)).await;
+            assert!(set.is_none(), "written in spite of the lock");
+        });
+        assert_eq!(results.try_recv().as_deref(), Ok("u"));
     }
 
     #[test]
