@@ -9,7 +9,8 @@ pub fn limit() -> usize {
 }
 
 /// Raises the soft limit of open files to the hard one, as Go does at start: each watch, probe
-/// and client takes a descriptor, and the usual soft limit is 1,024.
+/// and client takes a descriptor, and the usual soft limit is 1,024. Child processes inherit it,
+/// where Go gives them the original one back.
 pub fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {

@@ -36,8 +36,8 @@ pub struct Guard {
 
 impl Guard {
     /// For a port that untrusted clients reach. A connection costs up to 70 KiB, most of it for a
-    /// long head; all of them cost 5 MB. Managers and kubelets have few
-    /// clients: probes, monitoring, people.
+    /// long head; all of them cost 5 MB. Managers and kubelets have few clients: probes, monitoring,
+    /// people.
     pub const UNTRUSTED: Guard =
         Guard { connections: 64, head_bytes: Some(16 << 10), descriptors: 8 };
 
