@@ -523,4 +523,26 @@ mod tests {
             assert_eq!(found.cause, format!("{doing}: {cause}"));
         }
     }
+
+    #[test]
+    fn the_error_of_an_object_metric_names_the_object_before_the_cause() {
+        let spec = json!({ "type": "Object", "object": {
+            "describedObject": { "kind": "Namespace", "name": "ns" }, "metric": { "name": "m" },
+            "target": { "type": "Value", "value": "1" },
+        } });
+        let failure = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "no hits yet", "code": 500 });
+        let found = block_on(async {
+            let client = answering(move |line| match line {
+                line if line.contains("/apis/custom.metrics.k8s.io/v1beta") => {
+                    (500, failure.clone())
+                }
+                _ => (200, json!({ "versions": [{ "version": "v1beta2" }] })),
+            });
+            failed(client.await, &spec).await
+        });
+        let cause = "unable to get metric m on Namespace ns/ns: unable to fetch metrics from custom metrics \
+                     API: no hits yet";
+        assert_eq!(found.cause, cause);
+    }
 }
