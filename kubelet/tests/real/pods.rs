@@ -278,24 +278,31 @@ fn containers_back_off_in_each_way_in_which_they_end() {
 /// As on machines without systemd: the runtime refuses such a mount of a volume that is not shared.
 #[test]
 fn mounts_propagate_also_where_the_root_folder_is_private() {
-    let Some(mut node) = Node::start("shared") else { return };
-    let folder = node.folder.join("private").display().to_string();
-    let mount = "mkdir $0 && mount -t tmpfs private $0 && mount --make-private $0";
-    let made = node.script("run").args(["sh", "-c", mount, &folder]).status();
-    assert!(made.expect("a shell").success());
-    let pod = once("main", "Always", STAYS)
-        .replace("spec:", "spec:\n  volumes: [{name: v, emptyDir: {}}]");
-    for propagation in ["HostToContainer", "Bidirectional"] {
-        let name = propagation.to_lowercase();
-        let mount = format!("[{{name: v, mountPath: /v, mountPropagation: {propagation}}}]");
-        let pod = pod.replace("{name: main}", &format!("{{name: {name}}}"));
-        let fields =
-            format!("    volumeMounts: {mount}\n    securityContext: {{privileged: true}}\n");
-        node.write(&format!("{name}.yaml"), &(pod + &fields));
+    let private = "mkdir $0 && mount -t tmpfs private $0 && mount --make-private $0";
+    let below = "mkdir $0/below && mount -t tmpfs volume $0/below";
+    // The folder lies on such a mount; or is one, with volumes of an earlier kubelet below.
+    for (name, mount, root) in [
+        ("shared", private.to_owned(), "private/kubelet"),
+        ("shared-itself", format!("{private} && {below}"), "private"),
+    ] {
+        let Some(mut node) = Node::start(name) else { return };
+        let folder = node.folder.join("private").display().to_string();
+        let made = node.script("run").args(["sh", "-c", &mount, &folder]).status();
+        assert!(made.expect("a shell").success());
+        let pod = once("main", "Always", STAYS)
+            .replace("spec:", "spec:\n  volumes: [{name: v, emptyDir: {}}]");
+        for propagation in ["HostToContainer", "Bidirectional"] {
+            let name = propagation.to_lowercase();
+            let mount = format!("[{{name: v, mountPath: /v, mountPropagation: {propagation}}}]");
+            let pod = pod.replace("{name: main}", &format!("{{name: {name}}}"));
+            let fields =
+                format!("    volumeMounts: {mount}\n    securityContext: {{privileged: true}}\n");
+            node.write(&format!("{name}.yaml"), &(pod + &fields));
+        }
+        node.start_kubelet_with(&[&format!("--root-dir={}", node.folder.join(root).display())]);
+        node.eventually("hosttocontainer-n", "ready", is_ready);
+        node.eventually("bidirectional-n", "ready", is_ready);
     }
-    node.start_kubelet_with(&[&format!("--root-dir={folder}/kubelet")]);
-    node.eventually("hosttocontainer-n", "ready", is_ready);
-    node.eventually("bidirectional-n", "ready", is_ready);
 }
 
 /// Whether the kernel can keep a file system in memory out of swap: since Linux 6.4.
