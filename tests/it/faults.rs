@@ -327,7 +327,7 @@ fn each_of_several_outages_ends_all_delays() {
             eventually(clock, "it is asked often whether the server is ready", || async {
                 let times = faults.count("get", "/readyz") - asked;
                 // A broken connection makes three of one question.
-                if times > 100 { Ok(()) } else { Err(format!("{times} times")) }
+                if times > 50 { Ok(()) } else { Err(format!("{times} times")) }
             })
             .await;
             faults.come_back();
