@@ -18,6 +18,8 @@ const STORED: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause until the cache of pods is compared again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The number of charges to a quota that are kept apart.
+const KEPT: usize = 32;
 
 /// The charges to each quota that a count of pods may lack.
 #[derive(Default)]
@@ -31,14 +33,16 @@ struct Usage {
     version: u64,
     /// What pods use, by that version.
     used: ResourceList,
-    /// In the order of their versions. Together they are at most what the quota permits: the usage falls
-    /// only when this process counts, and then the old ones go.
+    /// In the order of their versions, at most [`KEPT`]. Beyond that the two oldest become one, which waits
+    /// for both: a sum that is too high is safe, because a count with it is at most the usage.
     recent: Vec<Charge>,
 }
 
 struct Charge {
     version: u64,
     at: Duration,
+    /// Since when the cache of pods may have been older, without a list.
+    unlisted: Duration,
     amounts: ResourceList,
 }
 
@@ -61,7 +65,13 @@ impl Usage {
         let rises = used.iter().map(|(name, amount)| (name.clone(), amount - known(name)));
         let amounts: ResourceList = rises.filter(|(_, rise)| rise.is_positive()).collect();
         if !amounts.is_empty() {
-            self.recent.push(Charge { version, at: now, amounts });
+            self.recent.push(Charge { version, at: now, unlisted: now, amounts });
+        }
+        if self.recent.len() > KEPT {
+            let second = self.recent.remove(1);
+            let first = &mut self.recent[0];
+            (first.version, first.at) = (second.version, first.at.max(second.at));
+            first.amounts.add(&second.amounts);
         }
         (self.version, self.used) = (version, used);
     }
@@ -100,14 +110,15 @@ impl Charges {
 
     /// Whether the cache of pods has been older than a charge for too long: the pods are to be listed.
     pub fn are_overdue(&self, quota: &ObjectKey, known: u64, now: Duration) -> bool {
-        let is_overdue = |charge: &Charge| known < charge.version && now >= charge.at + PATIENCE;
+        let is_overdue =
+            |charge: &Charge| known < charge.version && now >= charge.unlisted + PATIENCE;
         self.quotas.lock().get(quota).is_some_and(|usage| usage.recent.iter().any(is_overdue))
     }
 
     /// The pods were listed for a count that stands: the next list comes after another [`PATIENCE`].
     pub fn listed(&self, quota: &ObjectKey, now: Duration) {
         if let Some(usage) = self.quotas.lock().get_mut(quota) {
-            usage.recent.iter_mut().for_each(|charge| charge.at = charge.at.max(now));
+            usage.recent.iter_mut().for_each(|charge| charge.unlisted = charge.unlisted.max(now));
         }
     }
 
@@ -237,6 +248,29 @@ mod tests {
         charges.listed(&quota(7).key(), millis(6_000));
         assert_eq!([overdue(6, 10_999), overdue(6, 11_000)], [false, true]);
         assert_eq!(missing(&charges, 6, 7_000), (1, Some(100)));
+    }
+
+    #[test]
+    fn charges_are_merged_while_the_cache_is_behind() {
+        let charges = charges();
+        for number in 1..=1_000_u64 {
+            let used = pods(3 + number.cast_signed());
+            charges.see(&quota(5 + number), used, 0, millis(10 * number));
+        }
+        assert_eq!(charges.quotas.lock()[&quota(0).key()].recent.len(), KEPT);
+        assert!(charges.are_overdue(&quota(0).key(), 0, millis(10_000)), "since the first charge");
+        // What is known of the pods, and when; the oldest 972 of 1,003 pods have one version.
+        for (known, now, expected) in [
+            (0, 20_000, (1_003, Some(100))),
+            (973, 20_000, (1_003, Some(100))),
+            (974, 20_000, (31, Some(100))),
+            (1_004, 20_000, (1, Some(100))),
+            (1_005, 20_000, (0, None)),
+            // The last of the oldest was charged 310 ms ago, and the last of all just now.
+            (1_005, 10_000, (25, Some(10))),
+        ] {
+            assert_eq!(missing(&charges, known, now), expected, "{known} {now}");
+        }
     }
 
     #[test]
