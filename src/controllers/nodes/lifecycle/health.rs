@@ -75,7 +75,10 @@ impl Health {
             && renewed != Some(lease.spec.renew_time)
         {
             health.renewed = Some(lease.spec.renew_time);
-            health.probe = now;
+            // The cache may catch up with a renewal that counted already.
+            if health.confirmed != health.renewed {
+                health.probe = now;
+            }
         }
         health
     }
@@ -285,7 +288,7 @@ mod tests {
         // Renewals: in the cache, and on the API server if it is asked; own time; whether the node is
         // silent then.
         type Look = (Option<i64>, Option<i64>, i64, bool);
-        let cases: [&[Look]; 4] = [
+        let cases: [&[Look]; 5] = [
             // The node is dead: the cache is right.
             &[(Some(95), None, 100, false), (Some(95), Some(95), 141, true)],
             // The watch stalls. Later the node dies.
@@ -305,6 +308,13 @@ mod tests {
                 (Some(139), None, 150, false),
                 (Some(139), Some(139), 191, true),
                 (Some(180), None, 200, false),
+            ],
+            // The node dies, and then the cache catches up.
+            &[
+                (Some(95), None, 100, false),
+                (Some(95), Some(139), 141, false),
+                (Some(139), None, 175, false),
+                (Some(139), None, 182, true),
             ],
             // The node has none.
             &[(None, None, 100, false), (None, None, 141, true)],
