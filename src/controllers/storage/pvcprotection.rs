@@ -72,9 +72,9 @@ fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
 }
 
 /// Whether the claim is to have the condition Unused. Before it is bound, the binder writes it, and a
-/// second writer causes conflicts.
+/// second writer causes conflicts. A lost one was bound.
 fn has_unused_condition(claim: &PersistentVolumeClaim) -> bool {
-    claim.status.phase == "Bound"
+    !matches!(&*claim.status.phase, "" | "Pending")
 }
 
 /// Whether `pod` counts for the condition Unused. Upstream: `podUsesPVCForUnusedSince`.
@@ -305,8 +305,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_bound_claim_gets_the_condition_unused() {
-        for (phase, written) in [("Pending", 0), ("Lost", 0), ("Bound", 1)] {
+    fn a_claim_gets_the_condition_unused_once_it_was_bound() {
+        for (phase, written) in [("", 0), ("Pending", 0), ("Lost", 1), ("Bound", 1)] {
             let claim = json!({
                 "apiVersion": "v1", "kind": "PersistentVolumeClaim",
                 "metadata": {
