@@ -15,6 +15,9 @@ use crate::objects::{
     Uid,
 };
 
+/// What the message about a controller without a Scale says in addition to the Go manager's.
+pub(super) const SCALE_HINT: &str = "; a budget of its pods needs an integer minAvailable";
+
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Expected {
     pub count: i32,
@@ -183,8 +186,7 @@ async fn by_scale(
         Err(error) if error.is_not_found() => match scales.are_served(resource).await? {
             true => Ok(Scale::Gone),
             false => Ok(Scale::Missing(format!(
-                "{resource} does not implement the scale subresource; a budget of its pods needs an \
-                 integer minAvailable"
+                "{resource} does not implement the scale subresource{SCALE_HINT}"
             ))),
         },
         Err(error) => Err(error.into()),

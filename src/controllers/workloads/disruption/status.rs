@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::expected::SCALE_HINT;
 use crate::objects::{BudgetCondition, Pod, PodDisruptionBudgetStatus, Timestamp};
 
 /// How long after its eviction was allowed a pod has to be deleted. Upstream: `DeletionTimeout`.
@@ -118,8 +119,7 @@ pub(super) fn failed(
     let is_said = status.conditions.iter().any(|known| {
         known.r#type == DISRUPTION_ALLOWED
             && known.reason == "SyncFailed"
-            && !known.message.is_empty()
-            && why.starts_with(&*known.message)
+            && (known.message == why || why.strip_suffix(SCALE_HINT) == Some(&*known.message))
     });
     if !is_said {
         set_condition(&mut status.conditions, "False", "SyncFailed", why, generation, now);
@@ -254,7 +254,8 @@ mod tests {
                 "lastTransitionTime": later, "reason": "SyncFailed", "message": "no",
             })
         );
-        for (why, message) in [("no; do this", "no"), ("yes", "yes")] {
+        let hint = format!("no{SCALE_HINT}");
+        for (why, message) in [(&*hint, "no"), ("no", "no"), ("no-10", "no-10"), ("yes", "yes")] {
             let found = super::failed(&failed, why.to_owned(), later);
             assert_eq!(&*found.conditions[0].message, message, "{why}");
         }
