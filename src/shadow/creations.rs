@@ -17,8 +17,9 @@ const RECENT: Duration = Duration::from_secs(15);
 /// The number of recent creations that are kept for each place.
 const KEPT: usize = 50;
 
-/// The number of differing creations that are kept for the report: each may have many kilobytes.
-const KEPT_DIFFERING: usize = 100;
+/// The number of differing creations of a controller that are kept for the report: each may have many
+/// kilobytes.
+const KEPT_DIFFERING: usize = 20;
 
 /// A creation whose content this manager wanted to be different.
 pub struct Differing {
@@ -53,7 +54,7 @@ struct Made {
 pub struct Creations {
     /// The recent creations by the manager in charge.
     recent: HashMap<Place, Vec<Made>>,
-    /// At most [`KEPT_DIFFERING`].
+    /// At most [`KEPT_DIFFERING`] of each controller.
     differing: Vec<Differing>,
     /// How often each controller wanted others that differed.
     beyond: BTreeMap<String, u64>,
@@ -115,7 +116,9 @@ impl Creations {
             known.times += 1;
             return;
         }
-        if self.differing.len() == KEPT_DIFFERING {
+        let of_controller =
+            self.differing.iter().filter(|known| known.wish.controller == wish.controller);
+        if of_controller.count() == KEPT_DIFFERING {
             *self.beyond.entry(wish.controller.clone()).or_default() += 1;
             return;
         }
