@@ -1,5 +1,5 @@
-//! The definition of a storm: one rule for all code that gathers events, rests after work, delays a
-//! status or waits for a tick.
+//! The definition of a storm: one rule for all code that gathers events, rests after work or waits
+//! for a tick.
 //!
 //! Waiting saves CPU when thousands of things happen, and costs latency when one person changes one
 //! object. So code waits only during a storm; an event at a human's pace is never delayed.
@@ -50,13 +50,7 @@ impl Storm {
 
     /// Whether there is a storm at `now`, which is monotonic time. Counts nothing.
     pub fn is_on(&self, now: Duration) -> bool {
-        self.goes_on(now, Duration::ZERO)
-    }
-
-    /// As [`is_on`](Self::is_on), but a pause of `lull` without events does not end the storm. The
-    /// storm then begins sooner, by as many events as the bucket gains in that time.
-    pub fn goes_on(&self, now: Duration, lull: Duration) -> bool {
-        self.bucket.lock().at(now) < 1.0 + lull.as_secs_f64() * RATE
+        self.bucket.lock().at(now) < 1.0
     }
 }
 
@@ -98,20 +92,6 @@ mod tests {
             let now = millis(at * 10);
             assert!(!storm.is_on(now), "{at}");
             storm.count(now, 1);
-        }
-    }
-
-    #[test]
-    fn a_lull_that_is_allowed_does_not_end_a_storm() {
-        let (storm, lull) = (Storm::default(), Duration::from_millis(250));
-        storm.count(START, 974);
-        assert!(!storm.goes_on(START, lull));
-        storm.count(START, 1_000);
-        for (at, is_on, goes_on) in
-            [(0, true, true), (20, false, true), (250, false, true), (270, false, false)]
-        {
-            let now = millis(at);
-            assert_eq!((storm.is_on(now), storm.goes_on(now, lull)), (is_on, goes_on), "{at}");
         }
     }
 

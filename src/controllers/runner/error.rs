@@ -15,9 +15,6 @@ pub enum Next {
     Done,
     /// It is added after this time, at least a millisecond; events may add it sooner.
     After(Duration),
-    /// The same, but events of a paced queue wait until then as well, at most 500 ms. For a sync in a
-    /// storm that leaves its work to the next one.
-    Gather(Duration),
     /// It is retried with back-off, as after a failure, but nothing is logged and the key is never
     /// dropped.
     Backoff,

@@ -73,7 +73,7 @@ impl<K: Key> QueuePolicy<K> {
     }
 
     /// The same, where keys rest between their syncs in a storm: four times as long as the sync
-    /// took, or as long as [`Next::Gather`] says, at most 500 ms. For controllers whose objects have
+    /// took, at most 500 ms. For controllers whose objects have
     /// many dependents that change one by one, where each sync reads all of them.
     pub fn paced(self) -> QueuePolicy<K> {
         QueuePolicy { paced: true, ..self }
@@ -386,7 +386,7 @@ impl Outcomes {
     ) -> End {
         let error = match result {
             Some(Ok(Next::Done)) => return End::Forget,
-            Some(Ok(Next::After(delay) | Next::Gather(delay))) => return End::After(delay),
+            Some(Ok(Next::After(delay))) => return End::After(delay),
             Some(Ok(Next::Backoff)) => return End::Backoff,
             None => {
                 self.syncs.failed(key, "panic".into(), self.clock.now());
@@ -431,14 +431,14 @@ fn rest_after(
     took: Duration,
     now: Duration,
 ) -> Duration {
-    let Some(Ok(next)) = result else { return Duration::ZERO };
+    if !matches!(result, Some(Ok(_))) {
+        return Duration::ZERO;
+    }
     storm.count(now, SYNC_WEIGHT);
-    let rest = match *next {
-        Next::Gather(delay) => delay,
-        _ if storm.is_on(now) => took.saturating_mul(REST_FACTOR),
-        _ => Duration::ZERO,
-    };
-    rest.min(MAX_REST)
+    match storm.is_on(now) {
+        true => took.saturating_mul(REST_FACTOR).min(MAX_REST),
+        false => Duration::ZERO,
+    }
 }
 
 /// The result of a sync, for the trace.
@@ -446,7 +446,7 @@ fn describe(result: &Option<SyncResult>) -> String {
     match result {
         None => "panic".into(),
         Some(Ok(Next::Done)) => "done".into(),
-        Some(Ok(Next::After(delay) | Next::Gather(delay))) => format!("again after {delay:?}"),
+        Some(Ok(Next::After(delay))) => format!("again after {delay:?}"),
         Some(Ok(Next::Backoff)) => "again with back-off".into(),
         Some(Err(error)) => Chain(error).to_string(),
     }
@@ -573,7 +573,6 @@ mod tests {
     #[test]
     fn a_paced_key_rests_after_a_sync_in_a_storm() {
         let paced = || QueuePolicy::default().paced();
-        let gather = |millis| Some(Next::Gather(Duration::from_millis(millis)));
         // `None`: the sync fails.
         for (retries, is_storm, next, took, rest) in [
             (paced(), true, Some(Next::Done), 0, 0),
@@ -582,11 +581,7 @@ mod tests {
             (paced(), true, Some(Next::Done), 9_000, 500),
             (paced(), false, Some(Next::Done), 9_000, 0),
             (paced(), true, None, 1, 0),
-            (paced(), true, gather(300), 5, 300),
-            (paced(), true, gather(2_000), 5, 500),
-            (paced(), false, gather(2_000), 5, 500),
             (QueuePolicy::default(), true, Some(Next::Done), 100, 0),
-            (QueuePolicy::default(), true, gather(300), 5, 0),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(0));
             let queue: Queue<String> = Queue::new("", retries, clock.clone());

@@ -21,5 +21,4 @@ pub mod podgroupprotection;
 pub mod ref_manager;
 pub mod replicaset;
 pub mod statefulset;
-pub mod status_pace;
 pub mod ttlafterfinished;

@@ -116,8 +116,7 @@ impl DeploymentController {
         Ok(sets)
     }
 
-    /// Sets the condition, and writes it only if the same sync may not write the status later
-    /// ([`status_follows`]).
+    /// Creates the new ReplicaSet, and writes the condition that says so.
     async fn create_new(
         &self,
         deployment: &mut Deployment,
@@ -174,8 +173,7 @@ impl DeploymentController {
             self.set_progressing(deployment, "True", status::NEW_REPLICA_SET, message);
             changed = true;
         }
-        let is_as_asked = created.replicas() == size;
-        if changed && !(is_as_asked && status_follows(deployment, sets)) {
+        if changed {
             self.write_status(deployment).await?;
         }
         Ok(created)
@@ -469,16 +467,6 @@ fn is_saturated(deployment: &Deployment, set: &ReplicaSet) -> bool {
         && set.status.available_replicas == desired
 }
 
-/// Whether the sync that has created the new set of `deployment` writes the status in any case, without
-/// a request before that: no other set is to be scaled, and as the generation is not observed, the
-/// rollout is not complete and the status differs. A rollback writes no status.
-fn status_follows(deployment: &Deployment, sets: &Sets) -> bool {
-    let observed = deployment.status.observed_generation.unwrap_or(0);
-    sets.old.is_empty()
-        && observed < deployment.meta.generation
-        && rollback_to(deployment).is_none()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::annotations::MAX_REPLICAS;
@@ -517,25 +505,6 @@ mod tests {
                         "spec": {"brandNew": [1]}}}
             })
         );
-    }
-
-    #[test]
-    fn only_a_status_that_is_written_anyway_takes_the_new_set_with_it() {
-        let rollback = json!({ "deprecated.deployment.rollback.to": "0" });
-        let old = Sets { new: None, old: vec![set("old", 1, "one", 0, json!({}))] };
-        for (observed, annotations, sets, expected) in [
-            (None, json!({}), Sets { new: None, old: vec![] }, true),
-            (Some(1), json!({}), Sets { new: None, old: vec![] }, true),
-            (Some(2), json!({}), Sets { new: None, old: vec![] }, false),
-            (None, rollback, Sets { new: None, old: vec![] }, false),
-            (None, json!({}), old, false),
-        ] {
-            let found = deployment(json!({
-                "metadata": { "name": "web", "generation": 2, "annotations": annotations },
-                "status": { "observedGeneration": observed },
-            }));
-            assert_eq!(status_follows(&found, &sets), expected, "{observed:?} {annotations}");
-        }
     }
 
     #[test]

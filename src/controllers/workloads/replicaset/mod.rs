@@ -17,7 +17,6 @@ use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
-use crate::controllers::workloads::status_pace::StatusPace;
 use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::objects::{
     LabelSelector, Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController,
@@ -84,7 +83,6 @@ struct ReplicaSets<S> {
     pods: Lister<Pod>,
     expectations: Arc<Expectations>,
     consistency: Arc<Consistency>,
-    pace: Arc<StatusPace>,
     records: OwnerRecords,
     clock: SharedClock,
     /// Whether the status counts pods that are being deleted.
@@ -109,7 +107,6 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
     let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
     records.share(pod_control.creations());
-    let pace = records.add(StatusPace::default());
     let this = Arc::new(ReplicaSets {
         pod_control: pod_control.recording(&consistency),
         client: c.client(),
@@ -117,7 +114,6 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         expectations: expectations.clone(),
         consistency,
-        pace,
         records,
         clock: c.clock(),
         counts_terminating: S::COUNTS_TERMINATING
@@ -132,11 +128,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         });
     let queue = c.queue(QueuePolicy::default().paced());
     c.watch(&sets, &queue, this.records.mapper());
-    let (pace, clock, mut to_owner) = (this.pace.clone(), c.clock(), owned.mapper());
-    c.watch(&pods, &queue, move |change, queue| {
-        pace.saw(&change, &S::RESOURCE.kind, clock.monotonic());
-        to_owner(change, queue);
-    });
+    c.watch(&pods, &queue, owned.mapper());
     expectations.queue_overdue(c, &queue);
     c.sync(queue, &this, ReplicaSets::sync);
     Ok(())

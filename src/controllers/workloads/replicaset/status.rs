@@ -2,17 +2,12 @@
 //! Upstream: `replica_set_utils.go`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Replicating;
 use crate::controllers::Error;
 use crate::objects::{Condition, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
-/// How long a status may be wrong in a storm while its counts are on their way to the wanted ones.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The same while nothing changes but the number of pods that are being deleted.
-const TERMINATING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The status after a sync that found these `active` pods. `terminating`: the number of pods that
 /// are being deleted, if the status counts them. `failure`: of the creation or deletion of pods.
@@ -83,51 +78,10 @@ pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
         } != *set.status()
 }
 
-/// How long the status `last` may be wrong in a storm before `status` replaces it, which is a step to
-/// the `wanted` numbers and shows nothing new but counts. `None`: it is no such step.
-pub fn patience(
-    wanted: i32,
-    last: &ReplicaSetStatus,
-    status: &ReplicaSetStatus,
-) -> Option<Duration> {
-    if status.conditions != last.conditions {
-        return None;
-    }
-    if shows_only_terminating(last, status) {
-        return Some(TERMINATING_PATIENCE);
-    }
-    let counts = [status.replicas, status.ready_replicas, status.available_replicas];
-    let is_step = counts.iter().any(|count| *count != wanted);
-    (is_step && (is_new(last) || !has_equal_counts(last, status))).then_some(PATIENCE)
-}
-
-/// Whether the set has the `wanted` number of pods, or changes nothing but the number of those that
-/// end, as in a namespace that is being deleted. Then no pods wait to be created or deleted.
-pub fn has_its_pods(wanted: i32, last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
-    status.replicas == wanted || shows_only_terminating(last, status)
-}
-
-fn shows_only_terminating(last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
-    status.terminating_replicas.is_some_and(|count| count > 0)
-        && !is_new(last)
-        && has_equal_counts(last, status)
-}
-
-/// Whether no status of the set has been written.
-pub fn is_new(last: &ReplicaSetStatus) -> bool {
-    last.observed_generation == 0
-}
-
-fn has_equal_counts(last: &ReplicaSetStatus, status: &ReplicaSetStatus) -> bool {
-    let counts = |status: &ReplicaSetStatus| {
-        let ReplicaSetStatus { replicas, ready_replicas, available_replicas, .. } = *status;
-        [replicas, status.fully_labeled_replicas, ready_replicas, available_replicas]
-    };
-    counts(last) == counts(status)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::objects::ReplicaSet;
     use serde_json::json;
@@ -207,57 +161,5 @@ mod tests {
         set.status = ReplicaSetStatus { observed_generation: 2, ..status.clone() };
         assert!(!must_write(&set, &status));
         assert!(must_write(&set, &ReplicaSetStatus { terminating_replicas: None, ..status }));
-    }
-
-    #[test]
-    fn final_numbers_and_failures_do_not_wait() {
-        let count = |replicas, ready_replicas, available_replicas| ReplicaSetStatus {
-            replicas,
-            ready_replicas,
-            available_replicas,
-            ..ReplicaSetStatus::default()
-        };
-        let failed = ReplicaSetStatus { conditions: vec![Condition::default()], ..count(1, 1, 1) };
-        let ending = |terminating| ReplicaSetStatus {
-            terminating_replicas: Some(terminating),
-            ..ReplicaSetStatus::default()
-        };
-        let counts_and_one_that_ends =
-            ReplicaSetStatus { terminating_replicas: Some(1), ..count(1, 1, 1) };
-        let last = ReplicaSetStatus { observed_generation: 1, ..ReplicaSetStatus::default() };
-        for (status, expected) in [
-            (count(0, 0, 0), None),
-            (count(1, 0, 0), Some(PATIENCE)),
-            (count(2, 2, 1), Some(PATIENCE)),
-            (count(3, 3, 3), Some(PATIENCE)),
-            (counts_and_one_that_ends, Some(PATIENCE)),
-            (ending(1), Some(TERMINATING_PATIENCE)),
-            (ending(0), None),
-            (count(2, 2, 2), None),
-            (failed, None),
-        ] {
-            assert_eq!(patience(2, &last, &status), expected, "{status:?}");
-        }
-        let new = ReplicaSetStatus::default();
-        for (wanted, status, expected) in [
-            (2, count(0, 0, 0), Some(PATIENCE)),
-            (2, ending(1), Some(PATIENCE)),
-            (2, count(2, 1, 1), Some(PATIENCE)),
-            (2, count(2, 2, 2), None),
-            (0, count(0, 0, 0), None),
-        ] {
-            assert_eq!(patience(wanted, &new, &status), expected, "{wanted}: {status:?}");
-        }
-        assert!(!has_its_pods(2, &new, &ending(1)));
-        for (status, expected) in [
-            (count(0, 0, 0), false),
-            (ending(0), false),
-            (count(1, 0, 0), false),
-            (count(2, 0, 0), true),
-            (count(3, 3, 3), false),
-            (ending(1), true),
-        ] {
-            assert_eq!(has_its_pods(2, &last, &status), expected, "{status:?}");
-        }
     }
 }

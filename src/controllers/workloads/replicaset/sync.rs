@@ -100,30 +100,19 @@ impl<S: Replicating> ReplicaSets<S> {
         let status = status::calculate(&*set, &active, terminating, failure.as_ref(), now);
         let (ready, available) = (status.ready_replicas, status.available_replicas);
         let min_ready = set.spec().min_ready_seconds;
-        let check = || {
-            if min_ready <= 0 || ready == available {
-                return None;
-            }
-            let next = availability::next_check(&active, min_ready, now, self.clock.now());
-            // In any case, the status is right after that period at the latest.
-            let fallback = Duration::from_secs(min_ready.unsigned_abs().into());
-            Some(next.unwrap_or(fallback))
-        };
         if status::must_write(&*set, &status) {
-            if let Some(wait) = self.wait(&key, &set, &status, failure.is_some()) {
-                let wait = check().map_or(wait, |check| check.min(wait));
-                return Ok(match status::has_its_pods(set.replicas(), set.status(), &status) {
-                    true => Next::Gather(wait),
-                    false => Next::After(wait),
-                });
-            }
             self.write_status(&key, &set, status).await?;
         }
-        self.pace.settle(&key);
         if let Some(failure) = failure {
             return Err(failure);
         }
-        Ok(check().map_or(Next::Done, Next::After))
+        if min_ready <= 0 || ready == available {
+            return Ok(Next::Done);
+        }
+        // In any case, the status is right after that period at the latest.
+        let fallback = Duration::from_secs(min_ready.unsigned_abs().into());
+        let next = availability::next_check(&active, min_ready, now, self.clock.now());
+        Ok(Next::After(next.unwrap_or(fallback)))
     }
 
     /// Creates or deletes pods until there are as many as wanted, or the burst is used up.
@@ -190,37 +179,6 @@ impl<S: Replicating> ReplicaSets<S> {
         pods
     }
 
-    /// How long `status` waits in a storm. Statuses of sets in a rollout and of failed syncs do not
-    /// wait.
-    fn wait(
-        &self,
-        key: &ObjectKey,
-        set: &S,
-        status: &ReplicaSetStatus,
-        has_failed: bool,
-    ) -> Option<Duration> {
-        // A set without a status shows no older generation, so its first status may wait.
-        let is_new_spec = !status::is_new(set.status())
-            && set.status().observed_generation != set.meta().generation;
-        let patience = || {
-            if has_failed || is_new_spec || self.is_in_rollout(set) {
-                return None;
-            }
-            status::patience(set.replicas(), set.status(), status)
-        };
-        self.pace.wait(key, &patience, self.clock.monotonic())
-    }
-
-    /// Whether another set of this set's owner has pods, or is to have some.
-    fn is_in_rollout(&self, set: &S) -> bool {
-        let Some(owner) = set.meta().controller() else { return false };
-        let sets = self.sets.by_index(&controller_index(), &IndexValue::Uid(owner.uid.clone()));
-        sets.iter().any(|other| {
-            other.meta().uid != set.meta().uid
-                && (other.replicas() > 0 || other.status().replicas > 0)
-        })
-    }
-
     /// Writes `status`, and after a failure once more on the live set.
     /// Upstream: `updateReplicaSetStatus`.
     async fn write_status(
@@ -263,18 +221,15 @@ fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
 mod tests {
     use futures_lite::FutureExt;
     use futures_lite::future::{block_on, yield_now};
-    use parking_lot::Mutex;
-    use serde_json::{Value, json};
 
     use super::*;
     use crate::cache::{Indexer, Lister};
     use crate::client::Client;
-    use crate::client::testing::{answering, forgetful};
+    use crate::client::testing::forgetful;
     use crate::clock::{Clock, FakeClock, SystemClock};
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::owner_records::OwnerRecords;
     use crate::controllers::workloads::pod_control::PodControl;
-    use crate::controllers::workloads::status_pace::StatusPace;
     use crate::events::Recorder;
     use crate::events::testing::NoSink;
     use crate::objects::{Meta, ReplicaSet, Uid};
@@ -284,7 +239,6 @@ mod tests {
         clock: Arc<FakeClock>,
         sets: Indexer<ReplicaSet>,
         pods: Arc<Indexer<Pod>>,
-        pace: StatusPace,
     ) -> ReplicaSets<ReplicaSet> {
         let recorder = Recorder::to_sink(Arc::new(NoSink));
         ReplicaSets {
@@ -294,135 +248,10 @@ mod tests {
             pods: Lister::new(pods),
             expectations: Arc::new(Expectations::new(SystemClock::shared())),
             consistency: Arc::default(),
-            pace: Arc::new(pace),
             records: OwnerRecords::default(),
             clock,
             counts_terminating: true,
             uses_deletion_cost: true,
-        }
-    }
-
-    /// A set of the Deployment `web`, whose status shows its pods and this condition.
-    fn set_of_web(name: &str, replicas: i32, pods: i32, min_ready: i32, condition: &str) -> Value {
-        let owner = json!({
-            "apiVersion": "apps/v1", "kind": "Deployment", "name": "web",
-            "uid": "5f0c0001-7a3e-4d21-9b68-000000000001", "controller": true,
-        });
-        json!({
-            "metadata": {
-                "name": name, "namespace": "ns", "uid": name, "generation": 1,
-                "ownerReferences": [owner],
-            },
-            "spec": {
-                "replicas": replicas, "minReadySeconds": min_ready,
-                "selector": { "matchLabels": { "app": "web" } },
-                "template": { "metadata": { "labels": { "app": "web" } } },
-            },
-            "status": {
-                "replicas": pods, "fullyLabeledReplicas": pods, "terminatingReplicas": 0,
-                "observedGeneration": 1, "conditions": [{ "type": condition, "status": "True" }],
-            },
-        })
-    }
-
-    fn pod_of_new(n: usize, is_ready: bool) -> Value {
-        let owner = json!({
-            "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "new", "uid": "new",
-            "controller": true,
-        });
-        let ready = json!({
-            "type": "Ready", "status": if is_ready { "True" } else { "False" },
-            "lastTransitionTime": Timestamp::from_secs(1_000).to_string(),
-        });
-        json!({
-            "metadata": {
-                "name": format!("new-{n}"), "namespace": "ns", "uid": format!("pod-{n}"),
-                "labels": { "app": "web" }, "ownerReferences": [owner],
-            },
-            "status": { "phase": "Running", "conditions": [ready] },
-        })
-    }
-
-    #[test]
-    fn in_a_storm_a_status_on_its_way_waits() {
-        // The wanted pods, of which two exist; the ready ones; the pods of another set of the owner;
-        // minReadySeconds; the observed generation, of 2; and the milliseconds after which the set is
-        // synced again, if it waits.
-        for (wanted, ready, old, min_ready, observed, waits) in [
-            (2, 1, 0, 0, 2, Some(1_500)),
-            (2, 1, 0, 1, 2, Some(500)),
-            (2, 1, 1, 0, 2, None),
-            (2, 2, 0, 0, 2, None),
-            (2, 1, 0, 0, 1, None),
-            // The set is new.
-            (2, 1, 0, 0, 0, Some(1_500)),
-            (2, 1, 1, 0, 0, None),
-            // One more is created, and the next sync of the set is not held up.
-            (3, 1, 0, 0, 0, Some(1_500)),
-            // One more cannot be created, as the status says already.
-            (3, 1, 0, 0, 2, None),
-            // The status is right.
-            (2, 0, 0, 0, 2, None),
-        ] {
-            let clock = FakeClock::new(Timestamp::from_secs(1_000));
-            let (creates, refuses) = (wanted > 2, wanted > 2 && observed == 2);
-            let condition = if refuses { "ReplicaFailure" } else { "Other" };
-            let sets = Indexer::new();
-            sets.add_index(&controller_index());
-            let mut new = set_of_web("new", wanted, 2, min_ready, condition);
-            new["metadata"]["generation"] = 2.into();
-            new["status"]["observedGeneration"] = observed.into();
-            for set in [new, set_of_web("old", old, old, 0, "Other")] {
-                sets.insert(Arc::new(serde_json::from_value(set).unwrap()));
-            }
-            let pods = Arc::new(Indexer::new());
-            pods.add_index(&controller_index());
-            for n in 0..2 {
-                pods.insert(Arc::new(serde_json::from_value(pod_of_new(n, n < ready)).unwrap()));
-            }
-            let (pace, key) =
-                (StatusPace::in_storm(clock.monotonic()), ObjectKey::new("ns", "new"));
-            pace.wait(&key, &|| Some(Duration::from_secs(2)), clock.monotonic());
-            clock.advance(Duration::from_millis(500));
-            pace.storm_goes_on(clock.monotonic());
-            let requests = Arc::new(Mutex::new(Vec::new()));
-            let heard = requests.clone();
-            let next = block_on(async {
-                let client = answering(move |line| {
-                    heard.lock().push(line.to_owned());
-                    if !line.starts_with("POST") {
-                        return (
-                            200,
-                            json!({ "metadata": { "name": "new", "resourceVersion": "7" } }),
-                        );
-                    }
-                    match refuses {
-                        true => (403, json!({ "kind": "Status", "code": 403, "message": "no" })),
-                        false => {
-                            let mut pod = pod_of_new(2, false);
-                            pod["metadata"]["resourceVersion"] = "8".into();
-                            (201, pod)
-                        }
-                    }
-                })
-                .await;
-                let sets = Arc::new(sets_of(client, clock, sets, pods, pace));
-                let next = sets.clone().sync(key.clone()).await;
-                assert_eq!(sets.pace.has(&key), waits.is_some(), "{next:?}");
-                next
-            });
-            let case = format!("{wanted} {ready} {old} {min_ready} {observed}: {next:?}");
-            let after = waits.map(Duration::from_millis).map(match creates {
-                true => Next::After,
-                false => Next::Gather,
-            });
-            assert_eq!(next.is_err(), refuses, "{case}");
-            if let Ok(next) = next {
-                assert_eq!(next, after.unwrap_or(Next::Done), "{case}");
-            }
-            let is_write = |line: &&String| line.starts_with("PUT") && line.contains("/new/status");
-            let writes = requests.lock().iter().filter(is_write).count();
-            assert_eq!(writes, usize::from(waits.is_none() && ready > 0), "{case}");
         }
     }
 
@@ -439,8 +268,7 @@ mod tests {
         cached.insert(pod("going", "1", Some(clock.now())));
         cached.insert(pod("replaced", "another", None));
         cached.insert(pod("there", "4", None));
-        let pace = StatusPace::default();
-        let sets = sets_of(client, clock.clone(), Indexer::new(), cached, pace);
+        let sets = sets_of(client, clock.clone(), Indexer::new(), cached);
         let key = ObjectKey::new("ns", "set");
         let names = ["going", "replaced", "gone", "there"];
         let chosen = names.iter().zip(["1", "2", "3", "4"]).map(|(name, uid)| pod(name, uid, None));
