@@ -4,11 +4,6 @@ use parking_lot::Mutex;
 use std::time::Duration;
 
 use crate::clock::SharedClock;
-use crate::storm::Storm;
-
-/// In a storm, requests that wait are sent and answers are read at multiples of this time, so that
-/// the thread wakes once for several of them. The rate stays the same.
-pub(super) const GRID: Duration = Duration::from_millis(10);
 
 pub(super) struct Bucket {
     qps: f64,
@@ -16,8 +11,6 @@ pub(super) struct Bucket {
     clock: SharedClock,
     /// Tokens, and when they were counted. Negative: requests wait for them.
     state: Mutex<(f64, Duration)>,
-    /// Whether the requests are a storm.
-    storm: Storm,
 }
 
 impl Bucket {
@@ -25,7 +18,7 @@ impl Bucket {
     pub fn new(qps: f64, burst: u32, clock: SharedClock) -> Bucket {
         let burst = f64::from(burst.max(1));
         let now = clock.monotonic();
-        Bucket { qps, burst, clock, state: Mutex::new((burst, now)), storm: Storm::default() }
+        Bucket { qps, burst, clock, state: Mutex::new((burst, now)) }
     }
 
     /// Takes a token. Returns how long the caller has to wait for it.
@@ -47,26 +40,11 @@ impl Bucket {
     }
 
     pub async fn take(&self) {
-        let (wait, now) = (self.reserve(), self.clock.monotonic());
-        self.storm.count(now, 1);
-        if wait.is_zero() {
-            return;
+        let wait = self.reserve();
+        if !wait.is_zero() {
+            self.clock.sleep(wait).await;
         }
-        let wait = if self.storm.is_on(now) { on_grid(now, wait) } else { wait };
-        self.clock.sleep(wait).await;
     }
-}
-
-/// The wait from `now` until the next time on the grid.
-pub(super) fn until_tick(now: Duration) -> Duration {
-    on_grid(now, Duration::from_nanos(1))
-}
-
-/// The wait from `now` until the first time on the grid that is not before `now + wait`.
-fn on_grid(now: Duration, wait: Duration) -> Duration {
-    let at = now.saturating_add(wait).as_nanos();
-    let late = (GRID.as_nanos() - at % GRID.as_nanos()) % GRID.as_nanos();
-    wait.saturating_add(Duration::from_nanos(u64::try_from(late).unwrap_or(0)))
 }
 
 #[cfg(test)]
@@ -76,16 +54,6 @@ mod tests {
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
-
-    #[test]
-    fn waiting_requests_are_sent_together() {
-        let millis = Duration::from_millis;
-        for (now, wait, expected) in [(0, 1, 10), (0, 10, 10), (3, 4, 7), (3, 7, 7), (3, 8, 17)] {
-            assert_eq!(on_grid(millis(now), millis(wait)), millis(expected), "{now} {wait}");
-        }
-        let nanos = Duration::from_nanos;
-        assert_eq!(on_grid(nanos(1), nanos(1)), millis(10) - nanos(1));
-    }
 
     #[test]
     fn the_burst_passes_at_once_and_then_the_rate_applies() {

@@ -15,7 +15,6 @@ use super::dial::dial;
 use super::proxy::{Kind, Proxy};
 use super::secured::Secured;
 use super::sockets::{Purpose, SocketPermit, Sockets};
-use super::ticked_reads::{TickedReads, Traffic};
 use super::tls::TlsSource;
 use super::tunnel;
 use crate::client::buffered::Buffered;
@@ -63,7 +62,6 @@ pub(super) struct Connector {
     pub tls: TlsSource,
     pub proxy: Option<Proxy>,
     pub sockets: Arc<Sockets>,
-    pub traffic: Arc<Traffic>,
     pub clock: SharedClock,
 }
 
@@ -90,12 +88,7 @@ impl Connector {
         if let Err(error) = probe_when_silent(&tcp) {
             log::debug!("{peer}:{peer_port}: no keep-alive: {error}");
         }
-        let mut stream: Box<dyn ReadWrite> = match purpose {
-            Purpose::Request => {
-                Box::new(TickedReads::new(tcp, self.traffic.clone(), self.clock.clone()))
-            }
-            Purpose::Watch | Purpose::Lease => Box::new(tcp),
-        };
+        let mut stream: Box<dyn ReadWrite> = Box::new(tcp);
         if let Some(proxy) = &self.proxy {
             if proxy.kind == Kind::Https {
                 // The proxy sees the client certificate and is trusted as the server is: client-go

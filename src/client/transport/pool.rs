@@ -13,7 +13,6 @@ use futures_lite::io::AsyncBufRead;
 use rustls::ClientConfig;
 
 use super::connect::Connection;
-use super::ticked_reads::{Traffic, UnderWay};
 use crate::clock::SharedClock;
 use crate::task;
 
@@ -29,16 +28,12 @@ const OVERFLOW: usize = 32;
 const DIALS: usize = 4;
 /// Shorter than the 90 s after which the API server closes an idle connection.
 const IDLE_LIFETIME: Duration = Duration::from_secs(75);
-/// How long a connection stays idle, by the number of idle connections beside it. Those of a burst
-/// close in two steps, since at a slow server one burst often follows another.
-const LIFETIMES: [(usize, Duration); 2] = [(0, IDLE_LIFETIME), (32, Duration::from_secs(10))];
 
 /// The idle connections to one server, and the permits of requests.
 pub(super) struct Pool {
     idle: Mutex<Idle>,
     in_use: Arc<Semaphore>,
     overflow: Arc<Semaphore>,
-    traffic: Arc<Traffic>,
     clock: SharedClock,
     /// A connection has become idle.
     returned: Event,
@@ -49,20 +44,20 @@ pub(super) struct Pool {
 struct Idle {
     /// Each with the time at which it became idle, the oldest first.
     connections: Vec<(Connection, Duration)>,
-    /// For each of [`LIFETIMES`]: whether a task runs that closes connections.
-    is_reaped: [bool; 2],
+    /// Whether a task runs that closes connections.
+    is_reaped: bool,
 }
 
 /// A permit: a request may be under way while this exists.
 #[expect(dead_code, reason = "held for its drop")]
-pub(super) struct Permit(SemaphoreGuardArc, UnderWay);
+pub(super) struct Permit(SemaphoreGuardArc);
 
 impl Pool {
-    pub fn new(traffic: Arc<Traffic>, clock: SharedClock) -> Pool {
+    pub fn new(clock: SharedClock) -> Pool {
         let (in_use, overflow) = (Semaphore::new(POOL_SIZE), Semaphore::new(OVERFLOW));
         let (in_use, overflow) = (Arc::new(in_use), Arc::new(overflow));
         let (returned, dial_slots) = (Event::new(), Arc::new(Semaphore::new(DIALS)));
-        Pool { idle: Mutex::default(), in_use, overflow, traffic, clock, returned, dial_slots }
+        Pool { idle: Mutex::default(), in_use, overflow, clock, returned, dial_slots }
     }
 
     /// Waits until one more request may be under way. May be dropped at any time.
@@ -71,8 +66,7 @@ impl Pool {
             self.clock.sleep(WAIT_FOR_CONNECTION).await;
             self.overflow.acquire_arc().await
         };
-        let place = self.in_use.acquire_arc().or(late).await;
-        Permit(place, self.traffic.begin(self.clock.monotonic()))
+        Permit(self.in_use.acquire_arc().or(late).await)
     }
 
     /// An idle connection that was made with `tls`. Those made with another configuration are
@@ -114,32 +108,26 @@ impl Pool {
         if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE + OVERFLOW {
             idle.connections.push((connection, self.clock.monotonic()));
             self.returned.notify(1.additional());
-            for (at, (others, _)) in LIFETIMES.iter().enumerate() {
-                if idle.connections.len() > *others && !idle.is_reaped[at] {
-                    idle.is_reaped[at] = true;
-                    task::spawn(reap(Arc::downgrade(self), self.clock.clone(), at));
-                }
+            if !idle.is_reaped {
+                idle.is_reaped = true;
+                task::spawn(reap(Arc::downgrade(self), self.clock.clone()));
             }
         }
     }
 }
 
 /// Closes connections that are idle for too long, also while there are no requests. Ends with the
-/// last of them. `at` is an index into [`LIFETIMES`].
-async fn reap(pool: Weak<Pool>, clock: SharedClock, at: usize) {
-    let (others, lifetime) = LIFETIMES[at];
+/// last of them.
+async fn reap(pool: Weak<Pool>, clock: SharedClock) {
     loop {
-        clock.sleep(lifetime).await;
+        clock.sleep(IDLE_LIFETIME).await;
         let Some(pool) = pool.upgrade() else { return };
         let now = clock.monotonic();
         let mut idle = pool.idle.lock();
-        let surplus = idle.connections.len().saturating_sub(others);
-        let is_late = |(_, since): &&(Connection, Duration)| now >= *since + lifetime;
-        let late = idle.connections.iter().take(surplus).take_while(is_late).count();
-        idle.connections.drain(..late);
-        if late == surplus {
-            idle.connections.shrink_to_fit();
-            idle.is_reaped[at] = false;
+        idle.connections.retain(|(_, since)| now < *since + IDLE_LIFETIME);
+        if idle.connections.is_empty() {
+            idle.connections = Vec::new();
+            idle.is_reaped = false;
             return;
         }
     }
@@ -160,7 +148,7 @@ mod tests {
     fn an_idle_connection_is_closed_without_a_request() {
         async_std::task::block_on(async {
             let clock = FakeClock::new(Timestamp::from_secs(0));
-            let pool = Arc::new(Pool::new(Arc::default(), clock.clone()));
+            let pool = Arc::new(Pool::new(clock.clone()));
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let mut server = listener.accept().await.unwrap().0;
@@ -172,38 +160,6 @@ mod tests {
             clock.advance(IDLE_LIFETIME);
             assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
             assert!(pool.take(None).is_none());
-        });
-    }
-
-    #[test]
-    fn connections_of_a_burst_are_closed_sooner_than_the_last_ones() {
-        async_std::task::block_on(async {
-            let clock = FakeClock::new(Timestamp::from_secs(0));
-            let pool = Arc::new(Pool::new(Arc::default(), clock.clone()));
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
-            let [(_, long), (few, short)] = LIFETIMES;
-            let mut servers = Vec::new();
-            for _ in 0..few + 3 {
-                pool.put(plain(TcpStream::connect(address).await.unwrap()));
-                servers.push(listener.accept().await.unwrap().0);
-            }
-            sleepers(&clock, 2).await;
-            clock.advance(short);
-            for server in &mut servers[..3] {
-                assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
-            }
-            assert_eq!(pool.idle.lock().connections.len(), few);
-            sleepers(&clock, 1).await;
-            clock.advance(long - short);
-            for server in &mut servers[3..] {
-                assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
-            }
-            // The connections of the next burst are closed as well.
-            for _ in 0..few + 1 {
-                pool.put(plain(TcpStream::connect(address).await.unwrap()));
-            }
-            sleepers(&clock, 2).await;
         });
     }
 
@@ -222,7 +178,7 @@ mod tests {
     #[test]
     fn requests_under_way_are_bounded() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        let pool = Pool::new(Arc::default(), clock.clone());
+        let pool = Pool::new(clock.clone());
         let mut under_way: Vec<Permit> = (0..POOL_SIZE).map(|_| block_on(pool.permit())).collect();
         // The next one waits, and takes the place of the first to end.
         let mut next = Box::pin(pool.permit());
