@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::DecodeError;
 use super::any::AnyObject;
-use crate::objects::{Encoded, Form, Identity, KnownState, Object};
+use crate::objects::{Encoded, Form, Identity, Object};
 
 type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
 
@@ -16,7 +16,7 @@ pub struct Decoder {
     pub(super) best: Form,
     /// How long the events of a watch are gathered in a storm.
     pub(super) gathered: Duration,
-    decode: fn(&Encoded, KnownState) -> Decoded,
+    decode: fn(&Encoded) -> Decoded,
 }
 
 /// An object that cannot be decoded.
@@ -35,15 +35,13 @@ impl Decoder {
     /// its fields, and decoded from either form.
     pub fn of<T: Object>() -> Decoder {
         let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
-        let decode = |object: &Encoded, known: KnownState| -> Decoded {
-            Ok(Arc::new(T::decode_with(object, known)?))
-        };
+        let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };
         Decoder { best, gathered: T::GATHERED, decode }
     }
 
     /// `resource`: its name in errors.
-    pub(super) fn decode(&self, resource: &str, object: &Encoded, known: KnownState) -> Received {
-        (self.decode)(object, known).map_err(|cause| {
+    pub(super) fn decode(&self, resource: &str, object: &Encoded) -> Received {
+        (self.decode)(object).map_err(|cause| {
             let identity = Identity::of(object);
             let what = match &identity {
                 Some(known) => format!("{resource} {}", known.key()),
@@ -72,7 +70,7 @@ mod tests {
     #[test]
     fn a_decode_error_names_the_object() {
         let decode = |json: &str| {
-            let decoded = Decoder::of::<Pod>().decode("pods", &Encoded::json(json), &|_| None);
+            let decoded = Decoder::of::<Pod>().decode("pods", &Encoded::json(json));
             decoded.map(drop).unwrap_err()
         };
         let json = r#"{"metadata":{"namespace":"a","name":"b","resourceVersion":"7"},"spec":[1]}"#;

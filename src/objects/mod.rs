@@ -144,7 +144,5 @@ pub use views::workload::{PodGroupTemplate, Workload};
 pub(crate) use wire::messages;
 pub use wire::parts::{Bookmark, ListPart, WatchEvent};
 pub use wire::protobuf;
-pub use wire::resource::{
-    DecodeError, Encoded, Form, KnownState, Object, Resource, ResourceType, decode,
-};
+pub use wire::resource::{DecodeError, Encoded, Form, Object, Resource, ResourceType, decode};
 pub(crate) use wire::resource::{from_json, null_as_default, resource};

@@ -88,19 +88,7 @@ pub trait Object: DeserializeOwned + Send + Sync + 'static {
 
     /// The metadata of the object.
     fn meta(&self) -> &Meta;
-
-    /// Decodes an object for a cache. What cannot have changed since its `known` state may be taken
-    /// from that.
-    ///
-    /// # Errors
-    /// When the bytes are not an object of this type.
-    fn decode_with(object: &Encoded, _known: KnownState) -> Result<Self, DecodeError> {
-        object.decode()
-    }
 }
-
-/// Finds the newest known state of an object, of the type that is decoded.
-pub type KnownState<'a> = &'a dyn Fn(&ObjectKey) -> Option<Arc<dyn Any + Send + Sync>>;
 
 /// The encodings of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,10 +153,10 @@ pub fn decode<T: DeserializeOwned>(
 
 /// `resource!(Pod, "", "v1", "pods", namespaced)`: implements [`Resource`] and [`Object`] for a
 /// view with a field `meta`. After a comma, the view's [`Message`]; after another one, for how many
-/// milliseconds its events are gathered in a storm, and its decoder for caches.
+/// milliseconds its events are gathered in a storm.
 macro_rules! resource {
     ($type:ident, $group:literal, $version:literal, $plural:literal, $scope:ident
-        $(, $message:ident $(, $gathered:literal $(, $decode:path)?)?)?) => {
+        $(, $message:ident $(, $gathered:literal)?)?) => {
         impl $crate::objects::Resource for $type {
             const RESOURCE: $crate::objects::ResourceType = $crate::objects::ResourceType::fixed(
                 $group,
@@ -185,14 +173,6 @@ macro_rules! resource {
                 $(
                     const GATHERED: std::time::Duration =
                         std::time::Duration::from_millis($gathered);
-                    $(
-                        fn decode_with(
-                            object: &$crate::objects::Encoded,
-                            known: $crate::objects::KnownState,
-                        ) -> Result<Self, $crate::objects::DecodeError> {
-                            $decode(object, known)
-                        }
-                    )?
                 )?
             )?
 

@@ -3,13 +3,11 @@
 mod spec;
 mod status;
 
-use std::hash::BuildHasher;
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;
 use std::ops::Deref;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use hashbrown::DefaultHashBuilder;
 use serde::Deserialize;
 
 pub(super) use self::spec::{WireAffinity, WireResources, WireSpec, WireTerm, WireVolume, kept};
@@ -18,8 +16,7 @@ use crate::objects::values::intern::Interned;
 use crate::objects::views::pod_quota::QuotaSpec;
 use crate::objects::views::volume_source::VolumeSource;
 use crate::objects::{
-    DecodeError, Encoded, Form, Istr, KnownState, Meta, PodQuota, ResourceList, Timestamp,
-    Toleration, messages, null_as_default, protobuf, resource,
+    Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -133,30 +130,7 @@ pub struct PodStatus {
     pub start_time: Option<Timestamp>,
     /// The bits of the address of a pod with a single IPv4 address. Others are in [`RareFields`].
     ip: Option<NonZeroU32>,
-    encoded: EncodedStatus,
     pub state: Arc<PodState>,
-}
-
-/// A hash of a status in protobuf; 0 for other forms. It is no part of the value.
-#[derive(Clone, Copy, Debug, Default)]
-struct EncodedStatus(u32);
-
-impl PartialEq for EncodedStatus {
-    fn eq(&self, _: &EncodedStatus) -> bool {
-        true
-    }
-}
-
-impl EncodedStatus {
-    fn of(bytes: &[u8]) -> EncodedStatus {
-        static HASHER: LazyLock<DefaultHashBuilder> = LazyLock::new(Default::default);
-        let hash = HASHER.hash_one(bytes);
-        EncodedStatus((((hash >> 32) ^ hash) as u32).max(1))
-    }
-
-    fn is(self, other: EncodedStatus) -> bool {
-        self.0 == other.0
-    }
 }
 
 impl Deref for PodStatus {
@@ -275,69 +249,9 @@ pub enum PodPhase {
 
 // Thousands of pods are created and deleted at a time, and each change costs a sync and a status of
 // its owner and of the owner's owner.
-resource!(Pod, "", "v1", "pods", namespaced, POD, 50, Pod::decode);
+resource!(Pod, "", "v1", "pods", namespaced, POD, 50);
 
 impl Pod {
-    /// Decodes a pod, but not its spec if that is the known one. The beginning and the end of a
-    /// deletion do not change the status, so it is kept while the hash of the encoded one is the same.
-    /// A status that changes during the deletion to one with that hash, which one in four thousand
-    /// million does, is not seen.
-    fn decode(object: &Encoded, known: KnownState) -> Result<Pod, DecodeError> {
-        if object.form != Form::Protobuf {
-            return object.decode();
-        }
-        let [meta, spec, status] = protobuf::parts(&object.bytes)?;
-        let meta: Meta = protobuf::from_slice(&messages::METADATA, meta)
-            .map_err(|error| error.of("metadata"))?;
-        let encoded = EncodedStatus::of(status);
-        let known = known(&meta.key());
-        let known: Option<&Pod> = known.as_deref().and_then(|known| known.downcast_ref());
-        let known = known.filter(|known| known.has_spec_of(&meta));
-        if let Some(known) = known
-            && meta.is_being_deleted()
-            && known.status.encoded.is(encoded)
-        {
-            let Pod { spec, status, rare, .. } = known;
-            let (spec, status, rare) = (spec.clone(), status.clone(), rare.clone());
-            return Ok(Pod { meta, spec, status, rare });
-        }
-        let status: WireStatus = protobuf::from_slice(&messages::POD_STATUS, status)
-            .map_err(|error| error.of("status"))?;
-        let mut rare = RareFields::default();
-        let spec = match known {
-            Some(known) => {
-                rare.hostname = known.hostname().cloned().unwrap_or_default();
-                known.spec.clone()
-            }
-            None => {
-                let spec = protobuf::from_slice(&messages::POD_SPEC, spec);
-                PodSpec::of(spec.map_err(|error| error.of("spec"))?, &mut rare)
-            }
-        };
-        let mut pod = Pod::of(meta, spec, status, rare);
-        pod.status.encoded = encoded;
-        Ok(pod)
-    }
-
-    /// Whether the state with the metadata `other` has the spec of this one. The generation counts
-    /// the beginning of the deletion, and each change of the spec but that of the node.
-    /// Upstream: `updatePodGeneration`, `setPodNodeAndMetadata`, `BeforeDelete`.
-    fn has_spec_of(&self, other: &Meta) -> bool {
-        let Meta { uid, generation, .. } = &self.meta;
-        let begins_to_end = other.is_being_deleted() && !self.meta.is_being_deleted();
-        *uid == other.uid
-            && *generation > 0
-            && *generation + i64::from(begins_to_end) == other.generation
-            && !self.spec.node_name.is_empty()
-    }
-
-    /// `rare`: with the fields of the spec.
-    fn of(meta: Meta, spec: PodSpec, status: WireStatus, mut rare: RareFields) -> Pod {
-        let quota = PodQuota::of(&spec.shape.quota, &status);
-        let status = PodStatus::of(status, &spec.shape.sidecars, quota, &mut rare);
-        Pod { meta, spec, status, rare: (rare != RareFields::default()).then(|| Box::new(rare)) }
-    }
-
     /// The quota usage, from spec and status.
     pub fn quota(&self) -> &PodQuota {
         &self.status.quota
@@ -462,111 +376,23 @@ impl From<WirePod<WireSpec, WireStatus>> for Pod {
     fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
         let mut rare = RareFields::default();
         let spec = PodSpec::of(wire.spec, &mut rare);
-        Pod::of(wire.metadata, spec, wire.status, rare)
+        let quota = PodQuota::of(&spec.shape.quota, &wire.status);
+        let status = PodStatus::of(wire.status, &spec.shape.sidecars, quota, &mut rare);
+        let rare = (rare != RareFields::default()).then(|| Box::new(rare));
+        Pod { meta: wire.metadata, spec, status, rare }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::any::Any;
-
     use super::*;
-    use crate::objects::{ObjectKey, Uid};
+    use crate::objects::{Encoded, protobuf};
 
     /// The size after the two counts of an `Arc`. musl's next larger block has 48 bytes more.
     #[cfg(target_pointer_width = "64")]
     #[test]
     fn a_pod_fits_into_a_block_of_188_bytes() {
         assert!(2 * size_of::<usize>() + size_of::<Pod>() <= 188, "{}", size_of::<Pod>());
-    }
-
-    #[test]
-    fn a_pod_keeps_its_known_spec_until_its_generation_changes() {
-        let envelope = include_bytes!("../../../../fixtures/pod.protobuf");
-        let object = Encoded::protobuf(protobuf::open(envelope).unwrap());
-        let whole: Pod = object.decode().unwrap();
-        assert!(whole.meta.generation > 0 && whole.hostname().is_some());
-        type Change = fn(&mut Pod);
-        let cases: [(&str, Change, bool); 8] = [
-            ("as it is", |_| {}, true),
-            ("another version", |pod| pod.meta.resource_version -= 1, true),
-            ("another pod of that name", |pod| pod.meta.uid = Uid::new("other"), false),
-            ("another generation", |pod| pod.meta.generation -= 1, false),
-            (
-                "not deleted yet",
-                |pod| {
-                    pod.meta.generation -= 1;
-                    pod.meta.deletion_timestamp = None;
-                },
-                true,
-            ),
-            ("changed when it was deleted", |pod| pod.meta.deletion_timestamp = None, false),
-            ("no node yet", |pod| pod.spec.node_name = Istr::default(), false),
-            ("of another type", |_| {}, false),
-        ];
-        for (name, change, is_kept) in cases {
-            // A status that differs, and a spec that shows where it is from.
-            let mut known = Pod { status: PodStatus::default(), ..whole.clone() };
-            known.spec.shape = Interned::default();
-            change(&mut known);
-            let known: Arc<dyn Any + Send + Sync> = match name {
-                "of another type" => Arc::new(()),
-                _ => Arc::new(known),
-            };
-            let find = |key: &ObjectKey| (*key == whole.meta.key()).then(|| known.clone());
-            let mut pod = Pod::decode(&object, &find).unwrap();
-            assert_eq!(*pod.spec.shape == PodShape::default(), is_kept, "{name}");
-            let shape = whole.spec.shape.clone();
-            if is_kept {
-                // Sidecars and requests are the shape's.
-                pod = Pod { status: whole.status.clone(), rare: whole.rare.clone(), ..pod };
-                pod.spec.shape = shape;
-            }
-            assert_eq!(pod, whole, "{name}");
-        }
-        assert_eq!(Pod::decode(&object, &|_| None).unwrap(), whole, "nothing is known");
-        let known: Arc<dyn Any + Send + Sync> = Arc::new(whole.clone());
-        let pod = Pod::decode(&object, &|_| Some(known.clone())).unwrap();
-        assert_eq!(pod, whole, "its status is computed with the known spec");
-    }
-
-    #[test]
-    fn a_pod_that_is_being_deleted_keeps_an_equal_status() {
-        let message = |generation: u8, is_deleted: bool, phase: &str| {
-            let mut meta = [b"\x0a\x01a\x2a\x01u\x38", &[generation][..]].concat();
-            if is_deleted {
-                meta.extend(b"\x4a\x06\x08\x80\xf2\xd6\xca\x06");
-            }
-            let field = |tag: u8, value: &[u8]| [&[tag, value.len() as u8], value].concat();
-            let address = |ip: &[u8]| field(0x62, &field(0x0a, ip));
-            let status = field(0x0a, phase.as_bytes());
-            let status = [status, address(b"10.0.0.1"), address(b"fd00::1")].concat();
-            let parts = [field(0x0a, &meta), field(0x12, b"\x52\x01n"), field(0x1a, &status)];
-            Encoded::protobuf(parts.concat())
-        };
-        let decode = |object: &Encoded| Pod::decode(object, &|_| None).unwrap();
-        let alive = decode(&message(1, false, "Running"));
-        let deleted = decode(&message(2, true, "Running"));
-        let in_json = Pod { status: PodStatus::default(), ..deleted.clone() };
-        for (name, known, generation, is_deleted, phase, is_kept) in [
-            ("begins", &alive, 2, true, "Running", true),
-            ("ends", &deleted, 2, true, "Running", true),
-            ("has ended", &deleted, 2, true, "Failed", false),
-            ("lives", &alive, 1, false, "Running", false),
-            ("has another spec", &alive, 3, true, "Running", false),
-            ("was in JSON", &in_json, 2, true, "Running", false),
-        ] {
-            // A state that shows where it is from.
-            let mut known = known.clone();
-            known.status.state = PodState { evicted: true, ..PodState::default() }.shared();
-            let known: Arc<dyn Any + Send + Sync> = Arc::new(known);
-            let object = message(generation, is_deleted, phase);
-            let pod = Pod::decode(&object, &|_| Some(known.clone())).unwrap();
-            assert_eq!(pod.status.evicted, is_kept, "{name}");
-            let whole = Pod { status: pod.status.clone(), ..object.decode().unwrap() };
-            assert_eq!((pod.ips().count(), &pod), (2, &whole), "{name}");
-            assert!(is_kept || pod == decode(&object), "{name}");
-        }
     }
 
     #[test]
@@ -580,19 +406,10 @@ mod tests {
             (b"\x12\x02\x50\x01", "a number in place of the node's name"),
         ] {
             let object = Encoded::protobuf(bytes);
-            let (decoded, whole) = (Pod::decode(&object, &|_| None), object.decode::<Pod>());
-            assert!(decoded.is_err() && whole.is_err(), "{why}");
+            assert!(object.decode::<Pod>().is_err(), "{why}");
         }
         let object = Encoded::protobuf(&b"\x12\x02\x50\x01"[..]);
-        let error = Pod::decode(&object, &|_| None).unwrap_err().to_string();
+        let error = object.decode::<Pod>().unwrap_err().to_string();
         assert!(error.contains("spec: nodeName: "), "{error}");
-    }
-
-    #[test]
-    fn a_pod_in_json_is_decoded_whole() {
-        let json = include_bytes!("../../../../fixtures/pod.json");
-        let object = Encoded::json(&json[..]);
-        let pod = Pod::decode(&object, &|_| panic!("asked for the known state")).unwrap();
-        assert_eq!(pod, object.decode().unwrap());
     }
 }

@@ -8,8 +8,8 @@ use serde::de::IgnoredAny;
 
 use super::spec::WireResources;
 use super::{
-    EncodedStatus, PodCondition, PodPhase, PodState, PodStatus, RareFields, RareStatus,
-    ResourceClaimStatus, Sidecar, Terminated,
+    PodCondition, PodPhase, PodState, PodStatus, RareFields, RareStatus, ResourceClaimStatus,
+    Sidecar, Terminated,
 };
 use crate::lookup::Lookup;
 use crate::objects::values::intern::shared;
@@ -180,7 +180,7 @@ impl PodStatus {
             quota,
         };
         let (start_time, state) = (status.start_time, state.shared());
-        PodStatus { ready_changed, start_time, ip, encoded: EncodedStatus::default(), state }
+        PodStatus { ready_changed, start_time, ip, state }
     }
 }
 
