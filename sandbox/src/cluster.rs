@@ -188,56 +188,22 @@ impl Drop for Manager {
 /// The first argument with which the sandbox's binary runs as a controller manager.
 pub const EMBEDDED: &str = "kube-controller-manager";
 
-/// The floor of a load: what stands below every manager (`load::floor`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Floor {
-    /// Writes each status once when the pods exist and once when they are ready.
-    Bare,
-    /// Also writes a status that has been wrong for two seconds.
-    Fresh,
-}
-
-impl Floor {
-    pub const ALL: [Floor; 2] = [Floor::Bare, Floor::Fresh];
-
-    /// The first argument with which the sandbox's binary runs as this floor.
-    pub const fn argument(self) -> &'static str {
-        match self {
-            Floor::Bare => "load-floor",
-            Floor::Fresh => "load-fresh-floor",
-        }
-    }
-}
-
-impl fmt::Display for Floor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Floor::Bare => "floor",
-            Floor::Fresh => "fresh floor",
-        })
-    }
-}
-
 /// The controller manager to run.
 #[derive(Clone)]
 pub enum ManagerProgram {
     /// This binary itself, called with [`EMBEDDED`] as its first argument.
     Embedded,
-    /// This binary as a floor.
-    Floor(Floor),
     Path(PathBuf),
 }
 
 impl ManagerProgram {
     /// How it is started, outside any cgroup of its own.
     pub fn launch(&self) -> std::io::Result<Launch> {
-        let own = |argument| {
-            let path = std::env::current_exe()?;
-            Ok(Launch { path, argument: Some(argument), processes: None })
-        };
         match self {
-            ManagerProgram::Embedded => own(EMBEDDED),
-            ManagerProgram::Floor(floor) => own(floor.argument()),
+            ManagerProgram::Embedded => {
+                let path = std::env::current_exe()?;
+                Ok(Launch { path, argument: Some(EMBEDDED), processes: None })
+            }
             ManagerProgram::Path(path) => {
                 Ok(Launch { path: path.clone(), argument: None, processes: None })
             }
@@ -249,7 +215,6 @@ impl fmt::Display for ManagerProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ManagerProgram::Embedded => f.write_str("embedded"),
-            ManagerProgram::Floor(floor) => floor.fmt(f),
             ManagerProgram::Path(path) => write!(f, "{}", path.display()),
         }
     }

@@ -14,12 +14,10 @@ use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
-use sandbox::cluster::{EMBEDDED, Floor, ManagerProgram, administrator};
+use sandbox::cluster::{EMBEDDED, ManagerProgram, administrator};
 use sandbox::demo::Demo;
 use sandbox::lesson::{Lesson, Part, Screen};
-use sandbox::load::{
-    self, Bytes, Density, Latency, Load, Nodes, Outage, Size, SmallestLimit, floor,
-};
+use sandbox::load::{self, Bytes, Density, Latency, Load, Nodes, Outage, Size, SmallestLimit};
 use sandbox::nodes::{NodeOptions, StandIns};
 use sandbox::soak::Soak;
 use serde::Serialize;
@@ -62,10 +60,6 @@ struct Args {
     /// smallest limit that holds (smallest)
     #[argh(option)]
     memory_limit: Option<MemoryLimit>,
-    /// with --load: run the floors first, which do what every manager has to do, and print the
-    /// manager's CPU as a ratio of theirs
-    #[argh(switch)]
-    floor: bool,
     /// measure this number of managers at rest, each beside an empty API server of its own
     #[argh(option)]
     density: Option<usize>,
@@ -127,7 +121,6 @@ impl Args {
             () if self.memory_limit.is_some() && !is_of_workloads => {
                 Err("--memory-limit: needs --load with Deployments, Jobs, claims or a scale")
             }
-            () if self.floor && !is_of_workloads => Err("--floor: needs --load with Deployments"),
             () if self.part.is_some() && !self.lesson => Err("--part: needs --lesson"),
             () if self.seed.is_some() && self.soak.is_none() => Err("--seed: needs --soak"),
             () if self.real_server.is_some() && self.soak.is_none() => {
@@ -177,11 +170,6 @@ fn main() -> ExitCode {
     let mut args = std::env::args().skip(1).peekable();
     if args.next_if(|first| first == EMBEDDED).is_some() {
         return manager(&args.collect::<Vec<String>>());
-    }
-    for kind in Floor::ALL {
-        if args.next_if(|first| first == kind.argument()).is_some() {
-            return floor::run(kind, &args.collect::<Vec<String>>());
-        }
     }
     let args: Args = argh::from_env();
     if let Err(fault) = args.check() {
@@ -300,7 +288,6 @@ fn main() -> ExitCode {
                 Some(MemoryLimit::Of(limit)) => Some(limit),
                 Some(MemoryLimit::Smallest) | None => None,
             },
-            floor: args.floor,
             quiet: load::QUIET,
             patience,
         };

@@ -2,7 +2,6 @@
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::DecodeError;
 use super::any::AnyObject;
@@ -14,8 +13,6 @@ type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
 #[derive(Clone, Copy)]
 pub struct Decoder {
     pub(super) best: Form,
-    /// How long the events of a watch are gathered in a storm.
-    pub(super) gathered: Duration,
     decode: fn(&Encoded) -> Decoded,
 }
 
@@ -36,7 +33,7 @@ impl Decoder {
     pub fn of<T: Object>() -> Decoder {
         let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
         let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };
-        Decoder { best, gathered: T::GATHERED, decode }
+        Decoder { best, decode }
     }
 
     /// `resource`: its name in errors.

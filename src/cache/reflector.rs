@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::future::{poll_once, yield_now};
+use futures_lite::future::yield_now;
 use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
 use log::Level;
@@ -21,8 +21,7 @@ use super::source::{BoxFuture, ListRequest, Scope, Source, WatchRequest};
 use super::time_slice::TimeSlice;
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
-use crate::objects::{Bookmark, Encoded, KnownState, ListPart, WatchEvent};
-use crate::storm::Storm;
+use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent};
 use crate::task::panics;
 use crate::trace;
 
@@ -34,9 +33,6 @@ fn level_of(error: &Error) -> Level {
         _ => Level::Error,
     }
 }
-
-/// For objects of a list and new ones, which are decoded whole.
-const NOTHING_KNOWN: KnownState = &|_| None;
 
 /// Items a page. Upstream: `pager.defaultPageSize`.
 const PAGE_SIZE: u32 = 500;
@@ -105,8 +101,6 @@ pub struct Reflector {
     /// send all objects at once.
     paginated: bool,
     slice: TimeSlice,
-    /// Whether many of the watch's events arrive at once.
-    storm: Storm,
 }
 
 /// An open watch, and the time at which its connection counts as dead.
@@ -148,7 +142,6 @@ impl Reflector {
             outages,
             paginated: false,
             slice,
-            storm: Storm::default(),
         }
     }
 
@@ -293,11 +286,11 @@ impl Reflector {
     }
 
     /// `event`: the server's name for it, for the trace.
-    fn decode(&self, object: &Encoded, event: &str, known: KnownState) -> Received {
+    fn decode(&self, object: &Encoded, event: &str) -> Received {
         self.progress.received();
         panics::at(|| format!("reflector of {}", self.name));
         let began = trace::is_on().then(|| self.clock.monotonic());
-        let decoded = self.decoder.decode(&self.name, object, known);
+        let decoded = self.decoder.decode(&self.name, object);
         match (&decoded, began) {
             (Ok(decoded), Some(began)) => {
                 let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
@@ -314,14 +307,13 @@ impl Reflector {
     }
 
     fn decode_event(&self, event: WatchEvent<Encoded>) -> WatchEvent<Received> {
-        let last_state: KnownState = &|key| Some(self.store.known(key)?);
-        let (name, known) = match &event {
-            WatchEvent::Added(_) => ("added", NOTHING_KNOWN),
-            WatchEvent::Modified(_) => ("modified", last_state),
-            WatchEvent::Deleted(_) => ("deleted", last_state),
-            WatchEvent::Bookmark(_) => ("bookmark", NOTHING_KNOWN),
+        let name = match &event {
+            WatchEvent::Added(_) => "added",
+            WatchEvent::Modified(_) => "modified",
+            WatchEvent::Deleted(_) => "deleted",
+            WatchEvent::Bookmark(_) => "bookmark",
         };
-        event.map(|object| self.decode(&object, name, known))
+        event.map(|object| self.decode(&object, name))
     }
 
     fn replace_item(&mut self, object: Received) {
@@ -527,7 +519,7 @@ impl Reflector {
             let began = self.slice.begin_item();
             match part? {
                 ListPart::Item(object) => {
-                    let object = self.decode(&object, "listed", NOTHING_KNOWN);
+                    let object = self.decode(&object, "listed");
                     self.replace_item(object);
                 }
                 ListPart::End { resource_version, continue_token } => {
@@ -560,7 +552,7 @@ impl Reflector {
             },
         };
         let (mut silent, mut broke) = (true, false);
-        while let Some(event) = self.next(&mut open).await {
+        while let Some(event) = open.next().await {
             let began = self.slice.begin_item();
             let version = match event.and_then(|event| self.apply(self.decode_event(event))) {
                 Ok(version) => version,
@@ -612,25 +604,6 @@ impl Reflector {
         };
         self.written = self.written.max(version);
         Ok(version)
-    }
-
-    /// The next event. In a storm events are gathered: a wake-up costs more than an event, and a
-    /// sync that sees several changes writes one status.
-    async fn next(&mut self, open: &mut Open) -> Option<Result<WatchEvent<Encoded>, Error>> {
-        if self.decoder.gathered.is_zero() {
-            return open.next().await;
-        }
-        let event = match poll_once(open.next()).await {
-            Some(event) => event,
-            None => {
-                if self.storm.is_on(self.clock.monotonic()) {
-                    self.clock.sleep(self.decoder.gathered).await;
-                }
-                open.next().await
-            }
-        };
-        self.storm.count(self.clock.monotonic(), 1);
-        event
     }
 
     fn ended(&self, begun: Duration, silent: bool) -> Outcome {

@@ -1,5 +1,5 @@
-//! The loads of the sandbox, in small sizes: a memory limit, many managers, a spread cluster, and
-//! the floor.
+//! The loads of the sandbox, in small sizes: a memory limit, many managers, and a spread
+//! cluster.
 
 use std::time::Duration;
 
@@ -9,8 +9,7 @@ use kube_controller_manager::objects::{
 };
 use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
-use sandbox::cluster::Floor;
-use sandbox::load::{Density, Load, Report, Row, SmallestLimit, floor};
+use sandbox::load::{Density, Load, Report, Row, SmallestLimit};
 use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
 
@@ -28,7 +27,6 @@ fn load(folder: &Folder, size: &str) -> Load {
         manager_flags: Vec::new(),
         pages: false,
         limit: None,
-        floor: false,
         quiet: Duration::from_secs(1),
         patience: PATIENCE,
     }
@@ -137,68 +135,4 @@ fn a_load_is_spread_over_namespaces_with_services_and_jobs() {
     let deletions = &deleted.requests.as_ref().expect("counted")["deletecollection"];
     assert!(deletions.requests > 0, "{report}");
     assert!(report.to_string().contains("of CPU a pod"), "{report}");
-}
-
-#[test]
-fn each_floor_makes_a_load_and_empties_its_namespace() {
-    for kind in Floor::ALL {
-        Env::run(kind.argument(), async |env| floor_of(kind, env).await);
-    }
-}
-
-async fn floor_of(kind: Floor, env: &Env) {
-    let stop = StopToken::new();
-    let administrator = env.kubeconfig.with_file_name("kubeconfig");
-    let mut config = Config::from_kubeconfig(&administrator, None, None).unwrap();
-    config.qps = -1.0;
-    let floor = task::spawn(floor::serve(kind, config, stop.clone()));
-    let namespace =
-        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "load" } });
-    env.client.create::<Namespace>("", &namespace).await.expect("created");
-    let account = json!({ "metadata": { "name": "default" } });
-    let _: Value = env
-        .client
-        .resource(&ServiceAccount::RESOURCE)
-        .create("load", &account)
-        .await
-        .expect("created");
-    let deployment = json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "app" },
-        "spec": {
-            "replicas": 3, "selector": { "matchLabels": { "app": "a" } },
-            "template": {
-                "metadata": { "labels": { "app": "a" } },
-                "spec": { "containers": [{ "name": "main", "image": "image" }] },
-            },
-        },
-    });
-    env.client.create::<Deployment>("load", &deployment).await.expect("created");
-    let key = ObjectKey::new("load", "app");
-    eventually(&env.clock, "three pods are ready", || async {
-        let deployment: Deployment = env.client.get(&key).await.unwrap();
-        let status = deployment.status;
-        match (status.replicas, status.available_replicas) {
-            (Some(3), Some(3)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
-    let all = Default::default();
-    let pods: Vec<Pod> = env.client.list(Some("load"), &all).await.unwrap();
-    let sets: Vec<ReplicaSet> = env.client.list(Some("load"), &all).await.unwrap();
-    assert_eq!((pods.len(), sets.len()), (3, 1));
-    assert_eq!(sets[0].status.ready_replicas, 3);
-    let namespace = ObjectKey::cluster("load");
-    env.client.delete::<Namespace>(&namespace, Delete::new()).await.unwrap();
-    eventually(&env.clock, "the namespace is gone", || async {
-        match env.client.get::<Namespace>(&namespace).await {
-            Err(error) if error.is_not_found() => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
-    let pods: Vec<Pod> = env.client.list(Some("load"), &all).await.unwrap();
-    assert_eq!(pods.len(), 0);
-    stop.stop();
-    floor.await.expect("no watch has ended");
 }

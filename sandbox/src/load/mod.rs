@@ -8,7 +8,6 @@ mod claims;
 mod cleanup;
 mod density;
 mod deployments;
-pub mod floor;
 mod latency;
 mod manager_process;
 mod measure;
@@ -42,7 +41,7 @@ use self::server::Server;
 pub use self::size::{Nodes, Size};
 pub use self::smallest::{SmallestLimit, SmallestReport};
 use self::spread::Seen;
-use crate::cluster::{Floor, ManagerProgram};
+use crate::cluster::ManagerProgram;
 use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
 use crate::server::SandboxOptions;
@@ -83,10 +82,6 @@ pub struct Load {
     pub pages: bool,
     /// The limit of the manager's memory cgroup.
     pub limit: Option<Bytes>,
-    /// Whether the phases of the Deployments run with each floor in the manager's place first. Each has
-    /// an embedded API server of its own, since one that has served a load before is slower; with a
-    /// `kubeconfig` all use that server.
-    pub floor: bool,
     /// How long a manager must be quiet to count as settled.
     pub quiet: Duration,
     /// How long a phase may take.
@@ -115,18 +110,8 @@ impl Load {
             let limited = Some(Limited::new(limit, Some(why)));
             return Ok(Report { limit: limited, ..self.report() });
         }
-        let mut rows = Vec::new();
-        for floor in Floor::ALL.into_iter().filter(|_| self.floor) {
-            let manager = ManagerProgram::Floor(floor);
-            let load = Load { manager, pages: false, limit: None, ..self.clone() };
-            let mut run = Run::start(load, stop.clone()).await?;
-            run.prefix = report::prefix(floor);
-            let ended = run.floor_phases().await;
-            rows.append(&mut run.stop(ended).await?.rows);
-        }
         let (config_maps, idle) = (self.config_maps, self.idle);
         let mut run = Run::start(self, stop).await?;
-        run.report.rows = rows;
         let ended = run.phases(config_maps, idle).await;
         run.stop(ended).await
     }
@@ -161,8 +146,6 @@ struct Run {
     /// The number of managers started so far.
     started: usize,
     stop: StopToken,
-    /// Begins the names of the rows.
-    prefix: String,
     /// The phase that runs.
     now: String,
     report: Report,
@@ -204,20 +187,9 @@ impl Run {
             started: 0,
             stop,
             server,
-            prefix: String::new(),
             now: String::new(),
             report,
         })
-    }
-
-    async fn floor_phases(&mut self) -> Result<()> {
-        self.create_namespace(NAMESPACE).await?;
-        let mut manager = self.start_manager()?;
-        self.first_write(&mut manager).await?;
-        self.fill(&mut manager).await?;
-        self.phase("deletion of the namespace");
-        self.delete_namespace(&mut manager).await?;
-        self.end(manager).await
     }
 
     async fn phases(&mut self, config_maps: usize, idle: Duration) -> Result<()> {
@@ -283,22 +255,15 @@ impl Run {
     }
 
     fn phase(&mut self, name: &str) {
-        self.now = format!("{}{name}", self.prefix);
+        self.now = name.to_owned();
         report::announce(&self.clock, &self.now);
     }
 
     fn start_manager(&mut self) -> Result<ManagerProcess> {
         self.started += 1;
         let program = &self.program;
-        let name = match program {
-            ManagerProgram::Floor(floor) => floor.to_string().replace(' ', "-"),
-            _ => format!("manager-{}", self.started),
-        };
-        let kubeconfig = match program {
-            // It has no accounts of controllers, so it needs the rights of all.
-            ManagerProgram::Floor(_) => self.server.administrator(),
-            _ => self.server.kubeconfig(),
-        };
+        let name = format!("manager-{}", self.started);
+        let kubeconfig = self.server.kubeconfig();
         match self.memory {
             Memory::Here => ManagerProcess::start(program, &kubeconfig, &name, &self.flags),
             Memory::Apart(limit) => {
@@ -351,8 +316,7 @@ impl Run {
 
     fn figures(&self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<Row> {
         let (now, traffic) = (self.clock.monotonic(), self.server.traffic());
-        let phase = format!("{}{phase}", self.prefix);
-        Ok(since.row(&phase, now, &manager.process, traffic)?)
+        Ok(since.row(phase, now, &manager.process, traffic)?)
     }
 
     /// Creates a namespace in which pods can be created at once.

@@ -12,7 +12,6 @@ use super::cgroup::{Bytes, Counts};
 use super::queues::QueueTimes;
 use super::size::Size;
 use crate::api::traffic::Count;
-use crate::cluster::Floor;
 
 /// Logs the beginning of a phase, with the seconds since the first one began.
 pub fn announce(clock: &SharedClock, phase: &str) {
@@ -135,32 +134,6 @@ impl Report {
         }
         Ok(())
     }
-
-    /// The manager's CPU as a ratio of that of each floor.
-    fn write_ratios(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (floor, below) in
-            Floor::ALL.iter().flat_map(|&floor| self.rows.iter().map(move |row| (floor, row)))
-        {
-            let Some(phase) = below.phase.strip_prefix(&prefix(floor)) else { continue };
-            let Some(row) = self.row(phase) else { continue };
-            let (ours, least) = (row.cpu_seconds, below.cpu_seconds);
-            // Settling is rest, and what takes a few ticks of the clock has no ratio.
-            if phase.starts_with("settled") || least < LEAST_SECONDS {
-                continue;
-            }
-            let ratio = ours / least;
-            writeln!(f, "{phase}: {ours:.2} s of CPU, {ratio:.2} of the {floor}'s {least:.2} s")?;
-        }
-        Ok(())
-    }
-}
-
-/// A floor's CPU from which a ratio means something: ten ticks of the kernel's clock.
-const LEAST_SECONDS: f64 = 0.1;
-
-/// Begins the names of a floor's phases.
-pub fn prefix(floor: Floor) -> String {
-    format!("{floor}: ")
 }
 
 impl fmt::Display for Report {
@@ -195,7 +168,7 @@ impl fmt::Display for Report {
         if self.size.is_spread() {
             self.write_costs(f)?;
         }
-        self.write_ratios(f)
+        Ok(())
     }
 }
 
@@ -262,28 +235,6 @@ pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ratios_are_of_phases_with_work() {
-        let row = |phase: &str, cpu_seconds| Row {
-            phase: phase.to_owned(),
-            cpu_seconds,
-            ..Row::default()
-        };
-        let mut rows = Vec::new();
-        for (phase, floor, ours) in
-            [("made", 1.0, 1.5), ("ready", 0.0, 0.3), ("settled, full", 2.0, 3.0)]
-        {
-            rows.push(row(&format!("{}{phase}", prefix(Floor::Bare)), floor));
-            rows.push(row(&format!("{}{phase}", prefix(Floor::Fresh)), floor + 0.25));
-            rows.push(row(phase, ours));
-        }
-        let text = Report { rows, ..Report::default() }.to_string();
-        let ratios = "made: 1.50 s of CPU, 1.50 of the floor's 1.00 s\n\
-                      made: 1.50 s of CPU, 1.20 of the fresh floor's 1.25 s\n\
-                      ready: 0.30 s of CPU, 1.20 of the fresh floor's 0.25 s\n";
-        assert!(text.ends_with(&format!("\n{ratios}")), "{text}");
-    }
 
     #[test]
     fn the_table_shows_what_each_phase_added() {

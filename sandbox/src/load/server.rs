@@ -51,14 +51,6 @@ impl Server {
         }
     }
 
-    /// For an administrator.
-    pub fn administrator(&self) -> PathBuf {
-        match self {
-            Server::Embedded(cluster) => cluster.kubeconfig(),
-            Server::Elsewhere { kubeconfig, .. } => kubeconfig.clone(),
-        }
-    }
-
     /// The requests of the managers so far.
     pub fn traffic(&self) -> Requests {
         Some(self.sandbox()?.traffic().of(PROGRAM))

@@ -686,48 +686,6 @@ fn an_informer_runs_once_and_takes_no_handler_after_its_end() {
     assert!(!registration.has_synced() && block_on(heard.recv()).is_err());
 }
 
-#[test]
-fn a_lone_event_passes_at_once_and_a_storm_gathers() {
-    let (script, clock) = (Script::new(), FakeClock::new(Timestamp::from_micros(0)));
-    let scope = Scope::all(Pod::RESOURCE);
-    let informer = SharedIndexInformer::<Pod>::new(script.clone(), scope, clock.clone());
-    let feed = script.watch(initial(&[json("", "a", 1)], 1));
-    let (recording, heard) = RecordingHandler::new();
-    informer.add_handler("recording", recording, None);
-    let stop = StopToken::new();
-    block_on(zip(informer.run(stop.clone()), async {
-        let change =
-            |version| feed.try_send(Ok(WatchEvent::Modified(json("", "a", version)))).unwrap();
-        assert_eq!(hear(&heard, 1).await, "+a@1!");
-        // The clock stands still, so what waits for it is not heard.
-        for version in 2..500 {
-            change(version);
-            assert_eq!(hear(&heard, 1).await, format!("~a@{}>{version}", version - 1));
-        }
-        (500..2_000).for_each(change);
-        hear(&heard, 1_500).await;
-        // The watch has been drained, and waits.
-        while clock.sleepers() < 2 {
-            yield_now().await;
-        }
-        change(2_000);
-        change(2_001);
-        for _ in 0..64 {
-            yield_now().await;
-        }
-        assert!(heard.is_empty(), "now they gather");
-        clock.advance(Pod::GATHERED);
-        assert_eq!(hear(&heard, 2).await, "~a@1999>2000 ~a@2000>2001");
-        // Seconds of silence end the storm, also for the wait that it has begun.
-        clock.advance(Duration::from_secs(10));
-        for version in 2_002..2_010 {
-            change(version);
-            assert_eq!(hear(&heard, 1).await, format!("~a@{}>{version}", version - 1));
-        }
-        stop.stop();
-    }));
-}
-
 /// After a restored backup an equal version may be another state.
 #[test]
 fn versions_that_go_back_are_listed_and_nothing_known_counts() {

@@ -20,5 +20,4 @@ pub struct LeaseSpec {
     pub renew_time: Option<Timestamp>,
 }
 
-// In a large cluster hundreds of renewals come each second, and are read every few seconds.
-resource!(Lease, "coordination.k8s.io", "v1", "leases", namespaced, LEASE, 250);
+resource!(Lease, "coordination.k8s.io", "v1", "leases", namespaced, LEASE);

@@ -2,17 +2,14 @@
 
 #![warn(missing_docs)]
 
-use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 
 use crate::buffer_pool;
+use crate::objects::Meta;
 use crate::objects::wire::protobuf::{self, Message};
-use crate::objects::{Meta, ObjectKey};
 
 /// A served resource: the parts of its paths and its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,8 +80,6 @@ pub trait Resource: Send + Sync + 'static {
 pub trait Object: DeserializeOwned + Send + Sync + 'static {
     /// The fields' numbers in protobuf; `None`: the object is read only from JSON.
     const MESSAGE: Option<&'static Message> = None;
-    /// How long the events of a watch are gathered in a storm. Zero: each is handled immediately.
-    const GATHERED: Duration = Duration::ZERO;
 
     /// The metadata of the object.
     fn meta(&self) -> &Meta;
@@ -152,11 +147,10 @@ pub fn decode<T: DeserializeOwned>(
 }
 
 /// `resource!(Pod, "", "v1", "pods", namespaced)`: implements [`Resource`] and [`Object`] for a
-/// view with a field `meta`. After a comma, the view's [`Message`]; after another one, for how many
-/// milliseconds its events are gathered in a storm.
+/// view with a field `meta`. After a comma, the view's [`Message`].
 macro_rules! resource {
     ($type:ident, $group:literal, $version:literal, $plural:literal, $scope:ident
-        $(, $message:ident $(, $gathered:literal)?)?) => {
+        $(, $message:ident)?) => {
         impl $crate::objects::Resource for $type {
             const RESOURCE: $crate::objects::ResourceType = $crate::objects::ResourceType::fixed(
                 $group,
@@ -170,10 +164,6 @@ macro_rules! resource {
             $(
                 const MESSAGE: Option<&'static $crate::objects::protobuf::Message> =
                     Some(&$crate::objects::messages::$message);
-                $(
-                    const GATHERED: std::time::Duration =
-                        std::time::Duration::from_millis($gathered);
-                )?
             )?
 
             fn meta(&self) -> &$crate::objects::Meta {

@@ -13,7 +13,6 @@ mod sets;
 mod status;
 mod sync;
 mod template;
-mod wake;
 
 use std::sync::Arc;
 
@@ -55,9 +54,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         counts_terminating: c.feature("DeploymentReplicaSetTerminatingReplicas"),
     });
     c.watch(&deployments, &queue, keys::of_object());
-    c.watch(&replica_sets, &queue, wake::by_replica_set(deployments.clone()));
-    let by_pod = wake::by_pod(deployments, replica_sets, pods.clone());
-    c.watch(&pods, &queue, by_pod);
+    let owned = keys::of_controller(&deployments)
+        .or_matching_orphans(|it: &Deployment| Selector::try_from(it.spec.selector.as_ref()));
+    c.watch(&replica_sets, &queue, owned.mapper());
+    c.watch(&pods, &queue, recreate::by_last_pod(deployments, replica_sets, pods.clone()));
     c.sync(queue, &this, DeploymentController::sync);
     Ok(())
 }

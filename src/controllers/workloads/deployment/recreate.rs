@@ -5,9 +5,34 @@ use std::sync::Arc;
 use super::DeploymentController;
 use super::sets::{Owned, Sets};
 use super::status::is_complete;
-use crate::controllers::workloads::ref_manager::owned_pods;
-use crate::controllers::{Error, SyncResult};
-use crate::objects::{Deployment, Pod, ReplicaSet};
+use crate::cache::Lister;
+use crate::controllers::workloads::ref_manager::{owned, owned_pods};
+use crate::controllers::{Change, Error, Mapper, SyncResult, keys};
+use crate::objects::{Deployment, ObjectKey, Pod, ReplicaSet};
+
+/// The deletion of the last pod queues a Deployment that recreates: it waits for that.
+/// Upstream: `deletePod`.
+pub(super) fn by_last_pod(
+    deployments: Lister<Deployment>,
+    replica_sets: Lister<ReplicaSet>,
+    pods: Lister<Pod>,
+) -> impl Mapper<Pod, ObjectKey> {
+    move |change, queue| {
+        let Change::Deleted(gone) = change else { return };
+        let pod = gone.object();
+        let deployment = pod.meta.controller().and_then(|owner| {
+            let set = keys::resolve(&replica_sets, &pod.meta.namespace, owner)?;
+            keys::resolve(&deployments, &set.meta.namespace, set.meta.controller()?)
+        });
+        let Some(deployment) = deployment.filter(|it| it.spec.strategy.r#type == "Recreate") else {
+            return;
+        };
+        let sets = owned(&replica_sets, &deployment.meta);
+        if sets.iter().all(|set| owned_pods::<ReplicaSet>(&pods, &set.meta).is_empty()) {
+            queue.add(deployment.meta.key());
+        }
+    }
+}
 
 impl DeploymentController {
     /// Upstream: `rolloutRecreate`.

@@ -247,9 +247,7 @@ pub enum PodPhase {
     Unknown,
 }
 
-// Thousands of pods are created and deleted at a time, and each change costs a sync and a status of
-// its owner and of the owner's owner.
-resource!(Pod, "", "v1", "pods", namespaced, POD, 50);
+resource!(Pod, "", "v1", "pods", namespaced, POD);
 
 impl Pod {
     /// The quota usage, from spec and status.
