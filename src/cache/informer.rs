@@ -187,7 +187,6 @@ impl Informer {
         loop {
             let work = zip(reflector.run(), self.process());
             let Err(message) = caught(work).await else { return };
-            self.processor.lock().flush();
             let now = self.clock.monotonic();
             panics.retain(|at| now.saturating_sub(*at) < PANIC_PERIOD);
             panics.push(now);
@@ -218,13 +217,12 @@ impl Informer {
                 self.synced.open();
                 log::debug!("{}: synced, {} objects", self.name, self.indexer.len());
             }
-            let is_over = popped == Popped::Processed && slice.end_item(began);
-            if is_over || popped != Popped::Processed {
-                self.processor.lock().flush();
-            }
             match popped {
-                Popped::Processed if is_over => yield_now().await,
-                Popped::Processed => {}
+                Popped::Processed => {
+                    if slice.end_item(began) {
+                        yield_now().await;
+                    }
+                }
                 Popped::Empty => match self.next_resync(&mut timer) {
                     None => changed.await,
                     Some(sleep) => {

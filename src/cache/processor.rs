@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -37,20 +36,8 @@ pub enum Event {
 #[derive(Clone)]
 enum Notification {
     Event(Event),
-    /// Several events in their order; all handlers share one copy.
-    Events(Arc<[Event]>),
     /// The first list is processed to its end.
     Synced,
-}
-
-impl Notification {
-    /// The number of its events; `Synced` counts as one.
-    fn len(&self) -> usize {
-        match self {
-            Notification::Events(events) => events.len(),
-            Notification::Event(_) | Notification::Synced => 1,
-        }
-    }
 }
 
 /// A handler of objects of any kind.
@@ -59,8 +46,7 @@ pub trait AnyHandler: Send {
 }
 
 /// The handlers of one informer. While [`Processor::lock`] is held, no handler is added and no
-/// event is sent: the cache changes, and its events are gathered, under one lock. They are sent by
-/// [`Listeners::flush`], together: to send an event costs more than most handlers do with it.
+/// event is sent: the cache changes, and its events are sent, under one lock.
 ///
 /// A handler has a task of its own while notifications wait for it.
 pub struct Processor {
@@ -70,8 +56,6 @@ pub struct Processor {
 
 pub struct Listeners {
     all: Vec<Listener>,
-    /// Events that are not sent yet.
-    gathered: Vec<Event>,
     state: State,
     synced: bool,
     tasks: Arc<TaskGroup>,
@@ -99,8 +83,6 @@ struct Inbox {
     registration: Registration,
     /// Unbounded, so that a slow handler delays no other; its length is a metric.
     notifications: Backlog<Notification, Box<dyn AnyHandler>>,
-    /// Events of the notification that is being handled, without the current one.
-    in_hand: AtomicUsize,
     panics: Count,
 }
 
@@ -116,7 +98,7 @@ struct Resync {
 pub struct HandlerStatus {
     /// Its name, which other handlers may have too.
     pub name: String,
-    /// Events that wait for it.
+    /// Notifications that wait for it.
     pub backlog: usize,
     /// How often it has panicked.
     pub panics: u64,
@@ -124,18 +106,11 @@ pub struct HandlerStatus {
     pub synced: bool,
 }
 
-impl Inbox {
-    /// The number of events that wait.
-    fn backlog(&self) -> usize {
-        self.notifications.total(Notification::len) + self.in_hand.load(Ordering::Relaxed)
-    }
-}
-
 impl Listener {
     fn status(&self) -> HandlerStatus {
         HandlerStatus {
             name: self.inbox.handler.to_string(),
-            backlog: self.inbox.backlog(),
+            backlog: self.inbox.notifications.len(),
             panics: self.inbox.panics.get(),
             synced: self.inbox.registration.has_synced(),
         }
@@ -143,25 +118,10 @@ impl Listener {
 }
 
 impl Listeners {
-    /// For all handlers, which get it at the next [`Listeners::flush`]; with `sync`, when nothing
-    /// changed, only for those that were due at the last resync.
+    /// Sends to all handlers; with `sync`, when nothing changed, only to those that were due at the
+    /// last resync.
     pub fn distribute(&mut self, event: Event, sync: bool) {
-        if sync {
-            self.flush();
-            self.send(Notification::Event(event), true);
-        } else {
-            self.gathered.push(event);
-        }
-    }
-
-    /// Sends what is gathered.
-    pub fn flush(&mut self) {
-        let mut gathered = std::mem::take(&mut self.gathered);
-        match gathered.len() {
-            0 => {}
-            1 => gathered.drain(..).for_each(|event| self.send(Notification::Event(event), false)),
-            _ => self.send(Notification::Events(gathered.into()), false),
-        }
+        self.send(Notification::Event(event), sync);
     }
 
     fn send(&mut self, notification: Notification, sync: bool) {
@@ -199,7 +159,6 @@ impl Listeners {
     pub fn set_synced(&mut self) {
         if !self.synced {
             self.synced = true;
-            self.flush();
             self.send(Notification::Synced, false);
         }
     }
@@ -210,7 +169,6 @@ impl Processor {
         let tasks = Arc::new(TaskGroup::new());
         let listeners = Listeners {
             all: Vec::new(),
-            gathered: Vec::new(),
             state: State::NotYet,
             synced: false,
             tasks: tasks.clone(),
@@ -239,13 +197,10 @@ impl Processor {
             log::warn!("{name} of {}: not added, the informer has ended", listeners.informer);
             return registration;
         }
-        // The new handler finds these changes in the cache.
-        listeners.flush();
         let inbox = Arc::new(Inbox {
             handler: Istr::new(name),
             registration: registration.clone(),
             notifications: Backlog::new(handler),
-            in_hand: AtomicUsize::new(0),
             panics: Count::default(),
         });
         let resync = resync.filter(|period| !period.is_zero()).map(|period| {
@@ -292,7 +247,6 @@ impl Processor {
         let ended = {
             let mut listeners = self.lock();
             listeners.state = State::Ended;
-            listeners.gathered = Vec::new();
             std::mem::take(&mut listeners.all)
         };
         ended.iter().for_each(|listener| listener.inbox.notifications.close());
@@ -302,9 +256,7 @@ impl Processor {
 
     /// The status of each handler. Handlers may have the same name.
     pub fn handlers(&self) -> Vec<HandlerStatus> {
-        let mut listeners = self.lock();
-        listeners.flush();
-        listeners.all.iter().map(Listener::status).collect()
+        self.lock().all.iter().map(Listener::status).collect()
     }
 
     /// When, on the monotonic clock, the next resync of a handler is due.
@@ -344,39 +296,19 @@ impl Delivery {
             Event::Delete(deleted) => (deleted.object(), "delete"),
         };
         let handler = self.inbox.handler.split(' ').next().unwrap_or_default();
-        trace::handled(object.meta(), name, handler, || self.inbox.backlog())
+        trace::handled(object.meta(), name, handler, self.inbox.notifications.len())
     }
 
     /// Calls the handler until no notification waits.
-    async fn run(self, mut handler: Box<dyn AnyHandler>) {
-        let Inbox { notifications, registration, in_hand, .. } = &*self.inbox;
+    async fn run(self, mut resting: Box<dyn AnyHandler>) {
         let mut slice = TimeSlice::new(self.clock.clone());
-        // Events that came together, and how many of them are handled.
-        let mut together: Option<(Arc<[Event]>, usize)> = None;
-        loop {
-            let event = match together.take() {
-                Some((events, at)) if at < events.len() && !notifications.is_closed() => {
-                    in_hand.store(events.len() - at - 1, Ordering::Relaxed);
-                    let event = events[at].clone();
-                    together = Some((events, at + 1));
-                    event
-                }
-                _ => {
-                    let Some((notification, returned)) = notifications.next(handler) else {
-                        return;
-                    };
-                    handler = returned;
-                    match notification {
-                        Notification::Event(event) => event,
-                        Notification::Events(events) => {
-                            together = Some((events, 0));
-                            continue;
-                        }
-                        Notification::Synced => {
-                            registration.set_synced();
-                            continue;
-                        }
-                    }
+        while let Some((notification, mut handler)) = self.inbox.notifications.next(resting) {
+            let event = match notification {
+                Notification::Event(event) => event,
+                Notification::Synced => {
+                    self.inbox.registration.set_synced();
+                    resting = handler;
+                    continue;
                 }
             };
             let span = if trace::is_on() { self.traced(&event) } else { 0 };
@@ -397,6 +329,7 @@ impl Delivery {
                 );
                 self.pause().await;
             }
+            resting = handler;
             if slice.end_item(began) {
                 yield_now().await;
             }

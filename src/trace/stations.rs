@@ -115,11 +115,10 @@ pub fn cached(meta: &Meta, change: &str, objects: usize) {
 /// 0 when the object is not followed.
 #[cold]
 #[track_caller]
-pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: impl Fn() -> usize) -> u64 {
+pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: usize) -> u64 {
     let at = Location::caller();
     let handled = with(|tracer| {
         let (span, name) = tracer.of(meta)?;
-        let backlog = backlog();
         line!(at, span, "handler {name} handler={handler} event={event} backlog={backlog}");
         Some(span)
     });
