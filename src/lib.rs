@@ -82,7 +82,6 @@ mod lines;
 mod lookup;
 pub mod metrics;
 pub mod open_files;
-mod storm;
 pub mod task;
 mod trace;
 
@@ -104,7 +103,6 @@ mod shadow;
 pub mod app;
 pub mod options;
 
-/// [waiting.md]: crate::guide::waiting
 /// [differences.md]: crate::guide::differences
 #[doc = include_str!("../docs/client-go.md")]
 pub mod guide {

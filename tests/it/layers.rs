@@ -19,7 +19,6 @@ const GROUND: &[&str] = &[
     "open_files",
     "options",
     "buffer_pool",
-    "storm",
     "trace",
 ];
 
@@ -29,7 +28,7 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
         "clock" | "task" => return Some(vec!["objects"]),
         "objects" => return Some(vec!["lookup", "buffer_pool"]),
         "cel" | "files" | "metrics" | "jwt" | "lines" | "lookup" | "open_files" | "options"
-        | "buffer_pool" | "storm" => {
+        | "buffer_pool" => {
             return Some(vec![]);
         }
         "trace" => return Some(vec!["objects", "options"]),

@@ -19,6 +19,7 @@ pub mod keys;
 mod profile;
 mod queue;
 pub(crate) mod resource_monitors;
+mod storm;
 mod supervisor;
 
 use std::sync::Arc;

@@ -8,12 +8,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::error::Chain;
+use super::storm::Storm;
 use super::{Error, Next, SyncResult};
 use crate::cache::BoxFuture;
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::objects::{ObjectKey, Timestamp};
-use crate::storm::Storm;
 use crate::task::{self, StopToken, panics};
 use crate::trace::{self, Traced};
 use crate::workqueue::{
@@ -34,26 +34,22 @@ const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 /// When retries begin again that have used up their number on errors that may pass.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
 
-/// In a storm, a key of a paced queue rests after a sync for this many times as long as the sync
-/// took, up to a limit, and one sync handles all events of that time.
+/// In a storm, a key rests after a sync for this many times as long as the sync took, up to a limit,
+/// and one sync handles all events of that time.
 const REST_FACTOR: u32 = 4;
-/// The weight of a sync of a paced queue: it counts as this number of plain events.
-const SYNC_WEIGHT: u32 = 5;
 const MAX_REST: Duration = Duration::from_millis(500);
 
-/// How a queue retries keys that failed, and whether it paces keys that did not fail.
+/// How a queue retries keys that failed.
 pub struct QueuePolicy<K = ObjectKey> {
     limiter: Option<Arc<dyn RateLimiter<K>>>,
     max: Option<u32>,
     level: log::Level,
-    paced: bool,
 }
 
 impl<K: Key> Default for QueuePolicy<K> {
-    /// Retries with [`default_controller_rate_limiter`], without end and logged as errors; not
-    /// paced.
+    /// Retries with [`default_controller_rate_limiter`], without end and logged as errors.
     fn default() -> QueuePolicy<K> {
-        QueuePolicy { limiter: None, max: None, level: log::Level::Error, paced: false }
+        QueuePolicy { limiter: None, max: None, level: log::Level::Error }
     }
 }
 
@@ -70,13 +66,6 @@ impl<K: Key> QueuePolicy<K> {
     /// The same, with the delays of another limiter.
     pub fn limited_by(self, limiter: Arc<dyn RateLimiter<K>>) -> QueuePolicy<K> {
         QueuePolicy { limiter: Some(limiter), ..self }
-    }
-
-    /// The same, where keys rest between their syncs in a storm: four times as long as the sync
-    /// took, at most 500 ms. For controllers whose objects have
-    /// many dependents that change one by one, where each sync reads all of them.
-    pub fn paced(self) -> QueuePolicy<K> {
-        QueuePolicy { paced: true, ..self }
     }
 
     /// The same, where a failure that is retried is logged at `level`. Where conflicts are routine,
@@ -98,8 +87,7 @@ struct Shared<K> {
     outcomes: Outcomes,
     /// The delays of keys whose last sync ended with [`Error::Stale`].
     stale: ItemExponentialFailureRateLimiter<K>,
-    /// Counts the syncs of a paced queue; `None`: keys do not rest.
-    storm: Option<Storm>,
+    storm: Storm,
 }
 
 /// Counts the results of a queue's syncs, and decides about each key. It does not depend on the
@@ -216,12 +204,12 @@ impl<K: Key> Queue<K> {
         retries: QueuePolicy<K>,
         clock: SharedClock,
     ) -> Queue<K> {
-        let QueuePolicy { limiter, max: max_retries, level: retry_level, paced } = retries;
+        let QueuePolicy { limiter, max: max_retries, level: retry_level } = retries;
         let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
         let queue = RateLimitingQueue::new(name, clock.clone(), limiter);
         let stale = ItemExponentialFailureRateLimiter::new(STALE_RETRY, MAX_STALE_RETRY);
         let outcomes = Outcomes { syncs: Syncs::default(), clock, max_retries, retry_level };
-        let shared = Shared { queue, outcomes, stale, storm: paced.then(Storm::default) };
+        let shared = Shared { queue, outcomes, stale, storm: Storm::default() };
         Queue { shared: Arc::new(shared) }
     }
 
@@ -364,7 +352,7 @@ impl Outcomes {
         result: &Option<SyncResult>,
         began: Duration,
         traced: Option<trace::SyncSpan>,
-        storm: &Option<Storm>,
+        storm: &Storm,
     ) -> Duration {
         let now = self.clock.monotonic();
         let took = now.saturating_sub(began);
@@ -372,7 +360,7 @@ impl Outcomes {
         if let Some(sync) = traced {
             trace::sync_ends(&sync, controller, key, &describe(result), now);
         }
-        storm.as_ref().map_or(Duration::ZERO, |storm| rest_after(result, storm, took, now))
+        rest_after(result, storm, took, now)
     }
 
     /// Logs and counts the result of a sync of `key`, and returns what happens to the key, which
@@ -423,7 +411,7 @@ impl Outcomes {
     }
 }
 
-/// How long a key of a paced queue rests after a sync that ended at `now`. After a failure the limiter
+/// How long a key rests after a sync that ended at `now`. After a failure the limiter
 /// decides when the key is retried.
 fn rest_after(
     result: &Option<SyncResult>,
@@ -434,7 +422,7 @@ fn rest_after(
     if !matches!(result, Some(Ok(_))) {
         return Duration::ZERO;
     }
-    storm.count(now, SYNC_WEIGHT);
+    storm.count(now);
     match storm.is_on(now) {
         true => took.saturating_mul(REST_FACTOR).min(MAX_REST),
         false => Duration::ZERO,
@@ -571,26 +559,24 @@ mod tests {
     }
 
     #[test]
-    fn a_paced_key_rests_after_a_sync_in_a_storm() {
-        let paced = || QueuePolicy::default().paced();
+    fn a_key_rests_after_a_sync_in_a_storm() {
         // `None`: the sync fails.
-        for (retries, is_storm, next, took, rest) in [
-            (paced(), true, Some(Next::Done), 0, 0),
-            (paced(), true, Some(Next::Done), 5, 20),
-            (paced(), true, Some(Next::Done), 100, 400),
-            (paced(), true, Some(Next::Done), 9_000, 500),
-            (paced(), false, Some(Next::Done), 9_000, 0),
-            (paced(), true, None, 1, 0),
-            (QueuePolicy::default(), true, Some(Next::Done), 100, 0),
+        for (is_storm, next, took, rest) in [
+            (true, Some(Next::Done), 0, 0),
+            (true, Some(Next::Done), 5, 20),
+            (true, Some(Next::Done), 100, 400),
+            (true, Some(Next::Done), 9_000, 500),
+            (false, Some(Next::Done), 9_000, 0),
+            (true, None, 1, 0),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(0));
-            let queue: Queue<String> = Queue::new("", retries, clock.clone());
+            let queue: Queue<String> = Queue::new("", QueuePolicy::default(), clock.clone());
             let (time, syncs) = (clock.clone(), Arc::new(AtomicU64::new(0)));
             let (count, shared) = (syncs.clone(), queue.shared.clone());
             let sync: BoxSync<String> = Arc::new(move |_| {
                 time.advance(Duration::from_millis(took));
-                if let (Some(storm), true) = (&shared.storm, is_storm) {
-                    storm.count(time.monotonic(), 1_000_000);
+                if is_storm {
+                    (0..1_000).for_each(|_| shared.storm.count(time.monotonic()));
                 }
                 count.fetch_add(1, Ordering::Relaxed);
                 Box::pin(async move { next.ok_or_else(|| Error::other("no")) })

@@ -88,7 +88,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
     let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
     records.share(pod_control.creations());
-    let queue = c.queue(QueuePolicy::default().paced());
+    let queue = c.queue(QueuePolicy::default());
     let node_queue = c.queue_named("daemonset-node-updates", QueuePolicy::default());
     let this = Arc::new(DaemonSets {
         client: c.client(),

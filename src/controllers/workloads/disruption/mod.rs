@@ -45,7 +45,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         daemon_sets: daemon_sets.clone(),
     });
     let stale = Arc::new(Stale { client: c.client(), clock: c.clock(), pods: pods.clone() });
-    let queue = c.queue(QueuePolicy::default().paced());
+    let queue = c.queue(QueuePolicy::default());
     let stale_queue = c.queue_named("stale_pod_disruption", QueuePolicy::default());
     c.watch(&budgets, &queue, keys::of_object());
     let (of_pod, timers, stale_pods) = (this.clone(), stale_queue.clone(), stale.clone());

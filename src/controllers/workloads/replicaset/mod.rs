@@ -126,7 +126,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         .again_after(|old: &Pod, new: &Pod, set: &S| {
             becomes_available(old, new, set.spec().min_ready_seconds)
         });
-    let queue = c.queue(QueuePolicy::default().paced());
+    let queue = c.queue(QueuePolicy::default());
     c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, owned.mapper());
     expectations.queue_overdue(c, &queue);

@@ -84,7 +84,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         .again_after(|old: &Pod, new: &Pod, set: &StatefulSet| {
             becomes_available(old, new, set.spec.min_ready_seconds)
         });
-    let queue = c.queue(QueuePolicy::default().paced());
+    let queue = c.queue(QueuePolicy::default());
     c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, owned.mapper());
     c.watch(&claims, &queue, move |change, queue| {
