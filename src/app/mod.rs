@@ -52,7 +52,7 @@ const MIGRATION_CHECK: &str = "leaderMigration";
 const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 
 /// The threads that run the manager's tasks. One thread suffices for a large cluster; a second one
-/// costs a fifth more CPU: see `docs/performance-history.md`.
+/// costs a fifth more CPU: see `docs/performance.md`.
 pub const THREADS: usize = 1;
 
 /// The program: does what its arguments ask for. Call it once, from no task.

@@ -276,10 +276,9 @@ impl DeltaFifo {
     }
 
     fn queue(&self, state: &mut State, key: ObjectKey, delta: Delta) {
-        if trace::is_on() {
-            let depth = state.queue.len() + usize::from(!state.items.contains_key(&key));
-            trace::queued(delta.object().meta(), delta.name(), depth);
-        }
+        trace::queued(delta.object().meta(), delta.name(), || {
+            state.queue.len() + usize::from(!state.items.contains_key(&key))
+        });
         match state.items.get_mut(&key) {
             Some(deltas) => deltas.push(delta),
             None => {
@@ -360,7 +359,7 @@ impl DeltaFifo {
             let stale = version != 0 && latest.is_some_and(|latest| latest > version);
             if !nothing_to_delete && !stale {
                 self.queue(&mut state, key, delta);
-            } else if trace::is_on() {
+            } else {
                 let why = if stale { "older-than-known" } else { "not-known" };
                 trace::dropped(delta.object().meta(), why);
             }

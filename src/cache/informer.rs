@@ -271,9 +271,7 @@ impl Informer {
             Delta::Restored(object) => self.store(&mut listeners, object, initial, |_, _| false),
             Delta::Deleted(deleted) => {
                 self.indexer.remove(&deleted.object().meta().key());
-                if trace::is_on() {
-                    trace::cached(deleted.object().meta(), "removed", self.indexer.len());
-                }
+                trace::cached(deleted.object().meta(), "removed", || self.indexer.len());
                 listeners.distribute(Event::Delete(deleted), false);
             }
         }
@@ -288,9 +286,7 @@ impl Informer {
         is_same: fn(&Meta, &Meta) -> bool,
     ) {
         let traced = |object: &Arc<dyn AnyObject>, change| {
-            if trace::is_on() {
-                trace::cached(object.meta(), change, self.indexer.len());
-            }
+            trace::cached(object.meta(), change, || self.indexer.len());
         };
         match self.indexer.get(&object.meta().key()) {
             Some(old) if is_same(old.meta(), object.meta()) => {

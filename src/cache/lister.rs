@@ -36,20 +36,15 @@ impl<T: Object> Lister<T> {
     /// that the server does not have it.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         let found = self.indexer.get(key);
-        if trace::is_on() {
-            let found = found.as_deref().map(Object::meta);
-            trace::read(type_name::<T>(), key, found, self.last_seen_version());
-        }
+        let meta = found.as_deref().map(Object::meta);
+        trace::read(type_name::<T>(), key, meta, || self.last_seen_version());
         found
     }
 
     /// Traces a read of several objects.
     fn traced(&self, found: Vec<Arc<T>>) -> Vec<Arc<T>> {
-        if trace::is_on() {
-            let count = found.len();
-            let cache = self.last_seen_version();
-            trace::read(type_name::<T>(), &format_args!("objects={count}"), None, cache);
-        }
+        let count = format_args!("objects={}", found.len());
+        trace::read(type_name::<T>(), &count, None, || self.last_seen_version());
         found
     }
 

@@ -188,9 +188,7 @@ impl Reflector {
             };
             self.doubtful |= matches!(outcome, Outcome::TooLarge | Outcome::WentBack);
             log::debug!("{}: {phase:?} ended: {outcome:?}", self.name);
-            if trace::is_on() {
-                trace::phase_ended(&self.scope.resource, &self.name, &phase, &outcome);
-            }
+            trace::phase_ended(&self.scope.resource, &self.name, &phase, &outcome);
             phase = phase.after(outcome, || backoff.next(outcome, self.clock.monotonic()));
             if self.follower.is_behind() {
                 self.distrust();
@@ -289,16 +287,15 @@ impl Reflector {
     fn decode(&self, object: &Encoded, event: &str) -> Received {
         self.progress.received();
         panics::at(|| format!("reflector of {}", self.name));
-        let began = trace::is_on().then(|| self.clock.monotonic());
+        let began = self.clock.monotonic();
         let decoded = self.decoder.decode(&self.name, object);
-        match (&decoded, began) {
-            (Ok(decoded), Some(began)) => {
+        match &decoded {
+            Ok(decoded) => {
                 let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
                 let (resource, took) = (&self.scope.resource, now.saturating_sub(began));
                 trace::decoded(resource, decoded.meta(), event, size, took, now);
             }
-            (Ok(_), None) => {}
-            (Err(undecoded), _) => {
+            Err(undecoded) => {
                 self.counts.undecoded.add_one();
                 log::error!("{} (the {event} object is skipped)", undecoded.error);
             }

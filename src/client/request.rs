@@ -76,7 +76,7 @@ impl Client {
         let mut body = empty();
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
         self.count_response(call, body.len());
-        if trace::is_on() && call.method != "GET" {
+        if trace::current() != 0 && call.method != "GET" {
             written(call, &body, self.inner.clock.monotonic());
         }
         Ok(body)
@@ -84,7 +84,7 @@ impl Client {
 
     /// As [`Self::send`], for answers that are not needed: the body is read, not kept in memory.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
-        if trace::is_on() {
+        if trace::current() != 0 {
             return self.send(call).await.map(drop);
         }
         let mut answer = self.open(call).await?;
@@ -192,9 +192,7 @@ impl Client {
         }
         let size = call.content.as_ref().map_or(0, |(_, body)| body.len());
         REQUEST_SIZE.with_label_values(&labels).observe(size as f64);
-        if trace::is_on() {
-            trace::sent(call, size, sent - start);
-        }
+        trace::sent(call, size, sent - start);
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {
@@ -216,9 +214,7 @@ impl Client {
         };
         REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();
         inner.writes.count(call, !code.starts_with('2'));
-        if trace::is_on() {
-            trace::answered(call, &code, inner.clock.monotonic() - sent);
-        }
+        trace::answered(call, &code, inner.clock.monotonic() - sent);
         let mut answer = answer?;
         let code = u16::from(answer.status());
         if (200..300).contains(&code) {

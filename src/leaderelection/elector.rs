@@ -239,10 +239,7 @@ impl Run<'_> {
     /// Whether the lock is ours after one attempt to take or renew it.
     async fn attempt(&mut self) -> bool {
         let inner = self.inner;
-        self.span = match trace::is_on() {
-            true => trace::lease_span(&inner.config.lock.describe()),
-            false => 0,
-        };
+        self.span = trace::lease_span(&inner.config.lock.describe());
         let held = Traced::new(self.span, inner.attempt()).await;
         self.report_transition();
         held
@@ -293,9 +290,7 @@ impl Inner {
                 ControlFlow::Break(held) => break held,
             }
         };
-        if trace::is_on() {
-            trace::lease_tried(&self.config.lock.describe(), held, self.election().leader());
-        }
+        trace::lease_tried(&self.config.lock.describe(), held, self.election().leader());
         held
     }
 

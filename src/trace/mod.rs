@@ -31,7 +31,8 @@ pub const TARGET: &str = module_path!();
 static ON: AtomicBool = AtomicBool::new(false);
 static TRACER: Mutex<Option<Box<Tracer>>> = Mutex::new(None);
 
-/// Whether anything is traced. Every station asks this first.
+/// Whether anything is traced. Stations that follow objects ask this first; the current span of the
+/// others is 0 when nothing is.
 #[inline]
 pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
@@ -58,6 +59,9 @@ pub fn learn(resource: &ResourceType, meta: &Meta) -> bool {
 }
 
 fn with<T>(ask: impl FnOnce(&mut Tracer) -> T) -> Option<T> {
+    if !is_on() {
+        return None;
+    }
     TRACER.lock().as_mut().map(|tracer| ask(tracer))
 }
 

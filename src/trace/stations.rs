@@ -1,4 +1,4 @@
-//! The stations. Each is called only while something is traced, and writes at most a few lines. A
+//! The stations. Each does nothing while nothing is traced, and else writes at most a few lines. A
 //! line's place in the source is that of the call: the code at the station, not this file.
 
 use std::fmt::{Debug, Display};
@@ -41,7 +41,6 @@ fn list(spans: &[u64]) -> String {
 
 /// An object came from the API server and was decoded. `event`: `added`, `modified`, `deleted`,
 /// or `listed`.
-#[cold]
 #[track_caller]
 pub fn decoded(
     resource: &ResourceType,
@@ -68,19 +67,18 @@ pub fn decoded(
 }
 
 /// A change entered the DeltaFifo, where `depth` keys wait now.
-#[cold]
 #[track_caller]
-pub fn queued(meta: &Meta, delta: &str, depth: usize) {
+pub fn queued(meta: &Meta, delta: &str, depth: impl Fn() -> usize) {
     let at = Location::caller();
     with(|tracer| {
         if let Some((span, name)) = tracer.of(meta) {
+            let depth = depth();
             line!(at, span, "queued {name} delta={delta} depth={depth}");
         }
     });
 }
 
 /// A change did not enter the DeltaFifo.
-#[cold]
 #[track_caller]
 pub fn dropped(meta: &Meta, why: &str) {
     let at = Location::caller();
@@ -92,12 +90,12 @@ pub fn dropped(meta: &Meta, why: &str) {
 }
 
 /// The cache has the change. `change`: `added`, `updated`, `unchanged` or `removed`.
-#[cold]
 #[track_caller]
-pub fn cached(meta: &Meta, change: &str, objects: usize) {
+pub fn cached(meta: &Meta, change: &str, objects: impl Fn() -> usize) {
     let at = Location::caller();
     with(|tracer| {
         if let Some((span, name)) = tracer.of(meta) {
+            let objects = objects();
             line!(
                 at,
                 span,
@@ -113,12 +111,12 @@ pub fn cached(meta: &Meta, change: &str, objects: usize) {
 
 /// A handler is called for a change; `backlog` others wait for it. Returns the span of the change,
 /// 0 when the object is not followed.
-#[cold]
 #[track_caller]
-pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: usize) -> u64 {
+pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: impl Fn() -> usize) -> u64 {
     let at = Location::caller();
     let handled = with(|tracer| {
         let (span, name) = tracer.of(meta)?;
+        let (handler, backlog) = (handler.split(' ').next().unwrap_or_default(), backlog());
         line!(at, span, "handler {name} handler={handler} event={event} backlog={backlog}");
         Some(span)
     });
@@ -134,7 +132,6 @@ pub enum How {
 
 /// The current span queues a key. `queue`: its identity and its name; `depth`: keys that wait for a
 /// worker already.
-#[cold]
 #[track_caller]
 pub fn key_queued(
     (queue, name): (usize, &str),
@@ -164,7 +161,6 @@ pub struct SyncSpan {
 }
 
 /// A worker begins a key; `None` when no followed object queued it.
-#[cold]
 #[track_caller]
 pub fn sync_begins(
     queue: usize,
@@ -173,15 +169,14 @@ pub fn sync_begins(
     now: Duration,
 ) -> Option<SyncSpan> {
     let at = Location::caller();
-    let key = key.to_string();
-    let (span, Waiting { causes, since }) = with(|tracer| tracer.taken(queue, &key)).flatten()?;
+    let (span, Waiting { causes, since }) =
+        with(|tracer| tracer.taken(queue, &key.to_string())).flatten()?;
     let (by, waited) = (list(&causes), now.saturating_sub(since));
     line!(at, span, "sync-began {key} controller={controller} by={by} waited={waited:?}");
     Some(SyncSpan { span, began: now })
 }
 
 /// The sync has ended; `result`: what the queue does with the key.
-#[cold]
 #[track_caller]
 pub fn sync_ends(
     sync: &SyncSpan,
@@ -200,15 +195,14 @@ pub fn sync_ends(
 }
 
 /// A Lister is read under the current span. `what`: the key, or how many objects a list has.
-#[cold]
 #[track_caller]
-pub fn read(kind: &'static str, what: &dyn Display, found: Option<&Meta>, cache: u64) {
+pub fn read(kind: &'static str, what: &dyn Display, found: Option<&Meta>, cache: impl Fn() -> u64) {
     let at = Location::caller();
     let span = current();
     if span == 0 {
         return;
     }
-    let kind = kind.rsplit("::").next().unwrap_or(kind);
+    let (kind, cache) = (kind.rsplit("::").next().unwrap_or(kind), cache());
     match found {
         Some(meta) => {
             let version = meta.resource_version;
@@ -219,7 +213,6 @@ pub fn read(kind: &'static str, what: &dyn Display, found: Option<&Meta>, cache:
 }
 
 /// A request is sent under the current span.
-#[cold]
 #[track_caller]
 pub fn sent(request: &dyn Display, bytes: usize, waited: Duration) {
     let at = Location::caller();
@@ -230,7 +223,6 @@ pub fn sent(request: &dyn Display, bytes: usize, waited: Duration) {
 }
 
 /// The answer to a request, or its error.
-#[cold]
 #[track_caller]
 pub fn answered(request: &dyn Display, answer: &str, took: Duration) {
     let at = Location::caller();
@@ -241,7 +233,6 @@ pub fn answered(request: &dyn Display, answer: &str, took: Duration) {
 }
 
 /// The answer has confirmed a write: the object has this version, or is deleted (0).
-#[cold]
 #[track_caller]
 pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration) {
     let at = Location::caller();
@@ -262,7 +253,6 @@ pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration
 }
 
 /// A phase of the reflector of a traced kind has ended. `name`: the reflector's.
-#[cold]
 #[track_caller]
 pub fn phase_ended(resource: &ResourceType, name: &str, phase: &dyn Debug, outcome: &dyn Debug) {
     let at = Location::caller();
@@ -272,13 +262,11 @@ pub fn phase_ended(resource: &ResourceType, name: &str, phase: &dyn Debug, outco
 
 /// The span of an attempt to take or renew a lock; 0 when its Lease is not traced. `key`: its
 /// namespace and name.
-#[cold]
 pub fn lease_span(key: &str) -> u64 {
     with(|tracer| tracer.lease_event(key)).flatten().unwrap_or(0)
 }
 
 /// An attempt to take or renew a lock has ended under the current span.
-#[cold]
 #[track_caller]
 pub fn lease_tried(key: &str, is_held: bool, leader: &str) {
     let span = current();
@@ -289,7 +277,6 @@ pub fn lease_tried(key: &str, is_held: bool, leader: &str) {
 }
 
 /// The lock is ours from now on, or no more, in `span`.
-#[cold]
 #[track_caller]
 pub fn lease_changed(span: u64, key: &str, is_held: bool) {
     if span != 0 {

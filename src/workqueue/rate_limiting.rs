@@ -145,9 +145,7 @@ impl<K: Key> RateLimitingQueue<K> {
     /// shutdown. Upstream: `Add`.
     pub fn add(&self, key: K) {
         let mut state = self.inner.lock();
-        if trace::is_on() {
-            self.inner.traced(&state, &key, How::Now);
-        }
+        self.inner.traced(&state, &key, How::Now);
         let now = self.inner.clock.monotonic();
         let ready = state.queue_due(now) + self.inner.queue_now(&mut state, key, now);
         drop(state);
@@ -175,9 +173,7 @@ impl<K: Key> RateLimitingQueue<K> {
         if let Some(metrics) = state.queue.metrics() {
             metrics.retried();
         }
-        if trace::is_on() {
-            self.inner.traced(&state, &key, How::After(after));
-        }
+        self.inner.traced(&state, &key, How::After(after));
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
             let ready = state.queue_due(now) + self.inner.queue_now(&mut state, key, now);
@@ -209,9 +205,7 @@ impl<K: Key> RateLimitingQueue<K> {
         if state.queue.is_shutting_down() {
             return;
         }
-        if trace::is_on() {
-            self.inner.traced(&state, &key, How::Timer(after));
-        }
+        self.inner.traced(&state, &key, How::Timer(after));
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
             state.delayed.cancel(&key);

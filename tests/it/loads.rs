@@ -3,15 +3,10 @@
 
 use std::time::Duration;
 
-use kube_controller_manager::client::{Config, Delete};
-use kube_controller_manager::objects::{
-    Deployment, Namespace, ObjectKey, Pod, ReplicaSet, Resource, ServiceAccount,
-};
-use kube_controller_manager::task::{self, StopToken};
+use kube_controller_manager::task::StopToken;
 use sandbox::SandboxOptions;
 use sandbox::load::{Density, Load, Report, Row, SmallestLimit};
 use sandbox::nodes::NodeOptions;
-use serde_json::{Value, json};
 
 use crate::env::*;
 

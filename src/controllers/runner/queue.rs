@@ -337,11 +337,7 @@ impl Outcomes {
         key: &dyn Display,
     ) -> (Duration, Option<trace::SyncSpan>) {
         let now = self.clock.monotonic();
-        let traced = match trace::is_on() {
-            true => trace::sync_begins(queue, controller, key, now),
-            false => None,
-        };
-        (now, traced)
+        (now, trace::sync_begins(queue, controller, key, now))
     }
 
     /// Counts a sync that ends now, and traces its end. Returns how long the key rests.

@@ -6,8 +6,9 @@ use super::DeploymentController;
 use super::sets::{Owned, Sets};
 use super::status::is_complete;
 use crate::cache::Lister;
+use crate::controllers::runner::{Change, Mapper};
 use crate::controllers::workloads::ref_manager::{owned, owned_pods};
-use crate::controllers::{Change, Error, Mapper, SyncResult, keys};
+use crate::controllers::{Error, SyncResult, keys};
 use crate::objects::{Deployment, ObjectKey, Pod, ReplicaSet};
 
 /// The deletion of the last pod queues a Deployment that recreates: it waits for that.
