@@ -177,8 +177,9 @@ impl Manager {
 }
 
 /// Runs `scenario` with a manager that dies at its first write and another one that continues, then
-/// with one that dies at its second write, and so on, until one does not die. Every run must end in
-/// the final state of that last run. Returns the number of writes of the last run.
+/// with ones that die at later writes, until one does not die: at the second, third, fifth, ninth and
+/// so on, and with `LONG_TESTS` at each. Every run must end in the final state of that last run.
+/// Returns the number of writes that the last run was permitted.
 pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
     survives_every_write_with(env, scenario, &Options::default()).await
 }
@@ -206,9 +207,9 @@ async fn survives_every_write_at(
     let faults = env.cluster.sandbox.faults();
     let clock = FakeClock::new(env.clock.now());
     let kinds: Vec<ResourceType> = (scenario.objects)("x").iter().map(resource_of).collect();
-    let mut ends: Vec<Value> = Vec::new();
-    loop {
-        let writes = ends.len();
+    let mut crashed: Vec<(usize, Value)> = Vec::new();
+    let mut writes = 0;
+    let last = loop {
         let (name, mortal) = (format!("run-{writes}"), format!("mortal-{writes}"));
         faults.allow_writes(&mortal, writes);
         let objects = (scenario.objects)(&name);
@@ -240,15 +241,15 @@ async fn survives_every_write_at(
         });
         let what = format!("the end after a crash behind {writes} writes");
         let reached = eventually(&env.clock, &what, end).await;
-        ends.push(reached);
-        let Some(heir) = heir else { break };
+        let Some(heir) = heir else { break reached };
         heir.abort().await;
+        crashed.push((writes, reached));
+        writes = if long_tests() { writes + 1 } else { (2 * writes).max(writes + 1) };
+    };
+    for (writes, end) in &crashed {
+        assert_eq!(*end, last, "after a crash behind {writes} writes");
     }
-    let (last, crashed) = ends.split_last().expect("one run at least");
-    for (writes, end) in crashed.iter().enumerate() {
-        assert_eq!(end, last, "after a crash behind {writes} writes");
-    }
-    crashed.len()
+    writes
 }
 
 /// The flag of a manager that syncs its claims and volumes every second instead of every fifteen.

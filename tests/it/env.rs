@@ -76,6 +76,11 @@ impl Drop for Folder {
     }
 }
 
+/// Whether tests that are long by nature run in full.
+pub fn long_tests() -> bool {
+    std::env::var_os("LONG_TESTS").is_some_and(|value| !value.is_empty())
+}
+
 /// The manager under test: the one that `KUBE_CONTROLLER_MANAGER` names, else the one that cargo
 /// built with the tests.
 pub fn manager_program() -> ManagerProgram {

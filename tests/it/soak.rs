@@ -15,6 +15,9 @@ const LONGEST: Duration = Duration::from_secs(900);
 
 #[test]
 fn nothing_is_lost_or_doubled_under_faults() {
+    if !long_tests() {
+        return eprintln!("soak: skipped without LONG_TESTS");
+    }
     run("soak", None);
 }
 

@@ -13,7 +13,7 @@ const PODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/static-pods
 
 #[test]
 fn demo_shows_each_pod_and_removes_its_machine() {
-    let _place = place();
+    let Some(_place) = place("demo") else { return };
     let demo = Command::new(DEMO).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let demo = demo.expect("the demo");
     let id = demo.id();

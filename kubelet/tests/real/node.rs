@@ -22,9 +22,14 @@ use super::machine::{Error, Machine};
 /// tests give up.
 static PLACES: Semaphore = Semaphore::new(3);
 
-/// Waits for a place for one more machine.
-pub fn place() -> SemaphoreGuard<'static> {
-    block_on(PLACES.acquire())
+/// Waits for a place for one more machine. `None` without `LONG_TESTS`: a machine of containers takes
+/// minutes.
+pub fn place(test: &str) -> Option<SemaphoreGuard<'static>> {
+    if std::env::var_os("LONG_TESTS").is_none_or(|value| value.is_empty()) {
+        eprintln!("{test}: skipped without LONG_TESTS");
+        return None;
+    }
+    Some(block_on(PLACES.acquire()))
 }
 
 /// Removed when dropped.
@@ -50,7 +55,7 @@ impl Node {
     pub fn start(test: &str) -> Option<Node> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::SeqCst);
-        let place = place();
+        let place = place(test)?;
         // Short, since the path of a socket has at most 107 bytes.
         match Machine::start(format!("/tmp/kn{}x{number}", std::process::id()).into()) {
             Ok(machine) => {
