@@ -172,7 +172,12 @@ fn module<'a>(record: &Record<'a>) -> &'a str {
     path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
 
-/// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC. Always one line: klog quotes names and
+/// The number of the sync that logs the record. Lines of the trace name a span instead.
+fn sync_of(record: &Record<'_>) -> Option<u64> {
+    Some(trace::scope().sync).filter(|sync| *sync > 0 && record.target() != trace::TARGET)
+}
+
+/// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC, and the sync's number. Always one line: klog quotes names and
 /// errors too.
 fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     let letter = match record.level() {
@@ -182,7 +187,10 @@ fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     };
     let time = now.to_jiff().strftime("%m%d %H:%M:%S%.6f").to_string();
     let (pid, line) = (std::process::id(), record.line().unwrap_or_default());
-    let message = record.args().to_string();
+    let mut message = record.args().to_string();
+    if let Some(sync) = sync_of(record) {
+        message.push_str(&format!(" sync={sync}"));
+    }
     format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record), escaped(&message))
 }
 
@@ -194,6 +202,9 @@ fn json_line(now: Timestamp, record: &Record<'_>) -> String {
         "caller": caller,
         "msg": record.args().to_string(),
     });
+    if let Some(sync) = sync_of(record) {
+        line["sync"] = sync.into();
+    }
     match record.level() {
         Level::Error => (),
         Level::Warn | Level::Info => line["v"] = 0.into(),
@@ -248,6 +259,10 @@ mod tests {
         let json: serde_json::Value =
             serde_json::from_str(&json_line(now, &record(Level::Debug))).expect("JSON");
         assert_eq!((&json["caller"], &json["v"]), (&"mod.rs:10".into(), &4.into()));
+        let _sync = trace::enter(trace::Scope { span: 0, sync: 42 });
+        assert!(text_line(now, &record(Level::Info)).ends_with("] hello sync=42"));
+        assert!(json_line(now, &record(Level::Info)).contains(r#""sync":42"#));
+        assert!(text_line(now, &traced).ends_with(" hello"), "it names its span");
     }
 
     #[test]

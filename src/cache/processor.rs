@@ -17,7 +17,7 @@ use super::time_slice::TimeSlice;
 use crate::clock::SharedClock;
 use crate::objects::Istr;
 use crate::task::{TaskGroup, panics};
-use crate::trace;
+use crate::trace::{self, Scope};
 
 /// A shorter resync period is raised to this. Upstream: `minimumResyncPeriod`.
 const MINIMUM_RESYNC: Duration = Duration::from_secs(1);
@@ -315,7 +315,7 @@ impl Delivery {
             // The handler is called with its next event even after a panic: it must cope with its
             // own state.
             let call = AssertUnwindSafe(|| {
-                let _entered = trace::enter(span);
+                let _entered = trace::enter(Scope { span, sync: 0 });
                 panics::at(|| format!("handler {} of {}", self.inbox.handler, self.informer));
                 handler.handle(event);
             });

@@ -17,7 +17,7 @@ use crate::client::Guard;
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
-use crate::trace::{self, Traced};
+use crate::trace::{self, Scope, Traced};
 
 /// One contender for a [`Lock`](super::Lock). Cheap to clone: one clone runs, the others answer
 /// questions.
@@ -240,7 +240,7 @@ impl Run<'_> {
     async fn attempt(&mut self) -> bool {
         let inner = self.inner;
         self.span = trace::lease_span(&inner.config.lock.describe());
-        let held = Traced::new(self.span, inner.attempt()).await;
+        let held = Traced::new(Scope { span: self.span, sync: 0 }, inner.attempt()).await;
         self.report_transition();
         held
     }

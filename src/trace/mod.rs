@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-pub use span::{Traced, carried, current, enter};
+pub use span::{Scope, Traced, carried, current, enter, scope};
 pub use stations::{
     How, SyncSpan, answered, cached, decoded, dropped, handled, key_queued, lease_changed,
     lease_span, lease_tried, phase_ended, queued, read, sent, sync_begins, sync_ends, wrote,
@@ -70,7 +70,7 @@ mod tests {
     use std::time::Duration;
 
     use super::tracer::{Tracer, Waiting};
-    use super::{Traced, current, enter};
+    use super::{Scope, Traced, current, enter};
     use crate::objects::Interned;
     use crate::objects::{Meta, OwnerReference, Pod, ReplicaSet, Resource, Uid};
 
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn a_future_runs_under_its_span_and_the_thread_does_not() {
         use futures_lite::future::{block_on, yield_now};
-        let traced = Traced::new(7, async {
+        let traced = Traced::new(Scope { span: 7, sync: 0 }, async {
             let before = current();
             yield_now().await;
             (before, current())
@@ -212,8 +212,12 @@ mod tests {
         };
         let (traced, other) = block_on(futures_lite::future::zip(traced, other));
         assert_eq!((traced, other, current()), ((7, 7), 0, 0));
-        let entered = enter(3);
-        assert_eq!(block_on(Traced::new(0, async { current() })), 3, "no span of its own");
+        let entered = enter(Scope { span: 3, sync: 0 });
+        assert_eq!(
+            block_on(Traced::new(Scope::default(), async { current() })),
+            3,
+            "no span of its own"
+        );
         drop(entered);
         assert_eq!(current(), 0);
     }

@@ -1,4 +1,4 @@
-//! The current span of the code on this thread.
+//! The scope of the code on this thread: the span of the trace, and the sync.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -7,27 +7,39 @@ use std::task::{Context, Poll};
 
 use pin_project::pin_project;
 
-use super::is_on;
-
 thread_local! {
-    /// 0: no span.
-    static CURRENT: Cell<u64> = const { Cell::new(0) };
+    static CURRENT: Cell<Scope> = const { Cell::new(Scope { span: 0, sync: 0 }) };
+}
+
+/// What code works for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// The span of the event or sync; 0 when it is not traced.
+    pub span: u64,
+    /// The number of the sync, which its lines in the log carry; 0 outside of syncs. Upstream:
+    /// controller-runtime's `reconcileID`.
+    pub sync: u64,
+}
+
+/// The scope of the code on this thread.
+pub fn scope() -> Scope {
+    CURRENT.get()
 }
 
 /// The span of the event or sync that runs on this thread; 0 when it is not traced.
 pub fn current() -> u64 {
-    CURRENT.get()
+    scope().span
 }
 
 /// The guard of [`enter`].
 #[must_use]
 pub struct Entered {
-    before: u64,
+    before: Scope,
 }
 
-/// Makes `span` the current one until the result is dropped. Must not be held across an `await`.
-pub fn enter(span: u64) -> Entered {
-    Entered { before: CURRENT.replace(span) }
+/// Makes `scope` the current one until the result is dropped. Must not be held across an `await`.
+pub fn enter(scope: Scope) -> Entered {
+    Entered { before: CURRENT.replace(scope) }
 }
 
 impl Drop for Entered {
@@ -36,24 +48,24 @@ impl Drop for Entered {
     }
 }
 
-/// A future that runs under a span.
+/// A future that runs in a scope.
 #[pin_project]
 pub struct Traced<F> {
-    span: u64,
+    scope: Scope,
     #[pin]
     future: F,
 }
 
 impl<F> Traced<F> {
-    /// `span`: 0 for none.
-    pub fn new(span: u64, future: F) -> Traced<F> {
-        Traced { span, future }
+    /// `scope`: without any, `future` runs in the scope of its caller.
+    pub fn new(scope: Scope, future: F) -> Traced<F> {
+        Traced { scope, future }
     }
 }
 
-/// Wraps a future: it runs under the span that is current now, wherever it is spawned.
+/// Wraps a future: it runs in the scope that is current now, wherever it is spawned.
 pub fn carried<F>(future: F) -> Traced<F> {
-    Traced::new(if is_on() { current() } else { 0 }, future)
+    Traced::new(scope(), future)
 }
 
 impl<F: Future> Future for Traced<F> {
@@ -61,10 +73,10 @@ impl<F: Future> Future for Traced<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        if *this.span == 0 {
+        if *this.scope == Scope::default() {
             return this.future.poll(cx);
         }
-        let _entered = enter(*this.span);
+        let _entered = enter(*this.scope);
         this.future.poll(cx)
     }
 }

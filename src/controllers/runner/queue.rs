@@ -15,7 +15,7 @@ use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::objects::{ObjectKey, Timestamp};
 use crate::task::{self, StopToken, panics};
-use crate::trace::{self, Traced};
+use crate::trace::{self, Scope, Traced};
 use crate::workqueue::{
     ItemExponentialFailureRateLimiter, Key, QueueStatus, RateLimiter, RateLimitingQueue,
     default_controller_rate_limiter,
@@ -33,6 +33,9 @@ const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 /// When retries begin again that have used up their number on errors that may pass.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
+
+/// The number of the process's last sync.
+static LAST_SYNC: AtomicU64 = AtomicU64::new(0);
 
 /// In a storm, a key rests after a sync for this many times as long as the sync took, up to a limit,
 /// and one sync handles all events of that time.
@@ -274,14 +277,15 @@ impl<K: Key> Queue<K> {
                 let Shared { outcomes, storm, .. } = &*self.shared;
                 let (began, traced) = outcomes.begins(self.inner().identity(), controller, &key);
                 let span = traced.as_ref().map_or(0, |sync| sync.span);
-                let work = Traced::new(span, async {
+                let scope = Scope { span, sync: LAST_SYNC.fetch_add(1, Ordering::Relaxed) + 1 };
+                let work = Traced::new(scope, async {
                     panics::at(|| format!("sync of {controller}"));
                     sync(key.clone()).await
                 });
                 let result = caught(controller, work).await;
                 rest = outcomes.ended(controller, &key, &result, began, traced, storm);
                 // Retries and timers are caused by this sync.
-                let _entered = trace::enter(span);
+                let _entered = trace::enter(scope);
                 self.settle(controller, &key, result);
             }
             self.inner().done_resting(&key, rest);
