@@ -177,8 +177,8 @@ fn sync_of(record: &Record<'_>) -> Option<u64> {
     Some(trace::scope().sync).filter(|sync| *sync > 0 && record.target() != trace::TARGET)
 }
 
-/// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC, and the sync's number. Always one line: klog quotes names and
-/// errors too.
+/// `I1121 05:02:33.123456       1 file.rs:10] message sync=42`, in UTC; the number
+/// only inside of a sync. Always one line: klog quotes names and errors too.
 fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     let letter = match record.level() {
         Level::Error => 'E',

@@ -179,7 +179,7 @@ impl Manager {
 /// Runs `scenario` with a manager that dies at its first write and another one that continues, then
 /// with ones that die at later writes, until one does not die: at the second, third, fifth, ninth and
 /// so on, and with `LONG_TESTS` at each. Every run must end in the final state of that last run.
-/// Returns the number of writes that the last run was permitted.
+/// Returns the number of writes of the last run.
 pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
     survives_every_write_with(env, scenario, &Options::default()).await
 }
@@ -209,7 +209,7 @@ async fn survives_every_write_at(
     let kinds: Vec<ResourceType> = (scenario.objects)("x").iter().map(resource_of).collect();
     let mut crashed: Vec<(usize, Value)> = Vec::new();
     let mut writes = 0;
-    let last = loop {
+    let (last, made) = loop {
         let (name, mortal) = (format!("run-{writes}"), format!("mortal-{writes}"));
         faults.allow_writes(&mortal, writes);
         let objects = (scenario.objects)(&name);
@@ -241,7 +241,7 @@ async fn survives_every_write_at(
         });
         let what = format!("the end after a crash behind {writes} writes");
         let reached = eventually(&env.clock, &what, end).await;
-        let Some(heir) = heir else { break reached };
+        let Some(heir) = heir else { break (reached, faults.writes(&mortal)) };
         heir.abort().await;
         crashed.push((writes, reached));
         writes = if long_tests() { writes + 1 } else { (2 * writes).max(writes + 1) };
@@ -249,7 +249,7 @@ async fn survives_every_write_at(
     for (writes, end) in &crashed {
         assert_eq!(*end, last, "after a crash behind {writes} writes");
     }
-    writes
+    made
 }
 
 /// The flag of a manager that syncs its claims and volumes every second instead of every fifteen.

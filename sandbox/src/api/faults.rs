@@ -121,6 +121,7 @@ struct Rewrite {
 #[derive(Default)]
 struct Allowance {
     left: usize,
+    made: usize,
     is_over: bool,
 }
 
@@ -297,8 +298,13 @@ impl Faults {
     /// not executed, and from then on each of its connections is cut, as if it had died. Events,
     /// leases and reviews are not counted.
     pub fn allow_writes(&self, program: &str, writes: usize) {
-        let allowance = Allowance { left: writes, is_over: false };
+        let allowance = Allowance { left: writes, made: 0, is_over: false };
         self.lock().allowances.insert(program.to_owned(), allowance);
+    }
+
+    /// The number of writes that the program has made since [`Self::allow_writes`].
+    pub fn writes(&self, program: &str) -> usize {
+        self.lock().allowances.get(program).map_or(0, |allowance| allowance.made)
     }
 
     /// Whether the program has made more writes than it may.
@@ -315,7 +321,10 @@ impl Faults {
             writes && !matches!(resource, "events" | "leases") && !resource.ends_with("reviews");
         if counts && !allowance.is_over {
             match allowance.left.checked_sub(1) {
-                Some(left) => allowance.left = left,
+                Some(left) => {
+                    allowance.left = left;
+                    allowance.made += 1;
+                }
                 None => allowance.is_over = true,
             }
         }
@@ -360,6 +369,7 @@ mod tests {
             assert_eq!(faults.serves(program, verb, resource), served, "{program} {verb}");
         }
         assert!(faults.has_died("a") && !faults.has_died("b"));
+        assert_eq!((faults.writes("a"), faults.writes("b")), (1, 0));
     }
 
     #[test]
