@@ -16,10 +16,8 @@ use crate::objects::{Encoded, Form, ListPart, WatchEvent};
 
 /// Lists and watches through a [`Client`]. Upstream: `cache.ListWatch`.
 ///
-/// Requests do not wait for the client's rate limiter: a reflector has one at a time and a delay after
-/// each failure, and all reflectors of a process send several when the server is back after an outage.
-/// Each list and each watch is one request; the source retries none of them beyond what the client
-/// does. Errors are given in the cache's terms:
+/// Requests wait for the client's rate limiter. Each list and each watch is one request; the source
+/// retries none of them beyond what the client does. Errors are given in the cache's terms:
 /// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused, and where that of
 /// a watch was reset. After an error a list or watch has no further items. Futures and streams may be
 /// dropped at any time, which closes the connection.
@@ -27,7 +25,7 @@ pub struct ClientSource {
     client: Client,
     /// Whether a watch may begin with all objects.
     streams: bool,
-    outages: Outages,
+    outages: Option<Outages>,
 }
 
 impl ClientSource {
@@ -36,17 +34,20 @@ impl ClientSource {
     /// lists.
     #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
     pub fn new(client: Client) -> Arc<dyn Source> {
-        ClientSource::with(client, true)
+        Arc::new(ClientSource { client, streams: true, outages: None })
     }
 
     /// A source that lists before it watches: the gate `WatchListClient` is off. A watch that asks
     /// for all objects fails with `Unsupported` and sends nothing.
     pub fn listing(client: Client) -> Arc<dyn Source> {
-        ClientSource::with(client, false)
+        Arc::new(ClientSource { client, streams: false, outages: None })
     }
 
-    fn with(client: Client, streams: bool) -> Arc<dyn Source> {
-        let (client, outages) = (client.without_limit(), Outages::default());
+    /// A source whose caches notice the end of an outage together: see [`Outages`]. For a process with
+    /// many caches, of which a cluster has few: after an outage all of them list within seconds, at five
+    /// times the client's rate. `streams`: whether it watches before it lists.
+    pub fn noticing_outages(client: Client, streams: bool) -> Arc<dyn Source> {
+        let (client, outages) = (client.with_rate(5.0, 5), Some(Outages::default()));
         Arc::new(ClientSource { client, streams, outages })
     }
 
@@ -173,8 +174,8 @@ impl Source for ClientSource {
         Box::pin(async { self.client.get_path("/readyz").await.is_ok() })
     }
 
-    fn outages(&self) -> &Outages {
-        &self.outages
+    fn outages(&self) -> Option<&Outages> {
+        self.outages.as_ref()
     }
 }
 

@@ -131,10 +131,7 @@ impl Connection for ApiServer {
     }
 
     fn source(&self, client: Client, streams: bool) -> Arc<dyn Source> {
-        match streams {
-            true => ClientSource::new(client),
-            false => ClientSource::listing(client),
-        }
+        ClientSource::noticing_outages(client, streams)
     }
 
     fn healthz(&self) -> Boxed<Result<(), String>> {

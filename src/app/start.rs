@@ -135,7 +135,9 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     let accounts = accounts(&controllers);
     let _shown = started.pipeline.show(&factory, watchers.clone());
     factory.start(&stop);
-    tasks.spawn(retry_after_outages(factory.outages().clone(), watchers.clone(), stop.clone()));
+    if let Some(outages) = factory.outages() {
+        tasks.spawn(retry_after_outages(outages.clone(), watchers.clone(), stop.clone()));
+    }
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
         tasks.spawn(run_one(controller, options, health, &running, clock, &stop, &failure));

@@ -81,7 +81,7 @@ impl SharedInformerFactory {
     }
 
     /// The outages of the API server that the informers have noticed.
-    pub fn outages(&self) -> &Outages {
+    pub fn outages(&self) -> Option<&Outages> {
         self.inner.source.outages()
     }
 

@@ -13,6 +13,9 @@ use crate::clock::SharedClock;
 
 /// The time between two questions whether the server is ready.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
+/// The least time between the ends of two outages: a server that is ready now and then does not end
+/// all delays each time.
+const STEADY: Duration = Duration::from_secs(5);
 /// How long one answer may take. Where packets are dropped, a later question is answered sooner.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -30,8 +33,16 @@ struct Inner {
     ended: AtomicU64,
     /// Notified when an outage has ended.
     changed: Event,
-    /// Whether the last answer was no. Locked by the task that asks.
-    is_down: async_lock::Mutex<bool>,
+    /// Locked by the task that asks.
+    asked: async_lock::Mutex<Asked>,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// Whether the last answer was no.
+    is_down: bool,
+    /// When the last outage ended.
+    ended_at: Option<Duration>,
 }
 
 impl Outages {
@@ -63,7 +74,7 @@ impl Outages {
 
     /// Asks until the server is ready. Never resolves.
     async fn ask(&self, source: &dyn Source, clock: &SharedClock) {
-        let mut is_down = self.inner.is_down.lock().await;
+        let mut asked = self.inner.asked.lock().await;
         loop {
             let began = clock.monotonic();
             let late = async {
@@ -73,15 +84,19 @@ impl Outages {
             if source.is_ready().or(late).await {
                 break;
             }
-            *is_down = true;
+            asked.is_down = true;
             clock.sleep((began + PERIOD).saturating_sub(clock.monotonic())).await;
         }
-        if std::mem::take(&mut *is_down) {
+        if let Some(ended_at) = asked.ended_at.filter(|_| asked.is_down) {
+            clock.sleep((ended_at + STEADY).saturating_sub(clock.monotonic())).await;
+        }
+        if std::mem::take(&mut asked.is_down) {
+            asked.ended_at = Some(clock.monotonic());
             log::debug!("the API server is ready again");
             self.inner.ended.fetch_add(1, Ordering::AcqRel);
             self.inner.changed.notify(usize::MAX);
         }
-        drop(is_down);
+        drop(asked);
         std::future::pending().await
     }
 }
@@ -240,8 +255,8 @@ mod tests {
             Box::pin(async { self.admit().await.is_ok() })
         }
 
-        fn outages(&self) -> &Outages {
-            &self.outages
+        fn outages(&self) -> Option<&Outages> {
+            Some(&self.outages)
         }
     }
 

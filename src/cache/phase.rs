@@ -54,6 +54,8 @@ pub enum Phase {
     Wait {
         /// For how long.
         delay: Duration,
+        /// The part of it for which the server has asked. The end of an outage may end the rest.
+        least: Duration,
         /// The phase after the wait.
         then: Box<Phase>,
     },
@@ -126,8 +128,9 @@ impl Phase {
     pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
         use Outcome::*;
         use Phase::*;
-        let mut wait = |at_least: Duration, then: Phase| Wait {
-            delay: backoff().max(at_least),
+        let mut wait = |least: Duration, then: Phase| Wait {
+            delay: backoff().max(least),
+            least,
             then: Box::new(then),
         };
         match (self, outcome) {
@@ -183,6 +186,7 @@ pub struct Backoff {
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(800);
     const LAST: Duration = Duration::from_secs(30);
+    const SPREAD: Duration = Duration::from_millis(400);
     const RESET: Duration = Duration::from_secs(120);
 
     /// `now`: the time of the monotonic clock. `random`: for the factors.
@@ -190,17 +194,21 @@ impl Backoff {
         Backoff { next: Duration::ZERO, reset_at: now, random }
     }
 
-    /// The next delay, for an outcome at the monotonic time `now`. A version that is too old or too
-    /// new, as after a restart of the server, costs none at a start: the server answers.
+    /// The next delay, for an outcome at the monotonic time `now`. After a version that is too old or
+    /// too new, as after a restart of the server, it is short at a start: the server answers, and all
+    /// that is needed is that not all caches list at once.
     pub fn next(&mut self, outcome: Outcome, now: Duration) -> Duration {
         if now.saturating_sub(self.reset_at) > Backoff::RESET {
             self.reset(now);
         }
         let delay = match outcome {
-            Outcome::Expired | Outcome::TooLarge => self.next,
+            Outcome::Expired | Outcome::TooLarge if self.next.is_zero() => {
+                self.next = Backoff::FIRST;
+                return Backoff::SPREAD.mul_f64(self.random.f64());
+            }
             _ => self.next.max(Backoff::FIRST),
         };
-        self.next = (delay * 2).clamp(Backoff::FIRST, Backoff::LAST);
+        self.next = (delay * 2).min(Backoff::LAST);
         delay.mul_f64(1.0 + self.random.f64())
     }
 
@@ -218,7 +226,11 @@ mod tests {
     const DELAY: Duration = Duration::from_secs(3);
 
     fn wait(then: Phase) -> Phase {
-        Phase::Wait { delay: DELAY, then: Box::new(then) }
+        Phase::Wait { delay: DELAY, least: Duration::ZERO, then: Box::new(then) }
+    }
+
+    fn wait_as_asked(then: Phase) -> Phase {
+        Phase::Wait { delay: DELAY, least: Duration::from_secs(1), then: Box::new(then) }
     }
 
     /// Every phase with every outcome it can have.
@@ -239,7 +251,7 @@ mod tests {
             (stream(Any), Garbled, list(Any)),
             (stream(Any), Short, list(Any)),
             (stream(Any), Closed, wait(stream(Any))),
-            (stream(Any), busy, wait(stream(Any))),
+            (stream(Any), busy, wait_as_asked(stream(Any))),
             (stream(AtLeast(7)), Expired, stream(Newest)),
             (stream(AtLeast(7)), TooLarge, stream(Newest)),
             (stream(Newest), Expired, wait(stream(Newest))),
@@ -250,7 +262,7 @@ mod tests {
             (list(Newest), Failed, wait(stream(Newest))),
             (list(Any), Failed, wait(stream(Any))),
             (list(Any), Garbled, wait(stream(Any))),
-            (list(Any), busy, wait(stream(Any))),
+            (list(Any), busy, wait_as_asked(stream(Any))),
             (watch.clone(), Closed, watch.clone()),
             (watch.clone(), Broke, verify.clone()),
             (watch.clone(), WentBack, stream(Newest)),
@@ -258,12 +270,12 @@ mod tests {
             (watch.clone(), Unsupported, wait(verify.clone())),
             (verify.clone(), Verified, watch.clone()),
             (verify.clone(), WentBack, stream(Newest)),
-            (verify.clone(), busy, wait(verify.clone())),
+            (verify.clone(), busy, wait_as_asked(verify.clone())),
             (verify.clone(), Failed, wait(verify.clone())),
             (verify.clone(), Garbled, watch.clone()),
             (verify.clone(), Expired, watch.clone()),
             (verify.clone(), Recovered, verify.clone()),
-            (watch.clone(), busy, wait(watch.clone())),
+            (watch.clone(), busy, wait_as_asked(watch.clone())),
             (watch.clone(), Expired, wait(stream(AtLeast(7)))),
             (watch.clone(), TooLarge, wait(stream(AtLeast(7)))),
             (watch.clone(), Short, wait(stream(AtLeast(7)))),
@@ -276,7 +288,7 @@ mod tests {
         }
         let long = Busy { after: DELAY * 2 };
         let found = watch.clone().after(long, || DELAY);
-        assert_eq!(found, Wait { delay: DELAY * 2, then: Box::new(watch) }, "as the server asks");
+        assert_eq!(found, Wait { delay: DELAY * 2, least: DELAY * 2, then: Box::new(watch) });
     }
 
     #[test]
@@ -297,14 +309,15 @@ mod tests {
     fn only_repeated_lists_for_a_version_that_expired_are_delayed() {
         use Outcome::{Expired, Failed, TooLarge};
         let mut backoff = Backoff::new(Duration::ZERO, fastrand::Rng::with_seed(1));
-        for (outcome, base) in
-            [(Expired, 0.0), (Expired, 0.8), (TooLarge, 1.6), (Failed, 3.2), (Expired, 6.4)]
-        {
-            let delay = backoff.next(outcome, Duration::from_secs(60)).as_secs_f64();
+        let mut next = |outcome| backoff.next(outcome, Duration::from_secs(60)).as_secs_f64();
+        assert!((0.0..0.4).contains(&next(Expired)));
+        for (outcome, base) in [(Expired, 0.8), (TooLarge, 1.6), (Failed, 3.2), (Expired, 6.4)] {
+            let delay = next(outcome);
             assert!((base..=base * 2.0).contains(&delay), "{delay} at {base}");
         }
         backoff.reset(Duration::from_secs(60));
-        assert_eq!(backoff.next(TooLarge, Duration::from_secs(60)), Duration::ZERO);
+        let delay = backoff.next(TooLarge, Duration::from_secs(60));
+        assert!(delay < Duration::from_millis(400), "{delay:?}");
         let delay = backoff.next(Failed, Duration::from_secs(180)).as_secs_f64();
         assert!((0.8..1.6).contains(&delay), "{delay}");
     }

@@ -65,7 +65,7 @@ fn describe(phase: &Phase) -> String {
         Phase::List { start } => format!("listing, {}", from(start)),
         Phase::Watch { .. } => "watching".to_owned(),
         Phase::Verify { .. } => "asking for the newest version".to_owned(),
-        Phase::Wait { delay, then } => {
+        Phase::Wait { delay, then, .. } => {
             format!("waiting {:.1}s, then {}", delay.as_secs_f64(), describe(then))
         }
     }
@@ -81,7 +81,11 @@ mod tests {
         let seconds = Duration::from_secs;
         assert_eq!(progress.status(&counts, seconds(9)).phase, "not started");
         let list = Phase::List { start: Start::Newest };
-        let wait = Phase::Wait { delay: Duration::from_millis(1200), then: Box::new(list) };
+        let wait = Phase::Wait {
+            delay: Duration::from_millis(1200),
+            least: Duration::ZERO,
+            then: Box::new(list),
+        };
         progress.enter(&wait, seconds(3));
         counts.lists.add_one();
         let status = progress.status(&counts, seconds(5));

@@ -14,7 +14,7 @@ use super::counts::Counts;
 use super::decoder::{Decoder, Received, Undecoded};
 use super::delta_fifo::{DeltaFifo, Known};
 use super::history::{Follower, History};
-use super::outages;
+use super::outages::{self, Outages};
 use super::phase::{Backoff, Outcome, Phase, Start};
 use super::progress::Progress;
 use super::source::{BoxFuture, ListRequest, Scope, Source, WatchRequest};
@@ -47,7 +47,7 @@ const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 const CLOCK_SLACK: Duration = Duration::from_secs(2);
 
 /// After an outage of the API server its caches continue at random times within this period.
-const SPREAD: Duration = Duration::from_millis(800);
+const SPREAD: Duration = Duration::from_millis(400);
 
 /// When a watch is still open this long after its timeout, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
@@ -123,7 +123,7 @@ impl Reflector {
         counts: Arc<Counts>,
         clock: SharedClock,
     ) -> Reflector {
-        let (slice, outages) = (TimeSlice::new(clock.clone()), source.outages().ended());
+        let (slice, outages) = (TimeSlice::new(clock.clone()), ended_outages(&*source));
         Reflector {
             name,
             scope,
@@ -166,7 +166,7 @@ impl Reflector {
         let mut open = None;
         loop {
             self.progress.enter(&phase, self.clock.monotonic());
-            let outages = self.source.outages().ended();
+            let outages = ended_outages(&*self.source);
             if outages > self.outages && !matches!(phase, Phase::Wait { .. }) {
                 self.outages = outages;
                 backoff.reset(self.clock.monotonic());
@@ -223,8 +223,8 @@ impl Reflector {
                 let recovered = self.recovered(outages::PERIOD);
                 Box::pin(self.verify(*from)).or(recovered).await
             }
-            Phase::Wait { delay, .. } => {
-                let recovered = self.recovered(Duration::ZERO);
+            Phase::Wait { delay, least, .. } => {
+                let recovered = self.recovered(*least);
                 let waited = async {
                     self.clock.sleep(*delay).await;
                     Outcome::Waited
@@ -240,7 +240,10 @@ impl Reflector {
         let spread = SPREAD.mul_f64(self.random.f64());
         Box::pin(async move {
             clock.sleep(pause).await;
-            source.outages().over(known, &*source, &clock).await;
+            match source.outages() {
+                Some(outages) => outages.over(known, &*source, &clock).await,
+                None => std::future::pending().await,
+            }
             clock.sleep(spread).await;
             Outcome::Recovered
         })
@@ -612,6 +615,11 @@ impl Reflector {
         log::warn!("{}: the watch ended after {lasted:?} without an event", self.name);
         Outcome::Short
     }
+}
+
+/// The outages of the server that have ended; 0 where nobody asks for them.
+fn ended_outages(source: &dyn Source) -> u64 {
+    source.outages().map_or(0, Outages::ended)
 }
 
 impl Open {

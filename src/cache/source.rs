@@ -122,8 +122,13 @@ pub trait Source: Send + Sync + 'static {
     ) -> Answer<'a, WatchEvent<Encoded>>;
 
     /// Whether the API server says that it is ready for requests. No answer is a no.
-    fn is_ready(&self) -> BoxFuture<'_, bool>;
+    fn is_ready(&self) -> BoxFuture<'_, bool> {
+        Box::pin(async { true })
+    }
 
-    /// The outages that the users of this source have noticed.
-    fn outages(&self) -> &Outages;
+    /// The outages that the users of this source have noticed. `None`: they do not ask, and each waits
+    /// for the end of its own delay, as upstream.
+    fn outages(&self) -> Option<&Outages> {
+        None
+    }
 }

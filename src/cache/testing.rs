@@ -10,7 +10,7 @@ use futures_lite::StreamExt;
 use futures_lite::future::yield_now;
 use futures_lite::stream::{self, Boxed as BoxStream};
 
-use super::{Answer, BoxFuture, Error, ListRequest, Outages, Scope, Source, WatchRequest};
+use super::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::clock::FakeClock;
 use crate::objects::{Bookmark, Encoded, Form, ListPart, Meta, ObjectKey, PartialObjectMetadata};
 
@@ -98,11 +98,10 @@ pub fn initial(items: &[Encoded], version: u64) -> Vec<WatchEvent> {
     events
 }
 
-/// Answers requests in order with the replies given; then not at all. It is always ready.
+/// Answers requests in order with the replies given; then not at all.
 #[derive(Default)]
 pub struct Script {
     state: Mutex<State>,
-    outages: Outages,
 }
 
 #[derive(Default)]
@@ -183,13 +182,5 @@ impl Source for Script {
                 None => futures_lite::future::pending().await,
             }
         })
-    }
-
-    fn is_ready(&self) -> BoxFuture<'_, bool> {
-        Box::pin(async { true })
-    }
-
-    fn outages(&self) -> &Outages {
-        &self.outages
     }
 }

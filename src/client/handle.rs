@@ -141,11 +141,6 @@ impl Client {
         })
     }
 
-    /// The same, whose requests wait for no token.
-    pub fn without_limit(&self) -> Client {
-        self.derive(|derived| derived.config.qps = 0.0)
-    }
-
     /// The same for writes that do no harm when they are late, such as events: see
     /// [`Guard::uncounted`]. They are sent after a stop too; their sender has to limit the time.
     pub fn with_uncounted_writes(&self) -> Client {

@@ -112,7 +112,7 @@ impl Source for Tap {
         self.source.is_ready()
     }
 
-    fn outages(&self) -> &Outages {
+    fn outages(&self) -> Option<&Outages> {
         self.source.outages()
     }
 }

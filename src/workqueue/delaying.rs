@@ -96,16 +96,18 @@ impl<K: Key> Delayed<K> {
     }
 
     /// Lets no key wait for its retry for longer than until `at`, which is called for each that
-    /// would wait until after `latest`. Returns whether [`next`](Delayed::next) is now earlier than
-    /// it was.
-    pub fn advance_retries(&mut self, latest: Duration, mut at: impl FnMut() -> Duration) -> bool {
+    /// would wait until after `latest`. Returns these keys.
+    pub fn advance_retries(
+        &mut self,
+        latest: Duration,
+        mut at: impl FnMut() -> Duration,
+    ) -> Vec<K> {
         let late = self.times.retries.iter().filter(|(_, due)| due.at > latest);
         let late: Vec<K> = late.map(|(key, _)| key.clone()).collect();
-        let mut sooner = false;
-        for key in late {
-            sooner |= self.push(key, Reason::Retry, at());
+        for key in &late {
+            self.push(key.clone(), Reason::Retry, at());
         }
-        sooner
+        late
     }
 
     /// Sets the timer of `key` to `at`, earlier or later than it was. Returns whether
@@ -339,13 +341,16 @@ mod tests {
         delayed.insert('a', secs(700));
         delayed.set('c', secs(800));
         let mut times = [11, 9].into_iter();
-        assert!(delayed.advance_retries(secs(15), || secs(times.next().expect("two are late"))));
+        let mut late =
+            delayed.advance_retries(secs(15), || secs(times.next().expect("two are late")));
+        late.sort_unstable();
+        assert_eq!(late, ['a', 'c']);
         assert_eq!(pop(&mut delayed, 8), "");
         let mut both: Vec<char> = pop(&mut delayed, 11).chars().collect();
         both.sort_unstable();
         assert_eq!(both, ['a', 'c']);
         assert_eq!(pop(&mut delayed, 12), "b", "it was not late");
-        assert!(!delayed.advance_retries(Duration::ZERO, || Duration::ZERO));
+        assert!(delayed.advance_retries(Duration::ZERO, || Duration::ZERO).is_empty());
         assert_eq!(pop(&mut delayed, 900), "ac", "other times stay");
     }
 

@@ -186,12 +186,14 @@ impl<K: Key> RateLimitingQueue<K> {
     }
 
     /// Adds the keys that wait after a failure within `period`, at random times, unless they come
-    /// sooner. Their failures stay counted.
+    /// sooner, and forgets their failures.
     pub fn advance_retries(&self, period: Duration) {
         let mut state = self.inner.lock();
         let now = self.inner.clock.monotonic();
         let at = || now + period.mul_f64(fastrand::f64());
-        if state.delayed.advance_retries(now + period, at) {
+        let advanced = state.delayed.advance_retries(now + period, at);
+        advanced.iter().for_each(|key| self.inner.limiter.forget(key));
+        if !advanced.is_empty() {
             self.inner.wake_timekeeper(&state);
         }
     }

@@ -10,8 +10,7 @@ use allocation_counter::measure;
 use futures_lite::future::{block_on, poll_once};
 use futures_lite::{FutureExt, StreamExt};
 use kube_controller_manager::cache::{
-    Answer, BoxFuture, Deleted, EventHandler, ListRequest, Outages, Scope, SharedIndexInformer,
-    Source, WatchRequest,
+    Answer, Deleted, EventHandler, ListRequest, Scope, SharedIndexInformer, Source, WatchRequest,
 };
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
@@ -146,10 +145,7 @@ fn a_skipped_field_is_not_allocated() {
 }
 
 /// A source without objects: an empty list, and a watch without events.
-#[derive(Default)]
-struct Silent {
-    outages: Outages,
-}
+struct Silent;
 
 impl Source for Silent {
     fn list<'a>(&'a self, _: &'a Scope, _: Form, _: ListRequest) -> Answer<'a, ListPart<Encoded>> {
@@ -165,14 +161,6 @@ impl Source for Silent {
         let end = WatchEvent::Bookmark(Bookmark { version: 1, initial_events_end: true });
         let events = futures_lite::stream::once(Ok(end)).chain(futures_lite::stream::pending());
         Box::pin(async { Ok(events.boxed()) })
-    }
-
-    fn is_ready(&self) -> BoxFuture<'_, bool> {
-        Box::pin(async { true })
-    }
-
-    fn outages(&self) -> &Outages {
-        &self.outages
     }
 }
 
@@ -219,7 +207,7 @@ fn idle_informer(source: Arc<dyn Source>) -> (i64, i64) {
 
 #[test]
 fn an_idle_informer_costs_a_few_kilobytes() {
-    let (bytes, blocks) = idle_informer(Arc::new(Silent::default()));
+    let (bytes, blocks) = idle_informer(Arc::new(Silent));
     println!("an idle informer: {bytes} bytes in {blocks} blocks");
     // With the tasks of both handlers, which end on another thread, and the part that follows the
     // server's history. Unoptimized futures are larger than those of a release.

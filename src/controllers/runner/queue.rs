@@ -555,6 +555,11 @@ mod tests {
             queue.downgrade().advance_retries(Duration::from_secs(2));
             clock.advance(Duration::from_secs(2));
             assert_eq!(queue.drain().len(), 1, "{failures} failures");
+            // What fails once more begins with short delays.
+            let error = client::Error::Transport { request: "GET /".into(), source: "no".into() };
+            queue.settle("c", &"k".to_owned(), Some(Err(error.into())));
+            clock.advance(Duration::from_secs(1));
+            assert_eq!(queue.drain().len(), 1, "{failures} failures");
         }
     }
 

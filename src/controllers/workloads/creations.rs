@@ -191,7 +191,7 @@ impl Creations {
                 listed(changes)
             );
             let message = format!(
-                "{}; it creates no other for {} s, or until its spec changes",
+                "{}; it creates no other for {} s, or until a dry run comes back unchanged or its spec changes",
                 record.why,
                 record.wait.as_secs()
             );
@@ -404,7 +404,8 @@ mod tests {
                 [format!(
                     "Warning CreatedObjectChanged Pod \"web-1\" came back changed from its \
                      creation, so this ReplicaSet does not recognise it: label \"app\" is missing; \
-                     it creates no other for {wait} s, or until its spec changes"
+                     it creates no other for {wait} s, or until a dry run comes back unchanged or its \
+                     spec changes"
                 )]
             );
             for second in 0..wait {

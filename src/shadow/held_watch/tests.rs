@@ -26,14 +26,6 @@ impl Source for Sent {
         let events = self.0.clone().map(Ok).boxed();
         Box::pin(async { Ok(events as Events) })
     }
-
-    fn is_ready(&self) -> BoxFuture<'_, bool> {
-        unreachable!("no request fails here")
-    }
-
-    fn outages(&self) -> &Outages {
-        unreachable!("no request fails here")
-    }
 }
 
 struct Watch {
