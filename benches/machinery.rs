@@ -6,7 +6,7 @@ use std::time::Duration;
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
-use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer, Known};
+use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer, KnownState};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::cleanup::garbagecollector::graph::{
     Graph, Identity, Scope,
@@ -129,7 +129,7 @@ fn delta_fifo_list(bencher: Bencher, count: usize) {
         (DeltaFifo::new(indexer.clone()), indexer)
     };
     bencher.counter(ItemsCount::new(count)).with_inputs(make).bench_refs(|(fifo, indexer)| {
-        fifo.begin_replace(Known::Counts);
+        fifo.begin_replace(KnownState::Trusted);
         for pod in &pods {
             fifo.replace_item(pod.clone());
         }

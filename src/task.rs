@@ -43,7 +43,7 @@ use futures_lite::future::block_on;
 use parking_lot::Mutex;
 use pin_project::pin_project;
 
-pub(crate) use run::{Run, current_run, in_run};
+pub(crate) use run::{SyncScope, current_scope, in_scope};
 pub use signals::stop_on_signal;
 use task_counts::Counted;
 pub use task_counts::{Place, running};
@@ -65,9 +65,9 @@ fn spawn_boxed<T: Send + 'static>(
     future: Pin<Box<dyn Future<Output = T> + Send>>,
     place: &'static Location<'static>,
 ) -> Task<T> {
-    let future = match current_run() {
+    let future = match current_scope() {
         None => future,
-        Some(run) => Box::pin(in_run(run.child(), future)),
+        Some(run) => Box::pin(in_scope(run.child(), future)),
     };
     async_std::task::spawn(Counted::new(future, place))
 }

@@ -12,7 +12,7 @@ use crate::pod::{Container, Pod, PodExt};
 use crate::probes;
 
 /// The container whose hook is run.
-pub struct Site<'a> {
+pub struct HookTarget<'a> {
     pub runtime: &'a RuntimeService,
     pub clock: &'a SharedClock,
     pub pod: &'a Pod,
@@ -26,7 +26,7 @@ pub struct Site<'a> {
 ///
 /// # Errors
 /// Upstream's message.
-pub async fn run(site: &Site<'_>, hook: &core::LifecycleHandler) -> Result<(), String> {
+pub async fn run(site: &HookTarget<'_>, hook: &core::LifecycleHandler) -> Result<(), String> {
     let name = &site.container.name;
     let pod = format!("{}({})", site.pod.full_name(), site.pod.uid());
     if let Some(exec) = &hook.exec {
@@ -58,7 +58,7 @@ pub async fn run(site: &Site<'_>, hook: &core::LifecycleHandler) -> Result<(), S
 }
 
 /// Runs a command without a deadline. The error, and what the command has written.
-async fn exec_in(site: &Site<'_>, command: &[String]) -> Result<(), (String, String)> {
+async fn exec_in(site: &HookTarget<'_>, command: &[String]) -> Result<(), (String, String)> {
     let answer = site.runtime.exec_sync(site.id, command, None).await;
     let answer = answer.map_err(|error| (chain(&error), String::new()))?;
     if answer.exit_code == 0 {
@@ -72,7 +72,7 @@ async fn exec_in(site: &Site<'_>, command: &[String]) -> Result<(), (String, Str
 
 /// Sends a GET; each status is a success. What this machine lacks says nothing about the container,
 /// whose hook waits for it.
-async fn send(site: &Site<'_>, get: &core::HTTPGetAction) -> Result<(), String> {
+async fn send(site: &HookTarget<'_>, get: &core::HTTPGetAction) -> Result<(), String> {
     let ip = site.ip.or(get.host.as_deref()).ok_or("failed to find networking container")?;
     let mut target = probes::target(site.container, get, ip)?;
     let asked = repeat(site.clock, || probes::send(&target, get, "lifecycle")).await;

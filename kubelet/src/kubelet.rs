@@ -29,7 +29,7 @@ use crate::probes::{self, Kind};
 use crate::runtime::status::State::{Created, Exited, Running, Unknown};
 use crate::runtime::status::{self, PodStatus};
 use crate::sources::{Op, PodUpdate, Source};
-use crate::stats::{Site, Stats, Summary};
+use crate::stats::{Stats, StatsSource, Summary};
 use crate::tree;
 use crate::volumes;
 use crate::workers::{Outcome, Reason, Work, Workers};
@@ -700,7 +700,7 @@ impl Kubelet {
                 Some(cgroups) => Some(cgroups.pod(pod)),
                 None => (!root.is_empty()).then(|| format!("{root}/pod{}", pod.uid())),
             };
-            let site = Site {
+            let site = StatsSource {
                 node: &node.name,
                 memory_bytes: node.memory_bytes.unsigned_abs(),
                 folders,

@@ -601,7 +601,7 @@ impl Manager {
         };
         let ip = ip.as_deref();
         let (runtime, clock) = (&self.runtime, &self.clock);
-        hooks::run(&hooks::Site { runtime, clock, pod, container, id, ip }, hook).await
+        hooks::run(&hooks::HookTarget { runtime, clock, pod, container, id, ip }, hook).await
     }
 
     /// Starts probes of what runs in a pod, and ends those of what does not.

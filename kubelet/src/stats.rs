@@ -194,7 +194,7 @@ pub struct Interface {
 }
 
 /// What is measured.
-pub struct Site<'a> {
+pub struct StatsSource<'a> {
     pub node: &'a str,
     pub memory_bytes: u64,
     pub folders: &'a Folders,
@@ -248,7 +248,7 @@ impl Stats {
         self.samples.lock().retain(|_, sample| now.saturating_sub(sample.at) < limit);
     }
 
-    fn used(&self, site: &Site<'_>, path: &str, usage: &Usage) -> Used {
+    fn used(&self, site: &StatsSource<'_>, path: &str, usage: &Usage) -> Used {
         let time = site.now.to_string();
         let memory_time = time.clone();
         Used {
@@ -275,7 +275,7 @@ impl Stats {
     }
 
     /// Measures all. Blocks.
-    pub fn summary(&self, site: &Site<'_>) -> Summary {
+    pub fn summary(&self, site: &StatsSource<'_>) -> Summary {
         self.tidy(site.monotonic);
         Summary {
             node: self.node(site),
@@ -283,7 +283,7 @@ impl Stats {
         }
     }
 
-    fn node(&self, site: &Site<'_>) -> NodeStats {
+    fn node(&self, site: &StatsSource<'_>) -> NodeStats {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let mut usage = usage::read(site.hierarchy, "/");
         usage.memory = Some(usage::machine_memory(site.hierarchy, site.memory_bytes));
@@ -325,7 +325,7 @@ impl Stats {
     }
 
     /// `None`: the pod does not run.
-    fn pod(&self, site: &Site<'_>, pod: &Pod) -> Option<PodStats> {
+    fn pod(&self, site: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
         let path = (site.cgroup_of)(pod)?;
         let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
@@ -398,7 +398,7 @@ struct MeasuredVolume {
     is_local: bool,
 }
 
-fn volumes(site: &Site<'_>, pod: &Pod, time: &str) -> Vec<MeasuredVolume> {
+fn volumes(site: &StatsSource<'_>, pod: &Pod, time: &str) -> Vec<MeasuredVolume> {
     let empty = pod.spec().volumes.iter().flatten().filter_map(|volume| {
         let source = volume.empty_dir.as_ref()?;
         let folder = site.folders.empty_dir(&pod.uid(), &volume.name);

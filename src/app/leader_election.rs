@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cache::History;
+use crate::cache::VersionLosses;
 use crate::client::{Client, Guard};
 use crate::clock::SharedClock;
 use crate::events::EventBroadcaster;
@@ -24,7 +24,7 @@ pub struct Contender<'a> {
     pub clock: &'a SharedClock,
     pub identity: &'a str,
     /// Records a Lease that is older than before.
-    pub history: &'a History,
+    pub history: &'a VersionLosses,
     /// Ends all elections.
     pub stop: &'a StopToken,
 }
@@ -57,7 +57,8 @@ impl Contender<'_> {
         let recorder = events.recorder(PROGRAM);
         let lock = LeaseLock::new(self.client, key, self.identity.into(), Some(recorder));
         let (history, clock) = (self.history.clone(), self.clock.clone());
-        let lock = lock.on_lost_versions(move || history.lost(history.losses(), clock.monotonic()));
+        let lock =
+            lock.on_lost_versions(move || history.record_loss(history.losses(), clock.monotonic()));
         let config = Config {
             lock: Arc::new(lock),
             lease_duration: options.leader_elect_lease_duration,

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cache::History;
+use crate::cache::VersionLosses;
 use crate::client::Guard;
 use crate::clock::{SharedClock, SystemClock};
 use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
@@ -93,7 +93,7 @@ pub fn usage() -> String {
 async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec<String>> {
     let prepared = prepare(options, connect)?;
     match serve(prepared, connect).await? {
-        Some(served) => elect(served).await,
+        Some(served) => run_elected(served).await,
         None => Ok(()),
     }
 }
@@ -220,14 +220,14 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
         migration,
         lease,
         running,
-        history: History::default(),
+        history: VersionLosses::default(),
         shadow,
     };
     Ok(Some(Served { context, main, second, stop, tasks, serving }))
 }
 
 /// Runs the controllers until stopped: under the lease, if there is an election.
-async fn elect(served: Served) -> Result<(), Vec<String>> {
+async fn run_elected(served: Served) -> Result<(), Vec<String>> {
     let failure = match &served.main {
         Some(main) => lead(&served, main).await?,
         None => run_without_lease(&served).await,

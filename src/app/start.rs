@@ -16,7 +16,7 @@ use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
 use super::service_accounts;
-use crate::cache::{History, Outages, SharedInformerFactory};
+use crate::cache::{Outages, SharedInformerFactory, VersionLosses};
 use crate::clock::SharedClock;
 use crate::controllers::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugHandler,
@@ -59,7 +59,7 @@ pub struct RunContext {
     /// Opens when controllers have been started under the main lease.
     pub running: Latch,
     /// The losses of versions that the caches and the election notice.
-    pub history: History,
+    pub history: VersionLosses,
     /// In shadow mode: compares this manager with the manager in charge.
     pub shadow: Option<Shadow>,
 }
@@ -133,7 +133,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     }
     let watchers: Vec<Watcher> = controllers.iter().map(Controller::watcher).collect();
     let accounts = accounts(&controllers);
-    let _shown = started.pipeline.show(&factory, watchers.clone());
+    let _registration = started.pipeline.show(&factory, watchers.clone());
     factory.start(&stop);
     if let Some(outages) = factory.outages() {
         tasks.spawn(retry_after_outages(outages.clone(), watchers.clone(), stop.clone()));
@@ -501,7 +501,7 @@ mod tests {
             migration: None,
             lease: Lease::Main,
             running: Latch::new(),
-            history: History::default(),
+            history: VersionLosses::default(),
             shadow: None,
         };
         let ended = block_on(crate::app::run_controllers(started, StopToken::new()));

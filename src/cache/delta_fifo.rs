@@ -106,7 +106,7 @@ pub enum Popped {
 /// - `process` runs under the queue's lock: the indexer and the queue change as one. It must be
 ///   short and must not call the queue.
 /// - A change older than the known state of its object is dropped, unless a list contains it.
-/// - [`AnyIndexer::saw`] gets a version once everything up to it is processed. For a change that is
+/// - [`AnyIndexer::set_seen_version`] gets a version once everything up to it is processed. For a change that is
 ///   processed before older changes of other objects, this is later than the change itself.
 ///
 /// # What is not promised
@@ -119,7 +119,7 @@ pub enum Popped {
 /// Upstream: `cache.DeltaFIFO` with `EmitDeltaTypeReplaced`.
 pub struct DeltaFifo {
     state: Mutex<State>,
-    known: Arc<dyn AnyIndexer>,
+    indexer: Arc<dyn AnyIndexer>,
     synced: AtomicBool,
     /// Notified when there is something to pop, and when `synced` or `closed` changed.
     changed: Event,
@@ -153,23 +153,23 @@ struct Replacing {
     /// The keys in the list; `None` when the list deletes nothing: no object was known before it,
     /// or it has an item without a readable name.
     seen: Option<HashSet<ObjectKey>>,
-    known: Known,
+    known: KnownState,
 }
 
 /// Whether the known state of an object in a list counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum KnownState {
     /// It stays if it is of the same version.
-    Counts,
+    Trusted,
     /// The server's versions may have gone back: an equal version may be another state.
     Doubtful,
 }
 
 impl DeltaFifo {
-    /// An empty queue. `known`: the cache that its deltas are applied to.
-    pub fn new(known: Arc<dyn AnyIndexer>) -> DeltaFifo {
+    /// An empty queue. `indexer`: the cache that its deltas are applied to.
+    pub fn new(indexer: Arc<dyn AnyIndexer>) -> DeltaFifo {
         let (state, synced) = (Mutex::default(), AtomicBool::new(false));
-        DeltaFifo { state, known, synced, changed: Event::new() }
+        DeltaFifo { state, indexer, synced, changed: Event::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -234,8 +234,8 @@ impl DeltaFifo {
         while state.marks.front().is_some_and(|mark| mark.at <= state.popped) {
             if let Some(mark) = state.marks.pop_front() {
                 match mark.back {
-                    true => self.known.went_back(mark.version),
-                    false => self.known.saw(mark.version),
+                    true => self.indexer.reset_seen_version(mark.version),
+                    false => self.indexer.set_seen_version(mark.version),
                 }
             }
         }
@@ -260,7 +260,7 @@ impl DeltaFifo {
     /// Queues every known object that does not wait already. Upstream: `Resync`.
     pub fn resync(&self) {
         let mut state = self.lock();
-        self.known.for_each(&mut |object| {
+        self.indexer.for_each(&mut |object| {
             let key = object.meta().key();
             if !state.items.contains_key(&key) {
                 self.queue(&mut state, key, Delta::Sync(object));
@@ -289,12 +289,12 @@ impl DeltaFifo {
         }
     }
 
-    /// Passes `version` to [`AnyIndexer::saw`] once all keys that wait now are processed.
+    /// Passes `version` to [`AnyIndexer::set_seen_version`] once all keys that wait now are processed.
     fn mark(&self, state: &mut State, version: u64) {
         let at = state.popped + state.queue.len() as u64;
         match state.marks.back_mut() {
             Some(mark) if mark.at == at => mark.version = mark.version.max(version),
-            _ if at == state.popped => self.known.saw(version),
+            _ if at == state.popped => self.indexer.set_seen_version(version),
             _ => state.marks.push_back(Mark { at, version, back: false }),
         }
     }
@@ -304,7 +304,7 @@ impl DeltaFifo {
     fn mark_back(&self, state: &mut State, version: u64) {
         state.marks.clear();
         match state.queue.is_empty() {
-            true => self.known.went_back(version),
+            true => self.indexer.reset_seen_version(version),
             false => {
                 let at = state.popped + state.queue.len() as u64;
                 state.marks.push_back(Mark { at, version, back: true });
@@ -321,7 +321,7 @@ impl DeltaFifo {
     fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         match state.items.get(key) {
             Some(deltas) => Some(deltas.newest().object().clone()),
-            None => self.known.get(key),
+            None => self.indexer.get(key),
         }
     }
 
@@ -394,9 +394,9 @@ impl DeltaFifo {
     }
 
     /// Begins a list, and abandons an unfinished one. Upstream: `Replace`, which gets all items.
-    pub fn begin_replace(&self, known: Known) {
+    pub fn begin_replace(&self, known: KnownState) {
         let mut state = self.lock();
-        let nothing_known = state.items.is_empty() && self.known.is_empty();
+        let nothing_known = state.items.is_empty() && self.indexer.is_empty();
         state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new), known });
     }
 
@@ -411,7 +411,7 @@ impl DeltaFifo {
         });
         let mut delta: fn(Arc<dyn AnyObject>) -> Delta = Delta::Replaced;
         if let Some(Replacing { seen, known }) = &mut state.replacing {
-            if *known == Known::Doubtful {
+            if *known == KnownState::Doubtful {
                 delta = Delta::Restored;
             }
             if let Some(seen) = seen {
@@ -455,7 +455,7 @@ impl DeltaFifo {
                     deltas.push(delta);
                 }
             }
-            self.known.for_each(&mut |object| {
+            self.indexer.for_each(&mut |object| {
                 let key = object.meta().key();
                 if !seen.contains(&key) && !state.items.contains_key(&key) {
                     self.queue(&mut state, key, gone(object));
@@ -538,7 +538,7 @@ mod tests {
     }
 
     fn replace(fifo: &DeltaFifo, items: &[(&str, u64)], version: u64) {
-        fifo.begin_replace(Known::Counts);
+        fifo.begin_replace(KnownState::Trusted);
         for (name, version) in items {
             fifo.replace_item(object("", name, *version));
         }
@@ -601,7 +601,7 @@ mod tests {
         let (indexer, fifo) = known();
         replace(&fifo, &[("a", 1), ("b", 2)], 2);
         drain(&fifo, &indexer);
-        fifo.begin_replace(Known::Counts);
+        fifo.begin_replace(KnownState::Trusted);
         fifo.replace_item(object("", "c", 3));
         assert_eq!(drain(&fifo, &indexer), ["=c@3"]);
         replace(&fifo, &[("a", 1), ("b", 2)], 4);
@@ -613,7 +613,7 @@ mod tests {
     fn a_deletion_during_a_list_removes_the_item_and_does_not_sync() {
         let (indexer, fifo) = known();
         for (version, synced, seen) in [(10, false, 0), (20, true, 17)] {
-            fifo.begin_replace(Known::Counts);
+            fifo.begin_replace(KnownState::Trusted);
             fifo.replace_item(object("", "a", 1));
             fifo.replace_item(object("", "b", 2));
             fifo.replace_item(object("", "c", 3));
@@ -631,7 +631,7 @@ mod tests {
     #[test]
     fn synced_once_the_first_list_is_processed() {
         let (indexer, fifo) = known();
-        fifo.begin_replace(Known::Counts);
+        fifo.begin_replace(KnownState::Trusted);
         fifo.replace_item(object("", "a", 1));
         pop(&fifo, &indexer);
         fifo.replace_item(object("", "b", 2));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::any::AnyObject;
-use super::history::History;
+use super::history::VersionLosses;
 use super::informer::{Informer, InformerStatus};
 use super::metadata::MetadataInformer;
 use super::outages::Outages;
@@ -36,7 +36,7 @@ struct Inner {
     entries: Mutex<Vec<Entry>>,
     tasks: TaskGroup,
     failure: Failure,
-    history: History,
+    history: VersionLosses,
 }
 
 struct Entry {
@@ -59,7 +59,7 @@ impl SharedInformerFactory {
         clock: SharedClock,
         default_resync: Duration,
     ) -> SharedInformerFactory {
-        SharedInformerFactory::with_history(source, clock, default_resync, History::default())
+        SharedInformerFactory::with_history(source, clock, default_resync, VersionLosses::default())
     }
 
     /// As [`with_resync`](Self::with_resync); all informers list again after each loss that
@@ -68,7 +68,7 @@ impl SharedInformerFactory {
         source: Arc<dyn Source>,
         clock: SharedClock,
         default_resync: Duration,
-        history: History,
+        history: VersionLosses,
     ) -> SharedInformerFactory {
         let (entries, tasks, failure) = (Mutex::default(), TaskGroup::new(), Failure::new());
         let inner = Inner { source, clock, default_resync, entries, tasks, failure, history };
@@ -76,7 +76,7 @@ impl SharedInformerFactory {
     }
 
     /// The losses of versions that the informers, and others, have noticed.
-    pub fn history(&self) -> &History {
+    pub fn history(&self) -> &VersionLosses {
         &self.inner.history
     }
 

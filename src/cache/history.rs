@@ -14,14 +14,14 @@ use crate::clock::SharedClock;
 /// How long the readers of caches wait, at most, until all caches are listed again.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What [`Follower::listed`] is before the first list.
+/// What [`LossObserver::record_list`] is before the first list.
 const UNLISTED: u64 = u64::MAX;
 
 /// The losses of versions that any part of the process has noticed. All caches that follow it are
-/// listed again after each, and readers wait for that: [`settled`](History::settled). Cheap to
+/// listed again after each, and readers wait for that: [`settled`](VersionLosses::settled). Cheap to
 /// clone: clones are one.
 #[derive(Clone, Default)]
-pub struct History {
+pub struct VersionLosses {
     inner: Arc<Inner>,
 }
 
@@ -44,13 +44,13 @@ struct State {
 }
 
 /// One cache that follows a [`History`], until it is dropped.
-pub struct Follower {
-    history: History,
+pub struct LossObserver {
+    history: VersionLosses,
     /// The last loss before the last whole list began.
     listed: Arc<AtomicU64>,
 }
 
-impl History {
+impl VersionLosses {
     /// The number of losses so far.
     pub fn losses(&self) -> u64 {
         self.inner.losses.load(Ordering::Acquire)
@@ -58,7 +58,7 @@ impl History {
 
     /// Records a loss that was noticed at `now`, on the monotonic clock. `known`: the losses known
     /// before; if there have been more since, it is one of those.
-    pub fn lost(&self, known: u64, now: Duration) {
+    pub fn record_loss(&self, known: u64, now: Duration) {
         {
             let mut state = self.inner.state.lock();
             if self.losses() != known {
@@ -72,10 +72,10 @@ impl History {
     }
 
     /// A cache that is not listed yet.
-    pub fn follow(&self) -> Follower {
+    pub fn follow(&self) -> LossObserver {
         let listed = Arc::new(AtomicU64::new(UNLISTED));
         self.inner.state.lock().followers.push(listed.clone());
-        Follower { history: self.clone(), listed }
+        LossObserver { history: self.clone(), listed }
     }
 
     /// Whether all caches have been listed since the last loss. Costs two loads.
@@ -108,8 +108,8 @@ impl History {
     }
 }
 
-impl Follower {
-    /// See [`History::losses`].
+impl LossObserver {
+    /// See [`VersionLosses::losses`].
     pub fn losses(&self) -> u64 {
         self.history.losses()
     }
@@ -120,18 +120,18 @@ impl Follower {
     }
 
     /// Records a whole list that began after this number of losses.
-    pub fn listed(&self, losses: u64) {
+    pub fn record_list(&self, losses: u64) {
         if self.listed.swap(losses, Ordering::AcqRel) != losses {
             self.history.inner.changed.notify(usize::MAX);
         }
     }
 
     /// Records a loss that this cache noticed itself at `now`. It has to be listed after that.
-    pub fn lost(&self, now: Duration) {
-        self.history.lost(self.listed.load(Ordering::Acquire), now);
+    pub fn record_loss(&self, now: Duration) {
+        self.history.record_loss(self.listed.load(Ordering::Acquire), now);
     }
 
-    /// Resolves when [`is_behind`](Follower::is_behind), at once if it is so.
+    /// Resolves when [`is_behind`](LossObserver::is_behind), at once if it is so.
     pub fn loss(&self) -> impl Future<Output = ()> + use<> {
         let (history, listed) = (self.history.clone(), self.listed.clone());
         async move {
@@ -146,7 +146,7 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for LossObserver {
     fn drop(&mut self) {
         let inner = &self.history.inner;
         inner.state.lock().followers.retain(|listed| !Arc::ptr_eq(listed, &self.listed));
@@ -165,38 +165,38 @@ mod tests {
     #[test]
     fn a_loss_is_settled_when_all_caches_are_listed_again() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        let (shared, history): (SharedClock, _) = (clock.clone(), History::default());
+        let (shared, history): (SharedClock, _) = (clock.clone(), VersionLosses::default());
         let (one, other, unlisted) = (history.follow(), history.follow(), history.follow());
-        one.listed(0);
-        other.listed(0);
+        one.record_list(0);
+        other.record_list(0);
         assert!(history.is_settled() && !one.is_behind());
 
-        one.lost(clock.monotonic());
+        one.record_loss(clock.monotonic());
         // The same loss.
-        other.lost(clock.monotonic());
+        other.record_loss(clock.monotonic());
         assert_eq!(history.losses(), 1);
         assert!(one.is_behind() && other.is_behind() && !unlisted.is_behind());
         let mut settled = Box::pin(history.settled(&shared));
         let mut is_over = || block_on(poll_once(&mut settled)).is_some();
         assert!(!is_over());
-        one.listed(1);
+        one.record_list(1);
         assert!(!is_over());
         // A list that began before the loss.
-        other.listed(0);
+        other.record_list(0);
         assert!(!is_over());
-        other.listed(1);
+        other.record_list(1);
         assert!(is_over() && history.is_settled());
     }
 
     #[test]
     fn a_cache_that_ends_or_cannot_be_listed_is_not_waited_for() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        let (shared, history): (SharedClock, _) = (clock.clone(), History::default());
+        let (shared, history): (SharedClock, _) = (clock.clone(), VersionLosses::default());
         let (one, other) = (history.follow(), history.follow());
-        one.listed(0);
-        other.listed(0);
-        history.lost(0, clock.monotonic());
-        one.listed(1);
+        one.record_list(0);
+        other.record_list(0);
+        history.record_loss(0, clock.monotonic());
+        one.record_list(1);
         let mut settled = Box::pin(history.settled(&shared));
         let mut is_over = || block_on(poll_once(&mut settled)).is_some();
         assert!(!is_over());
@@ -205,8 +205,8 @@ mod tests {
         clock.advance(Duration::from_millis(1));
         assert!(is_over());
 
-        history.lost(1, clock.monotonic());
-        one.listed(2);
+        history.record_loss(1, clock.monotonic());
+        one.record_list(2);
         let mut settled = Box::pin(history.settled(&shared));
         assert!(block_on(poll_once(&mut settled)).is_none());
         drop(other);

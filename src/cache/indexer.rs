@@ -116,9 +116,9 @@ pub trait AnyIndexer: Any + Send + Sync {
     /// labels and templates, which many objects share, and lists.
     fn bytes_held(&self) -> usize;
     /// See [`Indexer::set_seen_version`].
-    fn saw(&self, version: u64);
+    fn set_seen_version(&self, version: u64);
     /// The same after a list with which the server's versions have gone back.
-    fn went_back(&self, version: u64);
+    fn reset_seen_version(&self, version: u64);
 
     /// Whether there are no objects.
     fn is_empty(&self) -> bool {
@@ -485,11 +485,11 @@ impl<T: Object> AnyIndexer for Indexer<T> {
         objects + state.slots.capacity() * size_of::<Option<Arc<T>>>() + state.tables.bytes_held()
     }
 
-    fn saw(&self, version: u64) {
+    fn set_seen_version(&self, version: u64) {
         self.set_seen_version(version);
     }
 
-    fn went_back(&self, version: u64) {
+    fn reset_seen_version(&self, version: u64) {
         self.go_back(version);
     }
 }

@@ -12,7 +12,7 @@ use super::counts::Counts;
 use super::decoder::Decoder;
 use super::delta_fifo::{Delta, DeltaFifo, Popped};
 use super::handler::Registration;
-use super::history::History;
+use super::history::VersionLosses;
 use super::indexer::AnyIndexer;
 use super::metrics::{self, Measured};
 use super::phase::{Backoff, Outcome};
@@ -46,7 +46,7 @@ pub struct Informer {
     synced: Latch,
     failure: Failure,
     progress: Arc<Progress>,
-    history: History,
+    history: VersionLosses,
 }
 
 /// An informer as debug pages show it.
@@ -78,7 +78,7 @@ impl Informer {
         decoder: Decoder,
         indexer: Arc<dyn AnyIndexer>,
         failure: Failure,
-        history: History,
+        history: VersionLosses,
     ) -> Informer {
         let name: Arc<str> = scope.to_string().into();
         Informer {

@@ -86,11 +86,11 @@ mod undelta_store;
 
 pub use any::AnyObject;
 pub use decoder::Decoder;
-pub use delta_fifo::{Delta, DeltaFifo, Known, Popped};
+pub use delta_fifo::{Delta, DeltaFifo, KnownState, Popped};
 pub use error::{DecodeError, Error};
 pub use factory::SharedInformerFactory;
 pub use handler::{Deleted, EventHandler, Registration};
-pub use history::{Follower, History};
+pub use history::{LossObserver, VersionLosses};
 pub use indexer::{AnyIndexer, HistoryVersion, Index, IndexFn, IndexValue, Indexer};
 pub use informer::InformerStatus;
 pub use lister::Lister;

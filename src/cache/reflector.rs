@@ -12,8 +12,8 @@ use log::Level;
 
 use super::counts::Counts;
 use super::decoder::{Decoder, Received, Undecoded};
-use super::delta_fifo::{DeltaFifo, Known};
-use super::history::{Follower, History};
+use super::delta_fifo::{DeltaFifo, KnownState};
+use super::history::{LossObserver, VersionLosses};
 use super::outages::{self, Outages};
 use super::phase::{Backoff, Outcome, Phase, Start};
 use super::progress::Progress;
@@ -87,14 +87,14 @@ pub struct Reflector {
     /// must not be older.
     written: u64,
     /// The newest version of before lists of the newest began, until one of them is whole.
-    before: u64,
+    written_before_relist: u64,
     /// Whether the server's newest version is older than what was written, or seems to be: no known
     /// state counts in the next list.
-    doubtful: bool,
+    versions_doubtful: bool,
     /// Whether an item of the list under way is older than the known state of its object.
-    regressed: bool,
+    list_went_back: bool,
     /// The losses of versions that other caches notice.
-    follower: Follower,
+    follower: LossObserver,
     /// The number of outages that had ended when the last request began.
     outages: u64,
     /// Whether a list from [`Start::Any`] came in pages: the server has no watch cache that could
@@ -135,10 +135,10 @@ impl Reflector {
             progress: Arc::default(),
             random: fastrand::Rng::new(),
             written: 0,
-            before: 0,
-            doubtful: false,
-            regressed: false,
-            follower: History::default().follow(),
+            written_before_relist: 0,
+            versions_doubtful: false,
+            list_went_back: false,
+            follower: VersionLosses::default().follow(),
             outages,
             paginated: false,
             slice,
@@ -152,7 +152,7 @@ impl Reflector {
     }
 
     /// Lists again when a cache of the same `history` notices a loss of versions.
-    pub(super) fn following(mut self, history: &History) -> Reflector {
+    pub(super) fn following(mut self, history: &VersionLosses) -> Reflector {
         self.follower = history.follow();
         self
     }
@@ -186,12 +186,12 @@ impl Reflector {
                     work.or(lost).await
                 }
             };
-            self.doubtful |= matches!(outcome, Outcome::TooLarge | Outcome::WentBack);
+            self.versions_doubtful |= matches!(outcome, Outcome::TooLarge | Outcome::WentBack);
             log::debug!("{}: {phase:?} ended: {outcome:?}", self.name);
             trace::phase_ended(&self.scope.resource, &self.name, &phase, &outcome);
             phase = phase.after(outcome, || backoff.next(outcome, self.clock.monotonic()));
             if self.follower.is_behind() {
-                self.distrust();
+                self.doubt_versions();
                 if !phase.lists_the_newest() {
                     phase = Phase::Stream { start: Start::Newest };
                 }
@@ -251,9 +251,9 @@ impl Reflector {
 
     /// The versions may have passed the known ones again when the next list is whole: it goes back
     /// nevertheless.
-    fn distrust(&mut self) {
-        self.doubtful = true;
-        self.before = u64::MAX;
+    fn doubt_versions(&mut self) {
+        self.versions_doubtful = true;
+        self.written_before_relist = u64::MAX;
     }
 
     /// Records for all caches that the server has lost versions. A group of another API server, whose
@@ -261,7 +261,7 @@ impl Reflector {
     /// with built-in ones, whose caches notice it.
     fn lost(&self) {
         if self.scope.resource.is_built_in() {
-            self.follower.lost(self.clock.monotonic());
+            self.follower.record_loss(self.clock.monotonic());
         }
     }
 
@@ -320,7 +320,7 @@ impl Reflector {
         match object {
             Ok(object) => {
                 self.written = self.written.max(object.meta().resource_version);
-                self.regressed |= self.store.replace_item(object);
+                self.list_went_back |= self.store.replace_item(object);
             }
             Err(undecoded) => {
                 self.written = self.written.max(undecoded.version());
@@ -359,26 +359,27 @@ impl Reflector {
             Start::Any => Start::AtLeast(self.written),
             Start::AtLeast(version) => Start::AtLeast(version.max(self.written)),
             Start::Newest => {
-                self.before = self.before.max(std::mem::take(&mut self.written));
+                self.written_before_relist =
+                    self.written_before_relist.max(std::mem::take(&mut self.written));
                 Start::Newest
             }
         }
     }
 
     fn begin_replace(&mut self) {
-        self.regressed = false;
-        self.store.begin_replace(match self.doubtful {
-            true => Known::Doubtful,
-            false => Known::Counts,
+        self.list_went_back = false;
+        self.store.begin_replace(match self.versions_doubtful {
+            true => KnownState::Doubtful,
+            false => KnownState::Trusted,
         });
     }
 
     /// Ends a list that was requested after this number of `losses` of versions.
     async fn finish_replace(&mut self, version: u64, losses: u64) {
         self.written = version;
-        self.doubtful = false;
-        let before = std::mem::take(&mut self.before);
-        let is_back = version < before || self.regressed;
+        self.versions_doubtful = false;
+        let before = std::mem::take(&mut self.written_before_relist);
+        let is_back = version < before || self.list_went_back;
         if is_back {
             log::warn!(
                 "{}: the API server's versions went back to {version}, as after a restored backup: \
@@ -392,7 +393,7 @@ impl Reflector {
             // Readers wait until the cache holds the list.
             self.drained().await;
         }
-        self.follower.listed(losses);
+        self.follower.record_list(losses);
     }
 
     /// Asks for the newest version, with one object at most.
@@ -409,7 +410,7 @@ impl Reflector {
         };
         match newest.await {
             Ok(newest) if newest < from => {
-                self.distrust();
+                self.doubt_versions();
                 self.lost();
                 Outcome::WentBack
             }

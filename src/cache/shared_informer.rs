@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::any::typed;
 use super::decoder::Decoder;
 use super::handler::{EventHandler, Registration};
-use super::history::History;
+use super::history::VersionLosses;
 use super::indexer::{Index, Indexer};
 use super::informer::Informer;
 use super::lister::Lister;
@@ -100,7 +100,13 @@ impl<T: Object> SharedIndexInformer<T> {
     /// An informer with an empty cache, outside of any factory. It sends nothing before
     /// [`run`](Self::run).
     pub fn new(source: Arc<dyn Source>, scope: Scope, clock: SharedClock) -> Self {
-        SharedIndexInformer::reporting(source, scope, clock, Failure::new(), History::default())
+        SharedIndexInformer::reporting(
+            source,
+            scope,
+            clock,
+            Failure::new(),
+            VersionLosses::default(),
+        )
     }
 
     /// `failure`: gets the report when the informer keeps panicking. `history`: the losses of
@@ -110,7 +116,7 @@ impl<T: Object> SharedIndexInformer<T> {
         scope: Scope,
         clock: SharedClock,
         failure: Failure,
-        history: History,
+        history: VersionLosses,
     ) -> Self {
         let indexer = Arc::new(Indexer::new());
         let decoder = Decoder::of::<T>();

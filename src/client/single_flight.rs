@@ -11,7 +11,7 @@ use crate::task;
 /// Makes a value in a task of its own and keeps it.
 ///
 /// All callers that ask while the value is being made wait for the same run and share its failure,
-/// which is not kept. A run continues when its callers give up: futures of [`Self::get`] may be
+/// which is not flight. A run continues when its callers give up: futures of [`Self::get`] may be
 /// dropped at any time. A run that began before a reset answers only callers that asked before the
 /// reset. Upstream: `singleflight.Group`.
 pub(super) struct SingleFlight<T> {
@@ -133,13 +133,13 @@ mod tests {
     type Runs = Arc<Mutex<Vec<Sender<Result<u32>>>>>;
 
     /// Asks for a value that the test makes through `runs`, one sender a run.
-    async fn ask(kept: &SingleFlight<u32>, runs: &Runs) -> Result<u32> {
+    async fn ask(flight: &SingleFlight<u32>, runs: &Runs) -> Result<u32> {
         let make = || {
             let (sender, made): (_, Receiver<Result<u32>>) = bounded(1);
             runs.lock().push(sender);
             async move { made.recv().await.expect("the test answers each run") }
         };
-        kept.get(|value| *value != 0, make).await
+        flight.get(|value| *value != 0, make).await
     }
 
     fn answer(runs: &Runs, run: usize, result: Result<u32>) {
@@ -148,29 +148,29 @@ mod tests {
 
     #[test]
     fn a_run_is_shared_and_outlives_those_who_wait() {
-        let (kept, runs) = (SingleFlight::default(), Runs::default());
+        let (flight, runs) = (SingleFlight::default(), Runs::default());
         block_on(async {
-            assert!(poll_once(Box::pin(ask(&kept, &runs))).await.is_none());
-            let (mut one, mut two) = (Box::pin(ask(&kept, &runs)), Box::pin(ask(&kept, &runs)));
+            assert!(poll_once(Box::pin(ask(&flight, &runs))).await.is_none());
+            let (mut one, mut two) = (Box::pin(ask(&flight, &runs)), Box::pin(ask(&flight, &runs)));
             assert!(poll_once(&mut one).await.is_none() && poll_once(&mut two).await.is_none());
             answer(&runs, 0, Ok(7));
             let (one, two) = zip(one, two).await;
             assert_eq!((one.unwrap(), two.unwrap()), (7, 7));
-            assert_eq!(ask(&kept, &runs).await.unwrap(), 7);
+            assert_eq!(ask(&flight, &runs).await.unwrap(), 7);
             assert_eq!(runs.lock().len(), 1);
         });
     }
 
     #[test]
     fn a_failure_is_shared_and_not_kept() {
-        let (kept, runs) = (SingleFlight::default(), Runs::default());
+        let (flight, runs) = (SingleFlight::default(), Runs::default());
         block_on(async {
-            let (mut one, mut two) = (Box::pin(ask(&kept, &runs)), Box::pin(ask(&kept, &runs)));
+            let (mut one, mut two) = (Box::pin(ask(&flight, &runs)), Box::pin(ask(&flight, &runs)));
             assert!(poll_once(&mut one).await.is_none() && poll_once(&mut two).await.is_none());
             answer(&runs, 0, Err(Error::Config("broken".to_owned())));
             let (one, two) = zip(one, two).await;
             assert_eq!(one.unwrap_err().to_string(), two.unwrap_err().to_string());
-            let mut again = Box::pin(ask(&kept, &runs));
+            let mut again = Box::pin(ask(&flight, &runs));
             assert!(poll_once(&mut again).await.is_none());
             answer(&runs, 1, Ok(1));
             assert_eq!(again.await.unwrap(), 1);
@@ -179,26 +179,27 @@ mod tests {
 
     #[test]
     fn after_a_reset_the_run_under_way_does_not_answer_later_callers() {
-        let (kept, runs) = (SingleFlight::default(), Runs::default());
+        let (flight, runs) = (SingleFlight::default(), Runs::default());
         block_on(async {
-            let (mut early, mut late) = (Box::pin(ask(&kept, &runs)), Box::pin(ask(&kept, &runs)));
+            let (mut early, mut late) =
+                (Box::pin(ask(&flight, &runs)), Box::pin(ask(&flight, &runs)));
             assert!(poll_once(&mut early).await.is_none());
-            kept.reset();
+            flight.reset();
             assert!(poll_once(&mut late).await.is_none());
             answer(&runs, 1, Ok(2));
             assert_eq!(late.await.unwrap(), 2);
             answer(&runs, 0, Ok(1));
             assert_eq!(early.await.unwrap(), 1);
-            assert_eq!(ask(&kept, &runs).await.unwrap(), 2);
-            kept.reset_if(|value| *value == 1);
-            assert_eq!(ask(&kept, &runs).await.unwrap(), 2);
-            kept.reset_if(|value| *value == 2);
-            let mut again = Box::pin(ask(&kept, &runs));
+            assert_eq!(ask(&flight, &runs).await.unwrap(), 2);
+            flight.reset_if(|value| *value == 1);
+            assert_eq!(ask(&flight, &runs).await.unwrap(), 2);
+            flight.reset_if(|value| *value == 2);
+            let mut again = Box::pin(ask(&flight, &runs));
             assert!(poll_once(&mut again).await.is_none());
             // A value that is not current is made again.
             answer(&runs, 2, Ok(0));
             assert_eq!(again.await.unwrap(), 0);
-            let mut again = Box::pin(ask(&kept, &runs));
+            let mut again = Box::pin(ask(&flight, &runs));
             assert!(poll_once(&mut again).await.is_none());
             answer(&runs, 3, Ok(4));
             assert_eq!(again.await.unwrap(), 4);
@@ -207,11 +208,11 @@ mod tests {
 
     #[test]
     fn a_run_that_panics_is_a_failure() {
-        let kept = SingleFlight::<u32>::default();
+        let flight = SingleFlight::<u32>::default();
         block_on(async {
-            let error = kept.get(|_| true, || async { panic!("on purpose") }).await.unwrap_err();
+            let error = flight.get(|_| true, || async { panic!("on purpose") }).await.unwrap_err();
             assert!(error.to_string().contains("panicked"), "{error}");
-            assert_eq!(kept.get(|_| true, || async { Ok(1) }).await.unwrap(), 1);
+            assert_eq!(flight.get(|_| true, || async { Ok(1) }).await.unwrap(), 1);
         });
     }
 }

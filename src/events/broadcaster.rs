@@ -91,7 +91,7 @@ impl EventBroadcaster {
         let names = Names { sequence: AtomicU32::new(fastrand::u32(..)) };
         let waiting = Arc::default();
         let (stop, abort) = (StopToken::new(), StopToken::new());
-        let send = Send::new(writer, clock.clone(), stop.clone(), Arc::clone(&waiting));
+        let send = EventSender::new(writer, clock.clone(), stop.clone(), Arc::clone(&waiting));
         let queue = Arc::new(Queue { sender, waiting, clock, names });
         let task = {
             let abort = abort.clone();
@@ -174,7 +174,7 @@ impl EventSink for QueueSink {
 }
 
 /// The task that sends.
-struct Send<W> {
+struct EventSender<W> {
     writer: W,
     clock: SharedClock,
     correlator: Correlator,
@@ -186,9 +186,14 @@ struct Send<W> {
     stop: StopToken,
 }
 
-impl<W: EventWriter> Send<W> {
-    fn new(writer: W, clock: SharedClock, stop: StopToken, waiting: Arc<AtomicUsize>) -> Send<W> {
-        Send {
+impl<W: EventWriter> EventSender<W> {
+    fn new(
+        writer: W,
+        clock: SharedClock,
+        stop: StopToken,
+        waiting: Arc<AtomicUsize>,
+    ) -> EventSender<W> {
+        EventSender {
             writer,
             clock,
             correlator: Correlator::new(),
@@ -341,10 +346,10 @@ mod tests {
     }
 
     /// The sending task, polled by hand.
-    fn sender(server: &Arc<Server>) -> (Arc<FakeClock>, Send<Fake>) {
+    fn sender(server: &Arc<Server>) -> (Arc<FakeClock>, EventSender<Fake>) {
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let writer = Fake(server.clone());
-        let send = Send::new(writer, clock.clone(), StopToken::new(), Arc::default());
+        let send = EventSender::new(writer, clock.clone(), StopToken::new(), Arc::default());
         (clock, send)
     }
 

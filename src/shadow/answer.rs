@@ -13,7 +13,7 @@ use super::{Inner, Shadow, secrets};
 use crate::client::{
     Call, Details, Error, Failure, FailureBody, Interceptor, Result, Status, StatusCause,
 };
-use crate::task::{Run, current_run};
+use crate::task::{SyncScope, current_scope};
 
 /// The page size of a list before a collection is deleted: one page shows whether it has items.
 const PAGE: &str = "500";
@@ -23,7 +23,7 @@ struct Asked {
     call: Call,
     /// The User-Agent, used when no controller wrote.
     agent: String,
-    run: Option<Arc<Run>>,
+    run: Option<Arc<SyncScope>>,
 }
 
 impl Interceptor for Shadow {
@@ -32,12 +32,12 @@ impl Interceptor for Shadow {
         let Some(target) = target.filter(|_| !call.is_watch) else { return };
         let place =
             Place { resource: target.resource(), namespace: target.namespace, name: target.name };
-        let run = current_run();
+        let run = current_scope();
         self.inner.claim(&place, Kind::Read, run.map_or("", |run| run.controller));
     }
 
     fn handle_write(&self, call: &Call, agent: &str) -> Boxed<Result<Vec<u8>>> {
-        let asked = Asked { call: call.clone(), agent: agent.to_owned(), run: current_run() };
+        let asked = Asked { call: call.clone(), agent: agent.to_owned(), run: current_scope() };
         let shadow = self.inner.clone();
         Box::pin(async move { shadow.answer(asked).await })
     }
@@ -124,11 +124,11 @@ impl Inner {
         }
         let run = asked.run.as_deref();
         let in_sync = run.is_some_and(|run| !run.key.is_empty() && !run.has_ended());
-        if in_sync && run.is_some_and(Run::is_derailed) {
+        if in_sync && run.is_some_and(SyncScope::has_unwritten) {
             // The writes of a sync after a failed write differ from those after a successful one.
             return Err(asked.shadowed());
         }
-        let mut wish = IntendedWrite {
+        let mut intended = IntendedWrite {
             controller,
             key: if in_sync { run.map_or("", |run| &*run.key).to_owned() } else { String::new() },
             patience: run.map(|run| run.period).unwrap_or_default(),
@@ -136,13 +136,13 @@ impl Inner {
             request,
             changes: Vec::new(),
         };
-        let is_made = wish.request.is_create() && self.is_made(&wish);
-        let (request, place) = (&wish.request, &wish.place);
+        let is_made = intended.request.is_create() && self.is_made(&intended);
+        let (request, place) = (&intended.request, &intended.place);
         if let Some(path) = &request.object_path {
             match self.read(path).await {
                 Ok(live) => {
                     if let Some(refusal) = request.refusal(live.as_ref()) {
-                        self.refused(&wish, refusal, live.as_ref());
+                        self.refused(&intended, refusal, live.as_ref());
                         return Err(asked.refused(refusal, place));
                     }
                     if let Some(live) = live {
@@ -150,7 +150,7 @@ impl Inner {
                             Effect::Nothing => {
                                 return Ok(serde_json::to_vec(&live).unwrap_or_default());
                             }
-                            Effect::Changes(found) => wish.changes = found,
+                            Effect::Changes(found) => intended.changes = found,
                             Effect::Unknown => {}
                         }
                     }
@@ -165,11 +165,11 @@ impl Inner {
             }
         }
         if !is_made {
-            if let Some(refusal) = self.namespace_refusal(&wish).await {
-                self.refused(&wish, refusal, None);
+            if let Some(refusal) = self.namespace_refusal(&intended).await {
+                self.refused(&intended, refusal, None);
                 return Err(asked.refused(refusal, place));
             }
-            self.wish(wish);
+            self.intended(intended);
         }
         if let Some(run) = run {
             run.mark_unwritten();
@@ -178,9 +178,9 @@ impl Inner {
     }
 
     /// The reason why no object can be created in a namespace, if there is one.
-    async fn namespace_refusal(&self, wish: &IntendedWrite) -> Option<Refusal> {
-        let namespace = &wish.place.namespace;
-        if !wish.request.is_create() || namespace.is_empty() {
+    async fn namespace_refusal(&self, intended: &IntendedWrite) -> Option<Refusal> {
+        let namespace = &intended.place.namespace;
+        if !intended.request.is_create() || namespace.is_empty() {
             return None;
         }
         let found = self.read(&format!("/api/v1/namespaces/{namespace}")).await;

@@ -11,7 +11,7 @@ use super::diff::Change;
 use super::intended::{IntendedWrite, Place};
 use super::request::Request;
 
-/// How long after a creation by the manager in charge this manager's wish is compared with it.
+/// How long after a creation by the manager in charge this manager's intended is compared with it.
 const RECENT: Duration = Duration::from_secs(15);
 
 /// The number of recent creations that are kept for each place.
@@ -24,7 +24,7 @@ const KEPT_DIFFERING: usize = 20;
 /// A creation whose content this manager wanted to be different.
 pub struct Differing {
     /// Without its body, and with the values of the manager in charge as old values of its changes.
-    pub wish: IntendedWrite,
+    pub intended: IntendedWrite,
     /// The uid of the object's first owner, if it has one.
     owner: Option<String>,
     /// The content that this manager wanted.
@@ -65,7 +65,7 @@ impl Creations {
     pub fn made(&mut self, now: Duration, place: &Place, object: &Value) {
         let Some(part) = part(&place.resource, object) else { return };
         self.differing.retain(|differing| {
-            differing.wish.place != *place
+            differing.intended.place != *place
                 || !differences(&place.resource, &differing.part, &part).is_empty()
         });
         let recent = self.recent.entry(place.clone()).or_default();
@@ -79,25 +79,26 @@ impl Creations {
     /// there is no recent creation at this place, or objects of this kind are not compared. One
     /// equal content among those with the same name prefix is enough: a batch may begin with any of
     /// them.
-    pub fn agrees(&mut self, now: Duration, wish: &IntendedWrite) -> Option<Verdict> {
-        let wanted = part(&wish.place.resource, &wish.request.body)?;
+    pub fn agrees(&mut self, now: Duration, intended: &IntendedWrite) -> Option<Verdict> {
+        let wanted = part(&intended.place.resource, &intended.request.body)?;
         let is_recent = |made: &&mut Made| now.saturating_sub(made.at) < RECENT;
-        let recent = self.recent.get_mut(&wish.place)?.iter_mut().filter(is_recent);
+        let recent = self.recent.get_mut(&intended.place)?.iter_mut().filter(is_recent);
         let (made, closest) = recent
             .map(|made| {
-                let changes = differences(&wish.place.resource, &wanted, &made.part);
+                let changes = differences(&intended.place.resource, &wanted, &made.part);
                 (made, changes)
             })
             .min_by_key(|(made, changes)| (changes.len(), made.is_wanted))?;
         let of_wish = |known: &Differing| {
-            known.wish.place == wish.place && known.wish.controller == wish.controller
+            known.intended.place == intended.place
+                && known.intended.controller == intended.controller
         };
         if closest.is_empty() {
             let is_first = !std::mem::replace(&mut made.is_wanted, true);
             self.differing.retain(|known| !of_wish(known));
             return Some(Verdict::Agrees { is_first });
         }
-        self.differs(now, wish, closest, wanted);
+        self.differs(now, intended, closest, wanted);
         Some(Verdict::Differs)
     }
 
@@ -105,28 +106,29 @@ impl Creations {
     pub fn differs(
         &mut self,
         now: Duration,
-        wish: &IntendedWrite,
+        intended: &IntendedWrite,
         changes: Vec<Change>,
         part: Value,
     ) {
         let known = self.differing.iter_mut().find(|known| {
-            known.wish.place == wish.place && known.wish.controller == wish.controller
+            known.intended.place == intended.place
+                && known.intended.controller == intended.controller
         });
         if let Some(known) = known {
             known.times += 1;
             return;
         }
         let of_controller =
-            self.differing.iter().filter(|known| known.wish.controller == wish.controller);
+            self.differing.iter().filter(|known| known.intended.controller == intended.controller);
         if of_controller.count() == KEPT_DIFFERING {
-            *self.beyond.entry(wish.controller.clone()).or_default() += 1;
+            *self.beyond.entry(intended.controller.clone()).or_default() += 1;
             return;
         }
-        let owner = wish.request.body["metadata"]["ownerReferences"][0]["uid"].as_str();
+        let owner = intended.request.body["metadata"]["ownerReferences"][0]["uid"].as_str();
         let owner = owner.map(str::to_owned);
-        let request = Request { body: Value::Null, ..wish.request.clone() };
-        let wish = IntendedWrite { request, changes, ..wish.clone() };
-        self.differing.push(Differing { wish, owner, part, since: now, times: 1 });
+        let request = Request { body: Value::Null, ..intended.request.clone() };
+        let intended = IntendedWrite { request, changes, ..intended.clone() };
+        self.differing.push(Differing { intended, owner, part, since: now, times: 1 });
     }
 
     /// An object is gone. Forgets its differing creations: those of what it owned, or, if it had no
@@ -134,10 +136,10 @@ impl Creations {
     pub fn gone(&mut self, place: &Place, uid: &str) -> Vec<String> {
         let is_of = |known: &mut Differing| match &known.owner {
             Some(owner) => owner == uid,
-            None => known.wish.place == *place,
+            None => known.intended.place == *place,
         };
         let gone = self.differing.extract_if(.., is_of);
-        gone.map(|known| known.wish.controller).collect()
+        gone.map(|known| known.intended.controller).collect()
     }
 
     pub fn differing(&self) -> impl Iterator<Item = &Differing> {

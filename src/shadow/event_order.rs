@@ -9,7 +9,7 @@ use std::time::Duration;
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-pub struct Turns {
+pub struct EventOrder {
     namespaces: HashMap<String, Namespace>,
 }
 
@@ -23,7 +23,7 @@ struct Namespace {
 
 /// The kind of an event that waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum What {
+pub enum Origin {
     /// A write of the manager in charge.
     Write,
     /// A request of another user.
@@ -36,9 +36,9 @@ pub fn number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
 
-impl Turns {
+impl EventOrder {
     /// Records an event that waits until [`passes`](Self::passes) is called.
-    pub fn waits(&mut self, what: What, namespace: &str, version: u64, now: Duration) {
+    pub fn waits(&mut self, what: Origin, namespace: &str, version: u64, now: Duration) {
         if !self.namespaces.contains_key(namespace) {
             self.namespaces.retain(|_, of| {
                 of.waiting.iter().any(|waiting| !waiting.is_empty())
@@ -49,7 +49,7 @@ impl Turns {
         *of.waiting[what as usize].entry(version).or_default() += 1;
     }
 
-    pub fn passes(&mut self, what: What, namespace: &str, version: u64) {
+    pub fn passes(&mut self, what: Origin, namespace: &str, version: u64) {
         let Some(of) = self.namespaces.get_mut(namespace) else { return };
         let waiting = &mut of.waiting[what as usize];
         if let Some(watches) = waiting.get_mut(&version) {
@@ -61,7 +61,7 @@ impl Turns {
     }
 
     /// Whether `what` waits with a version before this one.
-    pub fn is_before(&self, what: What, namespace: &str, version: u64) -> bool {
+    pub fn is_before(&self, what: Origin, namespace: &str, version: u64) -> bool {
         let of = self.namespaces.get(namespace);
         let first = of.and_then(|of| of.waiting[what as usize].keys().next());
         first.is_some_and(|first| *first < version)
@@ -87,32 +87,33 @@ mod tests {
 
     #[test]
     fn what_waits_is_in_the_order_of_versions() {
-        let mut turns = Turns::default();
-        let is_before = |turns: &Turns, namespace: &str| turns.is_before(What::Write, namespace, 5);
+        let mut turns = EventOrder::default();
+        let is_before =
+            |turns: &EventOrder, namespace: &str| turns.is_before(Origin::Write, namespace, 5);
         assert!(!is_before(&turns, "a"));
         for version in [3, 4, 4, 5, 9] {
-            turns.waits(What::Write, "a", version, NOW);
+            turns.waits(Origin::Write, "a", version, NOW);
         }
-        turns.waits(What::ForeignRequest, "b", 1, NOW);
+        turns.waits(Origin::ForeignRequest, "b", 1, NOW);
         for (passes, expected) in [(4, true), (3, true), (4, false), (9, false)] {
             assert!(!is_before(&turns, "b"), "another namespace, and no write");
-            turns.passes(What::Write, "a", passes);
+            turns.passes(Origin::Write, "a", passes);
             assert_eq!(is_before(&turns, "a"), expected, "{passes}");
         }
-        assert!(turns.is_before(What::ForeignRequest, "b", 2));
+        assert!(turns.is_before(Origin::ForeignRequest, "b", 2));
         assert_eq!((number("17"), number("a17")), (Some(17), None));
     }
 
     #[test]
     fn a_namespace_is_forgotten_once_nothing_waits_or_was_wanted_lately() {
-        let mut turns = Turns::default();
-        turns.waits(What::Write, "wanted", 1, NOW);
+        let mut turns = EventOrder::default();
+        turns.waits(Origin::Write, "wanted", 1, NOW);
         turns.wanted("wanted", FORGOTTEN_AFTER);
-        turns.passes(What::Write, "wanted", 1);
-        turns.waits(What::Write, "idle", 2, NOW);
-        turns.waits(What::Write, "waiting", 3, NOW);
-        turns.passes(What::Write, "idle", 2);
-        turns.waits(What::Write, "new", 4, FORGOTTEN_AFTER);
+        turns.passes(Origin::Write, "wanted", 1);
+        turns.waits(Origin::Write, "idle", 2, NOW);
+        turns.waits(Origin::Write, "waiting", 3, NOW);
+        turns.passes(Origin::Write, "idle", 2);
+        turns.waits(Origin::Write, "new", 4, FORGOTTEN_AFTER);
         let mut known: Vec<_> = turns.namespaces.keys().cloned().collect();
         known.sort();
         assert_eq!(known, ["new", "waiting", "wanted"]);

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::Inner;
 use super::author::{Head, Metadata, bound_to, owned_fields};
-use super::event_order::{self, What};
+use super::event_order::{self, Origin};
 use super::ledger::{Kind, Seen, Write};
 use super::working_time::STEP;
 use crate::cache::{Answer, BoxFuture, Error, ListRequest, Outages, Scope, Source, WatchRequest};
@@ -40,7 +40,7 @@ const PERIODS: [(&str, Duration); 3] = [
 type Event = WatchEvent<Encoded>;
 type Events = BoxStream<Result<Event, Error>>;
 
-pub struct Tap {
+pub struct HeldStream {
     source: Arc<dyn Source>,
     shadow: Arc<Inner>,
     /// Events that were held by watches that have been dropped; the next watch continues after
@@ -48,14 +48,14 @@ pub struct Tap {
     left: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
 }
 
-impl Tap {
+impl HeldStream {
     #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
     pub fn new(source: Arc<dyn Source>, shadow: Arc<Inner>) -> Arc<dyn Source> {
-        Arc::new(Tap { source, shadow, left: Arc::default() })
+        Arc::new(HeldStream { source, shadow, left: Arc::default() })
     }
 }
 
-impl Source for Tap {
+impl Source for HeldStream {
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
@@ -137,7 +137,7 @@ enum Waits {
 
 /// A position in the order of the waiting events of a namespace.
 struct Turn {
-    what: What,
+    what: Origin,
     namespace: String,
     version: u64,
     shadow: Arc<Inner>,
@@ -145,13 +145,13 @@ struct Turn {
 
 impl Turn {
     /// `None` for an event without a namespace or without a version that can be ordered.
-    fn take(what: What, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
+    fn take(what: Origin, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
         let version = event_order::number(version).filter(|_| !namespace.is_empty())?;
         shadow.turns.lock().waits(what, namespace, version, shadow.waiting.now());
         Some(Turn { what, namespace: namespace.to_owned(), version, shadow: shadow.clone() })
     }
 
-    fn comes_after(&self, what: What) -> bool {
+    fn comes_after(&self, what: Origin) -> bool {
         self.shadow.turns.lock().is_before(what, &self.namespace, self.version)
     }
 }
@@ -282,11 +282,11 @@ impl Flow {
         let object = ObjectKey::new(&meta.namespace, &meta.name);
         let turn = |what| Turn::take(what, &meta.namespace, &meta.resource_version, shadow);
         let waits = match write {
-            Some(write) => Waits::ToBeWanted(Box::new(write), turn(What::Write)),
+            Some(write) => Waits::ToBeWanted(Box::new(write), turn(Origin::Write)),
             None if self.held.iter().any(|held| held.object == object) => Waits::ForItsObject,
             None => {
-                let turn = (asks && is_judged).then(|| turn(What::ForeignRequest)).flatten();
-                match turn.filter(|turn| turn.comes_after(What::Write)) {
+                let turn = (asks && is_judged).then(|| turn(Origin::ForeignRequest)).flatten();
+                match turn.filter(|turn| turn.comes_after(Origin::Write)) {
                     Some(turn) => Waits::ForWrites(turn),
                     None => {
                         self.ready.push_back(event);
@@ -321,7 +321,7 @@ impl Flow {
             let (age, limit) = (now - held.since, held.since + LIMIT);
             let until = match &mut held.waits {
                 Waits::ForItsObject => now,
-                Waits::ForWrites(turn) if turn.comes_after(What::Write) => limit,
+                Waits::ForWrites(turn) if turn.comes_after(Origin::Write) => limit,
                 Waits::ForWrites(_) => now,
                 Waits::ToBeWanted(write, _) if ledger.expects(clock_now, write) => {
                     shadow.turns.lock().wanted(&write.place.namespace, now);
@@ -330,8 +330,9 @@ impl Flow {
                 Waits::ToBeWanted(write, turn) => {
                     let wanted = shadow.turns.lock().last_wanted(&write.place.namespace);
                     let until = until(held.since, self.patience, wanted.max(*last_suspect));
-                    let is_answer =
-                        || turn.as_ref().is_some_and(|turn| turn.comes_after(What::ForeignRequest));
+                    let is_answer = || {
+                        turn.as_ref().is_some_and(|turn| turn.comes_after(Origin::ForeignRequest))
+                    };
                     if now < until || (now < limit && (is_answer() || !has_caught_up(age))) {
                         until.max(now + STEP)
                     } else {

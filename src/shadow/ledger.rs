@@ -23,7 +23,7 @@ const CLAIM_WINDOW: Duration = Duration::from_secs(10);
 const REPEATED_WITHIN: Duration = Duration::from_secs(3 * 60);
 
 /// An intention whose content changes all the time is late after this many times the grace period.
-const RESTLESS: u32 = 4;
+const CHANGING_GRACE_FACTOR: u32 = 4;
 
 /// The first and the longest delay of a key whose sync wanted to write.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -65,7 +65,7 @@ pub enum Seen {
 }
 
 struct Intention {
-    wish: IntendedWrite,
+    intended: IntendedWrite,
     /// The time since when it is wanted with this content.
     first: Duration,
     /// The time since when it is wanted with any content.
@@ -155,13 +155,13 @@ pub struct Ledger {
 
 impl Intention {
     fn allowed(&self, grace: Duration) -> Duration {
-        grace + self.wish.patience
+        grace + self.intended.patience
     }
 
     fn is_late(&self, grace: Duration, now: Duration) -> bool {
         let allowed = self.allowed(grace);
         now.saturating_sub(self.first) >= allowed
-            || now.saturating_sub(self.since) >= allowed * RESTLESS
+            || now.saturating_sub(self.since) >= allowed * CHANGING_GRACE_FACTOR
     }
 
     fn outcome(&self, grace: Duration, now: Duration) -> Outcome {
@@ -174,25 +174,25 @@ impl Intention {
         }
     }
 
-    fn is_same(&self, wish: &IntendedWrite) -> bool {
-        self.wish.controller == wish.controller
-            && self.wish.request.method == wish.request.method
-            && self.wish.request.subresource == wish.request.subresource
+    fn is_same(&self, intended: &IntendedWrite) -> bool {
+        self.intended.controller == intended.controller
+            && self.intended.request.method == intended.request.method
+            && self.intended.request.subresource == intended.request.subresource
     }
 
     fn item(&self, outcome: Outcome, now: Duration) -> Item {
-        item(&self.wish, outcome, now.saturating_sub(self.since), self.times)
+        item(&self.intended, outcome, now.saturating_sub(self.since), self.times)
     }
 
     /// Compares the intention with the live object. Returns whether the write would change nothing.
     fn compare(&mut self, live: &Value, by_incumbent: bool) -> bool {
-        let found = match self.wish.request.effect(live) {
+        let found = match self.intended.request.effect(live) {
             Effect::Nothing => return true,
             Effect::Unknown => return false,
             Effect::Changes(found) => found,
         };
         let found = Lookup::new(&found, |now| now.path.as_str());
-        for wanted in &mut self.wish.changes {
+        for wanted in &mut self.intended.changes {
             let now = found.get(&wanted.path);
             let Some(now) = now.filter(|now| !same(&wanted.old, &now.old)) else { continue };
             match by_incumbent {
@@ -229,7 +229,7 @@ impl Ledger {
     }
 
     fn close(&mut self, intention: &Intention, end: End, now: Duration) {
-        let counts = self.count(&intention.wish.controller);
+        let counts = self.count(&intention.intended.controller);
         match end {
             End::Differs => return,
             End::Dropped => {
@@ -270,12 +270,12 @@ impl Ledger {
     }
 
     /// Records a write that this manager would have made.
-    pub fn wish(&mut self, now: Duration, wish: IntendedWrite) {
-        self.claim(now, &wish.place, kind_of(&wish.request), &wish.controller);
-        let intentions = self.open.entry(wish.place.clone()).or_default();
-        let Some(known) = intentions.iter_mut().find(|known| known.is_same(&wish)) else {
+    pub fn intended(&mut self, now: Duration, intended: IntendedWrite) {
+        self.claim(now, &intended.place, kind_of(&intended.request), &intended.controller);
+        let intentions = self.open.entry(intended.place.clone()).or_default();
+        let Some(known) = intentions.iter_mut().find(|known| known.is_same(&intended)) else {
             intentions.push(Intention {
-                wish,
+                intended,
                 first: now,
                 since: now,
                 last: now,
@@ -287,13 +287,13 @@ impl Ledger {
             });
             return;
         };
-        let former = Lookup::new(&known.wish.changes, |change| change.path.as_str());
-        let is_unchanged = known.wish.changes.len() == wish.changes.len()
-            && wish.changes.iter().all(|change| {
+        let former = Lookup::new(&known.intended.changes, |change| change.path.as_str());
+        let is_unchanged = known.intended.changes.len() == intended.changes.len()
+            && intended.changes.iter().all(|change| {
                 former.get(&change.path).is_some_and(|former| same(&former.new, &change.new))
             });
-        let mut wish = wish;
-        for change in &mut wish.changes {
+        let mut intended = intended;
+        for change in &mut intended.changes {
             if let Some(former) = former.get(&change.path) {
                 // The value before either manager wrote.
                 known.rewritten |= known.touched && !same(&former.old, &change.old);
@@ -306,7 +306,7 @@ impl Ledger {
         }
         known.last = now;
         known.times += 1;
-        known.wish = wish;
+        known.intended = intended;
     }
 
     /// Records that this manager would have made a write of this kind, or has found it done.
@@ -320,20 +320,20 @@ impl Ledger {
 
     /// Whether the manager in charge has recently created the object that this manager wants to
     /// create, with the same content or another.
-    pub fn is_made(&mut self, now: Duration, wish: &IntendedWrite) -> bool {
-        let agrees = self.creations.agrees(now, wish);
+    pub fn is_made(&mut self, now: Duration, intended: &IntendedWrite) -> bool {
+        let agrees = self.creations.agrees(now, intended);
         if agrees == Some(Verdict::Agrees { is_first: true }) {
-            self.count(&wish.controller).met += 1;
+            self.count(&intended.controller).met += 1;
         }
         agrees.is_some()
     }
 
     /// Records that the manager in charge was faster, so that this manager's write is no longer
     /// possible. `live`: the live object.
-    pub fn overtaken(&mut self, now: Duration, wish: &IntendedWrite, live: &Value) {
-        let changes = other_verdicts(&wish.place.resource, &wish.request.body, live);
+    pub fn overtaken(&mut self, now: Duration, intended: &IntendedWrite, live: &Value) {
+        let changes = other_verdicts(&intended.place.resource, &intended.request.body, live);
         if !changes.is_empty() {
-            self.creations.differs(now, wish, changes, Value::Null);
+            self.creations.differs(now, intended, changes, Value::Null);
         }
     }
 
@@ -343,8 +343,9 @@ impl Ledger {
         for place in write.generated.iter().chain([&write.place]) {
             creations.made(now, place, object);
             self.settle(place, now, |intention| {
-                let is_create = intention.wish.request.is_create();
-                let agrees = is_create.then(|| creations.agrees(now, &intention.wish)).flatten();
+                let is_create = intention.intended.request.is_create();
+                let agrees =
+                    is_create.then(|| creations.agrees(now, &intention.intended)).flatten();
                 agrees.map(|verdict| match verdict {
                     Verdict::Agrees { .. } => End::Met,
                     Verdict::Differs => End::Differs,
@@ -365,7 +366,7 @@ impl Ledger {
         is_whole: bool,
     ) -> Duration {
         let of_key = |intention: &Intention| {
-            intention.wish.controller == controller && intention.wish.key == key
+            intention.intended.controller == controller && intention.intended.key == key
         };
         let places: Vec<Place> = self
             .open
@@ -391,9 +392,9 @@ impl Ledger {
 
     /// Records that the API server would refuse a write that this manager wants. `is_met`: it is
     /// already done.
-    pub fn refused(&mut self, now: Duration, wish: &IntendedWrite, is_met: bool) {
-        self.settle(&wish.place, now, |intention| {
-            intention.is_same(wish).then(|| End::met_if(is_met))
+    pub fn refused(&mut self, now: Duration, intended: &IntendedWrite, is_met: bool) {
+        self.settle(&intended.place, now, |intention| {
+            intention.is_same(intended).then(|| End::met_if(is_met))
         });
     }
 
@@ -410,7 +411,7 @@ impl Ledger {
     ) {
         if let Some(generated) = generated.filter(|_| seen == Seen::Present) {
             self.settle(generated, now, |intention| {
-                intention.wish.request.is_create().then_some(End::Met)
+                intention.intended.request.is_create().then_some(End::Met)
             });
         }
         if !self.open.contains_key(place) {
@@ -420,7 +421,7 @@ impl Ledger {
         self.settle(place, now, |intention| {
             intention.touched |= by_incumbent;
             match (seen, &live) {
-                (Seen::Gone, _) => Some(End::met_if(intention.wish.request.is_delete())),
+                (Seen::Gone, _) => Some(End::met_if(intention.intended.request.is_delete())),
                 (Seen::Present, Some(live)) => {
                     intention.compare(live, by_incumbent).then_some(End::Met)
                 }
@@ -487,11 +488,11 @@ impl Ledger {
                 && intention.checked.is_none_or(|at| now.saturating_sub(at) >= grace)
         });
         let check = |intention: &Intention| Check {
-            place: intention.wish.place.clone(),
-            controller: intention.wish.controller.clone(),
-            key: intention.wish.key.clone(),
+            place: intention.intended.place.clone(),
+            controller: intention.intended.controller.clone(),
+            key: intention.intended.key.clone(),
             age: now.saturating_sub(intention.since),
-            request: intention.wish.request.clone(),
+            request: intention.intended.request.clone(),
         };
         late.map(check).collect()
     }
@@ -499,9 +500,9 @@ impl Ledger {
     /// Records the result of a [`Check`].
     pub fn checked(&mut self, now: Duration, check: &Check, live: Live<'_>) {
         self.settle(&check.place, now, |intention| {
-            if intention.wish.controller != check.controller
-                || intention.wish.request.method != check.request.method
-                || intention.wish.request.subresource != check.request.subresource
+            if intention.intended.controller != check.controller
+                || intention.intended.request.method != check.request.method
+                || intention.intended.request.subresource != check.request.subresource
             {
                 return None;
             }
@@ -511,8 +512,8 @@ impl Ledger {
                 Live::Object(live) => {
                     intention.compare(live, intention.touched).then_some(End::Met)
                 }
-                Live::Absent if !intention.wish.request.is_create() => {
-                    Some(End::met_if(intention.wish.request.is_delete()))
+                Live::Absent if !intention.intended.request.is_create() => {
+                    Some(End::met_if(intention.intended.request.is_delete()))
                 }
                 Live::Absent | Live::Refused | Live::Unknown => None,
             }
@@ -604,7 +605,7 @@ impl Ledger {
             // Another object of the batch may follow that agrees.
             let is_late = age >= self.grace;
             let outcome = if is_late { Outcome::Contradicted } else { Outcome::Pending };
-            item(&differing.wish, outcome, age, differing.times)
+            item(&differing.intended, outcome, age, differing.times)
         }));
         items.sort_by(|a, b| {
             (&a.controller, &a.resource, &a.namespace, &a.name).cmp(&(
@@ -654,8 +655,8 @@ impl Ledger {
     }
 }
 
-fn item(wish: &IntendedWrite, outcome: Outcome, wanted_for: Duration, tries: u64) -> Item {
-    let IntendedWrite { controller, key, place, request, changes, .. } = wish;
+fn item(intended: &IntendedWrite, outcome: Outcome, wanted_for: Duration, tries: u64) -> Item {
+    let IntendedWrite { controller, key, place, request, changes, .. } = intended;
     Item {
         controller: controller.clone(),
         key: key.clone(),

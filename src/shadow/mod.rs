@@ -36,7 +36,7 @@ use event_listener::Event;
 use serde_json::Value;
 
 use self::author::{Authors, Metadata};
-use self::event_order::{Turns, What};
+use self::event_order::{EventOrder, Origin};
 use self::intended::{IntendedWrite, Place};
 use self::ledger::{Kind, Ledger, Live, Write};
 pub use self::report::Report;
@@ -68,7 +68,7 @@ struct Inner {
     authors: Mutex<HashMap<Scope, Authors>>,
     /// Notified when a waiting event may pass: at each new claim, and when another event passes.
     moved: Event,
-    turns: Mutex<Turns>,
+    turns: Mutex<EventOrder>,
     /// Measures how long events wait.
     waiting: WorkingTime,
     /// When a write of the manager in charge last passed without a claim, in working time.
@@ -118,7 +118,7 @@ impl Shadow {
 
     /// Wraps `source`, so that its objects are observed on their way into the caches.
     pub fn tap(&self, source: Arc<dyn Source>) -> Arc<dyn Source> {
-        held_watch::Tap::new(source, self.inner.clone())
+        held_watch::HeldStream::new(source, self.inner.clone())
     }
 
     /// Begins to judge writes of the manager in charge. `watchers`: the controllers, which run now.
@@ -174,7 +174,7 @@ impl Shadow {
             };
             let live = match &found {
                 Ok((Some(live), _)) => Live::Object(live),
-                Ok((None, _)) if self.inner.was_tried(&check).await => Live::Refused,
+                Ok((None, _)) if self.inner.has_failure_event(&check).await => Live::Refused,
                 Ok((None, true)) => Live::Absent,
                 Ok((None, false)) => Live::Unknown,
                 // The intention stays unchanged until the object can be read.
@@ -228,7 +228,7 @@ impl Inner {
     /// namespace and name.
     fn is_ahead(&self, key: &str) -> bool {
         let namespace = key.split_once('/').map(|(namespace, _)| namespace);
-        namespace.is_some_and(|of| self.turns.lock().is_before(What::Write, of, u64::MAX))
+        namespace.is_some_and(|of| self.turns.lock().is_before(Origin::Write, of, u64::MAX))
     }
 
     /// How long the oldest key of any controller has waited or been processed.
@@ -242,30 +242,35 @@ impl Inner {
     }
 
     /// Whether the manager in charge has recently created the wanted object.
-    fn is_made(&self, wish: &IntendedWrite) -> bool {
-        self.ledger.lock().is_made(self.clock.monotonic(), wish)
+    fn is_made(&self, intended: &IntendedWrite) -> bool {
+        self.ledger.lock().is_made(self.clock.monotonic(), intended)
     }
 
     /// Records that the API server would refuse the write: it is no longer an intention.
-    fn refused(&self, wish: &IntendedWrite, refusal: Refusal, live: Option<&Value>) {
-        let IntendedWrite { controller, request, place, .. } = wish;
+    fn refused(&self, intended: &IntendedWrite, refusal: Refusal, live: Option<&Value>) {
+        let IntendedWrite { controller, request, place, .. } = intended;
         log::debug!("shadow: {controller}: {} {place}: {refusal:?}", request.method);
         let now = self.clock.monotonic();
         let is_met = match refusal {
             Refusal::Conflict => {
                 let live = live.unwrap_or(&Value::Null);
-                return self.ledger.lock().overtaken(now, wish, live);
+                return self.ledger.lock().overtaken(now, intended, live);
             }
-            Refusal::NotFound => wish.request.is_delete(),
+            Refusal::NotFound => intended.request.is_delete(),
             Refusal::AlreadyExists => true,
             Refusal::NoNamespace | Refusal::NamespaceTerminating => false,
         };
-        self.ledger.lock().refused(now, wish, is_met);
+        self.ledger.lock().refused(now, intended, is_met);
     }
 
-    fn wish(&self, wish: IntendedWrite) {
-        log::debug!("shadow: {}: {} {}", wish.controller, wish.request.method, wish.place);
-        self.ledger.lock().wish(self.clock.monotonic(), wish);
+    fn intended(&self, intended: IntendedWrite) {
+        log::debug!(
+            "shadow: {}: {} {}",
+            intended.controller,
+            intended.request.method,
+            intended.place
+        );
+        self.ledger.lock().intended(self.clock.monotonic(), intended);
         self.moved.notify(usize::MAX);
     }
 }

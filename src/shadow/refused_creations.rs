@@ -15,7 +15,7 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(1000);
 
 impl Inner {
     /// Whether an event reports that the creation failed.
-    pub async fn was_tried(&self, check: &Check) -> bool {
+    pub async fn has_failure_event(&self, check: &Check) -> bool {
         let owner = check.key.rsplit('/').next().unwrap_or_default();
         let namespace = &check.place.namespace;
         if !check.request.is_create() || owner.is_empty() || namespace.is_empty() {

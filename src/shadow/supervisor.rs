@@ -7,7 +7,7 @@ use super::Shadow;
 use crate::cache::BoxFuture;
 use crate::client;
 use crate::controllers::{Error, Next, Supervisor, SyncResult};
-use crate::task::{Run, in_run};
+use crate::task::{SyncScope, in_scope};
 
 /// Periodic jobs with at most this period run this many times as often: the manager in charge runs
 /// them at another time, and this manager must want the same writes while they are held back.
@@ -31,11 +31,11 @@ impl Supervisor for Shadow {
     ) -> BoxFuture<'static, SyncResult> {
         let shadow = self.inner.clone();
         Box::pin(async move {
-            let run = Run::new(controller, key, Duration::ZERO);
+            let run = SyncScope::new(controller, key, Duration::ZERO);
             let began = shadow.clock.monotonic();
-            let result = in_run(run.clone(), work).await;
+            let result = in_scope(run.clone(), work).await;
             run.end();
-            let (now, derailed) = (shadow.clock.monotonic(), run.is_derailed());
+            let (now, derailed) = (shadow.clock.monotonic(), run.has_unwritten());
             let is_whole = !derailed && result.is_ok();
             let retry = shadow.ledger.lock().run_ended(now, controller, &run.key, began, is_whole);
             // The controller's reaction to a failed write (a back-off, a last retry) does not
@@ -62,10 +62,10 @@ impl Supervisor for Shadow {
         period: Duration,
         work: BoxFuture<'static, Result<(), Error>>,
     ) -> BoxFuture<'static, Result<(), Error>> {
-        let run = Run::new(controller, "", period);
+        let run = SyncScope::new(controller, "", period);
         Box::pin(async move {
-            let result = in_run(run.clone(), work).await;
-            if run.is_derailed() { Ok(()) } else { result }
+            let result = in_scope(run.clone(), work).await;
+            if run.has_unwritten() { Ok(()) } else { result }
         })
     }
 
@@ -74,6 +74,6 @@ impl Supervisor for Shadow {
         controller: &'static str,
         work: BoxFuture<'static, ()>,
     ) -> BoxFuture<'static, ()> {
-        Box::pin(in_run(Run::new(controller, "", Duration::ZERO), work))
+        Box::pin(in_scope(SyncScope::new(controller, "", Duration::ZERO), work))
     }
 }

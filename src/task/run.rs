@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// One call of a controller's sync or job, with the tasks that it spawned. Upstream has no
 /// counterpart: a `context.Context` with values is the nearest.
-pub struct Run {
+pub struct SyncScope {
     /// The controller's name.
     pub controller: &'static str,
     /// The key that is synced; empty: work that belongs to no key.
@@ -18,22 +18,22 @@ pub struct Run {
     /// For a job: how long after its end it is called again where no supervisor decides that. Zero:
     /// a sync, which events cause.
     pub period: Duration,
-    parent: Option<Arc<Run>>,
-    is_derailed: AtomicBool,
+    parent: Option<Arc<SyncScope>>,
+    has_unwritten: AtomicBool,
     has_ended: AtomicBool,
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<Arc<Run>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<SyncScope>>> = const { RefCell::new(None) };
 }
 
 /// The run that the calling task belongs to; `None` outside of all runs.
-pub fn current_run() -> Option<Arc<Run>> {
+pub fn current_scope() -> Option<Arc<SyncScope>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
 /// Restores the run that was current before when dropped.
-struct Entered(Option<Arc<Run>>);
+struct Entered(Option<Arc<SyncScope>>);
 
 impl Drop for Entered {
     fn drop(&mut self) {
@@ -43,7 +43,10 @@ impl Drop for Entered {
 
 /// The output of `work`, which belongs to `run` while it is polled. Nested runs are restored when a
 /// poll ends. Dropping this future drops `work`; the run is not marked as ended.
-pub async fn in_run<T>(run: Arc<Run>, mut work: Pin<Box<dyn Future<Output = T> + Send>>) -> T {
+pub async fn in_scope<T>(
+    run: Arc<SyncScope>,
+    mut work: Pin<Box<dyn Future<Output = T> + Send>>,
+) -> T {
     poll_fn(|context| {
         let _former = Entered(CURRENT.replace(Some(run.clone())));
         work.as_mut().poll(context)
@@ -51,28 +54,32 @@ pub async fn in_run<T>(run: Arc<Run>, mut work: Pin<Box<dyn Future<Output = T> +
     .await
 }
 
-impl Run {
+impl SyncScope {
     /// A run that has no parent, has not ended and has made all its writes.
-    pub fn new(controller: &'static str, key: impl Into<Arc<str>>, period: Duration) -> Arc<Run> {
-        Arc::new(Run {
+    pub fn new(
+        controller: &'static str,
+        key: impl Into<Arc<str>>,
+        period: Duration,
+    ) -> Arc<SyncScope> {
+        Arc::new(SyncScope {
             controller,
             key: key.into(),
             period,
             parent: None,
-            is_derailed: AtomicBool::new(false),
+            has_unwritten: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
         })
     }
 
     /// The run of a task that this run has spawned: the same controller and key. It inherits
-    /// [`is_derailed`](Run::is_derailed) as it is now.
-    pub fn child(self: &Arc<Run>) -> Arc<Run> {
-        Arc::new(Run {
+    /// [`has_unwritten`](SyncScope::has_unwritten) as it is now.
+    pub fn child(self: &Arc<SyncScope>) -> Arc<SyncScope> {
+        Arc::new(SyncScope {
             controller: self.controller,
             key: self.key.clone(),
             period: self.period,
             parent: Some(self.clone()),
-            is_derailed: AtomicBool::new(self.is_derailed()),
+            has_unwritten: AtomicBool::new(self.has_unwritten()),
             has_ended: AtomicBool::new(false),
         })
     }
@@ -82,16 +89,16 @@ impl Run {
     /// what it would do in charge. Runs beside it are not marked.
     pub fn mark_unwritten(&self) {
         let mut run = Some(self);
-        while let Some(derailed) = run {
-            derailed.is_derailed.store(true, Ordering::Relaxed);
-            run = derailed.parent.as_deref();
+        while let Some(scope) = run {
+            scope.has_unwritten.store(true, Ordering::Relaxed);
+            run = scope.parent.as_deref();
         }
     }
 
     /// Whether a write of this run or of its parts was not made: see
-    /// [`mark_unwritten`](Run::mark_unwritten).
-    pub fn is_derailed(&self) -> bool {
-        self.is_derailed.load(Ordering::Relaxed)
+    /// [`mark_unwritten`](SyncScope::mark_unwritten).
+    pub fn has_unwritten(&self) -> bool {
+        self.has_unwritten.load(Ordering::Relaxed)
     }
 
     /// Records that the sync or job has returned. Tasks that it spawned may continue.
@@ -114,14 +121,14 @@ mod tests {
     use crate::task::spawn;
 
     fn name() -> String {
-        current_run().map_or_else(String::new, |run| run.key.to_string())
+        current_scope().map_or_else(String::new, |run| run.key.to_string())
     }
 
     #[test]
     fn tasks_belong_to_the_run_that_spawned_them() {
         let work = |key: &'static str| {
-            in_run(
-                Run::new("c", key, Duration::ZERO),
+            in_scope(
+                SyncScope::new("c", key, Duration::ZERO),
                 Box::pin(async {
                     yield_now().await;
                     let child = spawn(async {
@@ -139,12 +146,12 @@ mod tests {
     }
 
     #[test]
-    fn a_derailed_part_derails_what_waits_for_it_but_not_its_siblings() {
-        let run = Run::new("c", "a/b", Duration::ZERO);
+    fn an_unwritten_part_marks_its_parents_but_not_its_siblings() {
+        let run = SyncScope::new("c", "a/b", Duration::ZERO);
         let (first, second) = (run.child(), run.child());
         first.mark_unwritten();
-        assert!(run.is_derailed() && first.is_derailed() && !second.is_derailed());
-        assert!(run.child().is_derailed(), "it begins after the failure");
+        assert!(run.has_unwritten() && first.has_unwritten() && !second.has_unwritten());
+        assert!(run.child().has_unwritten(), "it begins after the failure");
         assert!(!second.has_ended());
         run.end();
         assert!(second.has_ended(), "it continues alone");

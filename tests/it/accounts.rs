@@ -47,7 +47,7 @@ fn every_namespace_has_its_account_and_the_ca() {
 }
 
 /// The user that the API server sees behind `token`.
-async fn user_of(env: &Site, token: &str) -> Result<Value, String> {
+async fn user_of(env: &TestCluster, token: &str) -> Result<Value, String> {
     let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
     (config.tls.certificate, config.tls.key) = (None, None);
     config.credentials = Credentials::Token(token.to_owned());

@@ -21,7 +21,7 @@ const DRIVER: &str = "csi.sandbox.local";
 /// The flag that runs only the controller under test.
 pub const ONLY: &str = "--controllers=persistentvolume-attach-detach-controller";
 
-fn manager(env: &Site, name: &str) -> Manager {
+fn manager(env: &TestCluster, name: &str) -> Manager {
     env.manager(name, &[ONLY])
 }
 
@@ -30,7 +30,7 @@ pub fn csi(handle: &str) -> Value {
 }
 
 /// A volume and a claim of this name that are bound to each other.
-pub async fn bound(env: &Site, name: &str, source: Value) {
+pub async fn bound(env: &TestCluster, name: &str, source: Value) {
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
         "spec": {
@@ -59,7 +59,7 @@ pub async fn bound(env: &Site, name: &str, source: Value) {
 }
 
 /// A pod on `node` with the claims of these names.
-pub async fn pod(env: &Site, name: &str, node: &str, claims: &[&str]) -> ObjectKey {
+pub async fn pod(env: &TestCluster, name: &str, node: &str, claims: &[&str]) -> ObjectKey {
     let volumes: Vec<Value> = claims
         .iter()
         .map(|claim| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } }))
@@ -67,7 +67,7 @@ pub async fn pod(env: &Site, name: &str, node: &str, claims: &[&str]) -> ObjectK
     pod_with(env, name, node, json!(volumes)).await
 }
 
-async fn pod_with(env: &Site, name: &str, node: &str, volumes: Value) -> ObjectKey {
+async fn pod_with(env: &TestCluster, name: &str, node: &str, volumes: Value) -> ObjectKey {
     create(
         &env.client,
         json!({
@@ -89,18 +89,18 @@ fn attachment(handle: &str, driver: &str, node: &str) -> ObjectKey {
 }
 
 /// Waits until the driver has answered the attachment.
-pub async fn attached(env: &Site, handle: &str, node: &str) -> Value {
+pub async fn attached(env: &TestCluster, handle: &str, node: &str) -> Value {
     let key = attachment(handle, DRIVER, node);
     let done = |object: &Value| object["status"]["attached"] == true;
     wait_until_exists(env, &VolumeAttachment::RESOURCE, &key, done).await
 }
 
-async fn detached(env: &Site, handle: &str, node: &str) {
+async fn detached(env: &TestCluster, handle: &str, node: &str) {
     wait_until_deleted(env, &VolumeAttachment::RESOURCE, &attachment(handle, DRIVER, node)).await;
 }
 
 /// Waits until the status of the node lists exactly these volumes.
-pub async fn lists(env: &Site, node: &str, volumes: &[&str]) {
+pub async fn lists(env: &TestCluster, node: &str, volumes: &[&str]) {
     eventually(&env.clock, &format!("{node} lists {volumes:?}"), || async {
         let node: Value = env
             .client
@@ -121,19 +121,19 @@ pub fn unique(handle: &str) -> String {
     format!("kubernetes.io/csi/{DRIVER}^{handle}")
 }
 
-pub async fn delete_pod(env: &Site, key: &ObjectKey) {
+pub async fn delete_pod(env: &TestCluster, key: &ObjectKey) {
     let at_once = Delete::new().grace_period(0);
     env.client.delete::<Pod>(key, at_once).await.expect("delete");
 }
 
-async fn annotate_volume(env: &Site, name: &str, annotation: &str, value: Value) {
+async fn annotate_volume(env: &TestCluster, name: &str, annotation: &str, value: Value) {
     let patch = Patch::Merge(json!({ "metadata": { "annotations": { annotation: value } } }));
     let key = ObjectKey::cluster(name);
     env.client.patch::<PersistentVolume>(&key, &patch).await.expect("patch");
 }
 
 /// Waits until the stand-in kubelet has registered its nodes.
-pub async fn nodes_are_there(env: &Site) {
+pub async fn nodes_are_there(env: &TestCluster) {
     for node in ["node-0", "node-1"] {
         wait_until_exists(env, &Node::RESOURCE, &ObjectKey::cluster(node), |_| true).await;
     }

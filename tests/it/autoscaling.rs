@@ -47,7 +47,12 @@ fn cpu(percent: i32) -> Value {
 
 /// Waits until the target has this number of replicas and `good` accepts the status. Returns the
 /// status.
-async fn scales(env: &Site, name: &str, replicas: i64, good: impl Fn(&Value) -> bool) -> Value {
+async fn scales(
+    env: &TestCluster,
+    name: &str,
+    replicas: i64,
+    good: impl Fn(&Value) -> bool,
+) -> Value {
     let key = ObjectKey::new("default", name);
     let of_size = |target: &Value| {
         target["spec"]["replicas"] == replicas && target["status"]["readyReplicas"] == replicas
@@ -56,7 +61,7 @@ async fn scales(env: &Site, name: &str, replicas: i64, good: impl Fn(&Value) -> 
     has_status(env, name, |status| status["desiredReplicas"] == replicas && good(status)).await
 }
 
-async fn has_status(env: &Site, name: &str, good: impl Fn(&Value) -> bool) -> Value {
+async fn has_status(env: &TestCluster, name: &str, good: impl Fn(&Value) -> bool) -> Value {
     let key = ObjectKey::new("default", name);
     let good = |found: &Value| good(&found["status"]);
     wait_until_exists(env, &HorizontalPodAutoscaler::RESOURCE, &key, good).await["status"].clone()

@@ -14,7 +14,7 @@ use crate::env::*;
 use crate::metrics::Serving;
 
 /// A manager without an election: on a slow machine it would lose its lease.
-fn start(env: &Site, program: &ManagerProgram) -> Serving {
+fn start(env: &TestCluster, program: &ManagerProgram) -> Serving {
     let flags = [
         "--leader-elect=false",
         "--authorization-always-allow-paths=/healthz,/metrics,/debug/pprof/profile",
@@ -23,7 +23,7 @@ fn start(env: &Site, program: &ManagerProgram) -> Serving {
 }
 
 /// Asserts that the process runs and works: a Deployment gets its pods.
-async fn works(env: &Site, serving: &mut Serving, replicas: i32) {
+async fn works(env: &TestCluster, serving: &mut Serving, replicas: i32) {
     merge::<Deployment>(&env.client, "web", json!({ "spec": { "replicas": replicas } })).await;
     rolled_out(&env.client, &env.clock, "web").await;
     let ended = serving.manager.ended().expect("a process");
@@ -108,7 +108,7 @@ fn sigterm_stops_it_in_order() {
 }
 
 /// The number of samples in a CPU profile.
-fn samples(env: &Site, profile: &[u8]) -> usize {
+fn samples(env: &TestCluster, profile: &[u8]) -> usize {
     let file = env.kubeconfig.with_file_name("profile.gz");
     std::fs::write(&file, profile).expect("written");
     let raw = Command::new("gzip").arg("-dc").arg(&file).output().expect("gzip");

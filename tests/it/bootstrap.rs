@@ -25,7 +25,7 @@ pub fn token(id: &str, more: Value) -> Value {
     })
 }
 
-pub async fn create_token(env: &Site, id: &str, more: Value) -> ObjectKey {
+pub async fn create_token(env: &TestCluster, id: &str, more: Value) -> ObjectKey {
     let secrets = env.client.resource(&BootstrapToken::RESOURCE);
     secrets.create::<Value>("kube-system", &token(id, more)).await.expect("create");
     ObjectKey::new("kube-system", format!("bootstrap-token-{id}").as_str())

@@ -24,7 +24,7 @@ const KUBELET: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// A client under other credentials than the administrator's.
-fn client_as(env: &Site, change: impl FnOnce(&mut Config)) -> Client {
+fn client_as(env: &TestCluster, change: impl FnOnce(&mut Config)) -> Client {
     let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
     (config.tls.certificate, config.tls.key) = (None, None);
     change(&mut config);
@@ -58,7 +58,7 @@ pub fn request(
 }
 
 /// A server learns of a new binding by a watch of its own: until then it forbids the request.
-pub async fn submit(env: &Site, client: &Client, object: &Value) {
+pub async fn submit(env: &TestCluster, client: &Client, object: &Value) {
     let requests = client.resource(&CertificateSigningRequest::RESOURCE);
     eventually(&env.clock, "a request is accepted", async || {
         match requests.create::<Value>("", object).await {
@@ -69,7 +69,7 @@ pub async fn submit(env: &Site, client: &Client, object: &Value) {
     .await;
 }
 
-pub async fn decide(env: &Site, name: &str, kind: &str) {
+pub async fn decide(env: &TestCluster, name: &str, kind: &str) {
     let key = ObjectKey::cluster(name);
     let requests = env.client.resource(&CertificateSigningRequest::RESOURCE);
     let mut object: Value = requests.get(&key).await.expect("get");
@@ -87,7 +87,7 @@ pub fn certificate(object: &Value) -> Option<Vec<u8>> {
 }
 
 /// A binding of one of the cluster's own roles to a group.
-async fn bind(env: &Site, role: &str, group: &str) {
+async fn bind(env: &TestCluster, role: &str, group: &str) {
     let binding = json!({
         "apiVersion": BINDINGS.api_version(), "kind": BINDINGS.kind,
         "metadata": { "name": format!("test:{role}") },

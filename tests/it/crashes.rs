@@ -150,7 +150,7 @@ pub struct Manager {
 
 impl Manager {
     pub fn start(
-        env: &Site,
+        env: &TestCluster,
         clock: &Arc<FakeClock>,
         program: &str,
         controllers: &[&str],
@@ -256,7 +256,7 @@ async fn survives_every_write_at(
 pub const QUICK_BINDER: &str = "--pvclaimbinder-sync-period=1s";
 
 /// A manager that only binds claims, and that does not crash.
-pub fn binder(env: &Site) -> sandbox::cluster::Manager {
+pub fn binder(env: &TestCluster) -> sandbox::cluster::Manager {
     let only = "--controllers=persistentvolume-binder-controller";
     env.manager("binder", &[only, QUICK_BINDER])
 }

@@ -220,7 +220,7 @@ async fn whole_user(client: &Client) -> Result<Value> {
 }
 
 /// Gives the manager all rights, impersonation included.
-async fn grant_manager_all_rights(env: &Site) {
+async fn grant_manager_all_rights(env: &TestCluster) {
     let group = "rbac.authorization.k8s.io";
     let binding = json!({
         "apiVersion": BINDINGS.api_version(), "kind": BINDINGS.kind,

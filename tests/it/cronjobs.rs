@@ -27,7 +27,7 @@ fn cron_job(name: &str, schedule: &str, spec: Value) -> Value {
     json!({ "apiVersion": "batch/v1", "kind": "CronJob", "metadata": metadata, "spec": all })
 }
 
-async fn set_status(env: &Site, resource: &ResourceType, name: &str, status: Value) {
+async fn set_status(env: &TestCluster, resource: &ResourceType, name: &str, status: Value) {
     let verbs = env.client.resource(resource).subresource("status");
     let patch = Patch::Merge(json!({ "status": status }));
     let patched: Result<Value> = verbs.patch(&ObjectKey::new("default", name), &patch).await;
@@ -35,12 +35,17 @@ async fn set_status(env: &Site, resource: &ResourceType, name: &str, status: Val
 }
 
 /// Makes the starts of the last `ago` overdue, so that the test need not wait for the next minute.
-async fn make_starts_overdue(env: &Site, name: &str, ago: Duration) {
+async fn make_starts_overdue(env: &TestCluster, name: &str, ago: Duration) {
     let last = (env.clock.now() - ago).to_string();
     set_status(env, &CronJob::RESOURCE, name, json!({ "lastScheduleTime": last })).await;
 }
 
-async fn status(env: &Site, name: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+async fn status(
+    env: &TestCluster,
+    name: &str,
+    what: &str,
+    wanted: impl Fn(&Value) -> bool,
+) -> Value {
     eventually(&env.clock, &format!("{name}: {what}"), || async {
         let cron_jobs = env.client.resource(&CronJob::RESOURCE);
         let key = ObjectKey::new("default", name);

@@ -63,7 +63,7 @@ fn a_kind_is_counted_once_it_is_defined() {
 }
 
 /// Makes the lists of widgets fail: by a fault, or by a second version whose conversion fails.
-async fn break_lists_of_widgets(env: &Site) {
+async fn break_lists_of_widgets(env: &TestCluster) {
     quota::define_widgets(env).await;
     if let Some(faults) = &env.faults {
         for verb in ["list", "watch"] {

@@ -48,13 +48,13 @@ fn image(image: &str, ready: bool) -> Value {
     } } })
 }
 
-async fn change(env: &Site, patch: Value) {
+async fn change(env: &TestCluster, patch: Value) {
     merge::<DaemonSet>(&env.client, "agent", patch).await;
 }
 
 /// Waits until the counts of the status are these: desired, current, misscheduled, updated,
 /// available.
-async fn counts(env: &Site, what: &str, wanted: [i64; 5]) {
+async fn counts(env: &TestCluster, what: &str, wanted: [i64; 5]) {
     let key = ObjectKey::new("default", "agent");
     eventually(&env.clock, &format!("{what}: {wanted:?}"), || async {
         let sets = env.client.resource(&DaemonSet::RESOURCE);
@@ -75,7 +75,7 @@ async fn counts(env: &Site, what: &str, wanted: [i64; 5]) {
 }
 
 /// The pods that are not being deleted, by the node that they run on or are created for.
-async fn by_node(env: &Site) -> BTreeMap<String, Vec<Pod>> {
+async fn by_node(env: &TestCluster) -> BTreeMap<String, Vec<Pod>> {
     let mut nodes: BTreeMap<String, Vec<Pod>> = BTreeMap::new();
     for pod in env.pods().await.into_iter().filter(|pod| !pod.meta.is_being_deleted()) {
         let node = pod.target_node().map(|node| node.to_string()).unwrap_or_default();
@@ -85,7 +85,7 @@ async fn by_node(env: &Site) -> BTreeMap<String, Vec<Pod>> {
 }
 
 /// Waits until each node has these numbers of pods.
-async fn placed(env: &Site, wanted: &[(&str, usize)]) -> BTreeMap<String, Vec<Pod>> {
+async fn placed(env: &TestCluster, wanted: &[(&str, usize)]) -> BTreeMap<String, Vec<Pod>> {
     eventually(&env.clock, &format!("pods are on {wanted:?}"), || async {
         let nodes = by_node(env).await;
         let found: Vec<(&str, usize)> =
@@ -95,7 +95,7 @@ async fn placed(env: &Site, wanted: &[(&str, usize)]) -> BTreeMap<String, Vec<Po
     .await
 }
 
-async fn patch_node(env: &Site, name: &str, patch: Value) {
+async fn patch_node(env: &TestCluster, name: &str, patch: Value) {
     let key = ObjectKey::cluster(name);
     env.client.patch::<Node>(&key, &Patch::Merge(patch)).await.expect("patch");
 }
@@ -107,7 +107,7 @@ fn tainted(effect: Option<&str>) -> Value {
 }
 
 /// The revisions: number, hash and image.
-async fn revisions(env: &Site) -> Vec<(i64, String, String)> {
+async fn revisions(env: &TestCluster) -> Vec<(i64, String, String)> {
     let all: Vec<ControllerRevision> = list(&env.client).await;
     let mut found: Vec<_> = all
         .iter()

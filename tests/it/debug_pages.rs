@@ -11,7 +11,7 @@ use crate::serving::token;
 
 /// The flags with which a manager serves on `port` and delegates authentication and authorization
 /// to the API server.
-fn serving(site: &Site, port: u16) -> [String; 3] {
+fn serving(site: &TestCluster, port: u16) -> [String; 3] {
     let conf = site.kubeconfig.display();
     [
         format!("--secure-port={port}"),
@@ -20,7 +20,7 @@ fn serving(site: &Site, port: u16) -> [String; 3] {
     ]
 }
 
-fn caller(site: &Site, port: u16, credentials: Credentials) -> Client {
+fn caller(site: &TestCluster, port: u16, credentials: Credentials) -> Client {
     let mut config = Config::new(format!("https://127.0.0.1:{port}"));
     config.tls.insecure = true;
     config.credentials = credentials;

@@ -21,7 +21,7 @@ pub fn key(name: &str) -> ObjectKey {
     ObjectKey::new("default", name)
 }
 
-pub async fn make<T: Resource>(env: &Site, mut object: Value) -> Value {
+pub async fn make<T: Resource>(env: &TestCluster, mut object: Value) -> Value {
     object["apiVersion"] = json!(T::RESOURCE.api_version());
     object["kind"] = json!(T::RESOURCE.kind);
     env.client.resource(&T::RESOURCE).create("default", &object).await.expect("create")
@@ -33,11 +33,11 @@ pub fn one_device() -> Value {
     json!({ "devices": { "requests": [{ "name": "r", "exactly": exactly }] } })
 }
 
-pub async fn class(env: &Site) {
+pub async fn class(env: &TestCluster) {
     make::<DeviceClass>(env, json!({ "metadata": { "name": "gpu" }, "spec": {} })).await;
 }
 
-pub async fn template(env: &Site) {
+pub async fn template(env: &TestCluster) {
     let template = json!({
         "metadata": { "name": "gpu" },
         "spec": {
@@ -73,7 +73,7 @@ pub fn placed(name: &str, claim: &str, behavior: &str) -> Value {
 }
 
 /// The name of the claim that the status of a pod or a PodGroup gives.
-pub async fn claim_of<T: Resource>(env: &Site, name: &str) -> ObjectKey {
+pub async fn claim_of<T: Resource>(env: &TestCluster, name: &str) -> ObjectKey {
     let named = |object: &Value| {
         let name = &object["status"]["resourceClaimStatuses"][0]["resourceClaimName"];
         name.as_str().map(key)
@@ -84,12 +84,12 @@ pub async fn claim_of<T: Resource>(env: &Site, name: &str) -> ObjectKey {
 }
 
 /// Allocates a device to a claim, as the scheduler does, for `consumers`.
-pub async fn allocate(env: &Site, claim: &ObjectKey, device: &str, consumers: &[Value]) {
+pub async fn allocate(env: &TestCluster, claim: &ObjectKey, device: &str, consumers: &[Value]) {
     allocate_tolerating(env, claim, device, consumers, json!([])).await;
 }
 
 pub async fn allocate_tolerating(
-    env: &Site,
+    env: &TestCluster,
     claim: &ObjectKey,
     device: &str,
     consumers: &[Value],
@@ -114,7 +114,7 @@ pub fn consumer(pod: &Value) -> Value {
     json!({ "resource": "pods", "name": metadata["name"], "uid": metadata["uid"] })
 }
 
-pub async fn bind(env: &Site, pod: &str) {
+pub async fn bind(env: &TestCluster, pod: &str) {
     let binding = json!({
         "apiVersion": "v1", "kind": "Binding", "metadata": { "name": pod },
         "target": { "apiVersion": "v1", "kind": "Node", "name": "node-0" },
@@ -123,7 +123,7 @@ pub async fn bind(env: &Site, pod: &str) {
     pods.create_for::<Value>(&key(pod), &binding).await.expect("bound");
 }
 
-async fn finishes(env: &Site, pod: &str) {
+async fn finishes(env: &TestCluster, pod: &str) {
     wait_until_exists(env, &Pod::RESOURCE, &key(pod), |pod| pod["status"]["phase"] == "Succeeded")
         .await;
 }
@@ -134,11 +134,11 @@ fn users(claim: &Value) -> Vec<String> {
     users.filter_map(|user| Some(user["name"].as_str()?.to_owned())).collect()
 }
 
-pub async fn is_used_by(env: &Site, claim: &ObjectKey, wanted: &[&str]) -> Value {
+pub async fn is_used_by(env: &TestCluster, claim: &ObjectKey, wanted: &[&str]) -> Value {
     wait_until_exists(env, &ResourceClaim::RESOURCE, claim, |claim| users(claim) == wanted).await
 }
 
-pub async fn claims(env: &Site) -> Vec<Value> {
+pub async fn claims(env: &TestCluster) -> Vec<Value> {
     let claims = env.client.resource(&ResourceClaim::RESOURCE);
     claims.list(Some("default"), &ListOptions::default()).await.expect("list").items
 }
@@ -281,7 +281,7 @@ fn a_shared_claim_is_deallocated_with_its_last_pod() {
 
 /// Makes `pod`, which requests an extended resource, and as the scheduler does a claim of `device` for
 /// it, which the pod's status names.
-async fn make_with_extended_resource(env: &Site, mut pod: Value, device: &str) {
+async fn make_with_extended_resource(env: &TestCluster, mut pod: Value, device: &str) {
     let amounts = json!({ "example.com/gpu": "1" });
     pod["spec"].as_object_mut().unwrap().remove("resourceClaims");
     pod["spec"]["containers"][0]["resources"] = json!({ "requests": amounts, "limits": amounts });
@@ -476,7 +476,7 @@ fn refused_writes_of_claims_are_retried() {
 }
 
 /// A slice of devices d0 to d2, with taints of effect NoExecute on those of `tainted`.
-pub fn slice(env: &Site, tainted: &[&str]) -> Value {
+pub fn slice(env: &TestCluster, tainted: &[&str]) -> Value {
     let devices: Vec<Value> = ["d0", "d1", "d2"]
         .iter()
         .map(|name| match tainted.contains(name) {
@@ -498,7 +498,7 @@ pub fn slice(env: &Site, tainted: &[&str]) -> Value {
     })
 }
 
-pub async fn set_taints(env: &Site, tainted: &[&str]) {
+pub async fn set_taints(env: &TestCluster, tainted: &[&str]) {
     let devices = json!({ "spec": { "devices": slice(env, tainted)["spec"]["devices"] } });
     let slices = env.client.resource(&ResourceSlice::RESOURCE);
     let key = ObjectKey::cluster("slice");
@@ -506,7 +506,7 @@ pub async fn set_taints(env: &Site, tainted: &[&str]) {
 }
 
 /// A pod that uses a device by a claim of its own; its claim's name is that of the device.
-pub async fn user_of(env: &Site, device: &str, tolerations: Value) {
+pub async fn user_of(env: &TestCluster, device: &str, tolerations: Value) {
     let claim = json!({ "metadata": { "name": device }, "spec": one_device() });
     make::<ResourceClaim>(env, claim).await;
     allocate_tolerating(env, &key(device), device, &[], tolerations).await;
@@ -662,7 +662,7 @@ pub const GROUP_GATES: &str = "--feature-gates=GenericWorkload=true,DRAWorkloadR
 pub const GROUPS_SERVED: &str = "--runtime-config=scheduling.k8s.io/v1alpha2=true";
 
 /// A PodGroup with a claim for all its pods.
-pub async fn group_with_claim(env: &Site) -> Value {
+pub async fn group_with_claim(env: &TestCluster) -> Value {
     let group = json!({
         "metadata": { "name": "group" },
         "spec": { "schedulingPolicy": { "basic": {} }, "resourceClaims": [from_template()] },
@@ -671,7 +671,7 @@ pub async fn group_with_claim(env: &Site) -> Value {
 }
 
 /// A pod of the group, on a node.
-pub async fn member(env: &Site, name: &str) {
+pub async fn member(env: &TestCluster, name: &str) {
     let mut member = pod(name, from_template(), "ready");
     member["spec"]["schedulingGroup"] = json!({ "podGroupName": "group" });
     member["spec"]["nodeName"] = json!("node-0");

@@ -26,7 +26,7 @@ pub fn rules_on() -> Options {
     options
 }
 
-async fn rule(env: &Site, name: &str, driver: &str, effect: &str, time: Value) -> ObjectKey {
+async fn rule(env: &TestCluster, name: &str, driver: &str, effect: &str, time: Value) -> ObjectKey {
     let taint = json!({ "key": "k", "effect": effect, "timeAdded": time });
     let rule = json!({
         "metadata": { "name": name },
@@ -37,7 +37,7 @@ async fn rule(env: &Site, name: &str, driver: &str, effect: &str, time: Value) -
 }
 
 /// Waits until the controller has handled a new rule: all earlier work is done then.
-async fn is_at_work(env: &Site, probe: &str) {
+async fn is_at_work(env: &TestCluster, probe: &str) {
     let key = rule(env, probe, "none.example.com", "None", json!(env.clock.now())).await;
     wait_until_exists(env, &DeviceTaintRule::RESOURCE, &key, |rule| {
         rule["status"]["conditions"][0]["reason"] == "NoEffect"
@@ -46,7 +46,7 @@ async fn is_at_work(env: &Site, probe: &str) {
 }
 
 /// A pod on a node that uses a device by a claim of the device's name.
-async fn user(env: &Site, device: &str, seconds: i64) {
+async fn user(env: &TestCluster, device: &str, seconds: i64) {
     let claim = json!({ "metadata": { "name": device }, "spec": one_device() });
     make::<ResourceClaim>(env, claim).await;
     let pod = make::<Pod>(env, placed(&format!("on-{device}"), device, "ready")).await;
@@ -56,7 +56,7 @@ async fn user(env: &Site, device: &str, seconds: i64) {
     allocate_tolerating(env, &key(device), device, &[consumer(&pod)], tolerations).await;
 }
 
-async fn stays(env: &Site, pod: &str) {
+async fn stays(env: &TestCluster, pod: &str) {
     let pod: Value = env.client.resource(&Pod::RESOURCE).get(&key(pod)).await.expect("it stays");
     assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{pod}");
 }

@@ -16,12 +16,12 @@ use crate::kinds::{DEFINITIONS, WIDGETS, serve_widgets, wait_until_deleted, wait
 /// Defined by [`serve_caches`], with a Scale.
 pub const CACHES: ResourceType = ResourceType::fixed("example.com", "v1", "Cache", "caches", true);
 
-pub async fn serve_caches(env: &Site) {
+pub async fn serve_caches(env: &TestCluster) {
     serve_scaled(env, &CACHES).await;
 }
 
 /// Defines `kind` with a Scale, and waits until it is served.
-pub async fn serve_scaled(env: &Site, kind: &ResourceType) {
+pub async fn serve_scaled(env: &TestCluster, kind: &ResourceType) {
     let anything = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let definition = json!({
         "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
@@ -60,7 +60,7 @@ fn budget(name: &str, labels: Value, demand: Value) -> Value {
 }
 
 /// Waits for a status with these counts: pods expected, healthy ones wanted, disruptions allowed.
-async fn has_counts(env: &Site, name: &str, counts: [i64; 3]) -> Value {
+async fn has_counts(env: &TestCluster, name: &str, counts: [i64; 3]) -> Value {
     let key = ObjectKey::new("default", name);
     let current = |budget: &Value| {
         let status = &budget["status"];
@@ -89,13 +89,13 @@ fn pod(name: &str, app: &str, owner: Option<&Value>) -> Value {
     })
 }
 
-async fn set_status(env: &Site, resource: &ResourceType, name: &str, status: Value) {
+async fn set_status(env: &TestCluster, resource: &ResourceType, name: &str, status: Value) {
     let verbs = env.client.resource(resource).subresource("status");
     let patch = Patch::Merge(json!({ "status": status }));
     verbs.patch::<Value>(&ObjectKey::new("default", name), &patch).await.expect("patch");
 }
 
-async fn evict(env: &Site, name: &str) -> Result<Value> {
+async fn evict(env: &TestCluster, name: &str) -> Result<Value> {
     let eviction = json!({
         "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": name },
     });

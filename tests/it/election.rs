@@ -339,7 +339,7 @@ const COORDINATED_ELECTION: [&str; 3] = [
 ];
 
 /// The lease's spec, once `is` holds.
-pub async fn lease_that(site: &Site, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+pub async fn lease_that(site: &TestCluster, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     let (key, is) = (ObjectKey::new("kube-system", "kube-controller-manager"), &is);
     eventually(&site.clock, what, || async {
         let lease: Result<Value, _> = site.client.resource(&LEASES).get(&key).await;
@@ -354,7 +354,7 @@ fn held_by(spec: &Value) -> String {
 }
 
 /// The spec of the candidate `name`, once it exists.
-async fn candidate(site: &Site, name: &str) -> Value {
+async fn candidate(site: &TestCluster, name: &str) -> Value {
     let key = ObjectKey::new("kube-system", name);
     let read: Value = site.client.resource(&CANDIDATES).get(&key).await.expect("the candidate");
     read["spec"].clone()
@@ -362,7 +362,7 @@ async fn candidate(site: &Site, name: &str) -> Value {
 
 #[test]
 fn coordinated_election_prefers_the_oldest_emulated_version() {
-    everywhere_with_gates("coordinated", &COORDINATING, async |site: &Site| {
+    everywhere_with_gates("coordinated", &COORDINATING, async |site: &TestCluster| {
         let (client, clock) = (&site.client, &site.clock);
         let flags =
             |more: &[&'static str]| [&[COORDINATED][..], &COORDINATED_ELECTION, more].concat();
@@ -404,7 +404,7 @@ fn coordinated_election_prefers_the_oldest_emulated_version() {
 
 #[test]
 fn coordinated_election_hands_over_to_and_from_the_go_manager() {
-    on_real_server("coordinated-go", &COORDINATING, async |site: &Site| {
+    on_real_server("coordinated-go", &COORDINATING, async |site: &TestCluster| {
         let go = real::assets().map(|assets| assets.join("kube-controller-manager"));
         let Some(go) = go.filter(|path| path.exists()) else { return };
         let start = |name: &str, program: &ManagerProgram, more: &[&str]| {

@@ -40,11 +40,11 @@ struct Shown {
     ports: BTreeSet<i32>,
 }
 
-async fn get<T: Resource + DeserializeOwned>(env: &Site, name: &str) -> Result<T, String> {
+async fn get<T: Resource + DeserializeOwned>(env: &TestCluster, name: &str) -> Result<T, String> {
     env.client.get(&ObjectKey::new("default", name)).await.map_err(|error| error.to_string())
 }
 
-async fn in_endpoints(env: &Site, name: &str) -> Result<Shown, String> {
+async fn in_endpoints(env: &TestCluster, name: &str) -> Result<Shown, String> {
     let endpoints: Endpoints = get(env, name).await?;
     let mut shown = Shown::default();
     for subset in &endpoints.subsets {
@@ -56,7 +56,7 @@ async fn in_endpoints(env: &Site, name: &str) -> Result<Shown, String> {
     Ok(shown)
 }
 
-async fn slices(env: &Site, name: &str) -> Vec<EndpointSlice> {
+async fn slices(env: &TestCluster, name: &str) -> Vec<EndpointSlice> {
     let mut slices: Vec<EndpointSlice> = list(&env.client).await;
     slices.retain(|slice| slice.meta.labels.get("kubernetes.io/service-name") == Some(name));
     slices
@@ -75,7 +75,7 @@ fn in_slices(slices: &[EndpointSlice]) -> Shown {
 }
 
 /// Waits until both show exactly this. Returns the slices.
-async fn shows(env: &Site, name: &str, wanted: &Shown) -> Vec<EndpointSlice> {
+async fn shows(env: &TestCluster, name: &str, wanted: &Shown) -> Vec<EndpointSlice> {
     eventually(&env.clock, &format!("{name} shows {wanted:?}"), || async {
         let (endpoints, slices) = (in_endpoints(env, name).await?, slices(env, name).await);
         let found = in_slices(&slices);
@@ -87,7 +87,7 @@ async fn shows(env: &Site, name: &str, wanted: &Shown) -> Vec<EndpointSlice> {
     .await
 }
 
-async fn pods_of(env: &Site, app: &str) -> Addresses {
+async fn pods_of(env: &TestCluster, app: &str) -> Addresses {
     let pods: Vec<Pod> = list(&env.client).await;
     let of_app = pods.iter().filter(|pod| pod.meta.labels.get("app") == Some(app));
     of_app
@@ -96,7 +96,7 @@ async fn pods_of(env: &Site, app: &str) -> Addresses {
         .collect()
 }
 
-async fn nothing_left(env: &Site, name: &str) {
+async fn nothing_left(env: &TestCluster, name: &str) {
     eventually(&env.clock, "Endpoints and slices go with their Service", || async {
         let slices = slices(env, name).await.len();
         match env.client.get::<Endpoints>(&ObjectKey::new("default", name)).await {

@@ -118,7 +118,7 @@ pub fn quick_election() -> Vec<String> {
 }
 
 /// A cluster: the sandbox, or a real API server with stand-ins for nodes and scheduler.
-pub struct Site {
+pub struct TestCluster {
     pub client: Client,
     pub clock: SharedClock,
     pub steering: Steering,
@@ -156,14 +156,14 @@ const UNREACHABLE: &str = "Internal error occurred: failed calling webhook \"ref
     failed to call webhook: Post \"https://127.0.0.1:1/?timeout=5s\": \
     dial tcp 127.0.0.1:1: connect: connection refused";
 
-impl Site {
+impl TestCluster {
     /// Starts the built binary as a manager that logs to a file. It is killed on drop. It runs
     /// without leader election: on a slow machine it would lose its lease.
     pub fn manager(&self, name: &str, extra: &[&str]) -> Manager {
         self.spawn(name, vec!["--leader-elect=false".into()], extra)
     }
 
-    /// As [`Site::manager`], with a lease.
+    /// As [`TestCluster::manager`], with a lease.
     pub fn candidate(&self, name: &str, extra: &[&str]) -> Manager {
         self.spawn(name, quick_election(), extra)
     }
@@ -255,12 +255,12 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    pub fn new(site: &Site, clock: SharedClock, options: Options) -> InProcess {
+    pub fn new(site: &TestCluster, clock: SharedClock, options: Options) -> InProcess {
         InProcess::with_client(site, site.client.clone(), clock, options)
     }
 
     pub fn with_client(
-        site: &Site,
+        site: &TestCluster,
         client: Client,
         clock: SharedClock,
         options: Options,
@@ -324,12 +324,12 @@ impl Default for Setup {
 /// A sandbox cluster.
 pub struct Env {
     pub cluster: Cluster,
-    site: Site,
+    site: TestCluster,
 }
 
 impl std::ops::Deref for Env {
-    type Target = Site;
-    fn deref(&self) -> &Site {
+    type Target = TestCluster;
+    fn deref(&self) -> &TestCluster {
         &self.site
     }
 }
@@ -391,7 +391,7 @@ impl Env {
             ..SandboxOptions::new(folder.0.clone())
         };
         let cluster = Cluster::start(options, nodes).await.expect("the sandbox starts");
-        let site = Site {
+        let site = TestCluster {
             client: cluster.client.clone(),
             clock: cluster.clock(),
             steering: cluster.steering.clone(),
@@ -411,22 +411,22 @@ impl Env {
 
 /// Runs `scenario` on the sandbox, and then on a real API server if `KUBEBUILDER_ASSETS` names the
 /// folder that holds `kube-apiserver` and `etcd`.
-pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
+pub fn everywhere(name: &str, scenario: impl AsyncFn(&TestCluster)) {
     everywhere_like(name, Setup::default(), &[], scenario);
 }
 
 /// [`everywhere`], with nodes that behave as `nodes` says.
-pub fn everywhere_with(name: &str, nodes: NodeOptions, scenario: impl AsyncFn(&Site)) {
+pub fn everywhere_with(name: &str, nodes: NodeOptions, scenario: impl AsyncFn(&TestCluster)) {
     everywhere_like(name, Setup { nodes, ..Setup::default() }, &[], scenario);
 }
 
 /// [`everywhere`] with the kinds that are behind gates: the sandbox serves them, and the real
 /// server is started with `flags`.
-pub fn everywhere_with_gates(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+pub fn everywhere_with_gates(name: &str, flags: &[&str], scenario: impl AsyncFn(&TestCluster)) {
     everywhere_like(name, Setup { all_versions: true, ..Setup::default() }, flags, scenario);
 }
 
-fn everywhere_like(name: &str, how: Setup, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+fn everywhere_like(name: &str, how: Setup, flags: &[&str], scenario: impl AsyncFn(&TestCluster)) {
     let nodes = how.nodes.clone();
     block_on(async {
         Env::start(name, how).await.finish(async |env: &Env| scenario(env).await).await;
@@ -436,11 +436,16 @@ fn everywhere_like(name: &str, how: Setup, flags: &[&str], scenario: impl AsyncF
 
 /// Runs `scenario` on a real API server with further flags: for kinds that the sandbox does not
 /// serve.
-pub fn on_real_server(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+pub fn on_real_server(name: &str, flags: &[&str], scenario: impl AsyncFn(&TestCluster)) {
     on_server_with(name, quick_nodes(), flags, scenario);
 }
 
-fn on_server_with(name: &str, nodes: NodeOptions, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+fn on_server_with(
+    name: &str,
+    nodes: NodeOptions,
+    flags: &[&str],
+    scenario: impl AsyncFn(&TestCluster),
+) {
     let Some(assets) = real::assets() else { return };
     block_on(async {
         let folder = Folder::new(name);
@@ -451,8 +456,15 @@ fn on_server_with(name: &str, nodes: NodeOptions, flags: &[&str], scenario: impl
         let steering = stand_ins.steering.clone();
         let kubeconfig = server.server.kubeconfig.clone();
         let server = Server::Real(Box::new(server));
-        let site =
-            Site { client, clock, steering, kubeconfig, faults: None, server, _folder: folder };
+        let site = TestCluster {
+            client,
+            clock,
+            steering,
+            kubeconfig,
+            faults: None,
+            server,
+            _folder: folder,
+        };
         scenario(&site).await;
         stand_ins.stop().await;
         drop(site);
@@ -465,7 +477,7 @@ pub async fn list<T: Resource + DeserializeOwned>(client: &Client) -> Vec<T> {
 
 /// Waits for an event with this reason, about the object of this name, whose message ends with
 /// `message`.
-pub async fn has_event(env: &Site, name: &str, reason: &str, message: &str) {
+pub async fn has_event(env: &TestCluster, name: &str, reason: &str, message: &str) {
     let what = format!("{name} has the event {reason}: {message}");
     eventually(&env.clock, &what, || async {
         let events = env.client.resource(&kinds::EVENTS);

@@ -18,7 +18,7 @@ use crate::faults::cut_lists_and_watches;
 use crate::kinds::*;
 
 /// Deletes a rolled-out Deployment and waits until it is gone.
-async fn delete_with(env: &Site, name: &str, how: Delete) {
+async fn delete_with(env: &TestCluster, name: &str, how: Delete) {
     let (client, clock) = (&env.client, &env.clock);
     create(client, deployment(name, 2, "web:1")).await;
     rolled_out(client, clock, name).await;
@@ -96,7 +96,7 @@ fn dependents_that_name_their_owner_by_an_older_version_are_deleted_with_it() {
 }
 
 /// Creates, reads and deletes objects without content, of any kind.
-pub struct Objects<'a>(pub &'a Site);
+pub struct Objects<'a>(pub &'a TestCluster);
 
 impl Objects<'_> {
     /// Creates an object with more metadata. Returns an owner reference to it.

@@ -30,20 +30,25 @@ fn job(name: &str, run: &str, spec: Value) -> Value {
     json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec })
 }
 
-async fn read(env: &Site, name: &str) -> Result<Value, String> {
+async fn read(env: &TestCluster, name: &str) -> Result<Value, String> {
     let key = ObjectKey::new("default", name);
     let jobs = env.client.resource(&Job::RESOURCE);
     jobs.get::<Value>(&key).await.map_err(|error| error.to_string())
 }
 
-async fn pods_of(env: &Site, name: &str) -> Vec<Pod> {
+async fn pods_of(env: &TestCluster, name: &str) -> Vec<Pod> {
     let mut pods = env.pods().await;
     pods.retain(|pod| pod.meta.labels.get("of") == Some(name));
     pods
 }
 
 /// Waits for a status of the Job that `wanted` accepts.
-async fn status(env: &Site, name: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+async fn status(
+    env: &TestCluster,
+    name: &str,
+    what: &str,
+    wanted: impl Fn(&Value) -> bool,
+) -> Value {
     eventually(&env.clock, &format!("{name}: {what}"), || async {
         let job = read(env, name).await?;
         if wanted(&job["status"]) { Ok(job["status"].clone()) } else { Err(job.to_string()) }

@@ -46,7 +46,7 @@ pub const SELF_REVIEWS: ResourceType = ResourceType::fixed(
 );
 
 /// Defines [`WIDGETS`] with this schema, and waits until they are served.
-pub async fn serve_widgets_like(env: &Site, schema: Value) {
+pub async fn serve_widgets_like(env: &TestCluster, schema: Value) {
     let definition = json!({
         "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
         "metadata": { "name": "widgets.example.com" },
@@ -69,12 +69,12 @@ pub async fn serve_widgets_like(env: &Site, schema: Value) {
 }
 
 /// Widgets without any content.
-pub async fn serve_widgets(env: &Site) {
+pub async fn serve_widgets(env: &TestCluster) {
     serve_widgets_like(env, json!({ "type": "object" })).await;
 }
 
 /// Registers an aggregated server that cannot be reached for version v1 of `group`.
-pub async fn register_unreachable_server(env: &Site, group: &str) {
+pub async fn register_unreachable_server(env: &TestCluster, group: &str) {
     let mut away = json!({
         "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
         "metadata": { "name": format!("v1.{group}") },
@@ -95,7 +95,7 @@ pub async fn register_unreachable_server(env: &Site, group: &str) {
 
 /// Waits until the object exists and `good` accepts it. Returns it.
 pub async fn wait_until_exists(
-    env: &Site,
+    env: &TestCluster,
     resource: &ResourceType,
     key: &ObjectKey,
     good: impl Fn(&Value) -> bool,
@@ -110,7 +110,7 @@ pub async fn wait_until_exists(
 }
 
 /// Waits until the object does not exist.
-pub async fn wait_until_deleted(env: &Site, resource: &ResourceType, key: &ObjectKey) {
+pub async fn wait_until_deleted(env: &TestCluster, resource: &ResourceType, key: &ObjectKey) {
     eventually(&env.clock, &format!("{resource} {key} goes"), || async {
         match env.client.resource(resource).get::<Value>(key).await {
             Err(error) if error.is_not_found() => Ok(()),

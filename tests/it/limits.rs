@@ -14,7 +14,7 @@ use crate::kinds::DEFINITIONS;
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
-async fn define(env: &Site, index: usize) {
+async fn define(env: &TestCluster, index: usize) {
     let (plural, kind) = (format!("things{index}"), format!("Thing{index}"));
     let definition = json!({
         "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,

@@ -122,7 +122,12 @@ pub struct Serving {
 }
 
 impl Serving {
-    pub fn start(site: &Site, name: &str, program: &ManagerProgram, extra: &[&str]) -> Serving {
+    pub fn start(
+        site: &TestCluster,
+        name: &str,
+        program: &ManagerProgram,
+        extra: &[&str],
+    ) -> Serving {
         let port = free_port().expect("a port");
         let mut flags = quick_election();
         flags.push(format!("--secure-port={port}"));
@@ -136,7 +141,12 @@ impl Serving {
     }
 
     /// The metrics, once `is` accepts their text.
-    pub async fn metrics(&self, site: &Site, what: &str, is: impl Fn(&str) -> bool) -> String {
+    pub async fn metrics(
+        &self,
+        site: &TestCluster,
+        what: &str,
+        is: impl Fn(&str) -> bool,
+    ) -> String {
         let is = &is;
         eventually(&site.clock, what, || async {
             let text = self.text().await?;
@@ -183,7 +193,7 @@ fn dashboards_find_every_series_and_label() {
 /// and has the families `wanted`.
 fn scrape(name: &str, program: &ManagerProgram, wanted: &[&str]) -> BTreeMap<String, Family> {
     let scraped = RefCell::default();
-    on_real_server(name, &[], async |site: &Site| {
+    on_real_server(name, &[], async |site: &TestCluster| {
         populate(site).await;
         // Unbound claims and volumes are counted while the manager runs.
         let (mut free, mut waits) = (volume("free"), claim("waits"));

@@ -19,31 +19,31 @@ const REPLICA_SETS: ResourceType =
 const HOLD: &str = "example.com/hold";
 
 /// Creates `object` in a namespace.
-async fn make(env: &Site, resource: &ResourceType, namespace: &str, mut object: Value) {
+async fn make(env: &TestCluster, resource: &ResourceType, namespace: &str, mut object: Value) {
     object["apiVersion"] = resource.api_version().into();
     object["kind"] = (&*resource.kind).into();
     let verbs = env.client.resource(resource);
     verbs.create::<Value>(namespace, &object).await.expect("create");
 }
 
-async fn delete_namespace(env: &Site, name: &str) {
+async fn delete_namespace(env: &TestCluster, name: &str) {
     let key = ObjectKey::cluster(name);
     env.client.delete::<Namespace>(&key, Delete::new()).await.expect("delete");
 }
 
-async fn items(env: &Site, resource: &ResourceType, namespace: &str) -> Vec<Value> {
+async fn items(env: &TestCluster, resource: &ResourceType, namespace: &str) -> Vec<Value> {
     let verbs = env.client.resource(resource);
     verbs.list(Some(namespace), &ListOptions::default()).await.expect("list").items
 }
 
-async fn let_go(env: &Site, resource: &ResourceType, namespace: &str, name: &str) {
+async fn let_go(env: &TestCluster, resource: &ResourceType, namespace: &str, name: &str) {
     let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     let verbs = env.client.resource(resource);
     verbs.patch::<Value>(&ObjectKey::new(namespace, name), &patch).await.expect("patch");
 }
 
 /// Waits until these conditions of a namespace are true, and no other: type, reason and message.
-async fn waits_with(env: &Site, name: &str, wanted: &[[&str; 3]]) {
+async fn waits_with(env: &TestCluster, name: &str, wanted: &[[&str; 3]]) {
     eventually(&env.clock, &format!("namespace {name} has its conditions"), || async {
         let namespace: Namespace =
             env.client.get(&ObjectKey::cluster(name)).await.map_err(|error| error.to_string())?;
@@ -62,7 +62,7 @@ async fn waits_with(env: &Site, name: &str, wanted: &[[&str; 3]]) {
     .await;
 }
 
-async fn wait_until_deleted(env: &Site, name: &str) {
+async fn wait_until_deleted(env: &TestCluster, name: &str) {
     eventually(&env.clock, &format!("namespace {name} goes"), || async {
         match env.client.get::<Namespace>(&ObjectKey::cluster(name)).await {
             Err(error) if error.is_not_found() => Ok(()),
@@ -128,7 +128,7 @@ fn pods_go_before_anything_else() {
 
 /// Creates a namespace with a pod that runs until the nodes release it, and has a grace period of
 /// an hour.
-async fn with_a_slow_pod(env: &Site, namespace: &str, pod: &str) {
+async fn with_a_slow_pod(env: &TestCluster, namespace: &str, pod: &str) {
     make_namespace(&env.client, namespace).await;
     let slow = json!({
         "metadata": { "name": pod },

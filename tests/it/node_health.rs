@@ -23,7 +23,7 @@ const NOT_READY: &str = "node.kubernetes.io/not-ready";
 /// The number of nodes to which the controller writes concurrently.
 const AT_ONCE: usize = 8;
 
-async fn has_taints(env: &Site, name: &str, expected: &[String]) {
+async fn has_taints(env: &TestCluster, name: &str, expected: &[String]) {
     eventually(&env.clock, &format!("{name} has {expected:?}"), || async {
         let node = node(env, name).await;
         if taints(&node) == expected { Ok(()) } else { Err(format!("{node:#}")) }

@@ -29,7 +29,7 @@ pub const QUICK: [&str; 4] = [
 ];
 
 /// Null before it exists.
-pub async fn node(env: &Site, name: &str) -> Value {
+pub async fn node(env: &TestCluster, name: &str) -> Value {
     let nodes = env.client.resource(&Node::RESOURCE);
     match nodes.get(&ObjectKey::cluster(name)).await {
         Err(error) if error.is_not_found() => Value::Null,
@@ -37,7 +37,7 @@ pub async fn node(env: &Site, name: &str) -> Value {
     }
 }
 
-pub async fn pod(env: &Site, name: &str) -> Value {
+pub async fn pod(env: &TestCluster, name: &str) -> Value {
     let pods = env.client.resource(&Pod::RESOURCE);
     pods.get(&ObjectKey::new("default", name)).await.expect("get")
 }
@@ -80,12 +80,12 @@ pub fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
 }
 
 /// Writes as a kubelet does: its lease, and the condition Ready.
-async fn live(env: &Site, name: &str) {
+async fn live(env: &TestCluster, name: &str) {
     says(env, name, "True").await;
 }
 
 /// Writes as a kubelet does: its lease, and the status of the condition Ready.
-pub async fn says(env: &Site, name: &str, ready: &str) {
+pub async fn says(env: &TestCluster, name: &str, ready: &str) {
     let now = env.clock.now();
     let lease = Patch::Merge(json!({ "spec": { "renewTime": now.to_micro_string() } }));
     let key = ObjectKey::new("kube-node-lease", name);

@@ -13,7 +13,7 @@ use crate::quota::{quota, uses};
 
 /// Creates an object in `default` whose annotation `note` is the bytes `a\xff`, which only protobuf
 /// can hold.
-async fn create_odd(env: &Site, resource: &ResourceType, mut object: Value) {
+async fn create_odd(env: &TestCluster, resource: &ResourceType, mut object: Value) {
     object["apiVersion"] = resource.api_version().into();
     object["kind"] = (&*resource.kind).into();
     let note = format!("a{}", protobuf::raw_byte(0xff));

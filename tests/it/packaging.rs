@@ -31,7 +31,7 @@ fn flags(container: &Value, kubeconfig: &Path) -> Vec<String> {
 }
 
 /// Starts a manager with these flags, and waits until its probes are answered.
-async fn started(env: &Site, container: &Value, kubeconfig: &Path) -> Manager {
+async fn started(env: &TestCluster, container: &Value, kubeconfig: &Path) -> Manager {
     let port = free_port().expect("a port");
     let mut flags = flags(container, kubeconfig);
     flags.extend(quick_election());
@@ -55,7 +55,7 @@ async fn started(env: &Site, container: &Value, kubeconfig: &Path) -> Manager {
 }
 
 /// Stops it as a kubelet does, and asserts that no request of it was refused.
-async fn ended(env: &Site, manager: Manager) {
+async fn ended(env: &TestCluster, manager: Manager) {
     let log = manager.log.clone();
     let status = manager.stop(&env.clock, PATIENCE).await.expect("it ended");
     let log = std::fs::read_to_string(log).expect("a log");

@@ -100,7 +100,7 @@ fn excess_orphaned_and_unscheduled_pods_are_deleted() {
 }
 
 /// Advances the clock until the pod is being deleted.
-async fn wait_until_terminating(env: &Site, clock: &FakeClock, name: &str) {
+async fn wait_until_terminating(env: &TestCluster, clock: &FakeClock, name: &str) {
     eventually(&env.clock, &format!("{name} goes"), || async {
         clock.advance(Duration::from_secs(5));
         let pod: Pod = env.client.get(&ObjectKey::new("default", name)).await.expect("get");

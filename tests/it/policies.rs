@@ -78,7 +78,7 @@ pub const BINDINGS: ResourceType = ResourceType::fixed(
     false,
 );
 
-pub async fn create_policy(env: &Site, name: &str, spec: &Value) {
+pub async fn create_policy(env: &TestCluster, name: &str, spec: &Value) {
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
         "metadata": { "name": name }, "spec": spec,
@@ -96,7 +96,7 @@ fn rule(group: &str, resource: &str) -> Value {
 }
 
 /// Waits for the warnings about the newest generation.
-async fn warnings(env: &Site, name: &str) -> (i64, Vec<ExpressionWarning>) {
+async fn warnings(env: &TestCluster, name: &str) -> (i64, Vec<ExpressionWarning>) {
     let key = ObjectKey::new("", name);
     eventually(&env.clock, &format!("policy {name} is checked"), || async {
         let policy: ValidatingAdmissionPolicy =
@@ -276,7 +276,7 @@ fn deployment(name: &str, replicas: u32) -> Value {
 
 /// Creates an object. `Err`: the code and the message of the refusal.
 async fn creates(
-    env: &Site,
+    env: &TestCluster,
     resource: &ResourceType,
     namespace: &str,
     object: &Value,

@@ -28,7 +28,7 @@ fn call(path: &str, query: &[(&'static str, &str)], accept: &'static str) -> Cal
 }
 
 async fn bytes(
-    env: &Site,
+    env: &TestCluster,
     path: &str,
     query: &[(&'static str, &str)],
     accept: &'static str,
@@ -43,7 +43,7 @@ fn encoded(json: &[u8]) -> Vec<u8> {
 }
 
 /// Reads a watch up to the end of its initial events.
-async fn initial(env: &Site, accept: &'static str) -> Vec<u8> {
+async fn initial(env: &TestCluster, accept: &'static str) -> Vec<u8> {
     let query = [
         ("watch", "true"),
         ("sendInitialEvents", "true"),

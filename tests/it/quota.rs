@@ -48,7 +48,7 @@ pub fn quota(name: &str, spec: Value) -> Value {
 }
 
 /// Waits until exactly this is used of the quota.
-pub async fn uses(env: &Site, name: &str, used: &[(&str, &str)]) {
+pub async fn uses(env: &TestCluster, name: &str, used: &[(&str, &str)]) {
     let status = env.client.resource(&ResourceQuota::RESOURCE);
     let wanted: BTreeMap<&str, &str> = used.iter().copied().collect();
     let wanted = serde_json::to_value(wanted).unwrap();
@@ -70,7 +70,7 @@ async fn delete(client: &Client, resource: &ResourceType, name: &str) {
 }
 
 /// Defines a custom resource and creates an object of it.
-pub async fn define_widgets(env: &Site) {
+pub async fn define_widgets(env: &TestCluster) {
     serve_widgets(env).await;
     eventually(&env.clock, "a widget is created", || async {
         let widget = object("example.com/v1", "Widget", "first", json!({}));

@@ -28,7 +28,7 @@ const SELF_ACCESS: ResourceType = ResourceType::fixed(
 const ROBOT: &str = "system:serviceaccount:default:robot";
 
 /// The client of a new service account.
-async fn service_account_client(env: &Site) -> Client {
+async fn service_account_client(env: &TestCluster) -> Client {
     let account =
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" } });
     create(&env.client, account).await;

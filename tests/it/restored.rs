@@ -10,14 +10,14 @@ use crate::election::lease_that;
 use crate::env::*;
 
 /// The uids of the pods that stay and whose names begin with `prefix`.
-async fn uids(env: &Site, prefix: &str) -> BTreeSet<String> {
+async fn uids(env: &TestCluster, prefix: &str) -> BTreeSet<String> {
     let pods = env.pods().await;
     let pods = pods.iter().filter(|pod| pod.meta.name.starts_with(prefix));
     let pods = pods.filter(|pod| !pod.meta.is_being_deleted());
     pods.map(|pod| pod.meta.uid.to_string()).collect()
 }
 
-async fn has_pods(env: &Site, name: &str, count: usize) -> BTreeSet<String> {
+async fn has_pods(env: &TestCluster, name: &str, count: usize) -> BTreeSet<String> {
     eventually(&env.clock, &format!("{name} has {count} pods"), || async {
         let found = uids(env, name).await;
         if found.len() == count { Ok(found) } else { Err(format!("{found:?}")) }
@@ -26,7 +26,7 @@ async fn has_pods(env: &Site, name: &str, count: usize) -> BTreeSet<String> {
 }
 
 /// Two Deployments, before the backup.
-async fn populate(env: &Site) {
+async fn populate(env: &TestCluster) {
     for (name, replicas) in [("scaled", 3), ("deleted", 2)] {
         create(&env.client, deployment(name, replicas, "web:1")).await;
         rolled_out(&env.client, &env.clock, name).await;
@@ -34,7 +34,7 @@ async fn populate(env: &Site) {
 }
 
 /// Changes that the restore loses: a scaled Deployment, a deleted one, and a new one.
-async fn change(env: &Site) {
+async fn change(env: &TestCluster) {
     let (client, clock) = (&env.client, &env.clock);
     merge::<Deployment>(client, "scaled", json!({ "spec": { "replicas": 5 } })).await;
     let key = ObjectKey::new("default", "deleted");
@@ -53,7 +53,7 @@ async fn change(env: &Site) {
 }
 
 /// A backup is restored under a manager that runs on, or that is started again.
-async fn manager_of_a_restored_server(env: &Site, restarts: bool) {
+async fn manager_of_a_restored_server(env: &TestCluster, restarts: bool) {
     let (client, clock) = (&env.client, &env.clock);
     let manager = env.manager("manager", &[]);
     populate(env).await;
@@ -90,7 +90,7 @@ fn a_manager_that_starts_after_a_restored_backup_is_right() {
 }
 
 /// The renewal of the lease that follows `before`.
-async fn next_renewal(env: &Site, before: &Value) -> Value {
+async fn next_renewal(env: &TestCluster, before: &Value) -> Value {
     let is_later = |spec: &Value| spec["renewTime"] != *before;
     lease_that(env, "the lease is renewed", is_later).await["renewTime"].take()
 }

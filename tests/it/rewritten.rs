@@ -102,7 +102,7 @@ impl Rewrite<'_> {
 
     /// Puts the change in place. `probe`: an object that it changes, to be created in vain until it
     /// comes back changed.
-    async fn begin(&self, env: &Site, probe: Value) {
+    async fn begin(&self, env: &TestCluster, probe: Value) {
         assert!(self.applies_to(&probe), "{probe}");
         if let Some(faults) = &env.faults {
             return faults.rewrite(&self.resource.plural, self.on_sandbox());
@@ -129,7 +129,7 @@ impl Rewrite<'_> {
         verbs.delete(&key, Delete::new().grace_period(0)).await.expect("delete");
     }
 
-    async fn end(&self, env: &Site) {
+    async fn end(&self, env: &TestCluster) {
         match &env.faults {
             Some(faults) => faults.clear(),
             None => {
@@ -147,7 +147,7 @@ impl Rewrite<'_> {
 }
 
 /// The messages of the events about `name` with the reason [`CHANGED`].
-async fn changes_reported(env: &Site, name: &str) -> Vec<String> {
+async fn changes_reported(env: &TestCluster, name: &str) -> Vec<String> {
     let events = env.client.resource(&kinds::EVENTS);
     let events = events.list::<Value>(None, &ListOptions::default()).await.expect("list").items;
     let about = events
@@ -157,7 +157,7 @@ async fn changes_reported(env: &Site, name: &str) -> Vec<String> {
 }
 
 /// Waits for the event after the third object in a row that `name` does not recognise.
-async fn waits_longer(env: &Site, name: &str) {
+async fn waits_longer(env: &TestCluster, name: &str) {
     has_event(
         env,
         name,
@@ -343,7 +343,7 @@ fn daemon_pods_that_lose_their_node_come_slower_and_slower() {
 
 /// Waits until the current generation of an object is acted on and `is_done`. Returns its status.
 async fn settles(
-    env: &Site,
+    env: &TestCluster,
     resource: &ResourceType,
     name: &str,
     is_done: impl Fn(&Value) -> bool,
@@ -360,7 +360,7 @@ async fn settles(
 }
 
 /// The names of the revisions whose names begin with `prefix`.
-async fn revisions(env: &Site, prefix: &str) -> Vec<String> {
+async fn revisions(env: &TestCluster, prefix: &str) -> Vec<String> {
     let all: Vec<ControllerRevision> = list(&env.client).await;
     let names = all.iter().map(|revision| revision.meta.name.to_string());
     names.filter(|name| name.starts_with(prefix)).collect()

@@ -31,7 +31,7 @@ fn replica_set(name: &str, replicas: i32) -> Value {
 
 /// Waits until `good` accepts the object. Returns it.
 async fn is<T: Resource + serde::de::DeserializeOwned>(
-    env: &Site,
+    env: &TestCluster,
     name: &str,
     what: &str,
     good: impl Fn(&Value) -> bool,
@@ -45,7 +45,7 @@ async fn is<T: Resource + serde::de::DeserializeOwned>(
 }
 
 /// The ReplicaSets by their image.
-async fn by_image(env: &Site) -> BTreeMap<String, ReplicaSet> {
+async fn by_image(env: &TestCluster) -> BTreeMap<String, ReplicaSet> {
     let image = |set: &ReplicaSet| {
         let template = set.spec.template.to_value();
         template["spec"]["containers"][0]["image"].as_str().expect("an image").to_owned()
@@ -90,7 +90,7 @@ fn a_new_size_during_a_rollout_is_divided_in_proportion() {
 }
 
 /// A ReplicaSet that shrinks is refused from now on.
-async fn forbid_shrinking(env: &Site) {
+async fn forbid_shrinking(env: &TestCluster) {
     let spec = json!({
         "matchConstraints": { "resourceRules": [{
             "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["UPDATE"],
@@ -371,7 +371,7 @@ fn a_status_is_written_only_when_it_changes() {
 }
 
 /// The verbs of a kind, and whether it has a namespace.
-async fn served(env: &Site, kind: &str) -> (Dynamic, bool) {
+async fn served(env: &TestCluster, kind: &str) -> (Dynamic, bool) {
     let discovery = env.client.discovery().await.expect("discovery");
     let found = discovery.preferred().find(|found| *found.resource.kind == *kind);
     let resource = &found.expect("a kind that is served").resource;
@@ -379,7 +379,7 @@ async fn served(env: &Site, kind: &str) -> (Dynamic, bool) {
 }
 
 /// Creates a namespace with work for most controllers, and waits until the work is done.
-pub async fn populate_namespace(env: &Site, name: &str) {
+pub async fn populate_namespace(env: &TestCluster, name: &str) {
     let service = json!({ "apiVersion": "v1", "spec": { "selector": { "app": name }, "ports": [{ "port": 80 }] } });
     let token = json!({
         "apiVersion": "v1", "type": "kubernetes.io/service-account-token",
@@ -450,7 +450,7 @@ pub async fn populate_namespace(env: &Site, name: &str) {
 }
 
 /// The uids and versions of the namespace `name` and its objects.
-async fn versions(env: &Site, name: &str) -> BTreeMap<String, (Uid, u64)> {
+async fn versions(env: &TestCluster, name: &str) -> BTreeMap<String, (Uid, u64)> {
     let mut versions = BTreeMap::new();
     for kind in [
         "Namespace",
@@ -495,7 +495,7 @@ fn a_manager_that_takes_over_changes_nothing() {
 }
 
 /// Waits until the manager's cache of ReplicaSets has all writes until now.
-async fn caught_up(env: &Site) {
+async fn caught_up(env: &TestCluster) {
     let mut last = replica_set("last", 0);
     last["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "apps/v1", "kind": "Deployment", "name": "no", "uid": "no",

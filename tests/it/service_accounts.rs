@@ -49,7 +49,7 @@ const DEFAULT: [&str; 35] = [
 ];
 
 /// Waits until `kube-system` has these accounts, and its own, and no other.
-async fn accounts_are(env: &Site, wanted: &[&str]) {
+async fn accounts_are(env: &TestCluster, wanted: &[&str]) {
     eventually(&env.clock, "the controllers have their accounts", || async {
         let accounts = env.client.resource(&ServiceAccount::RESOURCE);
         let found = accounts.list::<Value>(Some("kube-system"), &ListOptions::default()).await;

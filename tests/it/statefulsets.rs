@@ -25,7 +25,7 @@ fn stateful_set(name: &str, replicas: i32) -> Value {
     set
 }
 
-async fn list_values<T: Resource>(env: &Site) -> BTreeMap<String, Value> {
+async fn list_values<T: Resource>(env: &TestCluster) -> BTreeMap<String, Value> {
     let items = env.client.resource(&T::RESOURCE);
     let items = items.list::<Value>(Some("default"), &ListOptions::default()).await;
     let name = |item: &Value| item["metadata"]["name"].as_str().expect("a name").to_owned();
@@ -34,7 +34,7 @@ async fn list_values<T: Resource>(env: &Site) -> BTreeMap<String, Value> {
 
 /// Waits until `good` accepts the list. Returns the objects by name.
 async fn listed<T: Resource>(
-    env: &Site,
+    env: &TestCluster,
     what: &str,
     good: impl Fn(&BTreeMap<String, Value>) -> bool,
 ) -> BTreeMap<String, Value> {
@@ -46,7 +46,7 @@ async fn listed<T: Resource>(
 }
 
 /// Waits until the pods, that are not being deleted, are these: `web-0 db:1`.
-async fn pods_are(env: &Site, expected: &[&str]) -> BTreeMap<String, Value> {
+async fn pods_are(env: &TestCluster, expected: &[&str]) -> BTreeMap<String, Value> {
     let state = |pods: &BTreeMap<String, Value>| -> Vec<String> {
         let stay = pods.values().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
         let text = |pod: &Value| {
@@ -59,7 +59,7 @@ async fn pods_are(env: &Site, expected: &[&str]) -> BTreeMap<String, Value> {
 }
 
 /// Waits until the set has these pods, all ready, and its status shows the newest template.
-async fn settled(env: &Site, name: &str, replicas: i32) -> Value {
+async fn settled(env: &TestCluster, name: &str, replicas: i32) -> Value {
     let key = ObjectKey::new("default", name);
     let sets = env.client.resource(&StatefulSet::RESOURCE);
     eventually(&env.clock, &format!("{name} settles at {replicas}"), || async {
@@ -76,7 +76,7 @@ async fn settled(env: &Site, name: &str, replicas: i32) -> Value {
 }
 
 /// As [`settled`], when all pods are of the newest template.
-async fn updated(env: &Site, name: &str, replicas: i32) -> Value {
+async fn updated(env: &TestCluster, name: &str, replicas: i32) -> Value {
     eventually(&env.clock, &format!("{name} is updated"), || async {
         let set = settled(env, name, replicas).await;
         let status = &set["status"];
@@ -92,7 +92,7 @@ fn uid(object: &Value) -> &str {
     object["metadata"]["uid"].as_str().expect("a uid")
 }
 
-async fn set_spec(env: &Site, name: &str, spec: Value) {
+async fn set_spec(env: &TestCluster, name: &str, spec: Value) {
     merge::<StatefulSet>(&env.client, name, json!({ "spec": spec })).await;
 }
 
@@ -319,7 +319,7 @@ fn failed_and_evicted_pods_are_replaced() {
 }
 
 /// Makes the class `csi` of [`with_claims`]. The stand-in driver makes its volumes.
-pub async fn make_class(env: &Site) {
+pub async fn make_class(env: &TestCluster) {
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "csi" },
         "provisioner": DRIVER, "volumeBindingMode": "Immediate",

@@ -40,7 +40,7 @@ async fn live<T: Resource>(client: &Client, key: &ObjectKey) -> Option<Value> {
 }
 
 /// Waits until the object carries the finalizer.
-async fn protected<T: Resource>(env: &Site, key: &ObjectKey, finalizer: &str) {
+async fn protected<T: Resource>(env: &TestCluster, key: &ObjectKey, finalizer: &str) {
     eventually(&env.clock, &format!("{key} is protected"), || async {
         let object = live::<T>(&env.client, key).await.ok_or("it is gone")?;
         let finalizers = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
@@ -52,7 +52,7 @@ async fn protected<T: Resource>(env: &Site, key: &ObjectKey, finalizer: &str) {
     .await;
 }
 
-async fn gone<T: Resource>(env: &Site, key: &ObjectKey) {
+async fn gone<T: Resource>(env: &TestCluster, key: &ObjectKey) {
     eventually(&env.clock, &format!("{key} goes"), || async {
         live::<T>(&env.client, key).await.map_or(Ok(()), |object| Err(object.to_string()))
     })
@@ -61,7 +61,11 @@ async fn gone<T: Resource>(env: &Site, key: &ObjectKey) {
 
 /// Deletes `used` and then `unused`, and waits until `unused` is gone: `used` was checked before
 /// it.
-async fn only_unused_is_deleted<T: Resource>(env: &Site, used: &ObjectKey, unused: &ObjectKey) {
+async fn only_unused_is_deleted<T: Resource>(
+    env: &TestCluster,
+    used: &ObjectKey,
+    unused: &ObjectKey,
+) {
     for key in [used, unused] {
         env.client.delete::<T>(key, Delete::new()).await.expect("delete");
     }

@@ -20,11 +20,15 @@ use crate::kinds::{ACCOUNTS, CONFIG_MAPS, DEFINITIONS, WIDGETS, wait_until_exist
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
-async fn read(env: &Site, resource: &ResourceType, key: &ObjectKey) -> Result<Value, String> {
+async fn read(
+    env: &TestCluster,
+    resource: &ResourceType,
+    key: &ObjectKey,
+) -> Result<Value, String> {
     env.client.resource(resource).get(key).await.map_err(|error| error.to_string())
 }
 
-async fn make(env: &Site, resource: &ResourceType, mut object: Value) -> Value {
+async fn make(env: &TestCluster, resource: &ResourceType, mut object: Value) -> Value {
     object["apiVersion"] = json!(resource.api_version());
     object["kind"] = json!(resource.kind);
     let namespace = if resource.namespaced { "default" } else { "" };
@@ -93,7 +97,7 @@ fn a_pod_group_stays_while_its_pods_run() {
 }
 
 /// The name of the API server's lease.
-pub async fn identity(env: &Site) -> String {
+pub async fn identity(env: &TestCluster) -> String {
     eventually(&env.clock, "the API server has its lease", || async {
         let options = ListOptions {
             label_selector: Some("apiserver.kubernetes.io/identity=kube-apiserver".into()),
@@ -191,7 +195,7 @@ const MIGRATIONS: [&str; 2] = [MIGRATOR, "--runtime-config=storagemigration.k8s.
 
 /// A migration of a resource. With a version it is running, and objects up to it are to be migrated.
 async fn migration(
-    env: &Site,
+    env: &TestCluster,
     name: &str,
     resource: [&str; 2],
     version: Option<&str>,
@@ -218,7 +222,7 @@ async fn migration(
 
 /// Waits until the migration is no longer running, and the condition `how` holds. Returns its
 /// message.
-async fn migration_ends(env: &Site, key: &ObjectKey, how: &str) -> String {
+async fn migration_ends(env: &TestCluster, key: &ObjectKey, how: &str) -> String {
     eventually(&env.clock, &format!("{key} ends: {how}"), || async {
         let migration = read(env, &StorageVersionMigration::RESOURCE, key).await?;
         let conditions = migration["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -386,7 +390,7 @@ fn widgets_definition() -> ObjectKey {
 }
 
 /// Changes the version that widgets are stored in, and waits until `both` may be stored.
-async fn store_in(env: &Site, stored: &str, both: [&str; 2]) {
+async fn store_in(env: &TestCluster, stored: &str, both: [&str; 2]) {
     let switch = Patch::Merge(json!({ "spec": stored_in(stored)["spec"] }));
     let definitions = env.client.resource(&DEFINITIONS);
     definitions.patch::<Value>(&widgets_definition(), &switch).await.expect("patch");
@@ -397,7 +401,7 @@ async fn store_in(env: &Site, stored: &str, both: [&str; 2]) {
 }
 
 /// Defines widgets, makes one, `w`, and changes the version that they are stored in from v1 to v2.
-async fn store_two_versions(env: &Site) {
+async fn store_two_versions(env: &TestCluster) {
     make(env, &DEFINITIONS, stored_in("v1")).await;
     eventually(&env.clock, "widgets are served", || async {
         let widget = json!({
@@ -411,7 +415,7 @@ async fn store_two_versions(env: &Site) {
 }
 
 /// The versions in which widgets may be stored, and the condition that shows a migration of them.
-async fn stored_and_migrating(env: &Site) -> (Value, Value) {
+async fn stored_and_migrating(env: &TestCluster) -> (Value, Value) {
     let definition = read(env, &DEFINITIONS, &widgets_definition()).await.unwrap();
     let conditions = definition["status"]["conditions"].as_array().unwrap();
     let migrating = conditions.iter().find(|known| known["type"] == "StorageMigrating");

@@ -29,7 +29,7 @@ fn unlabelled(group: &str, kind: &str, spec: Value) -> Value {
 }
 
 /// The names of the labels of a pod of this kind of owner.
-async fn labels_of_pods(env: &Site, kind: &str) -> Vec<Vec<String>> {
+async fn labels_of_pods(env: &TestCluster, kind: &str) -> Vec<Vec<String>> {
     let pods = env.pods().await;
     let owned = pods.iter().filter(|pod| pod.meta.controller().is_some_and(|c| *c.kind == *kind));
     owned.map(|pod| pod.meta.labels.iter().map(|(key, _)| key.to_owned()).collect()).collect()

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::env::*;
 
 /// A manager that syncs claims and volumes every second instead of every fifteen.
-pub fn manager(env: &Site, extra: &[&str]) -> Manager {
+pub fn manager(env: &TestCluster, extra: &[&str]) -> Manager {
     let mut flags = vec!["--pvclaimbinder-sync-period=1s"];
     flags.extend(extra);
     env.manager("manager", &flags)
@@ -62,7 +62,7 @@ pub async fn read<T: Resource>(client: &Client, key: &ObjectKey) -> Option<Value
 }
 
 /// Waits until the object is in `phase`.
-async fn in_phase<T: Resource>(env: &Site, key: &ObjectKey, phase: &str) -> Value {
+async fn in_phase<T: Resource>(env: &TestCluster, key: &ObjectKey, phase: &str) -> Value {
     eventually(&env.clock, &format!("{key} is {phase}"), || async {
         let object = read::<T>(&env.client, key).await.ok_or("it is gone")?;
         if object["status"]["phase"] == phase { Ok(object) } else { Err(object.to_string()) }
@@ -70,29 +70,29 @@ async fn in_phase<T: Resource>(env: &Site, key: &ObjectKey, phase: &str) -> Valu
     .await
 }
 
-pub async fn bound(env: &Site, name: &str) -> Value {
+pub async fn bound(env: &TestCluster, name: &str) -> Value {
     in_phase::<PersistentVolumeClaim>(env, &claim_key(name), "Bound").await
 }
 
-pub async fn volume_in(env: &Site, name: &str, phase: &str) -> Value {
+pub async fn volume_in(env: &TestCluster, name: &str, phase: &str) -> Value {
     in_phase::<PersistentVolume>(env, &ObjectKey::cluster(name), phase).await
 }
 
-async fn gone<T: Resource>(env: &Site, key: &ObjectKey) {
+async fn gone<T: Resource>(env: &TestCluster, key: &ObjectKey) {
     eventually(&env.clock, &format!("{key} goes"), || async {
         read::<T>(&env.client, key).await.map_or(Ok(()), |object| Err(object.to_string()))
     })
     .await;
 }
 
-pub async fn delete_claim(env: &Site, name: &str) {
+pub async fn delete_claim(env: &TestCluster, name: &str) {
     let key = claim_key(name);
     env.client.delete::<PersistentVolumeClaim>(&key, Delete::new()).await.expect("delete");
     gone::<PersistentVolumeClaim>(env, &key).await;
 }
 
 /// Removes all finalizers of a volume and the volume.
-async fn remove_volume(env: &Site, name: &str) {
+async fn remove_volume(env: &TestCluster, name: &str) {
     let key = ObjectKey::cluster(name);
     env.client.delete::<PersistentVolume>(&key, Delete::new()).await.expect("delete");
     let free = Patch::Merge(json!({ "metadata": { "finalizers": null } }));

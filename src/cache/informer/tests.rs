@@ -27,14 +27,14 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    fixture_with(History::default())
+    fixture_with(VersionLosses::default())
 }
 
-fn fixture_with(history: History) -> Fixture {
+fn fixture_with(history: VersionLosses) -> Fixture {
     fixture_of(Pod::RESOURCE, history)
 }
 
-fn fixture_of(resource: ResourceType, history: History) -> Fixture {
+fn fixture_of(resource: ResourceType, history: VersionLosses) -> Fixture {
     let script = Script::new();
     let clock = FakeClock::new(Timestamp::from_micros(0));
     let (source, scope) = (script.clone(), Scope::metadata(resource));
@@ -721,7 +721,7 @@ fn versions_of_a_foreign_group_that_go_back_say_nothing_about_other_caches() {
     for (group, losses) in
         [("", 1), ("apps", 1), ("storage.k8s.io", 1), ("example.com", 0), ("k8s.io.example.com", 0)]
     {
-        let history = History::default();
+        let history = VersionLosses::default();
         let resource = ResourceType { group: group.into(), ..Pod::RESOURCE };
         let f = fixture_of(resource, history.clone());
         let first = f.script.watch(initial(&[json("a", "x", 1100)], 1200));
@@ -744,13 +744,13 @@ fn versions_of_a_foreign_group_that_go_back_say_nothing_about_other_caches() {
 /// The server has passed the known versions, so this cache alone would not notice.
 #[test]
 fn a_loss_of_versions_that_another_part_notices_is_listed() {
-    let history = History::default();
+    let history = VersionLosses::default();
     let f = fixture_with(history.clone());
     let _feed = f.script.watch(initial(&[json("a", "x", 7)], 9));
     f.script.reply(Reply::stream(&[json("a", "x", 7)], 20));
     run(&f, async {
         f.informer.synced().await;
-        history.lost(history.losses(), f.clock.monotonic());
+        history.record_loss(history.losses(), f.clock.monotonic());
         assert!(!history.is_settled());
         assert_eq!(f.script.request(2, &f.clock).await, Request::Watch(None, true));
         let clock: SharedClock = f.clock.clone();
@@ -763,7 +763,7 @@ fn a_loss_of_versions_that_another_part_notices_is_listed() {
 /// A list shows an object older than it was known, at a version that hides the loss.
 #[test]
 fn an_object_that_is_older_than_known_shows_a_loss_of_versions() {
-    let history = History::default();
+    let history = VersionLosses::default();
     let f = fixture_with(history.clone());
     let first = f.script.watch(initial(&[json("a", "x", 8)], 9));
     f.script.reply(Reply::stream(&[json("a", "x", 7)], 20));

@@ -12,7 +12,9 @@ use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
     Next, Profile, Queue, QueuePolicy, SyncResult,
 };
-use crate::cache::{BoxFuture, History, Index, Lister, Registration, Scope, SharedIndexInformer};
+use crate::cache::{
+    BoxFuture, Index, Lister, Registration, Scope, SharedIndexInformer, VersionLosses,
+};
 use crate::client::{Client, Writes};
 use crate::clock::SharedClock;
 use crate::events::Recorder;
@@ -200,7 +202,7 @@ impl Controller {
     }
 
     /// The losses of versions that the caches have noticed.
-    pub fn history(&self) -> History {
+    pub fn history(&self) -> VersionLosses {
         self.context.factory.history().clone()
     }
 
@@ -311,7 +313,7 @@ impl<T: Object> OptionalCache<T> {
 /// stop it is not called.
 fn settled<K: Key>(
     sync: BoxSync<K>,
-    history: History,
+    history: VersionLosses,
     clock: SharedClock,
     stop: StopToken,
 ) -> BoxSync<K> {

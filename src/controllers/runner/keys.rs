@@ -337,14 +337,14 @@ mod tests {
     }
 
     /// Owners a and b select their own label, "all" everything, and "old" is of another uid by now.
-    struct Scene {
+    struct Fixture {
         mapper: OfController<Pod, ReplicaSet>,
         expectations: Arc<Expectations>,
         queue: Queue,
         clock: Arc<FakeClock>,
     }
 
-    fn scene() -> Scene {
+    fn fixture() -> Fixture {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let mut old = (*set("old", Value::Null)).clone();
         old.meta.uid = Uid::new("recreated");
@@ -359,10 +359,10 @@ mod tests {
             .or_matching_orphans(|set: &ReplicaSet| Selector::try_from(set.spec.selector.as_ref()))
             .observing(&expectations);
         let queue = Queue::for_test(clock.clone());
-        Scene { mapper, expectations, queue, clock }
+        Fixture { mapper, expectations, queue, clock }
     }
 
-    impl Scene {
+    impl Fixture {
         fn queues(&mut self, change: Change<'_, Pod>) -> Vec<String> {
             self.mapper.map(change, &self.queue);
             let mut queued: Vec<String> =
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn additions_and_deletions_queue_the_owners_concerned() {
-        let mut scene = scene();
+        let mut fixture = fixture();
         for (json, added, deleted) in [
             (pod(1, "a", ""), vec!["a"], vec!["a"]),
             (pod(1, "old", "b"), vec![], vec![]),
@@ -385,19 +385,23 @@ mod tests {
             (going(pod(1, "b", "")), vec!["b"], vec!["b"]),
         ] {
             let pod = decoded(json.clone());
-            assert_eq!(scene.queues(Change::Added { new: &pod, initial: false }), added, "{json}");
+            assert_eq!(
+                fixture.queues(Change::Added { new: &pod, initial: false }),
+                added,
+                "{json}"
+            );
             let last = Deleted::FinalStateUnknown(pod);
-            assert_eq!(scene.queues(Change::Deleted(&last)), deleted, "{json}");
+            assert_eq!(fixture.queues(Change::Deleted(&last)), deleted, "{json}");
         }
         let mut other_kind = pod(1, "a", "b");
         other_kind["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
         let pod = decoded(other_kind);
-        assert!(scene.queues(Change::Added { new: &pod, initial: true }).is_empty());
+        assert!(fixture.queues(Change::Added { new: &pod, initial: true }).is_empty());
     }
 
     #[test]
     fn updates_queue_the_old_and_the_new_owner() {
-        let mut scene = scene();
+        let mut fixture = fixture();
         for (old, new, queued) in [
             (pod(1, "a", "a"), pod(2, "a", "a"), vec!["a"]),
             (pod(1, "a", "a"), pod(1, "a", "a"), vec![]),
@@ -411,36 +415,36 @@ mod tests {
         ] {
             let case = format!("{old} to {new}");
             let (old, new) = (decoded(old), decoded(new));
-            assert_eq!(scene.queues(Change::Updated { old: &old, new: &new }), queued, "{case}");
+            assert_eq!(fixture.queues(Change::Updated { old: &old, new: &new }), queued, "{case}");
         }
         let same = decoded(pod(1, "a", "a"));
-        assert!(scene.queues(Change::Resync { object: &same }).is_empty());
+        assert!(fixture.queues(Change::Resync { object: &same }).is_empty());
     }
 
     #[test]
     fn expectations_are_lowered_before_the_owner_is_queued() {
-        let mut scene = scene();
+        let mut fixture = fixture();
         let owner = ObjectKey::new("ns", "a");
         let (alive, leaving) = (decoded(pod(1, "a", "a")), decoded(going(pod(2, "a", "a"))));
 
-        scene.expectations.expect_creations(&owner, 1);
-        scene.queues(Change::Added { new: &leaving, initial: true });
+        fixture.expectations.expect_creations(&owner, 1);
+        fixture.queues(Change::Added { new: &leaving, initial: true });
         assert!(
-            !scene.expectations.satisfied(&owner),
+            !fixture.expectations.satisfied(&owner),
             "a pod that is being deleted is not the one just created"
         );
-        scene.queues(Change::Added { new: &leaving, initial: false });
+        fixture.queues(Change::Added { new: &leaving, initial: false });
         assert!(
-            scene.expectations.satisfied(&owner),
+            fixture.expectations.satisfied(&owner),
             "created and deleted while no watch was open"
         );
-        scene.expectations.expect_creations(&owner, 1);
-        scene.queues(Change::Added { new: &alive, initial: false });
-        assert!(scene.expectations.satisfied(&owner));
+        fixture.expectations.expect_creations(&owner, 1);
+        fixture.queues(Change::Added { new: &alive, initial: false });
+        assert!(fixture.expectations.satisfied(&owner));
 
-        scene.expectations.expect_deletions(&owner, vec![Uid::new("p")]);
-        scene.queues(Change::Updated { old: &alive, new: &leaving });
-        assert!(scene.expectations.satisfied(&owner), "a deletion timestamp is enough");
+        fixture.expectations.expect_deletions(&owner, vec![Uid::new("p")]);
+        fixture.queues(Change::Updated { old: &alive, new: &leaving });
+        assert!(fixture.expectations.satisfied(&owner), "a deletion timestamp is enough");
     }
 
     #[test]
@@ -453,9 +457,9 @@ mod tests {
             }
         }
         let log = Arc::new(Log::default());
-        let mut scene = scene();
+        let mut fixture = fixture();
         let unowned = log.clone();
-        scene.mapper = scene.mapper.observing(&log).unowned(move |pod, owner| {
+        fixture.mapper = fixture.mapper.observing(&log).unowned(move |pod, owner| {
             let owner = owner.map_or("none", |owner| &owner.meta.name);
             unowned.0.lock().push(format!("unowned {} {owner}", pod.meta.name));
         });
@@ -475,31 +479,31 @@ mod tests {
             (Change::Deleted(&gone), vec!["unowned p a", "a p Deleted"]),
             (Change::Deleted(&lost), vec!["unowned p none"]),
         ] {
-            scene.queues(change);
+            fixture.queues(change);
             assert_eq!(std::mem::take(&mut *log.0.lock()), reported);
         }
     }
 
     #[test]
     fn a_delay_batches_the_changes_of_an_owner() {
-        let mut scene = scene();
-        scene.mapper = scene.mapper.delayed(Duration::from_secs(1));
+        let mut fixture = fixture();
+        fixture.mapper = fixture.mapper.delayed(Duration::from_secs(1));
         let (one, orphan) = (decoded(pod(1, "a", "a")), decoded(pod(1, "", "b")));
         for pod in [&one, &one, &orphan] {
-            assert!(scene.queues(Change::Added { new: pod, initial: false }).is_empty());
+            assert!(fixture.queues(Change::Added { new: pod, initial: false }).is_empty());
         }
-        scene.clock.advance(Duration::from_secs(1));
-        assert_eq!(scene.queue.drain(), [ObjectKey::new("ns", "a"), ObjectKey::new("ns", "b")]);
+        fixture.clock.advance(Duration::from_secs(1));
+        assert_eq!(fixture.queue.drain(), [ObjectKey::new("ns", "a"), ObjectKey::new("ns", "b")]);
     }
 
     #[test]
     fn the_owner_can_be_queued_again_after_a_time() {
-        let mut scene = scene();
-        scene.mapper = scene.mapper.again_after(|_, _, _| Some(Duration::from_secs(5)));
+        let mut fixture = fixture();
+        fixture.mapper = fixture.mapper.again_after(|_, _, _| Some(Duration::from_secs(5)));
         let (old, new) = (decoded(pod(1, "a", "a")), decoded(pod(2, "a", "a")));
-        assert_eq!(scene.queues(Change::Updated { old: &old, new: &new }), ["a"]);
-        assert!(scene.queue.drain().is_empty());
-        scene.clock.advance(Duration::from_secs(5));
-        assert_eq!(scene.queue.drain(), [ObjectKey::new("ns", "a")]);
+        assert_eq!(fixture.queues(Change::Updated { old: &old, new: &new }), ["a"]);
+        assert!(fixture.queue.drain().is_empty());
+        fixture.clock.advance(Duration::from_secs(5));
+        assert_eq!(fixture.queue.drain(), [ObjectKey::new("ns", "a")]);
     }
 }

@@ -48,6 +48,6 @@ pub fn of_service(
 
 /// The prefix of the name of a new slice of `owner`.
 pub fn prefix(owner: &str) -> String {
-    // One more character would be one too many for the longest names.
+    // With a '-' the longest names would exceed 253 characters.
     if owner.len() < 253 { format!("{owner}-") } else { owner.to_owned() }
 }

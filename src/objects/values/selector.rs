@@ -219,7 +219,7 @@ impl TryFrom<&LabelSelector> for Selector {
 }
 
 fn term_of(Requirement { key, operator, values }: &Requirement) -> Result<Term, SelectorError> {
-    let (test, is_misused, rule) = match operator.as_str() {
+    let (test, has_bad_values, rule) = match operator.as_str() {
         "In" => (Test::In(values.clone().into()), values.is_empty(), NOT_EMPTY),
         "NotIn" => (Test::NotIn(values.clone().into()), values.is_empty(), NOT_EMPTY),
         "Exists" => (Test::Exists, !values.is_empty(), EMPTY),
@@ -229,8 +229,8 @@ fn term_of(Requirement { key, operator, values }: &Requirement) -> Result<Term, 
             return Err(SelectorError(fault));
         }
     };
-    let misuse = is_misused.then(|| misused(values, rule));
-    check(key, values, misuse)?;
+    let error = has_bad_values.then(|| values_error(values, rule));
+    check(key, values, error)?;
     Ok(Term { key: key.clone(), test })
 }
 
@@ -239,32 +239,32 @@ const EMPTY: &str = "values set must be empty for exists and does not exist";
 
 /// The fault of an operator with too many or too few values.
 #[cold]
-fn misused(values: &[Istr], rule: &str) -> String {
+fn values_error(values: &[Istr], rule: &str) -> String {
     // Go's empty list is nil.
     let values = Some(values).filter(|values| !values.is_empty());
     let values = serde_json::to_string(&values).unwrap_or_default();
     format!("values: Invalid value: {values}: {rule}")
 }
 
-/// Whether the parts of a term are valid. `misuse`: a fault of the operator with these values.
+/// Whether the parts of a term are valid. `error`: a fault of the operator with these values.
 /// Upstream: `labels.NewRequirement`.
-fn check(key: &str, values: &[Istr], misuse: Option<String>) -> Result<(), SelectorError> {
+fn check(key: &str, values: &[Istr], error: Option<String>) -> Result<(), SelectorError> {
     let are_valid = is_label_key(key) && values.iter().all(|value| is_label_value(value));
-    match are_valid && misuse.is_none() {
+    match are_valid && error.is_none() {
         true => Ok(()),
-        false => Err(faults(key, values, misuse)),
+        false => Err(faults(key, values, error)),
     }
 }
 
 /// All faults of a term. Upstream: `field.ErrorList`.
 #[cold]
-fn faults(key: &str, values: &[Istr], misuse: Option<String>) -> SelectorError {
+fn faults(key: &str, values: &[Istr], error: Option<String>) -> SelectorError {
     let of_key = invalid("key", key, &label_key_fault(key));
     let of_value = |(at, value): (usize, &Istr)| {
         invalid(&format!("values[{at}][{key}]"), value, &label_value_fault(value))
     };
     let of_values = values.iter().enumerate().filter_map(of_value);
-    let faults: Vec<String> = of_key.into_iter().chain(misuse).chain(of_values).collect();
+    let faults: Vec<String> = of_key.into_iter().chain(error).chain(of_values).collect();
     SelectorError(match faults.as_slice() {
         [one] => one.clone(),
         several => format!("[{}]", several.join(", ")),

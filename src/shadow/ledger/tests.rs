@@ -29,7 +29,7 @@ fn scaled(replicas: i64) -> Value {
     json!({ "spec": { "replicas": replicas } })
 }
 
-/// A wish to scale from `old` to `new`.
+/// A intended to scale from `old` to `new`.
 fn scale(old: i64, new: i64) -> IntendedWrite {
     let request = request("PATCH", scaled(new));
     let Effect::Changes(changes) = request.effect(&scaled(old)) else { panic!("it changes") };
@@ -83,7 +83,7 @@ fn check(ledger: &mut Ledger, now: u64, live: Option<&Value>) {
 #[test]
 fn an_intention_is_met_by_a_state_that_it_would_not_change() {
     let mut ledger = ledger();
-    ledger.wish(at(1), scale(1, 3));
+    ledger.intended(at(1), scale(1, 3));
     assert_eq!(counts(&ledger, 1), [0, 0, 1, 0, 0]);
     ledger.saw(at(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
@@ -95,7 +95,7 @@ fn an_intention_is_met_by_a_state_that_it_would_not_change() {
 fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
     for (touched, expected) in [(true, [1, 0, 0, 0, 0]), (false, [0, 1, 0, 0, 0])] {
         let mut ledger = ledger();
-        ledger.wish(at(1), scale(1, 3));
+        ledger.intended(at(1), scale(1, 3));
         ledger.saw(at(2), &place("x"), None, Seen::Present, touched, || Some(scaled(2)));
         ledger.run_ended(at(3), "c", "a/y", at(3), true);
         ledger.run_ended(at(3), "c", "a/x", at(3), false);
@@ -109,14 +109,14 @@ fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
 #[test]
 fn what_stays_wanted_is_outstanding_after_the_grace_period() {
     let mut ledger = ledger();
-    ledger.wish(at(1), scale(1, 3));
-    ledger.wish(at(60), scale(1, 3));
+    ledger.intended(at(1), scale(1, 3));
+    ledger.intended(at(60), scale(1, 3));
     check(&mut ledger, 60, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 60), [0, 0, 1, 0, 0]);
     check(&mut ledger, 61, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
     assert!(!ledger.report(at(61)).is_clean());
-    ledger.wish(at(121), scale(1, 3));
+    ledger.intended(at(121), scale(1, 3));
     check(&mut ledger, 121, Some(&scaled(3)));
     assert_eq!(counts(&ledger, 121), [1, 0, 0, 0, 0], "met late");
     assert!(ledger.report(at(121)).is_clean());
@@ -125,9 +125,9 @@ fn what_stays_wanted_is_outstanding_after_the_grace_period() {
 #[test]
 fn another_value_of_the_one_in_charge_contradicts() {
     let mut ledger = ledger();
-    ledger.wish(at(1), scale(1, 3));
+    ledger.intended(at(1), scale(1, 3));
     ledger.saw(at(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
-    ledger.wish(at(3), scale(2, 3));
+    ledger.intended(at(3), scale(2, 3));
     check(&mut ledger, 61, Some(&scaled(2)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 0, 1]);
     let report = ledger.report(at(61));
@@ -137,12 +137,12 @@ fn another_value_of_the_one_in_charge_contradicts() {
 #[test]
 fn a_value_that_the_one_in_charge_restores_contradicts() {
     let mut ledger = ledger();
-    ledger.wish(at(1), scale(1, 3));
+    ledger.intended(at(1), scale(1, 3));
     ledger.saw(at(2), &place("x"), None, Seen::Present, false, || Some(scaled(9)));
     check(&mut ledger, 61, Some(&scaled(9)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
     ledger.saw(at(62), &place("x"), None, Seen::Present, true, || Some(scaled(1)));
-    ledger.wish(at(63), scale(1, 3));
+    ledger.intended(at(63), scale(1, 3));
     assert_eq!(counts(&ledger, 63), [0, 0, 0, 0, 1]);
 }
 
@@ -150,11 +150,11 @@ fn a_value_that_the_one_in_charge_restores_contradicts() {
 fn a_changed_content_begins_a_new_grace_period_a_few_times() {
     let mut ledger = ledger();
     for second in (0..240).step_by(30) {
-        ledger.wish(at(second), scale(1, 2 + second as i64));
+        ledger.intended(at(second), scale(1, 2 + second as i64));
         check(&mut ledger, second, Some(&scaled(1)));
         assert_eq!(counts(&ledger, second), [0, 0, 1, 0, 0], "{second}");
     }
-    ledger.wish(at(241), scale(1, 999));
+    ledger.intended(at(241), scale(1, 999));
     check(&mut ledger, 241, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 241), [0, 0, 0, 1, 0]);
 }
@@ -162,7 +162,7 @@ fn a_changed_content_begins_a_new_grace_period_a_few_times() {
 #[test]
 fn what_is_not_repeated_is_dropped() {
     let mut ledger = ledger();
-    ledger.wish(at(1), scale(1, 3));
+    ledger.intended(at(1), scale(1, 3));
     check(&mut ledger, 100, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 100), [0, 0, 0, 1, 0]);
     ledger.tick(at(182));
@@ -172,10 +172,10 @@ fn what_is_not_repeated_is_dropped() {
 #[test]
 fn generated_names_are_met_by_any_object_of_the_prefix() {
     let mut ledger = ledger();
-    ledger.wish(at(1), without_fields("POST", "web-*"));
+    ledger.intended(at(1), without_fields("POST", "web-*"));
     ledger.saw(at(2), &place("web-abc"), Some(&place("web-*")), Seen::Present, true, || None);
     assert_eq!(counts(&ledger, 2), [1, 0, 0, 0, 0]);
-    ledger.wish(at(3), without_fields("POST", "web-*"));
+    ledger.intended(at(3), without_fields("POST", "web-*"));
     check(&mut ledger, 63, None);
     assert_eq!(counts(&ledger, 63), [1, 0, 0, 1, 0]);
 }
@@ -185,8 +185,8 @@ fn deletions_are_met_by_an_object_that_goes() {
     let going = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
     for (seen, live) in [(Seen::Gone, None), (Seen::Present, Some(going))] {
         let mut ledger = ledger();
-        ledger.wish(at(1), without_fields("DELETE", "x"));
-        ledger.wish(at(1), scale(1, 3));
+        ledger.intended(at(1), without_fields("DELETE", "x"));
+        ledger.intended(at(1), scale(1, 3));
         ledger.saw(at(2), &place("x"), None, seen, false, || live);
         let open = if seen == Seen::Gone { [1, 1, 0, 0, 0] } else { [1, 0, 1, 0, 0] };
         assert_eq!(counts(&ledger, 2), open);
@@ -266,7 +266,7 @@ fn a_claim_counts_for_what_comes_soon_after() {
 #[test]
 fn keys_are_tried_again_less_and_less_often() {
     let mut ledger = ledger();
-    ledger.wish(at(0), scale(1, 3));
+    ledger.intended(at(0), scale(1, 3));
     for (now, millis) in [(0, 100), (2, 500), (20, 5_000), (600, 15_000)] {
         let wait = ledger.run_ended(at(now), "c", "a/x", at(0), false);
         assert_eq!(wait, Duration::from_millis(millis), "{now}");
@@ -282,7 +282,7 @@ fn what_is_written_once_is_compared_when_it_is_created() {
             "spec": { "nodeName": node },
         })
     };
-    let wish = |node: &str| IntendedWrite {
+    let intended = |node: &str| IntendedWrite {
         place: pods("agent-*"),
         request: request("POST", pod(node, "1")),
         changes: Vec::new(),
@@ -296,20 +296,20 @@ fn what_is_written_once_is_compared_when_it_is_created() {
 
     // The other begins with another Pod of the batch.
     let mut ledger = ledger();
-    ledger.wish(at(1), wish("a"));
+    ledger.intended(at(1), intended("a"));
     made(&mut ledger, 2, pod("b", "1"));
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
     made(&mut ledger, 3, pod("a", "1"));
     assert_eq!(counts(&ledger, 100), [0; 5]);
-    assert!(ledger.is_made(at(4), &wish("b")), "it came before the wish");
+    assert!(ledger.is_made(at(4), &intended("b")), "it came before the intended");
     assert_eq!(counts(&ledger, 100), [1, 0, 0, 0, 0]);
-    assert!(!ledger.is_made(at(30), &wish("b")), "a later one is another Pod");
+    assert!(!ledger.is_made(at(30), &intended("b")), "a later one is another Pod");
 
     // All that it creates has another label.
     for node in ["a", "b"] {
         made(&mut ledger, 40, pod(node, "2"));
     }
-    assert!(ledger.is_made(at(41), &wish("a")));
+    assert!(ledger.is_made(at(41), &intended("a")));
     assert_eq!(counts(&ledger, 100), [1, 0, 1, 0, 0]);
     assert_eq!(counts(&ledger, 101), [1, 0, 0, 0, 1]);
     let report = ledger.report(at(101));
@@ -335,8 +335,8 @@ fn differing_creations_of_a_controller_have_a_bound_and_are_forgotten_with_their
         ledger.made(at(1), &write, &job(owner, 2));
         let request = request("POST", job(owner, 1));
         let controller = owner.to_owned();
-        let wish = IntendedWrite { controller, place, request, ..scale(1, 2) };
-        assert!(ledger.is_made(at(2), &wish));
+        let intended = IntendedWrite { controller, place, request, ..scale(1, 2) };
+        assert!(ledger.is_made(at(2), &intended));
     };
     let shown = |ledger: &Ledger| {
         let report = ledger.report(at(100));
@@ -358,7 +358,7 @@ fn differing_creations_of_a_controller_have_a_bound_and_are_forgotten_with_their
     let mut ledger = ledger();
     differ(&mut ledger, "1", 0);
     assert_eq!(shown(&ledger), (vec![(1, 1, 0)], false));
-    assert!(ledger.creations.differing().all(|known| known.wish.request.body.is_null()));
+    assert!(ledger.creations.differing().all(|known| known.intended.request.body.is_null()));
     (0..130).for_each(|number| differ(&mut ledger, "1", number));
     (0..3).for_each(|number| differ(&mut ledger, "2", number));
     assert_eq!(shown(&ledger), (vec![(20, 130, 0), (3, 3, 0)], false));
@@ -377,7 +377,7 @@ fn what_the_server_refuses_is_no_intention() {
         [("POST", false, [0, 1, 0, 0, 0]), ("DELETE", true, [1, 0, 0, 0, 0])]
     {
         let mut ledger = ledger();
-        ledger.wish(at(1), without_fields(method, "x"));
+        ledger.intended(at(1), without_fields(method, "x"));
         ledger.refused(at(2), &scale(1, 2), false);
         assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0], "another write");
         ledger.refused(at(2), &without_fields(method, "x"), is_met);
@@ -388,7 +388,7 @@ fn what_the_server_refuses_is_no_intention() {
 #[test]
 fn what_is_refused_to_both_is_not_outstanding() {
     let mut ledger = ledger();
-    ledger.wish(at(1), without_fields("POST", "web-*"));
+    ledger.intended(at(1), without_fields("POST", "web-*"));
     let judge = |ledger: &mut Ledger, now: u64, live: Live<'_>| {
         for check in ledger.due(at(now)) {
             ledger.checked(at(now), &check, live);
@@ -410,9 +410,9 @@ fn no_value_of_a_secret_is_kept() {
     let live = known("aHVudGVyMg==");
     let Effect::Changes(changes) = request.effect(&live) else { panic!("it changes") };
     assert_eq!(request.effect(&known("bmV3")), Effect::Nothing);
-    let wish = IntendedWrite { place: place.clone(), request, changes, ..scale(1, 2) };
+    let intended = IntendedWrite { place: place.clone(), request, changes, ..scale(1, 2) };
     let mut ledger = ledger();
-    ledger.wish(at(1), wish);
+    ledger.intended(at(1), intended);
     // Another user changes it, and later the manager in charge.
     for (now, value, by_incumbent) in [(2, "aHVudGVyMw==", false), (3, "aHVudGVyNA==", true)] {
         let seen = || Some(known(value));
@@ -434,8 +434,10 @@ fn a_name_makes_no_line_of_the_report() {
     let path = "spec.labels.a\n  forged: update b".to_owned();
     let change = Change { path, old: Value::Null, new: json!("\u{85}x") };
     let place = place("x\n\nresult: clean");
-    ledger
-        .wish(at(1), IntendedWrite { place: place.clone(), changes: vec![change], ..scale(1, 2) });
+    ledger.intended(
+        at(1),
+        IntendedWrite { place: place.clone(), changes: vec![change], ..scale(1, 2) },
+    );
     let write =
         Write { place, fields: vec!["f\nresult: clean".into()], ..write("x", Kind::Create) };
     ledger.suspect(at(1), write);

@@ -109,13 +109,13 @@ pub fn claim(name: &str) -> Value {
     })
 }
 
-pub async fn make(env: &Site, resource: &ResourceType, namespace: &str, object: Value) {
+pub async fn make(env: &TestCluster, resource: &ResourceType, namespace: &str, object: Value) {
     let made = env.client.resource(resource).create::<Value>(namespace, &object).await;
     made.unwrap_or_else(|error| panic!("{resource}: {error}"));
 }
 
 /// Creates objects of each kind that controllers work on.
-pub async fn populate(env: &Site) {
+pub async fn populate(env: &TestCluster) {
     let space = "default";
     make(env, &DEPLOYMENTS, space, workload("Deployment", "web", json!({ "replicas": 2 }))).await;
     make(env, &DEPLOYMENTS, space, workload("Deployment", "half", json!({ "replicas": 2 }))).await;
@@ -153,7 +153,7 @@ pub async fn populate(env: &Site) {
 /// Creates unfinished work: a Job with one completed index, a namespace that cannot be removed yet,
 /// a request without an approval, an autoscaled workload, claims of a StatefulSet; and objects that
 /// wait for a time.
-async fn populate_work(env: &Site) {
+async fn populate_work(env: &TestCluster) {
     let space = "default";
     let mut half = job("half-done");
     half["spec"]["completionMode"] = "Indexed".into();
@@ -216,7 +216,7 @@ fn has_measured(autoscaler: &Value) -> bool {
 }
 
 /// Waits until the objects of [`populate_work`] no longer change.
-async fn work_settled(env: &Site) {
+async fn work_settled(env: &TestCluster) {
     let at = |name: &str| ObjectKey::new("default", name);
     wait_until_exists(env, &JOBS, &at("half-done"), |j| {
         let status = &j["status"];
@@ -243,7 +243,7 @@ async fn work_settled(env: &Site) {
 }
 
 /// Waits until the objects of [`populate`] no longer change.
-pub async fn settled(env: &Site) {
+pub async fn settled(env: &TestCluster) {
     let at = |name: &str| ObjectKey::new("default", name);
     for name in ["web", "half"] {
         wait_until_exists(env, &DEPLOYMENTS, &at(name), |d| d["status"]["availableReplicas"] == 2)
@@ -271,7 +271,7 @@ pub async fn settled(env: &Site) {
 
 /// Waits until the manager in charge has completed new workloads and cleaned them up: then it has
 /// also processed all older objects. `scales`: includes autoscalers.
-pub async fn works(env: &Site, round: usize, scales: bool) {
+pub async fn works(env: &TestCluster, round: usize, scales: bool) {
     let name = format!("probe-{round}");
     let at = ObjectKey::new(PROBES, &name);
 
@@ -302,7 +302,7 @@ pub async fn works(env: &Site, round: usize, scales: bool) {
 }
 
 /// Every object outside of [`PROBES`], by path, without the fields that other programs write.
-async fn everything(env: &Site) -> BTreeMap<String, Value> {
+async fn everything(env: &TestCluster) -> BTreeMap<String, Value> {
     let read = async |path: &str| -> Value {
         let bytes = env.client.get_path(path).await.unwrap_or_else(|e| panic!("{path}: {e}"));
         serde_json::from_slice(&bytes).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -366,14 +366,14 @@ fn written(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) ->
     lines.join("\n")
 }
 
-async fn start(env: &Site, program: &ManagerProgram, round: usize) -> Manager {
+async fn start(env: &TestCluster, program: &ManagerProgram, round: usize) -> Manager {
     let mut flags = quick_election();
     flags.push("--horizontal-pod-autoscaler-sync-period=1s".into());
     let manager = Manager::spawn(program, &env.kubeconfig, &format!("manager-{round}"), &flags);
     manager.expect("the manager starts")
 }
 
-pub async fn end(env: &Site, manager: Manager) {
+pub async fn end(env: &TestCluster, manager: Manager) {
     // Its exit code is not checked here: the Go manager always exits with a failure.
     let _ = manager.stop(&env.clock, Duration::from_secs(30)).await;
 }

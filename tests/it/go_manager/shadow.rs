@@ -33,7 +33,7 @@ struct Watcher {
 const LONG_GRACE: &str = "--shadow-grace=20s";
 
 /// Starts a shadow that answers at `/debug/shadow` and waits until it compares.
-async fn shadow(env: &Site, flags: &[&str]) -> Watcher {
+async fn shadow(env: &TestCluster, flags: &[&str]) -> Watcher {
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": { "name": "shadow" },
@@ -86,7 +86,12 @@ impl Watcher {
     }
 
     /// Waits for a report that `is_wanted` accepts.
-    async fn reports(&self, env: &Site, what: &str, is_wanted: impl Fn(&Value) -> bool) -> Value {
+    async fn reports(
+        &self,
+        env: &TestCluster,
+        what: &str,
+        is_wanted: impl Fn(&Value) -> bool,
+    ) -> Value {
         eventually(&env.clock, what, || async {
             let report = self.report().await?;
             if is_wanted(&report) { Ok(report) } else { Err(format!("{report:#}")) }
@@ -95,7 +100,7 @@ impl Watcher {
     }
 
     /// Waits until nothing is pending or undecided.
-    async fn decides(&self, env: &Site) -> Value {
+    async fn decides(&self, env: &TestCluster) -> Value {
         self.reports(env, "all is decided", |report| {
             count(report, "pending") == 0 && report["undecidedWrites"] == 0
         })
@@ -112,7 +117,7 @@ fn is_clean(report: &Value) -> bool {
 }
 
 /// Starts the manager in charge and waits until it has created the objects of each namespace.
-async fn incumbent(env: &Site, flags: &[&str]) -> Manager {
+async fn incumbent(env: &TestCluster, flags: &[&str]) -> Manager {
     let mut all = vec!["--leader-elect=false".to_owned()];
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let manager = Manager::spawn(&other_program(), &env.kubeconfig, "incumbent", &all);
@@ -127,7 +132,7 @@ async fn incumbent(env: &Site, flags: &[&str]) -> Manager {
 }
 
 /// A ReplicaSet whose second Pod a quota refuses.
-async fn over_quota(env: &Site) {
+async fn over_quota(env: &TestCluster) {
     make_namespace(&env.client, "tight").await;
     let quota = json!({
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "one" },

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
 use self::graph::{Graph, Identity, Scope, Wake};
-use crate::cache::{History, MetadataHandler};
+use crate::cache::{MetadataHandler, VersionLosses};
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::runner::resource_monitors::Monitors;
@@ -81,7 +81,7 @@ struct GarbageCollector {
     client: Client,
     recorder: Recorder,
     clock: SharedClock,
-    history: History,
+    history: VersionLosses,
     graph: Mutex<Graph>,
     to_delete: Queue<Uid>,
     to_orphan: Queue<Uid>,

@@ -110,15 +110,15 @@ mod tests {
     use crate::objects::Timestamp;
     use std::sync::Arc;
 
-    struct Scene {
+    struct Fixture {
         clock: Arc<FakeClock>,
         tainter: Tainter,
     }
 
-    impl Scene {
-        fn new(rate: f32) -> Scene {
+    impl Fixture {
+        fn new(rate: f32) -> Fixture {
             let clock = FakeClock::new(Timestamp::from_secs(0));
-            Scene { tainter: Tainter::new(rate, clock.clone()), clock }
+            Fixture { tainter: Tainter::new(rate, clock.clone()), clock }
         }
 
         fn add(&mut self, node: &str) -> bool {
@@ -148,46 +148,46 @@ mod tests {
 
     #[test]
     fn nodes_come_at_the_rate_in_their_order() {
-        let mut scene = Scene::new(0.1);
+        let mut fixture = Fixture::new(0.1);
         for node in ["a", "b", "c"] {
-            assert!(scene.add(node));
-            assert!(!scene.add(node));
+            assert!(fixture.add(node));
+            assert!(!fixture.add(node));
         }
-        assert_eq!(scene.taken(0), ["a"]);
-        assert_eq!(scene.taken(9), [""; 0]);
-        assert_eq!(scene.taken(1), ["b"]);
-        assert!(!scene.add("a"), "tainted once, until it is removed");
-        assert!(scene.tainter.remove("c") && !scene.tainter.remove("c"));
-        assert!(scene.tainter.remove("a") && scene.add("a"));
-        assert_eq!(scene.taken(60), ["a"]);
+        assert_eq!(fixture.taken(0), ["a"]);
+        assert_eq!(fixture.taken(9), [""; 0]);
+        assert_eq!(fixture.taken(1), ["b"]);
+        assert!(!fixture.add("a"), "tainted once, until it is removed");
+        assert!(fixture.tainter.remove("c") && !fixture.tainter.remove("c"));
+        assert!(fixture.tainter.remove("a") && fixture.add("a"));
+        assert_eq!(fixture.taken(60), ["a"]);
     }
 
     #[test]
     fn a_rate_of_zero_stops_and_a_new_rate_resumes() {
-        let mut scene = Scene::new(0.1);
+        let mut fixture = Fixture::new(0.1);
         for node in ["a", "b", "c"] {
-            scene.add(node);
+            fixture.add(node);
         }
-        assert_eq!(scene.taken(0), ["a"]);
-        scene.tainter.set_rate(0.0);
-        assert_eq!(scene.tainter.next(scene.clock.monotonic()), NextNode::Idle);
-        assert_eq!(scene.taken(3600), [""; 0]);
-        scene.tainter.set_rate(0.1);
-        assert_eq!(scene.taken(9), [""; 0], "without an extra token");
-        assert_eq!(scene.taken(11), ["b", "c"]);
+        assert_eq!(fixture.taken(0), ["a"]);
+        fixture.tainter.set_rate(0.0);
+        assert_eq!(fixture.tainter.next(fixture.clock.monotonic()), NextNode::Idle);
+        assert_eq!(fixture.taken(3600), [""; 0]);
+        fixture.tainter.set_rate(0.1);
+        assert_eq!(fixture.taken(9), [""; 0], "without an extra token");
+        assert_eq!(fixture.taken(11), ["b", "c"]);
     }
 
     #[test]
     fn a_node_that_failed_comes_again() {
-        let mut scene = Scene::new(1000.0);
+        let mut fixture = Fixture::new(1000.0);
         for node in ["a", "b"] {
-            scene.add(node);
+            fixture.add(node);
         }
-        let now = scene.clock.monotonic();
-        let NextNode::Node(first) = scene.tainter.next(now) else { panic!("a node is due") };
-        scene.tainter.retry(&first, now + Duration::from_millis(50));
-        assert_eq!(scene.taken(1), ["b", "a"]);
-        scene.tainter.retry(&"a".into(), now);
-        assert_eq!(scene.taken(1), [""; 0], "it is done");
+        let now = fixture.clock.monotonic();
+        let NextNode::Node(first) = fixture.tainter.next(now) else { panic!("a node is due") };
+        fixture.tainter.retry(&first, now + Duration::from_millis(50));
+        assert_eq!(fixture.taken(1), ["b", "a"]);
+        fixture.tainter.retry(&"a".into(), now);
+        assert_eq!(fixture.taken(1), [""; 0], "it is done");
     }
 }

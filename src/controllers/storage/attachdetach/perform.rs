@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::AttachDetach;
 use super::metrics;
 use super::operations::{Kind, Lag, PodRef};
-use super::reconcile::{Act, Ended, Facts, Plan};
+use super::reconcile::{Act, Ended, Observed, Plan};
 use super::state_of_world::{Listed, Report};
 use crate::client::{Delete, Patch};
 use crate::controllers::storage::volume_specs::{
@@ -50,7 +50,7 @@ impl AttachDetach {
     }
 
     fn decide(&self, name: &Istr) -> Plan {
-        let facts = Facts {
+        let observed = Observed {
             seen: self.attachments.last_seen_version(),
             attachment: &|name| self.attachments.get(&ObjectKey::cluster(name)),
             health: &|node| self.health(node),
@@ -60,7 +60,7 @@ impl AttachDetach {
             now: self.clock.monotonic(),
         };
         let mut world = self.world.lock();
-        let plan = world.reconcile(name, &facts);
+        let plan = world.reconcile(name, &observed);
         self.wake_nodes(&mut world);
         plan
     }

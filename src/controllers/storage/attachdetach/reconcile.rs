@@ -30,7 +30,7 @@ pub struct Health {
 }
 
 /// What a decision reads besides the [`StateOfWorld`].
-pub struct Facts<'a> {
+pub struct Observed<'a> {
     pub attachment: &'a dyn Fn(&str) -> Option<Arc<VolumeAttachment>>,
     /// The version that the cache of attachments had seen before it is read.
     pub seen: u64,
@@ -151,29 +151,29 @@ fn is_exclusive(spec: Option<&Spec>) -> bool {
 impl StateOfWorld {
     /// Takes the answers of drivers, then starts what can start. Detaches come first, so that a
     /// volume of pods that moved is free before it is attached again.
-    pub fn reconcile(&mut self, volume: &Istr, facts: &Facts<'_>) -> Plan {
+    pub fn reconcile(&mut self, volume: &Istr, observed: &Observed<'_>) -> Plan {
         let mut plan = Plan::default();
-        self.take_answers(volume, facts, &mut plan);
-        self.verify_attached(volume, facts, &mut plan);
-        self.detach_unwanted(volume, facts, &mut plan);
-        self.attach_wanted(volume, facts, &mut plan);
+        self.take_answers(volume, observed, &mut plan);
+        self.verify_attached(volume, observed, &mut plan);
+        self.detach_unwanted(volume, observed, &mut plan);
+        self.attach_wanted(volume, observed, &mut plan);
         plan
     }
 
-    fn take_answers(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+    fn take_answers(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get(name) else { return };
         let mut answers = Vec::new();
         for operation in volume.operations.iter() {
             let Stage::Waiting { attachment, .. } = &operation.stage else { continue };
-            let found = (facts.attachment)(attachment);
-            match operation.progress(found.as_deref(), facts.seen, facts.now) {
+            let found = (observed.attachment)(attachment);
+            match operation.progress(found.as_deref(), observed.seen, observed.now) {
                 Ok(result) => answers.push((operation.node.clone(), result)),
                 Err(until) => plan.come_again_at(Some(until)),
             }
         }
         for (node, result) in answers {
             let result = result.map(|()| Istr::default());
-            plan.ended.extend(self.end(name, &node, result, facts.now));
+            plan.ended.extend(self.end(name, &node, result, observed.now));
         }
     }
 
@@ -211,12 +211,12 @@ impl StateOfWorld {
 
     /// Finds attachments that do not say "attached" any more.
     /// Upstream: `GenerateVolumesAreAttachedFunc`, every `--attach-detach-reconcile-sync-period`.
-    fn verify_attached(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
-        let Some(after) = facts.settings.verify_after else { return };
+    fn verify_attached(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
+        let Some(after) = observed.settings.verify_after else { return };
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(spec) = volume.spec.clone() else { return };
         if spec.flex.is_some() {
-            return self.ask_driver(name, &spec, after, facts.now, plan);
+            return self.ask_driver(name, &spec, after, observed.now, plan);
         }
         let Some(csi) = &spec.csi else { return };
         let mut lost = Vec::new();
@@ -225,21 +225,21 @@ impl StateOfWorld {
                 continue;
             }
             let Some(attachment) = attachment_of(Some(&spec), name, node) else { continue };
-            let found = (facts.attachment)(&attachment);
+            let found = (observed.attachment)(&attachment);
             let is_well = found.as_ref().is_some_and(|found| found.status.attached)
-                || !(facts.attaches)(&csi.driver);
+                || !(observed.attaches)(&csi.driver);
             if is_well {
                 attached.verify_at = None;
                 continue;
             }
-            let due = *attached.verify_at.get_or_insert(facts.now + after);
-            if facts.now < due {
+            let due = *attached.verify_at.get_or_insert(observed.now + after);
+            if observed.now < due {
                 plan.come_again_at(Some(due));
             } else if found.is_some() {
                 lost.push(node.clone());
             } else {
                 // In case the question remains without an answer.
-                attached.verify_at = Some(facts.now + after);
+                attached.verify_at = Some(observed.now + after);
                 plan.acts.push(Act::Verify { node: node.clone(), attachment });
             }
         }
@@ -272,16 +272,16 @@ impl StateOfWorld {
         }
     }
 
-    fn detach_unwanted(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+    fn detach_unwanted(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get(name) else { return };
         let nodes: Vec<Istr> = volume.attached.keys().cloned().collect();
         for node in nodes {
-            self.detach(name, &node, facts, plan);
+            self.detach(name, &node, observed, plan);
         }
     }
 
-    fn detach(&mut self, name: &Istr, node: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
-        let (step, now) = (self.detach_step(name, node, facts), facts.now);
+    fn detach(&mut self, name: &Istr, node: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
+        let (step, now) = (self.detach_step(name, node, observed), observed.now);
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let is_unwanted = matches!(step, Step::InUse(_) | Step::NoPlugin | Step::Begin(_));
         if let Some(attached) = volume.attached.get_mut(node).filter(|_| is_unwanted) {
@@ -324,15 +324,15 @@ impl StateOfWorld {
     }
 
     /// What to do about the volume on a node that it is, or may be, attached to.
-    fn detach_step(&self, name: &Istr, node: &Istr, facts: &Facts<'_>) -> Step {
+    fn detach_step(&self, name: &Istr, node: &Istr, observed: &Observed<'_>) -> Step {
         let Some(volume) = self.volumes.get(name) else { return Step::Wait(None) };
         let is_wanted = volume.wanted.contains_key(node);
         let attached = volume.attached.get(node);
-        let now = facts.now;
+        let now = observed.now;
         let release = || {
             let since = attached.and_then(|attached| attached.unwanted_since).unwrap_or(now);
             let is_in_use = self.is_in_use(name, node);
-            release(is_in_use, since, (facts.health)(node), facts.settings, now)
+            release(is_in_use, since, (observed.health)(node), observed.settings, now)
         };
         if let Some(change) = volume.operations.reporting(node) {
             if is_wanted {
@@ -356,7 +356,7 @@ impl StateOfWorld {
         }
         match release() {
             Err(until) => Step::InUse(until),
-            Ok(_) if !(facts.detaches)(spec, name) => Step::NoPlugin,
+            Ok(_) if !(observed.detaches)(spec, name) => Step::NoPlugin,
             Ok(forced) => Step::Begin(forced),
         }
     }
@@ -366,15 +366,15 @@ impl StateOfWorld {
         change <= self.nodes.get(node).map_or(0, |node| node.written)
     }
 
-    fn attach_wanted(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+    fn attach_wanted(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get(name) else { return };
         let nodes: Vec<Istr> = volume.wanted.keys().cloned().collect();
         for node in nodes {
-            self.attach(name, &node, facts, plan);
+            self.attach(name, &node, observed, plan);
         }
     }
 
-    fn attach(&mut self, name: &Istr, node: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+    fn attach(&mut self, name: &Istr, node: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(wanted) = volume.wanted.get_mut(node) else { return };
         let spec = wanted.spec.clone();
@@ -399,13 +399,13 @@ impl StateOfWorld {
             }
             return;
         }
-        if let Some(at) = before.and_then(|before| before.retry_at(Kind::Attach, facts.now)) {
+        if let Some(at) = before.and_then(|before| before.retry_at(Kind::Attach, observed.now)) {
             return plan.come_again_at(Some(at));
         }
         plan.acts.push(Act::Attach { node: node.clone(), spec: spec.clone() });
         let (kind, node, stage) = (Kind::Attach, node.clone(), Stage::Requesting);
         let begin = Begin { kind, node, exclusive, stage, spec: Some(spec), pods };
-        volume.operations.begin(begin.at(facts.now));
+        volume.operations.begin(begin.at(observed.now));
     }
 }
 

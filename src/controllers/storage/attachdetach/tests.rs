@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::operations::{Kind, Lag, PodRef};
-use super::reconcile::{Act, Facts, Health, Plan, Settings};
+use super::reconcile::{Act, Health, Observed, Plan, Settings};
 use super::state_of_world::{Listed, Report, StateOfWorld};
 use crate::controllers::runner::Change;
 use crate::controllers::storage::volume_specs::{Spec, of_volume};
@@ -76,7 +76,7 @@ impl Stage {
     }
 
     fn reconcile(&mut self) -> Plan {
-        let facts = Facts {
+        let observed = Observed {
             attachment: &|name: &str| -> Option<Arc<VolumeAttachment>> {
                 let found = self.attachments.get(name)?;
                 Some(Arc::new(serde_json::from_value(found.clone()).unwrap()))
@@ -88,7 +88,7 @@ impl Stage {
             settings: self.settings,
             now: self.now,
         };
-        self.world.reconcile(&self.spec.volume.clone(), &facts)
+        self.world.reconcile(&self.spec.volume.clone(), &observed)
     }
 
     fn acts(&mut self) -> Vec<Act> {

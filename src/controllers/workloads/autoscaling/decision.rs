@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::monitor::Action;
 use super::normalize::{History, Normalized, ReplicaBounds, TOO_FEW};
-use super::scaling_mode::{BELOW_MIN, ScalingMode, Zero, lifted};
+use super::scaling_mode::{BELOW_MIN, ScaleToZero, ScalingMode, lifted};
 use super::sources::{Computed, Failed};
 use super::status::{
     ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED, remove_condition, set_condition,
@@ -22,7 +22,7 @@ const NOT_SCALED: (&str, &str, &str) =
     ("False", "NotScaledToZero", "the HPA controller did not scale the workload to zero");
 
 const ZERO_NEEDS_GATE: &str = "the desired replica count is zero, for which kube-controller-manager \
-                               needs the feature gate HPAScaleToZero: minReplicas counts as 1";
+                               needs the feature is_enabled HPAScaleToZero: minReplicas counts as 1";
 
 /// The proposal of all metrics together.
 #[derive(Default)]
@@ -41,17 +41,17 @@ pub(super) struct Scaling {
     pub current: i32,
     min: i32,
     max: i32,
-    zero: Zero,
+    zero: ScaleToZero,
 }
 
 impl Scaling {
-    /// `gate`: HPAScaleToZero.
-    pub fn of(autoscaler: &HorizontalPodAutoscaler, current: i32, gate: bool) -> Scaling {
+    /// `is_enabled`: HPAScaleToZero.
+    pub fn of(autoscaler: &HorizontalPodAutoscaler, current: i32, is_enabled: bool) -> Scaling {
         let known = autoscaler.condition(SCALED_TO_ZERO);
         let needs_no_pods = |kind: &str| matches!(kind, "Object" | "External");
         let metrics = &autoscaler.spec.metrics;
-        let zero = Zero {
-            gate,
+        let zero = ScaleToZero {
+            is_enabled,
             was_scaled: known.is_some_and(|known| known.status == "True"),
             has_other_metrics: metrics.iter().any(|spec| needs_no_pods(&spec.r#type)),
         };
@@ -162,7 +162,7 @@ impl Reconcile<'_> {
                 let message = "scaling is disabled since the replica count of the target is zero";
                 let disabled = ("False", "ScalingDisabled", message);
                 set_condition(&mut self.status, SCALING_ACTIVE, disabled, now);
-                if !zero.gate {
+                if !zero.is_enabled {
                     remove_condition(&mut self.status, SCALED_TO_ZERO);
                 }
                 Decision { desired: 0, reason: String::new() }
@@ -202,7 +202,7 @@ impl Reconcile<'_> {
             format!("the HPA controller was able to update the target scale to {desired}");
         let succeeded = ("True", "SucceededRescale", message);
         set_condition(&mut self.status, ABLE_TO_SCALE, succeeded, now);
-        if zero.gate {
+        if zero.is_enabled {
             let is_reached = zero.is_reached(current, desired, min);
             let condition = if is_reached { SCALED } else { NOT_SCALED };
             set_condition(&mut self.status, SCALED_TO_ZERO, condition, now);
@@ -287,9 +287,9 @@ mod tests {
     #[test]
     fn zero_replicas_need_the_gate_and_a_condition_says_so() {
         let few = "the desired replica count is less than the minimum replica count";
-        // The gate, the behavior, the least number, the wanted and the present replicas; those decided
+        // The is_enabled, the behavior, the least number, the wanted and the present replicas; those decided
         // on, and the message of ScalingLimited; empty: it is not limited.
-        for (gate, behavior, min, wanted, current, desired, message) in [
+        for (is_enabled, behavior, min, wanted, current, desired, message) in [
             (true, false, 0, 0, 1, 0, ""),
             (false, false, 0, 0, 1, 1, ZERO_NEEDS_GATE),
             (false, true, 0, 0, 1, 1, ZERO_NEEDS_GATE),
@@ -303,9 +303,9 @@ mod tests {
             let (history, moment) = (&mut History::default(), Duration::from_secs(7));
             let mut recent = Recent { history, window: Duration::ZERO, moment };
             let proposed = Proposed { replicas: wanted, ..Proposed::default() };
-            let scaling = Scaling::of(&of, current, gate);
+            let scaling = Scaling::of(&of, current, is_enabled);
             let decision = subject.decide(scaling, &proposed, &mut recent, NOW);
-            assert_eq!(decision.desired, desired, "{gate} {min} {wanted} {current}");
+            assert_eq!(decision.desired, desired, "{is_enabled} {min} {wanted} {current}");
             let limited =
                 subject.status.conditions.iter().find(|known| known.r#type == SCALING_LIMITED);
             let limited = limited.filter(|known| known.status == "True");
@@ -356,9 +356,9 @@ mod tests {
 
     #[test]
     fn a_status_says_whether_its_autoscaler_scaled_to_zero() {
-        // The gate, the least number, the replicas before and after; the action, and the reason of
+        // The is_enabled, the least number, the replicas before and after; the action, and the reason of
         // ScaledToZero; empty: there is no such condition.
-        for (gate, min, current, desired, action, reason) in [
+        for (is_enabled, min, current, desired, action, reason) in [
             (true, 0, 3, 0, Action::ScaleDown, "ScaledToZero"),
             (true, 0, 3, 1, Action::ScaleDown, "NotScaledToZero"),
             (true, 2, 0, 2, Action::ScaleUp, "NotScaledToZero"),
@@ -367,7 +367,7 @@ mod tests {
             let (mut of, key) = (autoscaler(true, false), ObjectKey::new("ns", "web"));
             of.spec.min_replicas = Some(min);
             let mut subject = reconcile(&of, &key);
-            subject.rescaled(Scaling::of(&of, current, gate), desired, NOW);
+            subject.rescaled(Scaling::of(&of, current, is_enabled), desired, NOW);
             assert_eq!((subject.action, subject.status.last_scale_time), (action, Some(NOW)));
             let mut expected = vec![(ABLE_TO_SCALE.to_owned(), "SucceededRescale".to_owned())];
             if !reason.is_empty() {

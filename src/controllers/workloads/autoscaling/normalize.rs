@@ -104,32 +104,32 @@ impl History {
     /// `window`: `--horizontal-pod-autoscaler-downscale-stabilization`.
     pub fn normalize(
         &mut self,
-        wish: ReplicaBounds,
+        bounds: ReplicaBounds,
         behavior: Option<&Behavior>,
         window: Duration,
         now: Duration,
     ) -> Normalized {
         let (stabilized, verdict, (desired, reason, message)) = match behavior {
             None => {
-                let stabilized = self.stabilize(wish.desired, window, now);
-                let limited = ReplicaBounds { desired: stabilized, ..wish }.limited();
+                let stabilized = self.stabilize(bounds.desired, window, now);
+                let limited = ReplicaBounds { desired: stabilized, ..bounds }.limited();
                 (stabilized, DOWN_STABILIZED, limited)
             }
             Some(behavior) => {
                 let up = Rules::up(&behavior.scale_up);
                 let down = Rules::down(&behavior.scale_down, window);
-                let stabilized = self.stabilize_both(wish, up.window, down.window, now);
+                let stabilized = self.stabilize_both(bounds, up.window, down.window, now);
                 let limited =
-                    self.limited(ReplicaBounds { desired: stabilized, ..wish }, &up, &down, now);
+                    self.limited(ReplicaBounds { desired: stabilized, ..bounds }, &up, &down, now);
                 let verdict =
-                    if wish.desired >= wish.current { UP_STABILIZED } else { DOWN_STABILIZED };
+                    if bounds.desired >= bounds.current { UP_STABILIZED } else { DOWN_STABILIZED };
                 (stabilized, verdict, limited)
             }
         };
         let is_limited = if desired == stabilized { "False" } else { "True" };
         Normalized {
             desired,
-            able: if stabilized == wish.desired { READY } else { verdict },
+            able: if stabilized == bounds.desired { READY } else { verdict },
             limited: (is_limited, reason, message),
         }
     }
@@ -146,7 +146,7 @@ impl History {
     /// of the other. Upstream: `stabilizeRecommendationWithBehaviors`.
     fn stabilize_both(
         &mut self,
-        wish: ReplicaBounds,
+        bounds: ReplicaBounds,
         up: Duration,
         down: Duration,
         now: Duration,
@@ -155,10 +155,10 @@ impl History {
             let recent = self.recommendations.iter().filter(move |known| known.age(now) < window);
             recent.map(|known| known.replicas)
         };
-        let lowest = within(up).fold(wish.desired, i32::min);
-        let highest = within(down).fold(wish.desired, i32::max);
-        self.recommend(wish.desired, now, |age| age > up && age > down);
-        wish.current.max(lowest).min(highest)
+        let lowest = within(up).fold(bounds.desired, i32::min);
+        let highest = within(down).fold(bounds.desired, i32::max);
+        self.recommend(bounds.desired, now, |age| age > up && age > down);
+        bounds.current.max(lowest).min(highest)
     }
 
     /// Records a recommendation, in the place of one that is too old.
@@ -189,8 +189,8 @@ impl History {
     }
 
     /// Upstream: `convertDesiredReplicasWithBehaviorRate`.
-    fn limited(&self, wish: ReplicaBounds, up: &Rules, down: &Rules, now: Duration) -> Limited {
-        let ReplicaBounds { current, desired, min, max } = wish;
+    fn limited(&self, bounds: ReplicaBounds, up: &Rules, down: &Rules, now: Duration) -> Limited {
+        let ReplicaBounds { current, desired, min, max } = bounds;
         if desired > current {
             let limit = self.up_limit(current, up, now).max(current);
             let (most, (reason, message)) =

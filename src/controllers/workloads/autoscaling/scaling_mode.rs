@@ -17,24 +17,24 @@ pub(super) const BELOW_MIN: &str = "Current number of replicas below Spec.MinRep
 
 /// The conditions for scaling to and from zero replicas.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Zero {
-    /// The gate `HPAScaleToZero`.
-    pub gate: bool,
+pub(super) struct ScaleToZero {
+    /// The is_enabled `HPAScaleToZero`.
+    pub is_enabled: bool,
     /// Whether the condition ScaledToZero is true.
     pub was_scaled: bool,
     /// Whether there are metrics that exist without pods.
     pub has_other_metrics: bool,
 }
 
-impl Zero {
+impl ScaleToZero {
     /// The autoscaler itself scaled the target to zero.
     fn is_own(self) -> bool {
-        self.gate && self.was_scaled
+        self.is_enabled && self.was_scaled
     }
 
-    /// The least number of replicas: without the gate nothing would return a target from zero.
+    /// The least number of replicas: without the is_enabled nothing would return a target from zero.
     pub fn least(self, min: i32) -> i32 {
-        if self.gate { min } else { min.max(1) }
+        if self.is_enabled { min } else { min.max(1) }
     }
 
     /// Whether the condition ScaledToZero is true after a change.
@@ -44,11 +44,13 @@ impl Zero {
 }
 
 impl ScalingMode {
-    pub fn of(current: i32, min: i32, max: i32, zero: Zero) -> ScalingMode {
+    pub fn of(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
         match current {
             0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,
-            // By a manager that had the gate.
-            0 if zero.was_scaled && !zero.gate => ScalingMode::Set(zero.least(min), BELOW_MIN),
+            // By a manager that had the is_enabled.
+            0 if zero.was_scaled && !zero.is_enabled => {
+                ScalingMode::Set(zero.least(min), BELOW_MIN)
+            }
             0 => ScalingMode::Disabled,
             more if more > max => ScalingMode::Set(max, ABOVE_MAX),
             less if less < min => ScalingMode::Set(min, BELOW_MIN),
@@ -59,7 +61,7 @@ impl ScalingMode {
 
 /// The number of replicas when the metrics propose `desired`: a target that its autoscaler scaled
 /// to zero gets at least the present minimum.
-pub(super) fn lifted(current: i32, desired: i32, min: i32, zero: Zero) -> i32 {
+pub(super) fn lifted(current: i32, desired: i32, min: i32, zero: ScaleToZero) -> i32 {
     if current == 0 && zero.is_own() { desired.max(min) } else { desired }
 }
 
@@ -67,8 +69,8 @@ pub(super) fn lifted(current: i32, desired: i32, min: i32, zero: Zero) -> i32 {
 mod tests {
     use super::*;
 
-    fn zero(gate: bool, was_scaled: bool, has_other_metrics: bool) -> Zero {
-        Zero { gate, was_scaled, has_other_metrics }
+    fn zero(is_enabled: bool, was_scaled: bool, has_other_metrics: bool) -> ScaleToZero {
+        ScaleToZero { is_enabled, was_scaled, has_other_metrics }
     }
 
     #[test]
@@ -119,8 +121,8 @@ mod tests {
 
     #[test]
     fn zero_replicas_need_the_gate() {
-        for (gate, min, least) in [(true, 0, 0), (true, 2, 2), (false, 0, 1), (false, 2, 2)] {
-            assert_eq!(zero(gate, false, true).least(min), least, "{gate} {min}");
+        for (is_enabled, min, least) in [(true, 0, 0), (true, 2, 2), (false, 0, 1), (false, 2, 2)] {
+            assert_eq!(zero(is_enabled, false, true).least(min), least, "{is_enabled} {min}");
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::sites::{Availability, Site, order};
+use super::sites::{Availability, NodePods, order};
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::objects::{ArcStr, Pod, PodPhase};
 
@@ -32,7 +32,7 @@ pub(super) struct Plan {
 /// `wait`: how long a failed pod on a node has to wait for its replacement; a call that gives zero
 /// counts as the replacement.
 pub(super) fn plan(
-    sites: &[Site],
+    sites: &[NodePods],
     input: &PlanInput<'_>,
     mut wait: impl FnMut(&ArcStr) -> Duration,
 ) -> Plan {
@@ -56,7 +56,7 @@ pub(super) fn plan(
 }
 
 fn plan_site(
-    site: &Site,
+    site: &NodePods,
     input: &PlanInput<'_>,
     wait: &mut impl FnMut(&ArcStr) -> Duration,
     plan: &mut Plan,
@@ -112,7 +112,7 @@ mod tests {
     use super::super::sites::testing::{GOES, NOW, RUNS, STAYS, names, sites};
     use super::*;
 
-    fn planned(sites: &[Site], surges: bool) -> (Vec<String>, Vec<String>) {
+    fn planned(sites: &[NodePods], surges: bool) -> (Vec<String>, Vec<String>) {
         let availability = Availability { min_ready_seconds: 10, now: NOW };
         let input = PlanInput { hash: "h", surges, availability };
         let plan = plan(sites, &input, |_| Duration::ZERO);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::sites::{Availability, Site, Version};
+use super::sites::{Availability, NodePods, Version};
 use crate::controllers::workloads::percent::scaled;
 use crate::objects::{ArcStr, DaemonSetUpdateStrategy, Pod};
 
@@ -80,7 +80,7 @@ impl Pair<'_> {
 }
 
 /// The sites that a rollout considers.
-fn concerned(sites: &[Site]) -> impl Iterator<Item = &Site> {
+fn concerned(sites: &[NodePods]) -> impl Iterator<Item = &NodePods> {
     sites.iter().filter(|site| !site.pods.is_empty() || site.should_run())
 }
 
@@ -92,7 +92,7 @@ fn room(limit: i32, count: usize) -> usize {
 /// Deletes old pods so that no more than `max_unavailable` are unavailable; unavailable old pods
 /// are deleted at once. New pods are created when the old ones are gone.
 pub(super) fn replace(
-    sites: &[Site],
+    sites: &[NodePods],
     version: &Version<'_>,
     availability: Availability,
     max_unavailable: i32,
@@ -126,7 +126,7 @@ pub(super) fn replace(
 /// # Errors
 /// When an old pod is on a node that does not exist: the rollout waits until it is cleaned up.
 pub(super) fn surge(
-    sites: &[Site],
+    sites: &[NodePods],
     version: &Version<'_>,
     availability: Availability,
     max_surge: i32,

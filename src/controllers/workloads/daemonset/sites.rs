@@ -17,14 +17,14 @@ pub(super) const GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.ge
 
 /// A node, and the set's pods on it.
 #[derive(Clone, Debug)]
-pub(super) struct Site {
+pub(super) struct NodePods {
     pub node: ArcStr,
     /// `None`: there is no such node.
     pub fit: Option<Fit>,
     pub pods: Vec<Arc<Pod>>,
 }
 
-impl Site {
+impl NodePods {
     pub fn should_run(&self) -> bool {
         self.fit.is_some_and(|fit| fit.should_run)
     }
@@ -66,7 +66,7 @@ impl Availability {
 
 /// Sorts `pods` by their nodes; a pod without one belongs to none. The nodes that exist come first.
 /// Upstream: `getNodesToDaemonPods`.
-pub(super) fn group(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
+pub(super) fn group(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<NodePods> {
     let mut by_node: HashMap<&str, Vec<Arc<Pod>>> = HashMap::new();
     for pod in pods {
         // The kubelet and the garbage collector care for a pod that is finished and being deleted.
@@ -77,13 +77,13 @@ pub(super) fn group(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
             by_node.entry(node).or_default().push(pod.clone());
         }
     }
-    let mut sites: Vec<Site> = Vec::with_capacity(nodes.len());
+    let mut sites: Vec<NodePods> = Vec::with_capacity(nodes.len());
     for (node, fit) in nodes {
         let pods = by_node.remove(&**node).unwrap_or_default();
-        sites.push(Site { node: node.clone(), fit: Some(*fit), pods });
+        sites.push(NodePods { node: node.clone(), fit: Some(*fit), pods });
     }
     let strays = by_node.into_iter();
-    sites.extend(strays.map(|(node, pods)| Site { node: node.into(), fit: None, pods }));
+    sites.extend(strays.map(|(node, pods)| NodePods { node: node.into(), fit: None, pods }));
     sites
 }
 
@@ -144,7 +144,7 @@ pub(super) mod testing {
 
     /// Nodes with a fit each, and pods as [`pod`] makes them; the part of a pod's name before the
     /// dash is its node.
-    pub fn sites(nodes: &[(&str, Fit)], pods: &[(&str, &str)]) -> Vec<Site> {
+    pub fn sites(nodes: &[(&str, Fit)], pods: &[(&str, &str)]) -> Vec<NodePods> {
         let nodes: Vec<_> = nodes.iter().map(|(name, fit)| (ArcStr::from(*name), *fit)).collect();
         let pods: Vec<_> = pods.iter().map(|(name, words)| pod(name, words)).collect();
         group(&nodes, &pods)

@@ -1,6 +1,6 @@
 //! The status of a DaemonSet. Upstream: `updateDaemonSetStatus`, `storeDaemonSetStatus`.
 
-use super::sites::{Availability, Site, Version, order};
+use super::sites::{Availability, NodePods, Version, order};
 use crate::objects::DaemonSetStatus;
 
 /// The counts in the status.
@@ -16,7 +16,7 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Counts the first pod of each node.
-    pub fn of(sites: &[Site], version: &Version<'_>, availability: Availability) -> Counts {
+    pub fn of(sites: &[NodePods], version: &Version<'_>, availability: Availability) -> Counts {
         let mut counts = Counts::default();
         for site in sites {
             let Some(fit) = site.fit else { continue };

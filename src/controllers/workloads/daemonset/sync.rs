@@ -8,7 +8,9 @@ use super::fit::{Fit, tolerated};
 use super::manage::{self, PlanInput};
 use super::revisions::Revisions;
 use super::rolling::{self, Limits, is_rolling_update};
-use super::sites::{Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Site, Version, group};
+use super::sites::{
+    Availability, GENERATION_ANNOTATION, GENERATION_LABEL, NodePods, Version, group,
+};
 use super::status::Counts;
 use super::{BURST_REPLICAS, DaemonSets};
 use crate::controllers::workloads::availability;
@@ -37,7 +39,7 @@ struct Work {
     /// The pods of the set, as the cache had them when they were last claimed.
     pods: Vec<Arc<Pod>>,
     /// The nodes with these pods.
-    sites: Vec<Site>,
+    sites: Vec<NodePods>,
     revisions: Revisions,
     /// The time before the available pods were counted.
     began: Timestamp,

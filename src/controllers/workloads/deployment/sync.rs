@@ -368,7 +368,7 @@ fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static s
     let reason = status::find(&deployment.status, PROGRESSING)
         .and_then(|condition| condition.reason.as_deref());
     match (deployment.spec.paused, reason) {
-        // That the deadline has passed stays to be seen.
+        // A deadline that has passed stays visible.
         (_, Some(status::TIMED_OUT)) => None,
         (true, Some(status::PAUSED)) => None,
         (true, _) => Some((status::PAUSED, "Deployment is paused")),

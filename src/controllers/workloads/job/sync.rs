@@ -63,53 +63,53 @@ impl Jobs {
         let satisfied = self.expectations.satisfied(key);
         let pods = self.claim(&job, &selector).await?;
         let group = self.pod_group(&job, &pods).await?;
-        let (mut round, newly_finished) = SyncState::new(job, pods, self.released.of(key));
+        let (mut state, newly_finished) = SyncState::new(job, pods, self.released.of(key));
         let now = self.now();
-        if round.status.start_time.is_none() && !round.spec().is_suspended() {
-            round.status.start_time = Some(now);
+        if state.status.start_time.is_none() && !state.spec().is_suspended() {
+            state.status.start_time = Some(now);
         }
         let NewlyFinished { succeeded, failed } = &newly_finished;
         let failures = self.backoff.get(key).with(succeeded, failed);
-        round.ending = ending::decide(&round, now);
-        if let Some(left) = ending::time_left(round.spec(), &round.status, now)
+        state.ending = ending::decide(&state, now);
+        if let Some(left) = ending::time_left(state.spec(), &state.status, now)
             && !left.is_zero()
         {
             self.queue.add_after(key.clone(), left);
         }
 
-        let mut active = round.active.len().try_into().unwrap_or(i32::MAX);
+        let mut active = state.active.len().try_into().unwrap_or(i32::MAX);
         let mut failure = None;
         let mut resumed_or_suspended = false;
-        if round.ending.is_some() {
-            let deleted = self.delete_active(&round.job, &round.active).await;
+        if state.ending.is_some() {
+            let deleted = self.delete_active(&state.job, &state.active).await;
             if deleted.all != active || !satisfied {
                 // Some pods still run, or are not in the cache yet.
-                round.ending = None;
+                state.ending = None;
             }
             active -= deleted.all;
-            round.terminating += deleted.all;
-            round.ready -= deleted.ready;
+            state.terminating += deleted.all;
+            state.ready -= deleted.ready;
             failure = deleted.failure;
         } else {
-            let manages = satisfied && !round.job.meta.is_being_deleted();
+            let manages = satisfied && !state.job.meta.is_being_deleted();
             if manages {
-                let plan = plan::plan(&round, failures, now);
+                let plan = plan::plan(&state, failures, now);
                 (active, *action, failure) =
-                    self.manage(key, &mut round, plan, group.as_deref()).await;
+                    self.manage(key, &mut state, plan, group.as_deref()).await;
             }
-            if ending::is_complete(round.spec(), round.succeeded, active) {
-                round.ending = Some(ending::completed(self.now()));
+            if ending::is_complete(state.spec(), state.succeeded, active) {
+                state.ending = Some(ending::completed(self.now()));
             } else if manages {
-                resumed_or_suspended = self.note_suspension(&mut round);
+                resumed_or_suspended = self.note_suspension(&mut state);
             }
         }
 
-        let status = &mut round.status;
-        let (ready, terminating) = (Some(round.ready), Some(round.terminating));
+        let status = &mut state.status;
+        let (ready, terminating) = (Some(state.ready), Some(state.terminating));
         let changed = resumed_or_suspended
             || (active, ready, terminating) != (status.active, status.ready, status.terminating);
         (status.active, status.ready, status.terminating) = (active, ready, terminating);
-        let tracked = self.track(key, round, changed, || self.backoff.set(key, failures)).await;
+        let tracked = self.track(key, state, changed, || self.backoff.set(key, failures)).await;
         tracked.map_err(|error| Error::during("tracking status", error))?;
         failure.map_or(Ok(()), Err)
     }
@@ -124,20 +124,20 @@ impl Jobs {
     }
 
     /// Sets the condition `Suspended`. Returns whether it changed.
-    fn note_suspension(&self, round: &mut SyncState) -> bool {
+    fn note_suspension(&self, state: &mut SyncState) -> bool {
         let now = self.now();
-        let (reason, event, message, start) = match round.spec().is_suspended() {
+        let (reason, event, message, start) = match state.spec().is_suspended() {
             true => ("JobSuspended", "Suspended", "Job suspended", None),
             // The deadline counts from here.
             false => ("JobResumed", "Resumed", "Job resumed", Some(now)),
         };
         let suspended = start.is_none();
         let wanted = condition("Suspended", suspended, reason, message, now);
-        let changed = ensure_condition(&mut round.status.conditions, wanted);
+        let changed = ensure_condition(&mut state.status.conditions, wanted);
         if changed {
-            self.recorder.normal(&*round.job, event, message);
+            self.recorder.normal(&*state.job, event, message);
             if !suspended || self.resets_start_time {
-                round.status.start_time = start;
+                state.status.start_time = start;
             }
         }
         changed
@@ -149,34 +149,34 @@ impl Jobs {
     async fn track(
         self: &Arc<Self>,
         key: &ObjectKey,
-        mut round: SyncState,
+        mut state: SyncState,
         changed: bool,
         first_written: impl FnOnce(),
     ) -> Result<(), Error> {
-        let mut old = round.status.clone();
+        let mut old = state.status.clone();
         let StatusPlan { release, mut tracked, flush, is_full, actions } =
-            plan_status(&mut round, self.now());
+            plan_status(&mut state, self.now());
         if changed || flush {
-            self.write(&mut round, "adding uncounted pods to status").await?;
+            self.write(&mut state, "adding uncounted pods to status").await?;
             first_written();
-            metrics::count_finished(round.spec(), &old, &round.status);
-            old = round.status.clone();
+            metrics::count_finished(state.spec(), &old, &state.status);
+            old = state.status.clone();
         }
         metrics::count_actions(&actions);
-        let failure = self.release_all(key, &round.job, release, &mut tracked).await;
-        let mut pending = count_released(&mut round.status, &tracked);
+        let failure = self.release_all(key, &state.job, release, &mut tracked).await;
+        let mut pending = count_released(&mut state.status, &tracked);
         if let Some(failure) = failure {
             if pending {
-                self.write(&mut round, "removing uncounted pods from status").await?;
-                metrics::count_finished(round.spec(), &old, &round.status);
+                self.write(&mut state, "removing uncounted pods from status").await?;
+                metrics::count_finished(state.spec(), &old, &state.status);
             }
             return Err(failure);
         }
-        let finished = !is_full && finish(&mut round, self.now());
+        let finished = !is_full && finish(&mut state, self.now());
         pending |= finished;
         if pending {
-            self.write_end(key, &mut round, finished).await?;
-            metrics::count_finished(round.spec(), &old, &round.status);
+            self.write_end(key, &mut state, finished).await?;
+            metrics::count_finished(state.spec(), &old, &state.status);
         }
         Ok(())
     }
@@ -185,39 +185,39 @@ impl Jobs {
     async fn write_end(
         &self,
         key: &ObjectKey,
-        round: &mut SyncState,
+        state: &mut SyncState,
         finished: bool,
     ) -> Result<(), Error> {
         let doing = "removing uncounted pods from status";
-        let Some(ending) = round.ending.take().filter(|_| finished) else {
-            return self.write(round, doing).await;
+        let Some(ending) = state.ending.take().filter(|_| finished) else {
+            return self.write(state, doing).await;
         };
         // The cache may show the end before the answer is here.
-        let uid = round.job.meta.uid.clone();
+        let uid = state.job.meta.uid.clone();
         self.finished.insert(&uid, self.jobs.seen().history);
-        if let Err(error) = self.write(round, doing).await {
+        if let Err(error) = self.write(state, doing).await {
             self.finished.remove(&uid);
             return Err(error);
         }
-        self.record_end(&round.job, &ending.r#type, &ending.reason, &ending.message);
+        self.record_end(&state.job, &ending.r#type, &ending.reason, &ending.message);
         let unfinished = |job: &Arc<Job>| job.meta.uid == uid && job.finished().is_none();
         if !self.jobs.get(key).is_some_and(|job| unfinished(&job)) {
-            self.records.forget(key, Some(&round.job.meta.uid));
+            self.records.forget(key, Some(&state.job.meta.uid));
         }
         Ok(())
     }
 
-    /// Writes the status of `round`, which then has the Job as the API server returned it.
-    async fn write(&self, round: &mut SyncState, doing: &'static str) -> Result<(), Error> {
+    /// Writes the status of `state`, which then has the Job as the API server returned it.
+    async fn write(&self, state: &mut SyncState, doing: &'static str) -> Result<(), Error> {
         let written: Job = self
             .client
-            .update_status(&*round.job, &round.status)
+            .update_status(&*state.job, &state.status)
             .await
             .map_err(|error| Error::during(doing, error))?;
         let (key, version) = (written.meta.key(), written.meta.resource_version);
         self.consistency.wrote_at(&key, &written.meta.uid, &Job::RESOURCE, version);
-        round.status = JobStatus::clone(&written.status);
-        round.job = Arc::new(written);
+        state.status = JobStatus::clone(&written.status);
+        state.job = Arc::new(written);
         Ok(())
     }
 
@@ -305,10 +305,10 @@ mod tests {
             }));
             let (jobs, caches) = controller(client);
             cached.into_iter().for_each(|job| _ = caches.jobs.insert(job.clone()));
-            let (mut round, _) = SyncState::new(running.clone(), Vec::new(), HashSet::new());
+            let (mut state, _) = SyncState::new(running.clone(), Vec::new(), HashSet::new());
             let now = Timestamp::from_secs(1);
-            round.ending = Some(condition("Complete", true, "R", "m", now));
-            let written = block_on(jobs.write_end(&key, &mut round, true));
+            state.ending = Some(condition("Complete", true, "R", "m", now));
+            let written = block_on(jobs.write_end(&key, &mut state, true));
             assert_eq!(written.is_ok(), succeeds);
             assert_eq!(jobs.finished.contains(&running.meta.uid, 0), remembered);
             caches.jobs.go_back(1);

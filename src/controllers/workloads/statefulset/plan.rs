@@ -17,7 +17,7 @@ const MAX_BATCH_SIZE: usize = 500;
 
 /// A step on one pod.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Work {
+pub enum Step {
     /// Makes the claims and the pod of this ordinal.
     Create(i32),
     Delete(Arc<Pod>),
@@ -30,18 +30,18 @@ pub enum Work {
 }
 
 /// The steps on one pod, in their order.
-pub type Job = Vec<Work>;
+pub type PodSteps = Vec<Step>;
 
 /// The jobs of one phase run in their order with `OrderedReady`, else in batches. A job that fails
 /// ends the sync. Each pod of a phase has a job, empty if there is nothing to do, because the pods
 /// in front decide which batch a pod is in.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
-    pub replicas: Vec<Job>,
-    pub condemned_claims: Vec<Job>,
-    pub scale_down: Vec<Job>,
+    pub replicas: Vec<PodSteps>,
+    pub condemned_claims: Vec<PodSteps>,
+    pub scale_down: Vec<PodSteps>,
     /// Pods to be replaced by their new version.
-    pub update: Vec<Job>,
+    pub update: Vec<PodSteps>,
     /// The number of unavailable wanted pods; `None` if the update was not reached or the limit is
     /// not in use.
     pub unavailable: Option<usize>,
@@ -123,9 +123,9 @@ pub fn revision(pod: &Pod) -> &str {
 
 /// The number of pods of revision `current` that these jobs delete. Upstream counts all pods, and the
 /// API server refuses a negative `currentReplicas`.
-pub fn replaced(jobs: &[Job], current: &str) -> i32 {
-    let is_of_current = |work: &&Work| match work {
-        Work::Delete(pod) => revision(pod) == current,
+pub fn replaced(jobs: &[PodSteps], current: &str) -> i32 {
+    let is_of_current = |work: &&Step| match work {
+        Step::Delete(pod) => revision(pod) == current,
         _ => false,
     };
     let count = jobs.iter().flatten().filter(is_of_current).count();
@@ -149,8 +149,8 @@ impl PlanInput<'_> {
             return plan;
         }
         let owners = |pod: &Arc<Pod>| match self.owners_match(pod) {
-            true => Job::new(),
-            false => vec![Work::Owners(pod.clone())],
+            true => PodSteps::new(),
+            false => vec![Step::Owners(pod.clone())],
         };
         plan.condemned_claims = self.members.condemned.iter().map(owners).collect();
         let is_scaled = self.plan_scale_down(&mut plan.scale_down);
@@ -163,7 +163,7 @@ impl PlanInput<'_> {
                     self.updates(most, unavailable)
                 }
             };
-            plan.update = pods.into_iter().map(|pod| vec![Work::Delete(pod)]).collect();
+            plan.update = pods.into_iter().map(|pod| vec![Step::Delete(pod)]).collect();
         }
         plan
     }
@@ -183,7 +183,7 @@ impl PlanInput<'_> {
 
     /// `false`: there is more to do for the wanted pods before the update, and with `OrderedReady`
     /// before the others go. Upstream: `processReplica`.
-    fn plan_replicas(&self, jobs: &mut Vec<Job>) -> bool {
+    fn plan_replicas(&self, jobs: &mut Vec<PodSteps>) -> bool {
         let mut creations = 0;
         for ordinal in wanted_ordinals(self.set) {
             // Names with higher ordinals would not be recognized.
@@ -206,27 +206,27 @@ impl PlanInput<'_> {
     }
 
     /// Does nothing while a claim is deleted together with an older pod.
-    fn creation(&self, ordinal: i32) -> Job {
+    fn creation(&self, ordinal: i32) -> PodSteps {
         let pod = pod_name(self.set, ordinal);
         let is_stale = self.set.spec.volume_claim_templates.iter().any(|template| {
             (self.claim)(&claim_name(self.set, template, ordinal))
                 .is_some_and(|claim| retention::is_stale(self.set, &pod, &claim.meta))
         });
-        if is_stale { Job::new() } else { vec![Work::Create(ordinal)] }
+        if is_stale { PodSteps::new() } else { vec![Step::Create(ordinal)] }
     }
 
     /// The job, and whether `OrderedReady` continues after it.
-    fn replica_job(&self, pod: &Arc<Pod>) -> (Job, bool) {
+    fn replica_job(&self, pod: &Arc<Pod>) -> (PodSteps, bool) {
         let is_going = pod.meta.is_being_deleted();
         if pod.is_terminal() {
             // It has ended, with success or failure, and is replaced.
-            let job = if is_going { Job::new() } else { vec![Work::Delete(pod.clone())] };
+            let job = if is_going { PodSteps::new() } else { vec![Step::Delete(pod.clone())] };
             return (job, !self.is_ordered());
         }
-        let mut job = Job::new();
+        let mut job = PodSteps::new();
         if pod.status.phase == PodPhase::Pending && !self.set.spec.volume_claim_templates.is_empty()
         {
-            job.push(Work::Claims(pod.clone()));
+            job.push(Step::Claims(pod.clone()));
         }
         let waits = is_going || !is_running_and_ready(pod) || !self.is_available(pod);
         if self.is_ordered() && waits {
@@ -236,7 +236,7 @@ impl PlanInput<'_> {
             && storage_matches(self.set, pod)
             && self.owners_match(pod);
         if !conforms {
-            job.push(Work::Conform(pod.clone()));
+            job.push(Step::Conform(pod.clone()));
         }
         (job, true)
     }
@@ -252,7 +252,7 @@ impl PlanInput<'_> {
     }
 
     /// Whether the sync continues after it. Upstream: `processCondemned`.
-    fn plan_scale_down(&self, jobs: &mut Vec<Job>) -> bool {
+    fn plan_scale_down(&self, jobs: &mut Vec<PodSteps>) -> bool {
         let condemned = &self.members.condemned;
         // With OrderedReady all wanted pods are available by now.
         let first_unavailable = condemned.iter().rfind(|pod| self.is_unavailable(pod));
@@ -261,7 +261,7 @@ impl PlanInput<'_> {
                 || self.is_ordered()
                     && !(is_running_and_ready(pod) && self.is_available(pod))
                     && !first_unavailable.is_some_and(|first| Arc::ptr_eq(first, pod));
-            jobs.push(if waits { Job::new() } else { vec![Work::Delete(pod.clone())] });
+            jobs.push(if waits { PodSteps::new() } else { vec![Step::Delete(pod.clone())] });
             if self.is_ordered() {
                 return false;
             }

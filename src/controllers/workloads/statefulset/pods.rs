@@ -11,7 +11,7 @@ use super::identity::{
     POD_INDEX_LABEL, POD_NAME_LABEL, claim_name, claim_volumes, identity_matches, new_claim,
     new_pod, ordinal, parent_and_ordinal, pod_name, storage_matches,
 };
-use super::plan::{Work, is_of_current};
+use super::plan::{Step, is_of_current};
 use super::retention::Owners;
 use super::revisions::Revisions;
 use crate::client::Delete;
@@ -32,14 +32,14 @@ impl StatefulSets {
         &self,
         set: &StatefulSet,
         revisions: &Revisions,
-        work: &Work,
+        work: &Step,
     ) -> Result<(), Error> {
         match work {
-            Work::Create(ordinal) => self.create_pod(set, revisions, *ordinal).await,
-            Work::Delete(pod) => self.delete_pod(set, pod).await,
-            Work::Claims(pod) => self.complete_claims(set, pod).await,
-            Work::Owners(pod) => self.update_owners(set, pod).await,
-            Work::Conform(pod) => {
+            Step::Create(ordinal) => self.create_pod(set, revisions, *ordinal).await,
+            Step::Delete(pod) => self.delete_pod(set, pod).await,
+            Step::Claims(pod) => self.complete_claims(set, pod).await,
+            Step::Owners(pod) => self.update_owners(set, pod).await,
+            Step::Conform(pod) => {
                 let conformed = self.conform(set, pod).await;
                 let changed = conformed.as_ref().map_or(true, |changed| *changed);
                 let conformed = conformed.map(drop);

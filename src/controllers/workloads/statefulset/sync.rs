@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::StatefulSets;
 use super::identity::is_member;
-use super::plan::{Job, Members, Plan, PlanInput, is_parallel, max_unavailable, replaced};
+use super::plan::{Members, Plan, PlanInput, PodSteps, is_parallel, max_unavailable, replaced};
 use super::revisions::Revisions;
 use super::status::{self, Names};
 use crate::controllers::runner::batch::slow_start;
@@ -208,7 +208,7 @@ impl StatefulSets {
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
         revisions: &Arc<Revisions>,
-        phases: [Vec<Job>; N],
+        phases: [Vec<PodSteps>; N],
     ) -> Option<Error> {
         for phase in phases {
             let failure = match is_parallel(set) {
@@ -227,7 +227,7 @@ impl StatefulSets {
         &self,
         set: &StatefulSet,
         revisions: &Revisions,
-        jobs: &[Job],
+        jobs: &[PodSteps],
     ) -> (usize, Option<Error>) {
         for (done, job) in jobs.iter().enumerate() {
             for work in job {
@@ -244,7 +244,7 @@ impl StatefulSets {
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
         revisions: &Arc<Revisions>,
-        jobs: Vec<Job>,
+        jobs: Vec<PodSteps>,
     ) -> Option<Error> {
         let (count, jobs) = (jobs.len(), Arc::new(jobs));
         let attempt = |at: usize| {

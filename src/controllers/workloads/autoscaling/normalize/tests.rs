@@ -82,12 +82,12 @@ fn with_behavior_each_direction_has_its_window() {
         (&[(2, 6000), (1, 180)], 2, 3, 300, 300, 2, 2),
     ];
     for (known, current, desired, up, down, stabilized, kept) in table {
-        let wish = ReplicaBounds { current: *current, desired: *desired, min: 0, max: i32::MAX };
+        let bounds = ReplicaBounds { current: *current, desired: *desired, min: 0, max: i32::MAX };
         let (up, down) = (Duration::from_secs(*up), Duration::from_secs(*down));
         let mut history = history(known);
-        let found = history.stabilize_both(wish, up, down, NOW);
-        assert_eq!(found, *stabilized, "{known:?} {wish:?}");
-        assert_eq!(history.recommendations.len(), *kept, "{known:?} {wish:?}");
+        let found = history.stabilize_both(bounds, up, down, NOW);
+        assert_eq!(found, *stabilized, "{known:?} {bounds:?}");
+        assert_eq!(history.recommendations.len(), *kept, "{known:?} {bounds:?}");
     }
 }
 
@@ -102,9 +102,9 @@ fn without_behavior_a_target_doubles_at_most() {
         (1, 1000, 1, 2000, 4, "ScaleUpLimit"),
         (0, 9, 0, 2000, 4, "ScaleUpLimit"),
     ] {
-        let wish = ReplicaBounds { current, desired, min, max };
-        let (found, why, _) = wish.limited();
-        assert_eq!((found, why), (limited, reason), "{wish:?}");
+        let bounds = ReplicaBounds { current, desired, min, max };
+        let (found, why, _) = bounds.limited();
+        assert_eq!((found, why), (limited, reason), "{bounds:?}");
     }
 }
 
@@ -159,15 +159,15 @@ fn policies_limit_the_rate() {
             History { ups: events(ups, 120), downs: events(downs, 120), ..History::default() };
         let given = rules(*pods, *percent);
         let (up, down) = (Rules::up(&given), Rules::down(&given, WINDOW));
-        let wish = ReplicaBounds { current: *current, desired: *desired, min: *min, max: *max };
-        let (found, why, _) = history.limited(wish, &up, &down, NOW);
-        assert_eq!((found, why), (*limited, *reason), "{wish:?} {pods:?} {percent:?}");
+        let bounds = ReplicaBounds { current: *current, desired: *desired, min: *min, max: *max };
+        let (found, why, _) = history.limited(bounds, &up, &down, NOW);
+        assert_eq!((found, why), (*limited, *reason), "{bounds:?} {pods:?} {percent:?}");
     }
 }
 
 #[test]
 fn a_policy_is_selected() {
-    let wish = |desired| ReplicaBounds { current: 10, desired, min: 1, max: 1000 };
+    let bounds = |desired| ReplicaBounds { current: 10, desired, min: 1, max: 1000 };
     for (select, up, down) in [("Max", 40, 5), ("Min", 20, 7), ("Disabled", 10, 10), ("", 40, 5)] {
         let mut given = rules((30, 60), (100, 60));
         given.select_policy = Some(select.into());
@@ -176,8 +176,8 @@ fn a_policy_is_selected() {
         given.select_policy = Some(select.into());
         let down_rules = Rules::down(&given, WINDOW);
         let history = History::default();
-        assert_eq!(history.limited(wish(500), &up_rules, &down_rules, NOW).0, up, "{select}");
-        assert_eq!(history.limited(wish(1), &up_rules, &down_rules, NOW).0, down, "{select}");
+        assert_eq!(history.limited(bounds(500), &up_rules, &down_rules, NOW).0, up, "{select}");
+        assert_eq!(history.limited(bounds(1), &up_rules, &down_rules, NOW).0, down, "{select}");
     }
 }
 
@@ -226,8 +226,8 @@ fn conditions_say_what_was_stabilized_and_limited() {
         (Some(&behavior), (1, 60), 90, 10, ["ReadyForNewScale", "ScaleUpLimit"]),
     ] {
         let mut history = history(&[known]);
-        let wish = ReplicaBounds { current: 5, desired, min: 1, max: 20 };
-        let found = history.normalize(wish, behavior, WINDOW, NOW);
+        let bounds = ReplicaBounds { current: 5, desired, min: 1, max: 20 };
+        let found = history.normalize(bounds, behavior, WINDOW, NOW);
         assert_eq!(found.desired, replicas, "{known:?} {desired}");
         assert_eq!([able(found.able), found.limited.1], reasons, "{known:?} {desired}");
         let is_limited = if reasons[1] == "DesiredWithinRange" { "False" } else { "True" };
@@ -236,8 +236,8 @@ fn conditions_say_what_was_stabilized_and_limited() {
     let slow = ScalingRules { stabilization_window_seconds: Some(60), ..ScalingRules::default() };
     let behavior = Behavior { scale_up: slow, ..Behavior::default() };
     let mut history = history(&[(5, 30)]);
-    let wish = ReplicaBounds { current: 5, desired: 8, min: 1, max: 20 };
-    let found = history.normalize(wish, Some(&behavior), WINDOW, NOW);
+    let bounds = ReplicaBounds { current: 5, desired: 8, min: 1, max: 20 };
+    let found = history.normalize(bounds, Some(&behavior), WINDOW, NOW);
     assert_eq!((found.desired, found.able.1), (5, "ScaleUpStabilized"));
 }
 
@@ -253,9 +253,9 @@ fn windows_and_periods_may_reach_before_the_start_of_the_clock() {
         if let Some(behavior) = behavior {
             history.scaled(behavior, 9, 10, Duration::ZERO);
         }
-        let wish = |desired| ReplicaBounds { current: 10, desired, min: 1, max: 100 };
+        let bounds = |desired| ReplicaBounds { current: 10, desired, min: 1, max: 100 };
         let mut becomes =
-            |desired, now| history.normalize(wish(desired), behavior, WINDOW, now).desired;
+            |desired, now| history.normalize(bounds(desired), behavior, WINDOW, now).desired;
         assert_eq!(becomes(5, second), down);
         assert_eq!(becomes(20, 2 * second), up);
         let kept: Vec<Duration> = history.recommendations.iter().map(|known| known.at).collect();

@@ -78,13 +78,13 @@ fn plan(
 }
 
 /// The steps of a phase, such as `create 1` and `delete web-2`; those on one pod with a `+`.
-fn steps(jobs: &[Job]) -> Vec<String> {
-    let step = |work: &Work| match work {
-        Work::Create(ordinal) => format!("create {ordinal}"),
-        Work::Delete(pod) => format!("delete {}", pod.meta.name),
-        Work::Claims(pod) => format!("claims {}", pod.meta.name),
-        Work::Owners(pod) => format!("owners {}", pod.meta.name),
-        Work::Conform(pod) => format!("conform {}", pod.meta.name),
+fn steps(jobs: &[PodSteps]) -> Vec<String> {
+    let step = |work: &Step| match work {
+        Step::Create(ordinal) => format!("create {ordinal}"),
+        Step::Delete(pod) => format!("delete {}", pod.meta.name),
+        Step::Claims(pod) => format!("claims {}", pod.meta.name),
+        Step::Owners(pod) => format!("owners {}", pod.meta.name),
+        Step::Conform(pod) => format!("conform {}", pod.meta.name),
     };
     let jobs = jobs.iter().filter(|job| !job.is_empty());
     jobs.map(|job| job.iter().map(step).collect::<Vec<_>>().join(" + ")).collect()
@@ -194,7 +194,7 @@ fn parallel_sets_take_all_steps_at_once() {
 fn pods_without_work_count_in_the_batches_of_a_phase() {
     let set = set(json!({"podManagementPolicy": "Parallel"}));
     let plan = plan(&set, &["web-0 ok", "web-1 ok", "web-5 ok", "web-4 going"], &[], None);
-    let places = |jobs: &[Job]| jobs.iter().map(|job| !job.is_empty()).collect::<Vec<_>>();
+    let places = |jobs: &[PodSteps]| jobs.iter().map(|job| !job.is_empty()).collect::<Vec<_>>();
     assert_eq!(places(&plan.replicas), [false, false, true]);
     assert_eq!(places(&plan.condemned_claims), [false, false]);
     assert_eq!(places(&plan.scale_down), [true, false]);
