@@ -325,7 +325,7 @@ mod tests {
     use futures_lite::future::block_on;
 
     use super::*;
-    use crate::tree::tests::has_few_descriptors;
+    use crate::few_descriptors::has_few_descriptors;
 
     #[test]
     fn only_a_lack_of_this_machine_is_its_own_fault() {

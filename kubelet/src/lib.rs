@@ -14,6 +14,8 @@ pub mod credentials;
 pub mod cri;
 pub mod events;
 pub mod eviction;
+#[cfg(test)]
+mod few_descriptors;
 pub mod folder_watch;
 pub mod garbage;
 pub mod grpc;

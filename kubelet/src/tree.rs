@@ -166,15 +166,15 @@ fn open(at: impl AsFd, path: impl Arg) -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
-    use std::process::Command;
 
     use rustix::fs::mkdirat;
 
     use super::*;
+    use crate::few_descriptors::has_few_descriptors;
 
     fn folder(name: &str) -> PathBuf {
         let folder =
@@ -191,25 +191,6 @@ pub mod tests {
             mkdirat(&at, &name, Mode::RWXU).expect("a folder");
             at = open(&at, name).expect("a folder");
         }
-    }
-
-    /// Whether this process has few descriptors. If not, the test of this name passes in one that has.
-    pub fn has_few_descriptors(test: &str) -> bool {
-        const FEW: &str = "KUBELET_FEW_DESCRIPTORS";
-        if std::env::var_os(FEW).is_some() {
-            return true;
-        }
-        let program = std::env::current_exe().expect("this program");
-        let limited = Command::new("sh")
-            .args(["-c", "ulimit -n 32 && exec \"$0\" \"$@\""])
-            .arg(program)
-            .args(["--exact", test])
-            .env(FEW, "")
-            .output()
-            .expect("a shell");
-        let output = String::from_utf8_lossy(&limited.stdout);
-        assert!(limited.status.success() && output.contains("1 passed"), "{output}");
-        false
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::task;
 /// Makes a value in a task of its own and keeps it.
 ///
 /// All callers that ask while the value is being made wait for the same run and share its failure,
-/// which is not flight. A run continues when its callers give up: futures of [`Self::get`] may be
+/// which is not kept. A run continues when its callers give up: futures of [`Self::get`] may be
 /// dropped at any time. A run that began before a reset answers only callers that asked before the
 /// reset. Upstream: `singleflight.Group`.
 pub(super) struct SingleFlight<T> {

@@ -11,7 +11,7 @@ use super::diff::Change;
 use super::intended::{IntendedWrite, Place};
 use super::request::Request;
 
-/// How long after a creation by the manager in charge this manager's intended is compared with it.
+/// How long after a creation by the manager in charge this manager's intended one is compared with it.
 const RECENT: Duration = Duration::from_secs(15);
 
 /// The number of recent creations that are kept for each place.
@@ -89,13 +89,13 @@ impl Creations {
                 (made, changes)
             })
             .min_by_key(|(made, changes)| (changes.len(), made.is_wanted))?;
-        let of_wish = |known: &Differing| {
+        let of_intended = |known: &Differing| {
             known.intended.place == intended.place
                 && known.intended.controller == intended.controller
         };
         if closest.is_empty() {
             let is_first = !std::mem::replace(&mut made.is_wanted, true);
-            self.differing.retain(|known| !of_wish(known));
+            self.differing.retain(|known| !of_intended(known));
             return Some(Verdict::Agrees { is_first });
         }
         self.differs(now, intended, closest, wanted);

@@ -87,34 +87,34 @@ mod tests {
 
     #[test]
     fn what_waits_is_in_the_order_of_versions() {
-        let mut turns = EventOrder::default();
+        let mut order = EventOrder::default();
         let is_before =
-            |turns: &EventOrder, namespace: &str| turns.is_before(Origin::Write, namespace, 5);
-        assert!(!is_before(&turns, "a"));
+            |order: &EventOrder, namespace: &str| order.is_before(Origin::Write, namespace, 5);
+        assert!(!is_before(&order, "a"));
         for version in [3, 4, 4, 5, 9] {
-            turns.waits(Origin::Write, "a", version, NOW);
+            order.waits(Origin::Write, "a", version, NOW);
         }
-        turns.waits(Origin::ForeignRequest, "b", 1, NOW);
+        order.waits(Origin::ForeignRequest, "b", 1, NOW);
         for (passes, expected) in [(4, true), (3, true), (4, false), (9, false)] {
-            assert!(!is_before(&turns, "b"), "another namespace, and no write");
-            turns.passes(Origin::Write, "a", passes);
-            assert_eq!(is_before(&turns, "a"), expected, "{passes}");
+            assert!(!is_before(&order, "b"), "another namespace, and no write");
+            order.passes(Origin::Write, "a", passes);
+            assert_eq!(is_before(&order, "a"), expected, "{passes}");
         }
-        assert!(turns.is_before(Origin::ForeignRequest, "b", 2));
+        assert!(order.is_before(Origin::ForeignRequest, "b", 2));
         assert_eq!((number("17"), number("a17")), (Some(17), None));
     }
 
     #[test]
     fn a_namespace_is_forgotten_once_nothing_waits_or_was_wanted_lately() {
-        let mut turns = EventOrder::default();
-        turns.waits(Origin::Write, "wanted", 1, NOW);
-        turns.wanted("wanted", FORGOTTEN_AFTER);
-        turns.passes(Origin::Write, "wanted", 1);
-        turns.waits(Origin::Write, "idle", 2, NOW);
-        turns.waits(Origin::Write, "waiting", 3, NOW);
-        turns.passes(Origin::Write, "idle", 2);
-        turns.waits(Origin::Write, "new", 4, FORGOTTEN_AFTER);
-        let mut known: Vec<_> = turns.namespaces.keys().cloned().collect();
+        let mut order = EventOrder::default();
+        order.waits(Origin::Write, "wanted", 1, NOW);
+        order.wanted("wanted", FORGOTTEN_AFTER);
+        order.passes(Origin::Write, "wanted", 1);
+        order.waits(Origin::Write, "idle", 2, NOW);
+        order.waits(Origin::Write, "waiting", 3, NOW);
+        order.passes(Origin::Write, "idle", 2);
+        order.waits(Origin::Write, "new", 4, FORGOTTEN_AFTER);
+        let mut known: Vec<_> = order.namespaces.keys().cloned().collect();
         known.sort();
         assert_eq!(known, ["new", "waiting", "wanted"]);
     }

@@ -147,18 +147,18 @@ impl Turn {
     /// `None` for an event without a namespace or without a version that can be ordered.
     fn take(what: Origin, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
         let version = event_order::number(version).filter(|_| !namespace.is_empty())?;
-        shadow.turns.lock().waits(what, namespace, version, shadow.waiting.now());
+        shadow.order.lock().waits(what, namespace, version, shadow.waiting.now());
         Some(Turn { what, namespace: namespace.to_owned(), version, shadow: shadow.clone() })
     }
 
     fn comes_after(&self, what: Origin) -> bool {
-        self.shadow.turns.lock().is_before(what, &self.namespace, self.version)
+        self.shadow.order.lock().is_before(what, &self.namespace, self.version)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.shadow.turns.lock().passes(self.what, &self.namespace, self.version);
+        self.shadow.order.lock().passes(self.what, &self.namespace, self.version);
         self.shadow.moved.notify(usize::MAX);
     }
 }
@@ -324,11 +324,11 @@ impl Flow {
                 Waits::ForWrites(turn) if turn.comes_after(Origin::Write) => limit,
                 Waits::ForWrites(_) => now,
                 Waits::ToBeWanted(write, _) if ledger.expects(clock_now, write) => {
-                    shadow.turns.lock().wanted(&write.place.namespace, now);
+                    shadow.order.lock().wanted(&write.place.namespace, now);
                     now
                 }
                 Waits::ToBeWanted(write, turn) => {
-                    let wanted = shadow.turns.lock().last_wanted(&write.place.namespace);
+                    let wanted = shadow.order.lock().last_wanted(&write.place.namespace);
                     let until = until(held.since, self.patience, wanted.max(*last_suspect));
                     let is_answer = || {
                         turn.as_ref().is_some_and(|turn| turn.comes_after(Origin::ForeignRequest))

@@ -68,7 +68,7 @@ struct Inner {
     authors: Mutex<HashMap<Scope, Authors>>,
     /// Notified when a waiting event may pass: at each new claim, and when another event passes.
     moved: Event,
-    turns: Mutex<EventOrder>,
+    order: Mutex<EventOrder>,
     /// Measures how long events wait.
     waiting: WorkingTime,
     /// When a write of the manager in charge last passed without a claim, in working time.
@@ -92,7 +92,7 @@ impl Shadow {
             ledger: Mutex::new(Ledger::new(grace, clock.monotonic())),
             authors: Mutex::default(),
             moved: Event::new(),
-            turns: Mutex::default(),
+            order: Mutex::default(),
             waiting: WorkingTime::new(clock.clone()),
             last_suspect: Mutex::default(),
             is_judging: AtomicBool::new(false),
@@ -228,7 +228,7 @@ impl Inner {
     /// namespace and name.
     fn is_ahead(&self, key: &str) -> bool {
         let namespace = key.split_once('/').map(|(namespace, _)| namespace);
-        namespace.is_some_and(|of| self.turns.lock().is_before(Origin::Write, of, u64::MAX))
+        namespace.is_some_and(|of| self.order.lock().is_before(Origin::Write, of, u64::MAX))
     }
 
     /// How long the oldest key of any controller has waited or been processed.

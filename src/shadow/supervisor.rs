@@ -35,14 +35,14 @@ impl Supervisor for Shadow {
             let began = shadow.clock.monotonic();
             let result = in_scope(run.clone(), work).await;
             run.end();
-            let (now, derailed) = (shadow.clock.monotonic(), run.has_unwritten());
-            let is_whole = !derailed && result.is_ok();
+            let (now, has_unwritten) = (shadow.clock.monotonic(), run.has_unwritten());
+            let is_whole = !has_unwritten && result.is_ok();
             let retry = shadow.ledger.lock().run_ended(now, controller, &run.key, began, is_whole);
             // The controller's reaction to a failed write (a back-off, a last retry) does not
             // count, because no write failed. Nor do errors about objects that changed on the
             // server before the caches saw it.
             match result {
-                _ if derailed => Ok(Next::After(retry)),
+                _ if has_unwritten => Ok(Next::After(retry)),
                 Err(error) if is_from_stale_cache(&error) && shadow.is_ahead(&run.key) => {
                     log::debug!("shadow: {controller}: {}, behind the cluster: {error}", run.key);
                     Ok(Next::After(retry))

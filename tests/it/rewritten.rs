@@ -162,7 +162,7 @@ async fn waits_longer(env: &TestCluster, name: &str) {
         env,
         name,
         CHANGED,
-        "; it creates no other for 4 s, or until a dry run comes back unchanged",
+        "; it creates no other for 4 s, or until a dry run comes back unchanged or its spec changes",
     )
     .await;
 }
@@ -269,7 +269,8 @@ fn the_wait_ends_soon_after_the_webhook_has_gone() {
         for owner in &owners {
             create(&env.client, owner.clone()).await;
         }
-        let announced = "; it creates no other for 32 s, or until a dry run comes back unchanged";
+        let announced = "; it creates no other for 32 s, or until a dry run comes back unchanged \
+                         or its spec changes";
         for owner in &owners {
             let name = owner["metadata"]["name"].as_str().unwrap();
             has_event(env, name, CHANGED, announced).await;

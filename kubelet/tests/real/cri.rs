@@ -102,12 +102,12 @@ fn faults_of_the_connection_are_distinguished() {
         let nowhere = runtime(&node.folder.join("none.sock"), DEADLINE);
         let error = nowhere.version(api::VersionRequest::default()).await.expect_err("no socket");
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
-        let patient = runtime(&proxy.socket, DEADLINE);
-        patient.version(api::VersionRequest::default()).await.expect("a version");
+        let waiting = runtime(&proxy.socket, DEADLINE);
+        waiting.version(api::VersionRequest::default()).await.expect("a version");
         // A connection that broke between calls is replaced, once the client has noticed.
         proxy.cut();
         let give_up = SystemClock.monotonic() + DEADLINE;
-        while let Err(error) = patient.version(api::VersionRequest::default()).await {
+        while let Err(error) = waiting.version(api::VersionRequest::default()).await {
             assert!(SystemClock.monotonic() < give_up, "{error:?}");
             SystemClock.sleep(Duration::from_millis(50)).await;
         }
@@ -121,7 +121,7 @@ fn faults_of_the_connection_are_distinguished() {
         let error = hasty.version(api::VersionRequest::default()).await.expect_err("no answer");
         assert!(matches!(error, Error::DeadlineExceeded { .. }), "{error:?}");
         // A connection that breaks during a call leaves its outcome unknown.
-        let call = patient.version(api::VersionRequest::default());
+        let call = waiting.version(api::VersionRequest::default());
         let cut = async {
             futures_lite::future::yield_now().await;
             kube_controller_manager::task::blocking(|| ()).await;
@@ -131,7 +131,7 @@ fn faults_of_the_connection_are_distinguished() {
         let error = futures_lite::FutureExt::or(call, cut).await.expect_err("no answer");
         assert!(matches!(error, Error::Lost { .. } | Error::Unreachable { .. }), "{error:?}");
         proxy.holds_answers.store(false, Ordering::SeqCst);
-        patient.version(api::VersionRequest::default()).await.expect("a version");
+        waiting.version(api::VersionRequest::default()).await.expect("a version");
     });
 }
 

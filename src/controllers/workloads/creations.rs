@@ -191,7 +191,8 @@ impl Creations {
                 listed(changes)
             );
             let message = format!(
-                "{}; it creates no other for {} s, or until a dry run comes back unchanged or its spec changes",
+                "{}; it creates no other for {} s, or until a dry run comes back unchanged or its \
+                 spec changes",
                 record.why,
                 record.wait.as_secs()
             );

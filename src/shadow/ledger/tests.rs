@@ -29,7 +29,7 @@ fn scaled(replicas: i64) -> Value {
     json!({ "spec": { "replicas": replicas } })
 }
 
-/// A intended to scale from `old` to `new`.
+/// An intended write that scales from `old` to `new`.
 fn scale(old: i64, new: i64) -> IntendedWrite {
     let request = request("PATCH", scaled(new));
     let Effect::Changes(changes) = request.effect(&scaled(old)) else { panic!("it changes") };
@@ -301,7 +301,7 @@ fn what_is_written_once_is_compared_when_it_is_created() {
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
     made(&mut ledger, 3, pod("a", "1"));
     assert_eq!(counts(&ledger, 100), [0; 5]);
-    assert!(ledger.is_made(at(4), &intended("b")), "it came before the intended");
+    assert!(ledger.is_made(at(4), &intended("b")), "it came before the intended one");
     assert_eq!(counts(&ledger, 100), [1, 0, 0, 0, 0]);
     assert!(!ledger.is_made(at(30), &intended("b")), "a later one is another Pod");
 

@@ -22,7 +22,7 @@ const NOT_SCALED: (&str, &str, &str) =
     ("False", "NotScaledToZero", "the HPA controller did not scale the workload to zero");
 
 const ZERO_NEEDS_GATE: &str = "the desired replica count is zero, for which kube-controller-manager \
-                               needs the feature is_enabled HPAScaleToZero: minReplicas counts as 1";
+                               needs the feature gate HPAScaleToZero: minReplicas counts as 1";
 
 /// The proposal of all metrics together.
 #[derive(Default)]
@@ -45,7 +45,7 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    /// `is_enabled`: HPAScaleToZero.
+    /// `is_enabled`: the gate `HPAScaleToZero`.
     pub fn of(autoscaler: &HorizontalPodAutoscaler, current: i32, is_enabled: bool) -> Scaling {
         let known = autoscaler.condition(SCALED_TO_ZERO);
         let needs_no_pods = |kind: &str| matches!(kind, "Object" | "External");
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn zero_replicas_need_the_gate_and_a_condition_says_so() {
         let few = "the desired replica count is less than the minimum replica count";
-        // The is_enabled, the behavior, the least number, the wanted and the present replicas; those decided
+        // The gate, the behavior, the least number, the wanted and the present replicas; those decided
         // on, and the message of ScalingLimited; empty: it is not limited.
         for (is_enabled, behavior, min, wanted, current, desired, message) in [
             (true, false, 0, 0, 1, 0, ""),
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_status_says_whether_its_autoscaler_scaled_to_zero() {
-        // The is_enabled, the least number, the replicas before and after; the action, and the reason of
+        // The gate, the least number, the replicas before and after; the action, and the reason of
         // ScaledToZero; empty: there is no such condition.
         for (is_enabled, min, current, desired, action, reason) in [
             (true, 0, 3, 0, Action::ScaleDown, "ScaledToZero"),

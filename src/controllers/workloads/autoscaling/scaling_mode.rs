@@ -18,7 +18,7 @@ pub(super) const BELOW_MIN: &str = "Current number of replicas below Spec.MinRep
 /// The conditions for scaling to and from zero replicas.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScaleToZero {
-    /// The is_enabled `HPAScaleToZero`.
+    /// The gate `HPAScaleToZero`.
     pub is_enabled: bool,
     /// Whether the condition ScaledToZero is true.
     pub was_scaled: bool,
@@ -32,7 +32,7 @@ impl ScaleToZero {
         self.is_enabled && self.was_scaled
     }
 
-    /// The least number of replicas: without the is_enabled nothing would return a target from zero.
+    /// The least number of replicas: without the gate nothing would return a target from zero.
     pub fn least(self, min: i32) -> i32 {
         if self.is_enabled { min } else { min.max(1) }
     }
@@ -47,7 +47,7 @@ impl ScalingMode {
     pub fn of(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
         match current {
             0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,
-            // By a manager that had the is_enabled.
+            // By a manager that had the gate.
             0 if zero.was_scaled && !zero.is_enabled => {
                 ScalingMode::Set(zero.least(min), BELOW_MIN)
             }

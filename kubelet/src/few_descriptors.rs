@@ -1,0 +1,22 @@
+//! Tests that run in a process with few descriptors.
+
+use std::process::Command;
+
+/// Whether this process has few descriptors. If not, the test of this name passes in one that has.
+pub fn has_few_descriptors(test: &str) -> bool {
+    const FEW: &str = "KUBELET_FEW_DESCRIPTORS";
+    if std::env::var_os(FEW).is_some() {
+        return true;
+    }
+    let program = std::env::current_exe().expect("this program");
+    let limited = Command::new("sh")
+        .args(["-c", "ulimit -n 32 && exec \"$0\" \"$@\""])
+        .arg(program)
+        .args(["--exact", test])
+        .env(FEW, "")
+        .output()
+        .expect("a shell");
+    let output = String::from_utf8_lossy(&limited.stdout);
+    assert!(limited.status.success() && output.contains("1 passed"), "{output}");
+    false
+}
