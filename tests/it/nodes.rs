@@ -519,20 +519,20 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
         })
         .await;
         let key = "example.com/out";
-        let mut tolerant = tolerant("tolerant", "node-0", None);
-        tolerant["spec"]["tolerations"] = json!([{
+        let mut lenient = tolerant("lenient", "node-0", None);
+        lenient["spec"]["tolerations"] = json!([{
             "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1,
         }]);
-        create(&env.client, tolerant).await;
+        create(&env.client, lenient).await;
         faults.next(usize::MAX, "delete", "pods", Fault::code(503, None));
         let taints = json!([{ "key": key, "effect": "NoExecute" }]);
         let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
         env.client.patch::<Node>(&out, &patch).await.expect("patch");
         has_event(
             env,
-            "tolerant",
+            "lenient",
             "TaintManagerEviction",
-            "Marking for deletion Pod default/tolerant",
+            "Marking for deletion Pod default/lenient",
         )
         .await;
         eventually(&env.clock, "the eviction has failed", || async {
@@ -540,21 +540,21 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
             if count > 0 { Ok(()) } else { Err(count.to_string()) }
         })
         .await;
-        let tolerant = ObjectKey::new("default", "tolerant");
-        let modified = env.client.modify::<Pod>(&tolerant, |live| {
+        let lenient = ObjectKey::new("default", "lenient");
+        let modified = env.client.modify::<Pod>(&lenient, |live| {
             let tolerations = live["spec"]["tolerations"].as_array_mut().expect("a list");
             let own = tolerations.iter_mut().find(|toleration| toleration["key"] == key);
             own.expect("its own")["tolerationSeconds"] = 3600.into();
             true
         });
         modified.await.expect("modified");
-        let text = "Cancelling deletion of Pod default/tolerant";
-        has_event(env, "tolerant", "TaintManagerEviction", text).await;
+        let text = "Cancelling deletion of Pod default/lenient";
+        has_event(env, "lenient", "TaintManagerEviction", text).await;
         faults.clear();
         // The controller evicts others.
         create(&env.client, tolerant("leaves", "node-0", None)).await;
         wait_until_deleted(env, &Pod::RESOURCE, &ObjectKey::new("default", "leaves")).await;
-        assert!(pod(env, "tolerant").await["metadata"]["deletionTimestamp"].is_null());
+        assert!(pod(env, "lenient").await["metadata"]["deletionTimestamp"].is_null());
     });
 }
 

@@ -135,7 +135,7 @@ fn pods_run_again_after_a_restart_of_the_machine() {
     node.eventually("memory-n", "ready again", |pod| {
         is_ready(pod) && pod["status"]["containerStatuses"][0]["restartCount"] == 1
     });
-    assert_eq!(fs::read_to_string(out.join("memory")).expect("its lines"), "1 777\n1 777\n");
+    assert_eq!(fs::read_to_string(out.join("memory")).expect("its lines"), "1 1777\n1 1777\n");
     let starts = fs::read_to_string(out.join("starts")).expect("starts");
     assert_eq!(starts.lines().filter(|line| *line == "job").count(), 1, "{starts}");
     assert_eq!(starts.lines().filter(|line| *line == "a").count(), 2, "{starts}");
