@@ -53,7 +53,7 @@ pub use task_counts::{Place, running};
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
 /// Starts `future` as a task, which runs whether or not its handle is awaited. A task that is
-/// spawned in a `Run` belongs to it. [`running`] counts the task at the caller's place in the
+/// spawned in a `SyncScope` belongs to it. [`running`] counts the task at the caller's place in the
 /// source until it ends.
 #[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {

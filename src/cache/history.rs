@@ -43,7 +43,7 @@ struct State {
     followers: Vec<Arc<AtomicU64>>,
 }
 
-/// One cache that follows a [`History`], until it is dropped.
+/// One cache that follows a [`VersionLosses`], until it is dropped.
 pub struct LossObserver {
     history: VersionLosses,
     /// The last loss before the last whole list began.

@@ -225,7 +225,7 @@ fn expand(text: &str, values: &Values) -> Vec<u8> {
     })
 }
 
-/// As [`expand`], for a word of a command, which is text.
+/// As `expand`, for a word of a command, which is text.
 ///
 /// # Errors
 /// One line: a value is not.

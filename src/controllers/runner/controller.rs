@@ -40,7 +40,7 @@ type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
 ///   Queues do not exclude one another: two of them may sync one object at the same time.
 /// - A key that is added during its sync is synced again afterwards, so no event is missed.
 /// - After a loss of versions, as with a restored backup, no sync or job begins before all caches
-///   have been listed again, or half a minute has passed: see [`History`].
+///   have been listed again, or half a minute has passed: see [`VersionLosses`].
 /// - A failed sync is retried as its [`QueuePolicy`] says. A panic of a sync is caught, logged and
 ///   counted, and its key is retried with back-off; a job that panics is called again after its
 ///   period.
