@@ -618,7 +618,7 @@ impl Reflector {
     }
 }
 
-/// The outages of the server that have ended; 0 where nobody asks for them.
+/// The outages of the server that have ended; 0 for a source that does not count them.
 fn ended_outages(source: &dyn Source) -> u64 {
     source.outages().map_or(0, Outages::ended)
 }
