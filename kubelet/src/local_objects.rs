@@ -18,7 +18,7 @@ use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::folder_watch::FolderWatch;
+use crate::files::folder_watch::FolderWatch;
 use crate::pod::{Pod, PodExt};
 
 /// The largest file.

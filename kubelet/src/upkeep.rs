@@ -10,14 +10,14 @@ use kube_controller_manager::objects::{Quantity, Timestamp};
 use kube_controller_manager::task::{self, StopToken};
 
 use crate::cgroups::usage;
-use crate::configuration::Configuration;
 use crate::eviction::{self, Candidate, Observations, Statements, Watch};
-use crate::garbage;
-use crate::huge_pages::PageSize;
-use crate::imagegc::{self, ImageGc};
+use crate::images::gc::{self, ImageGc};
 use crate::kubelet::{EvictionCause, Kubelet};
-use crate::logs::{self, Rotation};
+use crate::kuberuntime::garbage;
+use crate::kuberuntime::logs::{self, Rotation};
 use crate::metrics;
+use crate::node::huge_pages::PageSize;
+use crate::options::configuration::{Configuration, GoDuration};
 use crate::pod::{Pod, PodExt};
 
 /// How often the sources are asked whether they have been read.
@@ -37,7 +37,7 @@ const IMAGE_PERIOD: Duration = Duration::from_secs(300);
 ///
 /// # Errors
 /// One line that names the field and flag.
-pub fn image_policy(configuration: &Configuration) -> Result<imagegc::Policy, String> {
+pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, String> {
     let percent = |value: Option<i32>, default: i32, field: &str, flag: &str| {
         let value = value.unwrap_or(default);
         u64::try_from(value).ok().filter(|value| *value <= 100).ok_or_else(|| {
@@ -54,7 +54,7 @@ pub fn image_policy(configuration: &Configuration) -> Result<imagegc::Policy, St
              imageGCHighThresholdPercent (--image-gc-high-threshold) {high}"
         ));
     }
-    let age = |age: Option<crate::configuration::GoDuration>, default| age.map_or(default, |a| a.0);
+    let age = |age: Option<GoDuration>, default| age.map_or(default, |a| a.0);
     let min_age = age(configuration.image_minimum_gc_age, Duration::from_secs(120));
     let max_age = age(configuration.image_maximum_gc_age, Duration::ZERO);
     if !max_age.is_zero() && max_age <= min_age {
@@ -62,7 +62,7 @@ pub fn image_policy(configuration: &Configuration) -> Result<imagegc::Policy, St
             "imageMaximumGCAge {max_age:?} must be greater than imageMinimumGCAge {min_age:?}"
         ));
     }
-    Ok(imagegc::Policy { high_percent: high, low_percent: low, min_age, max_age })
+    Ok(gc::Policy { high_percent: high, low_percent: low, min_age, max_age })
 }
 
 /// When logs are rotated; `None`: never.

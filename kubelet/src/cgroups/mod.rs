@@ -17,7 +17,7 @@ pub use files::Hierarchy;
 pub use name::{Driver, Name};
 pub use resources::{Resources, pod_amount};
 
-use crate::huge_pages::PageSize;
+use crate::node::huge_pages::PageSize;
 use crate::pod::{Pod, PodExt, QosClass, Uid};
 
 /// The cgroup of all pods, below the root. Upstream: `defaultNodeAllocatableCgroupName`.

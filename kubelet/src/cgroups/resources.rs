@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube_controller_manager::objects::Quantity;
 
-use crate::huge_pages;
+use crate::node::huge_pages;
 use crate::pod::{Pod, PodExt, QosClass, listed, of_pod, quantity};
 
 /// Upstream: `MinShares`, `MaxShares`.

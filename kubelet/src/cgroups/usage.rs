@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::Hierarchy;
-use crate::huge_pages::PageSize;
+use crate::node::huge_pages::PageSize;
 
 /// Larger limits mean that there is no limit. Upstream: `maxMemorySize`.
 const NO_LIMIT: u64 = 1 << 62;

@@ -10,7 +10,7 @@ use kube_controller_manager::objects::Quantity;
 use super::environment::{Values, expand_word};
 use super::labels;
 use crate::cri::api;
-use crate::huge_pages::{PageSize, size_of};
+use crate::node::huge_pages::{PageSize, size_of};
 use crate::pod::{
     APP_ARMOR, Container, Pod, PodExt, QosClass, is_restartable_init, listed, of_containers,
     of_pod, quantity,

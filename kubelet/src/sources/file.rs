@@ -16,7 +16,7 @@ use kube_controller_manager::task::{self, StopToken};
 
 use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
-use crate::folder_watch::{Change, FolderWatch};
+use crate::files::folder_watch::{Change, FolderWatch};
 use crate::pod::{Pod, PodExt};
 
 /// How long a watch that failed is not set up again. Upstream: `retryPeriod`.

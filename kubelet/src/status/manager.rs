@@ -2,7 +2,6 @@
 //! once they have ended. Upstream: `pkg/kubelet/status`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::Receiver;
@@ -14,7 +13,7 @@ use kube_controller_manager::objects::{self, ObjectKey, Resource};
 use kube_controller_manager::task::StopToken;
 use serde_json::{Map, Value, json};
 
-use crate::kubelet::{Kubelet, Report};
+use super::Report;
 use crate::metrics;
 use crate::pod::{Pod, PodExt, Uid, is_restartable_init};
 
@@ -36,9 +35,10 @@ const FOREIGN_FIELDS: [&str; 6] = [
     "resize",
 ];
 
-/// Writes the status of each pod that `changes` names, until stopped.
+/// Writes the status of each pod that `changes` names, until stopped. `report`: what is to be known
+/// of a pod; `None`: it has no status yet, or is gone.
 pub async fn run(
-    kubelet: Arc<Kubelet>,
+    report: impl Fn(&Uid) -> Option<Report> + Send,
     client: Client,
     clock: SharedClock,
     changes: Receiver<Uid>,
@@ -68,7 +68,7 @@ pub async fn run(
         }
         for uid in due {
             pending.remove(&uid);
-            let Some(report) = kubelet.report(&uid) else {
+            let Some(report) = report(&uid) else {
                 written.remove(&uid);
                 continue;
             };
@@ -311,6 +311,8 @@ fn end(pod: &Pod, status: &mut core::PodStatus) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn report(status: Value, is_terminated: bool) -> Report {

@@ -1,12 +1,14 @@
 //! The command line: upstream's flags. Each is honoured or refused. Upstream:
 //! `cmd/kubelet/app/options`.
 
+pub mod configuration;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use kube_controller_manager::options::parse_duration;
 
-use crate::configuration::{self, Configuration, GoDuration};
+use self::configuration::{Configuration, GoDuration};
 
 /// What a command line asks for.
 #[derive(Debug)]
@@ -415,7 +417,7 @@ mod tests {
 
     #[test]
     fn documentation_names_each_flag_and_field() {
-        let docs = include_str!("../../docs/kubelet-flags.md");
+        let docs = include_str!("../../../docs/kubelet-flags.md");
         for (flag, _) in HONOURED {
             let flag = format!("`--{}`", flag.trim_end_matches('*'));
             assert!(docs.contains(&flag), "{flag}");

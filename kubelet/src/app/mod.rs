@@ -21,29 +21,30 @@ use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
 
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
-use crate::configuration::{Configuration, GoDuration};
-use crate::credential_plugins::Plugins;
-use crate::credentials;
 use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
-use crate::garbage;
 use crate::http::Target;
-use crate::huge_pages::PageSize;
-use crate::imagegc::ImageGc;
 use crate::images::Images;
+use crate::images::credential_plugins::Plugins;
+use crate::images::credentials;
+use crate::images::gc::ImageGc;
 use crate::kubelet::Kubelet;
+use crate::kuberuntime::garbage;
+use crate::kuberuntime::logs::Rotation;
+use crate::kuberuntime::{Manager, Node};
 use crate::local_objects::{self, LocalObjects};
-use crate::logs::Rotation;
-use crate::manager::{Manager, Node};
 use crate::metrics;
-use crate::node_address::NodeAddress;
-use crate::oom;
+use crate::node::address::NodeAddress;
+use crate::node::huge_pages::PageSize;
+use crate::node::oom;
+use crate::options::configuration::{Configuration, GoDuration};
 use crate::options::{self, Command, Settings, sync_period};
-use crate::probes::Probes;
+use crate::pod::Uid;
+use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::Resolvers;
-use crate::serving;
+use crate::server;
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
-use crate::statusmanager;
+use crate::status;
 use crate::upkeep::{self, Upkeep};
 use crate::volumes::{self, Folders};
 
@@ -215,7 +216,8 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     if let Some(client) = client {
         let reported = kubelet.reported();
         let (kubelet, clock, stop) = (kubelet.clone(), clock.clone(), stop.clone());
-        drop(task::spawn(statusmanager::run(kubelet, client, clock, reported, stop)));
+        let report = move |uid: &Uid| kubelet.report(uid);
+        drop(task::spawn(status::manager::run(report, client, clock, reported, stop)));
     }
     metrics::register();
     metrics::NODE_NAME.with_label_values(&[&node.name]).set(1);
@@ -231,19 +233,19 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     drop(task::spawn(upkeep.run(stop.clone())));
     let (name, ended) = (node.name.clone(), stop.clone());
     drop(task::spawn(async move { ended.unless_stopped(oom::watch(&name)).await.unwrap_or(()) }));
-    let checks = serving::checks(&kubelet);
+    let checks = server::checks(&kubelet);
     let (address, port) = (
         configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),
         configuration.healthz_port.unwrap_or(10248),
     );
-    let routes = serving::health_routes(&checks);
-    let health = serving::serve("healthz-port", address, port, routes, &clock, &stop)?;
+    let routes = server::health_routes(&checks);
+    let health = server::serve("healthz-port", address, port, routes, &clock, &stop)?;
     let (address, port) = (
         configuration.address.as_deref().unwrap_or("0.0.0.0"),
         configuration.read_only_port.unwrap_or(0),
     );
-    let routes = serving::read_only_routes(&kubelet, &checks, &node);
-    let read_only = serving::serve("read-only-port", address, port, routes, &clock, &stop)?;
+    let routes = server::read_only_routes(&kubelet, &checks, &node);
+    let read_only = server::serve("read-only-port", address, port, routes, &clock, &stop)?;
     log::info!("Starting kubelet main sync loop on node {}", node.name);
     kubelet.run(updates, results, stop).await;
     for server in [health, read_only].into_iter().flatten() {

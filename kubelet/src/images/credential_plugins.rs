@@ -16,8 +16,8 @@ use rustix::process::{Pid, Signal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::configuration::GoDuration;
-use crate::credentials::{Credentials, Keyring, is_match};
+use super::credentials::{Credentials, Keyring, is_match};
+use crate::options::configuration::GoDuration;
 
 /// A program that takes longer is killed.
 const TIMEOUT: Duration = Duration::from_secs(60);

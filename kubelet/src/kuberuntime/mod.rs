@@ -2,6 +2,9 @@
 //! `ending`. Upstream: `kubeGenericRuntimeManager`.
 
 mod ending;
+pub mod garbage;
+mod hooks;
+pub mod logs;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -19,15 +22,13 @@ use self::ending::Stopped;
 use crate::cgroups::{self, Cgroups};
 use crate::cri::{Error, RuntimeService, api, chain};
 use crate::events;
-use crate::garbage;
-use crate::hooks;
-use crate::huge_pages::PageSize;
 use crate::images::{Images, Present, Waiting, Wanted};
 use crate::local_objects::LocalObjects;
 use crate::metrics;
-use crate::node_address::NodeAddress;
+use crate::node::address::NodeAddress;
+use crate::node::huge_pages::PageSize;
 use crate::pod::{Container, Pod, PodExt, Uid};
-use crate::probes::{Ip, Probes, Running};
+use crate::prober::{Ip, Probes, Running};
 use crate::runtime::actions;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::{self, Resolvers};

@@ -12,9 +12,9 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task;
 
+use super::garbage::with_prefix;
 use crate::concurrent::join_all;
 use crate::cri::{Error, RuntimeService, api, chain};
-use crate::garbage::with_prefix;
 
 /// The suffixes of files that are complete, and that are not. Upstream: `compressSuffix`,
 /// `tmpSuffix`.

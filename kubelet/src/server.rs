@@ -14,7 +14,7 @@ use kube_controller_manager::task::StopToken;
 use serde_json::json;
 
 use crate::kubelet::Kubelet;
-use crate::manager::Node;
+use crate::kuberuntime::Node;
 use crate::metrics::PROBES;
 use crate::pod::Pod;
 use crate::stats;

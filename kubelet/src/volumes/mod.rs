@@ -27,11 +27,11 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::cgroups::Resources;
 use crate::cri::api;
+use crate::files::tree;
 use crate::local_objects::Objects;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::dns::PodName;
 use crate::runtime::environment::{NodeFacts, Values, expand_known};
-use crate::tree;
 
 /// The mode of the kubelet's folders: no other user sees what is below them.
 const CLOSED: u32 = 0o750;

@@ -10,9 +10,9 @@ use std::time::Duration;
 use kube_controller_manager::task;
 
 use crate::cri::{Error, RuntimeService, api, chain};
+use crate::files::tree;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::labels;
-use crate::tree;
 use crate::volumes::{Folders, pod_of_logs};
 
 /// A stop leaves the runtime this long. Upstream: `minimumGracePeriodInSeconds`.

@@ -17,9 +17,9 @@ use serde::Serialize;
 
 use crate::cgroups::usage::{self, Usage};
 use crate::cgroups::{Driver, Hierarchy, max_pids};
+use crate::files::tree;
 use crate::images::ImageUse;
 use crate::pod::{Pod, PodExt};
-use crate::tree;
 use crate::volumes::Folders;
 
 /// A rate is computed over at least this time.

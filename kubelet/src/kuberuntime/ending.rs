@@ -8,15 +8,15 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 use kube_controller_manager::task::Latch;
 
-use super::{Manager, text};
+use super::{Manager, garbage, text};
 use crate::concurrent::join_all;
 use crate::cri::api;
+use crate::events;
 use crate::pod::{DEFAULT_GRACE_SECONDS, Pod, PodExt};
-use crate::probes::Kind;
+use crate::prober::Kind;
 use crate::runtime::actions::{Kill, KillReason};
 use crate::runtime::order;
 use crate::runtime::status::{self, ContainerStatus, PodStatus, State};
-use crate::{events, garbage};
 
 /// A stop always leaves the runtime this long. Upstream: `minimumGracePeriodInSeconds`.
 const MIN_GRACE: i64 = 2;

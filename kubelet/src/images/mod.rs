@@ -1,5 +1,9 @@
 //! Images are there before a container starts. Upstream: `pkg/kubelet/images`.
 
+pub mod credential_plugins;
+pub mod credentials;
+pub mod gc;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +13,8 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::options::show_duration;
 use kube_controller_manager::task;
 
-use crate::credential_plugins::Plugins;
-use crate::credentials::{self, Files, Keyring};
+use self::credential_plugins::Plugins;
+use self::credentials::{Files, Keyring};
 use crate::cri::{Code, Error, ImageService, api, chain};
 use crate::events;
 use crate::metrics;

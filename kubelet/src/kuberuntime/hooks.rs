@@ -9,7 +9,7 @@ use kube_controller_manager::clock::SharedClock;
 use crate::cri::{RuntimeService, chain};
 use crate::http;
 use crate::pod::{Container, Pod, PodExt};
-use crate::probes;
+use crate::prober;
 
 /// The container whose hook is run.
 pub struct HookTarget<'a> {
@@ -74,8 +74,8 @@ async fn exec_in(site: &HookTarget<'_>, command: &[String]) -> Result<(), (Strin
 /// whose hook waits for it.
 async fn send(site: &HookTarget<'_>, get: &core::HTTPGetAction) -> Result<(), String> {
     let ip = site.ip.or(get.host.as_deref()).ok_or("failed to find networking container")?;
-    let mut target = probes::target(site.container, get, ip)?;
-    let asked = repeat(site.clock, || probes::send(&target, get, "lifecycle")).await;
+    let mut target = prober::target(site.container, get, ip)?;
+    let asked = repeat(site.clock, || prober::send(&target, get, "lifecycle")).await;
     let Err(fault) = asked else { return Ok(()) };
     let fault = fault.to_string();
     // What rustls says of an answer in plain text: the server has no TLS and is asked without it.
@@ -83,7 +83,7 @@ async fn send(site: &HookTarget<'_>, get: &core::HTTPGetAction) -> Result<(), St
         return Err(fault);
     }
     target.is_https = false;
-    let asked = repeat(site.clock, || probes::send(&target, get, "lifecycle")).await;
+    let asked = repeat(site.clock, || prober::send(&target, get, "lifecycle")).await;
     asked.map(drop).map_err(|_| fault)
 }
 

@@ -1,6 +1,9 @@
 //! The loop that keeps pods: takes changes of the sources, of the runtime and of probes, and gives
 //! each pod's worker its work. Upstream: `pkg/kubelet.Kubelet.syncLoop`.
 
+pub mod pleg;
+pub mod pod_workers;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,24 +18,25 @@ use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
 use parking_lot::Mutex;
 
+use self::pleg::Snapshot;
+use self::pod_workers::{Outcome, Reason, Work, Workers};
 use crate::cgroups::{Driver, Hierarchy};
 use crate::cri::chain;
 use crate::events;
+use crate::files::tree;
 use crate::images::Waiting;
+use crate::kuberuntime::{Manager, Synced};
 use crate::local_objects;
-use crate::manager::{Manager, Synced};
 use crate::metrics;
-use crate::pleg::Snapshot;
 use crate::pod::{Pod, PodExt, Uid};
-use crate::podstatus::{self, Facts};
-use crate::probes::{self, Kind};
+use crate::prober::{self, Kind};
 use crate::runtime::status::State::{Created, Exited, Running, Unknown};
 use crate::runtime::status::{self, PodStatus};
 use crate::sources::{Op, PodUpdate, Source};
 use crate::stats::{Stats, StatsSource, Summary};
-use crate::tree;
+use crate::status::Report;
+use crate::status::generate::{self, Facts};
 use crate::volumes;
-use crate::workers::{Outcome, Reason, Work, Workers};
 
 /// Upstream: `genericPlegRelistPeriod`.
 const RELIST: Duration = Duration::from_secs(1);
@@ -49,17 +53,6 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Upstream: `active_deadline.go`.
 const DEADLINE_EXCEEDED: (&str, &str) =
     ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
-
-/// What the API server is to know about one of its pods.
-#[derive(Clone, Debug)]
-pub struct Report {
-    pub pod: Arc<Pod>,
-    pub status: core::PodStatus,
-    /// Whether its containers have ended for good.
-    pub is_terminated: bool,
-    /// Whether it holds nothing any more.
-    pub is_finished: bool,
-}
 
 /// The kubelet of a node.
 pub struct Kubelet {
@@ -423,7 +416,7 @@ impl Kubelet {
             self.fail(pod, status, reason, message);
             return Ok(Outcome::Terminal);
         }
-        let restarts_all = podstatus::is_restarting_all(&status);
+        let restarts_all = generate::is_restarting_all(&status);
         let active = || self.active_pods();
         let synced = match self.manager.ensure_cgroup(pod, &runtime, &active).await {
             Ok(true) => self.manager.sync(pod, &runtime, restarts_all).await,
@@ -524,7 +517,7 @@ impl Kubelet {
         .map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
         self.manager.mounted.lock().remove(&pod.uid());
         self.manager.remove_cgroup(&pod.uid()).await?;
-        probes::forget(pod);
+        prober::forget(pod);
         log::info!("pod {} has ended", pod.display_name());
         Ok(Outcome::Done(Duration::ZERO))
     }
@@ -589,13 +582,13 @@ impl Kubelet {
             now: self.clock.now(),
             before,
         };
-        let mut status = podstatus::generate(pod, &facts);
+        let mut status = generate::generate(pod, &facts);
         if let Some(before) = before.filter(|before| before.phase.as_deref() == Some("Failed")) {
             // A pod that has failed stays so.
             status.phase.clone_from(&before.phase);
             status.reason.clone_from(&before.reason);
             status.message.clone_from(&before.message);
-            let disruption = podstatus::disruption(before).cloned();
+            let disruption = generate::disruption(before).cloned();
             status.conditions.get_or_insert_default().extend(disruption);
         }
         if before.map(|before| &before.phase) != Some(&status.phase) {
@@ -663,13 +656,13 @@ impl Kubelet {
         let mut status = self.state.lock().last_status(pod).cloned().unwrap_or_default();
         if cause == EvictionCause::NodePressure {
             let conditions = status.conditions.get_or_insert_default();
-            conditions.retain(|condition| condition.type_ != podstatus::DISRUPTION_TARGET);
+            conditions.retain(|condition| condition.type_ != generate::DISRUPTION_TARGET);
             conditions.push(core::PodCondition {
-                type_: podstatus::DISRUPTION_TARGET.to_owned(),
+                type_: generate::DISRUPTION_TARGET.to_owned(),
                 status: "True".to_owned(),
                 reason: Some("TerminationByKubelet".to_owned()),
                 message: Some(message.to_owned()),
-                last_transition_time: Some(podstatus::time(self.clock.now())),
+                last_transition_time: Some(generate::time(self.clock.now())),
                 ..Default::default()
             });
         }

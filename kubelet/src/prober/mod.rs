@@ -1,5 +1,7 @@
 //! Probes of running containers. Upstream: `pkg/kubelet/prober`.
 
+mod grpc;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,10 +21,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::cri::{RuntimeService, chain};
 use crate::events;
-use crate::grpc;
 use crate::http::{self, Rules, Target};
 use crate::metrics;
-use crate::node_address::NodeAddress;
+use crate::node::address::NodeAddress;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
 use crate::runtime::environment::expand_word;
