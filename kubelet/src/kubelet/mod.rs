@@ -142,7 +142,7 @@ impl Kubelet {
         };
         let probes = async {
             while let Ok(uid) = probed.recv().await {
-                self.state.lock().workers.poke(&uid);
+                self.state.lock().workers.requeue(&uid);
                 notify_all(&self.wake);
             }
         };
@@ -192,7 +192,7 @@ impl Kubelet {
         let State { pods, workers, .. } = &mut *state;
         for (uid, pod) in pods {
             if !local_objects::references(pod).is_disjoint(objects) {
-                workers.poke(uid);
+                workers.requeue(uid);
             }
         }
         notify_all(&self.wake);
@@ -264,7 +264,7 @@ impl Kubelet {
         }
         let changed = snapshot.changed_since(last);
         for uid in &changed {
-            state.workers.poke(uid);
+            state.workers.requeue(uid);
         }
         let mut is_changed = !changed.is_empty();
         if self.expected.is_subset(&state.seen) {

@@ -1,5 +1,5 @@
 //! Finds the pods whose state in the runtime has changed: all sandboxes and containers are listed
-//! once a second, or less often without pods, by two calls. Upstream: `pkg/kubelet/pleg.GenericPLEG`.
+//! once a second, or less often without pods, by two calls. Upstream: `pleg.GenericPLEG`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

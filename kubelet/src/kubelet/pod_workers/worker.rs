@@ -1,0 +1,321 @@
+//! The life of one pod on this node, as a machine of states without I/O.
+//! Upstream: `podSyncStatus`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::turn::Turn;
+use super::{Outcome, Reason, Work};
+use crate::pod::{DEFAULT_GRACE_SECONDS, Pod, PodExt};
+
+/// The worker of a pod that a source has, or had.
+#[derive(Debug)]
+pub(super) struct PodWorker {
+    pod: Arc<Pod>,
+    /// That of the pod's first definition.
+    full_name: String,
+    phase: Phase,
+}
+
+/// How far a pod's life is. `is_recreated`: a source has added the pod again since it has to end.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// It has not begun: another static pod may have its name.
+    WaitingToStart,
+    Syncing(Turn),
+    /// It has to end, with this many seconds of grace, once the sync that still runs has stopped.
+    StoppingSync {
+        grace: i64,
+        is_recreated: bool,
+    },
+    /// Its containers are ended, with this many seconds of grace.
+    Terminating {
+        grace: i64,
+        is_recreated: bool,
+        turn: Turn,
+    },
+    /// Its containers have ended for good. What else it holds is released.
+    Terminated {
+        is_recreated: bool,
+        turn: Turn,
+    },
+    /// It holds nothing any more.
+    Finished {
+        is_recreated: bool,
+    },
+}
+
+impl Phase {
+    /// `None`: it waits for other pods, or for the end of its sync, or has no work any more.
+    fn turn(mut self) -> Option<Turn> {
+        self.turn_mut().copied()
+    }
+
+    fn turn_mut(&mut self) -> Option<&mut Turn> {
+        match self {
+            Phase::Syncing(turn)
+            | Phase::Terminating { turn, .. }
+            | Phase::Terminated { turn, .. } => Some(turn),
+            Phase::WaitingToStart | Phase::StoppingSync { .. } | Phase::Finished { .. } => None,
+        }
+    }
+
+    /// `None`: the pod does not have to end.
+    fn is_recreated_mut(&mut self) -> Option<&mut bool> {
+        match self {
+            Phase::WaitingToStart | Phase::Syncing(_) => None,
+            Phase::StoppingSync { is_recreated, .. }
+            | Phase::Terminating { is_recreated, .. }
+            | Phase::Terminated { is_recreated, .. }
+            | Phase::Finished { is_recreated } => Some(is_recreated),
+        }
+    }
+
+    /// The grace with which the pod's containers have to end.
+    fn grace(self) -> Option<i64> {
+        match self {
+            Phase::StoppingSync { grace, .. } | Phase::Terminating { grace, .. } => Some(grace),
+            _ => None,
+        }
+    }
+}
+
+impl PodWorker {
+    pub(super) fn new(pod: &Arc<Pod>) -> PodWorker {
+        // What may still run of a pod that has ended is ended.
+        let phase = match has_ended(pod) {
+            true => Phase::Syncing(Turn::Now),
+            false => Phase::WaitingToStart,
+        };
+        PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
+    }
+
+    pub(super) fn pod(&self) -> &Arc<Pod> {
+        &self.pod
+    }
+
+    pub(super) fn full_name(&self) -> &str {
+        &self.full_name
+    }
+
+    /// The pod's source has changed it. Returns whether the work that is done now has to be
+    /// cancelled.
+    pub(super) fn update(&mut self, pod: &Arc<Pod>, reason: Reason) -> bool {
+        if reason == Reason::Create
+            && let Some(is_recreated) = self.phase.is_recreated_mut()
+        {
+            *is_recreated = true;
+            return false;
+        }
+        if self.is_finished() {
+            return false;
+        }
+        self.pod = pod.clone();
+        let is_deleted = pod.metadata.deletion_timestamp.is_some();
+        let has_to_end = reason == Reason::Kill || is_deleted || has_ended(pod);
+        if has_to_end || self.is_terminating() {
+            return self.terminate();
+        }
+        self.request();
+        false
+    }
+
+    /// Something about the pod has changed.
+    fn request(&mut self) {
+        if let Some(turn) = self.phase.turn_mut() {
+            turn.request();
+        }
+    }
+
+    /// The pod has to end, with the grace of its definition. Returns whether the work that is done
+    /// now has to be cancelled.
+    pub(super) fn terminate(&mut self) -> bool {
+        self.terminate_within(effective_grace(self.phase.grace(), &self.pod))
+    }
+
+    /// The pod has to end, with this grace at most. Returns whether the work that is done now has
+    /// to be cancelled.
+    pub(super) fn terminate_within(&mut self, grace: i64) -> bool {
+        let before = self.phase.grace();
+        let grace = before.map_or(grace, |before| before.min(grace)).max(1);
+        let is_changed = before != Some(grace);
+        let is_recreated = false;
+        match &mut self.phase {
+            Phase::WaitingToStart if self.pod.is_static() => {
+                self.phase = Phase::Finished { is_recreated };
+                false
+            }
+            // One of the API server may have containers of an earlier kubelet.
+            Phase::WaitingToStart => {
+                self.phase = Phase::Terminating { grace, is_recreated, turn: Turn::Now };
+                false
+            }
+            Phase::Syncing(turn) if turn.is_working() => {
+                self.phase = Phase::StoppingSync { grace, is_recreated };
+                true
+            }
+            Phase::Syncing(_) => {
+                self.phase = Phase::Terminating { grace, is_recreated, turn: Turn::Now };
+                false
+            }
+            Phase::StoppingSync { grace: old, .. } => {
+                *old = grace;
+                is_changed
+            }
+            Phase::Terminating { grace: old, turn, .. } => {
+                *old = grace;
+                turn.request();
+                turn.is_working() && is_changed
+            }
+            Phase::Terminated { turn, .. } => {
+                turn.request();
+                false
+            }
+            Phase::Finished { .. } => false,
+        }
+    }
+
+    /// Begins the work that is due.
+    fn begin(&mut self, now: Duration) -> Option<Work> {
+        if let Phase::WaitingToStart = self.phase {
+            self.phase = Phase::Syncing(Turn::Now);
+        }
+        let begins = self.phase.turn_mut().is_some_and(|turn| turn.begin(now));
+        let pod = begins.then(|| self.pod.clone())?;
+        match self.phase {
+            Phase::Syncing(_) => Some(Work::Sync(pod)),
+            Phase::Terminating { grace, .. } => Some(Work::Terminate(pod, grace)),
+            Phase::Terminated { .. } => Some(Work::CleanUp(pod)),
+            Phase::WaitingToStart | Phase::StoppingSync { .. } | Phase::Finished { .. } => None,
+        }
+    }
+
+    /// Ends the work that was begun.
+    pub(super) fn done(&mut self, outcome: Outcome, now: Duration) {
+        self.phase = match (self.phase, outcome) {
+            (Phase::StoppingSync { grace, is_recreated }, _) => {
+                Phase::Terminating { grace, is_recreated, turn: Turn::Now }
+            }
+            (Phase::Syncing(_), Outcome::Terminal) => {
+                let grace = effective_grace(None, &self.pod);
+                Phase::Terminating { grace, is_recreated: false, turn: Turn::Now }
+            }
+            (Phase::Terminating { is_recreated, .. }, Outcome::Done(_)) => {
+                Phase::Terminated { is_recreated, turn: Turn::Now }
+            }
+            (Phase::Terminated { is_recreated, .. }, Outcome::Done(_)) => {
+                Phase::Finished { is_recreated }
+            }
+            (mut phase, outcome) => {
+                if let Some(turn) = phase.turn_mut() {
+                    *turn = turn.again(outcome, now);
+                }
+                phase
+            }
+        };
+    }
+
+    /// Whether the pod may only start when no other one with its name runs.
+    pub(super) fn is_waiting_for_name(&self) -> bool {
+        matches!(self.phase, Phase::WaitingToStart) && self.pod.is_static()
+    }
+
+    /// Whether the pod has to end, or has ended.
+    pub(super) fn is_terminating(&self) -> bool {
+        !matches!(self.phase, Phase::WaitingToStart | Phase::Syncing(_))
+    }
+
+    /// Whether the pod's containers have ended for good.
+    pub(super) fn is_terminated(&self) -> bool {
+        matches!(self.phase, Phase::Terminated { .. } | Phase::Finished { .. })
+    }
+
+    /// Whether the pod holds nothing any more.
+    pub(super) fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Finished { .. })
+    }
+
+    /// Whether a source has added the pod again since it has to end.
+    pub(super) fn is_recreated(&mut self) -> bool {
+        self.phase.is_recreated_mut().copied().unwrap_or(false)
+    }
+
+    /// The phase in upstream's metric.
+    pub(super) fn phase_label(&self) -> &'static str {
+        match self.phase {
+            Phase::WaitingToStart | Phase::Syncing(_) => "sync",
+            Phase::StoppingSync { .. } | Phase::Terminating { .. } => "terminating",
+            Phase::Terminated { .. } | Phase::Finished { .. } => "terminated",
+        }
+    }
+}
+
+/// A pod's worker.
+#[derive(Debug)]
+pub(super) enum Worker {
+    /// Only the runtime knows the pod: what runs of it is ended.
+    Orphan(Turn),
+    Pod(PodWorker),
+}
+
+impl Worker {
+    /// `None`: an orphan.
+    pub(super) fn pod(&self) -> Option<&PodWorker> {
+        match self {
+            Worker::Orphan(_) => None,
+            Worker::Pod(worker) => Some(worker),
+        }
+    }
+
+    pub(super) fn pod_mut(&mut self) -> Option<&mut PodWorker> {
+        match self {
+            Worker::Orphan(_) => None,
+            Worker::Pod(worker) => Some(worker),
+        }
+    }
+
+    /// `None`: it has no work by itself.
+    pub(super) fn turn(&self) -> Option<Turn> {
+        match self {
+            Worker::Orphan(turn) => Some(*turn),
+            Worker::Pod(worker) => worker.phase.turn(),
+        }
+    }
+
+    /// Something about the pod has changed.
+    pub(super) fn request(&mut self) {
+        match self {
+            Worker::Orphan(turn) => turn.request(),
+            Worker::Pod(worker) => worker.request(),
+        }
+    }
+
+    /// Begins the work that is due.
+    pub(super) fn begin(&mut self, now: Duration) -> Option<Work> {
+        match self {
+            Worker::Orphan(turn) => turn.begin(now).then_some(Work::TerminateOrphan),
+            Worker::Pod(worker) => worker.begin(now),
+        }
+    }
+}
+
+/// Whether the pod's containers have ended by the status that its source has.
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// The grace period can only decrease, and is at least a second.
+/// Upstream: `calculateEffectiveGracePeriod`.
+fn effective_grace(before: Option<i64>, pod: &Pod) -> i64 {
+    let own = pod.metadata.deletion_grace_period_seconds;
+    let grace = match (before, own) {
+        (Some(before), Some(own)) => before.min(own),
+        (Some(before), None) => before,
+        (None, Some(own)) => own,
+        (None, None) => {
+            pod.spec().termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECONDS)
+        }
+    };
+    grace.max(1)
+}
