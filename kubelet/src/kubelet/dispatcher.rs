@@ -1,0 +1,184 @@
+//! Starts the work of the pods' workers when it is due, and cancels work that other work replaces.
+//! Upstream: `podWorkers.podWorkerLoop`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use event_listener::{Event, EventListener};
+use futures_lite::FutureExt;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::{Latch, notify_all};
+use parking_lot::Mutex;
+
+use super::pod_workers::{Outcome, Reason, Work, Workers};
+use crate::pod::{Pod, PodExt, Uid};
+
+/// The workers of all pods, with what cancels their work.
+#[derive(Default)]
+pub(super) struct Dispatcher {
+    state: Mutex<State>,
+    changed: Event,
+}
+
+#[derive(Default)]
+struct State {
+    workers: Workers,
+    cancels: HashMap<Uid, Latch>,
+}
+
+impl State {
+    fn cancel(&self, uid: &str) {
+        if let Some(cancel) = self.cancels.get(uid) {
+            cancel.open();
+        }
+    }
+}
+
+impl Dispatcher {
+    /// Calls `start` with all work that is due, and with a latch that opens when the work has to
+    /// stop. Each work has to be reported by [`done`](Self::done).
+    pub(super) async fn run(&self, clock: &SharedClock, start: impl Fn(Uid, Work, Latch)) {
+        loop {
+            let changed = self.changed.listen();
+            let due = {
+                let now = clock.monotonic();
+                let mut state = self.state.lock();
+                while let Some((uid, work)) = state.workers.next(now) {
+                    let cancel = Latch::new();
+                    state.cancels.insert(uid.clone(), cancel.clone());
+                    start(uid, work, cancel);
+                }
+                state.workers.next_due().map(|due| due.saturating_sub(now))
+            };
+            changed.or(clock.sleep(due.unwrap_or(Duration::MAX))).await;
+        }
+    }
+
+    /// Waits for a change: a worker may have got or ended work.
+    pub(super) fn changed(&self) -> EventListener {
+        self.changed.listen()
+    }
+
+    /// Notifies the worker of a pod.
+    pub(super) fn update(&self, pod: &Arc<Pod>, reason: Reason) {
+        let mut state = self.state.lock();
+        if state.workers.update(pod, reason) {
+            state.cancel(&pod.uid());
+        }
+        notify_all(&self.changed);
+    }
+
+    /// Ends a pod for the node's sake, with this grace at most.
+    pub(super) fn evict(&self, uid: &str, grace: i64) {
+        let mut state = self.state.lock();
+        if state.workers.evict(uid, grace) {
+            state.cancel(uid);
+        }
+        notify_all(&self.changed);
+    }
+
+    /// Gives pods that are known work again: something about them has changed.
+    pub(super) fn requeue<'a>(&self, uids: impl IntoIterator<Item = &'a Uid>) {
+        let mut state = self.state.lock();
+        for uid in uids {
+            state.workers.requeue(uid);
+            notify_all(&self.changed);
+        }
+    }
+
+    /// Ends what runs of a pod without a definition.
+    pub(super) fn end_orphan(&self, uid: Uid) {
+        self.state.lock().workers.end_orphan(uid);
+        notify_all(&self.changed);
+    }
+
+    /// Reports how a pod's work ended, at the time `now`.
+    pub(super) fn done(&self, uid: &str, outcome: Outcome, now: Duration) {
+        let mut state = self.state.lock();
+        state.cancels.remove(uid);
+        state.workers.done(uid, outcome, now);
+        notify_all(&self.changed);
+    }
+
+    /// See [`Workers::retain`].
+    pub(super) fn retain(&self, desired: &BTreeSet<Uid>) -> Vec<Uid> {
+        self.state.lock().workers.retain(desired)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.lock().workers.is_empty()
+    }
+
+    /// Whether the pod has a worker, finished or not.
+    pub(super) fn knows(&self, uid: &str) -> bool {
+        self.state.lock().workers.knows(uid)
+    }
+
+    /// Whether the pod's containers have ended for good.
+    pub(super) fn is_terminated(&self, uid: &str) -> bool {
+        self.state.lock().workers.is_terminated(uid)
+    }
+
+    /// Whether the pod holds nothing any more.
+    pub(super) fn is_finished(&self, uid: &str) -> bool {
+        self.state.lock().workers.is_finished(uid)
+    }
+
+    /// See [`Workers::counts`].
+    pub(super) fn counts(&self, desired: &BTreeSet<Uid>) -> BTreeMap<[&'static str; 3], usize> {
+        self.state.lock().workers.counts(&|uid| desired.contains(uid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::pin::pin;
+
+    use futures_lite::future::{block_on, poll_once};
+    use kube_controller_manager::clock::FakeClock;
+    use kube_controller_manager::objects::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+
+    const RETRY: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn work_begins_when_it_is_due_and_is_cancelled_when_its_pod_has_to_end() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}});
+        let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).expect("a pod"));
+        let time = FakeClock::new(Timestamp::from_secs(0));
+        let clock: SharedClock = time.clone();
+        let dispatcher = Dispatcher::default();
+        let started = RefCell::new(Vec::new());
+        let mut run = pin!(dispatcher.run(&clock, |_, work, cancel| {
+            started.borrow_mut().push((work, cancel));
+        }));
+        let mut next = || {
+            assert!(block_on(poll_once(&mut run)).is_none());
+            started.borrow_mut().pop()
+        };
+        let is_cancelled = |cancel: &Latch| block_on(poll_once(cancel.opened())).is_some();
+        assert!(next().is_none());
+        dispatcher.update(&pod, Reason::Create);
+        let (work, cancel) = next().expect("work");
+        assert_eq!(work, Work::Sync(pod.clone()));
+        assert!(!is_cancelled(&cancel));
+        dispatcher.update(&pod, Reason::Kill);
+        assert!(is_cancelled(&cancel));
+        assert!(next().is_none(), "the sync still runs");
+        dispatcher.done("u", Outcome::Cancelled, clock.monotonic());
+        let (work, cancel) = next().expect("work");
+        assert_eq!(work, Work::Terminate(pod.clone(), 30));
+        dispatcher.evict("u", 1);
+        assert!(is_cancelled(&cancel));
+        dispatcher.done("u", Outcome::Cancelled, clock.monotonic());
+        assert_eq!(next().map(|(work, _)| work), Some(Work::Terminate(pod.clone(), 1)));
+        dispatcher.done("u", Outcome::Failed(RETRY), clock.monotonic());
+        assert!(next().is_none());
+        time.advance(RETRY);
+        assert_eq!(next().map(|(work, _)| work), Some(Work::Terminate(pod, 1)));
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether the runtime answers and the loop turns. Upstream: `GenericPLEG.Healthy`,
+//! `Kubelet.LatestLoopEntryTime`.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// A runtime that has not been listed for this long does not answer. Upstream:
+/// `genericPlegRelistThreshold`.
+const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
+/// A loop that has not been entered for this long hangs. Upstream: `SyncLoopHealthCheck`.
+const LOOP_THRESHOLD: Duration = Duration::from_secs(300);
+
+/// What the last relists have shown. Times are those of the monotonic clock.
+pub(super) struct LoopHealth {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// When the runtime was last listed.
+    relisted: Duration,
+    /// When the loop was last entered while the runtime answered.
+    entered: Duration,
+    /// Why the runtime was not listed the last time.
+    fault: Option<String>,
+}
+
+impl LoopHealth {
+    pub(super) fn new(now: Duration) -> LoopHealth {
+        LoopHealth { state: State { relisted: now, entered: now, fault: None }.into() }
+    }
+
+    /// The loop is entered. Upstream's is not, while the runtime does not answer.
+    pub(super) fn enter(&self, now: Duration) {
+        let mut state = self.state.lock();
+        if now.saturating_sub(state.relisted) <= RELIST_THRESHOLD {
+            state.entered = now;
+        }
+    }
+
+    /// The runtime has been listed. Returns the time since it was listed before.
+    pub(super) fn relisted(&self, now: Duration) -> Duration {
+        let mut state = self.state.lock();
+        if state.fault.take().is_some() {
+            log::info!("the runtime answers again");
+        }
+        now.saturating_sub(std::mem::replace(&mut state.relisted, now))
+    }
+
+    /// The runtime could not be listed.
+    pub(super) fn failed(&self, fault: String) {
+        let mut state = self.state.lock();
+        if state.fault.as_ref() != Some(&fault) {
+            log::error!("the runtime's pods cannot be listed: {fault}");
+        }
+        state.fault = Some(fault);
+    }
+
+    /// Whether the runtime could be listed the last time.
+    pub(super) fn answers(&self) -> bool {
+        self.state.lock().fault.is_none()
+    }
+
+    /// Whether the loop turns. Upstream: `SyncLoopHealthCheck`.
+    ///
+    /// # Errors
+    /// A line for the health check's log.
+    pub(super) fn check(&self, now: Duration, sync_period: Duration) -> Result<(), String> {
+        let idle = now.saturating_sub(self.state.lock().entered);
+        match idle > LOOP_THRESHOLD.max(sync_period * 2) {
+            true => Err("sync Loop took longer than expected".to_owned()),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loop_is_unhealthy_when_it_hangs_or_the_runtime_does_not_answer() {
+        let seconds = Duration::from_secs;
+        let health = LoopHealth::new(seconds(1000));
+        health.failed("gone".to_owned());
+        assert!(!health.answers());
+        health.enter(seconds(1180));
+        // Too long after the last relist to count.
+        health.enter(seconds(1181));
+        assert!(health.check(seconds(1480), seconds(60)).is_ok());
+        assert!(health.check(seconds(1481), seconds(60)).is_err());
+        assert!(health.check(seconds(1481), seconds(600)).is_ok(), "syncs are rarer");
+        assert_eq!(health.relisted(seconds(1481)), seconds(481));
+        assert!(health.answers());
+        health.enter(seconds(1481));
+        assert!(health.check(seconds(1481), seconds(60)).is_ok());
+    }
+}

@@ -1,0 +1,257 @@
+//! What the sources say of each pod, and its status here. Upstream: `pod.Manager`, the cache of
+//! `status.Manager`, `reasonCache`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_channel::{Receiver, Sender};
+use k8s_openapi::api::core::v1 as core;
+use parking_lot::Mutex;
+
+use crate::images::Waiting;
+use crate::local_objects;
+use crate::pod::{Pod, PodExt, Uid};
+use crate::sources::Source;
+
+/// Why containers wait, by name.
+pub(super) type WaitingReasons = HashMap<String, Waiting>;
+
+/// The pods by their uids. While its lock is held, the lock of the dispatcher may be taken, but not
+/// the other way round.
+pub(super) struct PodStore {
+    /// The sources that must have been read before unknown pods are ended.
+    expected: BTreeSet<Source>,
+    state: Mutex<State>,
+    /// Gets the pods of the API server whose reports may have changed.
+    reported: OnceLock<Sender<Uid>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The sources that have been read.
+    seen: BTreeSet<Source>,
+    records: BTreeMap<Uid, Record>,
+}
+
+#[derive(Default)]
+struct Record {
+    /// `None`: no source has it any more.
+    pod: Option<Arc<Pod>>,
+    /// The last one that this kubelet has computed.
+    status: Option<Arc<core::PodStatus>>,
+    waiting: WaitingReasons,
+    /// When a source had it first, by the monotonic clock, until it runs.
+    first_seen: Option<Duration>,
+}
+
+/// A pod's status, and the one before.
+pub(super) struct StatusChange {
+    pub(super) before: Option<Arc<core::PodStatus>>,
+    pub(super) after: Arc<core::PodStatus>,
+}
+
+impl PodStore {
+    pub(super) fn new(expected: BTreeSet<Source>) -> PodStore {
+        PodStore { expected, state: Mutex::default(), reported: OnceLock::new() }
+    }
+
+    /// The source has been read.
+    pub(super) fn set_seen(&self, source: Source) {
+        self.state.lock().seen.insert(source);
+    }
+
+    /// Whether all sources have been read.
+    pub(super) fn has_seen_all(&self) -> bool {
+        self.expected.is_subset(&self.state.lock().seen)
+    }
+
+    /// A source has the pod, with this definition.
+    pub(super) fn set_pod(&self, pod: &Arc<Pod>) {
+        self.state.lock().records.entry(pod.uid()).or_default().pod = Some(pod.clone());
+    }
+
+    /// No source has the pod any more.
+    pub(super) fn remove_pod(&self, uid: &str) {
+        if let Some(record) = self.state.lock().records.get_mut(uid) {
+            record.pod = None;
+            record.first_seen = None;
+        }
+    }
+
+    /// Forgets pods that no source has, except those that are `known` elsewhere.
+    pub(super) fn retain(&self, known: impl Fn(&str) -> bool) {
+        self.state.lock().records.retain(|uid, record| record.pod.is_some() || known(uid));
+    }
+
+    /// The pod, if a source has it.
+    pub(super) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
+        self.state.lock().records.get(uid)?.pod.clone()
+    }
+
+    /// Whether a source has the pod.
+    pub(super) fn contains(&self, uid: &str) -> bool {
+        self.pod(uid).is_some()
+    }
+
+    /// The pods of all sources.
+    pub(super) fn pods(&self) -> Vec<Arc<Pod>> {
+        self.state.lock().records.values().filter_map(|record| record.pod.clone()).collect()
+    }
+
+    /// The uids of the pods of all sources.
+    pub(super) fn uids(&self) -> BTreeSet<Uid> {
+        let state = self.state.lock();
+        let records = state.records.iter().filter(|(_, record)| record.pod.is_some());
+        records.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// The pods of all sources that refer to any of these objects.
+    pub(super) fn users_of(&self, objects: &BTreeSet<local_objects::Key>) -> Vec<Uid> {
+        let pods = self.pods();
+        let uses = |pod: &&Arc<Pod>| !local_objects::references(pod).is_disjoint(objects);
+        pods.iter().filter(uses).map(|pod| pod.uid()).collect()
+    }
+
+    /// The pods of all sources with their statuses.
+    pub(super) fn with_statuses(&self) -> Vec<Pod> {
+        let state = self.state.lock();
+        let pods = state.records.values().filter_map(|record| {
+            let mut pod = Pod::clone(record.pod.as_ref()?);
+            if let Some(status) = &record.status {
+                pod.status = Some(core::PodStatus::clone(status));
+            }
+            Some(pod)
+        });
+        pods.collect()
+    }
+
+    /// The last status that this kubelet has computed.
+    pub(super) fn status(&self, uid: &str) -> Option<Arc<core::PodStatus>> {
+        self.state.lock().records.get(uid)?.status.clone()
+    }
+
+    /// Replaces a pod's status with what `compute` makes of the last one and of the reasons why
+    /// containers wait. Of a kubelet before this one, the API server has the last status.
+    pub(super) fn update_status(
+        &self,
+        pod: &Pod,
+        compute: impl FnOnce(Option<&core::PodStatus>, &WaitingReasons) -> core::PodStatus,
+    ) -> StatusChange {
+        let mut state = self.state.lock();
+        let record = state.records.entry(pod.uid()).or_default();
+        let reported = || pod.status.clone().filter(|_| !pod.is_static()).map(Arc::new);
+        let before = record.status.take().or_else(reported);
+        let after = Arc::new(compute(before.as_deref(), &record.waiting));
+        record.status = Some(after.clone());
+        StatusChange { before, after }
+    }
+
+    /// Sets why the containers of a pod wait.
+    pub(super) fn set_waiting(&self, uid: Uid, waiting: WaitingReasons) {
+        self.state.lock().records.entry(uid).or_default().waiting = waiting;
+    }
+
+    /// Sets when a source had the pod first.
+    pub(super) fn set_first_seen(&self, uid: Uid, now: Duration) {
+        self.state.lock().records.entry(uid).or_default().first_seen = Some(now);
+    }
+
+    /// When a source had the pod first; `None`: it has run since.
+    pub(super) fn first_seen(&self, uid: &str) -> Option<Duration> {
+        self.state.lock().records.get(uid)?.first_seen
+    }
+
+    /// The pod runs. Returns when a source had it first, the first time.
+    pub(super) fn take_first_seen(&self, uid: &str) -> Option<Duration> {
+        self.state.lock().records.get_mut(uid)?.first_seen.take()
+    }
+
+    /// The pods of the API server whose reports may have changed, from now on. Call it once.
+    pub(super) fn reported(&self) -> Receiver<Uid> {
+        let (sender, receiver) = async_channel::unbounded();
+        // A second receiver gets nothing.
+        let _ = self.reported.set(sender);
+        receiver
+    }
+
+    /// The pod's report may have changed.
+    pub(super) fn notify(&self, pod: &Pod) {
+        if let Some(reported) = self.reported.get().filter(|_| !pod.is_static()) {
+            // Closed only when the kubelet stops.
+            let _ = reported.try_send(pod.uid());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::pod::CONFIG_SOURCE;
+
+    fn pod(source: &str, phase: Value) -> Arc<Pod> {
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u",
+                         "annotations": {CONFIG_SOURCE: source}},
+            "status": {"phase": phase},
+        });
+        Arc::new(serde_json::from_value(pod).expect("a pod"))
+    }
+
+    fn status(phase: &str) -> core::PodStatus {
+        core::PodStatus { phase: Some(phase.to_owned()), ..Default::default() }
+    }
+
+    /// A static pod's manifest may have a status, which nobody has observed.
+    #[test]
+    fn status_continues_that_of_the_api_server() {
+        for (source, expected) in [("api", Some("Running")), ("file", None)] {
+            let store = PodStore::new(BTreeSet::new());
+            let pod = pod(source, json!("Running"));
+            store.set_pod(&pod);
+            let change = store.update_status(&pod, |_, _| status("Succeeded"));
+            let before = change.before.and_then(|before| before.phase.clone());
+            assert_eq!(before.as_deref(), expected, "{source}");
+            let change = store.update_status(&pod, |_, _| status("Failed"));
+            assert_eq!(change.before.as_deref(), Some(&status("Succeeded")));
+            assert_eq!(store.with_statuses()[0].status, Some(status("Failed")));
+        }
+    }
+
+    #[test]
+    fn pod_that_its_source_has_lost_stays_while_a_worker_knows_it() {
+        let store = PodStore::new(BTreeSet::from([Source::File]));
+        assert!(!store.has_seen_all());
+        store.set_seen(Source::File);
+        assert!(store.has_seen_all());
+        let pod = pod("file", json!(null));
+        store.set_pod(&pod);
+        store.set_first_seen(pod.uid(), Duration::ZERO);
+        store.update_status(&pod, |_, _| status("Running"));
+        store.retain(|_| false);
+        assert!(store.contains("u"));
+        store.remove_pod("u");
+        assert!(
+            !store.contains("u") && store.pods().is_empty() && store.with_statuses().is_empty()
+        );
+        assert_eq!(store.take_first_seen("u"), None);
+        store.retain(|uid| uid == "u");
+        assert!(store.status("u").is_some());
+        store.retain(|_| false);
+        assert!(store.status("u").is_none());
+    }
+
+    #[test]
+    fn reports_are_of_pods_of_the_api_server() {
+        let store = PodStore::new(BTreeSet::new());
+        let of_api = pod("api", json!(null));
+        store.notify(&of_api);
+        let reported = store.reported();
+        store.notify(&pod("file", json!(null)));
+        assert!(reported.try_recv().is_err());
+        store.notify(&of_api);
+        assert_eq!(reported.try_recv().as_deref(), Ok("u"));
+    }
+}

@@ -1,0 +1,105 @@
+//! Lists the runtime's pods again and again: changes give workers work, and pods that no source has
+//! are ended. Upstream: `GenericPLEG.Relist`, `HandlePodCleanups`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use kube_controller_manager::task;
+
+use super::Kubelet;
+use super::measure::measure_runtime;
+use super::pleg::Snapshot;
+use crate::cri::chain;
+use crate::metrics;
+use crate::pod::Uid;
+use crate::volumes;
+
+/// Upstream: `genericPlegRelistPeriod`.
+const RELIST: Duration = Duration::from_secs(1);
+/// The period while there is no pod; upstream always relists each second.
+const IDLE_RELIST: Duration = Duration::from_secs(5);
+
+impl Kubelet {
+    /// Lists the runtime's pods by the period, for ever.
+    pub(super) async fn relist(&self) {
+        let mut last = Snapshot::default();
+        let mut is_tidy = false;
+        loop {
+            let changed = self.dispatcher.changed();
+            let begin = self.clock.monotonic();
+            self.health.enter(begin);
+            metrics::LAST_SEEN.set(self.clock.now().to_jiff().as_second());
+            match Snapshot::read(&self.manager.runtime).await {
+                Ok(snapshot) => {
+                    let now = self.clock.monotonic();
+                    metrics::RELIST.observe((now - begin).as_secs_f64());
+                    self.observe(&snapshot, &last, now);
+                    if !is_tidy && self.has_seen_all() {
+                        is_tidy = true;
+                        self.remove_old_folders(&snapshot).await;
+                    }
+                    last = snapshot;
+                }
+                Err(error) => {
+                    self.health.failed(chain(&error));
+                    self.measure_pods();
+                }
+            }
+            self.clock.sleep(RELIST).await;
+            if self.is_idle(&last) {
+                self.clock.sleep(IDLE_RELIST.saturating_sub(RELIST)).or(changed).await;
+            }
+        }
+    }
+
+    /// Whether neither a source nor the runtime has a pod, and the runtime answers.
+    fn is_idle(&self, snapshot: &Snapshot) -> bool {
+        self.has_seen_all()
+            && self.health.answers()
+            && self.store.uids().is_empty()
+            && self.dispatcher.is_empty()
+            && snapshot.pods().next().is_none()
+    }
+
+    /// Gives work to the workers of pods that have changed since the `last` snapshot.
+    fn observe(&self, snapshot: &Snapshot, last: &Snapshot, now: Duration) {
+        metrics::RELIST_INTERVAL.observe(self.health.relisted(now).as_secs_f64());
+        self.dispatcher.requeue(&snapshot.changed_since(last));
+        if self.has_seen_all() {
+            self.end_unknown(snapshot);
+        }
+        self.forget_ended();
+        self.measure_pods();
+        measure_runtime(snapshot);
+    }
+
+    /// Ends pods of the runtime that neither a source nor a worker knows.
+    fn end_unknown(&self, snapshot: &Snapshot) {
+        for uid in snapshot.pods() {
+            if !self.dispatcher.knows(uid) && !self.store.contains(uid) {
+                log::info!("pod {uid} is not known: its containers are ended");
+                self.dispatcher.end_orphan(uid.clone());
+                metrics::ORPHANED_PODS.inc();
+            }
+        }
+    }
+
+    /// Removes folders of pods that ended while no agent ran.
+    async fn remove_old_folders(&self, snapshot: &Snapshot) {
+        let mut known: BTreeSet<Uid> = self.store.uids();
+        known.extend(snapshot.pods().cloned());
+        let folders = self.manager.folders.clone();
+        task::blocking(move || {
+            for entry in std::fs::read_dir(folders.pods()).into_iter().flatten().flatten() {
+                let uid = Uid::parse(&entry.file_name().to_string_lossy());
+                let Some(uid) = uid.filter(|uid| !known.contains(uid)) else { continue };
+                match volumes::tear_down(&folders, &uid) {
+                    Ok(()) => log::info!("removed the folder of the former pod {uid}"),
+                    Err(error) => log::error!("the folder of pod {uid}: {error}"),
+                }
+            }
+        })
+        .await;
+    }
+}

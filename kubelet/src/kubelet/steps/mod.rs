@@ -1,0 +1,69 @@
+//! What a pod's worker does, a file for each work. Upstream: the `podSyncer`.
+
+mod sync;
+mod terminated;
+mod terminating;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use kube_controller_manager::task::Latch;
+
+use super::Kubelet;
+use super::pod_workers::{Outcome, Work};
+use crate::metrics;
+use crate::pod::Uid;
+
+/// After an error of a pod. Upstream: `backOffPeriod`.
+const RETRY: Duration = Duration::from_secs(10);
+
+impl Kubelet {
+    /// Does a pod's work, and reports how it ended. The work stops when `cancel` opens.
+    pub(super) async fn work(self: Arc<Self>, uid: Uid, work: Work, cancel: Latch) {
+        let begin = self.clock.monotonic();
+        let operation = self.operation(&uid, &work, begin);
+        let run = async {
+            match &work {
+                Work::Sync(pod) => self.sync_pod(pod).await,
+                Work::Terminate(pod, grace) => self.sync_terminating_pod(pod, *grace).await,
+                Work::CleanUp(pod) => self.sync_terminated_pod(pod).await,
+                Work::TerminateOrphan => self.end_orphan(&uid).await,
+            }
+        };
+        let cancelled = async {
+            cancel.opened().await;
+            Ok(Outcome::Cancelled)
+        };
+        let outcome = cancelled.or(run).await.unwrap_or_else(|error| {
+            log::error!("Error syncing pod {uid}, skipping: {error}");
+            Outcome::Failed(jittered(RETRY))
+        });
+        let now = self.clock.monotonic();
+        metrics::WORKER.with_label_values(&[operation]).observe((now - begin).as_secs_f64());
+        self.dispatcher.done(&uid, outcome, now);
+        if let Some(pod) = self.store.pod(&uid) {
+            self.store.notify(&pod);
+        }
+        self.forget_ended();
+    }
+
+    /// The label of the work in upstream's metric. The delay of a pod's first sync is observed.
+    fn operation(&self, uid: &Uid, work: &Work, begin: Duration) -> &'static str {
+        match work {
+            Work::Sync(_) if self.store.status(uid).is_none() => {
+                if let Some(seen) = self.store.first_seen(uid) {
+                    metrics::WORKER_START.observe(begin.saturating_sub(seen).as_secs_f64());
+                }
+                "create"
+            }
+            Work::Sync(_) => "sync",
+            Work::Terminate(..) | Work::CleanUp(_) | Work::TerminateOrphan => "kill",
+        }
+    }
+}
+
+/// Up to half as long again.
+fn jittered(period: Duration) -> Duration {
+    period.mul_f64(1.0 + 0.5 * fastrand::f64())
+}

@@ -1,0 +1,75 @@
+//! Makes a pod run as its definition says. Upstream: `Kubelet.SyncPod`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::objects::Timestamp;
+
+use super::jittered;
+use crate::events;
+use crate::kubelet::Kubelet;
+use crate::kubelet::pod_store::WaitingReasons;
+use crate::kubelet::pod_workers::Outcome;
+use crate::kuberuntime::Synced;
+use crate::pod::{Pod, PodExt};
+use crate::runtime::status::PodStatus;
+use crate::status::generate;
+
+/// Upstream: `active_deadline.go`.
+const DEADLINE_EXCEEDED: (&str, &str) =
+    ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
+
+impl Kubelet {
+    /// Makes a pod run as its definition says, and publishes its status before and after that.
+    pub(super) async fn sync_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
+        let (runtime, status) = self.refresh(pod).await?;
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            return Ok(Outcome::Terminal);
+        }
+        let remaining = self.until_deadline(pod, &status);
+        if remaining == Some(Duration::ZERO) {
+            let (reason, message) = DEADLINE_EXCEEDED;
+            events::normal(pod, None, reason, message);
+            self.fail(pod, reason, message);
+            return Ok(Outcome::Terminal);
+        }
+        let synced = self.sync_runtime(pod, &runtime, &status).await;
+        let (waiting, retry) = match &synced {
+            Ok(synced) if synced.is_reset => (WaitingReasons::new(), Some(Duration::ZERO)),
+            Ok(synced) => (synced.waiting.clone(), synced.retry),
+            Err(_) => (WaitingReasons::new(), None),
+        };
+        self.store.set_waiting(pod.uid(), waiting);
+        let (runtime, _) = self.refresh(pod).await?;
+        synced?;
+        self.manager.prune(&runtime, false).await?;
+        let again = remaining.unwrap_or(Duration::MAX).min(jittered(self.sync_period));
+        Ok(match retry {
+            Some(retry) => Outcome::Failed(retry.min(again)),
+            None => Outcome::Done(again),
+        })
+    }
+
+    /// Makes the pod's cgroup, and carries out its actions in the runtime.
+    async fn sync_runtime(
+        &self,
+        pod: &Arc<Pod>,
+        runtime: &PodStatus,
+        status: &core::PodStatus,
+    ) -> Result<Synced, String> {
+        match self.manager.ensure_cgroup(pod, runtime, &|| self.active_pods()).await? {
+            true => self.manager.sync(pod, runtime, generate::is_restarting_all(status)).await,
+            // Its containers have been ended: they start again in the pod's cgroup.
+            false => Ok(Synced { retry: Some(Duration::ZERO), ..Synced::default() }),
+        }
+    }
+
+    /// The time until a pod's deadline; zero: it has passed.
+    fn until_deadline(&self, pod: &Pod, status: &core::PodStatus) -> Option<Duration> {
+        let deadline = pod.spec().active_deadline_seconds?;
+        let started = status.start_time.as_ref()?.0.as_microsecond();
+        let active = self.clock.now().duration_since(Timestamp::from_micros(started));
+        Some(Duration::from_secs(deadline.unsigned_abs()).saturating_sub(active))
+    }
+}

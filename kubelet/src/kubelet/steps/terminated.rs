@@ -1,0 +1,41 @@
+//! Releases what a pod held whose containers have ended. Upstream: `Kubelet.SyncTerminatedPod`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_controller_manager::task;
+
+use crate::files::tree;
+use crate::kubelet::Kubelet;
+use crate::kubelet::pod_workers::Outcome;
+use crate::pod::{Pod, PodExt};
+use crate::prober;
+use crate::volumes;
+
+impl Kubelet {
+    /// Releases the pod's volumes and cgroup; if its source does not have it any more, its logs and
+    /// what the runtime has of it too.
+    pub(super) async fn sync_terminated_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
+        let uid = pod.uid();
+        let is_removed = !self.store.contains(&uid);
+        if is_removed {
+            let runtime = self.read(pod).await?;
+            self.manager.prune(&runtime, true).await?;
+        }
+        let (folders, logs) = (self.manager.folders.clone(), self.manager.folders.pod_logs(pod));
+        let of = uid.clone();
+        let torn_down = task::blocking(move || {
+            volumes::tear_down(&folders, &of)?;
+            match is_removed {
+                true => tree::remove(&logs),
+                false => Ok(()),
+            }
+        });
+        torn_down.await.map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
+        self.manager.mounted.lock().remove(&uid);
+        self.manager.remove_cgroup(&uid).await?;
+        prober::forget(pod);
+        log::info!("pod {} has ended", pod.display_name());
+        Ok(Outcome::Done(Duration::ZERO))
+    }
+}

@@ -1,0 +1,71 @@
+//! Ends the containers of a pod. Upstream: `Kubelet.SyncTerminatingPod`,
+//! `SyncTerminatingRuntimePod`.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use kube_controller_manager::task;
+
+use crate::kubelet::Kubelet;
+use crate::kubelet::pod_workers::Outcome;
+use crate::pod::{Pod, PodExt, Uid};
+use crate::prober::Kind;
+use crate::runtime::status::PodStatus;
+use crate::volumes;
+
+impl Kubelet {
+    /// Ends the containers of a pod, with this many seconds of grace. Until they have ended, the
+    /// pod's readiness is still published.
+    pub(super) async fn sync_terminating_pod(
+        &self,
+        pod: &Arc<Pod>,
+        grace: i64,
+    ) -> Result<Outcome, String> {
+        let runtime = self.read(pod).await?;
+        // After a restart none is probed yet: the results are those before it.
+        self.manager.update_probes(pod, &runtime).await;
+        let probes = &self.manager.probes;
+        probes.stop_liveness_and_startup(&pod.uid());
+        let publish = async { match self.publish_readiness(pod, &runtime).await {} };
+        self.manager.kill_pod(pod, &runtime, Some(grace)).or(publish).await?;
+        let runtime = self.read(pod).await?;
+        if runtime.has_running() {
+            return Err(format!("pod {}: containers still run", pod.display_name()));
+        }
+        probes.retain(&pod.uid(), &BTreeSet::new());
+        self.publish(pod, &runtime).await;
+        Ok(Outcome::Done(Duration::ZERO))
+    }
+
+    /// Publishes the pod's status when the results of its readiness probes change, for ever.
+    async fn publish_readiness(&self, pod: &Arc<Pod>, runtime: &PodStatus) -> Infallible {
+        let mut published: Option<Vec<Option<bool>>> = None;
+        loop {
+            let changed = self.dispatcher.changed();
+            let ids = runtime.containers.iter().map(|container| &container.id);
+            let results = ids.map(|id| self.manager.probes.result(id, Kind::Readiness));
+            let results = Some(results.collect());
+            if results != published {
+                self.publish(pod, runtime).await;
+                published = results;
+            }
+            changed.await;
+        }
+    }
+
+    /// Ends a pod that no source has, and removes its folders.
+    pub(super) async fn end_orphan(&self, uid: &Uid) -> Result<Outcome, String> {
+        self.manager.end_orphan(uid).await?;
+        let (folders, of) = (self.manager.folders.clone(), uid.clone());
+        let removed = task::blocking(move || {
+            volumes::tear_down(&folders, &of)?;
+            volumes::remove_logs(&folders, &of)
+        });
+        removed.await.map_err(|error| format!("the folders of pod {uid}: {error}"))?;
+        self.manager.remove_cgroup(uid).await?;
+        Ok(Outcome::Done(Duration::ZERO))
+    }
+}
