@@ -213,6 +213,47 @@ fn unready_pods_are_published_on_request() {
 }
 
 #[test]
+fn endpoints_and_slices_that_somebody_edits_are_put_right() {
+    everywhere("edited", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let client = &env.client;
+        let spec = json!({ "selector": { "app": "web" }, "ports": [{ "port": 8080 }] });
+        create(client, service("web", spec)).await;
+        create(client, with_port("web", 2, "ready")).await;
+        rolled_out(client, &env.clock, "web").await;
+        let ready = pods_of(env, "web").await;
+        let wanted = Shown { ready, ports: [8080].into(), ..Shown::default() };
+        let slice = shows(env, "web", &wanted).await.remove(0);
+        // Endpoints without a Service are their user's.
+        let subsets =
+            |ip: &str| json!([{ "addresses": [{ "ip": ip }], "ports": [{ "port": 8080 }] }]);
+        let metadata = json!({ "name": "free", "namespace": "default" });
+        let free = json!({
+            "apiVersion": "v1", "kind": "Endpoints", "metadata": metadata,
+            "subsets": subsets("192.0.2.1"),
+        });
+        let all = client.resource(&Endpoints::RESOURCE);
+        all.create::<Value>("default", &free).await.expect("free Endpoints");
+        merge::<Endpoints>(client, "free", json!({ "subsets": subsets("192.0.2.2") })).await;
+
+        for edit in [json!([]), subsets("192.0.2.3")] {
+            merge::<Endpoints>(client, "web", json!({ "subsets": edit })).await;
+            merge::<EndpointSlice>(client, &slice.meta.name, json!({ "endpoints": [] })).await;
+            shows(env, "web", &wanted).await;
+        }
+        let label = json!({ "metadata": { "labels": { "team": "y" } } });
+        merge::<Endpoints>(client, "web", label).await;
+        eventually(&env.clock, "the label is put right", || async {
+            let labels = get::<Endpoints>(env, "web").await?.meta.labels;
+            if labels.get("team") == Some("x") { Ok(()) } else { Err(format!("{labels:?}")) }
+        })
+        .await;
+        let free = in_endpoints(env, "free").await.expect("they stay");
+        assert_eq!(free.ready, ["192.0.2.2".to_owned()].into());
+    });
+}
+
+#[test]
 fn endpoints_of_a_service_without_a_selector_are_mirrored() {
     everywhere("mirror", async |env| {
         let _manager = env.manager("manager", &[]);

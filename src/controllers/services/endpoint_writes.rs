@@ -24,6 +24,9 @@ pub const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
 /// The number of failures in a row after which a key is given up. Upstream: `maxRetries`.
 pub const MAX_RETRIES: u32 = 15;
+/// The least time after which slices or Endpoints that another client has changed queue their
+/// Service: more changes may follow. Upstream: `endpointSliceChangeMinSyncDelay`.
+pub const MIN_EDIT_DELAY: Duration = Duration::from_secs(1);
 
 /// The body of a request: an object with its `apiVersion` and `kind`.
 #[derive(Serialize)]

@@ -1,17 +1,16 @@
 //! Writes the Endpoints of Services that select pods.
 //! Upstream: `pkg/controller/endpoint`.
 
+mod own_writes;
 mod subsets;
 
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::cache::{HistoryVersion, Lister};
+use self::own_writes::OwnWrites;
+use crate::cache::Lister;
 use crate::client::{Client, Delete};
-use crate::controllers::runner::Change;
 use crate::controllers::services::endpoint_writes::{
-    Body, HEADLESS, LAST_CHANGE, LEADER, MAX_RETRIES, relabelled,
+    Body, HEADLESS, LAST_CHANGE, LEADER, MAX_RETRIES, MIN_EDIT_DELAY, relabelled,
 };
 use crate::controllers::services::repack_subsets::repack;
 use crate::controllers::services::service_pods::{of_pods, pods_of};
@@ -35,15 +34,14 @@ struct EndpointsController {
     pods: Lister<Pod>,
     endpoints: Lister<Endpoints>,
     times: TriggerTimes,
-    /// The versions that were replaced by own writes: a cache that still shows one of them lags
-    /// behind.
-    replaced: Mutex<HashMap<ObjectKey, HistoryVersion>>,
+    writes: Arc<OwnWrites>,
 }
 
 /// The controller `endpoints-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let services = c.lister::<Service>();
     let (pods, endpoints) = (c.lister::<Pod>(), c.lister::<Endpoints>());
+    let writes = Arc::<OwnWrites>::default();
     let this = Arc::new(EndpointsController {
         client: c.client(),
         recorder: c.recorder(),
@@ -51,18 +49,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         endpoints: endpoints.clone(),
         times: TriggerTimes::default(),
-        replaced: Mutex::default(),
+        writes: writes.clone(),
     });
     let period = c.options().endpoint_updates_batch_period;
     let retries = QueuePolicy::at_most(MAX_RETRIES).logged_as(log::Level::Debug);
     let queue = c.queue(retries);
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services.clone(), period));
-    c.watch(&endpoints, &queue, |change, queue| {
-        if let Change::Deleted(deleted) = change {
-            queue.add(deleted.object().meta.key());
-        }
-    });
+    let delay = MIN_EDIT_DELAY.max(period);
+    c.watch(&endpoints, &queue, own_writes::queue_service(services, writes, delay));
     let (leftovers, keys) = (this.clone(), queue.clone());
     c.at_start(move || leftovers.queue_leftovers(&keys));
     c.sync(queue, &this, EndpointsController::sync);
@@ -79,8 +74,9 @@ impl EndpointsController {
         }
     }
 
-    fn replaced(&self) -> MutexGuard<'_, HashMap<ObjectKey, HistoryVersion>> {
-        self.replaced.lock()
+    fn wrote(&self, written: &Endpoints) {
+        let at = self.endpoints.written_at(written.meta.resource_version);
+        self.writes.record(written.meta.key(), at);
     }
 
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
@@ -90,22 +86,18 @@ impl EndpointsController {
                 _ => {}
             }
             self.times.forget(&key);
-            self.replaced().remove(&key);
+            self.writes.forget(&key);
             return Ok(Next::Done);
         };
         if !service.selects_pods() {
             // The user writes them.
             return Ok(Next::Done);
         }
-        let current = self.endpoints.get(&key);
-        let version = current.as_ref().map(|current| current.meta.resource_version);
-        if let Some(version) = version
-            && self.replaced().get(&key) == Some(&self.endpoints.written_at(version))
-        {
-            return Err(Error::Stale(format!(
-                "endpoints informer cache is out of date, resource version {version} already processed for endpoints {key}"
-            )));
+        if self.writes.are_missing(&key, self.endpoints.seen()) {
+            let text = format!("endpoints informer cache lacks the last write of endpoints {key}");
+            return Err(Error::Stale(text));
         }
+        let current = self.endpoints.get(&key);
         let pods = pods_of(&self.pods, &service);
         let changed_at = self.times.observe(&service, &pods);
         let subsets = subsets::of_service(&service, &pods);
@@ -118,13 +110,10 @@ impl EndpointsController {
         }
         let new = desired(&service, Some(&current), subsets, changed_at);
         match self.client.update::<Endpoints>(&key, &Body::of(&new)).await {
-            // Webhooks and truncation can make an update one of nothing.
-            Ok(written) if written.meta.resource_version != current.meta.resource_version => {
-                let replaced = self.endpoints.written_at(current.meta.resource_version);
-                self.replaced().insert(key, replaced);
+            Ok(written) => {
+                self.wrote(&written);
                 Ok(Next::Done)
             }
-            Ok(_) => Ok(Next::Done),
             Err(error) => {
                 let error = Error::from(error);
                 let text = format!("Failed to update endpoint {key}: {}", error.message());
@@ -137,7 +126,10 @@ impl EndpointsController {
     async fn create(&self, service: &Service, new: Endpoints) -> SyncResult {
         let meta = &service.meta;
         match self.client.create::<Endpoints>(&meta.namespace, &Body::of(&new)).await {
-            Ok(_) => Ok(Next::Done),
+            Ok(written) => {
+                self.wrote(&written);
+                Ok(Next::Done)
+            }
             // It would fail until the Service is deleted as well.
             Err(error) if error.is_namespace_terminating() => Ok(Next::Done),
             Err(error) => {

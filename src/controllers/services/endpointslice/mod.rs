@@ -15,7 +15,7 @@ use self::reconcile::Reconciler;
 use self::topology::TopologyCache;
 use crate::cache::Lister;
 use crate::controllers::runner::Change;
-use crate::controllers::services::endpoint_writes::{MAX_RETRIES, slow_retries};
+use crate::controllers::services::endpoint_writes::{MAX_RETRIES, MIN_EDIT_DELAY, slow_retries};
 use crate::controllers::services::service_pods::{of_pods, pods_of};
 use crate::controllers::services::service_slices;
 use crate::controllers::services::slice_tracker::{self, SliceTracker};
@@ -27,9 +27,6 @@ use crate::objects::{EndpointSlice, Node, ObjectKey, Pod, Service};
 /// The controller's name in the label of its slices. Upstream: `ControllerName`.
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 
-/// The least time after which a changed slice queues its Service: more slices may change.
-/// Upstream: `endpointSliceChangeMinSyncDelay`.
-const MIN_SLICE_DELAY: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(1000);
 
 struct EndpointSlices {
@@ -79,7 +76,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(retries);
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services, period));
-    let delay = MIN_SLICE_DELAY.max(period);
+    let delay = MIN_EDIT_DELAY.max(period);
     c.watch(&slices, &queue, slice_tracker::queue_service(MANAGER, tracker, delay));
     // One key for all Nodes together, in a queue without metrics.
     let topology_queue = c.queue_named("", QueuePolicy::default());
