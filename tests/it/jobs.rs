@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::objects::{Job, ObjectKey, Pod, Resource};
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -265,6 +266,24 @@ fn running_pods_are_counted_while_another_waits_for_its_back_off() {
             })
             .await;
         }
+    });
+}
+
+#[test]
+fn a_job_says_why_its_pods_keep_their_finalizer() {
+    Env::run("kept-finalizers", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        // As an admission webhook that forbids changes of pods.
+        faults.next(usize::MAX, "patch", "pods", Fault::code(403, None));
+        let _manager = env.manager("manager", &[]);
+        create(&env.client, job("held", "=exit 0", json!({}))).await;
+        has_event(env, "held", "FailedRemoveFinalizer", "fault on purpose: Forbidden").await;
+        let held = read(env, "held").await.expect("the Job");
+        assert_eq!(conditions(&held["status"]), ["SuccessCriteriaMet CompletionsReached"]);
+        let message = &held["status"]["conditions"][0]["message"];
+        assert_eq!(message, "Reached expected number of succeeded pods");
+        faults.clear();
+        status(env, "held", "ends", |status| status["completionTime"].is_string()).await;
     });
 }
 

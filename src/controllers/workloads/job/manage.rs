@@ -81,7 +81,7 @@ impl Jobs {
 
     /// Deletes pods that the Job does not count any more: they lose their finalizer first.
     /// Upstream: `deleteJobPods`.
-    async fn delete_surplus(
+    pub(super) async fn delete_surplus(
         self: &Arc<Self>,
         key: &ObjectKey,
         job: &Arc<Job>,
@@ -103,7 +103,25 @@ impl Jobs {
                 attempt
             }
         });
-        deleted(&pods, together(deletions).await)
+        let attempts = together(deletions).await;
+        let unreleased = pods.iter().zip(&attempts).find_map(|(pod, attempt)| match attempt {
+            Attempt::Release(error) if !is_not_found(error) => Some((pod, error)),
+            _ => None,
+        });
+        if let Some((pod, error)) = unreleased {
+            self.record_unreleased(job, pod, error);
+        }
+        deleted(&pods, attempts)
+    }
+
+    /// Says why a pod keeps its finalizer, and its Job does not end: a policy or webhook may forbid
+    /// changes of the pod without end. A conflict, or no answer, is over with the next sync.
+    pub(super) fn record_unreleased(&self, job: &Job, pod: &Pod, error: &Error) {
+        if error.api().is_some_and(|error| error.code().is_some() && !error.is_conflict()) {
+            let (name, why) = (&pod.meta.name, error.message());
+            let text = format!("Error removing finalizer {TRACKING} from pod {name}: {why}");
+            self.recorder.warning(job, "FailedRemoveFinalizer", text);
+        }
     }
 
     /// Deletes pods and keeps their finalizers, so that they are still counted.

@@ -233,24 +233,26 @@ impl Jobs {
         if pods.is_empty() {
             return None;
         }
-        let uids: Vec<Uid> = pods.iter().map(|pod| pod.meta.uid.clone()).collect();
-        self.released.expect(key, uids.iter().cloned());
-        let releases = pods.into_iter().map(|pod| {
+        self.released.expect(key, pods.iter().map(|pod| pod.meta.uid.clone()));
+        let releases = pods.iter().cloned().map(|pod| {
             let (this, job) = (self.clone(), job.clone());
             async move { this.release_owned(&job, &pod).await }
         });
         let mut failure = None;
-        for (uid, result) in uids.iter().zip(together(releases).await) {
+        for (pod, result) in pods.iter().zip(together(releases).await) {
+            let uid = &pod.meta.uid;
             if result.is_err() {
                 // No event comes for it.
                 self.released.observed(key, uid);
             }
             match result.map_err(|error| (is_not_found(&error), error)) {
                 Ok(()) | Err((true, _)) => _ = tracked.remove(uid),
-                Err((false, error)) => _ = failure.get_or_insert(error),
+                Err((false, error)) => _ = failure.get_or_insert((pod, error)),
             }
         }
-        failure
+        let (pod, error) = failure?;
+        self.record_unreleased(job, pod, &error);
+        Some(error)
     }
 
     /// Upstream: `recordJobFinished`.
@@ -314,6 +316,46 @@ mod tests {
             caches.jobs.go_back(1);
             assert!(!jobs.finished.contains(&running.meta.uid, jobs.jobs.seen().history));
             assert_eq!(jobs.consistency.is_empty(), !remembered);
+        }
+    }
+
+    #[test]
+    fn an_event_says_why_a_pod_is_not_released() {
+        let job: Arc<Job> = Arc::new(
+            serde_json::from_value(json!({ "metadata": { "namespace": "ns", "name": "j" } }))
+                .unwrap(),
+        );
+        let pod = |name: &str| -> Arc<Pod> {
+            let finalizers = [TRACKING];
+            let meta = json!({
+                "namespace": "ns", "name": name, "uid": name, "finalizers": finalizers,
+            });
+            Arc::new(serde_json::from_value(json!({ "metadata": meta })).unwrap())
+        };
+        let denied = "Warning FailedRemoveFinalizer Error removing finalizer \
+            batch.kubernetes.io/job-tracking from pod a: denied";
+        for (code, reason, events) in [
+            (400, "BadRequest", vec![denied]),
+            (403, "Forbidden", vec![denied]),
+            (422, "Invalid", vec![denied]),
+            (500, "InternalError", vec![denied]),
+            (404, "NotFound", vec![]),
+            (409, "Conflict", vec![]),
+        ] {
+            let client = block_on(answering(move |_| {
+                let status = json!({
+                    "kind": "Status", "code": code, "reason": reason, "message": "denied",
+                });
+                (code, status)
+            }));
+            let (jobs, caches) = controller(client);
+            let (key, pods) = (job.meta.key(), vec![pod("a"), pod("b")]);
+            block_on(jobs.release_all(&key, &job, pods.clone(), &mut HashSet::new()));
+            assert_eq!(caches.events.take(), events, "{code}, counted");
+            block_on(jobs.delete_surplus(&key, &job, pods));
+            let removals = caches.events.take();
+            let removals = removals.iter().filter(|event| !event.contains("FailedDelete"));
+            assert!(removals.eq(&events), "{code}, too many");
         }
     }
 }

@@ -15,19 +15,22 @@ use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::owner_records::OwnerRecords;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::events::Recorder;
-use crate::events::testing::NoSink;
+use crate::events::testing::Heard;
 use crate::objects::{Job, Pod, Timestamp};
 
 pub(super) struct Caches {
     pub jobs: Arc<Indexer<Job>>,
     pub pods: Arc<Indexer<Pod>>,
+    /// The events that the controller records.
+    pub events: Arc<Heard>,
 }
 
 pub(super) fn controller(client: Client) -> (Arc<Jobs>, Caches) {
-    let caches = Caches { jobs: Arc::new(Indexer::new()), pods: Arc::new(Indexer::new()) };
+    let (jobs, pods) = (Arc::new(Indexer::new()), Arc::new(Indexer::new()));
+    let caches = Caches { jobs, pods, events: Arc::default() };
     let (jobs, pods) = (Lister::new(caches.jobs.clone()), Lister::new(caches.pods.clone()));
     let clock = FakeClock::new(Timestamp::from_secs(0));
-    let recorder = Recorder::to_sink(Arc::new(NoSink));
+    let recorder = Recorder::to_sink(caches.events.clone());
     let mut records = OwnerRecords::default();
     let consistency = records.add(Consistency::default().with(&pods).with(&jobs));
     let pod_control = PodControl::new(client.clone(), recorder.clone(), clock.clone());
