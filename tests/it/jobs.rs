@@ -1,6 +1,7 @@
 //! Jobs, from their pods to their end.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::objects::{Job, ObjectKey, Pod, Resource};
@@ -269,6 +270,47 @@ fn running_pods_are_counted_while_another_waits_for_its_back_off() {
     });
 }
 
+/// Writes the status of a pod that fails an hour from now, after which a back-off would begin.
+async fn ends_in_an_hour(env: &TestCluster, pod: &Pod, conditions: Value) {
+    let at = env.clock.now() + Duration::from_secs(3600);
+    let end = json!({ "terminated": { "exitCode": 1, "startedAt": at, "finishedAt": at } });
+    let container = json!({
+        "name": "main", "image": "x:1", "imageID": "", "restartCount": 0, "ready": false,
+        "state": end,
+    });
+    let status = json!({
+        "phase": "Failed", "conditions": conditions, "containerStatuses": [container],
+    });
+    let (patch, key) = (Patch::Merge(json!({ "status": status })), pod.meta.key());
+    let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
+    pods.patch::<Value>(&key, &patch).await.expect("patch");
+}
+
+#[test]
+fn a_new_manager_knows_the_back_off_of_a_job() {
+    everywhere("back-off-kept", async |env| {
+        let manager = env.manager("first", &[]);
+        let spec = json!({ "completions": 2, "parallelism": 2 });
+        create(&env.client, job("fails", "=sleep inf", spec)).await;
+        status(env, "fails", "runs", |status| status["ready"] == 2).await;
+        let pods = pods_of(env, "fails").await;
+        ends_in_an_hour(env, &pods[0], json!([])).await;
+        status(env, "fails", "the failure is counted", |status| {
+            status["failed"] == 1 && status["uncountedTerminatedPods"] == json!({})
+        })
+        .await;
+        drop(manager);
+
+        let _manager = env.manager("second", &[]);
+        create(&env.client, job("other", "=sleep inf", json!({}))).await;
+        status(env, "other", "runs", |status| status["ready"] == 1).await;
+        ends_in_an_hour(env, &pods[1], json!([])).await;
+        let counted = |status: &Value| status["failed"] == 2 && status["active"] == Value::Null;
+        status(env, "fails", "the second failure is counted, and nothing runs", counted).await;
+        assert_eq!(pods_of(env, "fails").await.len(), 2);
+    });
+}
+
 #[test]
 fn a_job_says_why_its_pods_keep_their_finalizer() {
     Env::run("kept-finalizers", async |env| {
@@ -297,10 +339,8 @@ fn the_failure_of_a_disrupted_pod_may_be_ignored() {
         create(&env.client, job("d", "=sleep inf", spec)).await;
         status(env, "d", "runs", |status| status["ready"] == 1).await;
         let first = pods_of(env, "d").await.remove(0);
-        let evicted = json!({ "status": { "phase": "Failed", "conditions": [condition] } });
-        let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
-        let patch = Patch::Merge(evicted);
-        pods.patch::<Value>(&first.meta.key(), &patch).await.expect("patch");
+        // A back-off would begin when the pod ends.
+        ends_in_an_hour(env, &first, json!([condition])).await;
         eventually(&env.clock, "another pod runs, and the first one is released", || async {
             let pods = pods_of(env, "d").await;
             let is_first = |pod: &&Pod| pod.meta.uid == first.meta.uid;

@@ -2,11 +2,12 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
+use super::policies::ignores_disruption;
+use super::sync_state::{FinishedPods, SyncState};
 use crate::controllers::workloads::owner_records::OwnerRecord;
-use crate::objects::{ObjectKey, Pod, Timestamp, Uid};
+use crate::objects::{JobSpec, ObjectKey, Pod, Timestamp, Uid};
 
 /// Upstream: `DefaultJobPodFailureBackOff`.
 const FIRST: Duration = Duration::from_secs(10);
@@ -22,12 +23,14 @@ pub struct Failures {
 
 impl Failures {
     /// The record after pods are seen finished for the first time. Upstream: `newBackoffRecord`.
-    pub fn with(self, succeeded: &[Arc<Pod>], failed: &[Arc<Pod>]) -> Failures {
+    pub fn with(self, spec: &JobSpec, finished: &FinishedPods) -> Failures {
+        let FinishedPods { succeeded, failed } = finished;
         let last_success = succeeded.iter().filter_map(|pod| finished_at(pod)).max();
         let before = if succeeded.is_empty() { self } else { Failures::default() };
         let later = |at: &Option<Timestamp>| succeeded.is_empty() || *at > last_success;
+        let delaying = failed.iter().filter(|pod| delays_successor(spec, pod));
         let failures: Vec<Option<Timestamp>> =
-            failed.iter().map(|pod| finished_at(pod)).filter(later).collect();
+            delaying.map(|pod| finished_at(pod)).filter(later).collect();
         Failures {
             count: before.count.saturating_add(u32::try_from(failures.len()).unwrap_or(u32::MAX)),
             last: failures.into_iter().max().unwrap_or(before.last),
@@ -40,21 +43,29 @@ impl Failures {
     }
 }
 
-/// The failures of each Job. Upstream: `backoffStore`.
+/// The failures of each Job, as of its last status. Upstream: `backoffStore`.
 #[derive(Default)]
 pub struct BackoffStore(Mutex<HashMap<ObjectKey, Failures>>);
 
 impl BackoffStore {
-    pub fn get(&self, job: &ObjectKey) -> Failures {
-        self.0.lock().get(job).copied().unwrap_or_default()
+    /// The failures of the Job `key`. Those before the start of this manager are found by the pods
+    /// that are still there.
+    pub fn failures(
+        &self,
+        key: &ObjectKey,
+        state: &SyncState,
+        newly_finished: &FinishedPods,
+    ) -> Failures {
+        let spec = state.spec();
+        let known = self.0.lock().get(key).copied();
+        match known {
+            Some(known) => known.with(spec, newly_finished),
+            None => Failures::default().with(spec, &state.finished_pods()),
+        }
     }
 
     pub fn set(&self, job: &ObjectKey, failures: Failures) {
-        let mut store = self.0.lock();
-        match failures == Failures::default() {
-            true => store.remove(job),
-            false => store.insert(job.clone(), failures),
-        };
+        self.0.lock().insert(job.clone(), failures);
     }
 }
 
@@ -66,8 +77,20 @@ impl OwnerRecord for BackoffStore {
 
 /// The time until a pod may replace `failed`, which itself had replaced `before` pods.
 /// Upstream: `getRemainingTimePerIndex`.
-pub fn wait_for_index(failed: &Pod, before: u32, now: Timestamp) -> Duration {
-    wait(before.saturating_add(1), finished_at(failed), now)
+pub fn wait_for_index(spec: &JobSpec, failed: &Pod, before: u32, now: Timestamp) -> Duration {
+    match delays_successor(spec, failed) {
+        true => wait(before.saturating_add(1), finished_at(failed), now),
+        false => Duration::ZERO,
+    }
+}
+
+/// Whether the successor of a failed pod has to wait. It does not after a disruption that the
+/// policy ignores, if the pod had existed for the time of the first delay: pods that are disrupted
+/// again and again are replaced no faster than after failures.
+fn delays_successor(spec: &JobSpec, failed: &Pod) -> bool {
+    let existed = || Some(finished_at(failed)?.duration_since(failed.meta.creation_timestamp?));
+    !ignores_disruption(spec.pod_failure_policy.as_deref(), failed)
+        || existed().is_none_or(|time| time < FIRST)
 }
 
 /// Upstream: `getRemainingTimeForFailuresCount`.
@@ -98,6 +121,8 @@ pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -127,7 +152,8 @@ mod tests {
             (&[20], &[9], 0, None),
         ] {
             let pods = |ends: &[i64]| ends.iter().map(|end| ended(*end)).collect::<Vec<_>>();
-            let found = before.with(&pods(succeeded), &pods(failed));
+            let finished = FinishedPods { succeeded: pods(succeeded), failed: pods(failed) };
+            let found = before.with(&JobSpec::default(), &finished);
             assert_eq!(found, Failures { count, last: last.map(at) }, "{succeeded:?} {failed:?}");
         }
     }
@@ -151,9 +177,56 @@ mod tests {
             let failures = Failures { count, last: Some(at(1000 - ago)) };
             assert_eq!(failures.wait(at(1000)), Duration::from_secs(seconds), "{count} {ago}");
         }
-        let failed = ended(1000);
-        assert_eq!(wait_for_index(&failed, 0, at(1000)), Duration::from_secs(10));
-        assert_eq!(wait_for_index(&failed, 2, at(1005)), Duration::from_secs(35));
+        let (spec, failed) = (JobSpec::default(), ended(1000));
+        assert_eq!(wait_for_index(&spec, &failed, 0, at(1000)), Duration::from_secs(10));
+        assert_eq!(wait_for_index(&spec, &failed, 2, at(1005)), Duration::from_secs(35));
+    }
+
+    #[test]
+    fn a_disruption_that_the_policy_ignores_delays_no_successor() {
+        let disrupted = json!({ "type": "DisruptionTarget", "status": "True" });
+        let on_disruption = json!({ "action": "Ignore", "onPodConditions": [disrupted] });
+        let on_exit = |action: &str| {
+            json!({
+                "action": action, "onExitCodes": { "operator": "In", "values": [1] },
+            })
+        };
+        let failed = |existed: i64, conditions: Value| {
+            let state = json!({ "terminated": { "exitCode": 1, "finishedAt": at(1000) } });
+            pod(json!({
+                "metadata": { "creationTimestamp": at(1000 - existed) },
+                "status": {
+                    "phase": "Failed", "conditions": conditions,
+                    "containerStatuses": [{ "name": "c", "state": state }],
+                },
+            }))
+        };
+        let (yes, no) = (json!([disrupted]), json!([]));
+        let rules = [
+            json!([on_disruption]),
+            json!([on_exit("Ignore")]),
+            json!([on_exit("Count"), on_disruption]),
+        ];
+        // The rules, how long the pod existed, its conditions, and the seconds to wait.
+        for (rules, existed, conditions, seconds) in [
+            (&rules[0], 10, &yes, 0),
+            (&rules[0], 9, &yes, 10),
+            (&rules[0], 10, &no, 10),
+            (&rules[1], 10, &yes, 0),
+            (&rules[1], 10, &no, 10),
+            (&rules[2], 10, &yes, 10),
+            (&no, 10, &yes, 10),
+        ] {
+            let policy = json!({ "podFailurePolicy": { "rules": rules } });
+            let spec: JobSpec = serde_json::from_value(policy).unwrap();
+            let failed = failed(existed, conditions.clone());
+            let wait = Duration::from_secs(seconds);
+            let text = format!("{rules} {existed} {conditions}");
+            assert_eq!(wait_for_index(&spec, &failed, 0, at(1000)), wait, "{text}");
+            let finished = FinishedPods { succeeded: Vec::new(), failed: vec![failed] };
+            let failures = Failures::default().with(&spec, &finished);
+            assert_eq!(failures.wait(at(1000)), wait, "{text}");
+        }
     }
 
     #[test]

@@ -94,7 +94,7 @@ fn create_indexed(round: &SyncState, indexed: &Indexed, missing: usize, now: Tim
         let before = indexed.awaiting.get(&index);
         let wait = before.map_or(Duration::ZERO, |failed| {
             let before = u32::try_from(all_failures(failed)).unwrap_or(0);
-            wait_for_index(failed, before, now)
+            wait_for_index(spec, failed, before, now)
         });
         match wait.is_zero() {
             true => {

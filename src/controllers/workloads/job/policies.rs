@@ -65,6 +65,11 @@ pub fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
     Verdict::Unmatched
 }
 
+/// Whether `pod` failed because of a disruption, and the policy ignores that.
+pub fn ignores_disruption(policy: Option<&PodFailurePolicy>, pod: &Pod) -> bool {
+    pod.status.is_disruption_target() && judge(policy, pod) == Verdict::Ignore
+}
+
 /// The first container, init containers last, whose end matches: its name and code.
 fn matching_exit<'a>(pod: &'a Pod, codes: &OnExitCodes) -> Option<(&'a str, i32)> {
     let ended = pod.rare_status().into_iter().flat_map(|rare| &rare.terminated);

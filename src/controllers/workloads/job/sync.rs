@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::manage::Action;
-use super::sync_state::{NewlyFinished, SyncState, TRACKING, condition, ensure_condition};
+use super::sync_state::{SyncState, TRACKING, condition, ensure_condition};
 use super::tracking::{StatusPlan, count_released, finish, plan_status};
 use super::{Jobs, ending, managed_by_another, metrics, plan};
 use crate::controllers::runner::batch::together;
@@ -68,8 +68,7 @@ impl Jobs {
         if state.status.start_time.is_none() && !state.spec().is_suspended() {
             state.status.start_time = Some(now);
         }
-        let NewlyFinished { succeeded, failed } = &newly_finished;
-        let failures = self.backoff.get(key).with(succeeded, failed);
+        let failures = self.backoff.failures(key, &state, &newly_finished);
         state.ending = ending::decide(&state, now);
         if let Some(left) = ending::time_left(state.spec(), &state.status, now)
             && !left.is_zero()

@@ -58,18 +58,19 @@ pub struct Indexed {
     pub awaiting: HashMap<i32, Arc<Pod>>,
 }
 
-/// The pods that finished and that the status does not mention.
-pub struct NewlyFinished {
+/// Pods of a Job that have finished.
+pub struct FinishedPods {
     pub succeeded: Vec<Arc<Pod>>,
     pub failed: Vec<Arc<Pod>>,
 }
 
 impl SyncState {
+    /// The state at the start, and the finished pods that the status does not mention.
     pub fn new(
         job: Arc<Job>,
         pods: Vec<Arc<Pod>>,
         released: HashSet<Uid>,
-    ) -> (SyncState, NewlyFinished) {
+    ) -> (SyncState, FinishedPods) {
         let mut status = job.status.clone();
         let known = status.uncounted_terminated_pods.get_or_insert_default();
         let uncounted = Uncounted {
@@ -99,7 +100,7 @@ impl SyncState {
         let pick = |wanted: &dyn Fn(&Pod) -> bool| -> Vec<Arc<Pod>> {
             round.uncounted_pods().filter(|pod| wanted(pod)).cloned().collect()
         };
-        let newly_finished = NewlyFinished { succeeded: pick(&succeeded), failed: pick(&failed) };
+        let newly_finished = FinishedPods { succeeded: pick(&succeeded), failed: pick(&failed) };
         let policy = spec.pod_failure_policy.as_deref();
         let not_ignored =
             newly_finished.failed.iter().filter(|pod| judge(policy, pod).counts()).count();
@@ -123,12 +124,29 @@ impl SyncState {
         &self.job.spec
     }
 
+    /// All pods that have finished and are still there, also those that the status counts. Of the
+    /// pods without the finalizer those that are being deleted may have been too many: no failure.
+    pub fn finished_pods(&self) -> FinishedPods {
+        let counts = |pod: &&Arc<Pod>| self.is_tracked(pod) || !pod.meta.is_being_deleted();
+        let pods = || self.valid_pods().filter(counts).cloned();
+        let has_succeeded = |pod: &Arc<Pod>| pod.status.phase == PodPhase::Succeeded;
+        FinishedPods {
+            succeeded: pods().filter(has_succeeded).collect(),
+            failed: pods().filter(|pod| is_failed(pod, self.spec())).collect(),
+        }
+    }
+
     /// Pods with the finalizer and, in an Indexed Job, with a valid index.
     /// Upstream: `getValidPodsWithFilter`.
     fn uncounted_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.valid_pods().filter(|pod| self.is_tracked(pod))
+    }
+
+    /// All pods, in an Indexed Job those with a valid index.
+    fn valid_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         let (indexed, completions) = (self.spec().is_indexed(), completions(self.spec()));
         let valid = move |pod: &&Arc<Pod>| !indexed || valid_index_of(pod, completions).is_some();
-        self.pods.iter().filter(|pod| self.is_tracked(pod)).filter(valid)
+        self.pods.iter().filter(valid)
     }
 
     /// Whether `pod` still has the finalizer.

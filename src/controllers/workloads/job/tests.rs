@@ -7,17 +7,18 @@ use std::time::Duration;
 use futures_lite::future::block_on;
 use serde_json::{Value, json};
 
-use super::backoff::Failures;
+use super::backoff::{BackoffStore, Failures};
 use super::indexes::COMPLETION_INDEX;
 use super::plan::{IndexFailures, Plan, Wanted, plan};
 use super::sync_state::{
-    INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, condition, ensure_condition,
+    FinishedPods, INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, condition,
+    ensure_condition,
 };
 use super::testing::controller;
 use super::tracking::{count_released, finish, plan_status};
 use super::{ending, tracking};
 use crate::client::testing::answering;
-use crate::objects::{Job, Pod, Timestamp, Uid};
+use crate::objects::{Job, JobSpec, Pod, Timestamp, Uid};
 
 const NOW: i64 = 1_000_000;
 
@@ -307,7 +308,7 @@ fn active_pods_count_while_others_wait_for_the_back_off() {
     for (spec, seconds) in [(plain, 6), (of_indexes(3, json!({})), 6), (per_index, 6)] {
         let pods = vec![ready("a", 0), ready("b", 1), failed.clone()];
         let mut round = round(spec.clone(), json!({}), pods);
-        let failures = Failures::default().with(&[], &[round.pods[2].clone()]);
+        let failures = Failures::default().with(round.spec(), &round.finished_pods());
         let plan = plan(&round, failures, now());
         assert_eq!(plan, Plan::Wait(Duration::from_secs(seconds)), "{spec}");
         let client = block_on(answering(|line| panic!("nothing is to be asked: {line}")));
@@ -315,6 +316,61 @@ fn active_pods_count_while_others_wait_for_the_back_off() {
         let key = round.job.meta.key();
         let (active, ..) = block_on(jobs.manage(&key, &mut round, plan, None));
         assert_eq!((active, round.ready), (2, 2), "{spec}");
+    }
+}
+
+/// A manager that starts has no record of the failures before it.
+#[test]
+fn failures_before_the_start_of_the_manager_delay_new_pods() {
+    let counted = |value: Value| with(value, "/metadata/finalizers", json!([]));
+    let failed = |name: &str, ago: i64| exited(pod(name, "Failed"), 1, ago);
+    let succeeded = |name: &str, ago: i64| exited(pod(name, "Succeeded"), 0, ago);
+    let plain = json!({ "completions": 9 });
+    let policy = json!({ "podFailurePolicy": { "rules": [] } });
+    let in_status = json!({ "failed": 1, "uncountedTerminatedPods": { "failed": ["b"] } });
+    // The Job, its status, its pods, and the seconds to wait.
+    for (spec, status, pods, seconds) in [
+        (&plain, json!({}), vec![], 0),
+        (&plain, json!({ "failed": 1 }), vec![counted(failed("a", 4))], 6),
+        (
+            &plain,
+            json!({ "failed": 2 }),
+            vec![counted(failed("a", 30)), counted(failed("b", 4))],
+            16,
+        ),
+        // Each failure counts once: one that is counted, one in the status, and a new one.
+        (&plain, in_status, vec![counted(failed("a", 30)), failed("b", 20), failed("c", 4)], 36),
+        (&plain, json!({ "failed": 1 }), vec![counted(failed("a", 8)), succeeded("b", 4)], 0),
+        (
+            &plain,
+            json!({ "failed": 2, "succeeded": 1 }),
+            vec![counted(failed("a", 8)), counted(succeeded("b", 6)), counted(failed("c", 4))],
+            6,
+        ),
+        // One that was too many has failed after its deletion.
+        (&plain, json!({}), vec![going(counted(failed("a", 4)))], 0),
+        (&plain, json!({}), vec![going(counted(pod("a", "Running")))], 0),
+        (&policy, json!({}), vec![going(failed("a", 4))], 6),
+        (&policy, json!({}), vec![going(pod("a", "Running"))], 0),
+        (&of_indexes(2, json!({})), json!({}), vec![counted(failed("a", 4))], 0),
+        (
+            &of_indexes(2, json!({})),
+            json!({}),
+            vec![counted(exited(indexed("a", "Failed", 1), 1, 4))],
+            6,
+        ),
+    ] {
+        let text = format!("{spec} {status} {pods:?}");
+        let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value(pod).unwrap()));
+        let job = job(spec.clone(), status);
+        let (state, newly) = SyncState::new(job.clone(), pods.collect(), HashSet::new());
+        let (store, key) = (BackoffStore::default(), job.meta.key());
+        let failures = store.failures(&key, &state, &newly);
+        assert_eq!(failures.wait(now()), Duration::from_secs(seconds), "{text}");
+        // From then on only pods that finish newly change the record.
+        store.set(&key, failures);
+        let (state, newly) = SyncState::new(job, Vec::new(), HashSet::new());
+        assert_eq!(store.failures(&key, &state, &newly), failures, "{text}");
     }
 }
 
@@ -425,7 +481,8 @@ fn a_new_pod_of_an_index_has_the_failures_of_its_predecessors() {
 fn failures_delay_the_pods_that_replace_them() {
     let failed: Arc<Pod> =
         Arc::new(serde_json::from_value(exited(pod("a", "Failed"), 1, 3)).unwrap());
-    let failures = Failures::default().with(&[], &[failed.clone(), failed]);
+    let finished = FinishedPods { succeeded: Vec::new(), failed: vec![failed.clone(), failed] };
+    let failures = Failures::default().with(&JobSpec::default(), &finished);
     let round = round(json!({ "parallelism": 2, "backoffLimit": 6 }), json!({}), vec![]);
     assert_eq!(planned(&round, failures), Ok(vec!["wait 17".to_owned()]));
 }
