@@ -30,12 +30,13 @@ const AUTHORITIES: [&str; 3] =
 
 /// Which certificates and redirects are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rules {
+pub enum TrustPolicy {
     /// One of the system's authorities must have signed the certificate. Redirects may lead to any
-    /// host; one outside of the first one's domain gets no headers with secrets, as with Go's client.
-    Source,
+    /// host; one outside of the first one's domain gets no headers with secrets, as with Go's
+    /// client.
+    SystemAuthorities,
     /// Any certificate; redirects that stay on the host.
-    Probe,
+    AnyCertificate,
 }
 
 /// Headers with secrets. Upstream: `shouldCopyHeaderOnRedirect` of Go's `net/http`.
@@ -148,22 +149,22 @@ impl fmt::Display for Error {
 pub async fn get(
     first: &Target,
     headers: &HeaderMap,
-    rules: Rules,
+    policy: TrustPolicy,
     max_bytes: usize,
 ) -> Result<Answer, Error> {
     let (mut target, mut headers) = (first.clone(), headers.clone());
-    if rules == Rules::Source {
+    if policy == TrustPolicy::SystemAuthorities {
         headers.remove(HOST);
     }
     for _ in 0..10 {
-        let (answer, location) = get_once(&target, &headers, rules, max_bytes).await?;
+        let (answer, location) = get_once(&target, &headers, policy, max_bytes).await?;
         let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         let location = location.filter(|location| is_redirect && !location.is_empty());
         let Some(location) = location else { return Ok(answer) };
         // A `Url` has one spelling of each host, where a target may have another.
         let (origin, from) = (first.url()?, target.url()?);
         let next = resolve(&from, &location)?;
-        if rules == Rules::Probe && next.host_str() != from.host_str() {
+        if policy == TrustPolicy::AnyCertificate && next.host_str() != from.host_str() {
             return Ok(Answer { leaves_host: true, ..answer });
         }
         if Url::parse(&location).is_ok() {
@@ -195,7 +196,7 @@ fn is_within(url: &Url, other: &Url) -> bool {
 async fn get_once(
     target: &Target,
     headers: &HeaderMap,
-    rules: Rules,
+    policy: TrustPolicy,
     max_bytes: usize,
 ) -> Result<(Answer, Option<String>), Error> {
     let stream = connect(&target.host, target.port).await?;
@@ -204,9 +205,9 @@ async fn get_once(
     }
     let name = ServerName::try_from(target.host.clone())
         .map_err(|error| format!("{}: {error}", target.host))?;
-    let config = match rules {
-        Rules::Probe => ANY.clone(),
-        Rules::Source => system_trust()?,
+    let config = match policy {
+        TrustPolicy::AnyCertificate => ANY.clone(),
+        TrustPolicy::SystemAuthorities => system_trust()?,
     };
     let stream = TlsConnector::from(config).connect(name, stream).await;
     Ok(exchange(stream.map_err(|error| error.to_string())?, target, headers, max_bytes).await?)
@@ -425,7 +426,8 @@ mod tests {
         let (port, at_the_first) =
             serve("127.0.0.1", vec![moved(&format!("//127.0.0.2:{port}/b?q"))]);
         let target = Target::parse(&format!("http://127.0.0.1:{port}/a")).expect("a URL");
-        let answer = block_on(get(&target, &headers, Rules::Source, 100)).expect("an answer");
+        let answer = block_on(get(&target, &headers, TrustPolicy::SystemAuthorities, 100))
+            .expect("an answer");
         assert_eq!((answer.status.as_u16(), &*answer.body), (200, &b"ok"[..]));
         for (requests, line, has_secrets) in [
             (at_the_first, "GET /a ", true),
@@ -453,7 +455,7 @@ mod tests {
         let (last, at_the_last) = serve("::1", vec![ok()]);
         let to_the_last = moved(&format!("http://[0:0::1]:{last}/c"));
         let (port, at_the_first) = serve("::1", vec![moved("/b"), to_the_last]);
-        let answer = block_on(get(&of("0:0::1", port), &headers, Rules::Probe, 100));
+        let answer = block_on(get(&of("0:0::1", port), &headers, TrustPolicy::AnyCertificate, 100));
         assert_eq!(answer.expect("an answer").status, 200);
         let host = format!("host: [::1]:{last}\n");
         for (requests, line, host) in [
@@ -466,12 +468,14 @@ mod tests {
         }
         for location in ["http://127.0.0.2:1/", "app://elsewhere", "//localhost/x"] {
             let (port, _) = serve("127.0.0.1", vec![moved(location)]);
-            let answer = block_on(get(&of("127.0.0.1", port), &headers, Rules::Probe, 100));
+            let answer =
+                block_on(get(&of("127.0.0.1", port), &headers, TrustPolicy::AnyCertificate, 100));
             let answer = answer.expect("an answer");
             assert!(answer.leaves_host && answer.status == 307, "{location}: {answer:?}");
         }
         let (port, _) = serve("127.0.0.1", vec![moved("")]);
-        let answer = block_on(get(&of("127.0.0.1", port), &headers, Rules::Probe, 100));
+        let answer =
+            block_on(get(&of("127.0.0.1", port), &headers, TrustPolicy::AnyCertificate, 100));
         assert_eq!(answer.expect("an answer").status, 307);
     }
 

@@ -13,7 +13,7 @@ use crate::metrics;
 use crate::pod::{Pod, PodExt};
 use crate::prober::Kind;
 use crate::runtime::status::{self, PodStatus};
-use crate::status::generate::{self, Facts};
+use crate::status::generate::{self, StatusInputs};
 
 impl Kubelet {
     /// Reads a pod's state in the runtime, starts and stops probes, and publishes the pod's status.
@@ -52,7 +52,7 @@ impl Kubelet {
         let address = self.manager.node.address.now();
         let probes = &self.manager.probes;
         let StatusChange { before, after } = self.store.update_status(pod, |before, waiting| {
-            let facts = Facts {
+            let inputs = StatusInputs {
                 runtime,
                 runtime_name: &self.manager.runtime_name,
                 waiting,
@@ -63,7 +63,7 @@ impl Kubelet {
                 now: self.clock.now(),
                 before,
             };
-            stay_failed(generate::generate(pod, &facts), before)
+            stay_failed(generate::generate(pod, &inputs), before)
         });
         if before.as_ref().map(|before| &before.phase) != Some(&after.phase) {
             let phase = after.phase.as_deref().unwrap_or_default();

@@ -51,7 +51,8 @@ pub struct Dead {
     pub is_unknown: bool,
 }
 
-/// The containers that have to go. `is_removed`: whether a pod is gone. Upstream: `evictContainers`.
+/// The containers that have to go. `is_removed`: whether a pod is gone.
+/// Upstream: `evictContainers`.
 pub fn excess(dead: Vec<Dead>, policy: Policy, is_removed: &dyn Fn(&str) -> bool) -> Vec<Dead> {
     let mut units: BTreeMap<(Uid, String), Vec<Dead>> = BTreeMap::new();
     let mut excess = Vec::new();

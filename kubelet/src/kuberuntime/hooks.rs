@@ -6,85 +6,109 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
 
-use crate::cri::{RuntimeService, chain};
+use super::Manager;
+use crate::cri::chain;
 use crate::http;
 use crate::pod::{Container, Pod, PodExt};
 use crate::prober;
 
-/// The container whose hook is run.
-pub struct HookTarget<'a> {
-    pub runtime: &'a RuntimeService,
-    pub clock: &'a SharedClock,
-    pub pod: &'a Pod,
-    pub container: &'a Container,
-    pub id: &'a str,
-    /// The pod's address; `None`: it has none yet.
-    pub ip: Option<&'a str>,
+/// A command in a container that has failed.
+struct ExecFailure {
+    error: String,
+    /// What it has written.
+    output: String,
 }
 
-/// Runs a hook to its end.
-///
-/// # Errors
-/// Upstream's message.
-pub async fn run(site: &HookTarget<'_>, hook: &core::LifecycleHandler) -> Result<(), String> {
-    let name = &site.container.name;
-    let pod = format!("{}({})", site.pod.full_name(), site.pod.uid());
-    if let Some(exec) = &hook.exec {
-        let command = exec.command.clone().unwrap_or_default();
-        return exec_in(site, &command).await.map_err(|(error, output)| {
-            format!(
-                "Exec lifecycle hook ([{}]) for Container {name:?} in Pod {pod:?} failed - error: \
-                 {error}, message: {output:?}",
-                command.join(" ")
-            )
-        });
-    }
-    if let Some(get) = &hook.http_get {
-        return send(site, get).await.map_err(|error| {
-            let path = get.path.as_deref().unwrap_or_default();
-            format!(
-                "HTTP lifecycle hook ({path}) for Container {name:?} in Pod {pod:?} failed - \
-                 error: {error}"
-            )
-        });
-    }
-    match &hook.sleep {
-        Some(sleep) => {
-            site.clock.sleep(Duration::from_secs(sleep.seconds.max(0).unsigned_abs())).await;
-            Ok(())
+impl Manager {
+    /// Runs a hook of the container with this id to its end. `ips`: the pod's addresses.
+    ///
+    /// # Errors
+    /// Upstream's message.
+    pub(super) async fn run_hook(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        id: &str,
+        hook: &core::LifecycleHandler,
+        ips: &[String],
+    ) -> Result<(), String> {
+        let name = &container.name;
+        let pod_name = format!("{}({})", pod.full_name(), pod.uid());
+        if let Some(exec) = &hook.exec {
+            let command = exec.command.clone().unwrap_or_default();
+            return self.exec_hook(id, &command).await.map_err(|ExecFailure { error, output }| {
+                format!(
+                    "Exec lifecycle hook ([{}]) for Container {name:?} in Pod {pod_name:?} failed \
+                     - error: {error}, message: {output:?}",
+                    command.join(" ")
+                )
+            });
         }
-        None => Err("Cannot run handler: invalid handler".to_owned()),
+        if let Some(get) = &hook.http_get {
+            return self.http_hook(pod, container, get, ips).await.map_err(|error| {
+                let path = get.path.as_deref().unwrap_or_default();
+                format!(
+                    "HTTP lifecycle hook ({path}) for Container {name:?} in Pod {pod_name:?} \
+                     failed - error: {error}"
+                )
+            });
+        }
+        match &hook.sleep {
+            Some(sleep) => {
+                let seconds = sleep.seconds.max(0).unsigned_abs();
+                self.clock.sleep(Duration::from_secs(seconds)).await;
+                Ok(())
+            }
+            None => Err("Cannot run handler: invalid handler".to_owned()),
+        }
     }
-}
 
-/// Runs a command without a deadline. The error, and what the command has written.
-async fn exec_in(site: &HookTarget<'_>, command: &[String]) -> Result<(), (String, String)> {
-    let answer = site.runtime.exec_sync(site.id, command, None).await;
-    let answer = answer.map_err(|error| (chain(&error), String::new()))?;
-    if answer.exit_code == 0 {
-        return Ok(());
+    /// Runs a command without a deadline.
+    async fn exec_hook(&self, id: &str, command: &[String]) -> Result<(), ExecFailure> {
+        let answer = self
+            .runtime
+            .exec_sync(id, command, None)
+            .await
+            .map_err(|error| ExecFailure { error: chain(&error), output: String::new() })?;
+        if answer.exit_code == 0 {
+            return Ok(());
+        }
+        let errors = String::from_utf8_lossy(&answer.stderr).into_owned();
+        let output = [answer.stdout, answer.stderr].concat();
+        let (command, code) = (command.join(" "), answer.exit_code);
+        Err(ExecFailure {
+            error: format!("command '{command}' exited with {code}: {errors}"),
+            output: String::from_utf8_lossy(&output).into_owned(),
+        })
     }
-    let errors = String::from_utf8_lossy(&answer.stderr).into_owned();
-    let output = String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned();
-    let (command, code) = (command.join(" "), answer.exit_code);
-    Err((format!("command '{command}' exited with {code}: {errors}"), output))
-}
 
-/// Sends a GET; each status is a success. What this machine lacks says nothing about the container,
-/// whose hook waits for it.
-async fn send(site: &HookTarget<'_>, get: &core::HTTPGetAction) -> Result<(), String> {
-    let ip = site.ip.or(get.host.as_deref()).ok_or("failed to find networking container")?;
-    let mut target = prober::target(site.container, get, ip)?;
-    let asked = repeat(site.clock, || prober::send(&target, get, "lifecycle")).await;
-    let Err(fault) = asked else { return Ok(()) };
-    let fault = fault.to_string();
-    // What rustls says of an answer in plain text: the server has no TLS and is asked without it.
-    if !target.is_https || !fault.contains("corrupt message") {
-        return Err(fault);
+    /// Sends a GET; each status is a success. What this machine lacks says nothing about the
+    /// container, whose hook waits for it.
+    async fn http_hook(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        get: &core::HTTPGetAction,
+        ips: &[String],
+    ) -> Result<(), String> {
+        let own = match pod.is_host_network() {
+            true => Some(self.node.address.or_loopback()),
+            false => ips.first().cloned(),
+        };
+        let ip = own.as_deref().or(get.host.as_deref());
+        let ip = ip.ok_or("failed to find networking container")?;
+        let mut target = prober::target(container, get, ip)?;
+        let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;
+        let Err(fault) = asked else { return Ok(()) };
+        let fault = fault.to_string();
+        // What rustls says of an answer in plain text: the server has no TLS; ask without it.
+        if !target.is_https || !fault.contains("corrupt message") {
+            return Err(fault);
+        }
+        target.is_https = false;
+        let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;
+        asked.map(drop).map_err(|_| fault)
     }
-    target.is_https = false;
-    let asked = repeat(site.clock, || prober::send(&target, get, "lifecycle")).await;
-    asked.map(drop).map_err(|_| fault)
 }
 
 /// Repeats what fails for want of descriptors or memory of this machine.

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cri::{RuntimeService, chain};
 use crate::events;
-use crate::http::{self, Rules, Target};
+use crate::http::{self, Target, TrustPolicy};
 use crate::metrics;
 use crate::node::address::NodeAddress;
 use crate::pod::{Container, Pod, PodExt, Uid};
@@ -568,7 +568,7 @@ pub async fn send(
         Some(empty) if empty.is_empty() => _ = headers.remove(ACCEPT),
         Some(_) => {}
     }
-    http::get(target, &headers, Rules::Probe, MAX_BODY).await
+    http::get(target, &headers, TrustPolicy::AnyCertificate, MAX_BODY).await
 }
 
 /// Sends the GET of a probe; a status from 200 to 399 is a success.

@@ -13,7 +13,7 @@ use crate::pod::{Container, Pod, PodExt, listed};
 
 /// What the downward API needs beside the pod.
 #[derive(Clone, Copy)]
-pub struct NodeFacts<'a> {
+pub struct DownwardInputs<'a> {
     /// The node's address; `None`: it has none yet.
     pub host_ip: Option<&'a str>,
     pub pod_ips: &'a [String],
@@ -25,7 +25,7 @@ pub struct NodeFacts<'a> {
 /// Where the values of variables come from beside the definition.
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
-    pub facts: NodeFacts<'a>,
+    pub inputs: DownwardInputs<'a>,
     pub objects: &'a Objects,
     pub file: &'a FileReader<'a>,
 }
@@ -101,16 +101,16 @@ fn source(
     sources: Sources<'_>,
 ) -> Result<Option<Vec<u8>>, String> {
     let text = |text: String| Some(text.into_bytes());
-    let Sources { facts, objects, file } = sources;
+    let Sources { inputs, objects, file } = sources;
     if let Some(field) = &from.field_ref {
-        return pod_field(pod, &field.field_path, facts).map(text);
+        return pod_field(pod, &field.field_path, inputs).map(text);
     }
     if let Some(resource) = &from.resource_field_ref {
         let of = match resource.container_name.as_deref().filter(|name| !name.is_empty()) {
             None => container,
             Some(name) => pod.container(name).ok_or_else(|| format!("no container {name}"))?,
         };
-        return resource_field(pod, of, resource, facts).map(text);
+        return resource_field(pod, of, resource, inputs).map(text);
     }
     if let Some(key) = &from.file_key_ref {
         let (path, lines) = file(key)?;
@@ -149,7 +149,7 @@ fn source(
 ///
 /// # Errors
 /// When there is no such field.
-pub fn pod_field(pod: &Pod, path: &str, facts: NodeFacts<'_>) -> Result<String, String> {
+pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<String, String> {
     let key = |prefix: &str| {
         path.strip_prefix(prefix)
             .and_then(|rest| rest.strip_prefix("['"))
@@ -175,10 +175,10 @@ pub fn pod_field(pod: &Pod, path: &str, facts: NodeFacts<'_>) -> Result<String, 
         "spec.nodeName" => pod.spec().node_name.clone().unwrap_or_default(),
         "spec.serviceAccountName" => pod.spec().service_account_name.clone().unwrap_or_default(),
         "status.hostIP" | "status.hostIPs" => {
-            facts.host_ip.ok_or("can't get ip address of node")?.to_owned()
+            inputs.host_ip.ok_or("can't get ip address of node")?.to_owned()
         }
-        "status.podIP" => facts.pod_ips.first().cloned().unwrap_or_default(),
-        "status.podIPs" => facts.pod_ips.join(","),
+        "status.podIP" => inputs.pod_ips.first().cloned().unwrap_or_default(),
+        "status.podIPs" => inputs.pod_ips.join(","),
         other => return Err(format!("unsupported fieldPath: {other}")),
     })
 }
@@ -192,7 +192,7 @@ pub fn resource_field(
     pod: &Pod,
     container: &Container,
     field: &core::ResourceFieldSelector,
-    facts: NodeFacts<'_>,
+    inputs: DownwardInputs<'_>,
 ) -> Result<String, String> {
     let (list, resource) = field
         .resource
@@ -202,8 +202,8 @@ pub fn resource_field(
     let is_limit = list == "limits";
     let of = |lists| listed(lists, resource, is_limit).filter(|amount| !amount.is_zero());
     let node = match (is_limit, resource) {
-        (true, "cpu") => Quantity::new(facts.cpus),
-        (true, "memory") => Quantity::new(facts.memory_bytes),
+        (true, "cpu") => Quantity::new(inputs.cpus),
+        (true, "memory") => Quantity::new(inputs.memory_bytes),
         _ => Quantity::ZERO,
     };
     let of_pod = || of(pod.spec().resources.as_ref()).filter(|_| is_limit);
@@ -334,12 +334,13 @@ mod tests {
         });
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let ips = ["10.0.0.1".to_owned()];
-        let facts = NodeFacts { host_ip: Some("1.2.3.4"), pod_ips: &ips, cpus: 2, memory_bytes: 1 };
+        let inputs =
+            DownwardInputs { host_ip: Some("1.2.3.4"), pod_ips: &ips, cpus: 2, memory_bytes: 1 };
         let file = |key: &core::FileKeySelector| match key.path.as_str() {
             "none" => Err("no file".to_owned()),
             path => Ok((PathBuf::from("/v").join(path), "K='v'".to_owned())),
         };
-        let sources = Sources { facts, objects: &Objects::default(), file: &file };
+        let sources = Sources { inputs, objects: &Objects::default(), file: &file };
         for (key, expected) in [
             (json!({"path": "f", "key": "K"}), Ok(Some(&b"v"[..]))),
             (json!({"path": "f", "key": "L", "optional": true}), Ok(None)),
@@ -366,10 +367,10 @@ mod tests {
         for (resource, expected) in [("limits.cpu", "1"), ("requests.cpu", "0")] {
             let field =
                 core::ResourceFieldSelector { resource: resource.to_owned(), ..Default::default() };
-            let found = resource_field(&limited, &limited.spec().containers[0], &field, facts);
+            let found = resource_field(&limited, &limited.spec().containers[0], &field, inputs);
             assert_eq!(found.as_deref(), Ok(expected), "{resource}");
         }
-        let fault = pod_field(&pod, "spec.x", facts);
+        let fault = pod_field(&pod, "spec.x", inputs);
         assert_eq!(fault, Err("unsupported fieldPath: spec.x".to_owned()));
     }
 
@@ -386,9 +387,9 @@ mod tests {
             ]}]},
         });
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
-        let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
         let file = |_: &core::FileKeySelector| Err("no file".to_owned());
-        let sources = Sources { facts, objects: &objects, file: &file };
+        let sources = Sources { inputs, objects: &objects, file: &file };
         let variables = variables(&pod, &pod.spec().containers[0], sources).expect("variables");
         let expected = [("k", &[255, 0][..]), ("A", &[255, 0]), ("B", &[97, 255, 0, 255, 0])];
         let expected = expected.map(|(name, value)| (name.to_owned(), value.to_vec()));

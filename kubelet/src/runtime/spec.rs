@@ -26,7 +26,7 @@ const CPU_PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1000;
 
 /// What the definition of a sandbox needs beside the pod.
-pub struct SandboxSite<'a> {
+pub struct SandboxSettings<'a> {
     pub attempt: u32,
     pub log_directory: &'a Path,
     /// Below it: the pod's cgroup. Empty: the runtime decides.
@@ -37,7 +37,7 @@ pub struct SandboxSite<'a> {
 }
 
 /// The definition of a pod's sandbox.
-pub fn sandbox(pod: &Pod, site: SandboxSite<'_>) -> api::PodSandboxConfig {
+pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfig {
     let spec = pod.spec();
     let security = spec.security_context.as_ref();
     let is_privileged = pod.all_containers().any(is_privileged);
@@ -59,16 +59,16 @@ pub fn sandbox(pod: &Pod, site: SandboxSite<'_>) -> api::PodSandboxConfig {
             name: pod.name().to_owned(),
             uid: pod.uid().to_string(),
             namespace: pod.namespace().to_owned(),
-            attempt: site.attempt,
+            attempt: settings.attempt,
         }),
-        hostname: site.hostname,
-        log_directory: site.log_directory.display().to_string(),
-        dns_config: Some(site.dns),
+        hostname: settings.hostname,
+        log_directory: settings.log_directory.display().to_string(),
+        dns_config: Some(settings.dns),
         port_mappings: if pod.is_host_network() { Vec::new() } else { port_mappings(pod) },
         labels: labels::sandbox_labels(pod),
         annotations: annotations.map(|(key, value)| (key.clone(), value.clone())).collect(),
         linux: Some(api::LinuxPodSandboxConfig {
-            cgroup_parent: site.cgroup_parent.to_owned(),
+            cgroup_parent: settings.cgroup_parent.to_owned(),
             security_context: Some(context),
             sysctls: sysctls.map(|item| (item.name.clone(), item.value.clone())).collect(),
             overhead: Some(overhead(pod)),
@@ -171,7 +171,7 @@ fn is_privileged(container: &Container) -> bool {
 }
 
 /// What the definition of a container needs beside the pod.
-pub struct ContainerSite<'a> {
+pub struct ContainerSettings<'a> {
     pub restart_count: u32,
     /// The image as the runtime resolved it.
     pub image_ref: &'a str,
@@ -200,45 +200,45 @@ pub struct ContainerSite<'a> {
 pub fn container(
     pod: &Pod,
     container: &Container,
-    site: ContainerSite<'_>,
+    settings: ContainerSettings<'_>,
 ) -> Result<api::ContainerConfig, String> {
-    let values: Values = site.environment.iter().cloned().collect();
+    let values: Values = settings.environment.iter().cloned().collect();
     let expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, String> {
         list.iter().flatten().map(|word| expand_word(word, &values)).collect()
     };
     let image = container.image.clone().unwrap_or_default();
     let guards = Guards {
-        image_uid: site.image_uid,
-        seccomp: site.seccomp,
-        has_app_armor: site.has_app_armor,
+        image_uid: settings.image_uid,
+        seccomp: settings.seccomp,
+        has_app_armor: settings.has_app_armor,
     };
-    let mut resources = resources(pod, container, site.memory_bytes, site.page_sizes);
-    resources.unified = site.unified;
-    if site.limits_memory_and_swap {
+    let mut resources = resources(pod, container, settings.memory_bytes, settings.page_sizes);
+    resources.unified = settings.unified;
+    if settings.limits_memory_and_swap {
         resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
     }
     Ok(api::ContainerConfig {
         metadata: Some(api::ContainerMetadata {
             name: container.name.clone(),
-            attempt: site.restart_count,
+            attempt: settings.restart_count,
         }),
         image: Some(api::ImageSpec {
-            image: site.image_ref.to_owned(),
+            image: settings.image_ref.to_owned(),
             user_specified_image: image,
             ..Default::default()
         }),
         command: expanded(&container.command)?,
         args: expanded(&container.args)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: site
+        envs: settings
             .environment
             .into_iter()
             .map(|(key, value)| api::KeyValue { key, value })
             .collect(),
-        mounts: site.mounts,
+        mounts: settings.mounts,
         labels: labels::container_labels(pod, container),
-        annotations: labels::container_annotations(pod, container, site.restart_count),
-        log_path: format!("{}/{}.log", container.name, site.restart_count),
+        annotations: labels::container_annotations(pod, container, settings.restart_count),
+        log_path: format!("{}/{}.log", container.name, settings.restart_count),
         stdin: container.stdin.unwrap_or_default(),
         stdin_once: container.stdin_once.unwrap_or_default(),
         tty: container.tty.unwrap_or_default(),
@@ -562,7 +562,7 @@ mod tests {
                 serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": {"containers":
                 [{"name": "c", "resources": {"limits": limits}}]}}))
                 .expect("a pod");
-            let site = ContainerSite {
+            let settings = ContainerSettings {
                 restart_count: 0,
                 image_ref: "i",
                 image_uid: None,
@@ -575,7 +575,8 @@ mod tests {
                 unified: [("memory.oom.group".to_owned(), "1".to_owned())].into(),
                 limits_memory_and_swap,
             };
-            let config = container(&pod, &pod.spec().containers[0], site).expect("a definition");
+            let config =
+                container(&pod, &pod.spec().containers[0], settings).expect("a definition");
             let found = config.linux.and_then(|linux| linux.resources).expect("resources");
             let limits = (found.memory_limit_in_bytes, found.memory_swap_limit_in_bytes);
             assert_eq!(limits, expected, "{limits_memory_and_swap}");

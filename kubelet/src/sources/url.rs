@@ -10,7 +10,7 @@ use kube_controller_manager::task::StopToken;
 
 use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
-use crate::http::{self, Rules, Target};
+use crate::http::{self, Target, TrustPolicy};
 
 /// How long one read may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,8 +50,9 @@ pub async fn run(
 
 async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, String> {
     let max = usize::try_from(MAX_BYTES).unwrap_or(usize::MAX);
-    let answer =
-        http::get(target, headers, Rules::Source, max).await.map_err(|error| error.to_string())?;
+    let answer = http::get(target, headers, TrustPolicy::SystemAuthorities, max)
+        .await
+        .map_err(|error| error.to_string())?;
     match (answer.status.as_u16(), answer.is_cut) {
         (200, false) => Ok(answer.body),
         (200, true) => Err(format!("the answer has more than {MAX_BYTES} bytes")),

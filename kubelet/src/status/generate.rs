@@ -15,7 +15,7 @@ use crate::runtime::actions::{should_restart, triggers_restart_of_all};
 use crate::runtime::status::{ContainerStatus, PodStatus, State};
 
 /// What a status is computed from, beside the pod.
-pub struct Facts<'a> {
+pub struct StatusInputs<'a> {
     pub runtime: &'a PodStatus,
     /// As the runtime names itself: `containerd`.
     pub runtime_name: &'a str,
@@ -80,13 +80,13 @@ fn nanos(nanos: i64) -> Option<Time> {
 }
 
 /// Computes a pod's status.
-pub fn generate(pod: &Pod, facts: &Facts<'_>) -> core::PodStatus {
+pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let has_init = !pod.init_containers().is_empty();
-    let all_restart = restarts_all(pod, facts.runtime, facts.before);
+    let all_restart = restarts_all(pod, inputs.runtime, inputs.before);
     let statuses = |containers: &[Container], default: &str| -> Vec<core::ContainerStatus> {
         containers
             .iter()
-            .map(|container| container_status(pod, container, facts, default, all_restart))
+            .map(|container| container_status(pod, container, inputs, default, all_restart))
             .collect()
     };
     let init = statuses(pod.init_containers(), "PodInitializing");
@@ -94,27 +94,27 @@ pub fn generate(pod: &Pod, facts: &Facts<'_>) -> core::PodStatus {
     let containers = statuses(&pod.spec().containers, waits_for);
     let phase = phase(pod, &init, &containers);
     let ips = match pod.is_host_network() {
-        true if facts.runtime.sandboxes.first().is_some_and(|sandbox| sandbox.is_ready) => {
-            facts.host_ip.map(str::to_owned).into_iter().collect()
+        true if inputs.runtime.sandboxes.first().is_some_and(|sandbox| sandbox.is_ready) => {
+            inputs.host_ip.map(str::to_owned).into_iter().collect()
         }
         true => Vec::new(),
-        false => facts.runtime.ips().to_vec(),
+        false => inputs.runtime.ips().to_vec(),
     };
     // An agent that restarts takes it from the oldest sandbox.
-    let oldest = facts.runtime.sandboxes.last().and_then(|sandbox| nanos(sandbox.created_at));
-    let start_time = facts.before.and_then(|before| before.start_time.clone()).or(oldest);
+    let oldest = inputs.runtime.sandboxes.last().and_then(|sandbox| nanos(sandbox.created_at));
+    let start_time = inputs.before.and_then(|before| before.start_time.clone()).or(oldest);
     let mut status = core::PodStatus {
         phase: Some(phase.to_owned()),
-        host_ip: facts.host_ip.map(str::to_owned),
+        host_ip: inputs.host_ip.map(str::to_owned),
         pod_ip: ips.first().cloned(),
         pod_ips: Some(ips.into_iter().map(|ip| core::PodIP { ip }).collect()),
-        start_time: Some(start_time.unwrap_or_else(|| time(facts.now))),
+        start_time: Some(start_time.unwrap_or_else(|| time(inputs.now))),
         qos_class: Some(QosClass::of(pod).name().to_owned()),
         ..Default::default()
     };
-    let mut all = conditions(pod, phase, &init, &containers, facts);
+    let mut all = conditions(pod, phase, &init, &containers, inputs);
     if may_restart_all(pod) {
-        all.push(restarting_condition(pod, phase, facts, all_restart));
+        all.push(restarting_condition(pod, phase, inputs, all_restart));
     }
     status.conditions = Some(all);
     status.init_container_statuses = has_init.then_some(init);
@@ -125,12 +125,12 @@ pub fn generate(pod: &Pod, facts: &Facts<'_>) -> core::PodStatus {
 fn container_status(
     pod: &Pod,
     container: &Container,
-    facts: &Facts<'_>,
+    inputs: &StatusInputs<'_>,
     default: &str,
     all_restart: bool,
 ) -> core::ContainerStatus {
-    let newest = facts.runtime.container(&container.name);
-    let before = facts.before.and_then(|before| status_of(before, &container.name));
+    let newest = inputs.runtime.container(&container.name);
+    let before = inputs.before.and_then(|before| status_of(before, &container.name));
     let waits = |reason: &str, message: Option<String>| core::ContainerState {
         waiting: Some(core::ContainerStateWaiting { reason: Some(reason.to_owned()), message }),
         ..Default::default()
@@ -140,11 +140,11 @@ fn container_status(
             running: Some(core::ContainerStateRunning { started_at: nanos(status.started_at) }),
             ..Default::default()
         },
-        State::Exited => terminated(status, facts),
+        State::Exited => terminated(status, inputs),
         State::Created | State::Unknown => waits(default, None),
     };
     let mut state = newest.map_or_else(|| waits(default, None), state_of);
-    let mut last = facts.runtime.previous(&container.name).map(state_of);
+    let mut last = inputs.runtime.previous(&container.name).map(state_of);
     let mut count = newest.map_or(0, |newest| newest.restart_count.try_into().unwrap_or(i32::MAX));
     match (newest, before) {
         (None, Some(before)) => {
@@ -153,7 +153,7 @@ fn container_status(
         }
         // A restart of all removes what ended before.
         (Some(newest), Some(before)) if may_restart_all(pod) => {
-            let is_other = before.container_id.as_deref() != Some(&*id_of(newest, facts));
+            let is_other = before.container_id.as_deref() != Some(&*id_of(newest, inputs));
             let ended = terminated_of(before).filter(|_| is_other).cloned();
             let ended = ended.map(|terminated| core::ContainerState {
                 terminated: Some(terminated),
@@ -162,7 +162,7 @@ fn container_status(
             last = last.or(ended).or_else(|| before.last_state.clone());
         }
         // An init container without a trace has done its work once a container was created.
-        (None, None) if has_initialized(pod, container, facts) => {
+        (None, None) if has_initialized(pod, container, inputs) => {
             state = core::ContainerState {
                 terminated: Some(core::ContainerStateTerminated {
                     reason: Some("Completed".to_owned()),
@@ -179,9 +179,9 @@ fn container_status(
         _ => {}
     }
     let is_running = newest.is_some_and(|status| status.state == State::Running);
-    let reason = facts.waiting.get(&container.name).filter(|_| !is_running);
+    let reason = inputs.waiting.get(&container.name).filter(|_| !is_running);
     if let Some(waiting) = reason
-        && (newest.is_none() || should_restart(pod, container, facts.runtime))
+        && (newest.is_none() || should_restart(pod, container, inputs.runtime))
     {
         let ended =
             std::mem::replace(&mut state, waits(waiting.reason, Some(waiting.message.clone())));
@@ -191,13 +191,13 @@ fn container_status(
     }
     let id = newest.map(|status| status.id.as_str()).unwrap_or_default();
     let is_started =
-        is_running && (container.startup_probe.is_none() || (facts.startup)(id) == Some(true));
+        is_running && (container.startup_probe.is_none() || (inputs.startup)(id) == Some(true));
     let has_readiness = container.readiness_probe.is_some();
     let is_plain_init = pod.init_containers().iter().any(|init| init.name == container.name)
         && !is_restartable_init(container);
     let is_ready = match newest.map(|status| (status.state, status.exit_code)) {
         Some((State::Running, _)) => {
-            is_started && (!has_readiness || (facts.readiness)(id) == Some(true))
+            is_started && (!has_readiness || (inputs.readiness)(id) == Some(true))
         }
         // An init container is ready once it has succeeded.
         Some((State::Exited, 0)) => is_plain_init,
@@ -214,7 +214,7 @@ fn container_status(
             .or(container.image.clone())
             .unwrap_or_default(),
         image_id: newest.map(|status| status.image_ref.clone()).unwrap_or_default(),
-        container_id: newest.map(|newest| id_of(newest, facts)),
+        container_id: newest.map(|newest| id_of(newest, inputs)),
         ready: is_ready,
         started: Some(is_started),
         restart_count: count,
@@ -224,16 +224,16 @@ fn container_status(
     }
 }
 
-fn id_of(status: &ContainerStatus, facts: &Facts<'_>) -> String {
-    format!("{}://{}", facts.runtime_name, status.id)
+fn id_of(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> String {
+    format!("{}://{}", inputs.runtime_name, status.id)
 }
 
-fn has_initialized(pod: &Pod, container: &Container, facts: &Facts<'_>) -> bool {
+fn has_initialized(pod: &Pod, container: &Container, inputs: &StatusInputs<'_>) -> bool {
     let is_init = pod.init_containers().iter().any(|init| init.name == container.name);
     let is_created = |name: &str| {
-        let status = facts.runtime.container(name);
+        let status = inputs.runtime.container(name);
         status.is_some_and(|status| {
-            status.state != State::Unknown && facts.runtime.is_in_newest_sandbox(status)
+            status.state != State::Unknown && inputs.runtime.is_in_newest_sandbox(status)
         })
     };
     is_init
@@ -289,10 +289,10 @@ fn removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
 fn restarting_condition(
     pod: &Pod,
     phase: &str,
-    facts: &Facts<'_>,
+    inputs: &StatusInputs<'_>,
     all_restart: bool,
 ) -> core::PodCondition {
-    let has_any = pod.all_containers().any(|c| facts.runtime.container(&c.name).is_some());
+    let has_any = pod.all_containers().any(|c| inputs.runtime.container(&c.name).is_some());
     let is_done = ["Succeeded", "Failed"].contains(&phase);
     let is_true = !is_done && all_restart && has_any;
     let reason = match phase {
@@ -300,14 +300,14 @@ fn restarting_condition(
         "Failed" => Some("PodFailed"),
         _ => is_true.then_some("RestartAllContainersStarted"),
     };
-    let mut condition = condition(facts, ALL_CONTAINERS_RESTARTING, is_true);
+    let mut condition = condition(inputs, ALL_CONTAINERS_RESTARTING, is_true);
     condition.reason = reason.map(str::to_owned);
     condition.message = is_true.then(|| "container exited with restart policy rule".to_owned());
     condition
 }
 
-fn terminated(status: &ContainerStatus, facts: &Facts<'_>) -> core::ContainerState {
-    let message = facts.messages.get(&status.id).cloned();
+fn terminated(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> core::ContainerState {
+    let message = inputs.messages.get(&status.id).cloned();
     core::ContainerState {
         terminated: Some(core::ContainerStateTerminated {
             exit_code: status.exit_code,
@@ -316,7 +316,7 @@ fn terminated(status: &ContainerStatus, facts: &Facts<'_>) -> core::ContainerSta
                 .or_else(|| Some(status.message.clone()).filter(|text| !text.is_empty())),
             started_at: nanos(status.started_at),
             finished_at: nanos(status.finished_at),
-            container_id: Some(id_of(status, facts)),
+            container_id: Some(id_of(status, inputs)),
             ..Default::default()
         }),
         ..Default::default()
@@ -418,7 +418,7 @@ fn conditions(
     phase: &str,
     init: &[core::ContainerStatus],
     containers: &[core::ContainerStatus],
-    facts: &Facts<'_>,
+    inputs: &StatusInputs<'_>,
 ) -> Vec<core::PodCondition> {
     let is_done = phase == "Succeeded";
     let is_initialized =
@@ -429,7 +429,7 @@ fn conditions(
             },
         ) || containers.iter().any(|status| !matches!(seen(status), Seen::Waiting));
     let is_ready = !containers.is_empty() && containers.iter().all(|status| status.ready);
-    let has_sandbox = facts.runtime.sandboxes.first().is_some_and(|sandbox| {
+    let has_sandbox = inputs.runtime.sandboxes.first().is_some_and(|sandbox| {
         sandbox.is_ready && (sandbox.is_host_network || !sandbox.ips.is_empty())
     });
     let unready = match phase {
@@ -451,7 +451,7 @@ fn conditions(
     .into_iter()
     .map(|(kind, is_true, reason)| core::PodCondition {
         reason: reason.filter(|_| !is_true).map(str::to_owned),
-        ..condition(facts, kind, is_true)
+        ..condition(inputs, kind, is_true)
     })
     .collect()
 }
@@ -466,15 +466,15 @@ pub fn disruption(status: &core::PodStatus) -> Option<&core::PodCondition> {
 }
 
 /// A condition since the time of its last change.
-fn condition(facts: &Facts<'_>, kind: &str, is_true: bool) -> core::PodCondition {
+fn condition(inputs: &StatusInputs<'_>, kind: &str, is_true: bool) -> core::PodCondition {
     let value = if is_true { "True" } else { "False" };
-    let before = facts.before.and_then(|before| before.conditions.as_ref());
+    let before = inputs.before.and_then(|before| before.conditions.as_ref());
     let before = before.into_iter().flatten().find(|c| c.type_ == kind && c.status == value);
     let since = before.and_then(|condition| condition.last_transition_time.clone());
     core::PodCondition {
         type_: kind.to_owned(),
         status: value.to_owned(),
-        last_transition_time: Some(since.unwrap_or_else(|| time(facts.now))),
+        last_transition_time: Some(since.unwrap_or_else(|| time(inputs.now))),
         ..Default::default()
     }
 }
@@ -583,7 +583,7 @@ mod tests {
             falls_back_to_logs: false,
         };
         let containers = vec![of_runtime("b", State::Running), of_runtime("a", State::Exited)];
-        let facts = Facts {
+        let inputs = StatusInputs {
             runtime: &PodStatus { sandboxes: Vec::new(), containers },
             runtime_name: "cri-o",
             waiting: &HashMap::new(),
@@ -594,7 +594,7 @@ mod tests {
             now: Timestamp::from_secs(0),
             before: None,
         };
-        let status = generate(&pod, &facts).container_statuses.unwrap_or_default().remove(0);
+        let status = generate(&pod, &inputs).container_statuses.unwrap_or_default().remove(0);
         assert_eq!(status.container_id.as_deref(), Some("cri-o://b"));
         let last = status.last_state.and_then(|state| state.terminated).expect("an end");
         assert_eq!(last.container_id.as_deref(), Some("cri-o://a"));

@@ -31,7 +31,7 @@ use crate::files::tree;
 use crate::local_objects::Objects;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::dns::PodName;
-use crate::runtime::environment::{NodeFacts, Values, expand_known};
+use crate::runtime::environment::{DownwardInputs, Values, expand_known};
 
 /// The mode of the kubelet's folders: no other user sees what is below them.
 const CLOSED: u32 = 0o750;
@@ -127,7 +127,7 @@ pub fn set_up(
     folders: &Folders,
     pod: &Pod,
     mounted: &BTreeSet<String>,
-    facts: NodeFacts<'_>,
+    inputs: DownwardInputs<'_>,
     objects: &Objects,
     time: &str,
 ) -> Result<Vec<Outcome>, String> {
@@ -144,16 +144,16 @@ pub fn set_up(
     let set_up_one = |volume: &core::Volume| {
         if let Some(empty) = &volume.empty_dir {
             let path = folders.volume(&uid, "empty-dir", &volume.name);
-            let size = memory_size(pod, empty.size_limit.as_ref(), facts);
+            let size = memory_size(pod, empty.size_limit.as_ref(), inputs);
             set_up_empty(&path, empty, fs_group(pod), size).map_err(|error| error.to_string())
         } else if let Some(host) = &volume.host_path {
             if mounted.contains(&volume.name) { Ok(()) } else { check_host_path(host) }
         } else if volume.image.is_some() {
             // The runtime mounts it.
             Ok(())
-        } else if let Some(written) = payload::of(pod, volume, objects, facts)? {
+        } else if let Some(written) = payload::of(pod, volume, objects, inputs)? {
             let path = folders.volume(&uid, written.kind, &volume.name);
-            let size = memory_size(pod, None, facts);
+            let size = memory_size(pod, None, inputs);
             set_up_written(&path, &written, pod, &volume.name, size, time)
         } else {
             Err("its kind is not supported".to_owned())
@@ -211,9 +211,9 @@ fn mode_of(group: Option<u32>, in_memory: bool) -> u32 {
 
 /// The bytes of a volume in memory: at most the memory of the pod, and of all pods of the node.
 /// Upstream: `calculateEmptyDirMemorySize`.
-fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, facts: NodeFacts<'_>) -> Option<i64> {
+fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, inputs: DownwardInputs<'_>) -> Option<i64> {
     let own = limit.and_then(|limit| limit.0.parse::<Quantity>().ok()).map(Quantity::value);
-    let limits = [Some(facts.memory_bytes), Resources::of_pod(pod).memory, own];
+    let limits = [Some(inputs.memory_bytes), Resources::of_pod(pod).memory, own];
     limits.into_iter().flatten().filter(|bytes| *bytes > 0).min()
 }
 
@@ -614,9 +614,9 @@ mod tests {
             },
         }))
         .unwrap();
-        let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
         let outcomes =
-            set_up(&folders, &pod, &BTreeSet::new(), facts, &Objects::default(), "t").unwrap();
+            set_up(&folders, &pod, &BTreeSet::new(), inputs, &Objects::default(), "t").unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
         let uid = pod.uid();
         write_hosts(&folders.hosts_file(&uid), "").unwrap();
@@ -725,9 +725,10 @@ mod tests {
         ] {
             let spec = serde_json::json!({"spec": {"containers": limits(of_containers)}});
             let pod: Pod = serde_json::from_value(spec).expect("a pod");
-            let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: node };
+            let inputs =
+                DownwardInputs { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: node };
             let limit = of_volume.map(|limit| ApiQuantity(limit.to_owned()));
-            let size = memory_size(&pod, limit.as_ref(), facts);
+            let size = memory_size(&pod, limit.as_ref(), inputs);
             assert_eq!(size.unwrap_or(0), expected, "{of_containers:?} {of_volume:?} {node}");
         }
     }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 use super::atomic::{File, Payload};
 use crate::local_objects::{Contents, Kind, Objects};
 use crate::pod::{Pod, PodExt};
-use crate::runtime::environment::{NodeFacts, pod_field, resource_field};
+use crate::runtime::environment::{DownwardInputs, pod_field, resource_field};
 
 /// The mode of files for which nothing names one.
 const DEFAULT_MODE: i32 = 0o644;
@@ -41,7 +41,7 @@ pub fn of(
     pod: &Pod,
     volume: &core::Volume,
     objects: &Objects,
-    facts: NodeFacts<'_>,
+    inputs: DownwardInputs<'_>,
 ) -> Result<Option<Written>, String> {
     let Some(kind) = kind_of(volume) else { return Ok(None) };
     let files = if let Some(map) = &volume.config_map {
@@ -63,12 +63,12 @@ pub fn of(
         };
         source.files(pod, objects)?
     } else if let Some(downward) = &volume.downward_api {
-        downward_files(pod, downward.items.as_deref(), downward.default_mode, facts)?
+        downward_files(pod, downward.items.as_deref(), downward.default_mode, inputs)?
     } else {
         let projected = volume.projected.as_ref();
         let mode = projected.and_then(|projected| projected.default_mode);
         let sources = projected.and_then(|projected| projected.sources.as_deref());
-        projected_files(pod, sources.unwrap_or_default(), mode, objects, facts)?
+        projected_files(pod, sources.unwrap_or_default(), mode, objects, inputs)?
     };
     Ok(Some(Written { kind, in_memory: matches!(kind, "secret" | "projected"), files }))
 }
@@ -79,7 +79,7 @@ fn projected_files(
     sources: &[core::VolumeProjection],
     mode: Option<i32>,
     objects: &Objects,
-    facts: NodeFacts<'_>,
+    inputs: DownwardInputs<'_>,
 ) -> Result<Payload, String> {
     let (mut files, mut faults) = (Payload::new(), Vec::new());
     for source in sources {
@@ -92,7 +92,7 @@ fn projected_files(
             Source { kind: Kind::Secret, name: &secret.name, items, optional, mode }
                 .files(pod, objects)
         } else if let Some(downward) = &source.downward_api {
-            downward_files(pod, downward.items.as_deref(), mode, facts)
+            downward_files(pod, downward.items.as_deref(), mode, inputs)
         } else {
             Err("a source of the projected volume is not supported".to_owned())
         };
@@ -169,16 +169,16 @@ fn downward_files(
     pod: &Pod,
     items: Option<&[core::DownwardAPIVolumeFile]>,
     mode: Option<i32>,
-    facts: NodeFacts<'_>,
+    inputs: DownwardInputs<'_>,
 ) -> Result<Payload, String> {
     let mut files = Payload::new();
     for item in items.unwrap_or_default() {
         let text = if let Some(field) = &item.field_ref {
-            pod_field(pod, &field.field_path, facts)?
+            pod_field(pod, &field.field_path, inputs)?
         } else if let Some(resource) = &item.resource_field_ref {
             let name = resource.container_name.as_deref().unwrap_or_default();
             let container = pod.container(name).ok_or_else(|| format!("no container {name:?}"))?;
-            resource_field(pod, container, resource, facts)?
+            resource_field(pod, container, resource, inputs)?
         } else {
             String::new()
         };
@@ -302,8 +302,8 @@ mod tests {
                 named[key] = value.clone();
             }
             let named: core::Volume = serde_json::from_value(named).expect("a volume");
-            let facts = NodeFacts { host_ip: None, pod_ips: &[], cpus: 2, memory_bytes: 1 };
-            let written = of(&pod, &named, &objects, facts);
+            let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 2, memory_bytes: 1 };
+            let written = of(&pod, &named, &objects, inputs);
             let files = written.map(|written| shown(written.expect("a volume of files").files));
             let files = files.as_deref().map_err(String::as_str);
             assert_eq!(files, expected, "{volume}");

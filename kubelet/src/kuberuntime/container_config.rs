@@ -1,0 +1,175 @@
+//! The definition of a container: its environment, its mounts, and what the node adds. Upstream:
+//! `generateContainerConfig`, `Kubelet.GenerateRunContainerOptions`.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use kube_controller_manager::task;
+
+use super::start::ContainerImages;
+use super::{Manager, Node};
+use crate::cgroups;
+use crate::cri::{api, chain};
+use crate::pod::{Container, Pod, PodExt};
+use crate::runtime::dns;
+use crate::runtime::environment::{self, DownwardInputs};
+use crate::runtime::spec::{self, ContainerSettings};
+use crate::volumes;
+
+/// The path of the file with the pod's host names.
+const HOSTS: &str = "/etc/hosts";
+
+/// The variables of a container, and its mounts.
+type VariablesAndMounts = (Vec<(String, Vec<u8>)>, Vec<api::Mount>);
+
+impl Manager {
+    /// The definition of a container. `restart_count`: how often it has started before.
+    ///
+    /// # Errors
+    /// One line: the message of `CreateContainerConfigError`.
+    pub(super) async fn container_config(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        restart_count: u32,
+        images: ContainerImages,
+        ips: &[String],
+    ) -> Result<api::ContainerConfig, String> {
+        let ContainerImages { own: image, volumes } = images;
+        let (environment, mut mounts) =
+            self.variables_and_mounts(pod, container, volumes, ips).await?;
+        if !mounts.iter().any(|mount| mount.container_path == HOSTS) {
+            mounts.push(self.hosts_mount(pod, ips).await?);
+        }
+        mounts.extend(self.message_mount(pod, container, restart_count).await?);
+        let detect = || task::blocking(cgroups::Features::detect);
+        let features = self.cgroup_features.get_or_init(detect).await;
+        let settings = ContainerSettings {
+            restart_count,
+            image_ref: &image.id,
+            image_uid: image.uid,
+            environment,
+            mounts,
+            memory_bytes: self.node.memory_bytes,
+            page_sizes: &self.node.page_sizes,
+            seccomp: &self.folders.root.join("seccomp"),
+            has_app_armor: has_app_armor(),
+            unified: features.unified(),
+            limits_memory_and_swap: features.limits_memory_and_swap(),
+        };
+        self.check_features(pod, container).await?;
+        spec::container(pod, container, settings)
+    }
+
+    async fn variables_and_mounts(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        images: HashMap<String, api::ImageSpec>,
+        ips: &[String],
+    ) -> Result<VariablesAndMounts, String> {
+        let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
+        let (objects, pod_ips) = (self.objects.now(), ips.to_vec());
+        let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
+        task::blocking(move || {
+            let host = address.now();
+            let host_ip = host.as_deref();
+            let inputs = DownwardInputs { host_ip, pod_ips: &pod_ips, cpus, memory_bytes };
+            let file = |key: &_| volumes::variable_file(&folders, &pod, key);
+            let sources = environment::Sources { inputs, objects: &objects, file: &file };
+            let variables = environment::variables(&pod, &container, sources)?;
+            let values: environment::Values = variables.iter().cloned().collect();
+            let mounts = volumes::mounts(&folders, &pod, &container, &values, &images)?;
+            Ok((variables, mounts))
+        })
+        .await
+    }
+
+    /// Writes the pod's `/etc/hosts`, and returns its mount. Containers that run may have changed
+    /// the file: it is never read. Upstream: `makeHostsMount`.
+    async fn hosts_mount(&self, pod: &Arc<Pod>, ips: &[String]) -> Result<api::Mount, String> {
+        let file = self.folders.hosts_file(&pod.uid());
+        let name = dns::name(pod, &self.node.resolvers.cluster_domain);
+        let (of, ips) = (pod.clone(), ips.to_vec());
+        task::blocking(move || {
+            let text = match of.is_host_network() {
+                true => volumes::host_hosts(&of)?,
+                false => volumes::hosts(&of, &ips, &name),
+            };
+            volumes::write_hosts(&file, &text)
+                .map_err(|error| format!("{}: {error}", file.display()))?;
+            Ok(mount(HOSTS, &file))
+        })
+        .await
+    }
+
+    /// Makes the file for the container's last message, and returns its mount, if it has one.
+    async fn message_mount(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        restart_count: u32,
+    ) -> Result<Option<api::Mount>, String> {
+        let path = container.termination_message_path.as_deref().filter(|path| !path.is_empty());
+        let Some(path) = path else { return Ok(None) };
+        let file = self.folders.message_file(&pod.uid(), &container.name, restart_count);
+        let mount = mount(path, &file);
+        task::blocking(move || make_message_file(&file)).await?;
+        Ok(Some(mount))
+    }
+
+    /// Checks that the runtime has what a container asks for and older runtimes would ignore.
+    async fn check_features(&self, pod: &Pod, container: &Container) -> Result<(), String> {
+        let is_strict = spec::has_strict_groups(pod);
+        let is_recursive = container
+            .volume_mounts
+            .iter()
+            .flatten()
+            .any(|mount| mount.recursive_read_only.as_deref() == Some("Enabled"));
+        if !is_strict && !is_recursive {
+            return Ok(());
+        }
+        let request = api::StatusRequest { verbose: false };
+        let status = self.runtime.status(request).await.map_err(|error| chain(&error))?;
+        let has_groups = status.features.is_some_and(|f| f.supplemental_groups_policy);
+        if is_strict && !has_groups {
+            return Err("the runtime does not support supplementalGroupsPolicy Strict".to_owned());
+        }
+        // The handler without a name is the default one.
+        let own = self.handler(pod)?;
+        let handler = status.runtime_handlers.iter().find(|handler| handler.name == own);
+        let features = handler.and_then(|handler| handler.features.as_ref());
+        if is_recursive && !features.is_some_and(|f| f.recursive_read_only_mounts) {
+            let fault = "failed to resolve recursive read-only mode: the runtime does not support \
+                         recursive read-only mounts";
+            return Err(fault.to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn mount(container_path: &str, host_path: &Path) -> api::Mount {
+    api::Mount {
+        container_path: container_path.to_owned(),
+        host_path: host_path.display().to_string(),
+        ..Default::default()
+    }
+}
+
+/// Containers of each user write to it.
+fn make_message_file(file: &Path) -> Result<(), String> {
+    let make = || {
+        File::create(file)?;
+        fs::set_permissions(file, Permissions::from_mode(0o666))
+    };
+    make().map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// Upstream: `apparmor.isEnabled`.
+fn has_app_armor() -> bool {
+    fs::read_to_string("/sys/module/apparmor/parameters/enabled")
+        .is_ok_and(|text| text.starts_with('Y'))
+}

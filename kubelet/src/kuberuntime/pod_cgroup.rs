@@ -1,0 +1,93 @@
+//! The cgroups of pods and of their classes. Upstream: `podContainerManagerImpl`,
+//! `qosContainerManagerImpl`.
+
+use std::io;
+use std::sync::Arc;
+
+use kube_controller_manager::task;
+
+use super::Manager;
+use crate::events;
+use crate::pod::{Pod, PodExt};
+use crate::runtime::status::{PodStatus, State};
+
+impl Manager {
+    /// The cgroup below which the runtime makes those of a pod's containers; empty: the runtime
+    /// decides.
+    pub(super) fn cgroup_parent(&self, pod: &Pod) -> String {
+        match (&self.cgroups, self.node.cgroup_root.trim_end_matches('/')) {
+            (Some(cgroups), _) => cgroups.parent(pod),
+            (None, "") => String::new(),
+            (None, root) => format!("{root}/pod{}", pod.uid()),
+        }
+    }
+
+    /// Makes the pod's cgroup, after it has given the classes the shares of the `active` pods.
+    /// Containers that run in another cgroup are ended: then false. Upstream: `Kubelet.SyncPod`.
+    ///
+    /// # Errors
+    /// One line: it cannot be made, or the containers cannot be ended.
+    pub async fn ensure_cgroup(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        active: &(dyn Fn() -> Vec<Arc<Pod>> + Sync),
+    ) -> Result<bool, String> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(true) };
+        let (of, all) = (pod.clone(), cgroups.clone());
+        if task::blocking(move || all.has_pod(&of)).await {
+            return Ok(true);
+        }
+        if status.containers.iter().any(|one| one.state == State::Running) {
+            log::warn!("pod {}: its containers run outside of its cgroup", pod.display_name());
+            self.kill_pod(pod, status, None).await?;
+            return Ok(false);
+        }
+        if let Err(error) = self.update_classes(active).await {
+            let pod = pod.display_name();
+            log::warn!("Failed to update QoS cgroups while syncing pod {pod}: {error}");
+        }
+        let of = pod.clone();
+        let made = task::blocking(move || cgroups.ensure_pod(&of)).await;
+        made.map_err(|error| {
+            let message = format!("unable to ensure pod container exists: {error}");
+            events::warning(pod, None, "FailedCreatePodContainer", message);
+            let uid = pod.uid();
+            format!(
+                "failed to ensure that the pod: {uid} cgroups exist and are correctly applied: \
+                 {error}"
+            )
+        })?;
+        Ok(true)
+    }
+
+    /// Gives the classes the shares of the `active` pods.
+    ///
+    /// # Errors
+    /// With the path that cannot be written.
+    pub async fn update_classes(
+        &self,
+        active: &(dyn Fn() -> Vec<Arc<Pod>> + Sync),
+    ) -> io::Result<()> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
+        let guard = self.classes.lock_arc().await;
+        let active = active();
+        // The work holds the guard: it continues when this future does not.
+        let update = move || {
+            let _guard = guard;
+            cgroups.update_classes(active.iter().map(|pod| &**pod))
+        };
+        task::blocking(update).await
+    }
+
+    /// Removes the cgroup of a pod whose containers have ended.
+    ///
+    /// # Errors
+    /// One line: it cannot be removed.
+    pub async fn remove_cgroup(&self, uid: &str) -> Result<(), String> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
+        let of = uid.to_owned();
+        let removed = task::blocking(move || cgroups.remove_pod(&of));
+        removed.await.map_err(|error| format!("the cgroup of pod {uid}: {error}"))
+    }
+}

@@ -1,0 +1,94 @@
+//! The sandbox of a pod: its definition, its start and its end. Upstream:
+//! `kuberuntime_sandbox.go`.
+
+use std::sync::Arc;
+
+use kube_controller_manager::task;
+
+use super::Manager;
+use crate::cri::{api, chain};
+use crate::events;
+use crate::metrics;
+use crate::pod::{Pod, PodExt};
+use crate::runtime::dns;
+use crate::runtime::spec::{self, SandboxSettings};
+
+/// A sandbox in which containers start.
+pub(super) struct PodSandbox {
+    pub(super) id: String,
+    pub(super) config: api::PodSandboxConfig,
+    /// None with the host's network.
+    pub(super) ips: Vec<String>,
+}
+
+impl Manager {
+    /// The definition of the pod's sandbox.
+    ///
+    /// # Errors
+    /// One line: the pod's host name is too long, or the node's resolver cannot be read.
+    pub(super) async fn sandbox_config(
+        &self,
+        pod: &Arc<Pod>,
+        attempt: u32,
+    ) -> Result<api::PodSandboxConfig, String> {
+        let hostname = match pod.is_host_network() {
+            true => String::new(),
+            false => dns::name(pod, &self.node.resolvers.cluster_domain).for_kernel(pod)?,
+        };
+        let (of, resolvers) = (pod.clone(), self.node.resolvers.clone());
+        let dns = task::blocking(move || dns::resolver(&of, &resolvers)).await?;
+        let log_directory = &self.folders.pod_logs(pod);
+        let cgroup_parent = &self.cgroup_parent(pod);
+        let settings = SandboxSettings { attempt, log_directory, cgroup_parent, dns, hostname };
+        Ok(spec::sandbox(pod, settings))
+    }
+
+    /// The runtime's handler that a pod's class names; empty: the default one.
+    /// Upstream: `LookupRuntimeHandler`.
+    pub(super) fn handler(&self, pod: &Pod) -> Result<String, String> {
+        self.objects.now().handler(pod.spec().runtime_class_name.as_deref())
+    }
+
+    /// Makes and starts a sandbox. Returns its id.
+    pub(super) async fn run_sandbox(
+        &self,
+        pod: &Pod,
+        config: &api::PodSandboxConfig,
+    ) -> Result<String, String> {
+        metrics::STARTED_PODS.inc();
+        let answer = async {
+            let request = api::RunPodSandboxRequest {
+                config: Some(config.clone()),
+                runtime_handler: self.handler(pod)?,
+            };
+            self.runtime.run_pod_sandbox(request).await.map_err(|error| chain(&error))
+        };
+        let answer = answer.await.inspect_err(|fault| {
+            metrics::STARTED_PODS_ERRORS.inc();
+            let message = format!("Failed to create pod sandbox: {fault}");
+            events::warning(pod, None, "FailedCreatePodSandBox", message);
+        })?;
+        log::info!("pod {}: sandbox {} is ready", pod.display_name(), answer.pod_sandbox_id);
+        Ok(answer.pod_sandbox_id)
+    }
+
+    /// The addresses of a sandbox.
+    pub(super) async fn sandbox_ips(&self, id: &str) -> Result<Vec<String>, String> {
+        let request =
+            api::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+        let answer = self.runtime.pod_sandbox_status(request).await;
+        let status = answer.map_err(|error| chain(&error))?.status;
+        let network = status.and_then(|status| status.network).unwrap_or_default();
+        let first = Some(network.ip).filter(|ip| !ip.is_empty());
+        Ok(first.into_iter().chain(network.additional_ips.into_iter().map(|ip| ip.ip)).collect())
+    }
+
+    /// Ends a sandbox and what runs in it.
+    pub(super) async fn stop_sandbox(&self, id: &str) -> Result<(), String> {
+        let request = api::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        match self.runtime.stop_pod_sandbox(request).await {
+            Err(error) if !error.is_not_found() => Err(chain(&error)),
+            _ => Ok(()),
+        }
+    }
+}

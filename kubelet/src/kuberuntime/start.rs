@@ -1,0 +1,270 @@
+//! Starts a container: back-off, images, definition, start, hook. Upstream:
+//! `kubeGenericRuntimeManager.startContainer`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::objects::Timestamp;
+use kube_controller_manager::task;
+
+use super::kill::ContainerRef;
+use super::sandbox::PodSandbox;
+use super::{Manager, RETRY, garbage};
+use crate::cri::{api, chain};
+use crate::events;
+use crate::images::{Present, Waiting, Wanted};
+use crate::metrics;
+use crate::pod::{Container, Pod, PodExt};
+use crate::runtime::order;
+use crate::runtime::status::PodStatus;
+
+const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
+const POST_START_HOOK_ERROR: &str = "PostStartHookError";
+
+/// Why a container has not started, and when to try again.
+pub(super) struct StartFailure {
+    pub(super) waiting: Waiting,
+    pub(super) retry: Duration,
+}
+
+impl From<Waiting> for StartFailure {
+    fn from(waiting: Waiting) -> StartFailure {
+        StartFailure { waiting, retry: RETRY }
+    }
+}
+
+/// The failure of a step, by the reason that the container's status shows.
+fn failed(reason: &'static str) -> impl Fn(String) -> Waiting {
+    move |message| Waiting { reason, message }
+}
+
+/// The images that a container starts with.
+pub(super) struct ContainerImages {
+    pub(super) own: Present,
+    /// Those of its image volumes, by volume.
+    pub(super) volumes: HashMap<String, api::ImageSpec>,
+}
+
+impl Manager {
+    /// Starts a container in the pod's sandbox. `kind`: `container` or `init_container`, for
+    /// metrics.
+    pub(super) async fn start(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        sandbox: &PodSandbox,
+        container: &Container,
+        kind: &'static str,
+    ) -> Result<(), StartFailure> {
+        let started = async {
+            self.back_off(pod, status, container)?;
+            self.start_now(pod, status, sandbox, container).await.map_err(StartFailure::from)
+        };
+        let outcome = started.await;
+        observe_start(pod, container, kind, outcome.as_ref().err().map(|failure| &failure.waiting));
+        outcome
+    }
+
+    /// A container that has ended waits, longer each time. Upstream: `doBackOff`.
+    fn back_off(
+        &self,
+        pod: &Pod,
+        status: &PodStatus,
+        container: &Container,
+    ) -> Result<(), StartFailure> {
+        // One that this sync has killed still runs in `status`: then the one before it counts.
+        let Some(ended) = status.last_ended(&container.name) else { return Ok(()) };
+        let now = self.clock.monotonic();
+        let key = backoff_key(pod, container);
+        let event = now.saturating_sub(self.since(ended.finished_at));
+        let mut backoff = self.backoff.lock();
+        if let Some(until) = backoff.until(&key, event, now) {
+            let delay = backoff.delay(&key).unwrap_or_default();
+            let (name, pod_name, uid) = (&container.name, pod.full_name(), pod.uid());
+            let message = format!(
+                "back-off {delay:?} restarting failed container={name} pod={pod_name}({uid})"
+            );
+            let waiting = Waiting { reason: CRASH_LOOP_BACK_OFF, message };
+            return Err(StartFailure { waiting, retry: until - now });
+        }
+        backoff.next(&key, event, now);
+        backoff.remove_expired(now);
+        Ok(())
+    }
+
+    /// The time since a wall-clock time in nanoseconds.
+    fn since(&self, nanos: i64) -> Duration {
+        let then = Timestamp::from_micros(nanos / 1000);
+        self.clock.now().duration_since(then)
+    }
+
+    async fn start_now(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        sandbox: &PodSandbox,
+        container: &Container,
+    ) -> Result<(), Waiting> {
+        let images = self.ensure_images(pod, container, &sandbox.config).await?;
+        let count = match status.container(&container.name) {
+            Some(last) => last.restart_count + 1,
+            None => self.starts_by_logs(pod, container).await,
+        };
+        let config = self.container_config(pod, container, count, images, &sandbox.ips).await;
+        let config = config.map_err(failed("CreateContainerConfigError"))?;
+        let request = api::CreateContainerRequest {
+            pod_sandbox_id: sandbox.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(sandbox.config.clone()),
+        };
+        let created = self.runtime.create_container(request).await;
+        let created = created.map_err(|error| failed("CreateContainerError")(chain(&error)))?;
+        let id = created.container_id;
+        events::normal(pod, Some(&container.name), "Created", "Container created");
+        let request = api::StartContainerRequest { container_id: id.clone() };
+        let started = self.runtime.start_container(request).await;
+        started.map_err(|error| failed("RunContainerError")(chain(&error)))?;
+        events::normal(pod, Some(&container.name), "Started", "Container started");
+        self.link_log(pod, container, &id, count).await;
+        self.post_start(pod, container, &id, &sandbox.ips)
+            .await
+            .map_err(failed(POST_START_HOOK_ERROR))
+    }
+
+    /// Pulls the images of a container, and of its image volumes: the runtime mounts those.
+    /// Upstream: `EnsureImageExists`, `getImageVolumes`, `toKubeContainerImageVolumes`.
+    async fn ensure_images(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        config: &api::PodSandboxConfig,
+    ) -> Result<ContainerImages, Waiting> {
+        let mut volumes = HashMap::new();
+        let is_mounted = |volume: &&core::Volume| {
+            container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name)
+        };
+        for volume in pod.spec().volumes.iter().flatten().filter(is_mounted) {
+            let Some(source) = &volume.image else { continue };
+            let name = source.reference.as_deref().unwrap_or_default();
+            let wanted = Wanted { name, policy: source.pull_policy.as_deref(), container: None };
+            let image = self.images.ensure(pod, wanted, config).await?;
+            let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+            let spec = api::ImageSpec {
+                image: image.id,
+                user_specified_image: name.to_owned(),
+                annotations: annotations.into_iter().collect(),
+                ..Default::default()
+            };
+            volumes.insert(volume.name.clone(), spec);
+        }
+        let wanted = Wanted {
+            name: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            container: Some(&container.name),
+        };
+        let own = self.images.ensure(pod, wanted, config).await?;
+        Ok(ContainerImages { own, volumes })
+    }
+
+    /// The number of a container's start when the runtime has no earlier one.
+    async fn starts_by_logs(&self, pod: &Pod, container: &Container) -> u32 {
+        let folder = self.folders.pod_logs(pod).join(&container.name);
+        task::blocking(move || {
+            let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+            let names: Vec<String> =
+                files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
+            order::next_start(names.iter().map(String::as_str))
+        })
+        .await
+    }
+
+    async fn link_log(&self, pod: &Arc<Pod>, container: &Container, id: &str, count: u32) {
+        let (folders, pod, id) = (self.folders.clone(), pod.clone(), id.to_owned());
+        let name = container.name.clone();
+        let linked = task::blocking(move || {
+            let log = folders.pod_logs(&pod).join(&name).join(format!("{count}.log"));
+            garbage::link_log(&folders, &pod, &name, &id, &log)
+        });
+        if let Err(error) = linked.await {
+            log::error!("Failed to create legacy symbolic link to a log: {error}");
+        }
+    }
+
+    /// Runs the `postStart` hook; the container ends if the hook fails.
+    async fn post_start(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        id: &str,
+        ips: &[String],
+    ) -> Result<(), String> {
+        let hook = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
+        let Some(hook) = hook else { return Ok(()) };
+        let Err(fault) = self.run_hook(pod, container, id, hook, ips).await else { return Ok(()) };
+        let name = &container.name;
+        log::warn!("pod {}: PostStartHook of {name} failed: {fault}", pod.display_name());
+        let started = ContainerRef { id, name, is_running: true };
+        if let Err(error) = self.kill_container(pod, started, None, ips, None).await {
+            log::error!("pod {}: {name} cannot be stopped: {error}", pod.display_name());
+        }
+        Err(fault)
+    }
+}
+
+/// With another image or other resources a container has no back-off yet.
+/// Upstream: `GetBackoffKey`.
+fn backoff_key(pod: &Pod, container: &Container) -> String {
+    let image = container.image.as_deref().unwrap_or_default();
+    let resources = serde_json::to_string(&container.resources).unwrap_or_default();
+    format!("{}_{}_{image}_{resources}", pod.uid(), container.name)
+}
+
+/// Counts a start of a container, and records why it has failed. Upstream: `SyncPod`'s `start`.
+fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: Option<&Waiting>) {
+    let name = Some(container.name.as_str());
+    if failed.is_none_or(|waiting| waiting.reason != CRASH_LOOP_BACK_OFF) {
+        metrics::STARTED_CONTAINERS.with_label_values(&[kind]).inc();
+    }
+    let Some(Waiting { reason, message }) = failed else { return };
+    match *reason {
+        CRASH_LOOP_BACK_OFF => {
+            let (pod_name, uid) = (pod.full_name(), pod.uid());
+            let of = &container.name;
+            let message =
+                format!("Back-off restarting failed container {of} in pod {pod_name}({uid})");
+            return events::warning(pod, name, "BackOff", message);
+        }
+        POST_START_HOOK_ERROR => {
+            events::warning(pod, name, "FailedPostStartHook", "PostStartHook failed");
+        }
+        "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+            events::warning(pod, name, "Failed", format!("Error: {message}"));
+        }
+        // Images have said more.
+        reason => events::warning(pod, name, "Failed", format!("Error: {reason}")),
+    }
+    metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, *reason]).inc();
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn another_image_or_other_resources_have_another_back_off() {
+        let pod: Pod =
+            serde_json::from_value(json!({ "metadata": { "uid": "u" } })).expect("a pod");
+        let key = |image: &str, cpu: &str| {
+            let container = json!({
+                "name": "a", "image": image, "resources": { "limits": { "cpu": cpu } },
+            });
+            backoff_key(&pod, &serde_json::from_value(container).expect("a container"))
+        };
+        assert_eq!(key("x", "1"), key("x", "1"));
+        assert!(key("x", "1") != key("y", "1") && key("x", "1") != key("x", "2"));
+    }
+}

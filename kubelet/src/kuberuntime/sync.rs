@@ -1,0 +1,151 @@
+//! Makes a pod's sandbox and containers as its definition says. Upstream:
+//! `kubeGenericRuntimeManager.SyncPod`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_controller_manager::task;
+
+use super::sandbox::PodSandbox;
+use super::start::StartFailure;
+use super::{Manager, Node};
+use crate::events;
+use crate::images::Waiting;
+use crate::pod::{Container, Pod, PodExt};
+use crate::runtime::actions::{self, PodActions};
+use crate::runtime::environment::DownwardInputs;
+use crate::runtime::status::PodStatus;
+use crate::volumes;
+
+/// The outcome of a sync.
+#[derive(Debug, Default)]
+pub struct Synced {
+    /// Why containers wait, by name.
+    pub waiting: HashMap<String, Waiting>,
+    /// When to sync again at the latest.
+    pub retry: Option<Duration>,
+    /// All containers were removed, to start again.
+    pub is_reset: bool,
+}
+
+impl Synced {
+    fn add_failure(&mut self, container: &str, failure: StartFailure) {
+        let StartFailure { waiting, retry } = failure;
+        self.waiting.insert(container.to_owned(), waiting);
+        self.retry = Some(self.retry.map_or(retry, |other| other.min(retry)));
+    }
+}
+
+impl Manager {
+    /// Does what `actions::compute` says for the pod's state.
+    ///
+    /// `restarts_all`: the restart of all its containers is under way.
+    ///
+    /// # Errors
+    /// When a step failed on which the others depend.
+    pub async fn sync(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        restarts_all: bool,
+    ) -> Result<Synced, String> {
+        self.set_up_volumes(pod).await?;
+        let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
+        self.end_containers(pod, status, &actions).await?;
+        let mut synced = Synced { is_reset: !actions.to_reset.is_empty(), ..Synced::default() };
+        if let Some(sandbox) = self.ensure_sandbox(pod, status, &actions).await? {
+            self.start_containers(pod, status, &sandbox, &actions, &mut synced).await;
+        }
+        Ok(synced)
+    }
+
+    /// Sets up the pod's volumes; those that are set up already may be older than their sources.
+    async fn set_up_volumes(&self, pod: &Arc<Pod>) -> Result<(), String> {
+        let (folders, of) = (self.folders.clone(), pod.clone());
+        let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
+        let objects = self.objects.now();
+        let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
+        let mounted = self.mounted.lock().get(&pod.uid()).cloned().unwrap_or_default();
+        let before = mounted.clone();
+        let set_up = task::blocking(move || {
+            let host = address.now();
+            let inputs =
+                DownwardInputs { host_ip: host.as_deref(), pod_ips: &[], cpus, memory_bytes };
+            volumes::set_up(&folders, &of, &before, inputs, &objects, &time)
+        });
+        let fail = |fault: &String| events::warning(pod, None, "FailedMount", fault);
+        let mut missing = Ok(());
+        for (name, outcome) in set_up.await.inspect_err(fail)? {
+            match outcome.inspect_err(fail) {
+                Ok(()) => drop(self.mounted.lock().entry(pod.uid()).or_default().insert(name)),
+                // Containers go on with what was set up before.
+                Err(_) if mounted.contains(&name) => {}
+                Err(fault) => missing = missing.and(Err(fault)),
+            }
+        }
+        missing
+    }
+
+    /// Ends the containers that have to end before others start.
+    async fn end_containers(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        actions: &PodActions,
+    ) -> Result<(), String> {
+        if actions.kill_pod {
+            return self.kill_pod(pod, status, None).await;
+        }
+        for kill in &actions.to_kill {
+            self.kill(pod, status, kill).await?;
+        }
+        self.reset(pod, &actions.to_reset, status.ips()).await
+    }
+
+    /// The sandbox in which containers start, which is made if need be; `None`: none have to start.
+    async fn ensure_sandbox(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        actions: &PodActions,
+    ) -> Result<Option<PodSandbox>, String> {
+        if actions.create_sandbox {
+            self.remove_init_containers(pod, status).await?;
+            if actions.sandbox.is_some() {
+                let message = "Pod sandbox changed, it will be killed and re-created.";
+                events::normal(pod, None, "SandboxChanged", message);
+            }
+        }
+        let config = self.sandbox_config(pod, actions.attempt).await?;
+        if actions.create_sandbox {
+            let id = self.run_sandbox(pod, &config).await?;
+            let ips = self.sandbox_ips(&id).await?;
+            return Ok(Some(PodSandbox { id, config, ips }));
+        }
+        let id = actions.sandbox.clone().filter(|_| !actions.kill_pod);
+        Ok(id.map(|id| PodSandbox { id, config, ips: status.ips().to_vec() }))
+    }
+
+    /// Starts init containers, then containers. One that cannot start keeps no other one waiting.
+    async fn start_containers(
+        &self,
+        pod: &Arc<Pod>,
+        status: &PodStatus,
+        sandbox: &PodSandbox,
+        actions: &PodActions,
+        synced: &mut Synced,
+    ) {
+        let mut start = async |container: &Container, kind| {
+            if let Err(failure) = self.start(pod, status, sandbox, container, kind).await {
+                synced.add_failure(&container.name, failure);
+            }
+        };
+        for at in &actions.init_to_start {
+            start(&pod.init_containers()[*at], "init_container").await;
+        }
+        for at in &actions.to_start {
+            start(&pod.spec().containers[*at], "container").await;
+        }
+    }
+}
