@@ -1,39 +1,32 @@
-//! Probes of running containers. Upstream: `pkg/kubelet/prober`.
+//! Probes of running containers: [`Probes`] has their results, `worker` repeats each probe, and
+//! `attempt` does one. Upstream: `pkg/kubelet/prober`.
 
+mod attempt;
 mod grpc;
+mod results;
+mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fs, io};
 
 use async_channel::Sender;
 use futures_lite::FutureExt;
-use hyper::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use crate::cri::{RuntimeService, chain};
-use crate::events;
-use crate::http::{self, Target, TrustPolicy};
-use crate::metrics;
+pub use self::attempt::{send, target};
+use self::results::{SavedResults, Table};
+use self::worker::Worker;
+pub use self::worker::remove_metrics;
+use crate::cri::RuntimeService;
 use crate::node::address::NodeAddress;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
-use crate::runtime::environment::expand_word;
 use crate::volumes::Folders;
-
-/// The bytes of an HTTP probe's answer that are read. Upstream: `maxRespBodyLength`.
-const MAX_BODY: usize = 10 << 10;
-
-/// Upstream: `maxProbeRetries`.
-const MAX_PROBE_RETRIES: u32 = 3;
 
 /// The kinds of probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,62 +54,6 @@ impl Kind {
             Kind::Readiness => container.readiness_probe.as_ref(),
         }
     }
-}
-
-/// Counts equal results until they reach their threshold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Streak {
-    last: Option<bool>,
-    count: i32,
-}
-
-impl Streak {
-    /// The result that a probe's outcome establishes. Upstream: `worker.doProbe`.
-    fn observe(&mut self, is_success: bool, probe: &core::Probe) -> Option<bool> {
-        if self.last == Some(is_success) {
-            self.count = self.count.saturating_add(1);
-        } else {
-            *self = Streak { last: Some(is_success), count: 1 };
-        }
-        let threshold = match is_success {
-            true => probe.success_threshold.unwrap_or(1),
-            false => probe.failure_threshold.unwrap_or(3),
-        };
-        (self.count >= threshold).then_some(is_success)
-    }
-}
-
-#[derive(Default)]
-struct Table {
-    /// By container id and kind.
-    results: BTreeMap<(String, Kind), bool>,
-    /// Each with its pod.
-    running: BTreeMap<(String, Kind), (Uid, Latch)>,
-}
-
-impl Table {
-    fn result(&self, id: &str, kind: Kind) -> Option<bool> {
-        self.results.get(&(id.to_owned(), kind)).copied()
-    }
-
-    /// What is kept of a pod's containers.
-    fn kept(&self, pod: &str) -> BTreeMap<String, Kept> {
-        let ids = self.running.iter().filter(|(_, (of, _))| **of == *pod).map(|((id, _), _)| id);
-        let has = |id: &str, kind| self.result(id, kind) == Some(true);
-        let kept =
-            |id: &str| Kept { started: has(id, Kind::Startup), ready: has(id, Kind::Readiness) };
-        ids.map(|id| (id.clone(), kept(id))).collect()
-    }
-}
-
-/// What an agent that restarts has to know of a container's probes. It is in a file beside the pod,
-/// by container id: neither the clock nor the time of a restart has a part in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Kept {
-    /// The startup probe has succeeded.
-    started: bool,
-    /// The result of the readiness probe.
-    ready: bool,
 }
 
 /// Where a pod's containers are reached.
@@ -185,8 +122,8 @@ impl Probes {
         }
     }
 
-    /// Starts the probes of a pod's `running` containers that do not run yet, with the results of the
-    /// agent before this one, and stops those of its other containers.
+    /// Starts the probes of a pod's `running` containers that do not run yet, with the results of
+    /// the agent before this one, and stops those of its other containers.
     pub async fn update(&self, pod: &Arc<Pod>, running: &[Running<'_>], ip: &Ip) {
         self.retain(&pod.uid(), &running.iter().map(|container| container.id.to_owned()).collect());
         let is_new =
@@ -199,15 +136,15 @@ impl Probes {
         if new.is_empty() {
             return;
         }
-        let kept = self.kept(pod).await;
+        let saved = self.saved(pod).await;
         // All of the pod's results are known before the first probe: its end writes them.
         let mut table = self.table.lock();
         for (container, kind, probe) in new {
             let key = (container.id.to_owned(), kind);
-            let kept = kept.get(container.id).copied().unwrap_or_default();
+            let saved = saved.get(container.id).copied().unwrap_or_default();
             let result = match kind {
-                Kind::Startup => kept.started,
-                Kind::Readiness => kept.ready,
+                Kind::Startup => saved.started,
+                Kind::Readiness => saved.ready,
                 Kind::Liveness => false,
             };
             if result {
@@ -235,18 +172,18 @@ impl Probes {
         }
     }
 
-    /// What an agent before this one has kept. Where it has kept nothing (as other agents do), it is
-    /// what the API server has from it.
-    async fn kept(&self, pod: &Pod) -> BTreeMap<String, Kept> {
-        let mut kept = reported(pod);
+    /// What an agent before this one has saved. Where it has saved nothing (as other agents do), it
+    /// is what the API server has from it.
+    async fn saved(&self, pod: &Pod) -> BTreeMap<String, SavedResults> {
+        let mut saved = results::reported(pod);
         let file = self.folders.probes_file(&pod.uid());
-        match task::blocking(move || read(&file)).await {
-            Ok(of_file) => kept.extend(of_file),
+        match task::blocking(move || results::read(&file)).await {
+            Ok(of_file) => saved.extend(of_file),
             Err(error) => {
                 log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
             }
         }
-        kept
+        saved
     }
 
     async fn set(&self, pod: &Pod, id: &str, kind: Kind, result: bool) {
@@ -262,21 +199,21 @@ impl Probes {
             // Closed only when the kubelet stops. It waits for no disk.
             let _ = self.changed.send(pod.uid()).await;
             if kind != Kind::Liveness {
-                self.keep(pod).await;
+                self.save(pod).await;
             }
         }
     }
 
-    /// Writes what is kept of a pod's containers.
-    async fn keep(&self, pod: &Pod) {
+    /// Writes the results of a pod's containers to its file.
+    async fn save(&self, pod: &Pod) {
         // The newest results are written last.
         let guard = self.writing.lock_arc().await;
-        let (file, kept) =
-            (self.folders.probes_file(&pod.uid()), self.table.lock().kept(&pod.uid()));
+        let (file, saved) =
+            (self.folders.probes_file(&pod.uid()), self.table.lock().saved(&pod.uid()));
         // The work holds the guard: it continues when this future does not.
         let written = task::blocking(move || {
             let _guard = guard;
-            write(&file, &kept)
+            results::write(&file, &saved)
         });
         if let Err(error) = written.await {
             log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
@@ -309,295 +246,10 @@ impl Probes {
     }
 }
 
-/// The states of containers that the API server has.
-fn reported(pod: &Pod) -> BTreeMap<String, Kept> {
-    let status = pod.status.iter();
-    let lists = status.flat_map(|all| [&all.init_container_statuses, &all.container_statuses]);
-    let kept = lists.flatten().flatten().filter_map(|status| {
-        // `RUNTIME://ID`.
-        let (_, id) = status.container_id.as_deref()?.split_once("://")?;
-        Some((id.to_owned(), Kept { started: status.started == Some(true), ready: status.ready }))
-    });
-    kept.collect()
-}
-
-fn read(file: &Path) -> io::Result<BTreeMap<String, Kept>> {
-    match fs::read(file) {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Readers see the old file or the new one. It need not survive a power cut: no container does.
-fn write(file: &Path, kept: &BTreeMap<String, Kept>) -> io::Result<()> {
-    let new = file.with_extension("new");
-    fs::write(&new, serde_json::to_vec(kept)?)?;
-    fs::rename(new, file)
-}
-
-/// The delay of a container's first probe: the rest of its initial delay, counted from the container's
-/// start, and at the start of the agent a part of the period, so that not all containers are probed
-/// at once. `running`, `since`: the ages of the container and of the agent. `part`: from 0 to 1.
-fn first_delay(probe: &core::Probe, running: Duration, since: Duration, part: f64) -> Duration {
-    let initial = seconds(probe.initial_delay_seconds).saturating_sub(running);
-    initial.max(period(probe).mul_f64(part).saturating_sub(since))
-}
-
-fn period(probe: &core::Probe) -> Duration {
-    seconds(probe.period_seconds).max(Duration::from_secs(1))
-}
-
-fn seconds(seconds: Option<i32>) -> Duration {
-    Duration::from_secs(seconds.unwrap_or(0).max(0).unsigned_abs().into())
-}
-
-fn labels<'a>(pod: &'a Pod, container: &'a Container, kind: Kind) -> metrics::ProbeLabels<'a> {
-    [kind.name(), &container.name, pod.name(), pod.namespace()]
-}
-
-/// Ends the metrics of a pod's probes.
-pub fn forget(pod: &Pod) {
-    for container in pod.all_containers() {
-        for kind in Kind::ALL.into_iter().filter(|kind| kind.of(container).is_some()) {
-            metrics::PROBES.remove(labels(pod, container, kind), &pod.uid());
-        }
-    }
-}
-
-struct Worker {
-    probes: Probes,
-    pod: Arc<Pod>,
-    container: Container,
-    probe: core::Probe,
-    kind: Kind,
-    id: String,
-    started_at: Timestamp,
-    ip: Ip,
-}
-
-impl Worker {
-    async fn run(&self) {
-        let clock = &self.probes.clock;
-        let period = period(&self.probe);
-        let running = clock.now().duration_since(self.started_at);
-        let since = clock.monotonic().saturating_sub(self.probes.since);
-        clock.sleep(first_delay(&self.probe, running, since, fastrand::f64())).await;
-        let mut streak = Streak::default();
-        loop {
-            if self.is_held() {
-                // The startup probe has not succeeded yet.
-                clock.sleep(Duration::from_secs(1)).await;
-                continue;
-            }
-            let begin = clock.monotonic();
-            let (is_success, message) = match self.probe_once().await {
-                Ok(()) => (true, String::new()),
-                Err(Fault::Failed(message)) => (false, message),
-                Err(Fault::NoResult(message)) => {
-                    let (pod, name) = (self.pod.display_name(), &self.container.name);
-                    let kind = self.kind.name();
-                    log::debug!("pod {pod}, container {name}: {kind} probe: no result: {message}");
-                    clock.sleep(period).await;
-                    continue;
-                }
-            };
-            let took = clock.monotonic().saturating_sub(begin);
-            let labels = labels(&self.pod, &self.container, self.kind);
-            metrics::PROBES.observe(labels, &self.pod.uid(), is_success, took);
-            if !is_success {
-                let message = format!("{} probe failed: {message}", self.kind.name());
-                events::warning(&self.pod, Some(&self.container.name), "Unhealthy", message);
-            }
-            if let Some(result) = streak.observe(is_success, &self.probe) {
-                self.probes.set(&self.pod, &self.id, self.kind, result).await;
-                if self.kind == Kind::Startup || self.kind == Kind::Liveness && !result {
-                    // The container has started, or is restarted.
-                    return;
-                }
-            }
-            clock.sleep(period).await;
-        }
-    }
-
-    fn is_held(&self) -> bool {
-        self.kind != Kind::Startup
-            && self.container.startup_probe.is_some()
-            && self.probes.result(&self.id, Kind::Startup) != Some(true)
-    }
-
-    /// A probe that has no result is repeated at once. Upstream: `runProbeWithRetries`.
-    async fn probe_once(&self) -> Result<(), Fault> {
-        let mut outcome = self.attempt().await;
-        for _ in 1..MAX_PROBE_RETRIES {
-            if !matches!(outcome, Err(Fault::NoResult(_))) {
-                break;
-            }
-            outcome = self.attempt().await;
-        }
-        outcome
-    }
-
-    async fn attempt(&self) -> Result<(), Fault> {
-        let timeout = self.probe.timeout_seconds.unwrap_or(1).max(1);
-        let timeout = Duration::from_secs(timeout.unsigned_abs().into());
-        let clock = &self.probes.clock;
-        if let Some(service) = &self.probe.grpc {
-            // It has messages of its own for each stage that takes too long.
-            let port = u16::try_from(service.port)
-                .map_err(|_| Fault::NoResult(format!("invalid port number: {}", service.port)))?;
-            let name = service.service.as_deref().unwrap_or_default();
-            let checked = grpc::check(clock, &self.ip.now(), port, name, timeout).await;
-            return checked.map_err(Fault::from);
-        }
-        if let Some(exec) = &self.probe.exec {
-            // The runtime counts its time.
-            // Only variables with a value in the definition are known here, as upstream.
-            let variables = self.container.env.iter().flatten();
-            let values = variables
-                .map(|env| (env.name.clone(), env.value.clone().unwrap_or_default().into_bytes()))
-                .collect();
-            let command = exec.command.iter().flatten();
-            let command = command.map(|word| expand_word(word, &values));
-            let command = command.collect::<Result<Vec<String>, _>>().map_err(Fault::NoResult)?;
-            return run(&self.probes.runtime, &self.id, &command, timeout).await;
-        }
-        let late = async {
-            clock.sleep(timeout).await;
-            Err(Fault::Failed(format!("no answer within {timeout:?}")))
-        };
-        self.connect().or(late).await
-    }
-
-    async fn connect(&self) -> Result<(), Fault> {
-        let probe = &self.probe;
-        if let Some(get) = &probe.http_get {
-            let target = target(&self.container, get, &self.ip.now()).map_err(Fault::NoResult)?;
-            return get_ok(&target, get).await;
-        }
-        if let Some(tcp) = &probe.tcp_socket {
-            let own = tcp.host.clone().filter(|host| !host.is_empty());
-            let host = own.unwrap_or_else(|| self.ip.now());
-            let port = port(&self.container, &tcp.port).map_err(Fault::NoResult)?;
-            return http::connect(&host, port).await.map(drop).map_err(Fault::from);
-        }
-        Err(Fault::NoResult("missing probe handler".to_owned()))
-    }
-}
-
-/// Why a probe has not succeeded.
-#[derive(Debug, PartialEq, Eq)]
-enum Fault {
-    /// The container has answered, or has not in time.
-    Failed(String),
-    /// The container could not be asked: that says nothing about it. Upstream: `probe.Unknown`.
-    NoResult(String),
-}
-
-impl From<http::Error> for Fault {
-    fn from(error: http::Error) -> Fault {
-        match error.is_own {
-            true => Fault::NoResult(error.to_string()),
-            false => Fault::Failed(error.to_string()),
-        }
-    }
-}
-
-/// Runs a command in a container; with a status other than 0 its output is the error.
-async fn run(
-    runtime: &RuntimeService,
-    id: &str,
-    command: &[String],
-    timeout: Duration,
-) -> Result<(), Fault> {
-    let answer = match runtime.exec_sync(id, command, Some(timeout)).await {
-        Ok(answer) => answer,
-        Err(error) if error.is_deadline_exceeded() => {
-            return Err(Fault::Failed(format!("command timed out: {}", chain(&error))));
-        }
-        Err(error) => return Err(Fault::NoResult(chain(&error))),
-    };
-    if answer.exit_code == 0 {
-        return Ok(());
-    }
-    let output = [answer.stdout, answer.stderr].concat();
-    let text = String::from_utf8_lossy(&output[..output.len().min(MAX_BODY)]);
-    Err(Fault::Failed(text.trim_end().to_owned()))
-}
-
-/// Where an HTTP action of a container goes.
-///
-/// # Errors
-/// When the container has no such port.
-pub fn target(
-    container: &Container,
-    get: &core::HTTPGetAction,
-    ip: &str,
-) -> Result<Target, String> {
-    let host = get.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(ip);
-    let path = get.path.clone().unwrap_or_default();
-    Ok(Target {
-        is_https: get.scheme.as_deref() == Some("HTTPS"),
-        host: host.to_owned(),
-        port: port(container, &get.port)?,
-        path: if path.starts_with('/') { path } else { format!("/{path}") },
-    })
-}
-
-/// Sends the GET of an action. `purpose`: `probe` or `lifecycle`, for the user agent.
-///
-/// # Errors
-/// When there is no answer.
-pub async fn send(
-    target: &Target,
-    get: &core::HTTPGetAction,
-    purpose: &str,
-) -> Result<http::Answer, http::Error> {
-    let mut headers = HeaderMap::new();
-    for header in get.http_headers.iter().flatten() {
-        let name = HeaderName::try_from(&header.name).map_err(|error| error.to_string())?;
-        let value = HeaderValue::try_from(&header.value).map_err(|error| error.to_string())?;
-        headers.append(name, value);
-    }
-    if !headers.contains_key(USER_AGENT) {
-        let agent = HeaderValue::try_from(format!("kube-{purpose}/1.36"));
-        headers.insert(USER_AGENT, agent.map_err(|error| error.to_string())?);
-    }
-    match headers.get(ACCEPT) {
-        None => _ = headers.insert(ACCEPT, HeaderValue::from_static("*/*")),
-        Some(empty) if empty.is_empty() => _ = headers.remove(ACCEPT),
-        Some(_) => {}
-    }
-    http::get(target, &headers, TrustPolicy::AnyCertificate, MAX_BODY).await
-}
-
-/// Sends the GET of a probe; a status from 200 to 399 is a success.
-async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<(), Fault> {
-    match send(target, get, "probe").await?.status.as_u16() {
-        200..400 => Ok(()),
-        code => Err(Fault::Failed(format!("HTTP probe failed with statuscode: {code}"))),
-    }
-}
-
-/// A port by its number or name. Upstream: `probe.ResolveContainerPort`.
-fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
-    let number = match port {
-        IntOrString::Int(number) => *number,
-        IntOrString::String(name) => {
-            let ports = container.ports.iter().flatten();
-            let named = ports.into_iter().find(|port| port.name.as_deref() == Some(name.as_str()));
-            match named {
-                Some(port) => port.container_port,
-                None => name.parse().map_err(|_| format!("no port named {name:?}"))?,
-            }
-        }
-    };
-    u16::try_from(number).ok().filter(|port| *port > 0).ok_or(format!("invalid port: {number}"))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
+    use std::fs;
+    use std::path::{Path, PathBuf};
 
     use futures_lite::future::{block_on, poll_once};
     use kube_controller_manager::clock::FakeClock;
@@ -755,73 +407,5 @@ mod tests {
         assert_eq!(seen(), [(false, false); 3]);
         block_on(update(&probes, &pod("u", of_api), &ids));
         assert_eq!(seen(), reported);
-    }
-
-    #[test]
-    fn first_probes_are_spread_and_initial_delays_do_not_begin_again() {
-        for (initial, period, running, since, part, expected) in [
-            // A new container of an agent that runs for long.
-            (None, 10, 0, 500, 0.9, 0),
-            (Some(30), 10, 0, 500, 0.9, 30),
-            (Some(30), 10, 4, 500, 0.9, 26),
-            // An agent that has just started.
-            (None, 10, 900, 0, 0.0, 0),
-            (None, 10, 900, 0, 0.5, 5),
-            (None, 10, 900, 2, 0.5, 3),
-            (None, 10, 0, 7, 0.5, 0),
-            (Some(300), 10, 100, 0, 0.5, 200),
-            (Some(300), 10, 298, 0, 0.5, 5),
-            (Some(300), 10, 900, 0, 0.5, 5),
-            (Some(-1), 0, 0, 0, 0.5, 0),
-        ] {
-            let probe = core::Probe {
-                initial_delay_seconds: initial,
-                period_seconds: Some(period),
-                ..Default::default()
-            };
-            let [running, since] = [running, since].map(Duration::from_secs);
-            let delay = first_delay(&probe, running, since, part);
-            assert_eq!(
-                delay.as_secs(),
-                expected,
-                "{initial:?} {period} {running:?} {since:?} {part}"
-            );
-        }
-    }
-
-    #[test]
-    fn results_change_at_their_thresholds() {
-        let probe = core::Probe {
-            success_threshold: Some(2),
-            failure_threshold: Some(3),
-            ..Default::default()
-        };
-        let mut streak = Streak::default();
-        let outcomes = [true, true, true, false, false, true, false, false, false, false];
-        let results = outcomes.map(|outcome| streak.observe(outcome, &probe));
-        let (good, bad) = (Some(true), Some(false));
-        assert_eq!(results, [None, good, good, None, None, None, None, None, bad, bad]);
-    }
-
-    #[test]
-    fn ports_have_numbers_or_names() {
-        let container = Container {
-            ports: Some(vec![core::ContainerPort {
-                name: Some("web".to_owned()),
-                container_port: 80,
-                ..Default::default()
-            }]),
-            ..Default::default()
-        };
-        for (given, expected) in [
-            (IntOrString::Int(1), Some(1)),
-            (IntOrString::Int(0), None),
-            (IntOrString::Int(65536), None),
-            (IntOrString::String("web".to_owned()), Some(80)),
-            (IntOrString::String("81".to_owned()), Some(81)),
-            (IntOrString::String("x".to_owned()), None),
-        ] {
-            assert_eq!(port(&container, &given).ok(), expected, "{given:?}");
-        }
     }
 }

@@ -34,7 +34,7 @@ impl Kubelet {
         torn_down.await.map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
         self.manager.mounted.lock().remove(&uid);
         self.manager.remove_cgroup(&uid).await?;
-        prober::forget(pod);
+        prober::remove_metrics(pod);
         log::info!("pod {} has ended", pod.display_name());
         Ok(Outcome::Done(Duration::ZERO))
     }
