@@ -1,0 +1,282 @@
+//! The thresholds of a configuration. Upstream: `ParseThresholdConfig`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube_controller_manager::objects::Quantity;
+use kube_controller_manager::options::parse_duration;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    /// The memory of the machine, and that of all pods together. Memory comes first.
+    MemoryAvailable,
+    AllocatableMemoryAvailable,
+    NodeFsAvailable,
+    NodeFsInodesFree,
+    ImageFsAvailable,
+    ImageFsInodesFree,
+    PidAvailable,
+}
+
+impl Signal {
+    /// Those that a configuration may name.
+    const NAMED: [Signal; 7] = [
+        Signal::MemoryAvailable,
+        Signal::AllocatableMemoryAvailable,
+        Signal::NodeFsAvailable,
+        Signal::NodeFsInodesFree,
+        Signal::ImageFsAvailable,
+        Signal::ImageFsInodesFree,
+        Signal::PidAvailable,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Signal::MemoryAvailable => "memory.available",
+            Signal::AllocatableMemoryAvailable => "allocatableMemory.available",
+            Signal::NodeFsAvailable => "nodefs.available",
+            Signal::NodeFsInodesFree => "nodefs.inodesFree",
+            Signal::ImageFsAvailable => "imagefs.available",
+            Signal::ImageFsInodesFree => "imagefs.inodesFree",
+            Signal::PidAvailable => "pid.available",
+        }
+    }
+
+    fn parse(name: &str) -> Result<Signal, String> {
+        let found = Signal::NAMED.into_iter().find(|signal| signal.name() == name);
+        found.ok_or_else(|| format!("unsupported eviction signal {name}"))
+    }
+
+    /// The resource that is low.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => "memory",
+            Signal::NodeFsAvailable | Signal::ImageFsAvailable => "ephemeral-storage",
+            Signal::NodeFsInodesFree | Signal::ImageFsInodesFree => "inodes",
+            Signal::PidAvailable => "pids",
+        }
+    }
+
+    /// Whether to remove unused containers and images before pods. `has_image_disk`: images have a
+    /// disk of their own. Upstream: `buildSignalToNodeReclaimFuncs`.
+    pub fn reclaims_images(self, has_image_disk: bool) -> bool {
+        match self {
+            Signal::ImageFsAvailable | Signal::ImageFsInodesFree => true,
+            Signal::NodeFsAvailable | Signal::NodeFsInodesFree => !has_image_disk,
+            _ => false,
+        }
+    }
+}
+
+/// An amount, or a part of the capacity.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    Units(u64),
+    /// 1: all of it.
+    Part(f32),
+}
+
+impl Amount {
+    pub(super) fn of(self, capacity: u64) -> u64 {
+        match self {
+            Amount::Units(units) => units,
+            Amount::Part(part) => (capacity as f64 * f64::from(part)) as u64,
+        }
+    }
+}
+
+/// Below this value, the node has too little.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Threshold {
+    pub signal: Signal,
+    pub value: Amount,
+    /// How long a soft threshold may be crossed; `None`: a hard one.
+    pub grace: Option<Duration>,
+    pub min_reclaim: Option<Amount>,
+}
+
+/// The maps of a configuration, by signal.
+#[derive(Clone, Copy, Debug)]
+pub struct Statements<'a> {
+    pub hard: &'a BTreeMap<String, String>,
+    pub soft: &'a BTreeMap<String, String>,
+    pub soft_grace: &'a BTreeMap<String, String>,
+    pub min_reclaim: &'a BTreeMap<String, String>,
+}
+
+/// The hard thresholds of a configuration that names none. Upstream: `DefaultEvictionHard`.
+pub fn default_hard() -> BTreeMap<String, String> {
+    let default = [
+        ("memory.available", "100Mi"),
+        ("nodefs.available", "10%"),
+        ("nodefs.inodesFree", "5%"),
+        ("imagefs.available", "15%"),
+        ("imagefs.inodesFree", "5%"),
+    ];
+    default.into_iter().map(|(signal, value)| (signal.to_owned(), value.to_owned())).collect()
+}
+
+/// Parses thresholds. `limits_pods`: all pods together have a limit of memory, which has a
+/// threshold too. Upstream: `ParseThresholdConfig`.
+///
+/// # Errors
+/// One line that names the signal.
+pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold>, String> {
+    let mut thresholds = Vec::new();
+    for (name, text) in of.hard {
+        let signal = Signal::parse(name)?;
+        let value = value(signal, text)?;
+        thresholds.extend(value.map(|value| Threshold {
+            signal,
+            value,
+            grace: None,
+            min_reclaim: None,
+        }));
+    }
+    for (name, text) in of.soft {
+        let signal = Signal::parse(name)?;
+        let Some(value) = value(signal, text)? else { continue };
+        let grace = of.soft_grace.get(name).ok_or_else(|| {
+            format!("grace period must be specified for the soft eviction threshold {name}")
+        })?;
+        let grace = parse_duration(grace)
+            .map_err(|error| format!("the eviction grace period of {name}: {error}"))?;
+        thresholds.push(Threshold { signal, value, grace: Some(grace), min_reclaim: None });
+    }
+    for name in of.soft_grace.keys() {
+        Signal::parse(name)?;
+    }
+    for (name, text) in of.min_reclaim {
+        let signal = Signal::parse(name)?;
+        let amount = amount(text)
+            .map_err(|fault| format!("eviction minimum reclaim {name}: {text:?}: {fault}"))?;
+        for threshold in thresholds.iter_mut().filter(|threshold| threshold.signal == signal) {
+            threshold.min_reclaim = Some(amount);
+        }
+    }
+    let memory = thresholds
+        .iter()
+        .find(|threshold| threshold.signal == Signal::MemoryAvailable && threshold.grace.is_none());
+    let of_pods = memory
+        .filter(|_| limits_pods)
+        .map(|threshold| Threshold { signal: Signal::AllocatableMemoryAvailable, ..*threshold });
+    thresholds.extend(of_pods);
+    Ok(thresholds)
+}
+
+/// The bytes of memory below which pods are evicted at once. Upstream: `hardEvictionReservation`.
+pub fn reserved_memory(thresholds: &[Threshold], capacity: i64) -> i64 {
+    let is_hard = |one: &&Threshold| one.signal == Signal::MemoryAvailable && one.grace.is_none();
+    let capacity = u64::try_from(capacity).unwrap_or(0);
+    let bytes = thresholds.iter().find(is_hard).map_or(0, |hard| hard.value.of(capacity));
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// `None`: the threshold is off.
+fn value(signal: Signal, text: &str) -> Result<Option<Amount>, String> {
+    if matches!(text, "0%" | "100%") {
+        return Ok(None);
+    }
+    let fault = |fault: String| format!("eviction threshold {}: {text:?}: {fault}", signal.name());
+    match amount(text).map_err(fault)? {
+        Amount::Units(0) => Err(fault("must be positive".to_owned())),
+        amount => Ok(Some(amount)),
+    }
+}
+
+fn amount(text: &str) -> Result<Amount, String> {
+    if let Some(percent) = text.strip_suffix('%') {
+        let percent: f32 = percent.parse().map_err(|_| "not a percentage".to_owned())?;
+        return match percent {
+            0.0..=100.0 => Ok(Amount::Part(percent / 100.0)),
+            _ => Err("must be >= 0% and <= 100%".to_owned()),
+        };
+    }
+    let amount = text.parse::<Quantity>().map_err(|error| error.to_string())?;
+    u64::try_from(amount.value()).map(Amount::Units).map_err(|_| "must be positive".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn map(value: &Value) -> BTreeMap<String, String> {
+        serde_json::from_value(value.clone()).expect("a map")
+    }
+
+    fn parse(
+        hard: Value,
+        soft: Value,
+        grace: Value,
+        least: Value,
+    ) -> Result<Vec<Threshold>, String> {
+        let [hard, soft, grace, least] = [&hard, &soft, &grace, &least].map(map);
+        let statements =
+            Statements { hard: &hard, soft: &soft, soft_grace: &grace, min_reclaim: &least };
+        thresholds(statements, true)
+    }
+
+    #[test]
+    fn thresholds_are_parsed() {
+        let all = parse(
+            json!({"memory.available": "100Mi", "nodefs.available": "10%", "pid.available": "0%"}),
+            json!({"nodefs.available": "20%"}),
+            json!({"nodefs.available": "90s"}),
+            json!({"memory.available": "1Gi", "nodefs.available": "5%"}),
+        )
+        .expect("thresholds");
+        let five = Some(Amount::Part(0.05));
+        let memory = Threshold {
+            signal: Signal::MemoryAvailable,
+            value: Amount::Units(100 << 20),
+            grace: None,
+            min_reclaim: Some(Amount::Units(1 << 30)),
+        };
+        let disk = Threshold {
+            signal: Signal::NodeFsAvailable,
+            value: Amount::Part(0.1),
+            grace: None,
+            min_reclaim: five,
+        };
+        let soft =
+            Threshold { value: Amount::Part(0.2), grace: Some(Duration::from_secs(90)), ..disk };
+        let of_pods = Threshold { signal: Signal::AllocatableMemoryAvailable, ..memory };
+        assert_eq!(all, [memory, disk, soft, of_pods]);
+        let soft_memory = Threshold { grace: soft.grace, ..memory };
+        for (all, reserved) in [(&all[..], 100 << 20), (&[soft_memory, disk], 0), (&[], 0)] {
+            assert_eq!(reserved_memory(all, 1 << 30), reserved);
+        }
+        let none = || json!({});
+        for (hard, soft, grace, fault) in [
+            (json!({"x": "1"}), none(), none(), "unsupported eviction signal x"),
+            (
+                json!({"memory.available": "0"}),
+                none(),
+                none(),
+                "eviction threshold memory.available: \"0\": must be positive",
+            ),
+            (
+                json!({"memory.available": "101%"}),
+                none(),
+                none(),
+                "eviction threshold memory.available: \"101%\": must be >= 0% and <= 100%",
+            ),
+            (
+                none(),
+                json!({"memory.available": "1%"}),
+                none(),
+                "grace period must be specified for the soft eviction threshold memory.available",
+            ),
+        ] {
+            assert_eq!(parse(hard, soft, grace, none()).err().as_deref(), Some(fault));
+        }
+        let default = default_hard();
+        let empty = BTreeMap::new();
+        let statements =
+            Statements { hard: &default, soft: &empty, soft_grace: &empty, min_reclaim: &empty };
+        assert_eq!(thresholds(statements, false).map(|all| all.len()), Ok(5));
+    }
+}
