@@ -1,7 +1,7 @@
 //! The loop that keeps pods: takes changes of the sources, of the runtime and of probes, and gives
 //! each pod's worker its work. Upstream: `pkg/kubelet.Kubelet.syncLoop`.
 //!
-//! [`PodStore`] has the pods of the sources and their statuses, [`Dispatcher`] the workers
+//! `PodStore` has the pods of the sources and their statuses, `Dispatcher` the workers
 //! ([`pod_workers`]), and `steps` what a worker does. `relist` finds changes of the runtime.
 
 mod dispatcher;

@@ -2,18 +2,18 @@
 //! work is due; the caller does it and reports how it ended. Upstream:
 //! `pkg/kubelet/pod_workers.go`.
 
+mod schedule;
 mod static_pods;
 #[cfg(test)]
 mod tests;
-mod turn;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::schedule::Schedule;
 use self::static_pods::StaticPods;
-use self::turn::Turn;
 use self::worker::{PodWorker, Worker};
 use crate::pod::{Pod, PodExt, Uid};
 
@@ -107,7 +107,7 @@ impl Workers {
 
     /// Ends a pod that runs without a definition. Does nothing when the pod has a worker.
     pub fn end_orphan(&mut self, uid: Uid) {
-        self.workers.entry(uid).or_insert(Worker::Orphan(Turn::Now));
+        self.workers.entry(uid).or_insert(Worker::Orphan(Schedule::Now));
     }
 
     /// The next work that is due. The worker gets no other work until [`done`](Self::done).
@@ -125,14 +125,14 @@ impl Workers {
     pub fn done(&mut self, uid: &str, outcome: Outcome, now: Duration) {
         match (self.workers.get_mut(uid), outcome) {
             (Some(Worker::Orphan(_)), Outcome::Done(_)) => drop(self.workers.remove(uid)),
-            (Some(Worker::Orphan(turn)), _) => *turn = turn.again(outcome, now),
+            (Some(Worker::Orphan(schedule)), _) => *schedule = schedule.again(outcome, now),
             _ => drop(self.change(uid, |worker| worker.done(outcome, now))),
         }
     }
 
     /// When the next work is due that waits for a time.
     pub fn next_due(&self) -> Option<Duration> {
-        self.workers.values().filter_map(|worker| worker.turn()?.time()).min()
+        self.workers.values().filter_map(|worker| worker.schedule()?.time()).min()
     }
 
     /// Forgets finished pods that no source has, and those that were created again. Pods that no

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::turn::Turn;
+use super::schedule::Schedule;
 use super::{Outcome, Reason, Work};
 use crate::pod::{DEFAULT_GRACE_SECONDS, Pod, PodExt};
 
@@ -22,7 +22,7 @@ pub(super) struct PodWorker {
 enum Phase {
     /// It has not begun: another static pod may have its name.
     WaitingToStart,
-    Syncing(Turn),
+    Syncing(Schedule),
     /// It has to end, with this many seconds of grace, once the sync that still runs has stopped.
     StoppingSync {
         grace: i64,
@@ -32,12 +32,12 @@ enum Phase {
     Terminating {
         grace: i64,
         is_recreated: bool,
-        turn: Turn,
+        schedule: Schedule,
     },
     /// Its containers have ended for good. What else it holds is released.
     Terminated {
         is_recreated: bool,
-        turn: Turn,
+        schedule: Schedule,
     },
     /// It holds nothing any more.
     Finished {
@@ -47,15 +47,15 @@ enum Phase {
 
 impl Phase {
     /// `None`: it waits for other pods, or for the end of its sync, or has no work any more.
-    fn turn(mut self) -> Option<Turn> {
-        self.turn_mut().copied()
+    fn schedule(mut self) -> Option<Schedule> {
+        self.schedule_mut().copied()
     }
 
-    fn turn_mut(&mut self) -> Option<&mut Turn> {
+    fn schedule_mut(&mut self) -> Option<&mut Schedule> {
         match self {
-            Phase::Syncing(turn)
-            | Phase::Terminating { turn, .. }
-            | Phase::Terminated { turn, .. } => Some(turn),
+            Phase::Syncing(schedule)
+            | Phase::Terminating { schedule, .. }
+            | Phase::Terminated { schedule, .. } => Some(schedule),
             Phase::WaitingToStart | Phase::StoppingSync { .. } | Phase::Finished { .. } => None,
         }
     }
@@ -84,7 +84,7 @@ impl PodWorker {
     pub(super) fn new(pod: &Arc<Pod>) -> PodWorker {
         // What may still run of a pod that has ended is ended.
         let phase = match has_ended(pod) {
-            true => Phase::Syncing(Turn::Now),
+            true => Phase::Syncing(Schedule::Now),
             false => Phase::WaitingToStart,
         };
         PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
@@ -122,8 +122,8 @@ impl PodWorker {
 
     /// Something about the pod has changed.
     fn request(&mut self) {
-        if let Some(turn) = self.phase.turn_mut() {
-            turn.request();
+        if let Some(schedule) = self.phase.schedule_mut() {
+            schedule.request();
         }
     }
 
@@ -147,28 +147,28 @@ impl PodWorker {
             }
             // One of the API server may have containers of an earlier kubelet.
             Phase::WaitingToStart => {
-                self.phase = Phase::Terminating { grace, is_recreated, turn: Turn::Now };
+                self.phase = Phase::Terminating { grace, is_recreated, schedule: Schedule::Now };
                 false
             }
-            Phase::Syncing(turn) if turn.is_working() => {
+            Phase::Syncing(schedule) if schedule.is_working() => {
                 self.phase = Phase::StoppingSync { grace, is_recreated };
                 true
             }
             Phase::Syncing(_) => {
-                self.phase = Phase::Terminating { grace, is_recreated, turn: Turn::Now };
+                self.phase = Phase::Terminating { grace, is_recreated, schedule: Schedule::Now };
                 false
             }
             Phase::StoppingSync { grace: old, .. } => {
                 *old = grace;
                 is_changed
             }
-            Phase::Terminating { grace: old, turn, .. } => {
+            Phase::Terminating { grace: old, schedule, .. } => {
                 *old = grace;
-                turn.request();
-                turn.is_working() && is_changed
+                schedule.request();
+                schedule.is_working() && is_changed
             }
-            Phase::Terminated { turn, .. } => {
-                turn.request();
+            Phase::Terminated { schedule, .. } => {
+                schedule.request();
                 false
             }
             Phase::Finished { .. } => false,
@@ -178,9 +178,9 @@ impl PodWorker {
     /// Begins the work that is due.
     fn begin(&mut self, now: Duration) -> Option<Work> {
         if let Phase::WaitingToStart = self.phase {
-            self.phase = Phase::Syncing(Turn::Now);
+            self.phase = Phase::Syncing(Schedule::Now);
         }
-        let begins = self.phase.turn_mut().is_some_and(|turn| turn.begin(now));
+        let begins = self.phase.schedule_mut().is_some_and(|schedule| schedule.begin(now));
         let pod = begins.then(|| self.pod.clone())?;
         match self.phase {
             Phase::Syncing(_) => Some(Work::Sync(pod)),
@@ -194,21 +194,21 @@ impl PodWorker {
     pub(super) fn done(&mut self, outcome: Outcome, now: Duration) {
         self.phase = match (self.phase, outcome) {
             (Phase::StoppingSync { grace, is_recreated }, _) => {
-                Phase::Terminating { grace, is_recreated, turn: Turn::Now }
+                Phase::Terminating { grace, is_recreated, schedule: Schedule::Now }
             }
             (Phase::Syncing(_), Outcome::Terminal) => {
                 let grace = effective_grace(None, &self.pod);
-                Phase::Terminating { grace, is_recreated: false, turn: Turn::Now }
+                Phase::Terminating { grace, is_recreated: false, schedule: Schedule::Now }
             }
             (Phase::Terminating { is_recreated, .. }, Outcome::Done(_)) => {
-                Phase::Terminated { is_recreated, turn: Turn::Now }
+                Phase::Terminated { is_recreated, schedule: Schedule::Now }
             }
             (Phase::Terminated { is_recreated, .. }, Outcome::Done(_)) => {
                 Phase::Finished { is_recreated }
             }
             (mut phase, outcome) => {
-                if let Some(turn) = phase.turn_mut() {
-                    *turn = turn.again(outcome, now);
+                if let Some(schedule) = phase.schedule_mut() {
+                    *schedule = schedule.again(outcome, now);
                 }
                 phase
             }
@@ -254,7 +254,7 @@ impl PodWorker {
 #[derive(Debug)]
 pub(super) enum Worker {
     /// Only the runtime knows the pod: what runs of it is ended.
-    Orphan(Turn),
+    Orphan(Schedule),
     Pod(PodWorker),
 }
 
@@ -275,17 +275,17 @@ impl Worker {
     }
 
     /// `None`: it has no work by itself.
-    pub(super) fn turn(&self) -> Option<Turn> {
+    pub(super) fn schedule(&self) -> Option<Schedule> {
         match self {
-            Worker::Orphan(turn) => Some(*turn),
-            Worker::Pod(worker) => worker.phase.turn(),
+            Worker::Orphan(schedule) => Some(*schedule),
+            Worker::Pod(worker) => worker.phase.schedule(),
         }
     }
 
     /// Something about the pod has changed.
     pub(super) fn request(&mut self) {
         match self {
-            Worker::Orphan(turn) => turn.request(),
+            Worker::Orphan(schedule) => schedule.request(),
             Worker::Pod(worker) => worker.request(),
         }
     }
@@ -293,7 +293,7 @@ impl Worker {
     /// Begins the work that is due.
     pub(super) fn begin(&mut self, now: Duration) -> Option<Work> {
         match self {
-            Worker::Orphan(turn) => turn.begin(now).then_some(Work::TerminateOrphan),
+            Worker::Orphan(schedule) => schedule.begin(now).then_some(Work::TerminateOrphan),
             Worker::Pod(worker) => worker.begin(now),
         }
     }

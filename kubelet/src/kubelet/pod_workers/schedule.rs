@@ -6,7 +6,7 @@ use super::Outcome;
 
 /// When a worker gets its next work.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Turn {
+pub(super) enum Schedule {
     Now,
     /// At this time of the monotonic clock, or earlier if something changes.
     At(Duration),
@@ -16,47 +16,47 @@ pub(super) enum Turn {
     },
 }
 
-impl Turn {
+impl Schedule {
     /// Something has changed.
     pub(super) fn request(&mut self) {
         match self {
-            Turn::Working { again } => *again = true,
-            Turn::Now | Turn::At(_) => *self = Turn::Now,
+            Schedule::Working { again } => *again = true,
+            Schedule::Now | Schedule::At(_) => *self = Schedule::Now,
         }
     }
 
     /// Begins the work that is due. Returns whether any is.
     pub(super) fn begin(&mut self, now: Duration) -> bool {
         let is_due = match self {
-            Turn::Now => true,
-            Turn::At(at) => *at <= now,
-            Turn::Working { .. } => false,
+            Schedule::Now => true,
+            Schedule::At(at) => *at <= now,
+            Schedule::Working { .. } => false,
         };
         if is_due {
-            *self = Turn::Working { again: false };
+            *self = Schedule::Working { again: false };
         }
         is_due
     }
 
-    /// The next turn for the same work, which has ended so at the time `now`.
-    pub(super) fn again(self, outcome: Outcome, now: Duration) -> Turn {
+    /// The next schedule for the same work, which has ended so at the time `now`.
+    pub(super) fn again(self, outcome: Outcome, now: Duration) -> Schedule {
         match (self, outcome) {
-            (Turn::Working { again: false }, Outcome::Done(delay) | Outcome::Failed(delay)) => {
-                Turn::At(now.saturating_add(delay))
+            (Schedule::Working { again: false }, Outcome::Done(delay) | Outcome::Failed(delay)) => {
+                Schedule::At(now.saturating_add(delay))
             }
-            _ => Turn::Now,
+            _ => Schedule::Now,
         }
     }
 
     pub(super) fn is_working(self) -> bool {
-        matches!(self, Turn::Working { .. })
+        matches!(self, Schedule::Working { .. })
     }
 
     /// `None`: it waits for no time.
     pub(super) fn time(self) -> Option<Duration> {
         match self {
-            Turn::At(at) => Some(at),
-            Turn::Now | Turn::Working { .. } => None,
+            Schedule::At(at) => Some(at),
+            Schedule::Now | Schedule::Working { .. } => None,
         }
     }
 }
