@@ -248,13 +248,13 @@ impl Stats {
         self.samples.lock().retain(|_, sample| now.saturating_sub(sample.at) < limit);
     }
 
-    fn used(&self, site: &StatsSource<'_>, path: &str, usage: &Usage) -> Used {
-        let time = site.now.to_string();
+    fn used(&self, source: &StatsSource<'_>, path: &str, usage: &Usage) -> Used {
+        let time = source.now.to_string();
         let memory_time = time.clone();
         Used {
             cpu: usage.cpu_nanos.map(|nanos| CpuStats {
                 time: time.clone(),
-                usage_nano_cores: self.rate(path, nanos, site.monotonic),
+                usage_nano_cores: self.rate(path, nanos, source.monotonic),
                 usage_core_nano_seconds: nanos,
             }),
             memory: usage.memory.map(|memory| MemoryStats {
@@ -275,43 +275,43 @@ impl Stats {
     }
 
     /// Measures all. Blocks.
-    pub fn summary(&self, site: &StatsSource<'_>) -> Summary {
-        self.tidy(site.monotonic);
+    pub fn summary(&self, source: &StatsSource<'_>) -> Summary {
+        self.tidy(source.monotonic);
         Summary {
-            node: self.node(site),
-            pods: site.pods.iter().filter_map(|pod| self.pod(site, pod)).collect(),
+            node: self.node(source),
+            pods: source.pods.iter().filter_map(|pod| self.pod(source, pod)).collect(),
         }
     }
 
-    fn node(&self, site: &StatsSource<'_>) -> NodeStats {
+    fn node(&self, source: &StatsSource<'_>) -> NodeStats {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let mut usage = usage::read(site.hierarchy, "/");
-        usage.memory = Some(usage::machine_memory(site.hierarchy, site.memory_bytes));
+        let mut usage = usage::read(source.hierarchy, "/");
+        usage.memory = Some(usage::machine_memory(source.hierarchy, source.memory_bytes));
         (usage.swap, usage.swap_available) = usage::swap_of_machine(&meminfo);
         let started = boot_time();
         let mut system_containers = Vec::new();
-        if let Some(path) = &site.all_pods {
-            let mut usage = usage::read(site.hierarchy, path);
+        if let Some(path) = &source.all_pods {
+            let mut usage = usage::read(source.hierarchy, path);
             if let Some(memory) = &mut usage.memory {
-                memory.limit = memory.limit.or(Some(site.memory_bytes));
+                memory.limit = memory.limit.or(Some(source.memory_bytes));
             }
             system_containers.push(ContainerStats {
                 name: "pods".to_owned(),
                 start_time: started.to_string(),
-                used: self.used(site, path, &usage),
+                used: self.used(source, path, &usage),
                 ..Default::default()
             });
         }
-        let time = site.now.to_string();
-        let details = !site.only_cpu_and_memory;
+        let time = source.now.to_string();
+        let details = !source.only_cpu_and_memory;
         NodeStats {
-            node_name: site.node.to_owned(),
+            node_name: source.node.to_owned(),
             system_containers,
             start_time: started.to_string(),
-            used: self.used(site, "/", &usage),
+            used: self.used(source, "/", &usage),
             network: details.then(|| network(&time, None)).flatten(),
-            fs: details.then(|| disk(&time, &site.folders.root)).flatten(),
-            runtime: site.images.as_ref().filter(|_| details).map(|images| {
+            fs: details.then(|| disk(&time, &source.folders.root)).flatten(),
+            runtime: source.images.as_ref().filter(|_| details).map(|images| {
                 let disk = disk(&time, Path::new(&images.mount_point));
                 let used = disk.clone().map(|disk| Fs {
                     used_bytes: Some(images.bytes),
@@ -325,9 +325,9 @@ impl Stats {
     }
 
     /// `None`: the pod does not run.
-    fn pod(&self, site: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
+    fn pod(&self, source: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
-        let path = (site.cgroup_of)(pod)?;
+        let path = (source.cgroup_of)(pod)?;
         let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
         let mut containers = Vec::new();
         let mut process = None;
@@ -340,34 +340,34 @@ impl Stats {
                 continue;
             };
             let started = running.started_at.as_ref().map_or(0, |time| time.0.as_microsecond());
-            let below = match site.driver {
+            let below = match source.driver {
                 Driver::Cgroupfs => format!("{path}/{id}"),
                 Driver::Systemd => format!("{path}/cri-containerd-{id}.scope"),
             };
-            let usage = usage::read(site.hierarchy, &below);
-            process = process.or_else(|| usage::first_process(site.hierarchy, &below));
-            let time = site.now.to_string();
-            let logs = site.folders.pod_logs(pod).join(&container.name);
+            let usage = usage::read(source.hierarchy, &below);
+            process = process.or_else(|| usage::first_process(source.hierarchy, &below));
+            let time = source.now.to_string();
+            let logs = source.folders.pod_logs(pod).join(&container.name);
             containers.push(ContainerStats {
                 name: container.name.clone(),
                 start_time: Timestamp::from_micros(started).to_string(),
-                used: self.used(site, &below, &usage),
-                logs: (!site.only_cpu_and_memory).then(|| measured(&time, &logs)).flatten(),
+                used: self.used(source, &below, &usage),
+                logs: (!source.only_cpu_and_memory).then(|| measured(&time, &logs)).flatten(),
                 started_micros: started,
             });
         }
         if containers.is_empty() {
             return None;
         }
-        let time = site.now.to_string();
-        let usage = usage::read(site.hierarchy, &path);
-        let details = !site.only_cpu_and_memory;
-        let volumes = if details { volumes(site, pod, &time) } else { Vec::new() };
+        let time = source.now.to_string();
+        let usage = usage::read(source.hierarchy, &path);
+        let details = !source.only_cpu_and_memory;
+        let volumes = if details { volumes(source, pod, &time) } else { Vec::new() };
         let local = volumes.iter().filter(|volume| volume.is_local).map(|volume| &volume.stats.fs);
         let logs = containers.iter().filter_map(|container| container.logs.as_ref());
         let sum =
             |of: fn(&Fs) -> Option<u64>| local.clone().chain(logs.clone()).filter_map(of).sum();
-        let ephemeral_storage = details.then(|| disk(&time, &site.folders.root)).flatten();
+        let ephemeral_storage = details.then(|| disk(&time, &source.folders.root)).flatten();
         let ephemeral_storage = ephemeral_storage.map(|disk| Fs {
             used_bytes: Some(sum(|fs| fs.used_bytes)),
             inodes_used: Some(sum(|fs| fs.inodes_used)),
@@ -382,7 +382,7 @@ impl Stats {
                 uid: pod.uid().to_string(),
             },
             start_time: Timestamp::from_micros(started).to_string(),
-            used: self.used(site, &path, &usage),
+            used: self.used(source, &path, &usage),
             network: own_network.and_then(|process| network(&time, Some(process))),
             ephemeral_storage,
             volumes: volumes.into_iter().map(|volume| volume.stats).collect(),
@@ -398,12 +398,12 @@ struct MeasuredVolume {
     is_local: bool,
 }
 
-fn volumes(site: &StatsSource<'_>, pod: &Pod, time: &str) -> Vec<MeasuredVolume> {
+fn volumes(source: &StatsSource<'_>, pod: &Pod, time: &str) -> Vec<MeasuredVolume> {
     let empty = pod.spec().volumes.iter().flatten().filter_map(|volume| {
-        let source = volume.empty_dir.as_ref()?;
-        let folder = site.folders.empty_dir(&pod.uid(), &volume.name);
+        let definition = volume.empty_dir.as_ref()?;
+        let folder = source.folders.empty_dir(&pod.uid(), &volume.name);
         let fs = measured(time, &folder)?;
-        let is_local = source.medium.as_deref().unwrap_or_default().is_empty();
+        let is_local = definition.medium.as_deref().unwrap_or_default().is_empty();
         Some(MeasuredVolume { stats: VolumeStats { fs, name: volume.name.clone() }, is_local })
     });
     empty.collect()
