@@ -236,6 +236,64 @@ fn a_claim_that_loses_its_volume_is_bound_again_when_it_is_back() {
 }
 
 #[test]
+fn a_restored_claim_is_bound_to_the_volume_that_names_it_without_a_uid() {
+    everywhere("restored-claims", async |env| {
+        // No claim is bound by a periodic sync.
+        let manager = env.manager("manager", &["--pvclaimbinder-sync-period=1h"]);
+        let client = &env.client;
+        let restored_claim = |name: &str| {
+            let mut claim = claim(name, "1Gi", Some(""));
+            claim["metadata"]["annotations"] = json!({ BY_CONTROLLER: "yes", COMPLETED: "yes" });
+            claim["spec"]["volumeName"] = format!("of-{name}").into();
+            claim
+        };
+        let restored_volume = |name: &str, uid: Option<&str>| {
+            let mut volume = volume(&format!("of-{name}"), "1Gi", "Retain", "/tmp/none");
+            volume["spec"]["claimRef"] =
+                json!({ "namespace": "default", "name": name, "uid": uid });
+            volume
+        };
+        let are_bound = async |name: &str| {
+            eventually(&env.clock, &format!("{name} is bound to its volume"), || async {
+                let claim = bound(env, name).await;
+                let volume = volume_in(env, &format!("of-{name}"), "Bound").await;
+                let is_named = volume["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"];
+                if is_named { Ok(()) } else { Err(volume.to_string()) }
+            })
+            .await;
+        };
+        let forget_uid = async |name: &str| {
+            let key = ObjectKey::cluster(&format!("of-{name}"));
+            let patch = Patch::Merge(json!({ "spec": { "claimRef": { "uid": null } } }));
+            client.patch::<PersistentVolume>(&key, &patch).await.expect("patch");
+        };
+        // The volume is restored first, or the claim.
+        make(client, &restored_volume("early", None)).await;
+        create(client, restored_claim("early")).await;
+        are_bound("early").await;
+        create(client, restored_claim("late")).await;
+        in_phase::<PersistentVolumeClaim>(env, &claim_key("late"), "Lost").await;
+        make(client, &restored_volume("late", None)).await;
+        are_bound("late").await;
+
+        // The uid is removed from a volume in use.
+        forget_uid("early").await;
+        are_bound("early").await;
+
+        // Another claim had the volume, until its uid is removed.
+        make(client, &restored_volume("other", Some("old"))).await;
+        create(client, restored_claim("other")).await;
+        let message = "Two claims are bound to the same volume, this one is bound incorrectly";
+        has_event(env, "other", "ClaimMisbound", message).await;
+        let released = volume_in(env, "of-other", "Released").await;
+        assert_eq!(released["spec"]["claimRef"]["uid"], "old");
+        forget_uid("other").await;
+        are_bound("other").await;
+        drop(manager);
+    });
+}
+
+#[test]
 fn volumes_are_made_and_deleted_by_an_external_provisioner() {
     everywhere("external", async |env| {
         let manager = manager(env, &[]);

@@ -68,7 +68,9 @@ fn plan_named(
     }
 }
 
-/// What to do with a claim that was bound to `volume`, which may not exist.
+/// What to do with a claim that was bound to `volume`, which may not exist. A volume that names the
+/// claim without a uid is bound to it: both come from a backup, or the uid was removed. Upstream loses
+/// the claim.
 fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume>>) -> Plan {
     const GONE: &str = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
     if claim.spec.volume_name.is_empty() {
@@ -78,10 +80,12 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
     }
     let Some(volume) = volume else { return Plan::Lose(PendingEvent::warning("ClaimLost", GONE)) };
     match &volume.spec.claim_ref {
-        Some(owner) if owner.uid != claim.meta.uid => Plan::Lose(PendingEvent::warning(
-            "ClaimMisbound",
-            "Two claims are bound to the same volume, this one is bound incorrectly",
-        )),
+        Some(owner) if owner.uid != claim.meta.uid && !matching::names(&volume, claim) => {
+            Plan::Lose(PendingEvent::warning(
+                "ClaimMisbound",
+                "Two claims are bound to the same volume, this one is bound incorrectly",
+            ))
+        }
         _ => Plan::Bind(volume),
     }
 }
@@ -355,9 +359,12 @@ mod tests {
                 volume(reference("c", Some("old")), Value::Null),
                 "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly",
             ),
+            (named.clone(), volume(reference("c", None), Value::Null), "bind"),
+            // Only the uid counts, if there is one.
+            (named.clone(), volume(reference("other", Some("u")), Value::Null), "bind"),
             (
                 named,
-                volume(reference("c", None), Value::Null),
+                volume(reference("other", None), Value::Null),
                 "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly",
             ),
         ] {

@@ -55,12 +55,13 @@ impl Binder {
         let volume = self.mark_volume(volume).await?;
         let claim = self.claim_of(&volume).await?;
         match plan(&volume, claim.as_deref()) {
-            Plan::Available => drop(self.set_phase(&volume, "Available").await?),
+            Plan::Available => {
+                self.set_phase(&volume, "Available").await?;
+                self.wake_lost_claim(&volume);
+            }
             Plan::Bound => {
                 self.set_phase(&volume, "Bound").await?;
-                if let Some(claim) = claim.filter(|claim| claim.status.phase == "Lost") {
-                    self.claim_queue.add(claim.meta.key());
-                }
+                self.wake_lost_claim(&volume);
             }
             Plan::WakeClaim => {
                 claim.iter().for_each(|claim| self.claim_queue.add(claim.meta.key()))
@@ -79,6 +80,14 @@ impl Binder {
             }
         }
         Ok(Next::Done)
+    }
+
+    /// A Lost claim may be bound to `volume`, which names it.
+    fn wake_lost_claim(&self, volume: &PersistentVolume) {
+        let Some(key) = volume.spec.claim_ref.as_ref().map(|claim| claim.key()) else { return };
+        if self.claims.get(&key).is_some_and(|claim| claim.status.phase == "Lost") {
+            self.claim_queue.add(key);
+        }
     }
 
     fn report_modes(&self, volume: &PersistentVolume, claim: &PersistentVolumeClaim) {
