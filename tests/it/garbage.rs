@@ -5,8 +5,8 @@ use std::time::Duration;
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{
-    ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, Pod, ReplicaSet, Resource,
-    ResourceType,
+    ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, PersistentVolumeClaim, Pod,
+    ReplicaSet, Resource, ResourceType,
 };
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::faults::cut_lists_and_watches;
 use crate::kinds::*;
+use crate::volumes::claim;
 
 /// Deletes a rolled-out Deployment and waits until it is gone.
 async fn delete_with(env: &TestCluster, name: &str, how: Delete) {
@@ -235,6 +236,43 @@ fn an_owner_is_the_object_that_its_reference_names() {
             let left = objects.get(kind, key).await;
             assert!(left.is_some_and(|meta| !meta.is_being_deleted()), "{key} stays");
         }
+    });
+}
+
+#[test]
+fn the_missing_owner_of_a_restored_claim_is_reported() {
+    everywhere("garbage-restored", async |env| {
+        let manager = env.manager("manager", &[]);
+        let (objects, maps) = (Objects(env), &CONFIG_MAPS);
+        let owner = objects.make(maps, "default/owner", json!({})).await;
+        objects.make(maps, "default/dependent", json!({ "ownerReferences": [owner] })).await;
+        objects.collector_works("dependent").await;
+        objects.delete(maps, "default/owner", Delete::background()).await;
+        objects.gone(maps, "default/dependent").await;
+
+        // A restored owner has its name from the backup, and another uid.
+        let mut owner = objects.make(maps, "default/restored", json!({})).await;
+        owner["uid"] = json!("00000000-0000-4000-8000-000000000000");
+        let mut restored = claim("data", "1Gi", Some(""));
+        restored["metadata"]["ownerReferences"] = json!([owner]);
+        create(&env.client, restored).await;
+        objects.gone(&PersistentVolumeClaim::RESOURCE, "default/data").await;
+        let text = "no object has the kind, name and uid of its owner [v1/ConfigMap, namespace: \
+                    default, name: restored, uid: 00000000-0000-4000-8000-000000000000]";
+        has_event(env, "data", "OwnerNotFound", &format!("Deleting it: {text}")).await;
+        let log = std::fs::read_to_string(&manager.log).expect("the log");
+        assert!(log.contains(text), "{log}");
+
+        // The dependent was deleted with its owner, as was meant.
+        let events = env.client.resource(&EVENTS);
+        let events = events.list::<Value>(None, &ListOptions::default()).await.expect("events");
+        let reported = |name: &str| {
+            let mut events = events.items.iter();
+            events.any(|event| {
+                event["reason"] == "OwnerNotFound" && event["involvedObject"]["name"] == name
+            })
+        };
+        assert!(reported("data") && !reported("dependent"), "{:#?}", events.items);
     });
 }
 

@@ -97,11 +97,23 @@ impl GarbageCollector {
         if live.owners().is_empty() || solid {
             return Ok(Look::Done);
         }
-        let (has_dependents, in_cycle) = {
+        let (has_dependents, in_cycle, has_unseen_owner) = {
             let graph = self.graph();
             let mut dependents = graph.dependents(&identity.uid).peekable();
-            (dependents.peek().is_some(), dependents.any(|node| node.deleting_dependents))
+            let has_dependents = dependents.peek().is_some();
+            let in_cycle = dependents.any(|node| node.deleting_dependents);
+            let node = graph.get(&identity.uid);
+            (has_dependents, in_cycle, node.is_some_and(|node| node.has_unseen_owner))
         };
+        if has_unseen_owner && !waiting {
+            let owners = live.owners().iter();
+            let owners = owners.map(|owner| Identity::of_owner(owner, &identity.scope.namespace));
+            let owners: Vec<String> = owners.map(|owner| owner.to_string()).collect();
+            let owners = owners.join(" or ");
+            let text = format!("no object has the kind, name and uid of its owner {owners}");
+            log::warn!("Deleting {identity}: {text}");
+            self.warn(identity, "OwnerNotFound", format!("Deleting it: {text}"));
+        }
         let policy = if waiting && has_dependents {
             if in_cycle {
                 // A cycle of owners that wait for each other is broken here.

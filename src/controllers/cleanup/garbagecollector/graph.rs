@@ -102,6 +102,7 @@ impl Graph {
                     being_deleted: new.is_being_deleted(),
                     deleting_dependents: new.is_being_deleted() && new.has_finalizer(FOREGROUND),
                     is_virtual: false,
+                    has_unseen_owner: false,
                 };
                 self.nodes.insert(node);
                 self.add_to_owners(&uid, new.owners(), wake);
@@ -149,6 +150,7 @@ impl Graph {
         if node.owners() == new.owners() {
             return;
         }
+        node.has_unseen_owner = false;
         let before = std::mem::replace(&mut node.owners, new.owner_references.clone());
         let before = before.as_deref().unwrap_or_default();
         let (then, current) = (
@@ -184,6 +186,7 @@ impl Graph {
                     being_deleted: false,
                     deleting_dependents: false,
                     is_virtual: true,
+                    has_unseen_owner: false,
                 };
                 self.nodes.insert(virtual_owner);
                 // Whether it exists at all is found out by trying to delete it.
@@ -254,6 +257,13 @@ impl Graph {
         let Some(node) = self.nodes.get(&identity.uid) else { return };
         let (known, is_virtual) = (node.identity.clone(), node.is_virtual);
         let (matching, others) = self.partition_dependents(&identity.uid, identity);
+        if is_virtual || known != *identity {
+            for dependent in &matching {
+                if let Some(node) = self.nodes.get_mut(&dependent.identity.uid) {
+                    node.has_unseen_owner = true;
+                }
+            }
+        }
         if is_virtual && others.is_empty() || !is_virtual && known == *identity {
             return self.remove(identity, wake);
         }
@@ -523,6 +533,39 @@ mod tests {
         world.observe(&child, None, owned_by("owner", false));
         assert_eq!(world.absent(&identity("Owner", "a", "owner")), [delete("child")]);
         assert!(world.0.get(&Uid::new("owner")).is_none());
+    }
+
+    #[test]
+    fn dependents_whose_absent_owner_no_watch_has_shown_are_marked() {
+        let owner = identity("Owner", "a", "owner");
+        let abroad = identity("Owner", "b", "owner");
+        let (child, other) = (identity("Pod", "a", "child"), identity("Pod", "b", "other"));
+        type Step<'a> = &'a dyn Fn(&mut World);
+        let refers: Step = &|world| drop(world.observe(&child, None, owned_by("owner", false)));
+        let other_refers: Step =
+            &|world| drop(world.observe(&other, None, owned_by("owner", false)));
+        let appears: Step = &|world| drop(world.observe(&owner, None, json!({})));
+        let goes: Step = &|world| drop(world.deleted(&owner));
+        let is_absent: Step = &|world| drop(world.absent(&owner));
+        let is_absent_abroad: Step = &|world| drop(world.absent(&abroad));
+        let lets_go: Step = &|world| {
+            drop(world.observe(&child, Some(owned_by("owner", false)), json!({})));
+        };
+        for (case, steps, expected) in [
+            ("restored", &[refers, is_absent][..], true),
+            ("deleted", &[appears, refers, goes], false),
+            ("deleted, shown after its dependent", &[refers, appears, goes], false),
+            ("shown by its deletion alone", &[refers, goes], false),
+            ("its deletion was missed", &[appears, refers, is_absent], false),
+            ("absent from another namespace", &[refers, other_refers, is_absent_abroad], false),
+            ("absent from both", &[other_refers, refers, is_absent_abroad, is_absent], true),
+            ("of another owner since", &[refers, is_absent, lets_go], false),
+        ] {
+            let mut world = World(Graph::default(), Vec::new());
+            steps.iter().for_each(|step| step(&mut world));
+            let child = world.0.get(&child.uid).expect("the child");
+            assert_eq!(child.has_unseen_owner, expected, "{case}");
+        }
     }
 
     #[test]

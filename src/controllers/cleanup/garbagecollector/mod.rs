@@ -99,24 +99,30 @@ impl GarbageCollector {
             Wake::AttemptToDeleteLater(uid) => self.to_delete.add_rate_limited(uid),
             Wake::AttemptToOrphan(uid) => self.to_orphan.add(uid),
             Wake::InvalidNamespace { dependent, owner } => {
-                let Scope { kind, api_version, namespace } = Scope::clone(&dependent.scope);
-                let about = ObjectReference {
-                    api_version,
-                    kind,
-                    namespace: namespace.clone(),
-                    name: dependent.name.clone(),
-                    uid: dependent.uid.clone(),
-                    resource_version: 0,
-                    field_path: Istr::default(),
-                };
-                let owner = Identity::of_owner(&owner, &namespace);
+                let namespace = &dependent.scope.namespace;
+                let owner = Identity::of_owner(&owner, namespace);
                 let text = format!(
                     "ownerRef {owner} does not exist in namespace {:?}",
                     namespace.as_str()
                 );
-                self.recorder.event(&about, EventType::Warning, "OwnerRefInvalidNamespace", text);
+                self.warn(&dependent, "OwnerRefInvalidNamespace", text);
             }
         });
+    }
+
+    /// Records an event about an object.
+    fn warn(&self, about: &Identity, reason: &'static str, text: String) {
+        let Scope { kind, api_version, namespace } = Scope::clone(&about.scope);
+        let about = ObjectReference {
+            api_version,
+            kind,
+            namespace,
+            name: about.name.clone(),
+            uid: about.uid.clone(),
+            resource_version: 0,
+            field_path: Istr::default(),
+        };
+        self.recorder.event(&about, EventType::Warning, reason, text);
     }
 }
 

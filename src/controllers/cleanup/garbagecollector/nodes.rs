@@ -96,6 +96,8 @@ pub struct Node {
     /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
     pub deleting_dependents: bool,
     pub is_virtual: bool,
+    /// An owner that no watch has shown was found not to exist, as after a restore of a backup.
+    pub has_unseen_owner: bool,
 }
 
 impl Node {
