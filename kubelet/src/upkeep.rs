@@ -17,7 +17,7 @@ use crate::kuberuntime::garbage;
 use crate::kuberuntime::logs::{self, Rotation};
 use crate::metrics;
 use crate::node::huge_pages::PageSize;
-use crate::options::configuration::{Configuration, GoDuration};
+use crate::options::configuration::Configuration;
 use crate::pod::{Pod, PodExt};
 
 /// How often the sources are asked whether they have been read.
@@ -38,25 +38,23 @@ const IMAGE_PERIOD: Duration = Duration::from_secs(300);
 /// # Errors
 /// One line that names the field and flag.
 pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, String> {
-    let percent = |value: Option<i32>, default: i32, field: &str, flag: &str| {
-        let value = value.unwrap_or(default);
+    let percent = |value: i32, field: &str, flag: &str| {
         u64::try_from(value).ok().filter(|value| *value <= 100).ok_or_else(|| {
             format!("{field} (--{flag}) {value} must be between 0 and 100, inclusive")
         })
     };
     let high = configuration.image_gc_high_threshold_percent;
-    let high = percent(high, 85, "imageGCHighThresholdPercent", "image-gc-high-threshold")?;
+    let high = percent(high, "imageGCHighThresholdPercent", "image-gc-high-threshold")?;
     let low = configuration.image_gc_low_threshold_percent;
-    let low = percent(low, 80, "imageGCLowThresholdPercent", "image-gc-low-threshold")?;
+    let low = percent(low, "imageGCLowThresholdPercent", "image-gc-low-threshold")?;
     if low >= high {
         return Err(format!(
             "imageGCLowThresholdPercent (--image-gc-low-threshold) {low} must be less than \
              imageGCHighThresholdPercent (--image-gc-high-threshold) {high}"
         ));
     }
-    let age = |age: Option<GoDuration>, default| age.map_or(default, |a| a.0);
-    let min_age = age(configuration.image_minimum_gc_age, Duration::from_secs(120));
-    let max_age = age(configuration.image_maximum_gc_age, Duration::ZERO);
+    let min_age = configuration.image_minimum_gc_age.0;
+    let max_age = configuration.image_maximum_gc_age.0;
     if !max_age.is_zero() && max_age <= min_age {
         return Err(format!(
             "imageMaximumGCAge {max_age:?} must be greater than imageMinimumGCAge {min_age:?}"
@@ -70,23 +68,21 @@ pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, String>
 /// # Errors
 /// One line that names the field.
 pub fn log_policy(configuration: &Configuration) -> Result<Option<logs::Policy>, String> {
-    let size = configuration.container_log_max_size.as_deref().unwrap_or("10Mi");
+    let size = &configuration.container_log_max_size;
     let bytes = size.parse::<Quantity>().map_err(|error| {
         format!("containerLogMaxSize (--container-log-max-size) {size:?}: {error}")
     })?;
-    let at_least = |value: Option<i32>, default: i32, least: i32, field: &str| {
-        let value = value.unwrap_or(default);
+    let at_least = |value: i32, least: i32, field: &str| {
         usize::try_from(value)
             .ok()
             .filter(|_| value >= least)
             .ok_or_else(|| format!("{field} {value} must be at least {least}"))
     };
     let files = configuration.container_log_max_files;
-    let max_files = at_least(files, 5, 2, "containerLogMaxFiles (--container-log-max-files)")?;
+    let max_files = at_least(files, 2, "containerLogMaxFiles (--container-log-max-files)")?;
     let workers = configuration.container_log_max_workers;
-    let workers = at_least(workers, 1, 1, "containerLogMaxWorkers")?;
-    let period = configuration.container_log_monitor_interval;
-    let period = period.map_or(Duration::from_secs(10), |period| period.0);
+    let workers = at_least(workers, 1, "containerLogMaxWorkers")?;
+    let period = configuration.container_log_monitor_interval.0;
     if period < Duration::from_secs(3) {
         return Err(format!("containerLogMonitorInterval {period:?} must be at least 3s"));
     }
@@ -132,20 +128,21 @@ impl Evictions {
 /// # Errors
 /// One line that names the field and the signal.
 pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evictions, String> {
-    let mut hard = configuration.eviction_hard.clone().unwrap_or_else(eviction::default_hard);
-    if configuration.merge_default_eviction_settings.unwrap_or(false) {
+    let hard = configuration.eviction_hard.clone();
+    let mut hard = hard.map_or_else(eviction::default_hard, |thresholds| thresholds.0);
+    if configuration.merge_default_eviction_settings {
         for (signal, value) in eviction::default_hard() {
             hard.entry(signal).or_insert(value);
         }
     }
     let statements = Statements {
         hard: &hard,
-        soft: &configuration.eviction_soft,
-        soft_grace: &configuration.eviction_soft_grace_period,
-        min_reclaim: &configuration.eviction_minimum_reclaim,
+        soft: &configuration.eviction_soft.0,
+        soft_grace: &configuration.eviction_soft_grace_period.0,
+        min_reclaim: &configuration.eviction_minimum_reclaim.0,
     };
     let thresholds = eviction::thresholds(statements, limits_pods)?;
-    let max_grace = configuration.eviction_max_pod_grace_period.unwrap_or(0);
+    let max_grace = configuration.eviction_max_pod_grace_period;
     if max_grace < 0 {
         return Err(format!(
             "evictionMaxPodGracePeriod (--eviction-max-pod-grace-period) {max_grace} must be a \
@@ -156,10 +153,8 @@ pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evi
         watch: Watch::new(thresholds).into(),
         max_grace: max_grace.into(),
         volume_period: match configuration.local_storage_capacity_isolation {
-            Some(false) => Duration::ZERO,
-            _ => configuration
-                .volume_stats_agg_period
-                .map_or(Duration::from_secs(60), |period| period.0),
+            false => Duration::ZERO,
+            true => configuration.volume_stats_agg_period.0,
         },
         image_folder: parking_lot::Mutex::default(),
     })

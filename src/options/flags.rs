@@ -6,13 +6,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::values::{
-    CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObjects, Value, Version, Vmodule,
+    CertKeys, Count, Gates, Level, Map, Quantity, TraceObjects, Value, Version, Vmodule,
 };
 
-/// A flag, for the parser and `--help`.
-pub struct FlagInfo {
+/// A flag of the settings `T`, for the parser and `--help`.
+pub struct FlagInfo<T = Options> {
     pub group: &'static str,
-    /// The field's name; see [`FlagInfo::name`].
+    /// The name in snake case; see [`FlagInfo::name`].
     pub field: &'static str,
     pub help: &'static [&'static str],
     /// As pflag names it: `int32`, `strings`; empty for a bool.
@@ -20,11 +20,11 @@ pub struct FlagInfo {
     /// The value of the flag when it is given without one. `None`: a value is required.
     pub alone: Option<&'static str>,
     /// The default in `--help`; empty: not shown.
-    pub default: fn(&Options) -> String,
+    pub default: fn(&T) -> String,
     /// `Err`: the fault of a value.
-    pub(super) check: fn(&str) -> Result<(), String>,
+    pub check: fn(&str) -> Result<(), String>,
     /// Why a value that parses is refused.
-    pub(super) fault: fn(&Options) -> Option<String>,
+    pub fault: fn(&T) -> Option<String>,
 }
 
 /// Flags that are accepted, not shown, and without effect; with the warning for their use.
@@ -38,7 +38,7 @@ pub(super) const DEPRECATED: &[(&str, &str)] = &[
     ("node_sync_period", "This flag is currently no-op and will be deleted."),
 ];
 
-impl FlagInfo {
+impl<T> FlagInfo<T> {
     /// The name without its dashes: `concurrent-deployment-syncs`.
     pub fn name(&self) -> String {
         self.field.replace('_', "-")
@@ -50,6 +50,82 @@ impl FlagInfo {
     }
 }
 
+/// Makes `FLAGS`, the flags of some settings, and `set_flags`, which sets those of a command line.
+/// A row has the help, the name, the type and the field that the flag sets:
+///
+/// ```
+/// use kube_controller_manager::options::{Arguments, flag_table};
+///
+/// #[derive(Default)]
+/// struct Settings {
+///     serving: Serving,
+/// }
+///
+/// #[derive(Default)]
+/// struct Serving {
+///     port: i32,
+/// }
+///
+/// flag_table! {
+///     Settings;
+///     "Serving" {
+///         /// Port of the server; 0: none.
+///         secure_port: i32 => serving.port;
+///     }
+/// }
+///
+/// let args = ["--secure-port=10257".to_owned()];
+/// let arguments = Arguments::new(FLAGS, &args, |name| format!("unknown flag: --{name}"))?;
+/// let mut settings = Settings::default();
+/// set_flags(&mut settings, &arguments)?;
+/// assert_eq!(settings.serving.port, 10257);
+/// # Ok::<(), String>(())
+/// ```
+///
+/// The caller's crate needs `argh`.
+#[macro_export]
+macro_rules! flag_table {
+    ($settings:ty; $($group:literal {
+        $( $(#[doc = $help:tt])+ $flag:ident: $type:ty => $($field:ident).+; )*
+    })*) => {
+        /// All flags, in the order of `--help`.
+        pub const FLAGS: &[$crate::options::FlagInfo<$settings>] = &[
+            $($( $crate::options::FlagInfo {
+                group: $group,
+                field: stringify!($flag),
+                help: &[$($help),+],
+                kind: <$type as $crate::options::Value>::KIND,
+                alone: <$type as $crate::options::Value>::ALONE,
+                default: |settings| $crate::options::Value::shown(&settings.$($field).+),
+                check: |text| <$type as $crate::options::Value>::parse(text).map(drop),
+                fault: |settings| $crate::options::Value::fault(&settings.$($field).+),
+            }, )*)*
+        ];
+
+        /// Sets the given flags; each may be given more than once.
+        ///
+        /// # Errors
+        /// One line. `Arguments::new` finds the faults before, with pflag's texts.
+        pub(crate) fn set_flags(
+            settings: &mut $settings,
+            arguments: &$crate::options::Arguments,
+        ) -> Result<(), String> {
+            #[derive(argh::FromArgs)]
+            #[argh(description = "see --help", help_triggers("--help", "-h"))]
+            struct GivenFlags {
+                $($( #[argh(option, description = "see --help")]
+                $flag: Vec<$crate::options::Given<$type>>, )*)*
+            }
+            let given = <GivenFlags as argh::FromArgs>::from_args(&[""], &arguments.flags())
+                .map_err(|exit| exit.output.lines().next().unwrap_or_default().to_owned())?;
+            $($( $crate::options::Value::merge(&mut settings.$($field).+, given.$flag); )*)*
+            Ok(())
+        }
+    };
+}
+pub use flag_table;
+
+/// The manager's flags: the type [`Options`] with its defaults, and the table of flags.
 macro_rules! flags {
     ($($group:literal { $( $(#[doc = $help:tt])+ $field:ident: $type:ty = $default:expr; )* })*) => {
         /// Every flag of the manager, by its name in snake case.
@@ -64,36 +140,6 @@ macro_rules! flags {
             }
         }
 
-        /// The command line: any flag may be given more than once.
-        #[derive(argh::FromArgs)]
-        #[argh(description = "the Kubernetes controller manager", help_triggers("--help", "-h"))]
-        pub(super) struct GivenFlags {
-            $($( #[argh(option, description = "see --help")] $field: Vec<Given<$type>>, )*)*
-        }
-
-        impl GivenFlags {
-            /// The defaults with the given values.
-            pub(super) fn options(self) -> Options {
-                let mut options = Options::default();
-                $($( Value::merge(&mut options.$field, self.$field); )*)*
-                options
-            }
-        }
-
-        /// All flags, in the order of `--help`.
-        pub const FLAGS: &[FlagInfo] = &[
-            $($( FlagInfo {
-                group: $group,
-                field: stringify!($field),
-                help: &[$($help),+],
-                kind: <$type as Value>::KIND,
-                alone: <$type as Value>::ALONE,
-                default: |options| options.$field.shown(),
-                check: |text| <$type as Value>::parse(text).map(drop),
-                fault: |options| options.$field.fault(),
-            }, )*)*
-        ];
-
         impl Options {
             /// Each flag's name and its value as pflag shows it. Upstream: `cliflag.PrintFlags`.
             pub fn pairs(&self) -> Vec<(String, String)> {
@@ -103,6 +149,10 @@ macro_rules! flags {
                 pairs.sort();
                 pairs
             }
+        }
+
+        flag_table! {
+            Options; $($group { $( $(#[doc = $help])+ $field: $type => $field; )* })*
         }
     };
 }

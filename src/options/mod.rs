@@ -18,12 +18,14 @@ pub use compatibility::{emulated, min_compatible};
 pub use duration::{parse_duration, show_duration};
 pub use feature_gate_table::{GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage};
 pub use feature_gates::all as all_feature_gates;
+#[doc(inline)]
+pub use flags::flag_table;
 pub use flags::{FLAGS, FlagInfo, Options};
-pub use parse::{Command, PROGRAM, parse};
+pub use parse::{Arguments, Command, PROGRAM, parse};
 pub use usage::usage;
 pub use validate::validate;
 pub use values::{
-    CertKey, CertKeys, Count, Gates, Level, Map, Quantity, TraceObject, TraceObjects, Value,
+    CertKey, CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObject, TraceObjects, Value,
     Version, Vmodule,
 };
 pub use version::{VERSION, git_version, platform, report_version, version, version_info};

@@ -1,11 +1,9 @@
-//! From the command line to [`Options`]: every form that pflag accepts is turned into argh's form
+//! From the command line to settings: every form that pflag accepts is turned into argh's form
 //! (`--flag value`), which argh parses.
 
 use std::collections::HashMap;
 
-use argh::FromArgs;
-
-use super::flags::{FLAGS, FlagInfo, GivenFlags, Options};
+use super::flags::{FLAGS, FlagInfo, Options, set_flags};
 use super::values::Value;
 
 /// The name in messages and in `--help`.
@@ -26,16 +24,14 @@ pub enum Command {
 ///
 /// # Errors One line naming the flag, with pflag's text where pflag has one.
 pub fn parse(args: &[String]) -> Result<Command, String> {
-    let normal = normalize(args)?;
-    if normal.help {
+    let arguments = Arguments::new(FLAGS, args, |name| format!("unknown flag: --{name}"))?;
+    if arguments.help {
         return Ok(Command::Help);
     }
-    let args: Vec<&str> = normal.args.iter().map(String::as_str).collect();
-    let given = GivenFlags::from_args(&[PROGRAM], &args)
-        .map_err(|exit| exit.output.lines().next().unwrap_or_default().to_string())?;
-    let options = given.options();
-    if !normal.positional.is_empty() {
-        let shown: Vec<_> = normal.positional.iter().map(|arg| format!("{arg:?}")).collect();
+    let mut options = Options::default();
+    set_flags(&mut options, &arguments)?;
+    if !arguments.positional.is_empty() {
+        let shown: Vec<_> = arguments.positional.iter().map(|arg| format!("{arg:?}")).collect();
         return Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")));
     }
     match options.version.0.as_str() {
@@ -44,15 +40,93 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     }
 }
 
+/// A command line whose flags are known and have values that parse.
 #[derive(Default)]
-struct Normal {
-    args: Vec<String>,
-    positional: Vec<String>,
-    help: bool,
+pub struct Arguments {
+    /// In argh's form.
+    flags: Vec<String>,
+    pub positional: Vec<String>,
+    /// Whether `--help` is asked for.
+    pub help: bool,
 }
 
-impl Normal {
-    fn push(&mut self, info: &FlagInfo, value: String) -> Result<(), String> {
+impl Arguments {
+    /// Checks the arguments after the program's name. `unknown`: the fault of a flag that is not
+    /// among `flags`, by its name. Deprecated flags cause a warning on stderr.
+    ///
+    /// # Errors
+    /// One line naming the flag, with pflag's text where pflag has one.
+    pub fn new<T>(
+        flags: &[FlagInfo<T>],
+        args: &[String],
+        unknown: fn(&str) -> String,
+    ) -> Result<Arguments, String> {
+        let known: HashMap<String, &FlagInfo<T>> =
+            flags.iter().map(|flag| (flag.name(), flag)).collect();
+        let mut arguments = Arguments::default();
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            if arg == "--" {
+                arguments.positional.extend(args.by_ref().cloned());
+            } else if let Some(flag) = arg.strip_prefix("--") {
+                let (name, value) = match flag.split_once('=') {
+                    Some((name, value)) => (name, Some(value.to_string())),
+                    None => (flag, None),
+                };
+                if name.is_empty() || name.starts_with('-') {
+                    return Err(format!("bad flag syntax: {arg}"));
+                }
+                // Underscores count as dashes. Upstream: `WordSepNormalizeFunc`.
+                let name = name.replace('_', "-");
+                if name == "help" {
+                    arguments.help =
+                        bool::parse(value.as_deref().unwrap_or("true")).map_err(|error| {
+                            format!("invalid argument for \"--help\" flag: {error}")
+                        })?;
+                    continue;
+                }
+                let Some(info) = known.get(&name) else {
+                    return Err(unknown(&name));
+                };
+                let value = value
+                    .or_else(|| info.alone.map(String::from))
+                    .or_else(|| args.next().cloned())
+                    .ok_or_else(|| format!("flag needs an argument: --{name}"))?;
+                arguments.push(info, value)?;
+            } else if let Some(letters) =
+                arg.strip_prefix('-').filter(|letters| !letters.is_empty())
+            {
+                match (letters.chars().next(), letters.get(1..).unwrap_or_default()) {
+                    (Some('h'), "") => arguments.help = true,
+                    (Some('v'), rest) => {
+                        let value = match rest.strip_prefix('=') {
+                            Some(value) => Some(value.to_string()),
+                            None if !rest.is_empty() => Some(rest.to_string()),
+                            None => args.next().cloned(),
+                        };
+                        let value =
+                            value.ok_or_else(|| format!("flag needs an argument: 'v' in {arg}"))?;
+                        let info = known.get("v").ok_or("unknown flag: --v")?;
+                        arguments.push(info, value)?;
+                    }
+                    (letter, _) => {
+                        let letter = letter.unwrap_or('-');
+                        return Err(format!("unknown shorthand flag: {letter:?} in {arg}"));
+                    }
+                }
+            } else if !arg.is_empty() {
+                arguments.positional.push(arg.clone());
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// The flags, each followed by its value.
+    pub fn flags(&self) -> Vec<&str> {
+        self.flags.iter().map(String::as_str).collect()
+    }
+
+    fn push<T>(&mut self, info: &FlagInfo<T>, value: String) -> Result<(), String> {
         let name = info.name();
         (info.check)(&value).map_err(|error| {
             let short = if name == "v" { "-v, " } else { "" };
@@ -61,65 +135,9 @@ impl Normal {
         if let Some(warning) = info.deprecated() {
             eprintln!("Flag --{name} has been deprecated, {warning}");
         }
-        self.args.extend([format!("--{name}"), value]);
+        self.flags.extend([format!("--{name}"), value]);
         Ok(())
     }
-}
-
-fn normalize(args: &[String]) -> Result<Normal, String> {
-    let known: HashMap<String, &FlagInfo> = FLAGS.iter().map(|flag| (flag.name(), flag)).collect();
-    let mut normal = Normal::default();
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        if arg == "--" {
-            normal.positional.extend(args.by_ref().cloned());
-        } else if let Some(flag) = arg.strip_prefix("--") {
-            let (name, value) = match flag.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_string())),
-                None => (flag, None),
-            };
-            if name.is_empty() || name.starts_with('-') {
-                return Err(format!("bad flag syntax: {arg}"));
-            }
-            // Underscores count as dashes. Upstream: `WordSepNormalizeFunc`.
-            let name = name.replace('_', "-");
-            if name == "help" {
-                normal.help = bool::parse(value.as_deref().unwrap_or("true"))
-                    .map_err(|error| format!("invalid argument for \"--help\" flag: {error}"))?;
-                continue;
-            }
-            let Some(info) = known.get(&name) else {
-                return Err(format!("unknown flag: --{name}"));
-            };
-            let value = value
-                .or_else(|| info.alone.map(String::from))
-                .or_else(|| args.next().cloned())
-                .ok_or_else(|| format!("flag needs an argument: --{name}"))?;
-            normal.push(info, value)?;
-        } else if let Some(letters) = arg.strip_prefix('-').filter(|letters| !letters.is_empty()) {
-            match (letters.chars().next(), letters.get(1..).unwrap_or_default()) {
-                (Some('h'), "") => normal.help = true,
-                (Some('v'), rest) => {
-                    let value = match rest.strip_prefix('=') {
-                        Some(value) => Some(value.to_string()),
-                        None if !rest.is_empty() => Some(rest.to_string()),
-                        None => args.next().cloned(),
-                    };
-                    let value =
-                        value.ok_or_else(|| format!("flag needs an argument: 'v' in {arg}"))?;
-                    let info = known.get("v").ok_or("unknown flag: --v")?;
-                    normal.push(info, value)?;
-                }
-                (letter, _) => {
-                    let letter = letter.unwrap_or('-');
-                    return Err(format!("unknown shorthand flag: {letter:?} in {arg}"));
-                }
-            }
-        } else if !arg.is_empty() {
-            normal.positional.push(arg.clone());
-        }
-    }
-    Ok(normal)
 }
 
 #[cfg(test)]

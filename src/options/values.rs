@@ -89,7 +89,9 @@ macro_rules! number {
         }
     };
 }
+number!(u16, "uint16", whole, "not a whole number of 16 bits");
 number!(i32, "int32", whole, "not a whole number of 32 bits");
+number!(i64, "int", whole, "not a whole number of 64 bits");
 number!(f32, "float32", |text| decimal(text, f32::is_infinite), "not a number of 32 bits");
 number!(f64, "float", |text| decimal(text, f64::is_infinite), "not a number of 64 bits");
 
@@ -103,7 +105,7 @@ fn decimal<T: FromStr + Copy>(text: &str, is_infinite: fn(T) -> bool) -> Option<
 
 /// Parses a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.
 /// Upstream: `strconv.ParseInt` of base 0.
-fn whole(text: &str) -> Option<i32> {
+fn whole<T: TryFrom<i64>>(text: &str) -> Option<T> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let prefixes = [("0x", 16), ("0X", 16), ("0b", 2), ("0B", 2), ("0o", 8), ("0O", 8), ("0", 8)];
     let prefixed = prefixes.into_iter().find_map(|(prefix, radix)| {
@@ -116,7 +118,8 @@ fn whole(text: &str) -> Option<i32> {
         return None;
     }
     let sign = if text.starts_with('-') { "-" } else { "" };
-    i32::from_str_radix(&format!("{sign}{}", digits.replace('_', "")), radix).ok()
+    let number = i64::from_str_radix(&format!("{sign}{}", digits.replace('_', "")), radix).ok()?;
+    T::try_from(number).ok()
 }
 
 /// A count that is at least 1, such as a controller's workers. Another number on the command line is
@@ -214,6 +217,25 @@ impl Value for Duration {
     }
     fn shown(&self) -> String {
         if self.is_zero() { String::new() } else { show_duration(*self) }
+    }
+}
+
+/// A flag whose absence is not the same as any value.
+impl<T: Value> Value for Option<T> {
+    const KIND: &'static str = T::KIND;
+    const ALONE: Option<&'static str> = T::ALONE;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        T::parse(text).map(Some)
+    }
+    fn fault(&self) -> Option<String> {
+        self.as_ref().and_then(T::fault)
+    }
+    fn text(&self) -> String {
+        self.as_ref().map(T::text).unwrap_or_default()
+    }
+    fn shown(&self) -> String {
+        self.as_ref().map(T::shown).unwrap_or_default()
     }
 }
 

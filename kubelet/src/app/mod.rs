@@ -15,7 +15,7 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::open_files;
-use kube_controller_manager::options::{answer, git_version};
+use kube_controller_manager::options::{answer, version};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use log::LevelFilter;
@@ -36,8 +36,8 @@ use crate::metrics;
 use crate::node::address::NodeAddress;
 use crate::node::huge_pages::PageSize;
 use crate::node::oom;
-use crate::options::configuration::{Configuration, GoDuration};
-use crate::options::{self, Command, Settings, sync_period};
+use crate::options::configuration::{CHECK_PERIOD, Configuration};
+use crate::options::{self, Command, GoDuration, Settings};
 use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
@@ -48,33 +48,23 @@ use crate::status;
 use crate::upkeep::{self, Upkeep};
 use crate::volumes::{self, Folders};
 
-/// Upstream: `defaultRuntimeRequestTimeout`.
-const DEADLINE: Duration = Duration::from_secs(120);
-/// Upstream: `fileCheckFrequency`, `httpCheckFrequency`.
-const CHECK_PERIOD: Duration = Duration::from_secs(20);
-/// Upstream: `qos.KubeletOOMScoreAdj`.
-const OOM_SCORE: i32 = -999;
-/// Upstream: `MaxContainerBackOff`, `initialBackOff`.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
+/// The first delay of a restart. Upstream: `initialBackOff`.
+const BACKOFF: Duration = Duration::from_secs(10);
 
 /// The program: does what its arguments ask for. Call it once, from no task.
 pub fn main(args: &[String]) -> ExitCode {
     match options::parse(args) {
         Ok(Command::Run(settings)) => task::run(1, run(*settings)),
         Ok(Command::Help) => answer(Ok(options::usage())),
-        Ok(Command::Version) => answer(Ok(format!("Kubernetes {}\n", git_version()))),
+        Ok(Command::Version(how)) => answer(Ok(version(&how))),
         Err(error) => answer(Err(error)),
     }
 }
 
-/// Requests to the API server: a second, and at once after a pause. Upstream: `kubeAPIQPS`,
-/// `kubeAPIBurst`.
-const API_RATE: (f64, u32) = (50.0, 100);
-
 /// Runs the kubelet until a signal stops it.
 async fn run(settings: Settings) -> ExitCode {
     let clock = SystemClock::shared();
-    init_log(settings.verbosity, clock.clone());
+    init_log(settings.verbosity.0, clock.clone());
     open_files::raise_limit();
     match start(settings, clock).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -126,20 +116,22 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let (runtime_name, driver) = check_runtime(&runtime, configuration, &clock, &stop).await?;
     set_oom_score(configuration)?;
     let cgroups = make_cgroups(configuration, &node, driver)?;
-    let objects = match &settings.objects {
+    let objects_folder = Some(&settings.objects).filter(|folder| !folder.is_empty());
+    let objects_folder = objects_folder.map(PathBuf::from);
+    let objects = match &objects_folder {
         Some(folder) => local_objects::first(folder)
             .map_err(|error| format!("--local-objects-path: {error}"))?,
         None => LocalObjects::default(),
     };
     let (probed, results) = async_channel::unbounded();
     let folders = Folders {
-        root: settings.root.clone(),
-        logs: configuration.pod_logs_dir.clone().unwrap_or_else(|| "/var/log/pods".into()).into(),
+        root: settings.root.clone().into(),
+        logs: configuration.pod_logs_dir.clone().into(),
     };
     folders.make()?;
-    volumes::make_shared(&settings.root)
-        .map_err(|error| format!("--root-dir {}: {error}", settings.root.display()))?;
-    let max = configuration.crash_loop_back_off.max_container_restart_period;
+    volumes::make_shared(&folders.root)
+        .map_err(|error| format!("--root-dir {}: {error}", settings.root))?;
+    let max_backoff = configuration.crash_loop_back_off.max_container_restart_period.0;
     let dead = settings.dead_containers;
     let dead = garbage::Policy {
         min_age: dead.min_age,
@@ -155,7 +147,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let node = Node { allocatable_bytes, ..node };
     let rotation = upkeep::log_policy(configuration)?;
     let rotation = rotation.map(|policy| Rotation::new(runtime.clone(), clock.clone(), policy));
-    let plugins = match &settings.credential_providers {
+    let plugins = match settings.credential_providers.get() {
         Some((config, programs)) => Some(
             Plugins::read(config, programs, clock.clone())
                 .map_err(|fault| format!("--image-credential-provider-config: {fault}"))?,
@@ -170,9 +162,9 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         images: Images::new(
             images,
             clock.clone(),
-            settings.max_parallel_pulls,
+            configuration.max_parallel_pulls()?,
             credentials::Files::new(
-                &settings.root,
+                Path::new(&settings.root),
                 std::env::var_os("HOME").as_deref().map(Path::new),
             ),
             plugins,
@@ -185,7 +177,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         mounted: parking_lot::Mutex::default(),
         node: node.clone(),
         clock: clock.clone(),
-        backoff: Backoff::new(BACKOFF.0, max.map_or(BACKOFF.1, |max| max.0)).into(),
+        backoff: Backoff::new(BACKOFF, max_backoff).into(),
     };
     let (config, updates) = PodConfig::new(clock.clone());
     let client = client(&settings, &clock)?;
@@ -205,8 +197,8 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
             "there is no source of pods: --pod-manifest-path, --manifest-url or --kubeconfig names one"
         );
     }
-    let kubelet = Kubelet::new(manager, sources, sync_period(configuration));
-    if let Some(folder) = settings.objects.clone() {
+    let kubelet = Kubelet::new(manager, sources, configuration.sync_frequency.0);
+    if let Some(folder) = objects_folder {
         let users = kubelet.clone();
         let changed = move |keys| users.sync_users(&keys);
         let period = check_period(configuration.file_check_frequency);
@@ -234,16 +226,10 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let (name, ended) = (node.name.clone(), stop.clone());
     drop(task::spawn(async move { ended.unless_stopped(oom::watch(&name)).await.unwrap_or(()) }));
     let checks = server::checks(&kubelet);
-    let (address, port) = (
-        configuration.healthz_bind_address.as_deref().unwrap_or("127.0.0.1"),
-        configuration.healthz_port.unwrap_or(10248),
-    );
+    let (address, port) = (&configuration.healthz_bind_address, configuration.healthz_port);
     let routes = server::health_routes(&checks);
     let health = server::serve("healthz-port", address, port, routes, &clock, &stop)?;
-    let (address, port) = (
-        configuration.address.as_deref().unwrap_or("0.0.0.0"),
-        configuration.read_only_port.unwrap_or(0),
-    );
+    let (address, port) = (&configuration.address, configuration.read_only_port);
     let routes = server::read_only_routes(&kubelet, &checks, &node);
     let read_only = server::serve("read-only-port", address, port, routes, &clock, &stop)?;
     log::info!("Starting kubelet main sync loop on node {}", node.name);
@@ -256,13 +242,14 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
 
 /// The client of the API server, if there is one. It connects with its first request.
 fn client(settings: &Settings, clock: &SharedClock) -> Result<Option<Client>, String> {
-    let Some(kubeconfig) = &settings.kubeconfig else { return Ok(None) };
+    if settings.kubeconfig.is_empty() {
+        return Ok(None);
+    }
     let fault = |error: &dyn std::fmt::Display| format!("--kubeconfig: {error}");
     let mut config =
-        Config::from_kubeconfig(kubeconfig, None, None).map_err(|error| fault(&error))?;
-    let (qps, burst) = API_RATE;
-    config.qps = settings.configuration.kube_api_qps.map_or(qps, f64::from);
-    config.burst = settings.configuration.kube_api_burst.unwrap_or(burst);
+        Config::from_kubeconfig(&settings.kubeconfig, None, None).map_err(|error| fault(&error))?;
+    config.qps = settings.configuration.kube_api_qps.into();
+    config.burst = settings.configuration.kube_api_burst;
     config.user_agent = "kubelet".to_owned();
     Client::new(config, clock.clone()).map(Some).map_err(|error| fault(&error))
 }
@@ -271,15 +258,13 @@ fn connect(
     configuration: &Configuration,
     clock: &SharedClock,
 ) -> Result<(RuntimeService, ImageService), String> {
-    let default = "unix:///run/containerd/containerd.sock";
-    let endpoint = configuration.container_runtime_endpoint.as_deref().unwrap_or(default);
-    let deadline = configuration.runtime_request_timeout.map_or(DEADLINE, |timeout| timeout.0);
+    let endpoint = configuration.container_runtime_endpoint.as_str();
+    let deadline = configuration.runtime_request_timeout.0;
     let channel = Channel::new(&socket("container-runtime-endpoint", endpoint)?, clock.clone());
-    let images = match configuration.image_service_endpoint.as_deref().filter(|e| !e.is_empty()) {
-        Some(own) if own != endpoint => {
-            Channel::new(&socket("image-service-endpoint", own)?, clock.clone())
-        }
-        _ => channel.clone(),
+    let images = match configuration.image_service_endpoint.as_str() {
+        "" => channel.clone(),
+        own if own == endpoint => channel.clone(),
+        own => Channel::new(&socket("image-service-endpoint", own)?, clock.clone()),
     };
     Ok((RuntimeService::new(channel, deadline), ImageService::new(images, deadline)))
 }
@@ -300,10 +285,10 @@ async fn check_runtime(
     clock: &SharedClock,
     stop: &StopToken,
 ) -> Result<(String, Driver), String> {
-    let configured = match configuration.cgroup_driver.as_deref() {
-        None | Some("" | "cgroupfs") => Driver::Cgroupfs,
-        Some("systemd") => Driver::Systemd,
-        Some(other) => {
+    let configured = match configuration.cgroup_driver.as_str() {
+        "" | "cgroupfs" => Driver::Cgroupfs,
+        "systemd" => Driver::Systemd,
+        other => {
             return Err(format!(
                 "cgroupDriver (--cgroup-driver) {other:?}: not cgroupfs or systemd"
             ));
@@ -352,7 +337,7 @@ async fn check_runtime(
 
 /// The kubelet is among the last processes that the kernel ends for memory.
 fn set_oom_score(configuration: &Configuration) -> Result<(), String> {
-    let score = configuration.oom_score_adj.unwrap_or(OOM_SCORE);
+    let score = configuration.oom_score_adj;
     if !(-1000..=1000).contains(&score) {
         return Err(format!(
             "oomScoreAdj (--oom-score-adj) {score} must be between range [-1000, 1000]"
@@ -372,7 +357,7 @@ fn make_cgroups(
 ) -> Result<Option<Arc<Cgroups>>, String> {
     let default = vec!["pods".to_owned()];
     let enforced = configuration.enforce_node_allocatable.as_ref().unwrap_or(&default);
-    let is_on = configuration.cgroups_per_qos.unwrap_or(true);
+    let is_on = configuration.cgroups_per_qos;
     for key in enforced {
         let flag = "enforceNodeAllocatable (--enforce-node-allocatable)";
         match key.as_str() {
@@ -388,7 +373,7 @@ fn make_cgroups(
     let settings = cgroups::Settings {
         root: node.cgroup_root.clone(),
         driver,
-        pids_limit: configuration.pod_pids_limit.filter(|limit| *limit > 0),
+        pids_limit: Some(configuration.pod_pids_limit).filter(|limit| *limit > 0),
         page_sizes: node.page_sizes.clone(),
     };
     let made = Cgroups::new(&settings, Hierarchy::detect()?);
@@ -405,8 +390,8 @@ fn make_cgroups(
 }
 
 /// Zero is the default (upstream: in files only).
-fn check_period(period: Option<GoDuration>) -> Duration {
-    period.map(|period| period.0).filter(|period| !period.is_zero()).unwrap_or(CHECK_PERIOD)
+fn check_period(period: GoDuration) -> Duration {
+    if period.0.is_zero() { CHECK_PERIOD.0 } else { period.0 }
 }
 
 fn start_sources(
@@ -417,10 +402,10 @@ fn start_sources(
     stop: &StopToken,
 ) -> Result<BTreeSet<Source>, String> {
     let configuration = &settings.configuration;
-    let to = Placement { node: node.to_owned(), has_objects: settings.objects.is_some() };
+    let to = Placement { node: node.to_owned(), has_objects: !settings.objects.is_empty() };
     let mut sources = BTreeSet::new();
-    let text = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
-    if let Some(path) = text(&configuration.static_pod_path) {
+    if !configuration.static_pod_path.is_empty() {
+        let path = &configuration.static_pod_path;
         let period = check_period(configuration.file_check_frequency);
         log::info!("Adding static pod path {path}");
         drop(task::spawn(file::run(
@@ -433,8 +418,9 @@ fn start_sources(
         )));
         sources.insert(Source::File);
     }
-    if let Some(address) = text(&configuration.static_pod_url) {
-        let target = Target::parse(&address).map_err(|error| format!("--manifest-url: {error}"))?;
+    if !configuration.static_pod_url.is_empty() {
+        let target = Target::parse(&configuration.static_pod_url)
+            .map_err(|error| format!("--manifest-url: {error}"))?;
         let period = check_period(configuration.http_check_frequency);
         let headers = headers(configuration)?;
         drop(task::spawn(url::run(
@@ -453,7 +439,7 @@ fn start_sources(
 
 fn headers(configuration: &Configuration) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
-    for (name, values) in &configuration.static_pod_url_header {
+    for (name, values) in &configuration.static_pod_url_header.0 {
         let fault =
             |error: &dyn std::fmt::Display| format!("--manifest-url-header {name:?}: {error}");
         let header = HeaderName::try_from(name).map_err(|error| fault(&error))?;
@@ -466,26 +452,28 @@ fn headers(configuration: &Configuration) -> Result<HeaderMap, String> {
 
 fn node(settings: &Settings) -> Node {
     let machine = rustix::system::uname();
-    let name =
-        settings.hostname.clone().unwrap_or_else(|| machine.nodename().to_string_lossy().into());
-    let resolver = settings.configuration.resolv_conf.clone();
-    let resolver = resolver.unwrap_or_else(|| "/etc/resolv.conf".to_owned());
+    let name = match settings.hostname.as_str() {
+        "" => machine.nodename().to_string_lossy(),
+        own => own.into(),
+    };
+    let configuration = &settings.configuration;
+    let resolver = Some(&configuration.resolv_conf).filter(|file| !file.is_empty());
     let resolvers = Resolvers {
-        host: Some(resolver).filter(|file| !file.is_empty()).map(PathBuf::from),
-        cluster_servers: settings.configuration.cluster_dns.clone(),
-        cluster_domain: settings.configuration.cluster_domain.clone().unwrap_or_default(),
+        host: resolver.map(PathBuf::from),
+        cluster_servers: configuration.cluster_dns.clone(),
+        cluster_domain: configuration.cluster_domain.clone(),
     };
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let memory_bytes = memory_total(&memory);
     Node {
         name: name.trim().to_lowercase(),
-        address: NodeAddress::new(settings.node_ip.clone()),
+        address: NodeAddress::new(Some(settings.node_ip.clone()).filter(|ip| !ip.is_empty())),
         cpus: online_cpus(),
         memory_bytes,
         allocatable_bytes: memory_bytes,
         page_sizes: PageSize::detect(),
         resolvers,
-        cgroup_root: settings.configuration.cgroup_root.clone().unwrap_or_default(),
+        cgroup_root: configuration.cgroup_root.clone(),
     }
 }
 
@@ -532,8 +520,8 @@ mod tests {
 
     #[test]
     fn sources_are_read_with_a_pause() {
-        for (period, expected) in [(None, 20), (Some(0), 20), (Some(1), 1), (Some(60), 60)] {
-            let period = period.map(|seconds| GoDuration(Duration::from_secs(seconds)));
+        for (period, expected) in [(0, 20), (1, 1), (60, 60)] {
+            let period = GoDuration::from_secs(period);
             assert_eq!(check_period(period), Duration::from_secs(expected), "{period:?}");
         }
     }

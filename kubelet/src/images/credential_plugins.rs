@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::credentials::{Credentials, Keyring, is_match};
-use crate::options::configuration::GoDuration;
+use crate::options::GoDuration;
 
 /// A program that takes longer is killed.
 const TIMEOUT: Duration = Duration::from_secs(60);

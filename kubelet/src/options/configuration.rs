@@ -1,95 +1,154 @@
 //! `KubeletConfiguration` v1beta1. Each field is honoured, refused, or named in the log as without
 //! effect. Upstream: `staging/src/k8s.io/kubelet/config/v1beta1`.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
-use kube_controller_manager::options::parse_duration;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::Files;
+use super::values::{GoDuration, Headers, Pairs};
+
 /// The fields that are honoured; durations in Go's form.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Configuration {
-    #[serde(rename = "staticPodPath")]
-    pub static_pod_path: Option<String>,
+    /// Empty: there is no folder.
+    pub static_pod_path: String,
+    /// Empty: there is no URL.
     #[serde(rename = "staticPodURL")]
-    pub static_pod_url: Option<String>,
+    pub static_pod_url: String,
     #[serde(rename = "staticPodURLHeader")]
-    pub static_pod_url_header: BTreeMap<String, Vec<String>>,
-    pub sync_frequency: Option<GoDuration>,
-    pub file_check_frequency: Option<GoDuration>,
+    pub static_pod_url_header: Headers,
+    pub sync_frequency: GoDuration,
+    pub file_check_frequency: GoDuration,
     #[serde(rename = "httpCheckFrequency")]
-    pub http_check_frequency: Option<GoDuration>,
-    pub address: Option<String>,
-    pub read_only_port: Option<u16>,
-    pub healthz_port: Option<u16>,
-    pub healthz_bind_address: Option<String>,
-    pub container_runtime_endpoint: Option<String>,
-    pub image_service_endpoint: Option<String>,
-    pub runtime_request_timeout: Option<GoDuration>,
-    pub resolv_conf: Option<String>,
+    pub http_check_frequency: GoDuration,
+    pub address: String,
+    /// 0: none.
+    pub read_only_port: u16,
+    /// 0: none.
+    pub healthz_port: u16,
+    pub healthz_bind_address: String,
+    pub container_runtime_endpoint: String,
+    /// Empty: the runtime's.
+    pub image_service_endpoint: String,
+    pub runtime_request_timeout: GoDuration,
+    /// Empty: none.
+    pub resolv_conf: String,
+    /// `None`: unless several pulls are allowed.
     pub serialize_image_pulls: Option<bool>,
     pub max_parallel_image_pulls: Option<i32>,
-    pub cgroup_root: Option<String>,
-    pub pod_logs_dir: Option<String>,
+    pub cgroup_root: String,
+    pub pod_logs_dir: String,
     pub crash_loop_back_off: CrashLoopBackOff,
     #[serde(rename = "clusterDNS")]
     pub cluster_dns: Vec<String>,
-    pub cluster_domain: Option<String>,
+    pub cluster_domain: String,
     #[serde(rename = "kubeAPIQPS")]
-    pub kube_api_qps: Option<i32>,
+    pub kube_api_qps: i32,
     #[serde(rename = "kubeAPIBurst")]
-    pub kube_api_burst: Option<u32>,
+    pub kube_api_burst: u32,
     #[serde(rename = "imageGCHighThresholdPercent")]
-    pub image_gc_high_threshold_percent: Option<i32>,
+    pub image_gc_high_threshold_percent: i32,
     #[serde(rename = "imageGCLowThresholdPercent")]
-    pub image_gc_low_threshold_percent: Option<i32>,
+    pub image_gc_low_threshold_percent: i32,
     #[serde(rename = "imageMinimumGCAge")]
-    pub image_minimum_gc_age: Option<GoDuration>,
+    pub image_minimum_gc_age: GoDuration,
+    /// Zero: images may be of any age.
     #[serde(rename = "imageMaximumGCAge")]
-    pub image_maximum_gc_age: Option<GoDuration>,
-    pub container_log_max_size: Option<String>,
-    pub container_log_max_files: Option<i32>,
-    pub container_log_max_workers: Option<i32>,
-    pub container_log_monitor_interval: Option<GoDuration>,
+    pub image_maximum_gc_age: GoDuration,
+    pub container_log_max_size: String,
+    pub container_log_max_files: i32,
+    pub container_log_max_workers: i32,
+    pub container_log_monitor_interval: GoDuration,
     #[serde(rename = "cgroupsPerQOS")]
-    pub cgroups_per_qos: Option<bool>,
-    pub cgroup_driver: Option<String>,
+    pub cgroups_per_qos: bool,
+    pub cgroup_driver: String,
+    /// `None`: the pods, where there are cgroups for classes.
     pub enforce_node_allocatable: Option<Vec<String>>,
-    pub pod_pids_limit: Option<i64>,
-    pub oom_score_adj: Option<i32>,
-    pub eviction_hard: Option<BTreeMap<String, String>>,
-    pub eviction_soft: BTreeMap<String, String>,
-    pub eviction_soft_grace_period: BTreeMap<String, String>,
-    pub eviction_minimum_reclaim: BTreeMap<String, String>,
-    pub eviction_max_pod_grace_period: Option<i32>,
-    pub merge_default_eviction_settings: Option<bool>,
-    pub volume_stats_agg_period: Option<GoDuration>,
-    pub local_storage_capacity_isolation: Option<bool>,
+    /// Not positive: no limit.
+    pub pod_pids_limit: i64,
+    pub oom_score_adj: i32,
+    /// `None`: upstream's thresholds.
+    pub eviction_hard: Option<Pairs<'<'>>,
+    pub eviction_soft: Pairs<'<'>,
+    pub eviction_soft_grace_period: Pairs<'='>,
+    pub eviction_minimum_reclaim: Pairs<'='>,
+    pub eviction_max_pod_grace_period: i32,
+    pub merge_default_eviction_settings: bool,
+    pub volume_stats_agg_period: GoDuration,
+    pub local_storage_capacity_isolation: bool,
 }
 
-#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CrashLoopBackOff {
-    pub max_container_restart_period: Option<GoDuration>,
+    pub max_container_restart_period: GoDuration,
 }
 
-/// A duration such as `1m30s`.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct GoDuration(pub Duration);
-
-impl TryFrom<String> for GoDuration {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<GoDuration, String> {
-        parse_duration(&text).map(GoDuration)
+/// Upstream: `MaxContainerBackOff`.
+impl Default for CrashLoopBackOff {
+    fn default() -> CrashLoopBackOff {
+        CrashLoopBackOff { max_container_restart_period: GoDuration::from_secs(300) }
     }
 }
+
+/// Upstream: `SetDefaults_KubeletConfiguration`.
+impl Default for Configuration {
+    fn default() -> Configuration {
+        Configuration {
+            static_pod_path: String::new(),
+            static_pod_url: String::new(),
+            static_pod_url_header: Headers::default(),
+            sync_frequency: GoDuration::from_secs(60),
+            file_check_frequency: CHECK_PERIOD,
+            http_check_frequency: CHECK_PERIOD,
+            address: "0.0.0.0".into(),
+            read_only_port: 0,
+            healthz_port: 10248,
+            healthz_bind_address: "127.0.0.1".into(),
+            container_runtime_endpoint: "unix:///run/containerd/containerd.sock".into(),
+            image_service_endpoint: String::new(),
+            runtime_request_timeout: GoDuration::from_secs(120),
+            resolv_conf: "/etc/resolv.conf".into(),
+            serialize_image_pulls: None,
+            max_parallel_image_pulls: None,
+            cgroup_root: String::new(),
+            pod_logs_dir: "/var/log/pods".into(),
+            crash_loop_back_off: CrashLoopBackOff::default(),
+            cluster_dns: Vec::new(),
+            cluster_domain: String::new(),
+            kube_api_qps: 50,
+            kube_api_burst: 100,
+            image_gc_high_threshold_percent: 85,
+            image_gc_low_threshold_percent: 80,
+            image_minimum_gc_age: GoDuration::from_secs(120),
+            image_maximum_gc_age: GoDuration::default(),
+            container_log_max_size: "10Mi".into(),
+            container_log_max_files: 5,
+            container_log_max_workers: 1,
+            container_log_monitor_interval: GoDuration::from_secs(10),
+            cgroups_per_qos: true,
+            cgroup_driver: "cgroupfs".into(),
+            enforce_node_allocatable: None,
+            pod_pids_limit: -1,
+            oom_score_adj: -999,
+            eviction_hard: None,
+            eviction_soft: Pairs::default(),
+            eviction_soft_grace_period: Pairs::default(),
+            eviction_minimum_reclaim: Pairs::default(),
+            eviction_max_pod_grace_period: 0,
+            merge_default_eviction_settings: false,
+            volume_stats_agg_period: GoDuration::from_secs(60),
+            local_storage_capacity_isolation: true,
+        }
+    }
+}
+
+/// How often a source of pods is read whole.
+pub const CHECK_PERIOD: GoDuration = GoDuration::from_secs(20);
 
 impl Configuration {
     /// The most parallel pulls; `None`: no limit.
@@ -115,52 +174,13 @@ impl Configuration {
     }
 }
 
-const HONOURED: [&str; 44] = [
-    "staticPodPath",
-    "staticPodURL",
-    "staticPodURLHeader",
-    "syncFrequency",
-    "fileCheckFrequency",
-    "httpCheckFrequency",
-    "address",
-    "readOnlyPort",
-    "healthzPort",
-    "healthzBindAddress",
-    "containerRuntimeEndpoint",
-    "imageServiceEndpoint",
-    "runtimeRequestTimeout",
-    "resolvConf",
-    "serializeImagePulls",
-    "maxParallelImagePulls",
-    "cgroupRoot",
-    "podLogsDir",
-    "crashLoopBackOff",
-    "clusterDNS",
-    "clusterDomain",
-    "kubeAPIQPS",
-    "kubeAPIBurst",
-    "imageGCHighThresholdPercent",
-    "imageGCLowThresholdPercent",
-    "imageMinimumGCAge",
-    "imageMaximumGCAge",
-    "containerLogMaxSize",
-    "containerLogMaxFiles",
-    "containerLogMaxWorkers",
-    "containerLogMonitorInterval",
-    "cgroupsPerQOS",
-    "cgroupDriver",
-    "enforceNodeAllocatable",
-    "podPidsLimit",
-    "oomScoreAdj",
-    "evictionHard",
-    "evictionSoft",
-    "evictionSoftGracePeriod",
-    "evictionMinimumReclaim",
-    "evictionMaxPodGracePeriod",
-    "mergeDefaultEvictionSettings",
-    "volumeStatsAggPeriod",
-    "localStorageCapacityIsolation",
-];
+/// The names of the fields that are honoured: those of [`Configuration`].
+fn honoured() -> Vec<String> {
+    match serde_json::to_value(Configuration::default()) {
+        Ok(Value::Object(fields)) => fields.into_iter().map(|(field, _)| field).collect(),
+        _ => Vec::new(),
+    }
+}
 
 /// Fields that are accepted with one value, which is how this kubelet works.
 const FIXED: [(&str, &str); 5] = [
@@ -207,20 +227,15 @@ const REFUSED: &str = "allowedUnsafeSysctls cpuCFSQuota cpuCFSQuotaPeriod cpuMan
     tlsCurvePreferences tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy \
     topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
 
-/// The fields that are not refused.
-pub fn accepted_fields() -> impl Iterator<Item = &'static str> {
-    let fixed = FIXED.iter().map(|(field, _)| *field);
-    HONOURED.into_iter().chain(fixed).chain(WITHOUT_EFFECT)
-}
-
 /// Reads a configuration file, and the files `*.conf` of the drop-in folder on top of it, in the
 /// order of their names.
 ///
 /// # Errors
 /// One line that names the file, and the field where there is one.
-pub fn read(file: Option<&str>, folder: Option<&str>) -> Result<Configuration, String> {
+pub fn read(files: &Files) -> Result<Configuration, String> {
     let mut merged = json!({});
-    for file in file.map(str::to_owned).into_iter().chain(drop_ins(folder)?) {
+    let file = Some(files.config.clone()).filter(|file| !file.is_empty());
+    for file in file.into_iter().chain(drop_ins(&files.config_dir)?) {
         let document = load(&file).map_err(|fault| format!("{file}: {fault}"))?;
         merge(&mut merged, Value::Object(document));
     }
@@ -229,8 +244,10 @@ pub fn read(file: Option<&str>, folder: Option<&str>) -> Result<Configuration, S
     Ok(configuration)
 }
 
-fn drop_ins(folder: Option<&str>) -> Result<Vec<String>, String> {
-    let Some(folder) = folder else { return Ok(Vec::new()) };
+fn drop_ins(folder: &str) -> Result<Vec<String>, String> {
+    if folder.is_empty() {
+        return Ok(Vec::new());
+    }
     let entries = fs::read_dir(folder).map_err(|error| format!("{folder}: {error}"))?;
     let mut files: Vec<String> = entries
         .flatten()
@@ -263,12 +280,13 @@ fn checked(document: Value) -> Result<Map<String, Value>, String> {
     {
         return Err(format!("no kind {kind:?} is registered for version {version:?}"));
     }
+    let known = honoured();
     let mut honoured = Map::new();
     for (field, value) in fields {
         let field_name = field.as_str();
         if value.is_null() {
             continue;
-        } else if HONOURED.contains(&field_name) {
+        } else if known.contains(&field) {
             honoured.insert(field, value);
         } else if let Some((_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == field_name) {
             let given = value.to_string();
@@ -366,9 +384,18 @@ mod tests {
             serde_json::from_value::<Configuration>(fields)
         };
         let configuration = read("1m30s").expect("a configuration");
-        assert_eq!(configuration.sync_frequency, Some(GoDuration(Duration::from_secs(90))));
+        assert_eq!(configuration.sync_frequency, GoDuration::from_secs(90));
         let fault = read("90").expect_err("no unit").to_string();
         assert!(fault.contains("90"), "{fault}");
+    }
+
+    #[test]
+    fn documentation_names_each_accepted_field() {
+        let docs = include_str!("../../../docs/kubelet-flags.md");
+        let others = FIXED.iter().map(|(field, _)| *field).chain(WITHOUT_EFFECT);
+        for field in honoured().into_iter().chain(others.map(str::to_owned)) {
+            assert!(docs.contains(&format!("`{field}")), "{field}");
+        }
     }
 
     #[test]

@@ -2,41 +2,66 @@
 //! `cmd/kubelet/app/options`.
 
 pub mod configuration;
+mod values;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
-use kube_controller_manager::options::parse_duration;
+use kube_controller_manager::options::{Arguments, Level, Version, flag_table};
 
-use self::configuration::{Configuration, GoDuration};
+use self::configuration::Configuration;
+pub use self::values::{GoDuration, Headers, Pairs};
 
 /// What a command line asks for.
 #[derive(Debug)]
 pub enum Command {
     Run(Box<Settings>),
     Help,
-    Version,
+    /// Print the version: `true`, `raw`.
+    Version(String),
 }
 
-/// All settings, of flags and configuration files.
+/// All settings, of flags and configuration files. An empty text is one that is not set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Of `--hostname-override`; `None`: the machine's.
-    pub hostname: Option<String>,
-    /// Of `--node-ip`; `None`: that of the default route.
-    pub node_ip: Option<String>,
-    /// Of `--kubeconfig`; `None`: there is no API server.
-    pub kubeconfig: Option<PathBuf>,
-    pub root: PathBuf,
-    /// Of `--local-objects-path`: the folder of ConfigMaps and Secrets.
-    pub objects: Option<PathBuf>,
-    pub verbosity: i32,
-    /// The configuration of credential providers, and the folder of their programs.
-    pub credential_providers: Option<(PathBuf, PathBuf)>,
+    /// Empty: the machine's.
+    pub hostname: String,
+    /// Empty: that of the default route.
+    pub node_ip: String,
+    /// Empty: there is no API server.
+    pub kubeconfig: String,
+    pub root: String,
+    /// The folder of ConfigMaps and Secrets; empty: there are none.
+    pub objects: String,
+    pub verbosity: Level,
+    pub version: Version,
+    /// The file, and the folder on top of it, that the configuration is read from.
+    pub files: Files,
+    pub credential_providers: CredentialProviders,
     pub dead_containers: DeadContainers,
-    /// `None`: no limit.
-    pub max_parallel_pulls: Option<usize>,
     pub configuration: Configuration,
+}
+
+/// See [`Settings::files`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    pub config: String,
+    pub config_dir: String,
+}
+
+/// The configuration of credential providers, and the folder of their programs: both or none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CredentialProviders {
+    pub config: String,
+    pub bin_dir: String,
+}
+
+impl CredentialProviders {
+    /// The file and the folder, if they are given.
+    pub fn get(&self) -> Option<(&Path, &Path)> {
+        let CredentialProviders { config, bin_dir } = self;
+        (!config.is_empty()).then(|| (config.as_ref(), bin_dir.as_ref()))
+    }
 }
 
 /// Which containers stay that have ended.
@@ -49,62 +74,152 @@ pub struct DeadContainers {
     pub max: i32,
 }
 
-/// The honoured flags; `*`: may stand without a value.
-const HONOURED: [(&str, &str); 50] = [
-    ("address", "address of the read-only port (0.0.0.0)"),
-    ("cgroup-driver", "driver of cgroups if the runtime names none (cgroupfs)"),
-    ("cgroup-root", "cgroup below which those of pods are made"),
-    ("cgroups-per-qos*", "make cgroups for the classes of pods (true)"),
-    ("cluster-dns", "servers of pods with the DNS policy ClusterFirst, separated by commas"),
-    ("cluster-domain", "domain below which services have their names"),
-    ("config", "file with a KubeletConfiguration"),
-    ("config-dir", "folder whose *.conf files override the configuration"),
-    (
-        "container-runtime-endpoint",
-        "socket of the runtime (unix:///run/containerd/containerd.sock)",
-    ),
-    ("container-log-max-files", "files of a container's log, with the current one (5)"),
-    ("container-log-max-size", "size from which a log is rotated, negative: never (10Mi)"),
-    ("enforce-node-allocatable", "pods: limit all pods together to the machine; none (pods)"),
-    ("eviction-hard", "thresholds, as memory.available<100Mi,nodefs.available<10%"),
-    ("eviction-max-pod-grace-period", "longest grace at a soft threshold, in seconds (0)"),
-    ("eviction-minimum-reclaim", "what is freed on top, as memory.available=1Gi"),
-    ("eviction-soft", "thresholds that may be crossed for a time"),
-    ("eviction-soft-grace-period", "that time, as memory.available=90s"),
-    ("file-check-frequency", "how often the folder of static pods is read whole (20s)"),
-    ("healthz-bind-address", "address of the health check (127.0.0.1)"),
-    ("healthz-port", "port of the health check, 0: none (10248)"),
-    ("help*", "this text"),
-    ("hostname-override", "name of the node"),
-    ("http-check-frequency", "how often the manifest URL is read (20s)"),
-    ("image-credential-provider-bin-dir", "folder of the programs of the next flag"),
-    ("image-credential-provider-config", "file or folder with a CredentialProviderConfig"),
-    ("image-gc-high-threshold", "percent of the disk from which unused images are removed (85)"),
-    ("image-gc-low-threshold", "percent of the disk down to which images are removed (80)"),
-    ("image-service-endpoint", "socket of the image service (the runtime's)"),
-    ("kubeconfig", "kubeconfig of an API server whose pods for this node run here too"),
-    ("local-objects-path", "folder of ConfigMaps and Secrets that static pods may use"),
-    ("local-storage-capacity-isolation*", "evict pods that exceed their own limits (true)"),
-    ("manifest-url", "URL of static pods"),
-    ("manifest-url-header", "header of requests to the manifest URL, as name:value"),
-    ("maximum-dead-containers", "containers that stay when they have ended, -1: all (-1)"),
-    ("maximum-dead-containers-per-container", "of each container of a pod (1)"),
-    ("minimum-container-ttl-duration", "age before a container that has ended is removed (0s)"),
-    ("minimum-image-ttl-duration", "age before an unused image is removed (2m)"),
-    ("node-ip", "address of the node"),
-    ("oom-score-adj", "the kubelet's own (-999)"),
-    ("pod-manifest-path", "folder or file of static pods"),
-    ("pod-max-pids", "processes of each pod, -1: no limit (-1)"),
-    ("read-only-port", "port without authentication, 0: none (0)"),
-    ("resolv-conf", "resolver configuration of pods (/etc/resolv.conf)"),
-    ("root-dir", "folder of the kubelet's files (/var/lib/kubelet)"),
-    ("runtime-request-timeout", "deadline of calls to the runtime (2m)"),
-    ("serialize-image-pulls*", "pull images one after the other (true)"),
-    ("sync-frequency", "how often an unchanged pod is synced (1m)"),
-    ("v", "verbosity of the log (0)"),
-    ("version*", "print the version"),
-    ("volume-stats-agg-period", "how often limits of volumes are checked, 0: never (1m)"),
-];
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            hostname: String::new(),
+            node_ip: String::new(),
+            kubeconfig: String::new(),
+            root: "/var/lib/kubelet".into(),
+            objects: String::new(),
+            verbosity: Level::default(),
+            version: Version::default(),
+            files: Files::default(),
+            credential_providers: CredentialProviders::default(),
+            dead_containers: DeadContainers {
+                min_age: Duration::ZERO,
+                max_per_container: 1,
+                max: -1,
+            },
+            configuration: Configuration::default(),
+        }
+    }
+}
+
+flag_table! {
+    Settings;
+    "Node" {
+        /// Name of the node; empty: the machine's.
+        hostname_override: String => hostname;
+        /// Address of the node; empty: that of the default route.
+        node_ip: String => node_ip;
+        /// Kubeconfig of an API server whose pods for this node run here too.
+        kubeconfig: String => kubeconfig;
+        /// Folder of the kubelet's files.
+        root_dir: String => root;
+        /// The kubelet's own score for the kernel's OOM killer.
+        oom_score_adj: i32 => configuration.oom_score_adj;
+        /// How often an unchanged pod is synced.
+        sync_frequency: GoDuration => configuration.sync_frequency;
+    }
+    "Configuration" {
+        /// File with a KubeletConfiguration.
+        config: String => files.config;
+        /// Folder whose *.conf files override the configuration.
+        config_dir: String => files.config_dir;
+    }
+    "Sources of pods" {
+        /// Folder or file of static pods.
+        pod_manifest_path: String => configuration.static_pod_path;
+        /// How often the folder of static pods is read whole.
+        file_check_frequency: GoDuration => configuration.file_check_frequency;
+        /// URL of static pods.
+        manifest_url: String => configuration.static_pod_url;
+        /// Header of requests to the manifest URL, as name:value.
+        manifest_url_header: Headers => configuration.static_pod_url_header;
+        /// How often the manifest URL is read.
+        http_check_frequency: GoDuration => configuration.http_check_frequency;
+        /// Folder of ConfigMaps and Secrets that static pods may use.
+        local_objects_path: String => objects;
+    }
+    "Container runtime" {
+        /// Socket of the runtime.
+        container_runtime_endpoint: String => configuration.container_runtime_endpoint;
+        /// Socket of the image service; empty: the runtime's.
+        image_service_endpoint: String => configuration.image_service_endpoint;
+        /// Deadline of calls to the runtime.
+        runtime_request_timeout: GoDuration => configuration.runtime_request_timeout;
+    }
+    "Images" {
+        /// Pull images one after the other; by default unless maxParallelImagePulls is above 1.
+        serialize_image_pulls: Option<bool> => configuration.serialize_image_pulls;
+        /// File or folder with a CredentialProviderConfig.
+        image_credential_provider_config: String => credential_providers.config;
+        /// Folder of the programs of --image-credential-provider-config.
+        image_credential_provider_bin_dir: String => credential_providers.bin_dir;
+        /// Percent of the disk from which unused images are removed.
+        image_gc_high_threshold: i32 => configuration.image_gc_high_threshold_percent;
+        /// Percent of the disk down to which images are removed.
+        image_gc_low_threshold: i32 => configuration.image_gc_low_threshold_percent;
+        /// Age before an unused image is removed.
+        minimum_image_ttl_duration: GoDuration => configuration.image_minimum_gc_age;
+    }
+    "Containers that have ended" {
+        /// Containers that stay when they have ended, -1: all.
+        maximum_dead_containers: i32 => dead_containers.max;
+        /// Of each container of a pod.
+        maximum_dead_containers_per_container: i32 => dead_containers.max_per_container;
+        /// Age before a container that has ended is removed.
+        minimum_container_ttl_duration: Duration => dead_containers.min_age;
+        /// Files of a container's log, with the current one.
+        container_log_max_files: i32 => configuration.container_log_max_files;
+        /// Size from which a log is rotated, negative: never.
+        container_log_max_size: String => configuration.container_log_max_size;
+    }
+    "Resolvers" {
+        /// Servers of pods with the DNS policy ClusterFirst, separated by commas.
+        cluster_dns: Vec<String> => configuration.cluster_dns;
+        /// Domain below which services have their names.
+        cluster_domain: String => configuration.cluster_domain;
+        /// Resolver configuration of pods.
+        resolv_conf: String => configuration.resolv_conf;
+    }
+    "Cgroups" {
+        /// Driver of cgroups if the runtime names none.
+        cgroup_driver: String => configuration.cgroup_driver;
+        /// Cgroup below which those of pods are made.
+        cgroup_root: String => configuration.cgroup_root;
+        /// Make cgroups for the classes of pods.
+        cgroups_per_qos: bool => configuration.cgroups_per_qos;
+        /// pods: limit all pods together to the machine; none; by default pods, where there are
+        /// cgroups for classes.
+        enforce_node_allocatable: Option<Vec<String>> => configuration.enforce_node_allocatable;
+        /// Processes of each pod, -1: no limit.
+        pod_max_pids: i64 => configuration.pod_pids_limit;
+    }
+    "Evictions" {
+        /// Thresholds, as memory.available<100Mi,nodefs.available<10%.
+        eviction_hard: Option<Pairs<'<'>> => configuration.eviction_hard;
+        /// Thresholds that may be crossed for a time.
+        eviction_soft: Pairs<'<'> => configuration.eviction_soft;
+        /// That time, as memory.available=90s.
+        eviction_soft_grace_period: Pairs<'='> => configuration.eviction_soft_grace_period;
+        /// What is freed on top, as memory.available=1Gi.
+        eviction_minimum_reclaim: Pairs<'='> => configuration.eviction_minimum_reclaim;
+        /// Longest grace at a soft threshold, in seconds.
+        eviction_max_pod_grace_period: i32 => configuration.eviction_max_pod_grace_period;
+        /// Evict pods that exceed their own limits.
+        local_storage_capacity_isolation: bool => configuration.local_storage_capacity_isolation;
+        /// How often limits of volumes are checked, 0: never.
+        volume_stats_agg_period: GoDuration => configuration.volume_stats_agg_period;
+    }
+    "Serving" {
+        /// Address of the health check.
+        healthz_bind_address: String => configuration.healthz_bind_address;
+        /// Port of the health check, 0: none.
+        healthz_port: u16 => configuration.healthz_port;
+        /// Address of the read-only port.
+        address: String => configuration.address;
+        /// Port without authentication, 0: none.
+        read_only_port: u16 => configuration.read_only_port;
+    }
+    "Global" {
+        /// Verbosity of the log: 0 to 10.
+        v: Level => verbosity;
+        /// Print the version and quit; "raw" prints all of it.
+        version: Version => version;
+    }
+}
 
 /// Upstream's other flags.
 const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-token-webhook \
@@ -130,12 +245,23 @@ const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-toke
 /// The text of `--help`.
 pub fn usage() -> String {
     let mut text =
-        "Keeps the pods of a folder or a URL on this machine.\n\nUsage:\n  kubelet [flags]\n\n\
-                    Flags:\n"
+        "Keeps the pods of a folder or a URL on this machine.\n\nUsage:\n  kubelet [flags]\n"
             .to_owned();
-    for (flag, help) in HONOURED {
-        text.push_str(&format!("      --{:<28} {help}\n", flag.trim_end_matches('*')));
+    let defaults = Settings::default();
+    let mut group = "";
+    for flag in FLAGS {
+        if flag.group != group {
+            group = flag.group;
+            text.push_str(&format!("\n{group} flags:\n\n"));
+        }
+        let short = if flag.field == "v" { "-v," } else { "" };
+        let name = format!("{short:>5} --{} {}", flag.name(), flag.kind);
+        let help = flag.help.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
+        let default = Some((flag.default)(&defaults)).filter(|default| !default.is_empty());
+        let default = default.map(|default| format!(" (default {default})")).unwrap_or_default();
+        text.push_str(&format!("{name:<56} {help}{default}\n"));
     }
+    text.push_str(&format!("{:<56} Help for kubelet.\n", "  -h, --help"));
     text
 }
 
@@ -145,202 +271,36 @@ pub fn usage() -> String {
 /// # Errors
 /// One line that names the flag, or the file and field.
 pub fn parse(args: &[String]) -> Result<Command, String> {
-    let flags = flags(args)?;
-    let last = |name: &str| {
-        flags.iter().rev().find(|(flag, _)| flag == name).map(|(_, value)| value.as_str())
-    };
-    if is_on(last("help"), "help")?.unwrap_or(false) {
+    let arguments = Arguments::new(FLAGS, args, |name| {
+        match REFUSED.split_whitespace().any(|refused| refused == name) {
+            true => format!("--{name} is not supported yet: see docs/kubelet-flags.md"),
+            false => format!("unknown flag: --{name}"),
+        }
+    })?;
+    if let Some(word) = arguments.positional.first() {
+        return Err(format!("unknown command {word:?}: the kubelet takes only flags"));
+    }
+    if arguments.help {
         return Ok(Command::Help);
     }
-    if is_on(last("version"), "version")?.unwrap_or(false) {
-        return Ok(Command::Version);
+    let mut settings = Settings::default();
+    set_flags(&mut settings, &arguments)?;
+    if let version @ ("true" | "raw") = settings.version.0.as_str() {
+        return Ok(Command::Version(version.into()));
     }
-    let mut configuration = configuration::read(last("config"), last("config-dir"))?;
-    override_by(&mut configuration, &flags)?;
-    let text = |name: &str| last(name).filter(|value| !value.is_empty()).map(str::to_owned);
-    let of = |name: &str, default| last(name).map_or(Ok(default), |value| number(value, name));
-    let ttl = "minimum-container-ttl-duration";
-    let dead_containers = DeadContainers {
-        min_age: last(ttl).map_or(Ok(Duration::ZERO), |value| duration(value, ttl))?,
-        max_per_container: of("maximum-dead-containers-per-container", 1)?,
-        max: of("maximum-dead-containers", -1)?,
-    };
-    let config = "image-credential-provider-config";
-    let programs = "image-credential-provider-bin-dir";
-    let credential_providers = match (text(config), text(programs)) {
-        (Some(config), Some(programs)) => Some((config.into(), programs.into())),
-        (None, None) => None,
-        _ => return Err(format!("--{config} and --{programs} are needed both")),
-    };
-    Ok(Command::Run(Box::new(Settings {
-        credential_providers,
-        dead_containers,
-        max_parallel_pulls: configuration.max_parallel_pulls()?,
-        hostname: text("hostname-override"),
-        node_ip: text("node-ip"),
-        kubeconfig: text("kubeconfig").map(PathBuf::from),
-        root: text("root-dir").unwrap_or_else(|| "/var/lib/kubelet".to_owned()).into(),
-        objects: text("local-objects-path").map(PathBuf::from),
-        verbosity: last("v").map_or(Ok(0), |value| number(value, "v"))?,
-        configuration,
-    })))
-}
-
-fn flags(args: &[String]) -> Result<Vec<(String, String)>, String> {
-    let mut flags = Vec::new();
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let Some(flag) = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')) else {
-            return Err(format!("unknown command {arg:?}: the kubelet takes only flags"));
-        };
-        let (name, value) = match flag.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (flag, None),
-        };
-        let name = match name {
-            "h" => "help".to_owned(),
-            name => name.replace('_', "-"),
-        };
-        let known = HONOURED.iter().find(|(known, _)| known.trim_end_matches('*') == name);
-        let Some((known, _)) = known else {
-            return Err(match REFUSED.split_whitespace().any(|refused| refused == name) {
-                true => format!("--{name} is not supported yet: see docs/kubelet-flags.md"),
-                false => format!("unknown flag: --{name}"),
-            });
-        };
-        let alone = known.ends_with('*').then(|| "true".to_owned());
-        let value = value.or(alone).or_else(|| args.next().cloned());
-        let value = value.ok_or_else(|| format!("flag needs an argument: --{name}"))?;
-        flags.push((name, value));
+    // The files come before the flags, which name them.
+    settings.configuration = configuration::read(&settings.files)?;
+    set_flags(&mut settings, &arguments)?;
+    let CredentialProviders { config, bin_dir } = &settings.credential_providers;
+    if config.is_empty() != bin_dir.is_empty() {
+        return Err(
+            "--image-credential-provider-config and --image-credential-provider-bin-dir are \
+                    needed both"
+                .into(),
+        );
     }
-    Ok(flags)
-}
-
-fn override_by(
-    configuration: &mut Configuration,
-    flags: &[(String, String)],
-) -> Result<(), String> {
-    let mut headers: std::collections::BTreeMap<String, Vec<String>> = Default::default();
-    for (name, value) in flags {
-        let text = || Some(value.clone());
-        let duration = || duration(value, name).map(|duration| Some(GoDuration(duration)));
-        match name.as_str() {
-            "address" => configuration.address = text(),
-            "cgroup-root" => configuration.cgroup_root = text(),
-            "cluster-dns" => {
-                configuration.cluster_dns = value.split(',').map(str::to_owned).collect();
-            }
-            "cluster-domain" => configuration.cluster_domain = text(),
-            "cgroup-driver" => configuration.cgroup_driver = text(),
-            "cgroups-per-qos" => configuration.cgroups_per_qos = is_on(Some(value), name)?,
-            "enforce-node-allocatable" => {
-                let keys = value.split(',').filter(|key| !key.is_empty());
-                configuration.enforce_node_allocatable = Some(keys.map(str::to_owned).collect());
-            }
-            "eviction-hard" => configuration.eviction_hard = Some(pairs(value, '<', name)?),
-            "eviction-max-pod-grace-period" => {
-                configuration.eviction_max_pod_grace_period = Some(number(value, name)?);
-            }
-            "eviction-minimum-reclaim" => {
-                configuration.eviction_minimum_reclaim = pairs(value, '=', name)?;
-            }
-            "eviction-soft" => configuration.eviction_soft = pairs(value, '<', name)?,
-            "eviction-soft-grace-period" => {
-                configuration.eviction_soft_grace_period = pairs(value, '=', name)?;
-            }
-            "local-storage-capacity-isolation" => {
-                configuration.local_storage_capacity_isolation = is_on(Some(value), name)?;
-            }
-            "volume-stats-agg-period" => configuration.volume_stats_agg_period = duration()?,
-            "oom-score-adj" => configuration.oom_score_adj = Some(number(value, name)?),
-            "pod-max-pids" => configuration.pod_pids_limit = Some(number(value, name)?),
-            "container-log-max-files" => {
-                configuration.container_log_max_files = Some(number(value, name)?);
-            }
-            "container-log-max-size" => configuration.container_log_max_size = text(),
-            "image-gc-high-threshold" => {
-                configuration.image_gc_high_threshold_percent = Some(number(value, name)?);
-            }
-            "image-gc-low-threshold" => {
-                configuration.image_gc_low_threshold_percent = Some(number(value, name)?);
-            }
-            "minimum-image-ttl-duration" => configuration.image_minimum_gc_age = duration()?,
-            "container-runtime-endpoint" => configuration.container_runtime_endpoint = text(),
-            "file-check-frequency" => configuration.file_check_frequency = duration()?,
-            "healthz-bind-address" => configuration.healthz_bind_address = text(),
-            "healthz-port" => configuration.healthz_port = Some(number(value, name)?),
-            "http-check-frequency" => configuration.http_check_frequency = duration()?,
-            "image-service-endpoint" => configuration.image_service_endpoint = text(),
-            "manifest-url" => configuration.static_pod_url = text(),
-            "manifest-url-header" => {
-                for header in value.split(',').filter(|header| !header.is_empty()) {
-                    let (key, value) = header.split_once(':').ok_or_else(|| {
-                        format!("--manifest-url-header: {header:?} is not name:value")
-                    })?;
-                    headers.entry(key.trim().to_owned()).or_default().push(value.trim().to_owned());
-                }
-            }
-            "pod-manifest-path" => configuration.static_pod_path = text(),
-            "read-only-port" => configuration.read_only_port = Some(number(value, name)?),
-            "resolv-conf" => configuration.resolv_conf = text(),
-            "runtime-request-timeout" => configuration.runtime_request_timeout = duration()?,
-            "serialize-image-pulls" => {
-                configuration.serialize_image_pulls = is_on(Some(value), name)?;
-            }
-            "sync-frequency" => configuration.sync_frequency = duration()?,
-            _ => {}
-        }
-    }
-    if !headers.is_empty() {
-        configuration.static_pod_url_header = headers;
-    }
-    Ok(())
-}
-
-/// Pairs such as `a<1,b<2`.
-fn pairs(
-    value: &str,
-    separator: char,
-    name: &str,
-) -> Result<std::collections::BTreeMap<String, String>, String> {
-    let items = value.split(',').map(str::trim).filter(|item| !item.is_empty());
-    let split = items.map(|item| {
-        let pair = item.split_once(separator).filter(|(_, value)| !value.contains(separator));
-        let (key, value) = pair.ok_or_else(|| {
-            format!(
-                "invalid argument {value:?} for \"--{name}\" flag: {item:?} has no {separator:?}"
-            )
-        })?;
-        Ok((key.trim().to_owned(), value.trim().to_owned()))
-    });
-    split.collect()
-}
-
-fn duration(value: &str, name: &str) -> Result<Duration, String> {
-    parse_duration(value)
-        .map_err(|error| format!("invalid argument {value:?} for \"--{name}\" flag: {error}"))
-}
-
-fn number<T: std::str::FromStr>(value: &str, name: &str) -> Result<T, String> {
-    value
-        .parse()
-        .map_err(|_| format!("invalid argument {value:?} for \"--{name}\" flag: not such a number"))
-}
-
-fn is_on(value: Option<&str>, name: &str) -> Result<Option<bool>, String> {
-    match value {
-        None => Ok(None),
-        Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(Some(true)),
-        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(Some(false)),
-        Some(other) => {
-            Err(format!("invalid argument {other:?} for \"--{name}\" flag: not a boolean"))
-        }
-    }
-}
-
-/// How often an unchanged pod is synced.
-pub fn sync_period(configuration: &Configuration) -> Duration {
-    configuration.sync_frequency.map_or(Duration::from_secs(60), |duration| duration.0)
+    settings.configuration.max_parallel_pulls()?;
+    Ok(Command::Run(Box::new(settings)))
 }
 
 #[cfg(test)]
@@ -364,7 +324,7 @@ mod tests {
             (&["--root-dir"], "flag needs an argument: --root-dir"),
             (
                 &["--healthz-port=x"],
-                "invalid argument \"x\" for \"--healthz-port\" flag: not such a number",
+                "invalid argument \"x\" for \"--healthz-port\" flag: not a whole number of 16 bits",
             ),
             (
                 &["--sync-frequency", "5"],
@@ -373,7 +333,7 @@ mod tests {
             ),
             (
                 &["--serialize-image-pulls=maybe"],
-                "invalid argument \"maybe\" for \"--serialize-image-pulls\" flag: not a boolean",
+                "invalid argument \"maybe\" for \"--serialize-image-pulls\" flag: not a bool",
             ),
             (&["--config=/nonexistent"], "/nonexistent: No such file or directory (os error 2)"),
         ] {
@@ -392,10 +352,10 @@ mod tests {
             "-v=4",
         ])
         .expect("settings");
-        assert_eq!(settings.configuration.static_pod_path.as_deref(), Some("/pods"));
-        assert_eq!(settings.hostname.as_deref(), Some("n"));
-        assert_eq!(settings.verbosity, 4);
-        let headers = settings.configuration.static_pod_url_header;
+        assert_eq!(settings.configuration.static_pod_path, "/pods");
+        assert_eq!(settings.hostname, "n");
+        assert_eq!(settings.verbosity.0, 4);
+        let headers = settings.configuration.static_pod_url_header.0;
         assert_eq!(headers["A"], ["b"]);
         assert_eq!(headers["C"], ["d"]);
         assert_eq!(settings.configuration.serialize_image_pulls, Some(true));
@@ -409,21 +369,19 @@ mod tests {
         std::fs::write(&file, text).expect("a file");
         let config = format!("--config={}", file.display());
         let settings = run(&[&config]).expect("settings");
-        assert_eq!(settings.max_parallel_pulls, Some(2));
+        assert_eq!(settings.configuration.max_parallel_pulls(), Ok(Some(2)));
         let fault = run(&[&config, "--serialize-image-pulls=true"]).expect_err("a conflict");
         assert!(fault.starts_with("maxParallelImagePulls cannot be larger than 1"), "{fault}");
         std::fs::remove_file(&file).expect("removed");
     }
 
     #[test]
-    fn documentation_names_each_flag_and_field() {
+    fn documentation_names_each_flag() {
         let docs = include_str!("../../../docs/kubelet-flags.md");
-        for (flag, _) in HONOURED {
-            let flag = format!("`--{}`", flag.trim_end_matches('*'));
+        for flag in FLAGS {
+            let flag = format!("`--{}`", flag.name());
             assert!(docs.contains(&flag), "{flag}");
         }
-        for field in configuration::accepted_fields() {
-            assert!(docs.contains(&format!("`{field}")), "{field}");
-        }
+        assert!(docs.contains("`--help`"));
     }
 }

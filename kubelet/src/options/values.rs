@@ -1,0 +1,102 @@
+//! The types of settings that the manager's flags do not have. A file and a flag state each in a form
+//! of its own.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube_controller_manager::options::{Given, Value};
+use serde::{Deserialize, Serialize};
+
+/// A duration such as `1m30s`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct GoDuration(pub Duration);
+
+impl GoDuration {
+    pub const fn from_secs(seconds: u64) -> GoDuration {
+        GoDuration(Duration::from_secs(seconds))
+    }
+}
+
+impl TryFrom<String> for GoDuration {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<GoDuration, String> {
+        GoDuration::parse(&text)
+    }
+}
+
+impl From<GoDuration> for String {
+    fn from(duration: GoDuration) -> String {
+        duration.text()
+    }
+}
+
+impl Value for GoDuration {
+    const KIND: &'static str = Duration::KIND;
+    fn parse(text: &str) -> Result<GoDuration, String> {
+        Duration::parse(text).map(GoDuration)
+    }
+    fn text(&self) -> String {
+        self.0.text()
+    }
+    fn shown(&self) -> String {
+        self.0.shown()
+    }
+}
+
+/// Texts by their keys, as `a<1,b<2`. Upstream: `LangleSeparatedMapStringString`, `MapStringString`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct Pairs<const SEPARATOR: char>(pub BTreeMap<String, String>);
+
+impl<const SEPARATOR: char> Value for Pairs<SEPARATOR> {
+    const KIND: &'static str = "mapStringString";
+    fn parse(text: &str) -> Result<Pairs<SEPARATOR>, String> {
+        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        let pairs = items.map(|item| {
+            let pair = item.split_once(SEPARATOR).filter(|(_, value)| !value.contains(SEPARATOR));
+            let (key, value) = pair.ok_or_else(|| format!("{item:?} has no {SEPARATOR:?}"))?;
+            Ok((key.trim().to_owned(), value.trim().to_owned()))
+        });
+        pairs.collect::<Result<_, _>>().map(Pairs)
+    }
+    fn text(&self) -> String {
+        let pairs = self.0.iter().map(|(key, value)| format!("{key}{SEPARATOR}{value}"));
+        pairs.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Headers of requests, as `name:value,name:value`. Upstream: `ColonSeparatedMultimapStringString`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct Headers(pub BTreeMap<String, Vec<String>>);
+
+impl Value for Headers {
+    const KIND: &'static str = "colonSeparatedMultimapStringString";
+    fn parse(text: &str) -> Result<Headers, String> {
+        let mut headers = Headers::default();
+        for header in text.split(',').filter(|header| !header.is_empty()) {
+            let (name, value) =
+                header.split_once(':').ok_or_else(|| format!("{header:?} is not name:value"))?;
+            let values = headers.0.entry(name.trim().to_owned()).or_default();
+            values.push(value.trim().to_owned());
+        }
+        Ok(headers)
+    }
+    /// The flags add up, and replace those of the file.
+    fn merge(&mut self, given: Vec<Given<Headers>>) {
+        let given: Vec<_> = given.into_iter().flat_map(|Given(headers)| headers.0).collect();
+        if !given.is_empty() {
+            self.0.clear();
+        }
+        for (name, values) in given {
+            self.0.entry(name).or_default().extend(values);
+        }
+    }
+    fn text(&self) -> String {
+        let all = self.0.iter();
+        let all = all.flat_map(|(name, values)| values.iter().map(move |v| format!("{name}:{v}")));
+        all.collect::<Vec<_>>().join(",")
+    }
+}
