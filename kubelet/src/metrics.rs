@@ -4,12 +4,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use kube_controller_manager::metrics::{
-    Collector, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Metric,
-    Spec, declared, exponential, process_stats, text,
+    Collector, HistogramVec, IntCounterVec, Metric, Spec, exponential, metrics, process_stats, text,
 };
 
-/// Upstream: `prometheus.DefBuckets`.
-const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 /// Upstream: `podStartupDurationBuckets`.
 const START_BUCKETS: [f64; 25] = [
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0,
@@ -40,7 +37,7 @@ impl ProbeMetrics {
 
     fn new() -> ProbeMetrics {
         fn made<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
-            let spec = Spec { name, help, labels, buckets: BUCKETS.to_vec() };
+            let spec = Spec { name, help, labels, buckets: Vec::new() };
             M::new(spec).expect("the names are valid")
         }
         ProbeMetrics {
@@ -84,91 +81,85 @@ impl ProbeMetrics {
     }
 }
 
-fn metric<M: Metric>(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> M {
-    let (name, help) = (&format!("kubelet_{name}"), &format!("[ALPHA] {help}"));
-    declared(Spec { name, help, labels, buckets: buckets.to_vec() })
-}
-
-/// Declares metrics as statics, and `register`, which registers those without labels.
-macro_rules! metrics {
-    ($($metric:ident: $kind:ident $labels:expr, $buckets:expr, $name:literal, $help:literal;)+) => {
-        $(pub static $metric: LazyLock<$kind> =
-            LazyLock::new(|| metric($name, $help, &$labels, $buckets));)+
-
-        /// Registers all metrics, so that those without labels are served at zero too.
-        pub fn register() {
-            $(LazyLock::force(&$metric);)+
-            process_stats::register();
-        }
-    };
-}
-
 metrics! {
-    NODE_NAME: IntGaugeVec ["node"], &[], "node_name",
-        "The node's name. The count is always 1.";
-    CONTAINERS_PER_POD: Histogram [], &exponential(1.0, 2.0, 5), "containers_per_pod_count",
-        "The number of containers per pod.";
-    WORKER: HistogramVec ["operation_type"], &BUCKETS, "pod_worker_duration_seconds",
-        "Duration in seconds to sync a single pod. Broken down by operation type: create, update, or sync";
-    WORKER_START: Histogram [], &BUCKETS, "pod_worker_start_duration_seconds",
-        "Duration in seconds from kubelet seeing a pod to starting a worker.";
-    POD_START: Histogram [], &START_BUCKETS, "pod_start_duration_seconds",
-        "Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run";
-    STATUS_SYNC: Histogram [], &STATUS_BUCKETS, "pod_status_sync_duration_seconds",
-        "Duration in seconds to sync a pod status update. Measures time from detection of a change to pod status until the API is successfully updated for that pod, even if multiple intevening changes to pod status occur.";
-    RELIST: Histogram [], &BUCKETS, "pleg_relist_duration_seconds",
-        "Duration in seconds for relisting pods in PLEG.";
-    RELIST_INTERVAL: Histogram [], &BUCKETS, "pleg_relist_interval_seconds",
-        "Interval in seconds between relisting in PLEG.";
-    POD_RELIST: Histogram [], &BUCKETS, "pleg_pod_relist_duration_seconds",
-        "Duration in seconds for relisting a single pod in PLEG.";
-    LAST_SEEN: IntGauge [], &[], "pleg_last_seen_seconds",
-        "Timestamp in seconds when PLEG was last seen active.";
-    OPERATIONS: IntCounterVec ["operation_type"], &[], "runtime_operations_total",
-        "Cumulative number of runtime operations by operation type.";
-    OPERATION: HistogramVec ["operation_type"], &exponential(0.005, 2.5, 14),
-        "runtime_operations_duration_seconds",
-        "Duration in seconds of runtime operations. Broken down by operation type.";
-    OPERATION_ERRORS: IntCounterVec ["operation_type"], &[], "runtime_operations_errors_total",
-        "Cumulative number of runtime operation errors by operation type.";
-    RUN_SANDBOX: HistogramVec ["runtime_handler"], &BUCKETS, "run_podsandbox_duration_seconds",
-        "Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.";
-    RUN_SANDBOX_ERRORS: IntCounterVec ["runtime_handler"], &[], "run_podsandbox_errors_total",
-        "Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.";
-    RUNNING_PODS: IntGauge [], &[], "running_pods",
-        "Number of pods that have a running pod sandbox";
-    RUNNING_CONTAINERS: IntGaugeVec ["container_state"], &[], "running_containers",
-        "Number of containers currently running";
-    DESIRED_PODS: IntGaugeVec ["static"], &[], "desired_pods",
-        "The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.";
-    ACTIVE_PODS: IntGaugeVec ["static"], &[], "active_pods",
-        "The number of pods the kubelet considers active and which are being considered when admitting new pods. static is true if the pod is not from the apiserver.";
-    ORPHANED_PODS: IntCounter [], &[], "orphaned_runtime_pods_total",
-        "Number of pods that have been detected in the container runtime without being already known to the pod worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local configuration, which is unusual.";
-    WORKING_PODS: IntGaugeVec ["lifecycle", "config", "static"], &[], "working_pods",
-        "Number of pods the kubelet is actually running, broken down by lifecycle phase, whether the pod is desired, orphaned, or runtime only (also orphaned), and whether the pod is static. An orphaned pod has been removed from local configuration or force deleted in the API and consumes resources that are not otherwise visible.";
-    RESTARTED_PODS: IntCounterVec ["static"], &[], "restarted_pods_total",
-        "Number of pods that have been restarted because they were deleted and recreated with the same UID while the kubelet was watching them (common for static pods, extremely uncommon for API pods)";
-    STARTED_PODS: IntCounter [], &[], "started_pods_total",
-        "Cumulative number of pods started";
-    STARTED_PODS_ERRORS: IntCounter [], &[], "started_pods_errors_total",
-        "Cumulative number of errors when starting pods";
-    STARTED_CONTAINERS: IntCounterVec ["container_type"], &[], "started_containers_total",
-        "Cumulative number of containers started";
-    STARTED_CONTAINERS_ERRORS: IntCounterVec ["container_type", "code"], &[],
-        "started_containers_errors_total",
-        "Cumulative number of errors when starting containers";
-    TERMINATED_CONTAINERS: IntCounterVec ["container_type", "exit_code", "reason"], &[],
-        "terminated_containers_total",
-        "Cumulative number of container terminations.";
-    IMAGE_PULL: HistogramVec ["image_size_in_bytes"], &PULL_BUCKETS, "image_pull_duration_seconds",
-        "Duration in seconds to pull an image.";
-    IMAGES_COLLECTED: IntCounterVec ["reason"], &[], "image_garbage_collected_total",
-        "Total number of images garbage collected by the kubelet, whether through disk usage or image age.";
-    EVICTIONS: IntCounterVec ["eviction_signal"], &[], "evictions",
-        "Cumulative number of pod evictions by eviction signal";
-    CGROUP_VERSION: IntGauge [], &[], "cgroup_version",
-        "cgroup version on the hosts.";
+    fn register_all;
+    pub static NODE_NAME: IntGaugeVec["node"] = "kubelet_node_name",
+        "[ALPHA] The node's name. The count is always 1.";
+    pub static CONTAINERS_PER_POD: Histogram(exponential(1.0, 2.0, 5)) =
+        "kubelet_containers_per_pod_count",
+        "[ALPHA] The number of containers per pod.";
+    pub static WORKER: HistogramVec["operation_type"] = "kubelet_pod_worker_duration_seconds",
+        "[ALPHA] Duration in seconds to sync a single pod. Broken down by operation type: create, update, or sync";
+    pub static WORKER_START: Histogram = "kubelet_pod_worker_start_duration_seconds",
+        "[ALPHA] Duration in seconds from kubelet seeing a pod to starting a worker.";
+    pub static POD_START: Histogram(START_BUCKETS) = "kubelet_pod_start_duration_seconds",
+        "[ALPHA] Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run";
+    pub static STATUS_SYNC: Histogram(STATUS_BUCKETS) = "kubelet_pod_status_sync_duration_seconds",
+        "[ALPHA] Duration in seconds to sync a pod status update. Measures time from detection of a change to pod status until the API is successfully updated for that pod, even if multiple intevening changes to pod status occur.";
+    pub static RELIST: Histogram = "kubelet_pleg_relist_duration_seconds",
+        "[ALPHA] Duration in seconds for relisting pods in PLEG.";
+    pub static RELIST_INTERVAL: Histogram = "kubelet_pleg_relist_interval_seconds",
+        "[ALPHA] Interval in seconds between relisting in PLEG.";
+    pub static POD_RELIST: Histogram = "kubelet_pleg_pod_relist_duration_seconds",
+        "[ALPHA] Duration in seconds for relisting a single pod in PLEG.";
+    pub static LAST_SEEN: IntGauge = "kubelet_pleg_last_seen_seconds",
+        "[ALPHA] Timestamp in seconds when PLEG was last seen active.";
+    pub static OPERATIONS: IntCounterVec["operation_type"] = "kubelet_runtime_operations_total",
+        "[ALPHA] Cumulative number of runtime operations by operation type.";
+    pub static OPERATION: HistogramVec["operation_type"](exponential(0.005, 2.5, 14)) =
+        "kubelet_runtime_operations_duration_seconds",
+        "[ALPHA] Duration in seconds of runtime operations. Broken down by operation type.";
+    pub static OPERATION_ERRORS: IntCounterVec["operation_type"] =
+        "kubelet_runtime_operations_errors_total",
+        "[ALPHA] Cumulative number of runtime operation errors by operation type.";
+    pub static RUN_SANDBOX: HistogramVec["runtime_handler"] =
+        "kubelet_run_podsandbox_duration_seconds",
+        "[ALPHA] Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.";
+    pub static RUN_SANDBOX_ERRORS: IntCounterVec["runtime_handler"] =
+        "kubelet_run_podsandbox_errors_total",
+        "[ALPHA] Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.";
+    pub static RUNNING_PODS: IntGauge = "kubelet_running_pods",
+        "[ALPHA] Number of pods that have a running pod sandbox";
+    pub static RUNNING_CONTAINERS: IntGaugeVec["container_state"] = "kubelet_running_containers",
+        "[ALPHA] Number of containers currently running";
+    pub static DESIRED_PODS: IntGaugeVec["static"] = "kubelet_desired_pods",
+        "[ALPHA] The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.";
+    pub static ACTIVE_PODS: IntGaugeVec["static"] = "kubelet_active_pods",
+        "[ALPHA] The number of pods the kubelet considers active and which are being considered when admitting new pods. static is true if the pod is not from the apiserver.";
+    pub static ORPHANED_PODS: IntCounter = "kubelet_orphaned_runtime_pods_total",
+        "[ALPHA] Number of pods that have been detected in the container runtime without being already known to the pod worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local configuration, which is unusual.";
+    pub static WORKING_PODS: IntGaugeVec["lifecycle", "config", "static"] = "kubelet_working_pods",
+        "[ALPHA] Number of pods the kubelet is actually running, broken down by lifecycle phase, whether the pod is desired, orphaned, or runtime only (also orphaned), and whether the pod is static. An orphaned pod has been removed from local configuration or force deleted in the API and consumes resources that are not otherwise visible.";
+    pub static RESTARTED_PODS: IntCounterVec["static"] = "kubelet_restarted_pods_total",
+        "[ALPHA] Number of pods that have been restarted because they were deleted and recreated with the same UID while the kubelet was watching them (common for static pods, extremely uncommon for API pods)";
+    pub static STARTED_PODS: IntCounter = "kubelet_started_pods_total",
+        "[ALPHA] Cumulative number of pods started";
+    pub static STARTED_PODS_ERRORS: IntCounter = "kubelet_started_pods_errors_total",
+        "[ALPHA] Cumulative number of errors when starting pods";
+    pub static STARTED_CONTAINERS: IntCounterVec["container_type"] =
+        "kubelet_started_containers_total",
+        "[ALPHA] Cumulative number of containers started";
+    pub static STARTED_CONTAINERS_ERRORS: IntCounterVec["container_type", "code"] =
+        "kubelet_started_containers_errors_total",
+        "[ALPHA] Cumulative number of errors when starting containers";
+    pub static TERMINATED_CONTAINERS: IntCounterVec["container_type", "exit_code", "reason"] =
+        "kubelet_terminated_containers_total",
+        "[ALPHA] Cumulative number of container terminations.";
+    pub static IMAGE_PULL: HistogramVec["image_size_in_bytes"](PULL_BUCKETS) =
+        "kubelet_image_pull_duration_seconds",
+        "[ALPHA] Duration in seconds to pull an image.";
+    pub static IMAGES_COLLECTED: IntCounterVec["reason"] = "kubelet_image_garbage_collected_total",
+        "[ALPHA] Total number of images garbage collected by the kubelet, whether through disk usage or image age.";
+    pub static EVICTIONS: IntCounterVec["eviction_signal"] = "kubelet_evictions",
+        "[ALPHA] Cumulative number of pod evictions by eviction signal";
+    pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
+        "[ALPHA] cgroup version on the hosts.";
+}
+
+/// Registers all metrics, so that those without labels are served at zero too.
+pub fn register() {
+    register_all();
+    process_stats::register();
 }
 
 /// The label of a pod: `true` or empty.
