@@ -79,9 +79,11 @@ pub mod clock;
 mod files;
 pub mod jwt;
 mod lines;
+pub mod logging;
 mod lookup;
 pub mod metrics;
 pub mod open_files;
+pub mod percent;
 pub mod task;
 mod trace;
 

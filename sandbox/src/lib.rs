@@ -21,7 +21,6 @@ mod metrics;
 pub mod nodes;
 mod object;
 mod patch;
-mod percent;
 pub mod protobuf;
 pub mod real_server;
 mod request;

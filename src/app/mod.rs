@@ -10,7 +10,6 @@ mod delegated_auth;
 mod leader_election;
 mod leader_migration;
 mod lease_candidate;
-mod logging;
 mod memory;
 mod notices;
 mod pipeline;
@@ -30,6 +29,7 @@ use crate::client::Guard;
 use crate::clock::{SharedClock, SystemClock};
 use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
 use crate::lines::escaped;
+use crate::logging::{self, Verbosity};
 use crate::open_files;
 use crate::options::{self, Command, Options, validate};
 use crate::server::health::HealthChecks;
@@ -41,7 +41,6 @@ use futures_lite::future;
 use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
-use logging::Verbosity;
 use pipeline::Pipeline;
 use start::{Failed, RunContext};
 
@@ -116,7 +115,15 @@ fn prepare(options: Options, connect: Connect) -> Result<Prepared, Vec<String>> 
     if options.version.0.starts_with('v') {
         options::report_version(&options.version.0);
     }
-    let verbosity = logging::init(&options, clock.clone());
+    let json = options.logging_format == "json";
+    let log = logging::Settings {
+        program: env!("CARGO_CRATE_NAME"),
+        json,
+        split: if json { options.log_json_split_stream } else { options.log_text_split_stream },
+        verbosity: options.v.0,
+        modules: &options.vmodule.0,
+    };
+    let verbosity = logging::init(&log, clock.clone());
     crate::metrics::disable(&options.disabled_metrics);
     crate::metrics::process_stats::register();
     component_metrics::register(&options);

@@ -1,8 +1,8 @@
 //! `/debug/trace`: which objects are traced, changed while the process runs.
 
-use super::logging::Verbosity;
 use super::pipeline::Pipeline;
 use crate::lines::escaped;
+use crate::logging::Verbosity;
 use crate::options::TraceObject;
 use crate::server::http::Method;
 use crate::server::{Handler, Request, Response, handler as serve};

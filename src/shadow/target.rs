@@ -1,5 +1,7 @@
 //! The target of a request, from its path. Upstream: `RequestInfoFactory.NewRequestInfo`.
 
+use crate::percent;
+
 /// A resource, one of its objects, or a subresource of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
@@ -24,7 +26,7 @@ impl Target {
             _ => return None,
         };
         segments.next()?;
-        let rest: Vec<String> = segments.map(unescape).collect();
+        let rest: Vec<String> = segments.map(percent::decode).collect();
         let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
         let (namespace, rest) = match &rest[..] {
             ["namespaces", _, "status" | "finalize", ..] => ("", &rest[..]),
@@ -62,25 +64,6 @@ impl Target {
             group => format!("{}.{group}", self.plural),
         }
     }
-}
-
-fn unescape(segment: &str) -> String {
-    let mut bytes = Vec::with_capacity(segment.len());
-    let mut rest = segment.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let coded = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match coded.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| *first == b'%') {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &tail[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ const GROUND: &[&str] = &[
     "metrics",
     "open_files",
     "options",
+    "percent",
     "buffer_pool",
     "trace",
 ];
@@ -28,10 +29,11 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
         "clock" | "task" => return Some(vec!["objects"]),
         "objects" => return Some(vec!["lookup", "buffer_pool"]),
         "cel" | "files" | "metrics" | "jwt" | "lines" | "lookup" | "open_files" | "options"
-        | "buffer_pool" => {
+        | "percent" | "buffer_pool" => {
             return Some(vec![]);
         }
         "trace" => return Some(vec!["objects", "options"]),
+        "logging" => return Some(vec!["clock", "lines", "objects", "trace"]),
         "client" | "cache" | "workqueue" => &[],
         "source" => &["client", "cache"],
         "events" => &["client"],
@@ -46,6 +48,7 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
             "workqueue",
             "events",
             "leaderelection",
+            "logging",
             "controllers",
             "server",
             "shadow",
@@ -65,7 +68,7 @@ const ACROSS: [(&str, &str); 4] = [
 ];
 
 /// The rooms of the library, or paths below them, that the sandbox may use.
-const SANDBOX: [&str; 13] = [
+const SANDBOX: [&str; 14] = [
     // The binary starts the embedded manager.
     "app",
     "cache",
@@ -76,6 +79,7 @@ const SANDBOX: [&str; 13] = [
     "metrics",
     "objects",
     "options",
+    "percent",
     "server",
     "source",
     "task",
@@ -100,14 +104,16 @@ const EXAMPLES: [&str; 11] = [
 const GENERATED: &str = "kubelet/src/cri/mod.rs";
 
 /// The rooms of the library, or paths below them, that the kubelet may use.
-const KUBELET: [&str; 10] = [
+const KUBELET: [&str; 12] = [
     "cache",
     "client",
     "clock",
+    "logging",
     "metrics",
     "objects",
     "open_files",
     "options",
+    "percent",
     "server",
     "source",
     "task",

@@ -2,23 +2,20 @@
 //! Upstream: `cmd/kubelet/app`.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::OnceCell;
-use async_signal::{Signal, Signals};
-use futures_lite::StreamExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::logging;
 use kube_controller_manager::open_files;
 use kube_controller_manager::options::{answer, version};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
-use log::LevelFilter;
 
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
 use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
@@ -64,7 +61,14 @@ pub fn main(args: &[String]) -> ExitCode {
 /// Runs the kubelet until a signal stops it.
 async fn run(settings: Settings) -> ExitCode {
     let clock = SystemClock::shared();
-    init_log(settings.verbosity.0, clock.clone());
+    let log = logging::Settings {
+        program: env!("CARGO_CRATE_NAME"),
+        json: false,
+        split: false,
+        verbosity: settings.verbosity.0,
+        modules: &[],
+    };
+    logging::init(&log, clock.clone());
     open_files::raise_limit();
     match start(settings, clock).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,41 +79,8 @@ async fn run(settings: Settings) -> ExitCode {
     }
 }
 
-fn init_log(verbosity: i32, clock: SharedClock) {
-    let level = match verbosity {
-        ..4 => LevelFilter::Info,
-        4..6 => LevelFilter::Debug,
-        6.. => LevelFilter::Trace,
-    };
-    let mut builder = env_logger::Builder::new();
-    builder.filter_level(LevelFilter::Warn);
-    builder.filter_module("kubelet", level).filter_module("kube_controller_manager", level);
-    builder.format(move |out, record| {
-        let letter = record.level().as_str().chars().next().unwrap_or('I');
-        writeln!(out, "{letter} {} {}", clock.now().to_micro_string(), record.args())
-    });
-    // A second logger in one process is not an error.
-    let _ = builder.try_init();
-}
-
-fn stop_on_signal() -> std::io::Result<StopToken> {
-    // The last two do nothing, as in a Go program; by default they would end it.
-    let mut signals = Signals::new([Signal::Term, Signal::Int, Signal::Usr1, Signal::Usr2])?;
-    let stop = StopToken::new();
-    let on_signal = stop.clone();
-    drop(task::spawn(async move {
-        while let Some(signal) = signals.next().await {
-            if let Ok(Signal::Term | Signal::Int) = signal {
-                log::info!("received {signal:?}: stopping; the containers continue");
-                on_signal.stop();
-            }
-        }
-    }));
-    Ok(stop)
-}
-
 async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
-    let stop = stop_on_signal().map_err(|error| format!("signals: {error}"))?;
+    let stop = task::stop_on_signal().map_err(|error| format!("signals: {error}"))?;
     let configuration = &settings.configuration;
     let node = node(&settings);
     let (runtime, images) = connect(configuration, &clock)?;

@@ -15,7 +15,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::header::{CONTENT_TYPE, HeaderMap, TE};
 use hyper::{Request, Response};
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::task;
+use kube_controller_manager::{percent, task};
 use parking_lot::Mutex;
 use smol_hyper::rt::FuturesIo;
 
@@ -217,7 +217,7 @@ fn status_of(method: &'static str, headers: &HeaderMap) -> Result<Option<()>, Er
         None => Err(Error::Malformed { method, fault: format!("grpc-status {status:?}") }),
         Some(None) => Ok(Some(())),
         Some(Some(code)) => {
-            let message = percent_decoded(text("grpc-message").unwrap_or_default());
+            let message = percent::decode(text("grpc-message").unwrap_or_default());
             Err(Error::Status { method, code, message })
         }
     }
@@ -237,21 +237,6 @@ fn message_of(content: Vec<u8>) -> Result<Bytes, String> {
         return Err(format!("a message of {length} bytes has {}", message.len()));
     }
     Ok(content.slice(5..))
-}
-
-/// Text that has `%XX` for some bytes; what does not fit this form stays.
-fn percent_decoded(text: &str) -> String {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let byte = after.get(..2).filter(|_| first == b'%').and_then(|digits| {
-            let digit = |at: usize| char::from(digits[at]).to_digit(16);
-            u8::try_from(digit(0)? * 16 + digit(1)?).ok()
-        });
-        decoded.push(byte.unwrap_or(first));
-        rest = if byte.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 #[cfg(test)]
@@ -279,18 +264,5 @@ mod tests {
         }
         assert!(message_of([1, 0, 0, 0, 0].to_vec()).is_err());
         assert_eq!(message_of([0; 5].to_vec()).as_deref(), Ok(&b""[..]));
-    }
-
-    #[test]
-    fn messages_of_errors_are_decoded() {
-        for (text, decoded) in [
-            ("plain", "plain"),
-            ("not%20found%3A %22x%22", "not found: \"x\""),
-            ("100%", "100%"),
-            ("%zz%C3%A9", "%zz\u{e9}"),
-            ("%+1", "%+1"),
-        ] {
-            assert_eq!(percent_decoded(text), decoded);
-        }
     }
 }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::WARNING;
+use kube_controller_manager::percent::decode;
 use serde_json::{Value, json};
 
 use crate::access::{Access, User};
@@ -39,7 +40,6 @@ use crate::failures;
 use crate::kinds::Kind;
 use crate::metrics::{self, Metrics};
 use crate::patch;
-use crate::percent::decode;
 use crate::protobuf;
 use crate::request::accept::{Accept, Encoding, Form};
 use crate::request::call::{Call, Query, ResourcePath, Warnings, verb};
@@ -75,7 +75,7 @@ pub struct Api {
 fn access(method: &Method, path: &str, query: &Query) -> Access {
     let Some(at) = ResourcePath::asked(path) else {
         let verb = method.as_str().to_ascii_lowercase();
-        return Access { verb, path: decode(path, false), ..Access::default() };
+        return Access { verb, path: decode(path), ..Access::default() };
     };
     let verb = match verb(method, Some(&at), query) {
         "other" => "",

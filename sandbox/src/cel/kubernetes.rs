@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Result;
 use super::value::{Key, Semver, Url, Value};
 use kube_controller_manager::objects::Quantity;
+use kube_controller_manager::percent::decode_query;
 
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(match (name, args) {
@@ -119,9 +120,8 @@ impl Url {
                 let mut found: BTreeMap<Key, Vec<Value>> = BTreeMap::new();
                 for pair in self.query.split('&').filter(|pair| !pair.is_empty()) {
                     let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-                    let read = |text: &str| crate::percent::decode(text, true);
-                    let key = Key::String(read(key).into());
-                    found.entry(key).or_default().push(read(value).into());
+                    let key = Key::String(decode_query(key).into());
+                    found.entry(key).or_default().push(decode_query(value).into());
                 }
                 let found = found.into_iter().map(|(key, values)| (key, Value::list(values)));
                 Value::Map(Arc::new(found.collect()))

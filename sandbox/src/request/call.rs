@@ -8,9 +8,9 @@ use crate::access::User;
 use crate::apply::Writer;
 use crate::failures;
 use crate::kinds::Kind;
-use crate::percent::decode;
 use crate::request::accept::{Encoding, Form};
 use crate::status::{ApiResult, Cause};
+use kube_controller_manager::percent::{decode, decode_query};
 use kube_controller_manager::server::http::Method;
 
 /// The decoded query.
@@ -21,7 +21,7 @@ impl Query {
     pub fn parse(text: &str) -> Query {
         let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (decode(key, true), decode(value, true))
+            (decode_query(key), decode_query(value))
         });
         Query(pairs.collect())
     }
@@ -108,7 +108,7 @@ impl ResourcePath {
 
     /// Also returns whether the path continues after the subresource.
     fn read(path: &str) -> Option<(ResourcePath, bool)> {
-        let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();
+        let parts: Vec<String> = path.split('/').skip(1).map(decode).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         let (group, version, rest) = match parts.as_slice() {
             ["api", version, rest @ ..] => ("", *version, rest),

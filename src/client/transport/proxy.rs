@@ -7,6 +7,7 @@ use base64::Engine;
 use http_client::http_types::Url;
 
 use crate::client::{Error, Result};
+use crate::percent::decode_bytes;
 
 /// The protocol of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +93,9 @@ impl Proxy {
         if host.is_empty() {
             return Err("no host".to_owned());
         }
-        let login = (!url.username().is_empty() || url.password().is_some())
-            .then(|| (unescape(url.username()), unescape(url.password().unwrap_or_default())));
+        let login = (!url.username().is_empty() || url.password().is_some()).then(|| {
+            (decode_bytes(url.username()), decode_bytes(url.password().unwrap_or_default()))
+        });
         Ok(Proxy { kind, host, port: url.port().unwrap_or(usual_port), login })
     }
 
@@ -108,19 +110,6 @@ impl Proxy {
         let pair = [user.as_slice(), password].join(&b':');
         Some(format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair)))
     }
-}
-
-fn unescape(text: &str) -> Vec<u8> {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((&byte, tail)) = rest.split_first() {
-        let escaped = tail
-            .get(..2)
-            .filter(|_| byte == b'%')
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
-        bytes.push(escaped.unwrap_or(byte));
-        rest = if escaped.is_some() { &tail[2..] } else { tail };
-    }
-    bytes
 }
 
 /// Whether one entry of NO_PROXY names the server: `*`, an address, a network, a domain with its

@@ -5,6 +5,7 @@ use hyper::header::HeaderValue;
 
 use super::{Authorities, User};
 use crate::objects::Timestamp;
+use crate::percent;
 use crate::server::Request;
 
 /// The proxies that may name users, and the headers they use.
@@ -75,17 +76,7 @@ fn text(value: &HeaderValue) -> String {
 /// The percent-decoded `key`; a key with a malformed escape stays as it is.
 /// Upstream: `unescapeExtraKey`.
 fn unescaped(key: &str) -> String {
-    let mut parts = key.split('%');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        let decoded = part.get(..2).filter(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()));
-        let Some(byte) = decoded.and_then(|hex| u8::from_str_radix(hex, 16).ok()) else {
-            return key.to_owned();
-        };
-        bytes.push(byte);
-        bytes.extend_from_slice(&part.as_bytes()[2..]);
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    if percent::is_well_formed(key) { percent::decode(key) } else { key.to_owned() }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use super::{Authorizer, MASTERS, refusal};
 use crate::access::{Access, User};
 use crate::failures;
 use crate::kinds::subdomain_fault;
-use crate::percent::decode;
 use crate::status::ApiResult;
+use kube_controller_manager::percent::decode;
 use kube_controller_manager::server::http::HeaderMap;
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
@@ -93,7 +93,7 @@ fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     let mut extra = BTreeMap::new();
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix("impersonate-extra-") {
-            extra.insert(decode(key, false), all(name.as_str()));
+            extra.insert(decode(key), all(name.as_str()));
         }
     }
     let user = User {

@@ -10,7 +10,6 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use crate::clock::SharedClock;
 use crate::lines::{escaped, escaped_json};
 use crate::objects::Timestamp;
-use crate::options::Options;
 use crate::trace;
 
 /// Verbosity from which other crates may log more than warnings.
@@ -57,10 +56,23 @@ impl Verbosity {
     }
 }
 
-/// Installs the logger that the flags describe. Does nothing when there is one already.
-pub fn init(options: &Options, clock: SharedClock) -> Verbosity {
-    let json = options.logging_format == "json";
-    let split = if json { options.log_json_split_stream } else { options.log_text_split_stream };
+/// How a program logs.
+pub struct Settings<'a> {
+    /// The program's crate. It and this library log by the verbosity, other crates only warnings
+    /// below verbosity 8.
+    pub program: &'static str,
+    /// JSON lines in place of klog's format.
+    pub json: bool,
+    /// Only errors go to stderr, and the rest to stdout.
+    pub split: bool,
+    pub verbosity: i32,
+    /// Verbosity by the name of a source file, which may have `*` and `?`.
+    pub modules: &'a [(String, i32)],
+}
+
+/// Installs the logger. Does nothing when there is one already.
+pub fn init(settings: &Settings<'_>, clock: SharedClock) -> Verbosity {
+    let json = settings.json;
     let logger = |target: Target| {
         let clock = clock.clone();
         Builder::new()
@@ -72,11 +84,12 @@ pub fn init(options: &Options, clock: SharedClock) -> Verbosity {
             })
             .build()
     };
-    let verbosity = Verbosity::new(options.v.0, &options.vmodule.0);
+    let verbosity = Verbosity::new(settings.verbosity, settings.modules);
     let klog = Klog {
+        program: settings.program,
         verbosity: verbosity.clone(),
         errors: logger(Target::Stderr),
-        rest: logger(if split { Target::Stdout } else { Target::Stderr }),
+        rest: logger(if settings.split { Target::Stdout } else { Target::Stderr }),
     };
     if log::set_boxed_logger(Box::new(klog)).is_ok() {
         verbosity.apply();
@@ -94,6 +107,7 @@ fn level_of(verbosity: i32) -> LevelFilter {
 }
 
 struct Klog {
+    program: &'static str,
     verbosity: Verbosity,
     errors: Logger,
     rest: Logger,
@@ -112,7 +126,8 @@ impl Klog {
         let modules = &self.verbosity.modules;
         let module = modules.iter().find(|(pattern, _)| glob(pattern, name));
         let verbosity = module.map_or_else(|| self.verbosity.get(), |(_, v)| *v);
-        let ours = record.target().starts_with(env!("CARGO_CRATE_NAME"));
+        let ours = [env!("CARGO_CRATE_NAME"), self.program];
+        let ours = ours.iter().any(|name| record.target().starts_with(name));
         let most = match ours || verbosity >= OTHERS {
             true => level_of(verbosity),
             false => LevelFilter::Warn,
@@ -293,13 +308,19 @@ mod tests {
     fn verbosity_by_file_takes_precedence() {
         let logger = || Builder::new().build();
         let verbosity = Verbosity::new(0, &[("gc*".into(), 4)]);
-        let klog = Klog { verbosity: verbosity.clone(), errors: logger(), rest: logger() };
+        let klog = Klog {
+            program: "a_program",
+            verbosity: verbosity.clone(),
+            errors: logger(),
+            rest: logger(),
+        };
         let passes = |file, target, level| {
             klog.passes(&Record::builder().level(level).file(Some(file)).target(target).build())
         };
         assert!(passes("src/gc_graph.rs", "kube_controller_manager::x", Level::Debug));
         assert!(!passes("src/job.rs", "kube_controller_manager::x", Level::Debug));
         assert!(passes("src/job.rs", "kube_controller_manager::x", Level::Info));
+        assert!(passes("src/pod.rs", "a_program::pod", Level::Info));
         assert!(!passes("src/conn.rs", "rustls::conn", Level::Info));
         assert!(passes("src/gc/mod.rs", "kube_controller_manager::x", Level::Debug));
         assert_eq!(verbosity.most(), LevelFilter::Debug);
