@@ -7,6 +7,7 @@
 //! workers.
 
 pub mod app;
+pub mod causes;
 pub mod cgroups;
 pub mod concurrent;
 pub mod cri;

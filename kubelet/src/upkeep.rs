@@ -9,6 +9,7 @@ use futures_lite::FutureExt;
 use kube_controller_manager::objects::{Quantity, Timestamp};
 use kube_controller_manager::task::{self, StopToken};
 
+use crate::causes::chain;
 use crate::cgroups::usage;
 use crate::eviction::{self, Candidate, Observations, Statements, Watch};
 use crate::images::gc::{self, ImageGc};
@@ -351,8 +352,11 @@ impl Upkeep {
         if let Err(error) = garbage::collect(runtime, folders, self.dead, now, &is_gone).await {
             log::warn!("Eviction manager: unexpected error when removing containers: {error}");
         }
-        if let Err(fault) = self.images.remove_unused().await {
-            log::warn!("Eviction manager: unexpected error when removing images: {fault}");
+        if let Err(error) = self.images.remove_unused().await {
+            log::warn!(
+                "Eviction manager: unexpected error when removing images: {}",
+                chain(&error)
+            );
         }
     }
 
@@ -384,10 +388,11 @@ impl Upkeep {
         loop {
             match self.images.collect().await {
                 Err(error) if has_failed => {
+                    let error = chain(&error);
                     log::error!("Image garbage collection failed multiple times in a row: {error}");
                 }
                 Err(error) => {
-                    log::error!("Image garbage collection failed once: {error}");
+                    log::error!("Image garbage collection failed once: {}", chain(&error));
                     has_failed = true;
                 }
                 Ok(()) if has_failed => {

@@ -1,15 +1,21 @@
 //! The file systems of cgroups, version 1 and 2.
 
 use std::collections::BTreeMap;
+use std::error::Error as StdError;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::resources::{HUGETLB, Resources};
+use crate::causes::chain;
 
 /// What is mounted here decides the version.
 const ROOT: &str = "/sys/fs/cgroup";
+
+/// The table of mounts.
+const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The controllers that pods need, in version 2.
 const CONTROLLERS: [&str; 6] = ["cpu", "memory", "pids", "cpuset", "io", "hugetlb"];
@@ -23,15 +29,47 @@ pub enum Hierarchy {
     V2 { root: PathBuf },
 }
 
+/// Why the cgroups of the machine are not known.
+#[derive(Debug)]
+pub enum Error {
+    /// The table of mounts cannot be read.
+    Unreadable(io::Error),
+    NotMounted,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Unreadable(_) => f.write_str(MOUNTS),
+            Error::NotMounted => write!(f, "no cgroups are mounted below {ROOT}"),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::Unreadable(error) => Some(error),
+            Error::NotMounted => None,
+        }
+    }
+}
+
+/// A line with the causes, for callers that only report it.
+impl From<Error> for String {
+    fn from(error: Error) -> String {
+        chain(&error)
+    }
+}
+
 impl Hierarchy {
     /// The machine's. Blocks.
     ///
     /// # Errors
-    /// One line: none is mounted.
-    pub fn detect() -> Result<Hierarchy, String> {
-        let file = "/proc/self/mountinfo";
-        let mounts = fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
-        Hierarchy::of(&mounts).ok_or_else(|| format!("no cgroups are mounted below {ROOT}"))
+    /// None is mounted.
+    pub fn detect() -> Result<Hierarchy, Error> {
+        let mounts = fs::read_to_string(MOUNTS).map_err(Error::Unreadable)?;
+        Hierarchy::of(&mounts).ok_or(Error::NotMounted)
     }
 
     /// By the content of `mountinfo`.

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal};
 
-pub use files::Hierarchy;
+pub use files::{Error, Hierarchy};
 pub use name::{Driver, Name};
 pub use resources::{Resources, pod_amount};
 

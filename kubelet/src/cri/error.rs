@@ -83,17 +83,6 @@ impl StdError for Error {
     }
 }
 
-/// An error with its causes, in a line.
-pub fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,13 +99,5 @@ mod tests {
         ] {
             assert_eq!(Code::parse(text), code, "{text}");
         }
-    }
-
-    #[test]
-    fn causes_are_shown_in_a_line() {
-        let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
-        let error = Error::Unreachable { socket: "/run/x.sock".into(), source };
-        let line = "the container runtime at /run/x.sock cannot be reached: connection refused";
-        assert_eq!(chain(&error), line);
     }
 }

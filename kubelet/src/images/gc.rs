@@ -8,7 +8,8 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task;
 use parking_lot::Mutex;
 
-use crate::cri::{Error, ImageService, RuntimeService, api, chain};
+use super::Error;
+use crate::cri::{self, ImageService, RuntimeService, api};
 use crate::metrics;
 
 /// When images go. Upstream: `ImageGCPolicy`.
@@ -135,7 +136,7 @@ impl Disk {
         })
     }
 
-    fn used_percent(self) -> u64 {
+    pub(super) fn used_percent(self) -> u64 {
         let available = u128::from(self.available.min(self.capacity));
         let free = (available * 100).checked_div(u128::from(self.capacity)).unwrap_or(100);
         100 - u64::try_from(free).unwrap_or(100)
@@ -175,29 +176,27 @@ impl ImageGc {
     /// Removes old images, and those that the disk has no room for.
     ///
     /// # Errors
-    /// One line: a call has failed, or not enough could be freed.
-    pub async fn collect(&self) -> Result<(), String> {
+    /// A call has failed, or not enough could be freed.
+    pub async fn collect(&self) -> Result<(), Error> {
         let now = self.clock.monotonic();
-        let mut faults = Vec::new();
+        let mut causes = Vec::new();
         let mut candidates = Vec::new();
-        for image in self.candidates(now).await.map_err(|error| chain(&error))? {
+        for image in self.candidates(now).await? {
             let running = now.saturating_sub(self.since);
             if !is_old(&image, &self.policy, now, running) {
                 candidates.push(image);
             } else if let Err(error) = self.remove(&image, "age").await {
-                faults.push(chain(&error));
+                causes.push(error);
             }
         }
-        if !faults.is_empty() {
-            let (age, faults) = (self.policy.max_age, faults.join(", "));
-            return Err(format!(
-                "wanted to free images older than {age:?}, encountered errors in image deletion: \
-                 {faults}"
-            ));
+        if !causes.is_empty() {
+            let age = self.policy.max_age;
+            let wanted = format!("wanted to free images older than {age:?}, encountered errors");
+            return Err(Error::NotRemoved { wanted, causes });
         }
         let disk = self.disk().await?;
         if disk.capacity == 0 {
-            return Err("invalid capacity 0 on image filesystem".to_owned());
+            return Err(Error::NoCapacity);
         }
         let Some(bytes) = disk.to_free(&self.policy) else { return Ok(()) };
         let used = disk.used_percent();
@@ -205,43 +204,35 @@ impl ImageGc {
             "Disk usage on image filesystem is over the high threshold, trying to free bytes down \
              to the low threshold: usage {used} %, {bytes} bytes"
         );
-        let freed = self.free(candidates, bytes, now).await?;
-        if freed < bytes {
-            let capacity = size(disk.capacity);
-            return Err(format!(
-                "Insufficient free disk space on the node's image filesystem ({used}% of \
-                 {capacity} used). Failed to free sufficient space by deleting unused images \
-                 (freed {freed} bytes). Investigate disk usage, as it could be used by active \
-                 images, logs, volumes, or other data."
-            ));
+        let freed_bytes = self.free(candidates, bytes, now).await?;
+        match freed_bytes < bytes {
+            true => Err(Error::NotEnough { disk, freed_bytes }),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Removes all images that may go, for room on the disk. Upstream: `DeleteUnusedImages`.
     ///
     /// # Errors
-    /// One line: a call has failed.
-    pub async fn remove_unused(&self) -> Result<(), String> {
+    /// A call has failed.
+    pub async fn remove_unused(&self) -> Result<(), Error> {
         log::info!("Attempting to delete unused images");
         let now = self.clock.monotonic();
-        let candidates = self.candidates(now).await.map_err(|error| chain(&error))?;
+        let candidates = self.candidates(now).await?;
         self.free(candidates, u64::MAX, now).await.map(drop)
     }
 
     /// The disk of images. Upstream: `ImageFsStats`.
     ///
     /// # Errors
-    /// One line: the runtime does not name it, or it does not exist.
-    pub async fn disk(&self) -> Result<Disk, String> {
+    /// The runtime does not name it, or it does not exist.
+    pub async fn disk(&self) -> Result<Disk, Error> {
         let path = mount_point(&self.service).await?;
-        task::blocking(move || {
-            Disk::of(&path).map_err(|error| format!("the image filesystem {path}: {error}"))
-        })
-        .await
+        task::blocking(move || Disk::of(&path).map_err(|source| Error::Filesystem { path, source }))
+            .await
     }
 
-    async fn candidates(&self, now: Duration) -> Result<Vec<Candidate>, Error> {
+    async fn candidates(&self, now: Duration) -> Result<Vec<Candidate>, cri::Error> {
         let listed = self.service.list_images(api::ListImagesRequest::default()).await?.images;
         let containers =
             self.runtime.list_containers(api::ListContainersRequest::default()).await?;
@@ -263,7 +254,7 @@ impl ImageGc {
     }
 
     /// The images that containers mount. Upstream: `handleImageVolumes`.
-    async fn mounted(&self, containers: &[api::Container]) -> Result<BTreeSet<String>, Error> {
+    async fn mounted(&self, containers: &[api::Container]) -> Result<BTreeSet<String>, cri::Error> {
         let mut images = BTreeSet::new();
         for container in containers {
             let container_id = container.id.clone();
@@ -285,28 +276,26 @@ impl ImageGc {
         candidates: Vec<Candidate>,
         bytes: u64,
         now: Duration,
-    ) -> Result<u64, String> {
-        let (mut freed, mut faults) = (0_u64, Vec::new());
+    ) -> Result<u64, Error> {
+        let (mut freed, mut causes) = (0_u64, Vec::new());
         for image in candidates.iter().filter(|image| may_go(image, &self.policy, now)) {
             match self.remove(image, "space").await {
                 Ok(()) => freed = freed.saturating_add(image.bytes),
-                Err(error) => faults.push(chain(&error)),
+                Err(error) => causes.push(error),
             }
             if freed >= bytes {
                 break;
             }
         }
-        match faults.is_empty() {
-            true => Ok(freed),
-            false => Err(format!(
-                "wanted to free {bytes} bytes, but freed {freed} bytes space with errors in image \
-                 deletion: {}",
-                faults.join(", ")
-            )),
+        if causes.is_empty() {
+            return Ok(freed);
         }
+        let wanted =
+            format!("wanted to free {bytes} bytes, but freed {freed} bytes space with errors");
+        Err(Error::NotRemoved { wanted, causes })
     }
 
-    async fn remove(&self, image: &Candidate, reason: &str) -> Result<(), Error> {
+    async fn remove(&self, image: &Candidate, reason: &str) -> Result<(), cri::Error> {
         log::info!("Removing image to free bytes: {}, {} bytes", image.id, image.bytes);
         let spec = api::ImageSpec { image: image.id.clone(), ..Default::default() };
         self.service.remove_image(api::RemoveImageRequest { image: Some(spec) }).await?;
@@ -319,16 +308,15 @@ impl ImageGc {
 /// Where the runtime keeps images.
 ///
 /// # Errors
-/// One line: the runtime does not name it.
-pub async fn mount_point(service: &ImageService) -> Result<String, String> {
-    let answer = service.image_fs_info(api::ImageFsInfoRequest {}).await;
-    let info = answer.map_err(|error| chain(&error))?;
+/// The runtime does not name it.
+pub async fn mount_point(service: &ImageService) -> Result<String, Error> {
+    let info = service.image_fs_info(api::ImageFsInfoRequest {}).await?;
     let first = info.image_filesystems.into_iter().next().and_then(|usage| usage.fs_id);
-    Ok(first.ok_or("the runtime names no filesystem of images")?.mountpoint)
+    Ok(first.ok_or(Error::NoFilesystem)?.mountpoint)
 }
 
 /// Upstream: `formatSize`.
-fn size(bytes: u64) -> String {
+pub(super) fn size(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
         return format!("{bytes} B");

@@ -2,6 +2,7 @@
 
 pub mod credential_plugins;
 pub mod credentials;
+mod error;
 pub mod gc;
 
 use std::collections::HashMap;
@@ -15,7 +16,9 @@ use kube_controller_manager::task;
 
 use self::credential_plugins::Plugins;
 use self::credentials::{Files, Keyring};
-use crate::cri::{Code, Error, ImageService, api, chain};
+pub use self::error::Error;
+use crate::causes::chain;
+use crate::cri::{self, Code, ImageService, api};
 use crate::events;
 use crate::metrics;
 use crate::pod::{Pod, PodExt};
@@ -107,9 +110,9 @@ fn failed_pull(image: &str, error: &str) -> Waiting {
 
 /// An error of the code Unknown is its message, which may start with the reason of [`failed_pull`].
 /// Upstream: `remoteImageService.PullImage`.
-fn pull_error(error: &Error) -> String {
+fn pull_error(error: &cri::Error) -> String {
     match error {
-        Error::Status { code: Code::Other(2), message, .. } => message.clone(),
+        cri::Error::Status { code: Code::Other(2), message, .. } => message.clone(),
         _ => chain(error),
     }
 }
@@ -179,12 +182,10 @@ impl Images {
     /// The disk usage of images.
     ///
     /// # Errors
-    /// One line: the runtime does not answer, or does not know.
-    pub async fn usage(&self) -> Result<ImageUse, String> {
-        let answer = self.service.image_fs_info(api::ImageFsInfoRequest {}).await;
-        let info = answer.map_err(|error| chain(&error))?;
-        let first = info.image_filesystems.into_iter().next();
-        let usage = first.ok_or("the runtime names no filesystem of images")?;
+    /// The runtime does not answer, or does not know.
+    pub async fn usage(&self) -> Result<ImageUse, Error> {
+        let info = self.service.image_fs_info(api::ImageFsInfoRequest {}).await?;
+        let usage = info.image_filesystems.into_iter().next().ok_or(Error::NoFilesystem)?;
         let value = |value: Option<api::UInt64Value>| value.map_or(0, |value| value.value);
         Ok(ImageUse {
             mount_point: usage.fs_id.unwrap_or_default().mountpoint,
@@ -205,14 +206,12 @@ impl Images {
     ) -> Result<Present, Waiting> {
         let Wanted { name, policy, container: container_name } = wanted;
         let spec = api::ImageSpec { image: name.to_owned(), ..Default::default() };
-        let inspect = |message: String| {
+        let inspect = |error: cri::Error| {
+            let message = format!("Failed to inspect image {name:?}: {}", chain(&error));
             events::warning(pod, container_name, "InspectFailed", &message);
             Waiting { reason: "ImageInspectError", message }
         };
-        let present = self
-            .present(&spec)
-            .await
-            .map_err(|error| inspect(format!("Failed to inspect image {name:?}: {error}")))?;
+        let present = self.present(&spec).await.map_err(inspect)?;
         match (plan(policy, present.is_some()), present) {
             (Plan::Use, Some(present)) => {
                 let message = format!("Container image {name:?} already present on machine");
@@ -255,7 +254,8 @@ impl Images {
             None => None,
         };
         let begin_own = self.clock.monotonic();
-        let failed = |error: String| {
+        let failed = |error: Error| {
+            let error = chain(&error);
             let waiting = failed_pull(name, &error);
             let last_error = format!("{}: {}", waiting.reason, waiting.message);
             self.failures.lock().add(key, last_error, self.clock.monotonic());
@@ -289,7 +289,7 @@ impl Images {
         pod: &Arc<Pod>,
         spec: &api::ImageSpec,
         sandbox: &api::PodSandboxConfig,
-    ) -> Result<api::PullImageResponse, String> {
+    ) -> Result<api::PullImageResponse, Error> {
         let repository = credentials::repository(&spec.image);
         let (files, secrets, of) = (self.files.clone(), self.pull_secrets.clone(), pod.clone());
         let read = move || (secrets.map(|of_pod| of_pod(&of)).unwrap_or_default(), files.read());
@@ -304,25 +304,21 @@ impl Images {
             auth,
             sandbox_config: Some(sandbox.clone()),
         };
-        let mut faults: Vec<String> = Vec::new();
+        let mut causes = Vec::new();
         let found = found.iter().map(|found| Some(found.config()));
         let without = found.len() == 0;
         for auth in found.chain(without.then_some(None)) {
             match self.service.pull_image(request(auth)).await {
                 Ok(pulled) => return Ok(pulled),
-                Err(error) => faults.push(pull_error(&error)),
+                Err(error) => causes.push(error),
             }
         }
-        faults.dedup();
-        Err(match faults.len() {
-            1 => faults.concat(),
-            _ => format!("[{}]", faults.join(", ")),
-        })
+        Err(Error::NotPulled(causes))
     }
 
-    async fn present(&self, spec: &api::ImageSpec) -> Result<Option<Present>, String> {
+    async fn present(&self, spec: &api::ImageSpec) -> Result<Option<Present>, cri::Error> {
         let request = api::ImageStatusRequest { image: Some(spec.clone()), verbose: false };
-        let answer = self.service.image_status(request).await.map_err(|error| chain(&error))?;
+        let answer = self.service.image_status(request).await?;
         Ok(answer.image.map(|image| Present {
             id: image.id,
             size_bytes: image.size,
@@ -361,14 +357,14 @@ mod tests {
         assert_eq!((count(&failures), failures.backoff.delay("c")), (0, None));
     }
 
+    fn unknown(message: &str) -> cri::Error {
+        let message = message.to_owned();
+        cri::Error::Status { method: "PullImage", code: Code::Other(2), message }
+    }
+
     #[test]
     fn reason_of_a_failed_pull_is_that_of_the_runtime() {
-        let unknown = |message: &str| Error::Status {
-            method: "PullImage",
-            code: Code::Other(2),
-            message: message.to_owned(),
-        };
-        let not_found = Error::Status {
+        let not_found = cri::Error::Status {
             method: "PullImage",
             code: Code::NotFound,
             message: "RegistryUnavailable".to_owned(),
@@ -388,7 +384,18 @@ mod tests {
             (not_found, "ErrImagePull", "PullImage: RegistryUnavailable"),
         ] {
             let expected = Waiting { reason, message: message.to_owned() };
-            assert_eq!(failed_pull("i:1", &pull_error(&error)), expected);
+            let error = Error::NotPulled(vec![error]).to_string();
+            assert_eq!(failed_pull("i:1", &error), expected);
+        }
+    }
+
+    #[test]
+    fn pulls_with_several_credentials_show_each_fault_once() {
+        for (messages, expected) in
+            [(&["a"][..], "a"), (&["a", "a"], "a"), (&["a", "a", "b"], "[a, b]")]
+        {
+            let causes = messages.iter().map(|message| unknown(message)).collect();
+            assert_eq!(Error::NotPulled(causes).to_string(), expected);
         }
     }
 

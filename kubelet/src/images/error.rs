@@ -1,0 +1,84 @@
+//! The errors of images.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use super::gc::{Disk, size};
+use super::pull_error;
+use crate::causes::chain;
+use crate::cri;
+
+/// Why images are not known, or cannot be removed or pulled. The texts are upstream's.
+#[derive(Debug)]
+pub enum Error {
+    /// A call to the runtime has failed.
+    Runtime(cri::Error),
+    /// The runtime names no filesystem of images.
+    NoFilesystem,
+    /// The filesystem that the runtime names cannot be read.
+    Filesystem { path: String, source: io::Error },
+    /// The filesystem of images has no size.
+    NoCapacity,
+    /// Images could not be removed. `wanted`: what their removal was for.
+    NotRemoved { wanted: String, causes: Vec<cri::Error> },
+    /// All unused images together are too small.
+    NotEnough { disk: Disk, freed_bytes: u64 },
+    /// An image could not be pulled, with each of the credentials.
+    NotPulled(Vec<cri::Error>),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Runtime(error) => error.fmt(f),
+            Error::NoFilesystem => f.write_str("the runtime names no filesystem of images"),
+            Error::Filesystem { path, .. } => write!(f, "the image filesystem {path}"),
+            Error::NoCapacity => f.write_str("invalid capacity 0 on image filesystem"),
+            Error::NotRemoved { wanted, causes } => {
+                let causes: Vec<String> = causes.iter().map(|cause| chain(cause)).collect();
+                write!(f, "{wanted} in image deletion: {}", causes.join(", "))
+            }
+            Error::NotEnough { disk, freed_bytes } => write!(
+                f,
+                "Insufficient free disk space on the node's image filesystem ({}% of {} used). \
+                 Failed to free sufficient space by deleting unused images (freed {freed_bytes} \
+                 bytes). Investigate disk usage, as it could be used by active images, logs, \
+                 volumes, or other data.",
+                disk.used_percent(),
+                size(disk.capacity),
+            ),
+            Error::NotPulled(causes) => {
+                let mut texts: Vec<String> = causes.iter().map(pull_error).collect();
+                texts.dedup();
+                match &texts[..] {
+                    [text] => f.write_str(text),
+                    texts => write!(f, "[{}]", texts.join(", ")),
+                }
+            }
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::Runtime(error) => error.source(),
+            Error::Filesystem { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<cri::Error> for Error {
+    fn from(error: cri::Error) -> Error {
+        Error::Runtime(error)
+    }
+}
+
+/// A line with the causes, for callers that only report it.
+impl From<Error> for String {
+    fn from(error: Error) -> String {
+        chain(&error)
+    }
+}
