@@ -1,5 +1,6 @@
 //! GET requests to addresses and URLs that users name: probes, hooks and manifests.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -19,10 +20,10 @@ use kube_controller_manager::task;
 use rustix::io::Errno;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use smol_hyper::rt::FuturesIo;
-use url::Url;
+use url::{ParseError, Url};
 
 /// Where Linux distributions keep the authorities that they trust.
 const AUTHORITIES: [&str; 3] =
@@ -61,16 +62,15 @@ pub struct Target {
 impl Target {
     /// # Errors
     /// When `url` is not an absolute URL of HTTP or HTTPS.
-    pub fn parse(url: &str) -> Result<Target, String> {
-        let parsed = Url::parse(url).map_err(|error| format!("{url:?} is not a URL: {error}"))?;
-        Target::of(&parsed)
+    pub fn parse(url: &str) -> Result<Target, Error> {
+        Target::of(&parsed(url)?)
     }
 
-    fn of(url: &Url) -> Result<Target, String> {
+    fn of(url: &Url) -> Result<Target, Error> {
         let is_https = match url.scheme() {
             "http" => false,
             "https" => true,
-            _ => return Err(format!("{:?} is not a URL of http or https", url.as_str())),
+            _ => return Err(Error::Scheme { url: url.to_string() }),
         };
         let query = url.query().map(|query| format!("?{query}")).unwrap_or_default();
         Ok(Target {
@@ -81,8 +81,8 @@ impl Target {
         })
     }
 
-    fn url(&self) -> Result<Url, String> {
-        Url::parse(&self.to_string()).map_err(|error| format!("{self}: {error}"))
+    fn url(&self) -> Result<Url, Error> {
+        parsed(&self.to_string())
     }
 
     fn authority(&self) -> String {
@@ -103,6 +103,10 @@ impl fmt::Display for Target {
     }
 }
 
+fn parsed(url: &str) -> Result<Url, Error> {
+    Url::parse(url).map_err(|source| Error::NotUrl { text: url.to_owned(), source })
+}
+
 /// An answer with the first bytes of its body.
 #[derive(Debug)]
 pub struct Answer {
@@ -114,31 +118,102 @@ pub struct Answer {
     pub leaves_host: bool,
 }
 
-/// Why there is no answer, in one line.
+/// Why there is no answer.
 #[derive(Debug)]
-pub struct Error {
-    text: String,
-    /// Whether this machine lacks descriptors or memory: that says nothing about the other side.
-    pub is_own: bool,
+pub enum Error {
+    /// A text that is not an absolute URL.
+    NotUrl { text: String, source: ParseError },
+    /// A URL of another scheme than http and https.
+    Scheme { url: String },
+    /// An answer redirects to a text that is no URL.
+    Location { location: String, source: ParseError },
+    /// The last target of too many redirects.
+    Redirects(Target),
+    /// A name has no address.
+    NoAddress { host: String },
+    /// The look-up of a name, or a connection; the cause is the operating system's.
+    Io { step: String, source: io::Error },
+    /// A host that no certificate can be for.
+    ServerName { host: String, source: InvalidDnsNameError },
+    /// This machine has no certificate authorities.
+    NoAuthorities,
+    /// The handshake of TLS has failed.
+    Tls(io::Error),
+    /// A header or a path that requests cannot have.
+    Request(hyper::http::Error),
+    /// The other side does not speak HTTP, or the connection has ended.
+    Http(hyper::Error),
 }
 
 impl Error {
-    pub fn of(step: &str, error: &io::Error) -> Error {
-        const OWN: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
-        let is_own = Errno::from_io_error(error).is_some_and(|errno| OWN.contains(&errno));
-        Error { text: format!("{step}: {error}"), is_own }
+    /// An error of the operating system in a step such as `dial tcp 10.0.0.1:80`.
+    pub fn of(step: impl Into<String>, source: io::Error) -> Error {
+        Error::Io { step: step.into(), source }
     }
-}
 
-impl From<String> for Error {
-    fn from(text: String) -> Error {
-        Error { text, is_own: false }
+    /// Whether this machine lacks descriptors or memory: that says nothing about the other side.
+    pub fn is_own(&self) -> bool {
+        const OWN: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+        let Error::Io { source, .. } = self else { return false };
+        Errno::from_io_error(source).is_some_and(|errno| OWN.contains(&errno))
+    }
+
+    /// Whether the other side has answered a handshake of TLS in plain text.
+    pub fn has_no_tls(&self) -> bool {
+        let Error::Tls(error) = self else { return false };
+        let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+        matches!(cause, Some(rustls::Error::InvalidMessage(_)))
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        match self {
+            Error::NotUrl { text, .. } => write!(f, "{text:?} is not a URL"),
+            Error::Scheme { url } => write!(f, "{url:?} is not a URL of http or https"),
+            Error::Location { location, .. } => {
+                write!(f, "failed to parse Location header {location:?}")
+            }
+            Error::Redirects(target) => write!(f, "{target}: stopped after 10 redirects"),
+            Error::NoAddress { host } => write!(f, "lookup {host}: no address"),
+            Error::Io { step, .. } => f.write_str(step),
+            Error::ServerName { host, .. } => f.write_str(host),
+            Error::NoAuthorities => {
+                write!(f, "no certificate authorities in any of {}", AUTHORITIES.join(", "))
+            }
+            Error::Tls(error) => error.fmt(f),
+            Error::Request(error) => error.fmt(f),
+            Error::Http(error) => error.fmt(f),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::NotUrl { source, .. } | Error::Location { source, .. } => Some(source),
+            Error::Io { source, .. } => Some(source),
+            Error::ServerName { source, .. } => Some(source),
+            Error::Tls(error) => error.source(),
+            Error::Request(error) => error.source(),
+            Error::Http(error) => error.source(),
+            Error::Scheme { .. }
+            | Error::Redirects(_)
+            | Error::NoAddress { .. }
+            | Error::NoAuthorities => None,
+        }
+    }
+}
+
+impl From<hyper::Error> for Error {
+    fn from(error: hyper::Error) -> Error {
+        Error::Http(error)
+    }
+}
+
+impl From<hyper::http::Error> for Error {
+    fn from(error: hyper::http::Error) -> Error {
+        Error::Request(error)
     }
 }
 
@@ -177,13 +252,13 @@ pub async fn get(
         }
         target = Target::of(&next)?;
     }
-    Err(format!("{target}: stopped after 10 redirects").into())
+    Err(Error::Redirects(target))
 }
 
 /// Where a redirect leads.
-fn resolve(from: &Url, location: &str) -> Result<Url, String> {
-    let resolved = from.join(location);
-    resolved.map_err(|error| format!("failed to parse Location header {location:?}: {error}"))
+fn resolve(from: &Url, location: &str) -> Result<Url, Error> {
+    let fault = |source| Error::Location { location: location.to_owned(), source };
+    from.join(location).map_err(fault)
 }
 
 /// Whether a URL's host is that of another one or below it.
@@ -201,16 +276,16 @@ async fn get_once(
 ) -> Result<(Answer, Option<String>), Error> {
     let stream = connect(&target.host, target.port).await?;
     if !target.is_https {
-        return Ok(exchange(stream, target, headers, max_bytes).await?);
+        return exchange(stream, target, headers, max_bytes).await;
     }
     let name = ServerName::try_from(target.host.clone())
-        .map_err(|error| format!("{}: {error}", target.host))?;
+        .map_err(|source| Error::ServerName { host: target.host.clone(), source })?;
     let config = match policy {
         TrustPolicy::AnyCertificate => ANY.clone(),
         TrustPolicy::SystemAuthorities => system_trust()?,
     };
     let stream = TlsConnector::from(config).connect(name, stream).await;
-    Ok(exchange(stream.map_err(|error| error.to_string())?, target, headers, max_bytes).await?)
+    exchange(stream.map_err(Error::Tls)?, target, headers, max_bytes).await
 }
 
 /// Connects to the first address of a name that answers.
@@ -220,13 +295,12 @@ async fn get_once(
 pub async fn connect(host: &str, port: u16) -> Result<Async<TcpStream>, Error> {
     let name = host.to_owned();
     let addresses = task::blocking(move || look_up(&name, port));
-    let lookup = format!("lookup {host}");
-    let addresses = addresses.await.map_err(|error| Error::of(&lookup, &error))?;
-    let mut fault = Error::from(lookup + ": no address");
+    let addresses = addresses.await.map_err(|error| Error::of(format!("lookup {host}"), error))?;
+    let mut fault = Error::NoAddress { host: host.to_owned() };
     for address in addresses {
         match Async::<TcpStream>::connect(address).await {
             Ok(stream) => return Ok(stream),
-            Err(error) => fault = Error::of(&format!("dial tcp {address}"), &error),
+            Err(error) => fault = Error::of(format!("dial tcp {address}"), error),
         }
     }
     Err(fault)
@@ -247,27 +321,26 @@ async fn exchange(
     target: &Target,
     headers: &HeaderMap,
     max_bytes: usize,
-) -> Result<(Answer, Option<String>), String> {
-    let text = |error: hyper::Error| error.to_string();
+) -> Result<(Answer, Option<String>), Error> {
     let (mut sender, connection) =
-        http1::handshake::<_, Empty<Bytes>>(FuturesIo::new(stream)).await.map_err(text)?;
+        http1::handshake::<_, Empty<Bytes>>(FuturesIo::new(stream)).await?;
     let mut request = Request::get(&target.path);
     if let Some(all) = request.headers_mut() {
         *all = headers.clone();
         if !all.contains_key(HOST) {
             let host = HeaderValue::try_from(target.authority());
-            all.insert(HOST, host.map_err(|error| error.to_string())?);
+            all.insert(HOST, host.map_err(hyper::http::Error::from)?);
         }
     }
-    let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
+    let request = request.body(Empty::new())?;
     let answer = async {
-        let response = sender.send_request(request).await.map_err(text)?;
+        let response = sender.send_request(request).await?;
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.map(str::to_owned);
         let (status, mut stream) = (response.status(), response.into_body());
         let (mut body, mut is_cut) = (Vec::new(), false);
         while let Some(frame) = stream.frame().await {
-            if let Ok(data) = frame.map_err(text)?.into_data() {
+            if let Ok(data) = frame?.into_data() {
                 let room = max_bytes - body.len();
                 body.extend_from_slice(&data[..data.len().min(room)]);
                 if data.len() > room {
@@ -304,7 +377,7 @@ static ANY: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| {
     Arc::new(config.with_no_client_auth())
 });
 
-fn system_trust() -> Result<Arc<ClientConfig>, String> {
+fn system_trust() -> Result<Arc<ClientConfig>, Error> {
     let mut roots = RootCertStore::empty();
     let files = AUTHORITIES.iter().filter_map(|file| CertificateDer::pem_file_iter(file).ok());
     for certificate in files.flatten().flatten() {
@@ -312,7 +385,7 @@ fn system_trust() -> Result<Arc<ClientConfig>, String> {
         let _ = roots.add(certificate);
     }
     if roots.is_empty() {
-        return Err(format!("no certificate authorities in any of {}", AUTHORITIES.join(", ")));
+        return Err(Error::NoAuthorities);
     }
     Ok(Arc::new(builder().with_root_certificates(roots).with_no_client_auth()))
 }
@@ -339,7 +412,7 @@ mod tests {
             (Errno::TIMEDOUT, false),
             (Errno::HOSTUNREACH, false),
         ] {
-            assert_eq!(Error::of("dial", &errno.into()).is_own, is_own, "{errno:?}");
+            assert_eq!(Error::of("dial", errno.into()).is_own(), is_own, "{errno:?}");
         }
     }
 
@@ -353,7 +426,8 @@ mod tests {
         let error = look_up("no.such.name.invalid", 1).expect_err("no address");
         // The next line may need one.
         drop(files);
-        assert!(Error::of("lookup", &error).is_own, "{error}");
+        let error = Error::of("lookup", error);
+        assert!(error.is_own(), "{error:?}");
     }
 
     #[test]
@@ -477,6 +551,28 @@ mod tests {
         let answer =
             block_on(get(&of("127.0.0.1", port), &headers, TrustPolicy::AnyCertificate, 100));
         assert_eq!(answer.expect("an answer").status, 307);
+    }
+
+    #[test]
+    fn plain_text_is_no_tls() {
+        for (answer, has_no_tls) in [(&b"HTTP/1.0 400 Bad Request\r\n\r\n"[..], true), (b"", false)]
+        {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            let server = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                stream.write_all(answer).expect("an answer");
+                stream.shutdown(std::net::Shutdown::Write).expect("an end");
+                // The whole hello: an unread one would reset the connection.
+                let _ = std::io::copy(&mut stream, &mut std::io::sink());
+            });
+            let target = Target::parse(&format!("https://127.0.0.1:{port}/")).expect("a URL");
+            let headers = HeaderMap::new();
+            let asked = get(&target, &headers, TrustPolicy::AnyCertificate, 9);
+            let error = block_on(asked).expect_err("no TLS");
+            assert_eq!(error.has_no_tls(), has_no_tls, "{error:?}");
+            server.join().expect("the server");
+        }
     }
 
     #[test]

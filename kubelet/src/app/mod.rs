@@ -391,7 +391,7 @@ fn start_sources(
     }
     if !configuration.static_pod_url.is_empty() {
         let target = Target::parse(&configuration.static_pod_url)
-            .map_err(|error| format!("--manifest-url: {error}"))?;
+            .map_err(|error| format!("--manifest-url: {}", chain(&error)))?;
         let period = check_period(configuration.http_check_frequency);
         let headers = headers(configuration)?;
         drop(task::spawn(url::run(

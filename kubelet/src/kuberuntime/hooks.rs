@@ -100,14 +100,13 @@ impl Manager {
         let mut target = prober::target(container, get, ip)?;
         let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;
         let Err(fault) = asked else { return Ok(()) };
-        let fault = fault.to_string();
-        // What rustls says of an answer in plain text: the server has no TLS; ask without it.
-        if !target.is_https || !fault.contains("corrupt message") {
-            return Err(fault);
+        if !target.is_https || !fault.has_no_tls() {
+            return Err(chain(&fault));
         }
+        // The server is asked without TLS, as upstream.
         target.is_https = false;
         let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;
-        asked.map(drop).map_err(|_| fault)
+        asked.map(drop).map_err(|_| chain(&fault))
     }
 }
 
@@ -118,7 +117,7 @@ async fn repeat<T, F: Future<Output = Result<T, http::Error>>>(
 ) -> Result<T, http::Error> {
     loop {
         match ask().await {
-            Err(fault) if fault.is_own => log::warn!("a hook waits: {fault}"),
+            Err(fault) if fault.is_own() => log::warn!("a hook waits: {}", chain(&fault)),
             outcome => return outcome,
         }
         clock.sleep(Duration::from_secs(1)).await;
@@ -145,7 +144,7 @@ mod tests {
         let answers = RefCell::new(vec![Errno::CONNREFUSED, Errno::NOMEM, Errno::MFILE]);
         let mut hook = pin!(repeat(&clock, || {
             let errno = answers.borrow_mut().pop().expect("an answer");
-            ready(Err::<(), _>(http::Error::of("dial", &errno.into())))
+            ready(Err::<(), _>(http::Error::of("dial", errno.into())))
         }));
         for remaining in [2, 1] {
             assert!(block_on(poll_once(&mut hook)).is_none());
@@ -153,6 +152,6 @@ mod tests {
             time.advance(Duration::from_secs(1));
         }
         let outcome = block_on(poll_once(&mut hook)).expect("an end");
-        assert!(outcome.is_err_and(|fault| !fault.is_own));
+        assert!(outcome.is_err_and(|fault| !fault.is_own()));
     }
 }

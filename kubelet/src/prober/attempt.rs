@@ -1,5 +1,7 @@
 //! One attempt of a probe: by exec, HTTP, TCP or gRPC. Upstream: `prober.runProbe`, `pkg/probe`.
 
+use std::error::Error as StdError;
+use std::fmt;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -9,7 +11,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::grpc;
 use super::worker::Worker;
-use crate::cri::{RuntimeService, chain};
+use crate::causes::chain;
+use crate::cri::RuntimeService;
 use crate::http::{self, Target, TrustPolicy};
 use crate::pod::Container;
 use crate::runtime::environment::expand_word;
@@ -28,8 +31,7 @@ impl Worker {
             let port = u16::try_from(service.port)
                 .map_err(|_| Fault::NoResult(format!("invalid port number: {}", service.port)))?;
             let name = service.service.as_deref().unwrap_or_default();
-            let checked = grpc::check(clock, &self.ip.now(), port, name, timeout).await;
-            return checked.map_err(Fault::from);
+            return grpc::check(clock, &self.ip.now(), port, name, timeout).await;
         }
         if let Some(exec) = &self.probe.exec {
             // The runtime counts its time.
@@ -53,13 +55,13 @@ impl Worker {
     async fn connect(&self) -> Result<(), Fault> {
         let probe = &self.probe;
         if let Some(get) = &probe.http_get {
-            let target = target(&self.container, get, &self.ip.now()).map_err(Fault::NoResult)?;
+            let target = target(&self.container, get, &self.ip.now())?;
             return get_ok(&target, get).await;
         }
         if let Some(tcp) = &probe.tcp_socket {
             let own = tcp.host.clone().filter(|host| !host.is_empty());
             let host = own.unwrap_or_else(|| self.ip.now());
-            let port = port(&self.container, &tcp.port).map_err(Fault::NoResult)?;
+            let port = port(&self.container, &tcp.port)?;
             return http::connect(&host, port).await.map(drop).map_err(Fault::from);
         }
         Err(Fault::NoResult("missing probe handler".to_owned()))
@@ -77,10 +79,43 @@ pub(super) enum Fault {
 
 impl From<http::Error> for Fault {
     fn from(error: http::Error) -> Fault {
-        match error.is_own {
-            true => Fault::NoResult(error.to_string()),
-            false => Fault::Failed(error.to_string()),
+        match error.is_own() {
+            true => Fault::NoResult(chain(&error)),
+            false => Fault::Failed(chain(&error)),
         }
+    }
+}
+
+impl From<PortError> for Fault {
+    fn from(error: PortError) -> Fault {
+        Fault::NoResult(error.to_string())
+    }
+}
+
+/// Why a container has no such port.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PortError {
+    /// None of its ports has this name.
+    NoName(String),
+    /// It is not from 1 to 65535.
+    Range(i32),
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PortError::NoName(name) => write!(f, "no port named {name:?}"),
+            PortError::Range(number) => write!(f, "invalid port: {number}"),
+        }
+    }
+}
+
+impl StdError for PortError {}
+
+/// The text, for callers that only report it.
+impl From<PortError> for String {
+    fn from(error: PortError) -> String {
+        error.to_string()
     }
 }
 
@@ -114,7 +149,7 @@ pub fn target(
     container: &Container,
     get: &core::HTTPGetAction,
     ip: &str,
-) -> Result<Target, String> {
+) -> Result<Target, PortError> {
     let host = get.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(ip);
     let path = get.path.clone().unwrap_or_default();
     Ok(Target {
@@ -136,13 +171,13 @@ pub async fn send(
 ) -> Result<http::Answer, http::Error> {
     let mut headers = HeaderMap::new();
     for header in get.http_headers.iter().flatten() {
-        let name = HeaderName::try_from(&header.name).map_err(|error| error.to_string())?;
-        let value = HeaderValue::try_from(&header.value).map_err(|error| error.to_string())?;
+        let name = HeaderName::try_from(&header.name).map_err(hyper::http::Error::from)?;
+        let value = HeaderValue::try_from(&header.value).map_err(hyper::http::Error::from)?;
         headers.append(name, value);
     }
     if !headers.contains_key(USER_AGENT) {
         let agent = HeaderValue::try_from(format!("kube-{purpose}/1.36"));
-        headers.insert(USER_AGENT, agent.map_err(|error| error.to_string())?);
+        headers.insert(USER_AGENT, agent.map_err(hyper::http::Error::from)?);
     }
     match headers.get(ACCEPT) {
         None => _ = headers.insert(ACCEPT, HeaderValue::from_static("*/*")),
@@ -161,7 +196,7 @@ async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<(), Fault>
 }
 
 /// A port by its number or name. Upstream: `probe.ResolveContainerPort`.
-fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
+fn port(container: &Container, port: &IntOrString) -> Result<u16, PortError> {
     let number = match port {
         IntOrString::Int(number) => *number,
         IntOrString::String(name) => {
@@ -169,11 +204,11 @@ fn port(container: &Container, port: &IntOrString) -> Result<u16, String> {
             let named = ports.into_iter().find(|port| port.name.as_deref() == Some(name.as_str()));
             match named {
                 Some(port) => port.container_port,
-                None => name.parse().map_err(|_| format!("no port named {name:?}"))?,
+                None => name.parse().map_err(|_| PortError::NoName(name.clone()))?,
             }
         }
     };
-    u16::try_from(number).ok().filter(|port| *port > 0).ok_or(format!("invalid port: {number}"))
+    u16::try_from(number).ok().filter(|port| *port > 0).ok_or(PortError::Range(number))
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ use kube_controller_manager::task;
 use prost::Message;
 use smol_hyper::rt::FuturesIo;
 
+use super::attempt::Fault;
+use crate::causes::chain;
 use crate::cri::{Code, Error, Executor, answer, request};
 use crate::http;
 
@@ -54,7 +56,7 @@ pub async fn check(
     port: u16,
     service: &str,
     timeout: Duration,
-) -> Result<(), http::Error> {
+) -> Result<(), Fault> {
     let address = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let address = format!("{address}:{port}");
     let within = show_duration(timeout);
@@ -65,14 +67,14 @@ pub async fn check(
                 connected.store(true, Ordering::Relaxed);
                 call(sender, &address, service, timeout).await
             }
-            Err(error) if error.is_own => return Err(error),
-            Err(error) => Outcome::NoConnection(error.to_string()),
+            Err(error) if error.is_own() => return Err(error.into()),
+            Err(error) => Outcome::NoConnection(chain(&error)),
         };
-        verdict(outcome, &address, &within).map_err(http::Error::from)
+        verdict(outcome, &address, &within).map_err(Fault::Failed)
     };
     let late = async {
         clock.sleep(timeout).await;
-        Err(http::Error::from(match connected.load(Ordering::Relaxed) {
+        Err(Fault::Failed(match connected.load(Ordering::Relaxed) {
             true => format!("timeout: health rpc did not complete within {within}"),
             false => format!(
                 "timeout: failed to connect service {address:?} within {within}: context deadline \
@@ -86,7 +88,7 @@ pub async fn check(
 async fn connect(host: &str, port: u16) -> Result<SendRequest<Full<Bytes>>, http::Error> {
     let stream = http::connect(host, port).await?;
     let handshake = Builder::new(Executor).handshake(FuturesIo::new(stream)).await;
-    let (sender, connection) = handshake.map_err(|error| error.to_string())?;
+    let (sender, connection) = handshake?;
     // It ends with its sender.
     drop(task::spawn(async move {
         if let Err(error) = connection.await {
@@ -262,7 +264,7 @@ mod tests {
         drop(listener);
         let clock = SystemClock::shared();
         let checked = check(&clock, "127.0.0.1", port, "", Duration::from_secs(9));
-        let fault = block_on(checked).expect_err("no server").to_string();
+        let Err(Fault::Failed(fault)) = block_on(checked) else { panic!("no server") };
         let start = format!("error: failed to connect service at \"127.0.0.1:{port}\": dial tcp ");
         assert!(fault.starts_with(&start), "{fault}");
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use kube_controller_manager::objects::golang::static_pod_dump;
 use serde_json::{Value, json};
 
+use super::Error;
 use super::defaults;
 use super::octal;
 use super::validate;
@@ -47,12 +48,12 @@ impl fmt::Display for Origin {
 /// Reads the pod of a manifest, JSON or YAML.
 ///
 /// # Errors
-/// One line that names the fault: not a document, several documents, not a pod, an invalid pod.
-pub fn pod(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Pod, String> {
+/// Not a document, several documents, not a pod, or an invalid pod.
+pub fn pod(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Pod, Error> {
     let document = document(bytes)?;
     match kind(&document)? {
         "Pod" => completed(document, origin, to),
-        kind => Err(format!("invalid pod: the document's kind is {kind:?}")),
+        kind => Err(Error::NotAPod { kind: kind.to_owned() }),
     }
 }
 
@@ -60,43 +61,45 @@ pub fn pod(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Pod, String>
 ///
 /// # Errors
 /// As [`pod`]; one invalid pod makes the whole list invalid.
-pub fn pods(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Vec<Pod>, String> {
+pub fn pods(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Vec<Pod>, Error> {
     let mut document = document(bytes)?;
     match kind(&document)? {
         "Pod" => Ok(vec![completed(document, origin, to)?]),
         "PodList" => {
             let items = document.get_mut("items").map(Value::take).unwrap_or_default();
             let Value::Array(items) = items else {
-                return Err("invalid pods list: it has no items".to_owned());
+                return Err(Error::NoItems);
             };
             items.into_iter().map(|item| completed(item, origin, to)).collect()
         }
-        kind => Err(format!("the document's kind is {kind:?}, not Pod or PodList")),
+        kind => Err(Error::NotPods { kind: kind.to_owned() }),
     }
 }
 
-fn document(bytes: &[u8]) -> Result<Value, String> {
-    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8: {error}"))?;
+fn document(bytes: &[u8]) -> Result<Value, Error> {
+    let text = std::str::from_utf8(bytes).map_err(Error::NotUtf8)?;
     // JSON is YAML, but for control characters and the largest numbers.
     match serde_json::from_str(text) {
         Ok(document) => Ok(document),
-        Err(_) => serde_yaml_ng::from_str(text).map_err(|error| error.to_string()),
+        Err(_) => serde_yaml_ng::from_str(text).map_err(Error::Syntax),
     }
 }
 
-fn kind(document: &Value) -> Result<&str, String> {
+fn kind(document: &Value) -> Result<&str, Error> {
     if !document.is_object() {
-        return Err("the document is not an object".to_owned());
+        return Err(Error::NotAnObject);
     }
     let text = |field: &str| document.get(field).and_then(Value::as_str).unwrap_or_default();
     match (text("apiVersion"), text("kind")) {
-        (_, "") => Err("Object 'Kind' is missing".to_owned()),
+        (_, "") => Err(Error::NoKind),
         ("v1", kind) => Ok(kind),
-        (version, kind) => Err(format!("no kind {kind:?} is registered for version {version:?}")),
+        (version, kind) => {
+            Err(Error::UnknownKind { kind: kind.to_owned(), version: version.to_owned() })
+        }
     }
 }
 
-fn completed(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod, String> {
+fn completed(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod, Error> {
     let node = to.node.as_str();
     if let Some(object) = document.as_object_mut() {
         // Items of lists may go without.
@@ -107,18 +110,17 @@ fn completed(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod
     octal::complete(&mut document);
     defaults::complete(&mut document);
     let uid = generated_uid(&document, origin, node);
-    let mut pod: Pod =
-        serde_json::from_value(document).map_err(|error| format!("invalid pod: {error}"))?;
+    let mut pod: Pod = serde_json::from_value(document).map_err(Error::Field)?;
     if pod.name().is_empty() {
-        return Err("invalid pod: name is needed for the pod".to_owned());
+        return Err(Error::NoName);
     }
     place(&mut pod, uid, origin, node);
     let faults = validate::faults(&pod);
     if !faults.is_empty() {
-        return Err(format!("invalid pod: {}", faults.join(", ")));
+        return Err(Error::Invalid(faults));
     }
     match validate::api_reference(&pod, to.has_objects) {
-        Some(resource) => Err(format!("static pods may not reference {resource}")),
+        Some(resource) => Err(Error::Reference { resource }),
         None => Ok(pod),
     }
 }
@@ -199,7 +201,8 @@ spec:
 ";
 
     fn read(text: &str) -> Result<Pod, String> {
-        pod(text.as_bytes(), &Origin::file(Path::new("/pods/web.yaml")), &to("Node-1"))
+        let read = pod(text.as_bytes(), &Origin::file(Path::new("/pods/web.yaml")), &to("Node-1"));
+        read.map_err(|error| crate::causes::chain(&error))
     }
 
     fn to(node: &str) -> Placement {

@@ -14,8 +14,10 @@ use kube_controller_manager::cache::UndeltaStore;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken};
 
+use super::Error;
 use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
+use crate::causes::chain;
 use crate::files::folder_watch::{Change, FolderWatch};
 use crate::pod::{Pod, PodExt};
 
@@ -176,7 +178,7 @@ enum Fault {
     NotAFile,
     /// It says nothing about the content, as when there is no descriptor left.
     Unreadable(io::Error),
-    Broken(String),
+    Broken(Error),
 }
 
 impl Fault {
@@ -186,7 +188,7 @@ impl Fault {
             Fault::Gone => {}
             Fault::NotAFile => log::error!("{file} is not a file"),
             Fault::Unreadable(error) => log::error!("{file}: {error}"),
-            Fault::Broken(error) => log::error!("{file}: {error}"),
+            Fault::Broken(error) => log::error!("{file}: {}", chain(error)),
         }
     }
 }
@@ -221,7 +223,7 @@ fn read_file(file: &Path, to: &Placement) -> Read {
     let opened = fs::File::open(file).map_err(unreadable)?;
     opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(Fault::Broken(format!("it has more than {MAX_BYTES} bytes")));
+        return Err(Fault::Broken(Error::TooLarge { what: "it" }));
     }
     decode::pod(&bytes, &Origin::file(file), to).map(Arc::new).map_err(Fault::Broken)
 }

@@ -4,6 +4,7 @@ pub mod api;
 pub mod decode;
 mod defaults;
 mod enumerated;
+mod error;
 pub mod file;
 mod lifecycle;
 mod octal;
@@ -15,4 +16,5 @@ pub mod url;
 mod validate;
 
 pub use decode::Placement;
+pub use error::Error;
 pub use pod_config::{Op, PodConfig, PodUpdate, Source};

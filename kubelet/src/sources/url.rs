@@ -8,8 +8,10 @@ use hyper::HeaderMap;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::StopToken;
 
+use super::Error;
 use super::decode::{self, MAX_BYTES, Origin, Placement};
 use super::pod_config::{PodConfig, Source};
+use crate::causes::chain;
 use crate::http::{self, Target, TrustPolicy};
 
 /// How long one read may take.
@@ -33,7 +35,7 @@ pub async fn run(
     loop {
         let late = async {
             clock.sleep(TIMEOUT).await;
-            Err(format!("no answer within {TIMEOUT:?}"))
+            Err(Error::Late(TIMEOUT))
         };
         match read(&target, &headers).or(late).await {
             Ok(body) => {
@@ -48,15 +50,15 @@ pub async fn run(
     }
 }
 
-async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, String> {
+async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, Error> {
     let max = usize::try_from(MAX_BYTES).unwrap_or(usize::MAX);
     let answer = http::get(target, headers, TrustPolicy::SystemAuthorities, max)
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(Error::Http)?;
     match (answer.status.as_u16(), answer.is_cut) {
         (200, false) => Ok(answer.body),
-        (200, true) => Err(format!("the answer has more than {MAX_BYTES} bytes")),
-        _ => Err(format!("the answer's status is {}", answer.status)),
+        (200, true) => Err(Error::TooLarge { what: "the answer" }),
+        _ => Err(Error::Status(answer.status)),
     }
 }
 
@@ -66,10 +68,10 @@ async fn apply(
     target: &Target,
     to: &Placement,
     config: &PodConfig,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     if body.is_empty() {
         config.set(Source::Http, Vec::new()).await;
-        return Err("the answer is empty".to_owned());
+        return Err(Error::Empty);
     }
     if last.as_deref() == Some(body) {
         return Ok(());
@@ -81,7 +83,7 @@ async fn apply(
     Ok(())
 }
 
-fn report(outcome: Result<(), String>, failures: &mut u32, target: &Target) {
+fn report(outcome: Result<(), Error>, failures: &mut u32, target: &Target) {
     match outcome {
         Ok(()) if *failures > 0 => {
             log::info!("pods are read from {target} again");
@@ -94,7 +96,7 @@ fn report(outcome: Result<(), String>, failures: &mut u32, target: &Target) {
                 ..=LOUD_FAILURES => log::Level::Warn,
                 _ => log::Level::Debug,
             };
-            log::log!(level, "pods cannot be read from {target}: {error}");
+            log::log!(level, "pods cannot be read from {target}: {}", chain(&error));
         }
     }
 }
