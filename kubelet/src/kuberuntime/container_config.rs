@@ -78,7 +78,7 @@ impl Manager {
             let host = address.now();
             let host_ip = host.as_deref();
             let inputs = DownwardInputs { host_ip, pod_ips: &pod_ips, cpus, memory_bytes };
-            let file = |key: &_| volumes::variable_file(&folders, &pod, key);
+            let file = |key: &_| volumes::variable_file(&folders, &pod, key).map_err(String::from);
             let sources = environment::Sources { inputs, objects: &objects, file: &file };
             let variables = environment::variables(&pod, &container, sources)?;
             let values: environment::Values = variables.iter().cloned().collect();

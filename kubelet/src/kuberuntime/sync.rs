@@ -10,6 +10,7 @@ use kube_controller_manager::task;
 use super::sandbox::PodSandbox;
 use super::start::StartFailure;
 use super::{Manager, Node};
+use crate::cri::chain;
 use crate::events;
 use crate::images::Waiting;
 use crate::pod::{Container, Pod, PodExt};
@@ -74,17 +75,19 @@ impl Manager {
                 DownwardInputs { host_ip: host.as_deref(), pod_ips: &[], cpus, memory_bytes };
             volumes::set_up(&folders, &of, &before, inputs, &objects, &time)
         });
-        let fail = |fault: &String| events::warning(pod, None, "FailedMount", fault);
+        let fail = |error: &volumes::Error| {
+            events::warning(pod, None, "FailedMount", chain(error));
+        };
         let mut missing = Ok(());
         for (name, outcome) in set_up.await.inspect_err(fail)? {
             match outcome.inspect_err(fail) {
                 Ok(()) => drop(self.mounted.lock().entry(pod.uid()).or_default().insert(name)),
                 // Containers go on with what was set up before.
                 Err(_) if mounted.contains(&name) => {}
-                Err(fault) => missing = missing.and(Err(fault)),
+                Err(error) => missing = missing.and(Err(error)),
             }
         }
-        missing
+        Ok(missing?)
     }
 
     /// Ends the containers that have to end before others start.

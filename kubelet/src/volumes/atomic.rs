@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 
+use super::Error;
+
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 /// Upstream: `maxPathLength`, `maxFileNameLength`.
@@ -29,15 +31,15 @@ pub type Payload = BTreeMap<PathBuf, File>;
 /// `fsGroup`. `time`: the start of a new folder's name. Blocks.
 ///
 /// # Errors
-/// One line with the path.
+/// One with the path.
 pub fn write(
     folder: &Path,
     payload: &Payload,
     group: Option<u32>,
     time: &str,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     check(payload)?;
-    let fault = |error: io::Error| format!("{}: {error}", folder.display());
+    let fault = |source| Error::Path { path: folder.to_owned(), source };
     let old = match fs::read_link(folder.join(DATA)) {
         Ok(target) => folder_in(folder, &target),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -80,30 +82,31 @@ fn absent_is_fine(error: io::Error) -> io::Result<()> {
 }
 
 /// Upstream: `validatePath`.
-fn check(payload: &Payload) -> Result<(), String> {
+fn check(payload: &Payload) -> Result<(), Error> {
+    let invalid = |fault: String| Err(Error::InvalidPath(format!("invalid path: {fault}")));
     for path in payload.keys() {
         let text = path.display().to_string();
         if text.is_empty() {
-            return Err("invalid path: must not be empty: \"\"".to_owned());
+            return invalid("must not be empty: \"\"".to_owned());
         }
         if text.starts_with('/') {
-            return Err(format!("invalid path: must be relative path: {text}"));
+            return invalid(format!("must be relative path: {text}"));
         }
         if text.len() > MAX_LENGTHS.0 {
             let max = MAX_LENGTHS.0;
-            return Err(format!("invalid path: must be less than or equal to {max} characters"));
+            return invalid(format!("must be less than or equal to {max} characters"));
         }
         if text.split('/').any(|part| part == "..") {
-            return Err(format!("invalid path: must not contain '..': {text}"));
+            return invalid(format!("must not contain '..': {text}"));
         }
         if text.split('/').any(|part| part.len() > MAX_LENGTHS.1) {
-            return Err(format!(
-                "invalid path: filenames must be less than or equal to {} characters",
+            return invalid(format!(
+                "filenames must be less than or equal to {} characters",
                 MAX_LENGTHS.1
             ));
         }
         if text.starts_with("..") {
-            return Err(format!("invalid path: must not start with '..': {text}"));
+            return invalid(format!("must not start with '..': {text}"));
         }
     }
     Ok(())

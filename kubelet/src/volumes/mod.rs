@@ -13,10 +13,12 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 
 mod atomic;
+mod error;
 mod payload;
 mod shared;
 mod subpath;
 
+pub use self::error::Error;
 pub use self::shared::make_shared;
 
 use k8s_openapi::api::core::v1 as core;
@@ -56,17 +58,16 @@ impl Folders {
     /// Makes the folders of all pods. Blocks. Upstream: `setupDataDirs`, `initializeModules`.
     ///
     /// # Errors
-    /// One line that names the folder.
-    pub fn make(&self) -> Result<(), String> {
+    /// A folder cannot be made.
+    pub fn make(&self) -> Result<(), Error> {
         let (pods, links) = (self.pods(), self.links());
         for (path, mode) in
             [(&self.root, CLOSED), (&self.logs, CLOSED), (&pods, CLOSED), (&links, OPEN)]
         {
-            make_all(path, mode).map_err(|error| format!("{}: {error}", path.display()))?;
+            make_all(path, mode).map_err(Error::at(path))?;
         }
         // Earlier versions made it for all users.
-        fs::set_permissions(&pods, fs::Permissions::from_mode(CLOSED))
-            .map_err(|error| format!("{}: {error}", pods.display()))
+        fs::set_permissions(&pods, fs::Permissions::from_mode(CLOSED)).map_err(Error::at(&pods))
     }
 
     /// The folder of all pods' folders.
@@ -114,15 +115,15 @@ impl Folders {
 }
 
 /// A volume's name, and whether it is set up.
-pub type Outcome = (String, Result<(), String>);
+pub type Outcome = (String, Result<(), Error>);
 
 /// Makes the folders of a pod and its volumes; what exists already stays as it is, but files that the
 /// kubelet writes follow their objects. `mounted`: the volumes that were set up before; their host paths
-/// are not checked any more. `time`: for the names of folders. Returns the outcome of each volume, with a
-/// line that names it. Blocks.
+/// are not checked any more. `time`: for the names of folders. Returns the outcome of each volume, with
+/// an error that names it. Blocks.
 ///
 /// # Errors
-/// One line: a folder of the pod itself cannot be made.
+/// A folder of the pod itself cannot be made.
 pub fn set_up(
     folders: &Folders,
     pod: &Pod,
@@ -130,11 +131,9 @@ pub fn set_up(
     inputs: DownwardInputs<'_>,
     objects: &Objects,
     time: &str,
-) -> Result<Vec<Outcome>, String> {
+) -> Result<Vec<Outcome>, Error> {
     let uid = pod.uid();
-    let make = |path: PathBuf, mode| {
-        make_all(&path, mode).map_err(|error| format!("{}: {error}", path.display()))
-    };
+    let make = |path: PathBuf, mode| make_all(&path, mode).map_err(Error::at(path));
     make(folders.pod(&uid).join("volumes"), CLOSED)?;
     make(folders.pod_logs(pod), OPEN)?;
     for container in pod.all_containers() {
@@ -145,7 +144,7 @@ pub fn set_up(
         if let Some(empty) = &volume.empty_dir {
             let path = folders.volume(&uid, "empty-dir", &volume.name);
             let size = memory_size(pod, empty.size_limit.as_ref(), inputs);
-            set_up_empty(&path, empty, fs_group(pod), size).map_err(|error| error.to_string())
+            set_up_empty(&path, empty, fs_group(pod), size).map_err(Error::EmptyDir)
         } else if let Some(host) = &volume.host_path {
             if mounted.contains(&volume.name) { Ok(()) } else { check_host_path(host) }
         } else if volume.image.is_some() {
@@ -156,14 +155,18 @@ pub fn set_up(
             let size = memory_size(pod, None, inputs);
             set_up_written(&path, &written, pod, &volume.name, size, time)
         } else {
-            Err("its kind is not supported".to_owned())
+            Err(Error::UnsupportedKind)
         }
     };
     let volumes = pod.spec().volumes.iter().flatten().map(|volume| {
-        let done = set_up_one(volume).map_err(|fault| format!("volume {:?}: {fault}", volume.name));
+        let done = set_up_one(volume).map_err(|cause| of_volume(volume, cause));
         (volume.name.clone(), done)
     });
     Ok(volumes.collect())
+}
+
+fn of_volume(volume: &core::Volume, cause: Error) -> Error {
+    Error::Volume { name: volume.name.clone(), cause: cause.into() }
 }
 
 fn fs_group(pod: &Pod) -> Option<u32> {
@@ -239,9 +242,9 @@ fn mount_memory(path: &Path, options: &str) -> io::Result<()> {
 }
 
 /// Checks a host path by its type, and makes it where the type asks for that.
-fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), String> {
+fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), Error> {
     let (path, kind) = (Path::new(&host.path), host.type_.as_deref().unwrap_or_default());
-    let text = |error: io::Error| format!("hostPath {}: {error}", host.path);
+    let fault = |source| Error::HostPath { path: host.path.clone(), source };
     let is = |check: fn(&fs::FileType) -> bool| {
         fs::metadata(path).is_ok_and(|data| check(&data.file_type()))
     };
@@ -249,7 +252,7 @@ fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), String> {
         "" => true,
         "DirectoryOrCreate" => {
             if !path.exists() {
-                make_all(path, OPEN).map_err(text)?;
+                make_all(path, OPEN).map_err(fault)?;
             }
             is(fs::FileType::is_dir)
         }
@@ -257,7 +260,7 @@ fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), String> {
         "FileOrCreate" => {
             if !path.exists() {
                 let mut options = fs::File::options();
-                options.write(true).create_new(true).mode(0o644).open(path).map_err(text)?;
+                options.write(true).create_new(true).mode(0o644).open(path).map_err(fault)?;
             }
             is(fs::FileType::is_file)
         }
@@ -265,11 +268,11 @@ fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), String> {
         "Socket" => is(FileTypeExt::is_socket),
         "CharDevice" => is(FileTypeExt::is_char_device),
         "BlockDevice" => is(FileTypeExt::is_block_device),
-        other => return Err(format!("hostPath type {other:?} is unknown")),
+        other => return Err(Error::UnknownHostPathType(other.to_owned())),
     };
     match is_fine {
         true => Ok(()),
-        false => Err(format!("hostPath type check failed: {} is not a {kind}", host.path)),
+        false => Err(Error::HostPathType { path: host.path.clone(), wanted: kind.to_owned() }),
     }
 }
 
@@ -281,8 +284,8 @@ fn set_up_written(
     volume: &str,
     size: Option<i64>,
     time: &str,
-) -> Result<(), String> {
-    let make = || {
+) -> Result<(), Error> {
+    let make = || -> io::Result<()> {
         make_all(path, CLOSED)?;
         let is_new = !is_mount_point(path)?;
         if written.in_memory && is_new {
@@ -296,7 +299,7 @@ fn set_up_written(
         }
         Ok(())
     };
-    make().map_err(|error: io::Error| format!("{}: {error}", path.display()))?;
+    make().map_err(Error::at(path))?;
     atomic::write(path, &written.files, fs_group(pod), time)
 }
 
@@ -328,15 +331,14 @@ pub fn variable_file(
     folders: &Folders,
     pod: &Pod,
     key: &core::FileKeySelector,
-) -> Result<(PathBuf, String), String> {
+) -> Result<(PathBuf, String), Error> {
     let name = &key.volume_name;
     let folder = volume(pod, name).and_then(|volume| path_of(folders, pod, volume));
-    let folder = folder
-        .ok_or_else(|| format!("cannot find the volume {name:?} referenced by FileKeyRef"))?;
+    let folder = folder.ok_or_else(|| Error::NoVolumeOfVariable { name: name.clone() })?;
     let below = Path::new(key.path.trim_start_matches('/'));
     let text = subpath::read(&folder, below).map_err(|error| {
         log::error!("pod {}: {} in volume {name}: {error}", pod.display_name(), key.path);
-        "couldn't parse env file"
+        Error::VariableFile
     })?;
     Ok((folder.join(below), text))
 }
@@ -345,34 +347,32 @@ pub fn variable_file(
 /// `images`: those of its image volumes, by volume.
 ///
 /// # Errors
-/// One line that names the mount.
+/// One that names the mount.
 pub fn mounts(
     folders: &Folders,
     pod: &Pod,
     container: &Container,
     environment: &Values,
     images: &HashMap<String, api::ImageSpec>,
-) -> Result<Vec<api::Mount>, String> {
+) -> Result<Vec<api::Mount>, Error> {
     let uid = pod.uid();
     let mut mounts = Vec::new();
     for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let volume = volume(pod, &mount.name).ok_or_else(|| {
-            let (volume, name) = (&mount.name, &container.name);
-            format!("cannot find volume {volume:?} to mount into container {name:?}")
+        let volume = volume(pod, &mount.name).ok_or_else(|| Error::NoVolumeOfMount {
+            volume: mount.name.clone(),
+            container: container.name.clone(),
         })?;
         let image = images.get(&mount.name).cloned();
         let path = path_of(folders, pod, volume).or(image.as_ref().map(|_| PathBuf::new()));
-        let mut source =
-            path.ok_or_else(|| format!("volume {:?}: its kind is not supported", volume.name))?;
+        let mut source = path.ok_or_else(|| of_volume(volume, Error::UnsupportedKind))?;
         let sub_path = sub_path(mount, environment)?;
         if image.is_none() && !sub_path.is_empty() {
             let folder = folders.pod(&uid).join(subpath::FOLDER);
             let target = folder.join(&volume.name).join(&container.name).join(at.to_string());
             subpath::bind(&source, Path::new(&sub_path), &target).map_err(|fault| {
                 log::warn!("pod {}: {}", pod.display_name(), fault.cause);
-                let (volume, name) = (&mount.name, &container.name);
-                let step = fault.step;
-                format!("failed to {step} for volumeMount {volume:?} of container {name:?}")
+                let (volume, container) = (mount.name.clone(), container.name.clone());
+                Error::SubPath { step: fault.step, volume, container }
             })?;
             source = target;
         }
@@ -380,7 +380,7 @@ pub fn mounts(
             Some("HostToContainer") => api::MountPropagation::PropagationHostToContainer,
             Some("Bidirectional") => api::MountPropagation::PropagationBidirectional,
             Some("None") | None => api::MountPropagation::PropagationPrivate,
-            Some(other) => return Err(format!("invalid MountPropagation mode: {other:?}")),
+            Some(other) => return Err(Error::UnknownPropagation(other.to_owned())),
         };
         mounts.push(api::Mount {
             container_path: mount.mount_path.clone(),
@@ -399,8 +399,8 @@ pub fn mounts(
 }
 
 /// Whether what is mounted in the volume is read-only too. Upstream: `resolveRecursiveReadOnly`.
-fn is_recursive(mount: &core::VolumeMount) -> Result<bool, String> {
-    let fault = |fault: &str| format!("failed to resolve recursive read-only mode: {fault}");
+fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
+    let fault = |fault: &str| Error::RecursiveReadOnly(fault.to_owned());
     match mount.recursive_read_only.as_deref() {
         // `IfPossible` is not enforced: it would need a question to the runtime for each start.
         None | Some("Disabled" | "IfPossible") => Ok(false),
@@ -422,16 +422,16 @@ fn is_recursive(mount: &core::VolumeMount) -> Result<bool, String> {
 }
 
 /// The part of its volume that a mount asks for; empty: all of it.
-fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, String> {
+fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, Error> {
     let path = match mount.sub_path_expr.as_deref().unwrap_or_default() {
         "" => mount.sub_path.clone().unwrap_or_default(),
-        expression => expand_known(expression, environment)?,
+        expression => expand_known(expression, environment).map_err(Error::Reference)?,
     };
     if path.starts_with('/') {
-        return Err(format!("error SubPath `{path}` must not be an absolute path"));
+        return Err(Error::AbsoluteSubPath(path));
     }
     if path.split('/').any(|part| part == "..") {
-        return Err(format!("unable to provision SubPath `{path}`: must not contain '..'"));
+        return Err(Error::SubPathOutside(path));
     }
     Ok(path)
 }
@@ -534,11 +534,11 @@ pub fn hosts(pod: &Pod, ips: &[String], name: &PodName) -> String {
 ///
 /// # Errors
 /// When the host's file cannot be read.
-pub fn host_hosts(pod: &Pod) -> Result<String, String> {
+pub fn host_hosts(pod: &Pod) -> Result<String, Error> {
     let of_host = match fs::read_to_string("/etc/hosts") {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(format!("/etc/hosts: {error}")),
+        Err(error) => return Err(Error::at("/etc/hosts")(error)),
     };
     let header = "# Kubernetes-managed hosts file (host network).\n";
     Ok(format!("{header}{of_host}{}", aliases(pod)))
@@ -769,7 +769,7 @@ mod tests {
                 sub_path_expr: expression.map(str::to_owned),
                 ..Default::default()
             };
-            let result = sub_path(&mount, &values);
+            let result = sub_path(&mount, &values).map_err(String::from);
             assert_eq!(result.as_deref().map_err(String::as_str), expected, "{mount:?}");
         }
     }

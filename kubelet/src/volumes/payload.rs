@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1 as core;
 
+use super::Error;
 use super::atomic::{File, Payload};
 use crate::local_objects::{Contents, Kind, Objects};
 use crate::pod::{Pod, PodExt};
@@ -36,13 +37,13 @@ pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
 /// The files of a volume; `None`: it is of another kind.
 ///
 /// # Errors
-/// One line with what is missing.
+/// What is missing.
 pub fn of(
     pod: &Pod,
     volume: &core::Volume,
     objects: &Objects,
     inputs: DownwardInputs<'_>,
-) -> Result<Option<Written>, String> {
+) -> Result<Option<Written>, Error> {
     let Some(kind) = kind_of(volume) else { return Ok(None) };
     let files = if let Some(map) = &volume.config_map {
         let source = Source {
@@ -80,7 +81,7 @@ fn projected_files(
     mode: Option<i32>,
     objects: &Objects,
     inputs: DownwardInputs<'_>,
-) -> Result<Payload, String> {
+) -> Result<Payload, Error> {
     let (mut files, mut faults) = (Payload::new(), Vec::new());
     for source in sources {
         let of_source = if let Some(map) = &source.config_map {
@@ -94,7 +95,7 @@ fn projected_files(
         } else if let Some(downward) = &source.downward_api {
             downward_files(pod, downward.items.as_deref(), mode, inputs)
         } else {
-            Err("a source of the projected volume is not supported".to_owned())
+            Err(Error::UnsupportedSource)
         };
         match of_source {
             Ok(more) => files.extend(more),
@@ -103,7 +104,7 @@ fn projected_files(
     }
     match faults.is_empty() {
         true => Ok(files),
-        false => Err(faults.join(", ")),
+        false => Err(Error::Several(faults)),
     }
 }
 
@@ -117,13 +118,13 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn files(&self, pod: &Pod, objects: &Objects) -> Result<Payload, String> {
+    fn files(&self, pod: &Pod, objects: &Objects) -> Result<Payload, Error> {
         let is_optional = self.optional == Some(true);
         let none = Contents::default();
         let contents = match objects.get(self.kind, pod.namespace(), self.name) {
             Ok(contents) => contents,
             Err(_) if is_optional => &none,
-            Err(fault) => return Err(fault),
+            Err(fault) => return Err(Error::Reference(fault)),
         };
         let items = self.items.unwrap_or_default();
         if items.is_empty() {
@@ -140,14 +141,8 @@ impl Source<'_> {
                 }
                 None if is_optional => {}
                 None => {
-                    return Err(match self.kind {
-                        Kind::ConfigMap => {
-                            format!("configmap references non-existent config key: {}", item.key)
-                        }
-                        Kind::Secret | Kind::RuntimeClass => {
-                            format!("references non-existent secret key: {}", item.key)
-                        }
-                    });
+                    let (kind, key) = (self.kind, item.key.clone());
+                    return Err(Error::NoKey { kind, key });
                 }
             }
         }
@@ -170,15 +165,16 @@ fn downward_files(
     items: Option<&[core::DownwardAPIVolumeFile]>,
     mode: Option<i32>,
     inputs: DownwardInputs<'_>,
-) -> Result<Payload, String> {
+) -> Result<Payload, Error> {
     let mut files = Payload::new();
     for item in items.unwrap_or_default() {
         let text = if let Some(field) = &item.field_ref {
-            pod_field(pod, &field.field_path, inputs)?
+            pod_field(pod, &field.field_path, inputs).map_err(Error::Reference)?
         } else if let Some(resource) = &item.resource_field_ref {
             let name = resource.container_name.as_deref().unwrap_or_default();
-            let container = pod.container(name).ok_or_else(|| format!("no container {name:?}"))?;
-            resource_field(pod, container, resource, inputs)?
+            let container =
+                pod.container(name).ok_or_else(|| Error::NoContainer(name.to_owned()))?;
+            resource_field(pod, container, resource, inputs).map_err(Error::Reference)?
         } else {
             String::new()
         };
@@ -303,7 +299,7 @@ mod tests {
             }
             let named: core::Volume = serde_json::from_value(named).expect("a volume");
             let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 2, memory_bytes: 1 };
-            let written = of(&pod, &named, &objects, inputs);
+            let written = of(&pod, &named, &objects, inputs).map_err(String::from);
             let files = written.map(|written| shown(written.expect("a volume of files").files));
             let files = files.as_deref().map_err(String::as_str);
             assert_eq!(files, expected, "{volume}");
