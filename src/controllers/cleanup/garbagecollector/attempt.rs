@@ -102,18 +102,10 @@ impl GarbageCollector {
             let mut dependents = graph.dependents(&identity.uid).peekable();
             let has_dependents = dependents.peek().is_some();
             let in_cycle = dependents.any(|node| node.deleting_dependents);
-            let node = graph.get(&identity.uid);
-            (has_dependents, in_cycle, node.is_some_and(|node| node.has_unseen_owner))
+            (has_dependents, in_cycle, graph.has_unseen_owner(&identity.uid, &loose))
         };
-        if has_unseen_owner && !waiting {
-            let owners = live.owners().iter();
-            let owners = owners.map(|owner| Identity::of_owner(owner, &identity.scope.namespace));
-            let owners: Vec<String> = owners.map(|owner| owner.to_string()).collect();
-            let owners = owners.join(" or ");
-            let text = format!("no object has the kind, name and uid of its owner {owners}");
-            log::warn!("Deleting {identity}: {text}");
-            self.warn(identity, "OwnerNotFound", format!("Deleting it: {text}"));
-        }
+        let is_to_report = has_unseen_owner && !waiting && !live.is_being_deleted();
+        let unseen = is_to_report.then(|| owners_of(identity, &live));
         let policy = if waiting && has_dependents {
             if in_cycle {
                 // A cycle of owners that wait for each other is broken here.
@@ -127,7 +119,13 @@ impl GarbageCollector {
         } else {
             Propagation::Background
         };
-        self.delete(&verbs, &key, live, policy).await
+        let ended = self.delete(&verbs, &key, live, policy).await?;
+        if let (Look::Done, Some(owners)) = (&ended, unseen) {
+            let text = format!("no object has the kind, name and uid of its owner {owners}");
+            log::warn!("Deleting {identity}: {text}");
+            self.warn(identity, "OwnerNotFound", format!("Deleting it: {text}"));
+        }
+        Ok(ended)
     }
 
     async fn delete(
@@ -346,5 +344,102 @@ impl GarbageCollector {
             wait *= WAIT_FACTOR;
         }
         Err(Error::other(format!("{item}: the finalizer {finalizer} could not be removed yet")))
+    }
+}
+
+/// The owners that an object names, as text.
+fn owners_of(item: &Identity, live: &Meta) -> String {
+    let owners = live.owners().iter();
+    let owners = owners.map(|owner| Identity::of_owner(owner, &item.scope.namespace).to_string());
+    owners.collect::<Vec<_>>().join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+
+    use super::super::graph::Graph;
+    use super::*;
+    use crate::cache::VersionLosses;
+    use crate::client::testing::answering;
+    use crate::clock::FakeClock;
+    use crate::controllers::Queue;
+    use crate::events::Recorder;
+    use crate::events::testing::Heard;
+    use crate::objects::Timestamp;
+
+    #[test]
+    fn the_missing_owner_of_an_object_is_reported_with_its_deletion() {
+        let (absent, none) = ("00000000-0000-4000-8000-000000000000", Value::Null);
+        let going = json!("2026-01-01T00:00:00Z");
+        // The answer to the deletion, when the object's deletion began, whether a watch has shown
+        // that its owner went, and whether the owner is reported.
+        for (code, deletion, went, reported) in [
+            (200, &none, false, true),
+            (200, &none, true, false),
+            (200, &going, false, false),
+            (404, &none, false, false),
+            // Its owners may be corrected.
+            (409, &none, false, false),
+            (403, &none, false, false),
+        ] {
+            let meta = json!({
+                "namespace": "ns", "name": "pod", "uid": "u", "resourceVersion": "7",
+                "deletionTimestamp": deletion, "ownerReferences": [{
+                    "apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": absent,
+                }],
+            });
+            let live = json!({ "metadata": meta });
+            let pods = json!({
+                "resource": "pods", "responseKind": { "kind": "Pod" }, "scope": "Namespaced",
+            });
+            let discovery = json!({ "kind": "APIGroupDiscoveryList", "items": [{
+                "metadata": { "name": "" }, "versions": [{ "version": "v1", "resources": [pods] }],
+            }] });
+            let client = block_on(answering(move |line| {
+                let status = |code: u16| (code, json!({ "kind": "Status", "code": code }));
+                let words: Vec<&str> = line.split(' ').collect();
+                match words[..2] {
+                    ["GET", "/api"] => (200, discovery.clone()),
+                    ["GET", "/apis"] => (200, json!({})),
+                    ["GET", "/api/v1/namespaces/ns/pods/pod"] => (200, live.clone()),
+                    ["DELETE", _] => status(code),
+                    _ => status(404),
+                }
+            }));
+            let (clock, events) =
+                (FakeClock::new(Timestamp::from_secs(0)), Arc::<Heard>::default());
+            let mut graph = Graph::default();
+            let scope =
+                Scope { kind: "Pod".into(), api_version: "v1".into(), namespace: "ns".into() };
+            let identity = |name: &str, uid: &str| Identity {
+                scope: scope.clone().shared(),
+                name: name.into(),
+                uid: Uid::new(uid),
+            };
+            let pod = identity("pod", "u");
+            if went {
+                graph.deleted(&identity("owner", absent), &mut drop);
+            }
+            let known: Meta = serde_json::from_value(meta).expect("the metadata");
+            graph.observe(pod.clone(), None, &known, &mut drop);
+            let collector = GarbageCollector {
+                client,
+                recorder: Recorder::to_sink(events.clone()),
+                clock: clock.clone(),
+                history: VersionLosses::default(),
+                graph: graph.into(),
+                to_delete: Queue::for_test(clock.clone()),
+                to_orphan: Queue::for_test(clock),
+            };
+            let looked = block_on(collector.look(&pod, false));
+            assert_eq!(looked.is_ok(), matches!(code, 200 | 404), "{code}");
+            let text = format!(
+                "Warning OwnerNotFound Deleting it: no object has the kind, name and uid of its \
+                 owner [v1/Pod, namespace: ns, name: owner, uid: {absent}]"
+            );
+            let expected = if reported { vec![text] } else { vec![] };
+            assert_eq!(events.take(), expected, "{code} {deletion} {went}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! The graph only decides: what its changes wake is handed to the caller as [`Wake`]s. A node is
 //! *virtual* while it is known from others' owner references alone, and may turn out not to exist.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::nodes::{Dependents, Nodes};
 pub use super::nodes::{Identity, Node, Scope};
@@ -15,6 +15,9 @@ pub const FOREGROUND: &str = "foregroundDeletion";
 
 /// How many owners known to be absent are remembered.
 const ABSENT_OWNERS: usize = 500;
+
+/// How many objects that were seen to go are remembered.
+const DELETED: usize = 1000;
 
 /// What a change of the graph asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +37,7 @@ pub enum Wake {
 pub struct Graph {
     pub(super) nodes: Nodes,
     absent: AbsentOwners,
+    deleted: Deleted,
 }
 
 impl Graph {
@@ -81,6 +85,18 @@ impl Graph {
 
     pub fn remember_absent(&mut self, owner: Identity) {
         self.absent.insert(owner);
+    }
+
+    /// Whether `uid` has an owner that does not exist, and that no watch has shown. `absent`: its
+    /// owners that were looked up and not found.
+    pub fn has_unseen_owner(&self, uid: &Uid, absent: &[Uid]) -> bool {
+        self.nodes.get(uid).is_some_and(|node| node.has_unseen_owner)
+            || absent.iter().any(|owner| self.is_unseen(owner))
+    }
+
+    /// Whether `owner` is known from references alone, and was not seen to go before they came.
+    fn is_unseen(&self, owner: &Uid) -> bool {
+        self.nodes.get(owner).is_some_and(|node| node.is_virtual) && !self.deleted.contains(owner)
     }
 
     /// An object was added or changed.
@@ -244,6 +260,7 @@ impl Graph {
 
     /// An object was seen to go.
     pub fn deleted(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
+        self.deleted.insert(identity.uid.clone());
         let Some(node) = self.nodes.get(&identity.uid) else { return };
         if node.is_virtual {
             self.confirm(identity.clone(), wake);
@@ -257,7 +274,7 @@ impl Graph {
         let Some(node) = self.nodes.get(&identity.uid) else { return };
         let (known, is_virtual) = (node.identity.clone(), node.is_virtual);
         let (matching, others) = self.partition_dependents(&identity.uid, identity);
-        if is_virtual || known != *identity {
+        if self.is_unseen(&identity.uid) {
             for dependent in &matching {
                 if let Some(node) = self.nodes.get_mut(&dependent.identity.uid) {
                     node.has_unseen_owner = true;
@@ -397,6 +414,23 @@ impl AbsentOwners {
                 self.known.remove(&oldest);
             }
         }
+    }
+}
+
+/// The objects that were last seen to go.
+#[derive(Default)]
+struct Deleted(VecDeque<Uid>);
+
+impl Deleted {
+    fn contains(&self, uid: &Uid) -> bool {
+        self.0.contains(uid)
+    }
+
+    fn insert(&mut self, uid: Uid) {
+        if self.0.len() == DELETED {
+            self.0.pop_front();
+        }
+        self.0.push_back(uid);
     }
 }
 
@@ -540,10 +574,13 @@ mod tests {
         let owner = identity("Owner", "a", "owner");
         let abroad = identity("Owner", "b", "owner");
         let (child, other) = (identity("Pod", "a", "child"), identity("Pod", "b", "other"));
+        let sibling = identity("Pod", "a", "sibling");
         type Step<'a> = &'a dyn Fn(&mut World);
         let refers: Step = &|world| drop(world.observe(&child, None, owned_by("owner", false)));
         let other_refers: Step =
             &|world| drop(world.observe(&other, None, owned_by("owner", false)));
+        let sibling_refers: Step =
+            &|world| drop(world.observe(&sibling, None, owned_by("owner", false)));
         let appears: Step = &|world| drop(world.observe(&owner, None, json!({})));
         let goes: Step = &|world| drop(world.deleted(&owner));
         let is_absent: Step = &|world| drop(world.absent(&owner));
@@ -553,7 +590,9 @@ mod tests {
         };
         for (case, steps, expected) in [
             ("restored", &[refers, is_absent][..], true),
+            ("restored later", &[sibling_refers, is_absent, refers, is_absent], true),
             ("deleted", &[appears, refers, goes], false),
+            ("deleted before its dependent", &[appears, goes, refers, is_absent], false),
             ("deleted, shown after its dependent", &[refers, appears, goes], false),
             ("shown by its deletion alone", &[refers, goes], false),
             ("its deletion was missed", &[appears, refers, is_absent], false),
@@ -563,9 +602,30 @@ mod tests {
         ] {
             let mut world = World(Graph::default(), Vec::new());
             steps.iter().for_each(|step| step(&mut world));
-            let child = world.0.get(&child.uid).expect("the child");
-            assert_eq!(child.has_unseen_owner, expected, "{case}");
+            assert_eq!(world.0.has_unseen_owner(&child.uid, &[]), expected, "{case}");
         }
+        // The same if the owner is looked up for the child before it is for itself.
+        for (case, steps, expected) in [
+            ("restored", &[refers][..], true),
+            ("restored after one of another namespace", &[other_refers, refers], true),
+            ("there", &[other_refers, refers, appears], false),
+            ("deleted", &[appears, refers, goes], false),
+            ("deleted before its dependent", &[appears, goes, refers], false),
+        ] {
+            let mut world = World(Graph::default(), Vec::new());
+            steps.iter().for_each(|step| step(&mut world));
+            let found = world.0.has_unseen_owner(&child.uid, std::slice::from_ref(&owner.uid));
+            assert_eq!(found, expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn the_objects_that_went_last_are_remembered() {
+        let mut deleted = Deleted::default();
+        let uid = |number: usize| Uid::new(&number.to_string());
+        (0..=DELETED).for_each(|number| deleted.insert(uid(number)));
+        assert!(!deleted.contains(&uid(0)) && deleted.contains(&uid(1)));
+        assert!(deleted.contains(&uid(DELETED)));
     }
 
     #[test]
