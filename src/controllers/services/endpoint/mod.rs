@@ -93,7 +93,7 @@ impl EndpointsController {
             // The user writes them.
             return Ok(Next::Done);
         }
-        if self.writes.are_missing(&key, self.endpoints.seen()) {
+        if self.writes.lacks_last_write(&key, self.endpoints.seen()) {
             let text = format!("endpoints informer cache lacks the last write of endpoints {key}");
             return Err(Error::Stale(text));
         }
@@ -105,10 +105,10 @@ impl EndpointsController {
             let new = desired(&service, None, subsets, changed_at);
             return self.create(&service, new).await;
         };
-        if is_current(&current, &service, &subsets) {
+        let new = desired(&service, Some(&current), subsets, changed_at);
+        if is_current(&current, &new, &service) {
             return Ok(Next::Done);
         }
-        let new = desired(&service, Some(&current), subsets, changed_at);
         match self.client.update::<Endpoints>(&key, &Body::of(&new)).await {
             Ok(written) => {
                 self.wrote(&written);
@@ -144,16 +144,14 @@ impl EndpointsController {
     }
 }
 
-/// Whether `current` needs no change.
-fn is_current(current: &Endpoints, service: &Service, subsets: &[EndpointSubset]) -> bool {
-    let same_subsets = subsets::equal(&current.subsets, subsets)
+/// Whether `current` need not become `new`. Upstream writes truncated Endpoints in each sync.
+fn is_current(current: &Endpoints, new: &Endpoints, service: &Service) -> bool {
+    let same_subsets = subsets::equal(&current.subsets, &new.subsets)
         // Subsets from another release may be in another order.
-        || subsets::equal(&repack(&current.subsets), subsets);
-    // Truncated Endpoints are written each time: the dropped addresses are not known.
-    let within_capacity = subsets::count(&current.subsets) <= subsets::MAX_CAPACITY
-        && !current.meta.annotations.contains_key(OVER_CAPACITY);
+        || subsets::equal(&repack(&current.subsets), &new.subsets);
+    let (has, wanted) = (&current.meta.annotations, &new.meta.annotations);
     same_subsets
-        && within_capacity
+        && has.get(OVER_CAPACITY) == wanted.get(OVER_CAPACITY)
         && labels_are_current(&current.meta.labels, &service.meta.labels)
 }
 
@@ -225,10 +223,26 @@ mod tests {
                 "subsets": [{"addresses": [{"ip": "10.0.0.1"}]}],
             })
         );
+        let is_current = |current: &Endpoints, service: &Service, subsets: &[EndpointSubset]| {
+            let new = desired(service, Some(current), subsets.to_vec(), None);
+            is_current(current, &new, service)
+        };
         assert!(is_current(&written, &plain, &subsets));
         assert!(!is_current(&written, &plain, &[]));
         assert!(!is_current(&written, &service(json!({}), "10.96.0.1"), &subsets));
         assert!(!is_current(&written, &service(json!({"team": "y"}), "10.96.0.1"), &subsets));
+
+        let many: Vec<Value> =
+            (0..1001).map(|n| json!({"ip": format!("10.0.{}.{}", n / 256, n % 256)})).collect();
+        let many: Vec<EndpointSubset> =
+            serde_json::from_value(json!([{"addresses": many}])).unwrap();
+        let truncated = desired(&plain, None, many.clone(), at);
+        assert_eq!(truncated.meta.annotations.get(OVER_CAPACITY), Some("truncated"));
+        assert!(is_current(&truncated, &plain, &many));
+        assert!(!is_current(&truncated, &plain, &truncated.subsets), "within capacity since");
+        let mut unmarked = truncated.clone();
+        unmarked.meta.annotations = written.meta.annotations.clone();
+        assert!(!is_current(&unmarked, &plain, &many), "not marked as truncated");
 
         let mut foreign = written.clone();
         foreign.meta.labels = plain.meta.labels.clone();

@@ -1,6 +1,7 @@
 //! The newest write of each Endpoints. It is not repeated while the cache lags behind it, and its
-//! event starts no sync; every other change of managed Endpoints does. Upstream's
-//! `staleEndpointsTracker` has only the first part.
+//! event starts no sync, unless it comes before the answer: that sync finds nothing to write. Every
+//! other change of managed Endpoints starts one. Upstream's `staleEndpointsTracker` has only the
+//! first part.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -26,13 +27,12 @@ impl OwnWrites {
     }
 
     /// Whether a cache that has seen the versions up to `seen` lacks the newest write.
-    pub fn are_missing(&self, key: &ObjectKey, seen: HistoryVersion) -> bool {
+    pub fn lacks_last_write(&self, key: &ObjectKey, seen: HistoryVersion) -> bool {
         self.0.lock().get(key).is_some_and(|at| *at > seen)
     }
 
-    /// Whether `endpoints` is as it was last written. An event that comes before the answer to the
-    /// write is not recognised.
-    fn contain(&self, endpoints: &Endpoints) -> bool {
+    /// Whether `endpoints` is as it was last written.
+    fn is_last_write(&self, endpoints: &Endpoints) -> bool {
         let version = |at: &HistoryVersion| at.version;
         self.0.lock().get(&endpoints.meta.key()).map(version)
             == Some(endpoints.meta.resource_version)
@@ -57,7 +57,7 @@ pub fn queue_service(
         };
         let key = changed.meta.key();
         let is_managed = || services.get(&key).is_some_and(|service| service.selects_pods());
-        if !writes.contain(changed) && is_managed() {
+        if !writes.is_last_write(changed) && is_managed() {
             queue.add_after(key, delay);
         }
     }
@@ -127,12 +127,12 @@ mod tests {
     fn a_cache_lags_until_it_has_seen_the_write() {
         let (writes, key) = (OwnWrites::default(), ObjectKey::new("ns", "s"));
         let at = |history: u64, version: u64| HistoryVersion { history, version };
-        assert!(!writes.are_missing(&key, at(0, 0)), "nothing written");
+        assert!(!writes.lacks_last_write(&key, at(0, 0)), "nothing written");
         writes.record(key.clone(), at(0, 7));
-        assert!(writes.are_missing(&key, at(0, 6)));
-        assert!(!writes.are_missing(&key, at(0, 7)));
-        assert!(!writes.are_missing(&key, at(1, 2)), "the server has lost the write");
+        assert!(writes.lacks_last_write(&key, at(0, 6)));
+        assert!(!writes.lacks_last_write(&key, at(0, 7)));
+        assert!(!writes.lacks_last_write(&key, at(1, 2)), "the server has lost the write");
         writes.forget(&key);
-        assert!(!writes.are_missing(&key, at(0, 6)));
+        assert!(!writes.lacks_last_write(&key, at(0, 6)));
     }
 }

@@ -11,7 +11,7 @@ use crate::objects::{
 };
 
 /// The largest number of addresses that is written. Upstream: `maxCapacity`.
-pub const MAX_CAPACITY: usize = 1000;
+const MAX_CAPACITY: usize = 1000;
 
 /// The addresses and ports of the Service's pods, packed into subsets.
 pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
@@ -78,7 +78,7 @@ pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
         })
 }
 
-pub fn count(subsets: &[EndpointSubset]) -> usize {
+fn count(subsets: &[EndpointSubset]) -> usize {
     subsets.iter().map(|subset| subset.addresses.len() + subset.not_ready_addresses.len()).sum()
 }
 
