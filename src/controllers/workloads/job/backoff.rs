@@ -88,7 +88,10 @@ pub fn wait_for_index(spec: &JobSpec, failed: &Pod, before: u32, now: Timestamp)
 /// policy ignores, if the pod had existed for the time of the first delay: pods that are disrupted
 /// again and again are replaced no faster than after failures.
 fn delays_successor(spec: &JobSpec, failed: &Pod) -> bool {
-    let existed = || Some(finished_at(failed)?.duration_since(failed.meta.creation_timestamp?));
+    // Without the ends of containers a pod that was never ready seems to have ended at its start.
+    let disrupted_at = || failed.rare_status()?.disruption_target_since;
+    let end = || finished_at(failed).max(disrupted_at());
+    let existed = || Some(end()?.duration_since(failed.meta.creation_timestamp?));
     !ignores_disruption(spec.pod_failure_policy.as_deref(), failed)
         || existed().is_none_or(|time| time < FIRST)
 }
@@ -226,6 +229,21 @@ mod tests {
             let finished = FinishedPods { succeeded: Vec::new(), failed: vec![failed] };
             let failures = Failures::default().with(&spec, &finished);
             assert_eq!(failures.wait(at(1000)), wait, "{text}");
+        }
+        // A pod that was never ready, by the time for which it existed until its disruption.
+        for (existed, seconds) in [(10, 0), (9, 30)] {
+            let mut target = disrupted.clone();
+            target["lastTransitionTime"] = json!(at(990 + existed));
+            let ready =
+                json!({ "type": "Ready", "status": "False", "lastTransitionTime": at(990) });
+            let failed = pod(json!({
+                "metadata": { "creationTimestamp": at(990) },
+                "status": { "phase": "Failed", "conditions": [ready, target] },
+            }));
+            let policy = json!({ "podFailurePolicy": { "rules": [on_disruption] } });
+            let spec: JobSpec = serde_json::from_value(policy).unwrap();
+            let wait = wait_for_index(&spec, &failed, 2, at(1000));
+            assert_eq!(wait, Duration::from_secs(seconds), "{existed}");
         }
     }
 

@@ -9,7 +9,7 @@ use super::indexes::COMPLETION_INDEX;
 use super::plan::{Plan, Wanted};
 use super::sync_state::{INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, count};
 use super::{BATCH_PERIOD, Jobs, metrics};
-use crate::client::Patch;
+use crate::client::{self, Patch};
 use crate::controllers::Error;
 use crate::controllers::runner::batch::together;
 use crate::controllers::workloads::new_pod::{EnvSource, NewPod};
@@ -104,24 +104,26 @@ impl Jobs {
             }
         });
         let attempts = together(deletions).await;
-        let unreleased = pods.iter().zip(&attempts).find_map(|(pod, attempt)| match attempt {
-            Attempt::Release(error) if !is_not_found(error) => Some((pod, error)),
-            _ => None,
+        let unreleased = pods.iter().zip(&attempts).filter_map(|(pod, attempt)| match attempt {
+            Attempt::Release(error) => Some((&**pod, error)),
+            Attempt::Delete(_) => None,
         });
-        if let Some((pod, error)) = unreleased {
-            self.record_unreleased(job, pod, error);
-        }
+        self.record_unreleased(job, unreleased);
         deleted(&pods, attempts)
     }
 
-    /// Says why a pod keeps its finalizer, and its Job does not end: a policy or webhook may forbid
-    /// changes of the pod without end. A conflict, or no answer, is over with the next sync.
-    pub(super) fn record_unreleased(&self, job: &Job, pod: &Pod, error: &Error) {
-        if error.api().is_some_and(|error| error.code().is_some() && !error.is_conflict()) {
-            let (name, why) = (&pod.meta.name, error.message());
-            let text = format!("Error removing finalizer {TRACKING} from pod {name}: {why}");
-            self.recorder.warning(job, "FailedRemoveFinalizer", text);
-        }
+    /// Says why a pod keeps its finalizer: a policy or webhook may forbid changes of the pod. Of
+    /// several pods it is the first by name, the same one in each retry.
+    pub(super) fn record_unreleased<'a>(
+        &self,
+        job: &Job,
+        failures: impl Iterator<Item = (&'a Pod, &'a Error)>,
+    ) {
+        let refused = failures.filter(|(_, error)| error.api().is_some_and(is_refusal));
+        let Some((pod, error)) = refused.min_by_key(|(pod, _)| &pod.meta.name) else { return };
+        let (name, why) = (&pod.meta.name, error.message());
+        let text = format!("Error removing finalizer {TRACKING} from pod {name}: {why}");
+        self.recorder.warning(job, "FailedRemoveFinalizer", text);
     }
 
     /// Deletes pods and keeps their finalizers, so that they are still counted.
@@ -194,6 +196,13 @@ impl Jobs {
         record_creations(round, created, tried.into_inner() - created);
         (count(created), failure)
     }
+}
+
+/// Whether the next sync will fail in the same way. A conflict, a server that is busy, or no answer
+/// is over by then, and a pod that is gone has no finalizer.
+fn is_refusal(error: &client::Error) -> bool {
+    let is_busy = error.is_too_many_requests() || error.is_unavailable() || error.is_timeout();
+    error.code().is_some() && !error.is_conflict() && !error.is_not_found() && !is_busy
 }
 
 /// The result of deleting a pod.

@@ -237,7 +237,7 @@ impl Jobs {
             let (this, job) = (self.clone(), job.clone());
             async move { this.release_owned(&job, &pod).await }
         });
-        let mut failure = None;
+        let mut failures = Vec::new();
         for (pod, result) in pods.iter().zip(together(releases).await) {
             let uid = &pod.meta.uid;
             if result.is_err() {
@@ -246,12 +246,11 @@ impl Jobs {
             }
             match result.map_err(|error| (is_not_found(&error), error)) {
                 Ok(()) | Err((true, _)) => _ = tracked.remove(uid),
-                Err((false, error)) => _ = failure.get_or_insert((pod, error)),
+                Err((false, error)) => failures.push((pod, error)),
             }
         }
-        let (pod, error) = failure?;
-        self.record_unreleased(job, pod, &error);
-        Some(error)
+        self.record_unreleased(job, failures.iter().map(|(pod, error)| (&***pod, error)));
+        failures.into_iter().next().map(|(_, error)| error)
     }
 
     /// Upstream: `recordJobFinished`.
@@ -340,6 +339,10 @@ mod tests {
             (500, "InternalError", vec![denied]),
             (404, "NotFound", vec![]),
             (409, "Conflict", vec![]),
+            (429, "TooManyRequests", vec![]),
+            (500, "ServerTimeout", vec![]),
+            (503, "ServiceUnavailable", vec![]),
+            (504, "Timeout", vec![]),
         ] {
             let client = block_on(answering(move |_| {
                 let status = json!({
@@ -348,7 +351,7 @@ mod tests {
                 (code, status)
             }));
             let (jobs, caches) = controller(client);
-            let (key, pods) = (job.meta.key(), vec![pod("a"), pod("b")]);
+            let (key, pods) = (job.meta.key(), vec![pod("b"), pod("a"), pod("c")]);
             block_on(jobs.release_all(&key, &job, pods.clone(), &mut HashSet::new()));
             assert_eq!(caches.events.take(), events, "{code}, counted");
             block_on(jobs.delete_surplus(&key, &job, pods));

@@ -362,15 +362,32 @@ fn failures_before_the_start_of_the_manager_delay_new_pods() {
     ] {
         let text = format!("{spec} {status} {pods:?}");
         let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value(pod).unwrap()));
+        let mut pods: Vec<Arc<Pod>> = pods.collect();
         let job = job(spec.clone(), status);
-        let (state, newly) = SyncState::new(job.clone(), pods.collect(), HashSet::new());
+        let (state, newly) = SyncState::new(job.clone(), pods.clone(), HashSet::new());
         let (store, key) = (BackoffStore::default(), job.meta.key());
         let failures = store.failures(&key, &state, &newly);
         assert_eq!(failures.wait(now()), Duration::from_secs(seconds), "{text}");
-        // From then on only pods that finish newly change the record.
+        // From then on only pods that finish newly change the record: the status has the others.
         store.set(&key, failures);
-        let (state, newly) = SyncState::new(job, Vec::new(), HashSet::new());
+        let uids = |pods: &[Arc<Pod>]| -> Vec<Uid> {
+            pods.iter().map(|pod| pod.meta.uid.clone()).collect()
+        };
+        let mut job = Job::clone(&job);
+        let uncounted = job.status.uncounted_terminated_pods.get_or_insert_default();
+        uncounted.failed.extend(uids(&newly.failed));
+        uncounted.succeeded.extend(uids(&newly.succeeded));
+        let job = Arc::new(job);
+        let (state, newly) = SyncState::new(job.clone(), pods.clone(), HashSet::new());
         assert_eq!(store.failures(&key, &state, &newly), failures, "{text}");
+        let new = match spec.get("completionMode") {
+            Some(_) => indexed("new", "Failed", 1),
+            None => pod("new", "Failed"),
+        };
+        pods.push(Arc::new(serde_json::from_value(exited(new, 1, 0)).unwrap()));
+        let (state, newly) = SyncState::new(job, pods, HashSet::new());
+        let next = store.failures(&key, &state, &newly).wait(now());
+        assert!(next > failures.wait(now()), "{text}: one more failure");
     }
 }
 
