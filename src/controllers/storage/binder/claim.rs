@@ -69,8 +69,8 @@ fn plan_named(
 }
 
 /// What to do with a claim that was bound to `volume`, which may not exist. A volume that names the
-/// claim without a uid is bound to it: both come from a backup, or the uid was removed. Upstream loses
-/// the claim.
+/// claim without a uid is bound to it, unless it is being deleted: both come from a backup, or the
+/// uid was removed. Upstream loses the claim.
 fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume>>) -> Plan {
     const GONE: &str = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
     if claim.spec.volume_name.is_empty() {
@@ -79,8 +79,9 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
         return Plan::Lose(PendingEvent::warning("ClaimLost", message));
     }
     let Some(volume) = volume else { return Plan::Lose(PendingEvent::warning("ClaimLost", GONE)) };
+    let is_restored = || matching::names(&volume, claim) && !volume.meta.is_being_deleted();
     match &volume.spec.claim_ref {
-        Some(owner) if owner.uid != claim.meta.uid && !matching::names(&volume, claim) => {
+        Some(owner) if owner.uid != claim.meta.uid && !is_restored() => {
             Plan::Lose(PendingEvent::warning(
                 "ClaimMisbound",
                 "Two claims are bound to the same volume, this one is bound incorrectly",
@@ -262,6 +263,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::objects::Timestamp;
 
     fn claim(annotations: Value, spec: Value) -> PersistentVolumeClaim {
         let json = json!({
@@ -341,6 +343,14 @@ mod tests {
     #[test]
     fn claims_that_were_bound() {
         let (named, free) = (json!({ "volumeName": "v" }), json!({}));
+        let going = |claim_ref: Value| {
+            volume(claim_ref, Value::Null).map(|mut volume| {
+                Arc::make_mut(&mut volume).meta.deletion_timestamp = Some(Timestamp::from_secs(0));
+                volume
+            })
+        };
+        const MISBOUND: &str = "lose, ClaimMisbound: Two claims are bound to the same volume, \
+            this one is bound incorrectly";
         for (spec, volume, expected) in [
             (
                 free,
@@ -354,19 +364,13 @@ mod tests {
             ),
             (named.clone(), volume(Value::Null, Value::Null), "bind"),
             (named.clone(), volume(reference("c", Some("u")), Value::Null), "bind"),
-            (
-                named.clone(),
-                volume(reference("c", Some("old")), Value::Null),
-                "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly",
-            ),
+            (named.clone(), volume(reference("c", Some("old")), Value::Null), MISBOUND),
             (named.clone(), volume(reference("c", None), Value::Null), "bind"),
+            (named.clone(), going(reference("c", None)), MISBOUND),
+            (named.clone(), going(reference("c", Some("u"))), "bind"),
             // Only the uid counts, if there is one.
             (named.clone(), volume(reference("other", Some("u")), Value::Null), "bind"),
-            (
-                named,
-                volume(reference("other", None), Value::Null),
-                "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly",
-            ),
+            (named, volume(reference("other", None), Value::Null), MISBOUND),
         ] {
             assert_eq!(words(plan_bound(&claim(json!({}), spec), volume)), expected);
         }
