@@ -201,7 +201,7 @@ fn core_kinds() -> Vec<Kind> {
             .status(workloads::zero_replicas)
             .scale(Some(".spec.selector"))
             .default(workloads::default_replica_set)
-            .check(workloads::check_controller, workloads::update_controller)
+            .check(workloads::check_controller, workloads::check_controller_update)
             .fields(workloads::replicas_field),
         kind(G, "ResourceQuota", "resourcequotas", &["quota"], true)
             .status(workloads::no_status)
@@ -227,30 +227,30 @@ fn workload_kinds() -> Vec<Kind> {
             .status(workloads::prepare_daemon_set)
             .on_update(workloads::prepare_daemon_set_update)
             .default(workloads::default_daemon_set)
-            .check(workloads::check_daemon_set, workloads::update_daemon_set),
+            .check(workloads::check_daemon_set, workloads::check_daemon_set_update),
         workload("apps", "Deployment", "deployments", &["deploy"])
             .status(workloads::no_status)
             .scale(selector)
             .default(workloads::default_deployment)
-            .check(workloads::check_deployment, workloads::update_deployment),
+            .check(workloads::check_deployment, workloads::check_deployment_update),
         workload("apps", "ReplicaSet", "replicasets", &["rs"])
             .status(workloads::zero_replicas)
             .scale(selector)
             .default(workloads::default_replica_set)
-            .check(workloads::check_replica_set, workloads::update_replica_set),
+            .check(workloads::check_replica_set, workloads::check_replica_set_update),
         workload("apps", "StatefulSet", "statefulsets", &["sts"])
             .status(workloads::zero_stateful)
             .scale(selector)
             .default(workloads::default_stateful_set)
-            .check(workloads::check_stateful_set, workloads::update_stateful_set),
+            .check(workloads::check_stateful_set, workloads::check_stateful_set_update),
         workload("batch", "CronJob", "cronjobs", &["cj"])
             .status(workloads::no_status)
             .default(workloads::default_cron_job)
-            .check(workloads::check_new_cron_job, workloads::update_cron_job),
+            .check(workloads::check_new_cron_job, workloads::check_cron_job_update),
         workload("batch", "Job", "jobs", &[])
             .status(workloads::prepare_job)
             .default(workloads::default_job)
-            .check(workloads::check_job, workloads::update_job)
+            .check(workloads::check_job, workloads::check_job_update)
             .checked_status()
             .fields(workloads::job_field),
         kind("autoscaling", "HorizontalPodAutoscaler", "horizontalpodautoscalers", &["hpa"], true)

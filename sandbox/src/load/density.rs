@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Result;
-use super::manager_process::{ManagerProcess, Rest};
+use super::manager_process::{IdleCriteria, ManagerProcess};
 use crate::cluster::ManagerProgram;
 use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
@@ -16,7 +16,7 @@ use kube_controller_manager::task::StopToken;
 /// No manager is started while less than this part of the machine's memory is available.
 const RESERVE: f64 = 0.1;
 /// The state in which a manager has started. All of them share the machine.
-const STARTED: Rest = Rest {
+const STARTED: IdleCriteria = IdleCriteria {
     poll: Duration::from_millis(500),
     quiet_polls: 10,
     at_most: Duration::from_secs(120),
@@ -94,7 +94,7 @@ impl fmt::Display for DensityReport {
 }
 
 /// One control plane.
-struct Plane {
+struct ControlPlane {
     sandbox: Sandbox,
     manager: ManagerProcess,
 }
@@ -108,7 +108,7 @@ impl Density {
         let clock = SystemClock::shared();
         let mut planes = Vec::new();
         let measured = self.measure(&clock, &stop, &mut planes).await;
-        for Plane { sandbox, manager } in planes {
+        for ControlPlane { sandbox, manager } in planes {
             manager.end(&clock).await?;
             sandbox.stop().await;
         }
@@ -119,7 +119,7 @@ impl Density {
         &self,
         clock: &SharedClock,
         stop: &StopToken,
-        planes: &mut Vec<Plane>,
+        planes: &mut Vec<ControlPlane>,
     ) -> Result<DensityReport> {
         for n in 0..self.managers {
             if !has_memory(&std::fs::read_to_string("/proc/meminfo")?) {
@@ -130,14 +130,14 @@ impl Density {
             let kubeconfig = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
             let flags = &self.manager_flags;
             let manager = ManagerProcess::start(&self.manager, &kubeconfig, "manager", flags)?;
-            planes.push(Plane { sandbox, manager });
+            planes.push(ControlPlane { sandbox, manager });
         }
         eprintln!("{} managers start ...", planes.len());
         for plane in &mut *planes {
             plane.manager.settled(&STARTED, clock, stop).await?;
         }
         eprintln!("at rest for {:?} ...", self.idle);
-        let read = |plane: &Plane| -> Result<(f64, u64)> {
+        let read = |plane: &ControlPlane| -> Result<(f64, u64)> {
             let process = &plane.manager.process;
             Ok((process.read()?.cpu_seconds, process.wakeups()?))
         };

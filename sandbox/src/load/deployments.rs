@@ -89,7 +89,7 @@ impl Run {
             self.client.patch::<Deployment>(&scaled, &Patch::Merge(replicas)).await?;
             mark = self.mark(None)?;
             manager = self.start_manager()?;
-            self.acted_upon(&mut manager, &scaled).await?;
+            self.wait_for_status(&mut manager, &scaled).await?;
             let mut start = self.figures("restarted: first write", &manager, mark)?;
             start.after_lists_seconds = self.since_lists();
             starts.push(start);
@@ -145,7 +145,7 @@ impl Run {
 
     /// Waits for the manager's status of the newest spec. Reads one object at a time, to
     /// leave the server to the manager.
-    pub(super) async fn acted_upon(
+    pub(super) async fn wait_for_status(
         &self,
         manager: &mut ManagerProcess,
         key: &ObjectKey,

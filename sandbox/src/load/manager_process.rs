@@ -28,7 +28,7 @@ pub struct ManagerProcess {
 }
 
 /// When a manager counts as idle: its memory and CPU stay the same for some polls in a row.
-pub struct Rest {
+pub struct IdleCriteria {
     pub poll: Duration,
     pub quiet_polls: usize,
     /// The longest wait: a runtime that collects garbage may take longer to free memory.
@@ -96,7 +96,7 @@ impl ManagerProcess {
     /// Waits until the manager is idle, at most for `rest.at_most`.
     pub async fn settled(
         &mut self,
-        rest: &Rest,
+        rest: &IdleCriteria,
         clock: &SharedClock,
         stop: &StopToken,
     ) -> Result<()> {

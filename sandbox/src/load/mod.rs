@@ -32,7 +32,7 @@ pub use self::cgroup::Bytes;
 use self::cgroup::MemoryGroup;
 pub use self::density::{Density, DensityReport};
 pub use self::latency::{Latency, LatencyReport};
-use self::manager_process::{FLAGS, ManagerProcess, OutOfMemory, Rest};
+use self::manager_process::{FLAGS, IdleCriteria, ManagerProcess, OutOfMemory};
 use self::measure::{Mark, PROGRAM};
 pub use self::outage::{Outage, OutageReport};
 use self::queues::{Histograms, Metrics};
@@ -278,7 +278,7 @@ impl Run {
     }
 
     async fn settled(&self, manager: &mut ManagerProcess) -> Result<()> {
-        let rest = Rest {
+        let rest = IdleCriteria {
             poll: QUIET_POLL,
             quiet_polls: self.quiet.div_duration_f64(QUIET_POLL).ceil() as usize,
             at_most: Duration::from_secs(60),

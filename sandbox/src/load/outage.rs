@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::manager_process::{FLAGS, ManagerProcess, Rest};
+use super::manager_process::{FLAGS, IdleCriteria, ManagerProcess};
 use super::measure::{Mark, PROGRAM, Requests};
 use super::report::{announce, write_rows};
 use super::size::Nodes;
@@ -41,7 +41,7 @@ const RATE: &str = "--node-eviction-rate=100";
 const TOLERATED: [Option<i64>; 3] = [Some(10), None, Some(3600)];
 const POLL_PERIOD: Duration = Duration::from_secs(1);
 /// The state in which the manager has listed everything.
-const STARTED: Rest = Rest {
+const STARTED: IdleCriteria = IdleCriteria {
     poll: POLL_PERIOD,
     quiet_polls: 8,
     at_most: Duration::from_secs(180),
@@ -163,13 +163,14 @@ impl Outage {
         });
         let (beating, until) = (beats.clone(), stop.child());
         let ends = until.clone();
-        let beat = task::spawn(async move { ends.unless_stopped(beating.beat()).await });
+        let heartbeats =
+            task::spawn(async move { ends.unless_stopped(beating.send_heartbeats()).await });
         let mut manager = ManagerProcess::start(&self.manager, &kubeconfig, "manager", &flags)?;
         let ended = run.phases(&mut manager, &beats, self.idle).await;
         let report = run.report;
         let stopped = manager.end(&run.clock).await;
         until.stop();
-        beat.await;
+        heartbeats.await;
         sandbox.stop().await;
         ended?;
         stopped?;
@@ -350,7 +351,7 @@ struct Heartbeats {
 }
 
 impl Heartbeats {
-    async fn beat(self: Arc<Self>) {
+    async fn send_heartbeats(self: Arc<Self>) {
         let start = self.clock.monotonic();
         let nodes = self.nodes.max(1) as u64;
         let rounds = STATUS.as_secs() / RENEWAL.as_secs();

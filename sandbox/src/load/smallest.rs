@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::cgroup::{Bytes, Counts, MemoryGroup};
-use super::manager_process::{ManagerProcess, Rest};
+use super::manager_process::{IdleCriteria, ManagerProcess};
 use super::size::Size;
 use super::{Load, Memory, NAMESPACE, Result, Run};
 use kube_controller_manager::client::{Delete, Patch};
@@ -20,12 +20,12 @@ use kube_controller_manager::task::StopToken;
 /// the limit.
 const PART: u64 = 50;
 /// How much longer than without a limit the work may take, and the error of its measurement.
-const SLOWER: f64 = 1.1;
+const TOLERATED_SLOWDOWN: f64 = 1.1;
 const TOLERANCE: Duration = Duration::from_millis(200);
 /// What a stage may take besides its work, such as a start on the full cluster before a storm.
-const BESIDES: Duration = Duration::from_secs(60);
+const TIME_FOR_THE_REST: Duration = Duration::from_secs(60);
 /// The state between the parts of a stage.
-const QUIET: Rest = Rest {
+const QUIET: IdleCriteria = IdleCriteria {
     poll: Duration::from_millis(500),
     quiet_polls: 4,
     at_most: Duration::from_secs(60),
@@ -242,8 +242,8 @@ impl Run {
             if repeated {
                 free = self.stage(stage, None, patience).await?;
             }
-            let allowed = Duration::from_secs_f64(free.seconds * SLOWER) + TOLERANCE;
-            self.patience = patience.min(allowed + BESIDES);
+            let allowed = Duration::from_secs_f64(free.seconds * TOLERATED_SLOWDOWN) + TOLERANCE;
+            self.patience = patience.min(allowed + TIME_FOR_THE_REST);
             let ended = self.stage(stage, Some(limit), allowed).await;
             self.patience = patience;
             let error = match ended {
@@ -312,7 +312,7 @@ impl Run {
                 self.create_pods(manager).await?;
                 self.delete_namespace(manager).await
             }
-            Stage::Start => self.acted_upon(manager, &self.deployment_key(0)).await,
+            Stage::Start => self.wait_for_status(manager, &self.deployment_key(0)).await,
             Stage::Storm => {
                 self.begin_storm(manager).await?;
                 self.end_storm(manager).await

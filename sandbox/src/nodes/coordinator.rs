@@ -61,7 +61,7 @@ impl Object for Candidate {
 /// A lease as an election sees it.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Held {
+struct HeldLease {
     holder_identity: Option<String>,
     lease_duration_seconds: Option<i64>,
     #[serde(with = "micro_time")]
@@ -114,7 +114,7 @@ impl Coordinator {
             Err(error) if error.is_not_found() => None,
             other => Some(other?),
         };
-        let spec = live.as_ref().and_then(|live| Held::deserialize(&live["spec"]).ok());
+        let spec = live.as_ref().and_then(|live| HeldLease::deserialize(&live["spec"]).ok());
         match step(spec.as_ref(), &candidates, now) {
             Step::Wait => (),
             Step::Ping(pinged) => {
@@ -189,7 +189,7 @@ impl Candidate {
     }
 }
 
-fn step(lease: Option<&Held>, candidates: &[Arc<Candidate>], now: Timestamp) -> Step {
+fn step(lease: Option<&HeldLease>, candidates: &[Arc<Candidate>], now: Timestamp) -> Step {
     let best = |of: &mut dyn Iterator<Item = &Arc<Candidate>>| {
         of.min_by(|a, b| a.order(b)).map(|best| best.meta.name.to_string())
     };
@@ -236,8 +236,8 @@ mod tests {
         Arc::new(made)
     }
 
-    fn held(holder: &str, renew: i64) -> Option<Held> {
-        Some(Held {
+    fn held(holder: &str, renew: i64) -> Option<HeldLease> {
+        Some(HeldLease {
             holder_identity: Some(holder.to_owned()),
             lease_duration_seconds: Some(15),
             renew_time: Some(at(renew)),

@@ -392,7 +392,7 @@ impl Kubelet {
                 if self.steering.is_dead(&name) {
                     continue;
                 }
-                match stop.unless_stopped(self.beat(&name)).await {
+                match stop.unless_stopped(self.send_heartbeat(&name)).await {
                     Some(Ok(())) => {}
                     Some(Err(error)) => log::error!("{NAME}: {name}: {error}"),
                     None => return,
@@ -406,7 +406,7 @@ impl Kubelet {
     }
 
     /// Registers a node that is missing, renews its lease, and reports a node that was lost as ready.
-    async fn beat(&self, name: &str) -> client::Result<()> {
+    async fn send_heartbeat(&self, name: &str) -> client::Result<()> {
         let now = self.clock.now();
         let key = ObjectKey::cluster(name);
         let nodes = self.client.resource(&NODES);

@@ -35,13 +35,13 @@ const BACKOFF: Duration = Duration::from_secs(1);
 pub struct Unscheduled {
     #[serde(rename = "metadata")]
     meta: Meta,
-    spec: Wants,
+    spec: PodSpec,
     status: Status,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Wants {
+struct PodSpec {
     node_name: Istr,
     scheduler_name: Istr,
     node_selector: Labels,
@@ -131,43 +131,43 @@ impl Resource for Node {
 
 /// Millicores, bytes and pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Room {
+struct Amounts {
     cpu: i64,
     memory: i64,
     pods: i64,
 }
 
-impl Room {
-    fn of_node(node: &Node) -> Room {
+impl Amounts {
+    fn of_node(node: &Node) -> Amounts {
         let read = |name| node.status.allocatable.get(name).unwrap_or_default();
-        Room {
+        Amounts {
             cpu: read("cpu").milli_value(),
             memory: read("memory").value(),
             pods: read("pods").value(),
         }
     }
 
-    fn of_pod(pod: &Unscheduled) -> Room {
+    fn of_pod(pod: &Unscheduled) -> Amounts {
         let mut requests = ResourceList::default();
         pod.spec.containers.iter().for_each(|c| requests.add(&c.resources.requests));
         let read = |name| requests.get(name).unwrap_or_default();
-        Room { cpu: read("cpu").milli_value(), memory: read("memory").value(), pods: 1 }
+        Amounts { cpu: read("cpu").milli_value(), memory: read("memory").value(), pods: 1 }
     }
 
-    fn fits(self, free: Room) -> bool {
+    fn fits(self, free: Amounts) -> bool {
         self.cpu <= free.cpu && self.memory <= free.memory && self.pods <= free.pods
     }
 
-    fn take(&mut self, used: Room, sign: i64) {
+    fn take(&mut self, used: Amounts, sign: i64) {
         self.cpu -= sign * used.cpu;
         self.memory -= sign * used.memory;
         self.pods -= sign * used.pods;
     }
 }
 
-/// Whether `pod` may run on `node`, room aside.
+/// Whether `pod` may run on `node`, free resources aside.
 fn allows(node: &Node, pod: &Unscheduled) -> bool {
-    let Wants { node_selector, affinity, tolerations, .. } = &pod.spec;
+    let PodSpec { node_selector, affinity, tolerations, .. } = &pod.spec;
     let (name, labels) = (&*node.meta.name, &node.meta.labels);
     let required = &affinity.node_affinity.required;
     let kept_off = |taints: &[Taint]| {
@@ -199,8 +199,8 @@ struct Ledger {
     by_pods: BTreeSet<(i64, Istr)>,
     /// The pods that were tried, or are just being tried, and have no node. New pods are in the queue.
     waiting: HashSet<ObjectKey>,
-    placed: HashMap<ObjectKey, (Istr, Room)>,
-    used: HashMap<Istr, Room>,
+    placed: HashMap<ObjectKey, (Istr, Amounts)>,
+    used: HashMap<Istr, Amounts>,
     /// The host ports of pods. Few pods have any.
     ports: HashMap<ObjectKey, Vec<HostPort>>,
     /// The pods whose claims were given a node. A pod whose claim loses it again is retried after a
@@ -212,20 +212,20 @@ impl Ledger {
     fn place(&mut self, key: ObjectKey, node: &Istr, pod: &Unscheduled) {
         self.remove(&key);
         self.waiting.remove(&key);
-        let room = Room::of_pod(pod);
+        let amounts = Amounts::of_pod(pod);
         let ports: Vec<HostPort> = host_ports(pod).cloned().collect();
         if !ports.is_empty() {
             self.ports.insert(key.clone(), ports);
         }
-        self.take(node, room, -1);
-        self.placed.insert(key, (node.clone(), room));
+        self.take(node, amounts, -1);
+        self.placed.insert(key, (node.clone(), amounts));
     }
 
-    /// Changes the room that is used on a node.
-    fn take(&mut self, node: &Istr, room: Room, sign: i64) {
+    /// Changes the amounts that are used on a node.
+    fn take(&mut self, node: &Istr, amounts: Amounts, sign: i64) {
         let used = self.used.entry(node.clone()).or_default();
         let before = used.pods;
-        used.take(room, sign);
+        used.take(amounts, sign);
         let now = used.pods;
         if self.by_pods.remove(&(before, node.clone())) {
             self.by_pods.insert((now, node.clone()));
@@ -249,13 +249,13 @@ impl Ledger {
     fn remove(&mut self, key: &ObjectKey) {
         self.ports.remove(key);
         self.asked.remove(key);
-        if let Some((node, room)) = self.placed.remove(key) {
-            self.take(&node, room, 1);
+        if let Some((node, amounts)) = self.placed.remove(key) {
+            self.take(&node, amounts, 1);
         }
     }
 
-    fn free(&self, node: &Node) -> Room {
-        let mut free = Room::of_node(node);
+    fn free(&self, node: &Node) -> Amounts {
+        let mut free = Amounts::of_node(node);
         free.take(self.used.get(&*node.meta.name).copied().unwrap_or_default(), 1);
         free
     }
@@ -272,9 +272,9 @@ impl Ledger {
 
     /// The node with the fewest pods among those that can take the pod. `node`: the node of a name.
     fn choose(&self, pod: &Unscheduled, node: impl Fn(&Istr) -> Option<Arc<Node>>) -> Option<Istr> {
-        let room = Room::of_pod(pod);
+        let amounts = Amounts::of_pod(pod);
         let fits = |node: &Node| {
-            allows(node, pod) && room.fits(self.free(node)) && !self.has_port_conflict(node, pod)
+            allows(node, pod) && amounts.fits(self.free(node)) && !self.has_port_conflict(node, pod)
         };
         let mut names = self.by_pods.iter().map(|(_, name)| name);
         names.find(|name| node(name).is_some_and(|node| fits(&node))).cloned()

@@ -44,7 +44,7 @@ struct State {
 }
 
 /// What [`Etcd::take`] returns.
-pub struct Taken {
+pub struct NewChanges {
     /// Each with its table, in the order of their versions.
     pub changes: Vec<(String, Change)>,
     /// All changes before this moment have been taken, in monotonic time.
@@ -82,10 +82,10 @@ impl Etcd {
         self.tasks.join().await;
     }
 
-    pub fn take(&self) -> Taken {
+    pub fn take(&self) -> NewChanges {
         let mut state = self.state.lock();
         let (changes, lost) = (std::mem::take(&mut state.changes), state.lost.take());
-        Taken { changes, complete: state.complete, lost }
+        NewChanges { changes, complete: state.complete, lost }
     }
 
     /// Makes etcd forget what has been read.

@@ -39,7 +39,7 @@ const DENIAL: &str = "soak-denial";
 
 /// What faults act on. Cheap to clone.
 #[derive(Clone)]
-pub struct Saboteur {
+pub struct FaultInjector {
     pub server: Arc<Server>,
     pub clock: SharedClock,
     /// The clock of the embedded API server and the nodes.
@@ -52,7 +52,7 @@ pub struct Saboteur {
     pub stop: StopToken,
 }
 
-impl Saboteur {
+impl FaultInjector {
     /// Begins a fault, which ends by itself.
     pub fn begin(&self, fault: Fault) {
         let this = self.clone();

@@ -106,7 +106,7 @@ impl Managers {
     }
 
     /// Starts managers that have ended. Returns the ends that no fault explains.
-    pub fn tend(&mut self) -> Result<Vec<String>> {
+    pub fn restart_ended(&mut self) -> Result<Vec<String>> {
         let now = self.clock.monotonic();
         let mut odd = Vec::new();
         for seat in &mut self.seats {
@@ -114,7 +114,7 @@ impl Managers {
                 let bytes = Process::new(manager.id(), None).private_bytes().unwrap_or_default();
                 seat.peak_bytes = seat.peak_bytes.max(bytes);
                 let Some(status) = manager.ended()? else { continue };
-                if let Some(why) = is_odd(status) {
+                if let Some(why) = unexpected_end(status) {
                     let log = manager.log.display();
                     odd.push(format!("manager {} ended {why} ({status}), see {log}", seat.name));
                 }
@@ -181,7 +181,7 @@ impl Managers {
 
 /// Why an end is the manager's fault: an error exit is not, since a manager ends when it has lost
 /// its lease or cannot reach the API server at its start.
-fn is_odd(status: ExitStatus) -> Option<&'static str> {
+fn unexpected_end(status: ExitStatus) -> Option<&'static str> {
     match (status.signal(), status.code()) {
         (Some(SIGKILL | SIGTERM), _) => None,
         (Some(_), _) => Some("by a signal that no fault sent"),
@@ -208,7 +208,7 @@ mod tests {
         for (raw, odd) in
             [(0, false), (1 << 8, false), (9, false), (15, false), (11, true), (101 << 8, true)]
         {
-            assert_eq!(is_odd(ExitStatus::from_raw(raw)).is_some(), odd, "{raw}");
+            assert_eq!(unexpected_end(ExitStatus::from_raw(raw)).is_some(), odd, "{raw}");
         }
     }
 }

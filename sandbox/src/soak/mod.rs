@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 
 use self::audit::Audit;
 use self::clock::SteppedClock;
-use self::faults::Saboteur;
+use self::faults::FaultInjector;
 pub use self::invariants::Breach;
 use self::managers::{Managers, Memory, SEATS};
 use self::observer::Observer;
@@ -69,7 +69,7 @@ pub struct Soak {
 }
 
 struct Run {
-    saboteur: Saboteur,
+    saboteur: FaultInjector,
     administrator: Administrator,
     clock: SharedClock,
     patience: Duration,
@@ -107,7 +107,7 @@ impl Soak {
         let managers = Managers::new(&server, &audit, self.manager, flags, &clock).await?;
         let observer = Arc::new(Observer::new(&server, &audit, &clock));
         let administrator = Administrator { client: server.client().clone(), clock: clock.clone() };
-        let saboteur = Saboteur {
+        let saboteur = FaultInjector {
             server: Arc::new(server),
             clock: clock.clone(),
             stepped,
@@ -145,15 +145,15 @@ impl Soak {
 }
 
 /// Checks what is new and starts managers that have ended, until `stop`. Returns what was odd.
-async fn watch(saboteur: &Saboteur, stop: &StopToken) -> Vec<Breach> {
+async fn watch(saboteur: &FaultInjector, stop: &StopToken) -> Vec<Breach> {
     let (observer, mut odd) = (&saboteur.observer, Vec::new());
     let shown = |breach: Breach| {
         eprintln!("FAILED {breach}");
         breach
     };
     loop {
-        observer.look().into_iter().for_each(|breach| drop(shown(breach)));
-        let ends = saboteur.managers.lock().tend();
+        observer.check_new_changes().into_iter().for_each(|breach| drop(shown(breach)));
+        let ends = saboteur.managers.lock().restart_ended();
         let ends = ends.unwrap_or_else(|error| vec![error.to_string()]);
         odd.extend(ends.into_iter().map(|seen| {
             shown(finding("managers end for a reason", observer.second(), "manager", seen))

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::audit::{Audit, Record, Writer};
-use super::etcd::{Etcd, Taken};
+use super::etcd::{Etcd, NewChanges};
 use super::invariants::{Breach, Change, Invariants};
 use super::server::Server;
 use super::workload::KINDS;
@@ -78,15 +78,15 @@ impl Observer {
     }
 
     /// Checks what is new; returns the breaches.
-    pub fn look(&self) -> Vec<Breach> {
-        self.look_into(&mut self.state.lock())
+    pub fn check_new_changes(&self) -> Vec<Breach> {
+        self.check_changes(&mut self.state.lock())
     }
 
-    fn look_into(&self, state: &mut State) -> Vec<Breach> {
+    fn check_changes(&self, state: &mut State) -> Vec<Breach> {
         let (second, now) = (self.second(), self.clock.now());
         // The records are taken first: the changes have the effects of all of them.
         state.records.extend(self.audit.take());
-        let Taken { changes, complete, lost } = match &self.history {
+        let NewChanges { changes, complete, lost } = match &self.history {
             History::Store(api) => stored(api, &mut state.seen),
             History::Etcd(etcd) => etcd.take(),
         };
@@ -101,11 +101,11 @@ impl Observer {
         for (table, change) in &changes {
             let Stored { key, new, deleted, .. } = change;
             let change = Change { table, key, new: &new.value, deleted: *deleted, second, now };
-            breaches.extend(state.invariants.see(&change));
+            breaches.extend(state.invariants.observe(&change));
         }
         let later = state.records.partition_point(|record| record.at <= complete);
         for record in state.records.drain(..later) {
-            breaches.extend(state.invariants.see_write(&record, second));
+            breaches.extend(state.invariants.observe_write(&record, second));
         }
         state.breaches.extend(breaches.iter().cloned());
         breaches
@@ -118,7 +118,7 @@ impl Observer {
             History::Store(api) => {
                 let mut state = self.state.lock();
                 loop {
-                    self.look_into(&mut state);
+                    self.check_changes(&mut state);
                     if api.store.compact_at(state.seen) {
                         return;
                     }
@@ -148,9 +148,9 @@ impl Observer {
 }
 
 /// The changes of the embedded server's store after the version `seen`, which becomes the newest.
-fn stored(api: &Api, seen: &mut u64) -> Taken {
+fn stored(api: &Api, seen: &mut u64) -> NewChanges {
     let (store, version) = (&api.store, api.store.version());
-    let mut taken = Taken { changes: Vec::new(), complete: Duration::MAX, lost: None };
+    let mut taken = NewChanges { changes: Vec::new(), complete: Duration::MAX, lost: None };
     for kind in KINDS {
         let table = kind.to_string();
         match store.changes(&table, *seen, usize::MAX, true) {

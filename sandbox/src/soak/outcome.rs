@@ -122,7 +122,7 @@ impl Snapshot {
             let kept = self.pods_of(set).count() as i64;
             let numbers = [pods, kept, count(set, "/status/replicas")];
             faults.expect(&REPLICA_SETS, set, &numbers, wanted);
-            faults.observed(&REPLICA_SETS, set);
+            faults.expect_observed(&REPLICA_SETS, set);
         }
         for deployment in self.of(&DEPLOYMENTS) {
             let wanted = count(deployment, "/spec/replicas");
@@ -130,7 +130,7 @@ impl Snapshot {
             let numbers =
                 ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas"].map(status);
             faults.expect(&DEPLOYMENTS, deployment, &numbers, wanted);
-            faults.observed(&DEPLOYMENTS, deployment);
+            faults.expect_observed(&DEPLOYMENTS, deployment);
             let uid = text(deployment, "/metadata/uid");
             let sets = self.of(&REPLICA_SETS).filter(|set| is_controlled_by(set, uid));
             let live = sets.filter(|set| count(set, "/spec/replicas") > 0);
@@ -153,7 +153,7 @@ impl Snapshot {
             let numbers =
                 ["replicas", "readyReplicas", "availableReplicas", "updatedReplicas"].map(status);
             faults.expect(&STATEFUL_SETS, set, &numbers, wanted);
-            faults.observed(&STATEFUL_SETS, set);
+            faults.expect_observed(&STATEFUL_SETS, set);
         }
     }
 
@@ -173,7 +173,7 @@ impl Snapshot {
             let kept = self.pods_of(set).count() as i64;
             let numbers = [on.len() as i64, kept, desired, current, ready, updated];
             faults.expect(&DAEMON_SETS, set, &numbers, nodes);
-            faults.observed(&DAEMON_SETS, set);
+            faults.expect_observed(&DAEMON_SETS, set);
         }
     }
 
@@ -316,7 +316,7 @@ impl Snapshot {
                 &[count(budget, "/status/disruptionsAllowed")],
                 allowed,
             );
-            faults.observed(&BUDGETS, budget);
+            faults.expect_observed(&BUDGETS, budget);
         }
     }
 
@@ -392,7 +392,7 @@ impl Faults {
     }
 
     /// The status is of the newest spec.
-    fn observed(&mut self, kind: &ResourceType, object: &Value) {
+    fn expect_observed(&mut self, kind: &ResourceType, object: &Value) {
         let observed = count(object, "/status/observedGeneration");
         let generation = count(object, "/metadata/generation");
         if observed != generation {
@@ -462,13 +462,13 @@ mod tests {
 
     #[test]
     fn numbers_that_differ_from_the_spec_are_found() {
-        let sized = |name: &str, replicas: i64, ready: i64, observed: i64| {
+        let sized = |name: &str, replicas: i64, ready: i64, expect_observed: i64| {
             json!({
                 "metadata": { "name": name, "uid": name, "generation": 2 },
                 "spec": { "replicas": replicas },
                 "status": {
                     "replicas": ready, "readyReplicas": ready, "availableReplicas": ready,
-                    "updatedReplicas": ready, "observedGeneration": observed,
+                    "updatedReplicas": ready, "observedGeneration": expect_observed,
                 },
             })
         };

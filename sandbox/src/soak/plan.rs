@@ -224,7 +224,7 @@ const WRITES: [(&str, &str); 16] = [
 const READ: [&str; 6] = ["pods", "replicasets", "jobs", "statefulsets", "nodes", "*"];
 
 /// Draws the steps.
-struct Draw {
+struct StepSource {
     rng: Rng,
     /// The kinds of faults that were not drawn since the last shuffle: each comes before any is
     /// repeated.
@@ -240,7 +240,7 @@ const KINDS: usize = 22;
 /// The steps of a soak of this length, in the order of their times.
 pub fn plan(seed: u64, length: Duration) -> Vec<Step> {
     let mut draw =
-        Draw { rng: Rng::with_seed(seed), deck: Vec::new(), jobs: 0, owners: 0, images: 0 };
+        StepSource { rng: Rng::with_seed(seed), deck: Vec::new(), jobs: 0, owners: 0, images: 0 };
     let end = u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
     let mut steps = Vec::new();
     let mut put = |at: u64, action: Action| {
@@ -264,7 +264,7 @@ pub fn plan(seed: u64, length: Duration) -> Vec<Step> {
     steps
 }
 
-impl Draw {
+impl StepSource {
     fn of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.rng.usize(..all.len())]
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{always, mismatch, selector_matches, template_of, update};
+use super::{check_restart_policy, mismatch, selector_matches, template_of, update};
 use crate::kinds::fault::{forbidden, invalid, non_negative, required, unsupported};
 use crate::kinds::json::{int, members, remove, text};
 use crate::kinds::metadata::{self, NameRule};
@@ -19,7 +19,7 @@ fn set_of_pods(object: &Value, rule: NameRule) -> Vec<Cause> {
     }
     faults.extend(selector_matches(object));
     faults.extend(pod_rules::template(template_of(object), "spec.template"));
-    faults.extend(always(template_of(object)));
+    faults.extend(check_restart_policy(template_of(object)));
     faults
 }
 
@@ -141,29 +141,29 @@ pub fn check_controller(controller: &Value) -> Vec<Cause> {
     }
     faults.extend(mismatch(controller, &Selector::from_labels(&selector)));
     faults.extend(pod_rules::template(template_of(controller), "spec.template"));
-    faults.extend(always(template_of(controller)));
+    faults.extend(check_restart_policy(template_of(controller)));
     faults
 }
 
-pub fn update_deployment(new: &Value, old: &Value) -> Vec<Cause> {
+pub fn check_deployment_update(new: &Value, old: &Value) -> Vec<Cause> {
     update(new, old, check_deployment)
 }
 
-pub fn update_replica_set(new: &Value, old: &Value) -> Vec<Cause> {
+pub fn check_replica_set_update(new: &Value, old: &Value) -> Vec<Cause> {
     update(new, old, check_replica_set)
 }
 
-pub fn update_daemon_set(new: &Value, old: &Value) -> Vec<Cause> {
+pub fn check_daemon_set_update(new: &Value, old: &Value) -> Vec<Cause> {
     update(new, old, check_daemon_set)
 }
 
-pub fn update_controller(new: &Value, old: &Value) -> Vec<Cause> {
+pub fn check_controller_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_controller(new));
     faults
 }
 
-pub fn update_stateful_set(new: &Value, old: &Value) -> Vec<Cause> {
+pub fn check_stateful_set_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_stateful_set(new));
     let fixed = |set: &Value| {
@@ -246,7 +246,7 @@ mod tests {
         other["spec"]["selector"]["matchLabels"]["a"] = json!("c");
         other["spec"]["template"]["metadata"]["labels"]["a"] = json!("c");
         assert_eq!(
-            messages(&update_deployment(&other, &deployment())),
+            messages(&check_deployment_update(&other, &deployment())),
             ["spec.selector: Invalid value: {\"matchLabels\":{\"a\":\"c\"}}: field is immutable"]
         );
     }

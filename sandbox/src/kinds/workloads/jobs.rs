@@ -114,7 +114,7 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
-pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
+pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = update(new, old, check_job);
     let (new_template, old_template) = (template_of(new), template_of(old));
     if is_at_rest(old) {
@@ -239,7 +239,7 @@ fn check_cron_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
-pub fn update_cron_job(new: &Value, old: &Value) -> Vec<Cause> {
+pub fn check_cron_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_cron_job(new));
     if new.pointer("/spec/timeZone") != old.pointer("/spec/timeZone") {
@@ -282,7 +282,7 @@ mod tests {
             (json!({}), json!({ "active": 1, "ready": 2 }), 1),
             (json!({ "ready": 2 }), json!({ "ready": 2, "failed": 1 }), 0),
         ] {
-            assert_eq!(update_job(&job(new.clone()), &job(old)).len(), faults, "{new}");
+            assert_eq!(check_job_update(&job(new.clone()), &job(old)).len(), faults, "{new}");
         }
     }
 
@@ -327,7 +327,7 @@ mod tests {
                 let mut new = old.clone();
                 let (parent, field) = at.rsplit_once('/').unwrap();
                 new.pointer_mut(parent).unwrap()[field] = value.clone();
-                let faults = update_job(&new, &old);
+                let faults = check_job_update(&new, &old);
                 let expected = if at_rest && *may_change { 0 } else { 1 };
                 assert_eq!(faults.len(), expected, "{at} {value} of {old}: {faults:?}");
             }

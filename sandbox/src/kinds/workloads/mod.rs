@@ -7,17 +7,17 @@ mod jobs;
 use serde_json::{Value, json};
 
 pub use self::checks::{
-    check_controller, check_daemon_set, check_deployment, check_replica_set, check_stateful_set,
-    update_controller, update_daemon_set, update_deployment, update_replica_set,
-    update_stateful_set,
+    check_controller, check_controller_update, check_daemon_set, check_daemon_set_update,
+    check_deployment, check_deployment_update, check_replica_set, check_replica_set_update,
+    check_stateful_set, check_stateful_set_update,
 };
 pub use self::defaults::{
     default_daemon_set, default_deployment, default_replica_set, default_stateful_set,
     prepare_daemon_set, prepare_daemon_set_update, replicas_field, zero_replicas, zero_stateful,
 };
 pub use self::jobs::{
-    check_job, check_new_cron_job, default_cron_job, default_job, job_field, prepare_job,
-    update_cron_job, update_job,
+    check_cron_job_update, check_job, check_job_update, check_new_cron_job, default_cron_job,
+    default_job, job_field, prepare_job,
 };
 use super::fault::{immutable, invalid, required, unsupported};
 use super::json::{members, restore, set, text};
@@ -77,7 +77,7 @@ fn template_of(object: &Value) -> &Value {
 }
 
 /// The fault of a template whose restart policy is not `Always`.
-fn always(template: &Value) -> Option<Cause> {
+fn check_restart_policy(template: &Value) -> Option<Cause> {
     let policy = template.pointer("/spec/restartPolicy").unwrap_or(&Value::Null);
     let field = "spec.template.spec.restartPolicy";
     (policy != "Always").then(|| unsupported(field, policy, &["Always"]))

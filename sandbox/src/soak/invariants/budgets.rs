@@ -32,7 +32,7 @@ impl Check for Evictions {
         "budgets respected by evictions"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         let namespace = change.key.split_once('/').map_or("", |(namespace, _)| namespace);
         let labelled = |app: &str| format!("{namespace}/{app}");
         match change.table {

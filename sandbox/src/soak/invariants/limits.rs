@@ -17,7 +17,7 @@ impl Check for Attached {
         "no volume attached twice"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "volumeattachments.storage.k8s.io" {
             return Verdict::Unrelated;
         }
@@ -36,7 +36,7 @@ impl Check for NoOverlap {
         "no two unfinished Jobs of a CronJob"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "jobs.batch" {
             return Verdict::Unrelated;
         }
@@ -81,7 +81,7 @@ impl Check for Quotas {
         "no quota passed"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         let namespace = change.key.split_once('/').map_or("", |(namespace, _)| namespace);
         match change.table {
             "resourcequotas" if change.deleted => {

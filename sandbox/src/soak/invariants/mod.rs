@@ -58,7 +58,7 @@ enum Verdict {
 /// An invariant of objects.
 trait Check: Send {
     fn name(&self) -> &'static str;
-    fn see(&mut self, change: &Change<'_>) -> Verdict;
+    fn observe(&mut self, change: &Change<'_>) -> Verdict;
 }
 
 /// An invariant that did not hold.
@@ -102,11 +102,11 @@ impl Invariants {
     }
 
     /// Checks a change. Changes come in the order of their versions.
-    pub fn see(&mut self, change: &Change<'_>) -> Vec<Breach> {
-        self.owners.see(change);
+    pub fn observe(&mut self, change: &Change<'_>) -> Vec<Breach> {
+        self.owners.observe(change);
         let mut breaches = Vec::new();
         for check in &mut self.checks {
-            let verdict = check.see(change);
+            let verdict = check.observe(change);
             let object = || format!("{} {}", change.table, change.key);
             breaches.extend(judge(&mut self.counts, check.name(), verdict, change.second, object));
         }
@@ -114,12 +114,12 @@ impl Invariants {
     }
 
     /// Checks a stage of a manager's write. All changes of the store until then have been seen.
-    pub fn see_write(&mut self, record: &Record, second: f64) -> Vec<Breach> {
+    pub fn observe_write(&mut self, record: &Record, second: f64) -> Vec<Breach> {
         if record.stage == Stage::Sent {
             *self.writes.entry(record.verb).or_default() += 1;
         }
         let verdicts = [
-            (writers::ONE_LEADER, self.leader.see(record)),
+            (writers::ONE_LEADER, self.leader.observe(record)),
             (writers::LIVING_OWNERS, self.owners.judge(record, second)),
         ];
         let object =
@@ -225,7 +225,7 @@ fn broken(check: &mut dyn Check, changes: &[(&str, Value, bool)]) -> Vec<usize> 
         let key = if namespace.is_empty() { name.into() } else { format!("{namespace}/{name}") };
         let (second, now) = (*n as f64, Timestamp::from_secs(*n as i64));
         let change = Change { table, key: &key, new, deleted: *deleted, second, now };
-        matches!(check.see(&change), Verdict::Broken(_))
+        matches!(check.observe(&change), Verdict::Broken(_))
     });
     broken.map(|(n, _)| n).collect()
 }

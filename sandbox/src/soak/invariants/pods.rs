@@ -30,7 +30,7 @@ impl Check for OneForIndex {
         "one live pod for each index of a Job"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         match change.table {
             "jobs.batch" => {
                 let waits = text(change.new, "/spec/podReplacementPolicy") == "Failed";
@@ -70,7 +70,7 @@ impl Check for OneForOrdinal {
         "one pod for each ordinal of a StatefulSet"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table == "statefulsets.apps" {
             raise(&mut self.highest, change);
             return Verdict::Unrelated;
@@ -108,7 +108,7 @@ impl Check for OneForDaemon {
         "one live pod of a DaemonSet on each node"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "pods" {
             return Verdict::Unrelated;
         }
@@ -145,7 +145,7 @@ impl Check for WithinReplicas {
         "no ReplicaSet above its highest replicas"
     }
 
-    fn see(&mut self, change: &Change<'_>) -> Verdict {
+    fn observe(&mut self, change: &Change<'_>) -> Verdict {
         match change.table {
             "replicasets.apps" => {
                 raise(&mut self.highest, change);

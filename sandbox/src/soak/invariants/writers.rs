@@ -32,7 +32,7 @@ impl OneLeader {
         self.writers.get(&self.holder).copied()
     }
 
-    pub fn see(&mut self, record: &Record) -> Verdict {
+    pub fn observe(&mut self, record: &Record) -> Verdict {
         match &record.stage {
             Stage::Holder(holder) => {
                 if !holder.is_empty() {
@@ -78,7 +78,7 @@ pub struct LivingOwners {
 }
 
 impl LivingOwners {
-    pub fn see(&mut self, change: &Change<'_>) {
+    pub fn observe(&mut self, change: &Change<'_>) {
         let at = (change.table.to_owned(), change.key.to_owned());
         let owners = list(change.new, "/metadata/ownerReferences");
         let owners: Vec<String> = owners.iter().map(|it| text(it, "/uid").to_owned()).collect();
@@ -161,7 +161,7 @@ mod tests {
             (vec![record(1, "create", "events"), record(1, "create", "tokenreviews")], vec![]),
         ] {
             let mut leader = OneLeader::default();
-            let seen = records.iter().map(|record| leader.see(record)).enumerate();
+            let seen = records.iter().map(|record| leader.observe(record)).enumerate();
             let broken = seen.filter(|(_, verdict)| matches!(verdict, Verdict::Broken(_)));
             let broken: Vec<usize> = broken.map(|(n, _)| n).collect();
             assert_eq!(broken, expected, "{records:?}");
@@ -192,18 +192,18 @@ mod tests {
             (vec!["living"], false, &refused, false),
         ] {
             let mut check = LivingOwners::default();
-            let mut see = |key: &str, object: &Value, deleted| {
+            let mut observe = |key: &str, object: &Value, deleted| {
                 let table = "configmaps";
                 let now = Timestamp::from_secs(1);
-                check.see(&Change { table, key, new: object, deleted, second: 1.0, now });
+                check.observe(&Change { table, key, new: object, deleted, second: 1.0, now });
             };
-            see("living", &object("living", &[], ""), false);
-            see("deleting", &object("deleting", &[], "now"), false);
-            see("absent", &object("absent", &[], ""), false);
-            see("absent", &object("absent", &[], ""), true);
-            see("a/x", &object("x", &owners, ""), false);
+            observe("living", &object("living", &[], ""), false);
+            observe("deleting", &object("deleting", &[], "now"), false);
+            observe("absent", &object("absent", &[], ""), false);
+            observe("absent", &object("absent", &[], ""), true);
+            observe("a/x", &object("x", &owners, ""), false);
             if is_gone {
-                see("a/x", &object("x", &owners, ""), true);
+                observe("a/x", &object("x", &owners, ""), true);
             }
             let verdict = check.judge(record, 1.5);
             assert_eq!(matches!(verdict, Verdict::Broken(_)), is_broken, "{owners:?} {record:?}");
