@@ -66,9 +66,8 @@ pub use views::device_taint_rule::{
     DeviceSelector, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintRuleStatus, TaintRuleCondition,
 };
 pub use views::endpoints::{
-    Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort,
-    EndpointSlice, EndpointState, EndpointSubset, Endpoints, Hint, Location, SlicePort, TargetRef,
-    TargetScope,
+    Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
+    EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
 pub use views::horizontal_pod_autoscaler::{
     AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler,

@@ -48,9 +48,9 @@ async fn in_endpoints(env: &TestCluster, name: &str) -> Result<Shown, String> {
     let endpoints: Endpoints = get(env, name).await?;
     let mut shown = Shown::default();
     for subset in &endpoints.subsets {
-        shown.ready.extend(subset.addresses.iter().map(|address| address.ip().to_string()));
+        shown.ready.extend(subset.addresses.iter().map(|address| address.ip.to_string()));
         let not_ready = subset.not_ready_addresses.iter();
-        shown.not_ready.extend(not_ready.map(|address| address.ip().to_string()));
+        shown.not_ready.extend(not_ready.map(|address| address.ip.to_string()));
         shown.ports.extend(subset.ports.iter().map(|port| port.port));
     }
     Ok(shown)
@@ -67,7 +67,7 @@ fn in_slices(slices: &[EndpointSlice]) -> Shown {
     for slice in slices {
         for endpoint in &slice.endpoints {
             let of = if endpoint.is_ready() { &mut shown.ready } else { &mut shown.not_ready };
-            of.extend(endpoint.backend.addresses.iter().map(|address| address.to_string()));
+            of.extend(endpoint.addresses.iter().map(|address| address.to_string()));
         }
         shown.ports.extend(slice.ports.iter().filter_map(|port| port.port));
     }
@@ -153,9 +153,9 @@ fn ready_addresses_follow_the_pods() {
         }
         let pods: Vec<Pod> = list(client).await;
         let endpoints: Endpoints = get(env, "web").await.unwrap();
-        let target = endpoints.subsets[0].addresses[0].backend.target_ref.as_ref().unwrap();
+        let target = endpoints.subsets[0].addresses[0].target_ref.as_ref().unwrap();
         let pod = pods.iter().find(|pod| pod.is_active()).expect("one is left");
-        assert_eq!((&*target.scope.kind, &target.uid), ("Pod", &pod.meta.uid));
+        assert_eq!((&*target.kind, &target.uid), ("Pod", &pod.meta.uid));
         assert_eq!(endpoints.meta.labels.get("team"), Some("x"));
 
         // Labels of the Service are copied to its Endpoints and slices.
@@ -208,7 +208,7 @@ fn unready_pods_are_published_on_request() {
         let ready = Shown { ready: addresses, ports: [9090].into(), ..Shown::default() };
         let slices = shows(env, "published", &ready).await;
         assert!(slices[0].meta.labels.contains_key("service.kubernetes.io/headless"));
-        assert!(slices[0].endpoints.iter().all(|e| e.state.conditions.serving == Some(false)));
+        assert!(slices[0].endpoints.iter().all(|e| e.conditions.serving == Some(false)));
     });
 }
 

@@ -3,9 +3,8 @@
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::ptr;
 
-use crate::objects::{AddressList, Backend, Endpoint, TargetRef};
+use crate::objects::{AddressList, Endpoint, TargetRef};
 
 /// A set of endpoints. Two are the same when their addresses, their hostname and the name of their
 /// target are equal; the rest may change in place.
@@ -21,9 +20,8 @@ impl EndpointSet {
     /// If two are the same, the last one counts.
     pub fn new(mut endpoints: Vec<Endpoint>) -> EndpointSet {
         for endpoint in &mut endpoints {
-            if let Some(addresses) = endpoint.backend.addresses.sorted() {
-                endpoint.backend =
-                    Backend { addresses, ..Backend::clone(&endpoint.backend) }.shared();
+            if let Some(addresses) = endpoint.addresses.sorted() {
+                endpoint.addresses = addresses;
             }
         }
         endpoints.reverse();
@@ -78,20 +76,16 @@ impl EndpointSet {
 
 /// Compares two endpoints by their identity.
 fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
-    fn sorted(backend: &Backend) -> Cow<'_, AddressList> {
-        let addresses = &backend.addresses;
+    fn sorted(endpoint: &Endpoint) -> Cow<'_, AddressList> {
+        let addresses = &endpoint.addresses;
         addresses.sorted().map_or(Cow::Borrowed(addresses), Cow::Owned)
     }
-    fn names(backend: &Backend) -> (&str, &str, &str) {
-        let (namespace, name) = backend
+    fn names(endpoint: &Endpoint) -> (&str, &str, &str) {
+        let (namespace, name) = endpoint
             .target_ref
             .as_ref()
-            .map_or(("", ""), |target| (target.scope.namespace.as_str(), &*target.name));
-        (backend.location.hostname.as_deref().unwrap_or_default(), namespace, name)
-    }
-    let (a, b) = (&*a.backend, &*b.backend);
-    if ptr::eq(a, b) {
-        return Ordering::Equal;
+            .map_or(("", ""), |target| (target.namespace.as_str(), &*target.name));
+        (endpoint.hostname.as_deref().unwrap_or_default(), namespace, name)
     }
     sorted(a).cmp(&sorted(b)).then_with(|| names(a).cmp(&names(b)))
 }
@@ -99,12 +93,10 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
 /// Whether two endpoints with one identity are also equal in their other fields, except hints and
 /// the version of the target. Upstream: `EndpointsEqualBeyondHash`.
 pub fn equal(a: &Endpoint, b: &Endpoint) -> bool {
-    let (x, y) = (&*a.backend, &*b.backend);
-    a.state.zone == b.state.zone
-        && a.state.conditions == b.state.conditions
-        && (ptr::eq(x, y)
-            || x.location.node_name == y.location.node_name
-                && TargetRef::same(x.target_ref.as_ref(), y.target_ref.as_ref()))
+    a.zone == b.zone
+        && a.conditions == b.conditions
+        && a.node_name == b.node_name
+        && TargetRef::same(a.target_ref.as_ref(), b.target_ref.as_ref())
 }
 
 #[cfg(test)]
@@ -129,9 +121,9 @@ mod tests {
             endpoint(json!({"addresses": ["b", "a"]})),
         ]);
         assert_eq!(set.len(), 5);
-        assert_eq!(set.get(&plain("10.0.0.1")).unwrap().state.zone.as_deref(), Some("new"));
+        assert_eq!(set.get(&plain("10.0.0.1")).unwrap().zone.as_deref(), Some("new"));
         let turned = endpoint(json!({"addresses": ["b", "a"], "nodeName": "n"}));
-        assert_eq!(json!(set.take(&turned).unwrap().backend.addresses), json!(["a", "b"]));
+        assert_eq!(json!(set.take(&turned).unwrap().addresses), json!(["a", "b"]));
         assert!(set.take(&turned).is_none() && set.get(&plain("10.0.0.3")).is_none());
         let mut filled = vec![Endpoint::default()];
         set.fill(&mut filled, 3);
@@ -139,7 +131,7 @@ mod tests {
         set.fill(&mut filled, 9);
         assert!(set.is_empty() && set.pop().is_none());
         assert_eq!(filled.len(), 5);
-        assert_eq!(json!(filled[4].backend.addresses), json!(["10.0.0.2"]));
+        assert_eq!(json!(filled[4].addresses), json!(["10.0.0.2"]));
     }
 
     #[test]

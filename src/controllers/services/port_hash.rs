@@ -4,10 +4,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::objects::{
-    Backend, EndpointAddress, EndpointPort, EndpointSubset, Location, SlicePort, TargetRef,
-    TargetScope,
-};
+use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, SlicePort, TargetRef};
 
 /// FNV-1a of 128 bits.
 struct Fnv(u128);
@@ -103,17 +100,16 @@ fn print_port(to: &mut dyn Write, port: &EndpointPort) -> std::fmt::Result {
 }
 
 fn print_address(to: &mut dyn Write, address: &EndpointAddress) -> std::fmt::Result {
-    let Backend { location, target_ref, .. } = &*address.backend;
-    let Location { hostname, node_name } = &**location;
+    let EndpointAddress { ip, hostname, node_name, target_ref } = address;
     let hostname = hostname.as_deref().unwrap_or_default();
-    write!(to, "{{IP:(string){} Hostname:(string){hostname} NodeName:", address.ip())?;
+    write!(to, "{{IP:(string){ip} Hostname:(string){hostname} NodeName:")?;
     pointer(to, "string", node_name.as_ref())?;
     to.write_str(" TargetRef:(*v1.ObjectReference)")?;
     match target_ref {
         None => to.write_str("<nil>")?,
-        Some(TargetRef { scope, name, uid }) => {
-            let TargetScope { kind, namespace, api_version, resource_version, field_path } =
-                &**scope;
+        Some(target) => {
+            let TargetRef { kind, namespace, name, uid, .. } = target;
+            let TargetRef { api_version, resource_version, field_path, .. } = target;
             write!(
                 to,
                 "{{Kind:(string){kind} Namespace:(string){namespace} Name:(string){name} \

@@ -29,9 +29,9 @@ impl Packer {
         origin: usize,
         ready: bool,
     ) {
-        let target = address.backend.target_ref.as_ref();
+        let target = address.target_ref.as_ref();
         let uid = target.map(|target| target.uid.clone()).unwrap_or_default();
-        let at = *self.known.entry((address.ip(), uid)).or_insert_with(|| {
+        let at = *self.known.entry((address.ip.clone(), uid)).or_insert_with(|| {
             self.addresses.push(address.clone());
             self.addresses.len() - 1
         });
@@ -70,9 +70,9 @@ impl Packer {
 
 fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering {
     fn uid(of: &EndpointAddress) -> Option<&Uid> {
-        of.backend.target_ref.as_ref().map(|target| &target.uid)
+        of.target_ref.as_ref().map(|target| &target.uid)
     }
-    a.ip().cmp(&b.ip()).then_with(|| uid(a).cmp(&uid(b)))
+    a.ip.cmp(&b.ip).then_with(|| uid(a).cmp(&uid(b)))
 }
 
 /// The same endpoints in the canonical form.

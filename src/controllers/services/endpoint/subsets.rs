@@ -1,13 +1,11 @@
 //! The subsets of a Service's Endpoints.
 
-use std::ptr;
 use std::sync::Arc;
 
 use crate::controllers::services::repack_subsets::Packer;
 use crate::controllers::services::service_pods::{OfferedPort, belongs, hostname, offered_ports};
 use crate::objects::{
-    Backend, EndpointAddress, EndpointPort, EndpointSubset, Location, Pod, Service, ServicePort,
-    TargetRef,
+    EndpointAddress, EndpointPort, EndpointSubset, Pod, Service, ServicePort, TargetRef,
 };
 
 /// The largest number of addresses that is written. Upstream: `maxCapacity`.
@@ -39,16 +37,12 @@ fn address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
         None => pod.ips().next().is_some_and(|ip| ip.is_ipv6()),
     };
     let ip = pod.ips().find(|ip| ip.is_ipv6() == is_ipv6)?;
-    let location = Location {
+    Some(EndpointAddress {
+        ip: ip.into(),
         hostname: hostname(pod, service).cloned(),
         node_name: Some(pod.spec.node_name.clone()),
-    };
-    let backend = Backend {
-        addresses: [ip.into()].into_iter().collect(),
-        location: location.shared(),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
-    };
-    Some(EndpointAddress { backend: backend.shared() })
+    })
 }
 
 fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
@@ -59,13 +53,11 @@ fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
 /// Whether both are equal, except for the versions of the objects behind the addresses.
 pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
     let address = |(a, b): (&EndpointAddress, &EndpointAddress)| {
-        let (a, b) = (&*a.backend, &*b.backend);
-        ptr::eq(a, b)
-            || a.addresses == b.addresses
-                && a.location.hostname.as_deref().unwrap_or_default()
-                    == b.location.hostname.as_deref().unwrap_or_default()
-                && a.location.node_name == b.location.node_name
-                && TargetRef::same(a.target_ref.as_ref(), b.target_ref.as_ref())
+        a.ip == b.ip
+            && a.hostname.as_deref().unwrap_or_default()
+                == b.hostname.as_deref().unwrap_or_default()
+            && a.node_name == b.node_name
+            && TargetRef::same(a.target_ref.as_ref(), b.target_ref.as_ref())
     };
     let addresses = |a: &[EndpointAddress], b: &[EndpointAddress]| {
         a.len() == b.len() && a.iter().zip(b).all(address)
@@ -148,7 +140,7 @@ mod tests {
         let pods: Vec<Arc<Pod>> =
             pods.iter().map(|pod| Arc::new(serde_json::from_value(pod.clone()).unwrap())).collect();
         let ips = |of: &[EndpointAddress]| -> String {
-            of.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>().join(",")
+            of.iter().map(|address| address.ip.to_string()).collect::<Vec<_>>().join(",")
         };
         let mut shown: Vec<String> = of_service(service, &pods)
             .iter()

@@ -5,8 +5,8 @@ use crate::controllers::services::endpoint_writes::HEADLESS;
 use crate::controllers::services::service_pods::{OfferedPort, hostname, offered_ports};
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::objects::{
-    AddressList, AddressText, Backend, Endpoint, EndpointConditions, EndpointSlice, EndpointState,
-    Interned, Istr, Labels, Location, Meta, Node, Pod, Service, SlicePort, TargetRef,
+    AddressList, AddressText, Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels,
+    Meta, Node, Pod, Service, SlicePort, TargetRef,
 };
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
@@ -39,21 +39,19 @@ pub fn endpoint(
     let (serving, terminating) = (pod.is_ready(), pod.meta.is_being_deleted());
     let ready = service.spec.publish_not_ready_addresses || (serving && !terminating);
     let node_name = Some(&pod.spec.node_name).filter(|name| !name.is_empty());
-    let location =
-        Location { hostname: hostname(pod, service).cloned(), node_name: node_name.cloned() };
-    let backend = Backend {
+    Some(Endpoint {
         addresses: addresses.sorted().unwrap_or(addresses),
-        location: location.shared(),
+        conditions: EndpointConditions {
+            ready: Some(ready),
+            serving: Some(serving),
+            terminating: Some(terminating),
+        },
+        hostname: hostname(pod, service).cloned(),
         target_ref: Some(TargetRef::to_pod(&pod.meta)),
-    };
-    let conditions = EndpointConditions {
-        ready: Some(ready),
-        serving: Some(serving),
-        terminating: Some(terminating),
-    };
-    let zone = node.and_then(Node::zone).map(Istr::new);
-    let state = EndpointState { conditions, zone, ..EndpointState::default() };
-    Some(Endpoint { backend: backend.shared(), state: state.shared() })
+        node_name: node_name.cloned(),
+        zone: node.and_then(Node::zone).map(Istr::new),
+        ..Endpoint::default()
+    })
 }
 
 /// The ports that a pod offers of a Service's, in the Service's order. Upstream:
@@ -209,9 +207,7 @@ mod tests {
         ] {
             let pod = pod(ready, going);
             let of = |service: &Service| {
-                endpoint(&pod, None, service, "IPv4")
-                    .map(|found| found.state.conditions.clone())
-                    .unwrap()
+                endpoint(&pod, None, service, "IPv4").map(|found| found.conditions.clone()).unwrap()
             };
             let EndpointConditions { ready, serving, terminating } = of(&plain);
             assert_eq!(

@@ -27,16 +27,16 @@ pub fn hint(plan: &mut Plan, near: Near) {
     });
     for slice in plan.written() {
         for endpoint in slice.endpoints.iter_mut().filter(|endpoint| endpoint.is_ready()) {
-            endpoint.set_hints(wanted(endpoint, near));
+            endpoint.hints = wanted(endpoint, near);
         }
     }
 }
 
 fn wanted(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     let hint = |name: Option<&Istr>| name.map(|name| Hint { name: name.clone() });
-    let for_nodes = endpoint.backend.location.node_name.as_ref().filter(|_| near == Near::Node);
+    let for_nodes = endpoint.node_name.as_ref().filter(|_| near == Near::Node);
     let hints = EndpointHints {
-        for_zones: hint(endpoint.state.zone.as_ref()).into_iter().collect(),
+        for_zones: hint(endpoint.zone.as_ref()).into_iter().collect(),
         for_nodes: hint(for_nodes).into_iter().collect(),
     };
     (hints != EndpointHints::default()).then_some(hints)
@@ -44,15 +44,15 @@ fn wanted(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
 
 fn has_hints(endpoint: &Endpoint, near: Near) -> bool {
     let none = EndpointHints::default();
-    let has = endpoint.state.hints.as_ref().unwrap_or(&none);
+    let has = endpoint.hints.as_ref().unwrap_or(&none);
     *has == wanted(endpoint, near).unwrap_or_default()
 }
 
 /// Takes all hints away. Upstream: `RemoveHintsFromSlices`.
 pub fn remove(plan: &mut Plan) {
-    plan.update_also(|slice| slice.endpoints.iter().any(|endpoint| endpoint.state.hints.is_some()));
+    plan.update_also(|slice| slice.endpoints.iter().any(|endpoint| endpoint.hints.is_some()));
     for slice in plan.written() {
-        slice.endpoints.iter_mut().for_each(|endpoint| endpoint.set_hints(None));
+        slice.endpoints.iter_mut().for_each(|endpoint| endpoint.hints = None);
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
             let written = plan
                 .update
                 .first()
-                .map(|slice| serde_json::to_value(&slice.endpoints[0].state.hints).unwrap());
+                .map(|slice| serde_json::to_value(&slice.endpoints[0].hints).unwrap());
             assert_eq!(written, hints, "{near:?}: {slice:?}");
         }
     }
@@ -114,7 +114,7 @@ mod tests {
         };
         remove(&mut plan);
         assert_eq!((plan.update.len(), plan.unchanged), (1, vec![plain]));
-        assert!(plan.create[0].endpoints[0].state.hints.is_none());
-        assert!(plan.update[0].endpoints[0].state.hints.is_none());
+        assert!(plan.create[0].endpoints[0].hints.is_none());
+        assert!(plan.update[0].endpoints[0].hints.is_none());
     }
 }

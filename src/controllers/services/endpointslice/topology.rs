@@ -154,7 +154,7 @@ impl TopologyCache {
             for endpoint in slice.endpoints.iter_mut().filter(|endpoint| endpoint.is_ready()) {
                 if let Some(zone) = zone_of(endpoint) {
                     *hinted.entry(zone.clone()).or_default() += 1;
-                    endpoint.set_hints(Some(for_zone(zone)));
+                    endpoint.hints = Some(for_zone(zone));
                 }
             }
         }
@@ -171,7 +171,7 @@ impl TopologyCache {
 }
 
 fn zone_of(endpoint: &Endpoint) -> Option<Istr> {
-    endpoint.state.zone.clone().filter(|zone| !zone.is_empty())
+    endpoint.zone.clone().filter(|zone| !zone.is_empty())
 }
 
 fn for_zone(zone: Istr) -> EndpointHints {
@@ -250,7 +250,7 @@ fn hints_of(
 ) -> Option<ByZone> {
     let mut zones = ByZone::new();
     for endpoint in slice.endpoints.iter().filter(|endpoint| endpoint.is_ready()) {
-        let hints = endpoint.state.hints.as_ref().filter(|hints| !hints.for_zones.is_empty())?;
+        let hints = endpoint.hints.as_ref().filter(|hints| !hints.for_zones.is_empty())?;
         for Hint { name: zone } in &hints.for_zones {
             allocations.get(zone)?;
             *zones.entry(zone.clone()).or_default() += 1;
@@ -308,12 +308,11 @@ fn redistribute<'a>(
 ) {
     let endpoints = slices.flat_map(|slice| &mut slice.endpoints);
     for endpoint in endpoints.filter(|endpoint: &&mut Endpoint| endpoint.is_ready()) {
-        let Some(from) = endpoint.state.zone.clone().filter(|zone| giving.contains_key(zone))
-        else {
+        let Some(from) = endpoint.zone.clone().filter(|zone| giving.contains_key(zone)) else {
             continue;
         };
         let Some(to) = receiving.keys().next().cloned() else { return };
-        endpoint.set_hints(Some(for_zone(to.clone())));
+        endpoint.hints = Some(for_zone(to.clone()));
         for (zones, zone) in [(&mut *giving, &from), (&mut *receiving, &to)] {
             if let Some(left) = zones.get_mut(zone) {
                 *left -= 1;
@@ -376,7 +375,7 @@ mod tests {
     }
 
     fn hints(slices: &[EndpointSlice]) -> String {
-        let hint = |endpoint: &Endpoint| match &endpoint.state.hints {
+        let hint = |endpoint: &Endpoint| match &endpoint.hints {
             Some(hints) => hints.for_zones[0].name.to_string(),
             None => "-".to_owned(),
         };

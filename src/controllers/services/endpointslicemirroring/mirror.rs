@@ -12,8 +12,8 @@ use crate::controllers::services::repack_subsets::repack;
 use crate::controllers::services::service_slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::controllers::services::slice_counts::Efficiency;
 use crate::objects::{
-    Backend, Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice,
-    EndpointState, EndpointSubset, Endpoints, Interned, Istr, Labels, Location, Meta, SlicePort,
+    Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice, EndpointSubset,
+    Endpoints, Interned, Istr, Labels, Meta, SlicePort,
 };
 
 /// Upstream: `v1.LastAppliedConfigAnnotation`.
@@ -65,16 +65,15 @@ pub fn desired(endpoints: &Endpoints, max: usize) -> Desired {
 
 /// `None`: not an IP address. Upstream: `addressToEndpoint`.
 fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, Endpoint)> {
-    let ip = address.ip().ip()?;
-    let mut backend = Backend::clone(&address.backend);
-    backend.addresses = [ip.into()].into_iter().collect();
-    if backend.location.hostname.as_ref().is_some_and(|hostname| hostname.is_empty()) {
-        backend.location =
-            Location { hostname: None, ..Location::clone(&backend.location) }.shared();
-    }
-    let conditions = EndpointConditions { ready: Some(ready), ..EndpointConditions::default() };
-    let state = EndpointState { conditions, ..EndpointState::default() };
-    let endpoint = Endpoint { backend: backend.shared(), state: state.shared() };
+    let ip = address.ip.ip()?;
+    let endpoint = Endpoint {
+        addresses: [ip.into()].into_iter().collect(),
+        conditions: EndpointConditions { ready: Some(ready), ..EndpointConditions::default() },
+        hostname: address.hostname.clone().filter(|hostname| !hostname.is_empty()),
+        node_name: address.node_name.clone(),
+        target_ref: address.target_ref.clone(),
+        ..Endpoint::default()
+    };
     Some((if ip.is_ipv6() { "IPv6" } else { "IPv4" }, endpoint))
 }
 
@@ -300,7 +299,7 @@ mod tests {
                 let ips: Vec<String> = slice
                     .endpoints
                     .iter()
-                    .flat_map(|e| e.backend.addresses.iter().map(|ip| (ip, e.is_ready())))
+                    .flat_map(|e| e.addresses.iter().map(|ip| (ip, e.is_ready())))
                     .map(|(ip, is_ready)| format!("{ip}={is_ready}"))
                     .collect();
                 let port = slice.ports[0].port.unwrap();
