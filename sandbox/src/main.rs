@@ -105,6 +105,9 @@ struct Args {
     /// serve the kinds behind gates and --runtime-config as well
     #[argh(switch)]
     all_versions: bool,
+    /// the minor version of Kubernetes 1 to be: 36 or 37 (default: 36)
+    #[argh(option, default = "36")]
+    minor: u32,
     /// a controller manager to run instead of the embedded one
     #[argh(option)]
     manager: Option<PathBuf>,
@@ -127,6 +130,7 @@ impl Args {
                 Err("--real-server: needs --soak")
             }
             () if self.density == Some(0) => Err("--density: at least 1"),
+            () if !matches!(self.minor, 36 | 37) => Err("--minor: 36 or 37"),
             () => Ok(()),
         }
     }
@@ -182,6 +186,7 @@ fn main() -> ExitCode {
     let mut sandbox = SandboxOptions::new(dir);
     sandbox.address.set_port(args.port);
     sandbox.all_versions = args.all_versions;
+    sandbox.minor = args.minor;
     let manager = args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path);
     let nodes =
         move |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };

@@ -43,6 +43,8 @@ pub struct SandboxOptions {
     /// them.
     /// Upstream: the admission plugin ServiceAccount.
     pub service_accounts: bool,
+    /// The minor version of Kubernetes 1 that it is: 36 or 37.
+    pub minor: u32,
     /// Also serves the kinds behind feature gates and `--runtime-config`, and grants controllers
     /// their rights to them.
     pub all_versions: bool,
@@ -58,6 +60,7 @@ impl SandboxOptions {
             history: 50_000,
             bookmark_every: Duration::from_secs(60),
             service_accounts: true,
+            minor: 36,
             all_versions: false,
         }
     }
@@ -134,6 +137,7 @@ impl Sandbox {
             history,
             bookmark_every,
             service_accounts,
+            minor,
             all_versions,
         } = options;
         std::fs::create_dir_all(&dir).map_err(|error| SandboxError::File(dir.clone(), error))?;
@@ -146,18 +150,15 @@ impl Sandbox {
         let service_account_key = service_account_key().map_err(SandboxError::Certificates)?;
         let signer = Signer::from_pem(service_account_key.as_bytes()).map_err(SandboxError::Key)?;
         let stop = StopToken::new();
-        let mut served = kinds::builtin();
-        if all_versions {
-            served.extend(kinds::behind_gates());
-        }
         let api = Arc::new(Api {
             store: Store::new(history),
-            registry: Registry::new(served),
+            registry: Registry::new(kinds::served(minor, all_versions)),
             auth: Auth::new(signer, clients),
             rbac: Rbac::default(),
             faults: Arc::default(),
             clock: clock.clone(),
             service_accounts,
+            minor,
             stop: stop.clone(),
             bookmark_every,
         });

@@ -66,6 +66,8 @@ pub struct Api {
     pub clock: SharedClock,
     /// Whether a pod needs its service account.
     pub service_accounts: bool,
+    /// The minor version of Kubernetes 1 that it is.
+    pub minor: u32,
     pub stop: StopToken,
     /// The period of bookmarks on an idle watch.
     pub bookmark_every: Duration,
@@ -203,7 +205,7 @@ impl Api {
                 return Ok(Response::text(200, "ok"));
             }
             "/version" | "/version/" => {
-                let text = serde_json::to_vec_pretty(&version()).unwrap_or_default();
+                let text = serde_json::to_vec_pretty(&version(self.minor)).unwrap_or_default();
                 return Ok(Response::new(200, "application/json", text));
             }
             _ => {}
@@ -400,11 +402,13 @@ fn deprecated(kind: &Kind) -> Option<&'static str> {
     }
 }
 
-fn version() -> Value {
+fn version(minor: u32) -> Value {
+    let (text, before) = (minor.to_string(), (minor - 1).to_string());
+    let whole = if minor == 36 { VERSION.to_owned() } else { format!("v1.{minor}.0") };
     json!({
-        "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
-        "minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
-        "gitVersion": VERSION, "gitCommit": "", "gitTreeState": "clean",
+        "major": "1", "minor": text, "emulationMajor": "1", "emulationMinor": text,
+        "minCompatibilityMajor": "1", "minCompatibilityMinor": before,
+        "gitVersion": whole, "gitCommit": "", "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
         "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
     })
@@ -423,6 +427,7 @@ pub fn for_tests() -> Api {
             kube_controller_manager::objects::Timestamp::from_secs(1000),
         ),
         service_accounts: false,
+        minor: 36,
         stop: StopToken::new(),
         bookmark_every: Duration::from_secs(60),
     }

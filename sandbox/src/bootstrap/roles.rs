@@ -124,7 +124,7 @@ pub fn create(api: &Api) -> ApiResult<()> {
         return Ok(());
     }
     let mut all = objects(TABLE);
-    if api.registry.find("resource.k8s.io", "v1beta2", "devicetaintrules").is_some() {
+    if api.registry.all().iter().any(|kind| kind.resource.kind == "DeviceTaintRule") {
         all.extend(objects(GATED));
     }
     // kubeadm creates these, so the API server does not update them.

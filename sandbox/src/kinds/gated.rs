@@ -1,8 +1,8 @@
-//! Kinds of versions that a server serves only if its flags ask for them.
+//! The kinds of a release, and those that a server serves only if its flags ask for them.
 
 use serde_json::Value;
 
-use super::builtin::kind;
+use super::builtin::{builtin, kind};
 use super::fault::{duplicate, invalid};
 use super::json::{list, text};
 use super::metadata::{self, NameRule, subdomain_fault};
@@ -10,6 +10,30 @@ use super::rules::Rules;
 use super::{Kind, devices, other_groups, workloads};
 use crate::status::Cause;
 
+/// The built-in kinds of a server of Kubernetes 1.`minor`, 36 or 37. `all`: also those that its
+/// flags must ask for.
+pub fn served(minor: u32, all: bool) -> Vec<Kind> {
+    let (mut kinds, mut gated) = (builtin(), behind_gates());
+    if minor >= 37 {
+        for kind in &mut gated {
+            if let Some((_, version)) = IN_37.iter().find(|(name, _)| *name == kind.resource.kind) {
+                kind.resource.version = (*version).into();
+            }
+        }
+        // Pull request 138228.
+        let autoscalers = kinds.iter_mut().filter(|kind| kind.resource.group == "autoscaling");
+        autoscalers.for_each(|kind| kind.has_generation = true);
+    }
+    let is_stable = |kind: &Kind| kind.resource.version == "v1";
+    kinds.extend(gated.into_iter().filter(|kind| all || is_stable(kind)));
+    kinds
+}
+
+/// The versions of kinds in 1.37, where they differ: pull requests 138676, 138560 and 138572.
+const IN_37: [(&str, &str); 3] =
+    [("DeviceTaintRule", "v1"), ("StorageVersionMigration", "v1"), ("PodGroup", "v1beta1")];
+
+/// With their versions in 1.36.
 pub fn behind_gates() -> Vec<Kind> {
     let of = |version: &'static str, mut kind: Kind| {
         kind.resource.version = version.into();

@@ -81,6 +81,17 @@ pub fn mark(type_name: &str, schema: &mut Value) {
     }
 }
 
+/// Adds the fields that only 1.37 has. A server of 1.36 drops them; who follows 1.36 sends none.
+pub fn extend(type_name: &str, schema: &mut Value) {
+    // Pull request 138653.
+    if type_name.ends_with("autoscaling.v2.HorizontalPodAutoscalerCondition") {
+        schema["properties"]["observedGeneration"] = json!({
+            "type": "integer", "format": "int64",
+            "description": "The generation of the spec on which the condition was set.",
+        });
+    }
+}
+
 /// Makes members optional that the API does not require, though the types do.
 pub fn relax(type_name: &str, schema: &mut Value) {
     const ANY: [&str; 4] =

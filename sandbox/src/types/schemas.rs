@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kinds::Kind;
 use crate::types::roots::add;
-use crate::types::schema_fixes::{annotate, convert, mark, relax};
+use crate::types::schema_fixes::{annotate, convert, extend, mark, relax};
 
 pub type Definitions = Map<String, Value>;
 pub const SCHEMAS: &str = "#/components/schemas/";
@@ -84,6 +84,7 @@ pub fn builtin_group(name: &str) -> Arc<Group> {
     }
     for (type_name, schema) in &mut definitions {
         convert(schema);
+        extend(type_name, schema);
         relax(type_name, schema);
         mark(type_name, schema);
         annotate(type_name, schema);
