@@ -7,9 +7,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Opts};
 
 use crate::metrics::metrics;
-use crate::options::{
-    Gates, Options, PROGRAM, VERSION, all_feature_gates, emulated, min_compatible, version_info,
-};
+use crate::options::{Gates, Options, PROGRAM, min_compatible, model_version, version_info};
 use crate::task;
 
 /// Registers these metrics, once for the process.
@@ -52,9 +50,9 @@ fn register_version(options: &Options) -> prometheus::Result<()> {
                 aggregated-apiservers.";
     let labels = ["binary", "component", "emulation", "min_compat"];
     let gauge = GaugeVec::new(Opts::new("version_info", help), &labels)?;
-    let (binary, emulated) = (VERSION.trim_start_matches('v'), emulated(options));
+    let (emulated, least) = (options.release().to_string(), min_compatible(options));
     let values =
-        [binary, "kube", &format!("1.{emulated}"), &format!("1.{}", min_compatible(options))];
+        [model_version().trim_start_matches('v'), "kube", &emulated, &format!("1.{least}")];
     gauge.with_label_values(&values).set(1.0);
     prometheus::register(Box::new(gauge))
 }
@@ -88,11 +86,7 @@ impl Collector for FeatureGates {
         let Ok(gauge) = IntGaugeVec::new(Opts::new(Self::NAME, Self::HELP), &Self::LABELS) else {
             return Vec::new();
         };
-        for (name, stage, default) in all_feature_gates() {
-            let on = match name {
-                "AllAlpha" | "AllBeta" => self.gates.given(name).unwrap_or(default),
-                _ => self.gates.enabled(name),
-            };
+        for (name, stage, on) in self.gates.all() {
             gauge.with_label_values(&[name, stage.name()]).set(on.into());
         }
         gauge.collect()
@@ -147,8 +141,9 @@ mod tests {
 
     #[test]
     fn every_gate_has_its_stage_and_whether_it_is_on() {
-        let on = vec![("HPAScaleToZero".to_string(), true)];
-        let families = FeatureGates::new(Gates(on)).expect("a description").collect();
+        let given = vec![("HPAScaleToZero".to_string(), true)];
+        let gates = Gates { given, ..Gates::default() };
+        let families = FeatureGates::new(gates).expect("a description").collect();
         let text = prometheus::TextEncoder::new().encode_to_string(&families).expect("text");
         for line in [
             "kubernetes_feature_enabled{name=\"HPAScaleToZero\",stage=\"ALPHA\"} 1\n",

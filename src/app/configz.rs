@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::controller_table::{CONTROLLERS, canonical};
+use super::controller_table::{CONTROLLERS, DISRUPTION_SECTION, canonical};
 use super::leader_migration::LeaderMigration;
-use crate::options::{Options, show_duration};
+use crate::options::{Options, Release, show_duration};
 
 /// The content of `/configz`, with the migration of `--enable-leader-migration`.
-pub fn of(o: &Options, migration: Option<&LeaderMigration>) -> Value {
+pub fn of(o: &Options, migration: Option<&LeaderMigration>, release: Release) -> Value {
     let mut configuration = serde_json::Map::new();
     configuration.insert("kind".into(), "KubeControllerManagerConfiguration".into());
     let version = "kubecontrollermanager.config.k8s.io/v1alpha1";
@@ -22,8 +22,15 @@ pub fn of(o: &Options, migration: Option<&LeaderMigration>) -> Value {
     }
     for row in CONTROLLERS {
         let Some((section, member)) = row.configured_workers else { continue };
+        if section == DISRUPTION_SECTION && release < Release::V1_37 {
+            continue;
+        }
         let section = configuration.entry(section).or_insert_with(|| json!({}));
         section[member] = row.profile.workers.count(o).into();
+    }
+    if release >= Release::V1_37 {
+        configuration["NodeLifecycleController"]["NodeMonitorPeriod"] =
+            time(o.node_monitor_period).into();
     }
     json!({ "kubecontrollermanager.config.k8s.io": configuration })
 }
@@ -216,7 +223,7 @@ mod tests {
         options.controllers.push("podgc".into());
         options.concurrent_replicaset_syncs = Count::new(7);
         options.service_cluster_ip_range = "10.0.0.0/16,fd00::/108".into();
-        let whole = of(&options, None);
+        let whole = of(&options, None, Release::V1_36);
         let config = &whole["kubecontrollermanager.config.k8s.io"];
         for (pointer, expected) in [
             ("/Generic/LeaderElection/leaseDuration", json!("15s")),
@@ -231,6 +238,23 @@ mod tests {
             ("/CSRSigningController/ClusterSigningDuration", json!("8760h0m0s")),
         ] {
             assert_eq!(config.pointer(pointer), Some(&expected), "{pointer}");
+        }
+    }
+
+    /// Pull requests 140014 and 137964.
+    #[test]
+    fn release_of_1_37_has_more_members() {
+        let workers = "/DisruptionController/ConcurrentDisruptionSyncs";
+        let period = "/NodeLifecycleController/NodeMonitorPeriod";
+        for (release, expected) in
+            [(Release::V1_36, [None, None]), (Release::V1_37, [Some(json!(3)), Some(json!("5s"))])]
+        {
+            let concurrent_disruption_syncs = Count::new(3);
+            let options = Options { concurrent_disruption_syncs, ..Options::default() };
+            let whole = of(&options, None, release);
+            let config = &whole["kubecontrollermanager.config.k8s.io"];
+            let found = [workers, period].map(|pointer| config.pointer(pointer).cloned());
+            assert_eq!(found, expected, "{release}");
         }
     }
 }

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_lite::future::Boxed;
+use serde_json::Value;
 
 use crate::cache::Source;
-use crate::client::{Client, Config, Guard, Interceptor};
+use crate::client::{self, Client, Config, Guard, Interceptor};
 use crate::clock::SystemClock;
 use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
@@ -43,6 +44,8 @@ pub trait Connection: Send + Sync + 'static {
     /// The caches' source that reads through `client`.
     /// `streams`: lists come as watches that begin with all objects.
     fn source(&self, client: Client, streams: bool) -> Arc<dyn Source>;
+    /// The content of `/version`.
+    fn version(&self) -> Boxed<client::Result<Value>>;
     /// `GET /healthz`; `Err`: why the API server is not healthy.
     fn healthz(&self) -> Boxed<Result<(), String>>;
     /// Drops the result of discovery; the next use fetches it again.
@@ -132,6 +135,14 @@ impl Connection for ApiServer {
 
     fn source(&self, client: Client, streams: bool) -> Arc<dyn Source> {
         ClientSource::noticing_outages(client, streams)
+    }
+
+    fn version(&self) -> Boxed<client::Result<Value>> {
+        let client = self.client.clone();
+        Box::pin(async move {
+            let content = client.get_path("/version").await?;
+            Ok(serde_json::from_slice(&content).unwrap_or_default())
+        })
     }
 
     fn healthz(&self) -> Boxed<Result<(), String>> {

@@ -1,4 +1,4 @@
-//! The controllers of 1.36, one row each, and the selection by `--controllers`.
+//! The controllers of 1.36 and 1.37, one row each, and the selection by `--controllers`.
 //! Upstream: `cmd/kube-controller-manager/app/controller_descriptor.go`.
 
 use std::sync::Arc;
@@ -171,6 +171,9 @@ pub fn canonical(list: &[String]) -> Vec<String> {
     list.iter().map(today).collect()
 }
 
+/// The section of `/configz` that only 1.37 has.
+pub const DISRUPTION_SECTION: &str = "DisruptionController";
+
 /// Starts first: it creates the tokens that other controllers may need.
 pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
 
@@ -287,6 +290,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("disruption")
         .event_source("controllermanager")
         .queue("disruption")
+        .workers_of(DISRUPTION_SECTION, "ConcurrentDisruptionSyncs", |o| {
+            o.concurrent_disruption_syncs
+        })
         .built(controllers::workloads::disruption::controller),
     row("statefulset-controller")
         .alias("statefulset")
@@ -479,7 +485,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Command, FEATURE_GATES, FLAGS, FlagInfo, parse, validate};
+    use crate::options::{Command, FLAGS, FlagInfo, Release, feature_gates, parse, validate};
 
     fn running(list: &[&str]) -> Vec<&'static str> {
         let list: Vec<String> = list.iter().map(ToString::to_string).collect();
@@ -532,7 +538,8 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all);
-        let known = |gate: &&str| FEATURE_GATES.iter().any(|group| group.names.contains(gate));
+        let all = || [Release::V1_36, Release::V1_37].into_iter().flat_map(feature_gates);
+        let known = |gate: &&str| all().any(|(name, _)| name == *gate);
         for row in CONTROLLERS {
             assert!(row.gates.iter().all(known), "{}", row.name());
         }

@@ -17,7 +17,7 @@ use crate::controllers::{
     QueuePolicy, SyncResult,
 };
 use crate::objects::{self, ObjectKey, Resource, Timestamp};
-use crate::options::{Options, VERSION, emulated};
+use crate::options::{Options, Release};
 use crate::server::health::Check;
 use crate::task::StopToken;
 
@@ -71,7 +71,7 @@ impl LeaseCandidate {
             clock: clock.clone(),
             candidates: candidates.clone(),
             lease: options.leader_elect_resource_name.clone(),
-            emulated: emulated(options),
+            release: options.release(),
         });
         let queue = controller.queue(QueuePolicy::default());
         controller.watch(
@@ -114,8 +114,7 @@ struct Renewal {
     clock: SharedClock,
     candidates: Lister<objects::LeaseCandidate>,
     lease: String,
-    /// The minor version that is emulated.
-    emulated: u32,
+    release: Release,
 }
 
 impl Renewal {
@@ -124,7 +123,7 @@ impl Renewal {
         match self.candidates.get(&key) {
             None => {
                 let verbs = self.client.resource(&objects::LeaseCandidate::RESOURCE);
-                let candidate = candidate(&key, &self.lease, self.emulated, now);
+                let candidate = candidate(&key, &self.lease, self.release, now);
                 verbs.create::<Value>(&key.namespace, &candidate).await?;
             }
             Some(_) => {
@@ -140,15 +139,15 @@ impl Renewal {
 }
 
 /// A new candidate for `lease`.
-fn candidate(key: &ObjectKey, lease: &str, emulated: u32, now: Timestamp) -> Value {
+fn candidate(key: &ObjectKey, lease: &str, release: Release, now: Timestamp) -> Value {
     json!({
         "apiVersion": objects::LeaseCandidate::RESOURCE.api_version(),
         "kind": objects::LeaseCandidate::RESOURCE.kind,
         "metadata": { "name": &*key.name, "namespace": &*key.namespace },
         "spec": {
             "leaseName": lease,
-            "binaryVersion": VERSION.trim_start_matches('v'),
-            "emulationVersion": format!("1.{emulated}.0"),
+            "binaryVersion": release.version().trim_start_matches('v'),
+            "emulationVersion": format!("{release}.0"),
             "renewTime": now.to_micro_string(),
             "strategy": STRATEGY,
         },
@@ -163,7 +162,7 @@ mod tests {
     fn candidate_names_its_versions_and_its_lease() {
         let key = ObjectKey::new("kube-system", "host_uid");
         let now: Timestamp = "2026-05-01T10:00:01.123456Z".parse().expect("a time");
-        let made = candidate(&key, "kube-controller-manager", 35, now);
+        let made = candidate(&key, "kube-controller-manager", Release::V1_35, now);
         assert_eq!(
             made,
             json!({

@@ -7,12 +7,14 @@ mod configz;
 pub mod connect;
 pub mod controller_table;
 mod delegated_auth;
+mod follow;
 mod leader_election;
 mod leader_migration;
 mod lease_candidate;
 mod memory;
 mod notices;
 mod pipeline;
+mod served_versions;
 mod service_accounts;
 mod serving;
 mod shadow;
@@ -91,10 +93,13 @@ pub fn usage() -> String {
 
 async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec<String>> {
     let prepared = prepare(options, connect)?;
-    match serve(prepared, connect).await? {
-        Some(served) => run_elected(served).await,
-        None => Ok(()),
+    let Some(mut served) = serve(prepared, connect).await? else { return Ok(()) };
+    if follow_release(&mut served).await? {
+        return run_elected(served).await;
     }
+    served.serving.stop();
+    served.tasks.join().await;
+    Ok(())
 }
 
 /// What there is before anything is served.
@@ -126,7 +131,6 @@ fn prepare(options: Options, connect: Connect) -> Result<Prepared, Vec<String>> 
     let verbosity = logging::init(&log, clock.clone());
     crate::metrics::disable(&options.disabled_metrics);
     crate::metrics::process_stats::register();
-    component_metrics::register(&options);
     announce(&options);
     if !options.trace_object.0.is_empty() {
         traces::set(options.trace_object.0.clone(), &verbosity);
@@ -168,9 +172,6 @@ fn announce(options: &Options) {
         log::warn!("{} is set: it panics on purpose at {stations}", panics::VARIABLE);
     }
     open_files::raise_limit();
-    for notice in notices::of(options) {
-        log::warn!("{notice}");
-    }
 }
 
 /// What there is before the lease is taken.
@@ -231,6 +232,25 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
         shadow,
     };
     Ok(Some(Served { context, main, second, stop, tasks, serving }))
+}
+
+/// Chooses the release to follow; false: it was stopped before.
+///
+/// # Errors
+/// What the feature gates are not in that release, a line each.
+async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
+    let Served { context, stop, .. } = served;
+    let RunContext { options, connection, clock, .. } = context;
+    let release = follow::release(options, &**connection, clock);
+    let Some(release) = stop.unless_stopped(release).await else { return Ok(false) };
+    let options = Arc::make_mut(options);
+    options.follow(release)?;
+    options::report_release(release);
+    component_metrics::register(options);
+    for notice in notices::of(options) {
+        log::warn!("{notice}");
+    }
+    Ok(true)
 }
 
 /// Runs the controllers until stopped: under the lease, if there is an election.

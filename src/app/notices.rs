@@ -1,6 +1,6 @@
 //! Notices in the log about accepted flags whose effect differs from the Go manager's.
 
-use crate::options::{Options, all_feature_gates, emulated, git_version};
+use crate::options::{Count, Options, Release};
 
 /// Gates that upstream's manager reads and this build does not. Gates that are locked are left out,
 /// and those that only other components read.
@@ -13,8 +13,12 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
     "ContextualLogging",
+    "EvictionRequestAPI",
+    "HPAOptimizedSelectorStore",
     "InOrderInformersBatchProcess",
     "NativeHistograms",
+    "NodeControllerLeaseCircuitBreaker",
+    "StatefulSetRecreateStrategy",
     "UnauthenticatedHTTP2DOSMitigation",
     "UnlockWhileProcessingFIFO",
 ];
@@ -27,24 +31,21 @@ pub fn of(o: &Options) -> Vec<String> {
             notices.push(line);
         }
     };
-    let changed: Vec<&str> = all_feature_gates()
-        .into_iter()
-        .filter(|(name, _, default)| o.feature_gates.enabled(name) != *default)
-        .map(|(name, ..)| name)
-        .filter(|name| WITHOUT_EFFECT.contains(name))
-        .collect();
+    let changed: Vec<&str> =
+        o.feature_gates.changed().filter(|name| WITHOUT_EFFECT.contains(name)).collect();
     notice(
         !changed.is_empty(),
         format!("feature gates without effect in this build: {}", changed.join(", ")),
     );
-    let emulated = emulated(o);
-    let own = git_version().split('.').nth(1).and_then(|minor| minor.parse().ok());
     notice(
-        own.is_some_and(|own: u32| emulated < own),
-        format!(
-            "--emulated-version=1.{emulated} is reported, but feature gates keep the defaults of {}",
-            git_version()
-        ),
+        o.release() >= Release::V1_37 && o.feature_gates.enabled("WorkloadWithJob"),
+        "the feature gate WorkloadWithJob has no effect in this build with 1.37: Jobs with \
+         spec.scheduling get no Workloads"
+            .into(),
+    );
+    notice(
+        o.release() >= Release::V1_37 && o.concurrent_service_syncs != Count::new(1),
+        "--concurrent-service-syncs has no effect: 1.37 does not have this flag".into(),
     );
     notice(
         !o.allow_metric_labels.0.is_empty() || !o.allow_metric_labels_manifest.is_empty(),
@@ -70,6 +71,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::options::feature_gates;
 
     #[test]
     fn notices_name_the_given_flags() {
@@ -83,12 +85,11 @@ mod tests {
         let table: &[(Change, &str)] = &[
             (
                 |o| {
-                    o.feature_gates.0.push(("ClientsAllowCBOR".into(), true));
-                    o.feature_gates.0.push(("AtomicFIFO".into(), true));
+                    o.feature_gates.given.push(("ClientsAllowCBOR".into(), true));
+                    o.feature_gates.given.push(("AtomicFIFO".into(), true));
                 },
                 "feature gates without effect in this build: ClientsAllowCBOR",
             ),
-            (|o| o.emulated_version = vec!["kube=1.35".into()], "--emulated-version=1.35 "),
             (|o| o.contention_profiling = true, "--contention-profiling "),
         ];
         for (change, start) in table {
@@ -122,8 +123,11 @@ mod tests {
         "DRAResourcePoolStatus",
         "DRAWorkloadResourceClaims",
         "DeploymentReplicaSetTerminatingReplicas",
+        "EvictionRequestAPI",
         "GenericWorkload",
         "HPAConfigurableTolerance",
+        "HPAGeneration",
+        "HPAOptimizedSelectorStore",
         "HPAScaleToZero",
         "InOrderInformersBatchProcess",
         "InformerResourceVersion",
@@ -132,6 +136,7 @@ mod tests {
         "MaxUnavailableStatefulSet",
         "MutableSchedulingDirectivesForSuspendedJobs",
         "NativeHistograms",
+        "NodeControllerLeaseCircuitBreaker",
         "PersistentVolumeClaimUnusedSinceTime",
         "PodCertificateRequest",
         "PodDeletionCost",
@@ -140,9 +145,11 @@ mod tests {
         "SELinuxChangePolicy",
         "SeparateTaintEvictionController",
         "StaleControllerConsistencyDaemonSet",
+        "StaleControllerConsistencyHPA",
         "StaleControllerConsistencyJob",
         "StaleControllerConsistencyReplicaSet",
         "StaleControllerConsistencyStatefulSet",
+        "StatefulSetRecreateStrategy",
         "StatefulSetSemanticRevisionComparison",
         "StorageVersionAPI",
         "StorageVersionMigrator",
@@ -171,9 +178,10 @@ mod tests {
     fn every_gate_that_upstream_reads_is_read_or_has_a_notice() {
         let mut text = String::new();
         source(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
-        let known = all_feature_gates();
+        let known: Vec<_> =
+            [Release::V1_36, Release::V1_37].into_iter().flat_map(feature_gates).collect();
         for gate in READ_UPSTREAM {
-            assert!(known.iter().any(|(name, ..)| name == gate), "{gate}");
+            assert!(known.iter().any(|(name, _)| name == gate), "{gate}");
             let is_read = text.contains(&format!("\"{gate}\""));
             let is_listed = WITHOUT_EFFECT.contains(gate);
             assert_ne!(is_read, is_listed, "{gate}: read {is_read}, in WITHOUT_EFFECT {is_listed}");

@@ -15,7 +15,7 @@ use super::leader_migration::LeaderMigration;
 use crate::clock::SharedClock;
 use crate::files::POLL_PERIOD;
 use crate::logging::Verbosity;
-use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
+use crate::options::{Options, PROGRAM, followed, model_version, version_info};
 use crate::server::auth::Auth;
 use crate::server::health::HealthChecks;
 use crate::server::http::{Guard, Method, Server};
@@ -53,7 +53,7 @@ full flags configurable<br>
 
 /// All served paths, without authentication.
 pub fn routes(
-    options: &Options,
+    options: &Arc<Options>,
     migration: Option<&LeaderMigration>,
     health: &HealthChecks,
     verbosity: &Verbosity,
@@ -64,17 +64,19 @@ pub fn routes(
     routes.add_metrics();
     let results = health.results().clone();
     routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
-    let config = configz::of(options, migration);
-    routes.add("/configz", handler(move |_| Response::json(200, &config)));
-    zpages::install_version(&routes, version_info());
+    let (given, migrating) = (options.clone(), migration.cloned());
+    let config = move |_: &Request| {
+        Response::json(200, &configz::of(&given, migrating.as_ref(), followed()))
+    };
+    routes.add("/configz", handler(config));
+    zpages::install_version(&routes, version_info);
     if options.feature_gates.enabled("ComponentFlagz") {
         zpages::install_flagz(&routes, PROGRAM, &options.pairs());
     }
     if options.feature_gates.enabled("ComponentStatusz") {
         let build = zpages::Build {
             component: PROGRAM.into(),
-            binary_version: VERSION.trim_start_matches('v').into(),
-            emulation_version: format!("1.{}", emulated(options)),
+            versions: || (model_version().trim_start_matches('v').into(), followed().to_string()),
         };
         zpages::install_statusz(&routes, build, clock.clone());
     }
@@ -248,7 +250,7 @@ mod tests {
         let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
         let health = HealthChecks::new();
         let verbosity = Verbosity::new(0, &[]);
-        let routes = routes(&Options::default(), None, &health, &verbosity, &clock);
+        let routes = routes(&Arc::default(), None, &health, &verbosity, &clock);
         let ask = |path: &str| block_on(routes.answer(Request::get(path)));
         health.add("replicaset-controller", Arc::new(|| Ok(())));
         assert_eq!(
@@ -271,7 +273,7 @@ mod tests {
         assert!(!ask("/metrics").content().starts_with(&[0x1f, 0x8b]));
         assert_eq!(ask("/debug/pprof/heap").status, 404);
         assert_eq!(ask("/debug/pprof/goroutine").status, 200);
-        let off = Options { profiling: false, ..Options::default() };
+        let off = Arc::new(Options { profiling: false, ..Options::default() });
         let off = super::routes(&off, None, &health, &verbosity, &clock);
         for path in ["/debug/pprof/", "/debug/pprof/goroutine", "/debug/flags/v"] {
             let answer = block_on(off.answer(Request::get(path)));

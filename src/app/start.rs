@@ -15,6 +15,7 @@ use super::connect::{Connection, user_agent};
 use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
+use super::served_versions::VERSIONS;
 use super::service_accounts;
 use crate::cache::{Outages, SharedInformerFactory, VersionLosses};
 use crate::clock::SharedClock;
@@ -107,7 +108,12 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     let tasks = TaskGroup::new();
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let streams = options.feature_gates.enabled("WatchListClient");
-    let source = connection.source(connection.client(&user_agent("shared-informers")), streams);
+    let reader = connection.client(&user_agent("shared-informers"));
+    let chosen = stop.unless_stopped(reader.choose_versions(VERSIONS)).await;
+    if let Some(Err(error)) = chosen {
+        log::warn!("the served versions are not known yet: {error}");
+    }
+    let source = connection.source(reader, streams);
     let source = match &started.shadow {
         Some(shadow) => shadow.tap(source),
         None => source,
@@ -405,7 +411,9 @@ mod tests {
     use super::*;
     use crate::app::connect::TokenSource;
     use crate::cache::Source;
-    use crate::client::{Client, Guard, Interceptor};
+    use serde_json::Value;
+
+    use crate::client::{self, Client, Guard, Interceptor};
     use crate::clock::FakeClock;
     use crate::controllers::DebugAnswer;
     use crate::objects::Timestamp;
@@ -431,6 +439,9 @@ mod tests {
         }
         fn source(&self, _: Client, _: bool) -> Arc<dyn Source> {
             unreachable!("health is asked without a client")
+        }
+        fn version(&self) -> Boxed<client::Result<Value>> {
+            unreachable!("health is asked for alone")
         }
         fn healthz(&self) -> Boxed<Result<(), String>> {
             let left = self.0.fetch_sub(1, Ordering::SeqCst);
@@ -481,6 +492,9 @@ mod tests {
             panic!("as the test asks")
         }
         fn source(&self, _: Client, _: bool) -> Arc<dyn Source> {
+            panic!("as the test asks")
+        }
+        fn version(&self) -> Boxed<client::Result<Value>> {
             panic!("as the test asks")
         }
         fn healthz(&self) -> Boxed<Result<(), String>> {

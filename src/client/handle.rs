@@ -12,12 +12,13 @@ use super::credentials::{Auth, Plugin, TokenProvider, impersonation};
 use super::guard::Guard;
 use super::interceptor::Interceptor;
 use super::rate::Bucket;
+use super::served_versions::{ServedVersions, Versions};
 use super::single_flight::SingleFlight;
 use super::transport::Transport;
 use super::writes::{WriteCounter, Writes};
 use super::{Error, Result};
 use crate::clock::SharedClock;
-use crate::objects::Form;
+use crate::objects::{Form, ResourceType};
 use crate::task::StopToken;
 
 /// Sends requests to one API server as one user, with one rate limiter. Cheap to clone: clones
@@ -72,6 +73,7 @@ pub(super) struct Inner {
     /// Requests do not wait for the pool.
     pub is_urgent: bool,
     pub discovery: Arc<SingleFlight<Arc<Discovery>>>,
+    pub served: Arc<ServedVersions>,
     /// Connections without a client certificate, shared by all clients with tokens of their own.
     pub anonymous: Arc<Mutex<Option<surf::Client>>>,
     /// The writes sent under this user agent.
@@ -113,6 +115,7 @@ impl Client {
             interceptor: None,
             is_urgent: false,
             discovery: Arc::default(),
+            served: Arc::default(),
             anonymous: Arc::default(),
             writes: Arc::default(),
         };
@@ -235,6 +238,7 @@ impl Client {
             interceptor: interceptor.clone(),
             is_urgent: *is_urgent,
             discovery: self.inner.discovery.clone(),
+            served: self.inner.served.clone(),
             anonymous: self.inner.anonymous.clone(),
             writes: self.inner.writes.clone(),
         };
@@ -273,9 +277,31 @@ impl Client {
     pub async fn discovery(&self) -> Result<Arc<Discovery>> {
         let fetch = || {
             let client = self.clone();
-            async move { client.discover().await.map(Arc::new) }
+            async move {
+                let found = client.discover().await?;
+                client.inner.served.observe(&found);
+                Ok(Arc::new(found))
+            }
         };
         self.inner.discovery.get(|_| true, fetch).await
+    }
+
+    /// From now on, asks for each of these resources in the first of its versions that the server
+    /// serves by discovery, in place of the version that the caller names. Each later
+    /// [`Client::discovery`] that fetches chooses again. For the clients that are derived from one
+    /// another.
+    ///
+    /// # Errors
+    /// Those of [`Client::discover`]: until one succeeds, the named versions are used.
+    pub async fn choose_versions(&self, resources: &'static [Versions]) -> Result<()> {
+        self.inner.served.set_known(resources);
+        self.reset_discovery();
+        self.discovery().await.map(drop)
+    }
+
+    /// A resource in the version in which this client asks for it.
+    pub fn served(&self, resource: &ResourceType) -> ResourceType {
+        self.inner.served.resolve(resource)
     }
 
     /// The next [`Client::discovery`] fetches again, also while an earlier fetch is under way.

@@ -1,21 +1,23 @@
-//! The version to emulate and the oldest version of other components.
+//! The flags for the version to emulate and the oldest version of other components.
 //! Upstream: `component-base/compatibility`.
 
 use super::flags::Options;
+use super::release::Release;
 
-/// Minor versions of Kubernetes 1: the oldest that may be emulated, and the current one.
-const OLDEST: u32 = 33;
-pub(super) const NEWEST: u32 = 36;
+/// The release that `--emulated-version` names; `None`: the API server's is followed.
+pub fn emulated(o: &Options) -> Option<Release> {
+    o.emulated_version.last().and_then(|text| minor(text)).and_then(Release::of_minor)
+}
 
-/// The minor version to emulate.
-pub fn emulated(o: &Options) -> u32 {
-    o.emulated_version.last().and_then(|text| minor(text)).unwrap_or(NEWEST)
+/// The releases that the process may follow.
+pub(super) fn possible(o: &Options) -> Vec<Release> {
+    emulated(o).map_or_else(|| Release::ALL.to_vec(), |release| vec![release])
 }
 
 /// The oldest minor version that other components may have.
 pub fn min_compatible(o: &Options) -> u32 {
     let given = o.min_compatibility_version.last().and_then(|text| minor(text));
-    given.unwrap_or_else(|| (emulated(o) - 1).max(OLDEST))
+    given.unwrap_or_else(|| (o.release().minor() - 1).max(Release::OLDEST.minor()))
 }
 
 /// The minor version in `1.35`, `1.35.0` or `kube=1.35`.
@@ -44,16 +46,25 @@ pub(super) fn version_problems(o: &Options) -> Vec<String> {
             problems.push(format!("--{flag}: duplicate version flag, {}", versions.join(" and ")));
         }
     }
-    let (emulated, least) = (emulated(o), min_compatible(o));
-    if !(OLDEST..=NEWEST).contains(&emulated) {
-        problems.push(format!(
-            "--emulated-version: emulation version 1.{emulated} is not between \
-             [1.{OLDEST}, 1.{NEWEST}]"
-        ));
-    } else if !(OLDEST..=emulated).contains(&least) {
+    let newest = match o.emulated_version.last().and_then(|text| minor(text)) {
+        Some(minor) if Release::of_minor(minor).is_none() => {
+            problems.push(format!(
+                "--emulated-version: emulation version 1.{minor} is not between [{}, {}]",
+                Release::OLDEST,
+                Release::NEWEST
+            ));
+            return problems;
+        }
+        Some(minor) => minor,
+        None => Release::NEWEST.minor(),
+    };
+    let oldest = Release::OLDEST.minor();
+    if let Some(least) = o.min_compatibility_version.last().and_then(|text| minor(text))
+        && !(oldest..=newest).contains(&least)
+    {
         problems.push(format!(
             "--min-compatibility-version: minCompatibilityVersion version 1.{least} is not between \
-             [1.{OLDEST}, 1.{emulated}]"
+             [1.{oldest}, 1.{newest}]"
         ));
     }
     problems
@@ -65,16 +76,36 @@ mod tests {
 
     #[test]
     fn older_versions_can_be_emulated() {
+        let options = |version: &str| Options {
+            emulated_version: vec![version.into()],
+            ..Options::default()
+        };
+        assert_eq!(emulated(&Options::default()), None);
+        for (version, release) in [
+            ("kube=1.34", Some(Release::V1_34)),
+            ("1.35.0", Some(Release::V1_35)),
+            ("v1.36", Some(Release::V1_36)),
+            ("1.37", Some(Release::V1_37)),
+            ("1.33", None),
+            ("1.38", None),
+            ("1.36.1", None),
+            ("2.36", None),
+        ] {
+            assert_eq!(emulated(&options(version)), release, "{version}");
+            let problems = version_problems(&options(version));
+            assert_eq!(problems.is_empty(), release.is_some(), "{version}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn others_may_be_one_minor_version_older() {
         let mut options = Options::default();
-        assert_eq!((emulated(&options), min_compatible(&options)), (36, 35));
-        options.emulated_version = vec!["kube=1.34".into()];
-        assert_eq!((emulated(&options), min_compatible(&options)), (34, 33));
-        options.emulated_version = vec!["1.34.0".into()];
-        assert_eq!((emulated(&options), min_compatible(&options)), (34, 33));
-        options.emulated_version = vec!["1.33.1".into()];
-        assert_eq!(version_problems(&options).len(), 1);
-        options.emulated_version = vec!["1.33".into()];
-        assert_eq!((emulated(&options), min_compatible(&options)), (33, 33));
-        assert_eq!(version_problems(&options), Vec::<String>::new());
+        assert_eq!(min_compatible(&options), 35);
+        options.follow(Release::V1_37).expect("no gate is given");
+        assert_eq!(min_compatible(&options), 36);
+        options.follow(Release::V1_34).expect("no gate is given");
+        assert_eq!(min_compatible(&options), 34);
+        options.min_compatibility_version = vec!["1.36".into()];
+        assert_eq!(min_compatible(&options), 36);
     }
 }

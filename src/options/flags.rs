@@ -368,6 +368,10 @@ flags! {
         /// Deployments that are worked on at once.
         concurrent_deployment_syncs: Count = Count::new(5);
     }
+    "Disruption-controller" {
+        /// PodDisruptionBudgets that are worked on at once.
+        concurrent_disruption_syncs: Count = Count::new(1);
+    }
     "Device-taint-eviction-controller" {
         /// Evictions and rule updates at once.
         concurrent_device_taint_eviction_syncs: Count = Count::new(8);

@@ -8,6 +8,7 @@ mod feature_gate_table;
 mod feature_gates;
 mod flags;
 mod parse;
+mod release;
 mod usage;
 mod validate;
 mod values;
@@ -16,16 +17,20 @@ mod version;
 pub use answer::answer;
 pub use compatibility::{emulated, min_compatible};
 pub use duration::{parse_duration, show_duration};
-pub use feature_gate_table::{GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage};
-pub use feature_gates::all as all_feature_gates;
+pub use feature_gate_table::{GateSpec, Stage};
+pub use feature_gates::specs as feature_gates;
 #[doc(inline)]
 pub use flags::flag_table;
 pub use flags::{FLAGS, FlagInfo, Options};
 pub use parse::{Arguments, Command, PROGRAM, parse};
+pub use release::Release;
 pub use usage::usage;
 pub use validate::validate;
 pub use values::{
     CertKey, CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObject, TraceObjects, Value,
     Version, Vmodule,
 };
-pub use version::{VERSION, git_version, platform, report_version, version, version_info};
+pub use version::{
+    VERSION, followed, git_version, model_version, platform, report_release, report_version,
+    version, version_info,
+};

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::compatibility::emulated;
 use super::flags::{FLAGS, FlagInfo, Options, set_flags};
 use super::values::Value;
 
@@ -30,6 +31,7 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     }
     let mut options = Options::default();
     set_flags(&mut options, &arguments)?;
+    options.feature_gates.release = emulated(&options).unwrap_or_default();
     if !arguments.positional.is_empty() {
         let shown: Vec<_> = arguments.positional.iter().map(|arg| format!("{arg:?}")).collect();
         return Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")));
@@ -211,7 +213,7 @@ mod tests {
         let lists = run(&["--controllers=a,-b", "--controllers", "-c", "--controllers=*"]);
         assert_eq!(lists.expect("options").controllers, strings(&["a", "-b", "-c", "*"]));
         let gates = run(&["--feature-gates=A=true,kube:B=false", "--feature-gates=C=1"]);
-        let gates = gates.expect("options").feature_gates.0;
+        let gates = gates.expect("options").feature_gates.given;
         assert_eq!(gates, [("A".into(), true), ("B".into(), false), ("C".into(), true)]);
         let verbosity = run(&["--vmodule=reflector=4,", "--vmodule", "app*=2"]);
         assert_eq!(verbosity.expect("options").vmodule.text(), "reflector=4,app*=2");

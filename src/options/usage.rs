@@ -1,10 +1,13 @@
 //! `--help`.
 
+use std::collections::BTreeMap;
 use std::iter::repeat;
 
 use super::feature_gate_table::Stage;
 use super::flags::{FLAGS, Options};
 use super::parse::PROGRAM;
+use super::release::Release;
+use super::values::Gates;
 
 /// The text of `--help`: the flags in groups, with kinds and defaults. `controllers` are the names
 /// that `--controllers` accepts; `off` are those that are off by default.
@@ -65,12 +68,27 @@ pub fn usage(controllers: &[&str], off: &[&str]) -> String {
 
 /// The gates that may be set, a line each. Upstream: `KnownFeatures`.
 fn gates() -> Vec<String> {
-    let all = super::feature_gates::all().into_iter();
-    all.filter(|(_, stage, _)| matches!(stage, Stage::Alpha | Stage::Beta))
-        .map(|(name, stage, default)| {
-            format!("kube:{name}=true|false ({} - default={default})", stage.name())
-        })
-        .collect()
+    let mut gates = BTreeMap::new();
+    for release in [Release::V1_36, Release::V1_37] {
+        for (name, stage, default) in (Gates { release, ..Gates::default() }).all() {
+            let text = format!("{} - default={default}", stage.name());
+            let is_listed = matches!(stage, Stage::Alpha | Stage::Beta);
+            gates.entry(name).or_insert_with(Vec::new).push(is_listed.then_some((release, text)));
+        }
+    }
+    let line = |(name, states): (&str, Vec<Option<(Release, String)>>)| {
+        let states: Vec<(Release, String)> = states.into_iter().flatten().collect();
+        let shown = match &states[..] {
+            [] => return None,
+            [(_, one), (_, other)] if one == other => one.clone(),
+            differing => {
+                let shown = differing.iter().map(|(release, text)| format!("{release}: {text}"));
+                shown.collect::<Vec<_>>().join("; ")
+            }
+        };
+        Some(format!("kube:{name}=true|false ({shown})"))
+    };
+    gates.into_iter().filter_map(line).collect()
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::compatibility::{NEWEST, version_problems};
+use super::compatibility::{possible, version_problems};
 use super::flags::{FLAGS, Options};
+use super::release::Release;
 
 /// The jitter of retries. Upstream: `leaderelection.JitterFactor`.
 const JITTER: f64 = 1.2;
@@ -51,7 +52,7 @@ impl Faults {
 
 /// All faults, a line each. `known_controller` tests a name in `--controllers`.
 pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
-    let mut faults = Faults(options.feature_gates.problems());
+    let mut faults = Faults(options.feature_gates.problems(&possible(options)));
     faults.0.extend(version_problems(options));
     elections(options, &mut faults);
     faults.refuse(
@@ -228,13 +229,14 @@ fn signing(o: &Options, faults: &mut Faults) {
 }
 
 fn metrics(o: &Options, faults: &mut Faults) {
-    let previous = format!("1.{}", NEWEST - 1);
+    let previous = |release: Release| format!("1.{}", release.minor() - 1);
     let hidden = &o.show_hidden_metrics_for_version;
     faults.refuse(
-        !hidden.is_empty() && *hidden != previous,
+        !hidden.is_empty() && possible(o).into_iter().all(|release| *hidden != previous(release)),
         format!(
             "--show-hidden-metrics-for-version: Invalid value: {hidden:?}: must be omitted or have \
-             the value '{previous}'; only the previous minor version is allowed"
+             the value '{}'; only the previous minor version is allowed",
+            previous(o.release())
         ),
     );
     for name in &o.disabled_metrics {
@@ -380,7 +382,7 @@ mod tests {
                  --leader-elect-retry-period*1.2",
             ),
             (
-                |o| o.feature_gates.0.push(("Nope".into(), true)),
+                |o| o.feature_gates.given.push(("Nope".into(), true)),
                 "--feature-gates: unrecognized feature gate: Nope",
             ),
             (
@@ -402,7 +404,7 @@ mod tests {
             ),
             (
                 |o| o.emulated_version = vec!["1.30".into()],
-                "--emulated-version: emulation version 1.30 is not between [1.33, 1.36]",
+                "--emulated-version: emulation version 1.30 is not between [1.34, 1.37]",
             ),
             (
                 |o| o.emulated_version = vec!["kube=x".into()],
@@ -418,7 +420,7 @@ mod tests {
                     o.min_compatibility_version = vec!["1.36".into()];
                 },
                 "--min-compatibility-version: minCompatibilityVersion version 1.36 is not between \
-                 [1.33, 1.34]",
+                 [1.34, 1.34]",
             ),
             (
                 |o| o.show_hidden_metrics_for_version = "1.30".into(),
@@ -436,7 +438,7 @@ mod tests {
             (
                 |o| {
                     o.logging_format = "json".into();
-                    o.feature_gates.0.push(("LoggingBetaOptions".into(), false));
+                    o.feature_gates.given.push(("LoggingBetaOptions".into(), false));
                 },
                 "--logging-format: Forbidden: Log format json is disabled, see LoggingBetaOptions \
                  feature",

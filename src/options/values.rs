@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use super::duration::{parse_duration, show_duration};
+use super::release::Release;
 use super::version::VERSION;
 
 /// A type that a flag can have.
@@ -326,7 +327,12 @@ impl Value for Map {
 
 /// The values of `--feature-gates`, in order. `feature_gates` interprets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gates(pub Vec<(String, bool)>);
+pub struct Gates {
+    /// In the order of the command line: the last value of a gate counts.
+    pub given: Vec<(String, bool)>,
+    /// The release whose gates they are.
+    pub release: Release,
+}
 
 impl Value for Gates {
     const KIND: &'static str = "colonSeparatedMultimapStringString";
@@ -347,13 +353,13 @@ impl Value for Gates {
                 .map_err(|error| format!("invalid value of {name}={value}: {error}"))?;
             gates.push((name.to_string(), value));
         }
-        Ok(Gates(gates))
+        Ok(Gates { given: gates, release: Release::default() })
     }
     fn merge(&mut self, given: Vec<Given<Self>>) {
-        self.0.extend(given.into_iter().flat_map(|Given(gates)| gates.0));
+        self.given.extend(given.into_iter().flat_map(|Given(gates)| gates.given));
     }
     fn text(&self) -> String {
-        let pairs = self.0.iter().map(|(name, on)| format!("{name}={on}"));
+        let pairs = self.given.iter().map(|(name, on)| format!("{name}={on}"));
         pairs.collect::<Vec<_>>().join(",")
     }
     fn shown(&self) -> String {

@@ -2,11 +2,30 @@
 
 use std::sync::OnceLock;
 
-/// The release of Kubernetes whose manager this one replaces.
+use super::release::Release;
+
+/// The version of Kubernetes whose manager this one replaces, unless it follows a later release.
 pub const VERSION: &str = "v1.36.2";
 
 /// The version to report, where `--version` names one.
 static REPORTED: OnceLock<String> = OnceLock::new();
+/// The release that this process follows.
+static FOLLOWED: OnceLock<Release> = OnceLock::new();
+
+/// Sets the release whose version is reported. Only the first call counts.
+pub fn report_release(release: Release) {
+    FOLLOWED.get_or_init(|| release);
+}
+
+/// The release that this process follows; the default before it is chosen.
+pub fn followed() -> Release {
+    FOLLOWED.get().copied().unwrap_or_default()
+}
+
+/// The version of the manager that is the model of this process: `v1.36.2`.
+pub fn model_version() -> &'static str {
+    followed().version()
+}
 
 /// Sets the version to report. Only the first call counts.
 /// Upstream: `version.SetDynamicVersion`.
@@ -14,9 +33,9 @@ pub fn report_version(version: &str) {
     REPORTED.get_or_init(|| version.into());
 }
 
-/// The version that `--version` set, or else [`VERSION`].
+/// The version that `--version` set, or else [`model_version`].
 pub fn git_version() -> &'static str {
-    REPORTED.get().map_or(VERSION, String::as_str)
+    REPORTED.get().map_or_else(model_version, String::as_str)
 }
 
 /// Operating system and processor, as Go names them.
@@ -57,7 +76,7 @@ pub fn version(how: &str) -> String {
 
 /// Upstream: `apimachinery/pkg/version.Info`, as served under `/version`.
 pub fn version_info() -> serde_json::Value {
-    let mut numbers = VERSION.trim_start_matches('v').split('.');
+    let mut numbers = model_version().trim_start_matches('v').split('.');
     serde_json::json!({
         "major": numbers.next(),
         "minor": numbers.next(),

@@ -13,8 +13,9 @@ const NOT_FOR_MACHINES: &str = "Warning: This endpoint is not meant to be machin
                                 purposes only.";
 const GROUP: &str = "config.k8s.io";
 
-pub fn install_version(routes: &Routes, version: Value) {
-    routes.add("/version", handler(move |_| Response::json(200, &version)));
+/// `version`: its content, which may change.
+pub fn install_version(routes: &Routes, version: fn() -> Value) {
+    routes.add("/version", handler(move |_| Response::json(200, &version())));
 }
 
 /// `flags`: names and values, sorted.
@@ -41,16 +42,17 @@ pub fn install_flagz(routes: &Routes, component: &str, flags: &[(String, String)
 /// The build as `/statusz` shows it.
 pub struct Build {
     pub component: String,
-    pub binary_version: String,
-    pub emulation_version: String,
+    /// The version of the binary and the one that it emulates, which may change.
+    pub versions: fn() -> (String, String),
 }
 
 /// Shows the paths that exist at this point.
 pub fn install_statusz(routes: &Routes, build: Build, clock: SharedClock) {
     let (started, since) = (clock.now(), clock.monotonic());
     let paths = routes.paths();
-    let Build { component, binary_version, emulation_version } = build;
+    let Build { component, versions } = build;
     let answer = move |request: &Request| {
+        let (binary_version, emulation_version) = versions();
         let up = clock.monotonic().saturating_sub(since).as_secs();
         let text = || {
             let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);
@@ -184,11 +186,7 @@ mod tests {
         let clock = FakeClock::new(Timestamp::from_micros(0));
         let routes = Routes::new();
         routes.add("/x", handler(|_| Response::text(200, "")));
-        let build = Build {
-            component: "x".into(),
-            binary_version: "1.36.2".into(),
-            emulation_version: "1.36".into(),
-        };
+        let build = Build { component: "x".into(), versions: || ("1.36.2".into(), "1.36".into()) };
         install_statusz(&routes, build, clock.clone());
         clock.advance(Duration::from_secs(3723));
         let text = String::from_utf8(ask(&routes, "/statusz", "").content().into()).expect("text");

@@ -12,7 +12,7 @@ use crate::env::*;
 use crate::kinds::wait_until_exists;
 
 /// Flags: frequent syncs, and the CPU of pods counts from their start.
-const FLAGS: [&str; 3] = [
+pub const FLAGS: [&str; 3] = [
     "--horizontal-pod-autoscaler-sync-period=200ms",
     "--horizontal-pod-autoscaler-cpu-initialization-period=0s",
     "--horizontal-pod-autoscaler-downscale-stabilization=1s",
@@ -28,7 +28,7 @@ fn target(name: &str, replicas: i32, annotations: Value) -> Value {
     deployment
 }
 
-fn autoscaler(name: &str, target: &str, [min, max]: [i32; 2], metric: Value) -> Value {
+pub fn autoscaler(name: &str, target: &str, [min, max]: [i32; 2], metric: Value) -> Value {
     json!({
         "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
         "metadata": { "name": name, "namespace": "default" },
@@ -39,7 +39,7 @@ fn autoscaler(name: &str, target: &str, [min, max]: [i32; 2], metric: Value) -> 
     })
 }
 
-fn cpu(percent: i32) -> Value {
+pub fn cpu(percent: i32) -> Value {
     json!({ "type": "Resource", "resource": {
         "name": "cpu", "target": { "type": "Utilization", "averageUtilization": percent },
     } })

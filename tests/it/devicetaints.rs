@@ -22,7 +22,7 @@ const RULES_SERVED: &str = "--runtime-config=resource.k8s.io/v1beta2=true";
 /// Options with DeviceTaintRules, which are off by default.
 pub fn rules_on() -> Options {
     let mut options = Options::default();
-    options.feature_gates.0.push(("DRADeviceTaintRules".to_owned(), true));
+    options.feature_gates.given.push(("DRADeviceTaintRules".to_owned(), true));
     options
 }
 

@@ -312,12 +312,21 @@ struct Setup {
     service_accounts: bool,
     /// Whether versions and kinds behind gates are served.
     all_versions: bool,
+    /// The minor version of Kubernetes 1 that the sandbox is.
+    minor: u32,
     nodes: NodeOptions,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
-        Setup { service_accounts: false, all_versions: false, nodes: quick_nodes() }
+        // The whole suite can run on the sandbox as another release: `SANDBOX_MINOR=37`.
+        let minor = std::env::var("SANDBOX_MINOR");
+        Setup {
+            service_accounts: false,
+            all_versions: false,
+            minor: minor.map_or(36, |minor| minor.parse().expect("SANDBOX_MINOR is a number")),
+            nodes: quick_nodes(),
+        }
     }
 }
 
@@ -373,6 +382,18 @@ impl Env {
         block_on(async { Env::start(name, how).await.finish(scenario).await });
     }
 
+    /// [`Env::run`] on a server of 1.37.
+    pub fn run_as_1_37(name: &str, scenario: impl AsyncFn(&Env)) {
+        let how = Setup { minor: 37, ..Setup::default() };
+        block_on(async { Env::start(name, how).await.finish(scenario).await });
+    }
+
+    /// [`Env::run_as_1_37`] with the kinds that are behind gates.
+    pub fn run_as_1_37_with_gates(name: &str, scenario: impl AsyncFn(&Env)) {
+        let how = Setup { minor: 37, all_versions: true, ..Setup::default() };
+        block_on(async { Env::start(name, how).await.finish(scenario).await });
+    }
+
     async fn finish(self, scenario: impl AsyncFn(&Env)) {
         scenario(&self).await;
         self.stop().await;
@@ -384,10 +405,11 @@ impl Env {
 
     async fn start(name: &str, how: Setup) -> Env {
         let folder = Folder::new(name);
-        let Setup { service_accounts, all_versions, nodes } = how;
+        let Setup { service_accounts, all_versions, minor, nodes } = how;
         let options = SandboxOptions {
             service_accounts,
             all_versions,
+            minor,
             ..SandboxOptions::new(folder.0.clone())
         };
         let cluster = Cluster::start(options, nodes).await.expect("the sandbox starts");

@@ -59,6 +59,7 @@ mod rbac;
 mod real;
 mod recycling;
 mod release;
+mod releases;
 mod restored;
 mod resync;
 mod rewritten;

@@ -23,9 +23,9 @@ use crate::objects::{
 
 impl Client {
     /// The verbs over any resource. See [`Dynamic`] for their errors, which are those of the verbs
-    /// below as well.
+    /// below as well. Of the resources of [`Client::choose_versions`] it is the served version.
     pub fn resource(&self, resource: &ResourceType) -> Dynamic {
-        Dynamic::new(self.clone(), resource.clone())
+        Dynamic::new(self.clone(), self.served(resource))
     }
 
     /// Reads an object. The answer is the newest version.
@@ -71,7 +71,8 @@ impl Client {
         object: &T,
         status: &(impl Serialize + Sync),
     ) -> Result<Written> {
-        let (key, body) = (Object::meta(object).key(), WithStatus::of(object, status));
+        let key = Object::meta(object).key();
+        let body = WithStatus::of(object, self.served(&T::RESOURCE), status);
         self.resource(&T::RESOURCE).subresource("status").update_for_metadata(&key, &body).await
     }
 
@@ -83,7 +84,8 @@ impl Client {
         subresource: &'static str,
         status: &(impl Serialize + Sync),
     ) -> Result<T> {
-        let (key, body) = (Object::meta(object).key(), WithStatus::of(object, status));
+        let key = Object::meta(object).key();
+        let body = WithStatus::of(object, self.served(&T::RESOURCE), status);
         self.resource(&T::RESOURCE).subresource(subresource).update(&key, &body).await
     }
 
@@ -182,8 +184,7 @@ struct WithStatus<'a, S> {
 }
 
 impl<'a, S> WithStatus<'a, S> {
-    fn of<T: WholeMeta>(object: &'a T, status: &'a S) -> WithStatus<'a, S> {
-        let resource = T::RESOURCE;
+    fn of<T: WholeMeta>(object: &'a T, resource: ResourceType, status: &'a S) -> WithStatus<'a, S> {
         let (api_version, kind) = (resource.api_version(), resource.kind);
         WithStatus { api_version, kind, metadata: Object::meta(object), status }
     }

@@ -22,7 +22,7 @@ use crate::task::StopToken;
 const GROUP: &str = "certificates.k8s.io";
 const KIND: &str = "ClusterTrustBundle";
 /// The versions, in the order of preference.
-const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
+const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-serving";
 /// The API demands it of a bundle with this signer, and of no other.

@@ -146,6 +146,8 @@ pub struct AutoscalerCondition {
     pub reason: Istr,
     #[serde(deserialize_with = "null_as_default")]
     pub message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
 }
 
 resource!(HorizontalPodAutoscaler, "autoscaling", "v2", "horizontalpodautoscalers", namespaced);

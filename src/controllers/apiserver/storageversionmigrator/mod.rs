@@ -23,6 +23,7 @@ use crate::objects::{
     Condition, GroupResource, ResourceType, StorageVersionMigration, StorageVersionMigrationStatus,
     Timestamp,
 };
+use crate::options::Release;
 
 const RUNNING: &str = "Running";
 const SUCCEEDED: &str = "Succeeded";
@@ -40,6 +41,8 @@ struct Migrator {
     client: Client,
     clock: SharedClock,
     migrations: Lister<StorageVersionMigration>,
+    /// Whether objects are rewritten, and their number shown, as in 1.37.
+    counts_objects: bool,
     /// The newest version that this controller wrote of each migration.
     written: Mutex<HistoryVersion>,
 }
@@ -60,6 +63,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         client: c.client().with_rate(qps, burst),
         clock: c.clock(),
         migrations: migrations.clone(),
+        counts_objects: c.options().release() >= Release::V1_37,
         written: Mutex::default(),
     });
     let to_migrate = c.queue(QueuePolicy::default().logged_as(log::Level::Info));
@@ -120,6 +124,19 @@ fn is_terminal(status: &StorageVersionMigrationStatus) -> bool {
     status.is_true(SUCCEEDED) || status.is_true(FAILED)
 }
 
+/// `status` with this message of the condition Running, if that is true.
+fn with_progress(
+    status: &StorageVersionMigrationStatus,
+    message: String,
+) -> StorageVersionMigrationStatus {
+    let mut status = status.clone();
+    let running = |known: &&mut Condition| known.type_ == RUNNING && known.status == "True";
+    if let Some(running) = status.conditions.iter_mut().find(running) {
+        running.message = Some(message);
+    }
+    status
+}
+
 /// `status` with a true condition of this type; an existing one stays as it is. Upstream:
 /// `setStatusConditions`.
 fn with_condition(
@@ -145,16 +162,17 @@ fn with_condition(
 }
 
 impl Migrator {
+    /// Writes `status`; returns the migration with it.
     async fn write(
         &self,
         migration: &StorageVersionMigration,
         status: &StorageVersionMigrationStatus,
-    ) -> Result<(), Error> {
+    ) -> Result<StorageVersionMigration, Error> {
         let written = self.client.update_status(migration, status).await?;
         let at = self.migrations.written_at(written.meta.resource_version);
         let mut newest = self.written.lock();
         *newest = at.max(*newest);
-        Ok(())
+        Ok(written)
     }
 
     /// Fails while the cache is older than the last write: it shows a former state of the
@@ -174,7 +192,7 @@ impl Migrator {
         let reason = "StorageVersionMigrationFailed";
         let now = self.clock.now();
         let status = with_condition(&migration.status, FAILED, reason, why, now);
-        self.write(migration, &status).await
+        self.write(migration, &status).await.map(drop)
     }
 
     /// The resource in its preferred version; `None` if it is not served.

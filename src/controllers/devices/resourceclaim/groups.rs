@@ -7,7 +7,7 @@ use crate::controllers::devices::consumers::{
     BY_GROUP, ClaimName, UNSUPPORTED, by_entry, is_for_group,
 };
 use crate::controllers::{Error, Next, Queue, SyncResult};
-use crate::objects::{ArcStr, ObjectKey, PodGroup, PodResourceClaim};
+use crate::objects::{ArcStr, ObjectKey, PodGroup, PodResourceClaim, Resource};
 
 /// PodGroups by the claims that they use.
 pub(super) const BY_CLAIM: Index<PodGroup> = Index::new("podGroupResourceClaim", |group, add| {
@@ -129,7 +129,7 @@ impl ResourceClaims {
         if let Some(found) = self.creator.find(&group.meta.uid, &entry.name) {
             return Ok(Some(found).filter(|found| !name.is(found)));
         }
-        let owner = owner_reference::<PodGroup>(&group.meta);
+        let owner = owner_reference(&self.client.served(&PodGroup::RESOURCE), &group.meta);
         self.creator.make(&group.meta, owner, &entry.name, template).await.map(Some)
     }
 }

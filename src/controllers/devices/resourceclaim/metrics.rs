@@ -10,6 +10,7 @@ use prometheus::{IntGaugeVec, Opts};
 use crate::cache::Lister;
 use crate::metrics::metrics;
 use crate::objects::ResourceClaim;
+use crate::options::{Release, followed};
 
 /// An annotation of claims that the scheduler creates for extended resources.
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
@@ -21,9 +22,22 @@ metrics! {
          admin access";
 }
 
-pub fn created(succeeded: bool, admin_access: bool) {
+metrics! {
+    /// In place of the other from 1.37 on.
+    static CREATED_FOR: IntCounterVec["admin_access", "owner_api_group", "owner_api_kind", "status"] =
+        "dynamic_resource_allocation_resourceclaim_creates_total",
+        "[ALPHA] Number of ResourceClaims creation requests, categorized by creation status, admin \
+         access, and owning API group and kind (either Pod or scheduling.k8s.io/PodGroup)";
+}
+
+/// `group` and `kind`: of the object that the claim is for.
+pub fn created(succeeded: bool, admin_access: bool, group: &str, kind: &str) {
     let status = if succeeded { "success" } else { "failure" };
-    CREATED.with_label_values(&[status, text(admin_access)]).inc();
+    let admin_access = text(admin_access);
+    if followed() < Release::V1_37 {
+        return CREATED.with_label_values(&[status, admin_access]).inc();
+    }
+    CREATED_FOR.with_label_values(&[admin_access, group, kind, status]).inc();
 }
 
 /// Counts the claims of `lister` whenever the metrics are read from now on.
@@ -52,7 +66,11 @@ impl Counter {
                     access, and source. Source can be 'resource_claim_template' (created from a \
                     template), 'extended_resource' (extended resources), or empty (manually \
                     created by a user).";
-        let opts = Opts::new("resourceclaim_controller_resource_claims", help);
+        let name = match followed() >= Release::V1_37 {
+            true => "dynamic_resource_allocation_resource_claims",
+            false => "resourceclaim_controller_resource_claims",
+        };
+        let opts = Opts::new(name, help);
         let claims = IntGaugeVec::new(opts, &["allocated", "admin_access", "source"])?;
         prometheus::register(Box::new(Counter { claims }))
     }

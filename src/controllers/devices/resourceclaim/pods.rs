@@ -15,7 +15,7 @@ use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::lookup::Lookup;
 use crate::objects::{
     ArcStr, Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, PodGroup,
-    PodResourceClaim, Resource, ResourceClaim, ResourceClaimStatus,
+    PodResourceClaim, Resource, ResourceClaim, ResourceClaimStatus, ResourceType,
 };
 
 /// Pods by the claims that they use.
@@ -187,7 +187,7 @@ impl ResourceClaims {
             // The status may name a new claim that the cache has not seen.
             return Ok(Some(found).filter(|found| !name.is(found)));
         }
-        let owner = owner_reference::<Pod>(&pod.meta);
+        let owner = owner_reference(&Pod::RESOURCE, &pod.meta);
         self.creator.make(&pod.meta, owner, &entry.name, template).await.map(Some)
     }
 
@@ -206,13 +206,14 @@ impl ResourceClaims {
         meta: &Meta,
         statuses: Value,
     ) -> Result<(), Error> {
+        let resource = self.client.served(&T::RESOURCE);
         let body = json!({
-            "apiVersion": T::RESOURCE.api_version(), "kind": T::RESOURCE.kind,
+            "apiVersion": resource.api_version(), "kind": resource.kind,
             "metadata": { "name": &*meta.name, "namespace": meta.namespace, "uid": meta.uid },
             "status": { "resourceClaimStatuses": statuses },
         });
         let patch = Patch::Apply { manager: FIELD_MANAGER.to_owned(), force: true, body };
-        let status = self.client.resource(&T::RESOURCE).metadata_only().subresource("status");
+        let status = self.client.resource(&resource).metadata_only().subresource("status");
         match status.patch::<PartialObjectMetadata>(&meta.key(), &patch).await {
             Err(error) if !error.is_not_found() => Err(error.into()),
             _ => Ok(()),
@@ -276,10 +277,10 @@ pub(super) fn behind(meta: &Meta, error: crate::client::Error) -> Error {
 }
 
 /// An owner reference without `blockOwnerDeletion`.
-pub(super) fn owner_reference<T: Resource>(meta: &Meta) -> OwnerReference {
+pub(super) fn owner_reference(resource: &ResourceType, meta: &Meta) -> OwnerReference {
     OwnerReference {
-        api_version: T::RESOURCE.api_version().into(),
-        kind: Istr::new(&T::RESOURCE.kind),
+        api_version: resource.api_version().into(),
+        kind: Istr::new(&resource.kind),
         name: Istr::new(&meta.name),
         uid: meta.uid.clone(),
         controller: Some(true),

@@ -102,7 +102,8 @@ impl ClaimCreator {
         };
         let claims = self.client.resource(&ResourceClaim::RESOURCE);
         let created = claims.create_for_metadata(&meta.namespace, &claim).await;
-        metrics::created(created.is_ok(), spec.admin_access);
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        metrics::created(created.is_ok(), spec.admin_access, group, &owner.kind);
         let created = created.map_err(|error| {
             // Upstream names the claim, which has no name yet.
             Error::during("create ResourceClaim ", error)

@@ -111,14 +111,14 @@ impl TaintEviction {
             "type": IN_PROGRESS, "status": status, "reason": reason, "message": message,
             "observedGeneration": generation, "lastTransitionTime": now,
         });
+        let resource = self.client.served(&DeviceTaintRule::RESOURCE);
         let body = json!({
-            "apiVersion": DeviceTaintRule::RESOURCE.api_version(),
-            "kind": DeviceTaintRule::RESOURCE.kind,
+            "apiVersion": resource.api_version(), "kind": resource.kind,
             "metadata": { "name": &*rule.meta.name, "uid": rule.meta.uid },
             "status": { "conditions": [condition] },
         });
         let patch = Patch::Apply { manager: self.name.to_owned(), force: true, body };
-        let rules = self.client.resource(&DeviceTaintRule::RESOURCE).metadata_only();
+        let rules = self.client.resource(&resource).metadata_only();
         let applied = rules.subresource("status").patch(&named.key, &patch).await;
         match applied.map(|_: PartialObjectMetadata| ()) {
             Err(error) if error.is_not_found() => Ok(Next::Done),

@@ -85,15 +85,26 @@ pub(super) struct Reconcile<'a> {
     pub autoscaler: &'a HorizontalPodAutoscaler,
     pub key: &'a ObjectKey,
     pub status: HorizontalPodAutoscalerStatus,
+    /// The generation of the spec, where the status names it: the gate `HPAGeneration`.
+    pub observed_generation: Option<i64>,
     /// `Deployment/default/web`
     pub reference: String,
     pub action: Action,
 }
 
 impl Reconcile<'_> {
+    pub fn set_condition(
+        &mut self,
+        kind: &str,
+        condition: (&str, &str, impl Into<String>),
+        now: Timestamp,
+    ) {
+        set_condition(&mut self.status, kind, condition, self.observed_generation, now);
+    }
+
     /// Upstream: `setStatus`.
     pub fn set_counts(&mut self, current: i32, desired: i32, metrics: Vec<Value>) {
-        self.status.observed_generation = None;
+        self.status.observed_generation = self.observed_generation;
         self.status.current_replicas = current;
         self.status.desired_replicas = desired;
         self.status.current_metrics = metrics;
@@ -135,7 +146,7 @@ impl Reconcile<'_> {
             if failures >= all || proposed.replicas < current {
                 let message = format!("the HPA was unable to compute the replica count: {cause}");
                 let inactive = ("False", reason, message);
-                set_condition(&mut self.status, SCALING_ACTIVE, inactive, now);
+                self.set_condition(SCALING_ACTIVE, inactive, now);
                 return Err((error, proposed.statuses));
             }
             proposed.error = Some(error);
@@ -144,7 +155,7 @@ impl Reconcile<'_> {
         let message =
             format!("the HPA was able to successfully calculate a replica count from {name}");
         let active = ("True", "ValidMetricFound", message);
-        set_condition(&mut self.status, SCALING_ACTIVE, active, now);
+        self.set_condition(SCALING_ACTIVE, active, now);
         Ok(proposed)
     }
 
@@ -161,7 +172,7 @@ impl Reconcile<'_> {
             ScalingMode::Disabled => {
                 let message = "scaling is disabled since the replica count of the target is zero";
                 let disabled = ("False", "ScalingDisabled", message);
-                set_condition(&mut self.status, SCALING_ACTIVE, disabled, now);
+                self.set_condition(SCALING_ACTIVE, disabled, now);
                 if !zero.is_enabled {
                     remove_condition(&mut self.status, SCALED_TO_ZERO);
                 }
@@ -181,8 +192,8 @@ impl Reconcile<'_> {
                     }
                     other => other,
                 };
-                set_condition(&mut self.status, ABLE_TO_SCALE, able, now);
-                set_condition(&mut self.status, SCALING_LIMITED, limited, now);
+                self.set_condition(ABLE_TO_SCALE, able, now);
+                self.set_condition(SCALING_LIMITED, limited, now);
                 let desired = lifted(current, normalized, min, zero);
                 let reason = match wanted {
                     more if more > current => format!("{name} above target"),
@@ -201,11 +212,11 @@ impl Reconcile<'_> {
         let message =
             format!("the HPA controller was able to update the target scale to {desired}");
         let succeeded = ("True", "SucceededRescale", message);
-        set_condition(&mut self.status, ABLE_TO_SCALE, succeeded, now);
+        self.set_condition(ABLE_TO_SCALE, succeeded, now);
         if zero.is_enabled {
             let is_reached = zero.is_reached(current, desired, min);
             let condition = if is_reached { SCALED } else { NOT_SCALED };
-            set_condition(&mut self.status, SCALED_TO_ZERO, condition, now);
+            self.set_condition(SCALED_TO_ZERO, condition, now);
         } else {
             remove_condition(&mut self.status, SCALED_TO_ZERO);
         }
@@ -235,7 +246,14 @@ mod tests {
 
     fn reconcile<'a>(of: &'a HorizontalPodAutoscaler, key: &'a ObjectKey) -> Reconcile<'a> {
         let (status, reference) = (of.status.clone(), "Deployment/ns/web".into());
-        Reconcile { autoscaler: of, key, status, reference, action: Action::None }
+        Reconcile {
+            autoscaler: of,
+            key,
+            status,
+            observed_generation: None,
+            reference,
+            action: Action::None,
+        }
     }
 
     /// Each condition as its type and its reason.

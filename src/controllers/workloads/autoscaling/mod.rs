@@ -19,13 +19,15 @@ use std::time::Duration;
 
 use self::calculator::{Startup, Tolerances};
 use self::metrics_api::MetricsApi;
-use self::monitor::AUTOSCALERS;
+use self::monitor::{AUTOSCALERS, STALE_SYNC_SKIPS};
 use self::normalize::History;
 use self::selectors::Selectors;
 use crate::cache::Lister;
 use crate::client::{Client, Scales};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
+use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{HorizontalPodAutoscaler, ObjectKey, Pod};
@@ -35,6 +37,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     monitor::register();
     let (autoscalers, pods) = (c.lister::<HorizontalPodAutoscaler>(), c.lister::<Pod>());
     let settings = Settings::of(c);
+    let consistency = match c.feature("StaleControllerConsistencyHPA") {
+        true => Consistency::default().with(&autoscalers),
+        false => Consistency::default(),
+    };
     let period = settings.period;
     let scales = Scales::new(c.client());
     let this = Arc::new(Autoscaling {
@@ -53,6 +59,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         scales,
         selectors: Selectors::default(),
         histories: Mutex::default(),
+        consistency,
         settings,
     });
     let queue = c.queue(QueuePolicy::default());
@@ -86,6 +93,8 @@ struct Settings {
     startup: Startup,
     configurable_tolerance: bool,
     scale_to_zero: bool,
+    /// Whether statuses name the generation of the spec.
+    observes_generation: bool,
     pod_level_resources: bool,
 }
 
@@ -102,6 +111,7 @@ impl Settings {
             },
             configurable_tolerance: c.feature("HPAConfigurableTolerance"),
             scale_to_zero: c.feature("HPAScaleToZero"),
+            observes_generation: c.feature("HPAGeneration"),
             pod_level_resources: c.feature("PodLevelResources"),
         }
     }
@@ -128,12 +138,16 @@ struct Autoscaling {
     api: MetricsApi,
     selectors: Selectors,
     histories: Mutex<HashMap<ObjectKey, History>>,
+    /// The statuses that were written and that the cache may not have yet.
+    consistency: Consistency,
     settings: Settings,
 }
 
 impl Autoscaling {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(autoscaler) = self.autoscalers.get(&key) else {
+            self.consistency.forget(&key, None);
             self.histories.lock().remove(&key);
             return Ok(Next::Done);
         };

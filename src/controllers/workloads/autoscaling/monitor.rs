@@ -38,6 +38,13 @@ metrics! {
         "[ALPHA] Current desired replica count for HPA objects.";
 }
 
+metrics! {
+    /// Only from 1.37 on.
+    pub(super) static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
+        "horizontal_pod_autoscaler_controller_stale_sync_skips_total",
+        "[ALPHA] Total number of HPA syncs skipped due to a stale watch cache.";
+}
+
 /// The action that was taken, or would be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {

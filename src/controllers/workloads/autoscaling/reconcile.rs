@@ -14,7 +14,7 @@ use super::monitor::{self, Action, Fault};
 use super::normalize::History;
 use super::scaling_mode::ScalingMode;
 use super::sources::{self, Computed, Failed, Target};
-use super::status::{ABLE_TO_SCALE, SCALING_ACTIVE, set_condition};
+use super::status::{ABLE_TO_SCALE, SCALING_ACTIVE};
 use crate::client;
 use crate::objects::{
     HorizontalPodAutoscaler, ObjectKey, Pod, Resource, ResourceType, Scale, Selector,
@@ -65,7 +65,11 @@ impl Autoscaling {
         let target = &autoscaler.spec.scale_target_ref;
         let reference = format!("{}/{}/{}", target.kind, key.namespace, target.name);
         let (status, action) = (autoscaler.status.clone(), Action::None);
-        let mut subject = Reconcile { autoscaler, key, status, reference, action };
+        // A server without the gate counts no generations of autoscalers.
+        let generation = Some(autoscaler.meta.generation).filter(|generation| *generation > 0);
+        let observed_generation = generation.filter(|_| self.settings.observes_generation);
+        let mut subject =
+            Reconcile { autoscaler, key, status, observed_generation, reference, action };
         let result = self.run(&mut subject).await;
         let fault = result.as_ref().err().map_or(Fault::None, |broken| broken.fault);
         let took = self.clock.monotonic().saturating_sub(start);
@@ -79,7 +83,7 @@ impl Autoscaling {
             Err((cause, error)) => return Err(self.fail_scale(subject, &cause, error).await),
         };
         let found = ("True", "SucceededGetScale", SUCCEEDED_GET_SCALE);
-        set_condition(&mut subject.status, ABLE_TO_SCALE, found, self.clock.now());
+        subject.set_condition(ABLE_TO_SCALE, found, self.clock.now());
         let scaling = Scaling::of(subject.autoscaler, scale.replicas, self.settings.scale_to_zero);
         self.with_history(subject.key, |history, now| history.start(scaling.current, now));
         let proposed = match scaling.mode() {
@@ -147,7 +151,7 @@ impl Autoscaling {
         self.recorder.warning(subject.autoscaler, "FailedRescale", event);
         let message = format!("the HPA controller was unable to update the target scale: {error}");
         let failed = ("False", "FailedUpdateScale", message);
-        set_condition(&mut subject.status, ABLE_TO_SCALE, failed, self.clock.now());
+        subject.set_condition(ABLE_TO_SCALE, failed, self.clock.now());
         subject.set_counts(scaling.current, subject.autoscaler.status.desired_replicas, statuses);
         self.write_or_log(subject).await;
         format!("failed to rescale {}: {error}", subject.reference).into()
@@ -204,7 +208,7 @@ impl Autoscaling {
         let message =
             format!("the HPA controller was unable to get the target's current scale: {cause}");
         let failed = ("False", "FailedGetScale", message);
-        set_condition(&mut subject.status, ABLE_TO_SCALE, failed, self.clock.now());
+        subject.set_condition(ABLE_TO_SCALE, failed, self.clock.now());
         self.write_or_log(subject).await;
         error
     }
@@ -235,8 +239,7 @@ impl Autoscaling {
             Ok(selected) => selected,
             Err(refusal) => {
                 self.recorder.warning(autoscaler, refusal.event, &*refusal.error);
-                set_condition(
-                    &mut subject.status,
+                subject.set_condition(
                     SCALING_ACTIVE,
                     ("False", refusal.reason, refusal.message),
                     self.clock.now(),
@@ -356,7 +359,12 @@ impl Autoscaling {
             return Ok(());
         }
         let written = self.client.update_status(*autoscaler, status).await;
-        written.map(drop).map_err(|error: client::Error| {
+        let noted = |written: HorizontalPodAutoscaler| {
+            let (uid, version) = (&written.meta.uid, written.meta.resource_version);
+            let resource = &HorizontalPodAutoscaler::RESOURCE;
+            self.consistency.wrote_at(subject.key, uid, resource, version);
+        };
+        written.map(noted).map_err(|error: client::Error| {
             let name = &autoscaler.meta.name;
             let what = format!("{} {name}", HorizontalPodAutoscaler::RESOURCE);
             let error = described(&error, "put", &what);

@@ -7,11 +7,13 @@ pub(super) const SCALING_ACTIVE: &str = "ScalingActive";
 pub(super) const SCALING_LIMITED: &str = "ScalingLimited";
 pub(super) const SCALED_TO_ZERO: &str = "ScaledToZero";
 
-/// Adds or changes a condition; its time moves when its status does. Upstream: `setCondition`.
+/// Adds or changes a condition; its time moves when its status does. `observed_generation`: of the
+/// spec that it is about, where it is written. Upstream: `setCondition`.
 pub(super) fn set_condition(
     status: &mut HorizontalPodAutoscalerStatus,
     kind: &str,
     (is, reason, message): (&str, &str, impl Into<String>),
+    observed_generation: Option<i64>,
     now: Timestamp,
 ) {
     let at = match status.conditions.iter().position(|condition| condition.r#type == *kind) {
@@ -29,6 +31,7 @@ pub(super) fn set_condition(
     condition.status = is.into();
     condition.reason = reason.into();
     condition.message = message.into();
+    condition.observed_generation = observed_generation;
 }
 
 pub(super) fn remove_condition(status: &mut HorizontalPodAutoscalerStatus, kind: &str) {
@@ -49,7 +52,7 @@ mod tests {
             (40, "False", "C", 30),
         ] {
             let now = Timestamp::from_micros(second * 1_000_000 + 7);
-            set_condition(&mut status, ABLE_TO_SCALE, (is, reason, "m"), now);
+            set_condition(&mut status, ABLE_TO_SCALE, (is, reason, "m"), None, now);
             let [condition] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
             assert_eq!((&*condition.status, &*condition.reason), (is, reason));
             assert_eq!(condition.last_transition_time, Some(Timestamp::from_secs(since)));

@@ -67,7 +67,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     c.sync(queue, &this, Disruption::sync);
-    c.sync(stale_queue, &stale, Stale::sync);
+    c.sync_by(1, stale_queue, &stale, Stale::sync);
     Ok(())
 }
 

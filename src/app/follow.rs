@@ -1,0 +1,97 @@
+//! Chooses the release to follow: the one that `--emulated-version` names, or else the API
+//! server's, since a manager must not be newer than its API server.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::connect::Connection;
+use crate::clock::SharedClock;
+use crate::options::{Options, Release, emulated};
+
+/// The time between two requests while the API server does not answer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The release to follow. Waits until the API server answers, unless a flag names the release.
+pub async fn release(
+    options: &Options,
+    connection: &dyn Connection,
+    clock: &SharedClock,
+) -> Release {
+    if let Some(release) = emulated(options) {
+        log::info!("Following Kubernetes {release}, which --emulated-version names");
+        return release;
+    }
+    let mut last = String::new();
+    loop {
+        match connection.version().await {
+            Ok(version) => return of_server(&version),
+            Err(error) if matches!(error.code(), Some(401 | 403 | 404)) => {
+                let release = Release::default();
+                log::warn!("Following Kubernetes {release}: the API server's version: {error}");
+                return release;
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if error != last {
+                    log::warn!("waiting for the API server's version: {error}");
+                    last = error;
+                }
+            }
+        }
+        clock.sleep(RETRY).await;
+    }
+}
+
+/// The release for a server with this answer under `/version`.
+fn of_server(version: &Value) -> Release {
+    let text = version["gitVersion"].as_str().unwrap_or_default();
+    // A provider's own build may say `36+`.
+    let minor = version["minor"].as_str().unwrap_or_default().trim_end_matches('+');
+    let Some(minor) = minor.parse().ok().filter(|_| version["major"] == "1") else {
+        let release = Release::default();
+        log::warn!("Following Kubernetes {release}: the API server's version is {text:?}");
+        return release;
+    };
+    let release = Release::for_server(minor);
+    log::info!("Following Kubernetes {release}: the API server's version is {text}");
+    if minor < Release::OLDEST.minor() {
+        log::warn!(
+            "the API server is older than {}: what it lacks beside that release is not known \
+             here, and controllers may ask for it",
+            Release::OLDEST
+        );
+    }
+    if minor > Release::NEWEST.minor() {
+        log::warn!(
+            "the API server is newer than {}: what it expects of its controller manager beside \
+             that release is not known here",
+            Release::NEWEST
+        );
+    }
+    release
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn release_is_that_of_the_server() {
+        for (major, minor, release) in [
+            ("1", "36", Release::V1_36),
+            ("1", "37+", Release::V1_37),
+            ("1", "38", Release::V1_37),
+            ("1", "35", Release::V1_35),
+            ("1", "20", Release::V1_34),
+            ("2", "37", Release::V1_36),
+            ("1", "", Release::V1_36),
+        ] {
+            let version = json!({ "major": major, "minor": minor, "gitVersion": "v" });
+            assert_eq!(of_server(&version), release, "{major}.{minor}");
+        }
+        assert_eq!(of_server(&Value::Null), Release::V1_36);
+    }
+}

@@ -1,0 +1,28 @@
+//! The resources that API servers of different releases serve in different versions.
+
+use crate::client::Versions;
+use crate::objects::{
+    DeviceTaintRule, PodCertificateRequest, PodGroup, Resource, StorageVersionMigration, Workload,
+};
+
+/// Each with the versions that the controllers can use, the best one first. Between these versions
+/// the fields that they read and write are the same.
+pub const VERSIONS: &[Versions] = &[
+    (DeviceTaintRule::RESOURCE, &["v1", "v1beta2"]),
+    (PodCertificateRequest::RESOURCE, &["v1", "v1beta1"]),
+    (PodGroup::RESOURCE, &["v1beta1", "v1alpha3", "v1alpha2"]),
+    (StorageVersionMigration::RESOURCE, &["v1", "v1beta1"]),
+    (Workload::RESOURCE, &["v1beta1", "v1alpha3", "v1alpha2"]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_that_the_code_names_is_among_them() {
+        for (resource, versions) in VERSIONS {
+            assert!(versions.contains(&&*resource.version), "{resource}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The versions of the resources that servers of different releases serve in different versions.
+
+use std::borrow::Cow;
+
+use parking_lot::RwLock;
+
+use super::api::Discovery;
+use crate::objects::ResourceType;
+
+/// A resource with the versions in which this program reads and writes it, the best one first.
+pub type Versions = (ResourceType, &'static [&'static str]);
+
+/// The versions to use, of the resources that [`Client::choose_versions`](super::Client) names.
+#[derive(Default)]
+pub(super) struct ServedVersions {
+    choices: RwLock<Choices>,
+}
+
+#[derive(Default)]
+struct Choices {
+    known: &'static [Versions],
+    /// The resources to use in place of those in `known` that name another version.
+    others: Vec<ResourceType>,
+}
+
+fn is_same(one: &ResourceType, other: &ResourceType) -> bool {
+    one.group == other.group && one.plural == other.plural
+}
+
+impl ServedVersions {
+    pub fn set_known(&self, known: &'static [Versions]) {
+        *self.choices.write() = Choices { known, others: Vec::new() };
+    }
+
+    /// Chooses again by what a server serves. A resource that it does not serve in a known version,
+    /// or of a group that cannot be read, stays as it is.
+    pub fn observe(&self, found: &Discovery) {
+        let mut choices = self.choices.write();
+        for (resource, versions) in choices.known {
+            let is_served = |version: &&&str| {
+                found.resource_for(&resource.group, version, &resource.kind).is_some()
+            };
+            let Some(version) = versions.iter().find(is_served) else { continue };
+            choices.others.retain(|other| !is_same(other, resource));
+            if resource.version != *version {
+                let version = Cow::Borrowed(*version);
+                choices.others.push(ResourceType { version, ..resource.clone() });
+            }
+        }
+    }
+
+    /// The resource in the version that the server serves.
+    pub fn resolve(&self, resource: &ResourceType) -> ResourceType {
+        let choices = self.choices.read();
+        let is_known = choices.known.iter().any(|(known, _)| known == resource);
+        let other = choices.others.iter().find(|other| is_known && is_same(other, resource));
+        other.unwrap_or(resource).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ApiResource;
+    use super::*;
+
+    const RULES: ResourceType = ResourceType::fixed(
+        "resource.k8s.io",
+        "v1beta2",
+        "DeviceTaintRule",
+        "devicetaintrules",
+        false,
+    );
+    const CLAIMS: ResourceType =
+        ResourceType::fixed("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", true);
+
+    fn serving(versions: &[&'static str]) -> Discovery {
+        let served = |version: &&'static str| ApiResource {
+            resource: ResourceType { version: Cow::Borrowed(*version), ..RULES },
+            verbs: Vec::new(),
+            preferred: false,
+        };
+        Discovery { resources: versions.iter().map(served).collect(), ..Discovery::default() }
+    }
+
+    #[test]
+    fn best_version_that_is_served_is_used() {
+        let versions = ServedVersions::default();
+        versions.set_known(const { &[(RULES, &["v1", "v1beta2"])] });
+        for (served, expected) in [
+            (&["v1beta2"][..], "v1beta2"),
+            (&["v1beta2", "v1"], "v1"),
+            // What is not served at all, or cannot be read now, stays.
+            (&[], "v1"),
+            (&["v2"], "v1"),
+            (&["v1beta2"], "v1beta2"),
+        ] {
+            versions.observe(&serving(served));
+            assert_eq!(versions.resolve(&RULES).version, expected, "{served:?}");
+            assert_eq!(versions.resolve(&CLAIMS), CLAIMS);
+        }
+        // One who asks for a certain version, such as the garbage collector, gets it.
+        versions.observe(&serving(&["v1"]));
+        let other = ResourceType { version: "v1beta1".into(), ..RULES };
+        assert_eq!(versions.resolve(&other), other);
+    }
+}
