@@ -193,6 +193,19 @@ pub async fn survives_every_write_with(
     survives_every_write_at(env, scenario, options, EVERY_SECOND).await
 }
 
+/// The number of writes before the next crash, after one behind `writes`.
+fn next_crash(writes: usize) -> usize {
+    if long_tests() { writes + 1 } else { (2 * writes).max(writes + 1) }
+}
+
+/// The number of runs of [`survives_every_write`], which returned `writes`.
+pub fn runs(writes: usize) -> usize {
+    std::iter::successors(Some(0), |crash| Some(next_crash(*crash)))
+        .take_while(|crash| *crash < writes)
+        .count()
+        + 1
+}
+
 /// The time by which the clock advances before the next read of the cluster, given this one.
 type Pace = fn(&Cluster) -> Duration;
 
@@ -244,7 +257,7 @@ async fn survives_every_write_at(
         let Some(heir) = heir else { break (reached, faults.writes(&mortal)) };
         heir.abort().await;
         crashed.push((writes, reached));
-        writes = if long_tests() { writes + 1 } else { (2 * writes).max(writes + 1) };
+        writes = next_crash(writes);
     };
     for (writes, end) in &crashed {
         assert_eq!(*end, last, "after a crash behind {writes} writes");

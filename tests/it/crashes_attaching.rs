@@ -12,7 +12,7 @@ use kube_controller_manager::task::{Task, spawn};
 use serde_json::{Value, json};
 
 use crate::attachments::{csi, nodes_are_there, unique};
-use crate::crashes::{Cluster, Mutation, Scenario, survives_every_write};
+use crate::crashes::{Cluster, Mutation, Scenario, runs, survives_every_write};
 use crate::env::*;
 
 /// Pods, and a volume and a claim that are to be bound to each other.
@@ -141,7 +141,7 @@ fn an_attachment_survives_a_crash_at_every_write() {
         let writes = survives_every_write(env, &scenario).await;
         assert!(writes >= 5, "{writes} writes");
         // One attachment in each run.
-        attachments.end(env, writes + 1).await;
+        attachments.end(env, runs(writes)).await;
     });
 }
 
@@ -174,6 +174,6 @@ fn a_volume_that_moves_survives_a_crash_at_every_write() {
         let writes = survives_every_write(env, &scenario).await;
         assert!(writes >= 4, "{writes} writes");
         // Two attachments in each run.
-        attachments.end(env, 2 * (writes + 1)).await;
+        attachments.end(env, 2 * runs(writes)).await;
     });
 }

@@ -3,15 +3,13 @@
 //! policy Retain is deleted.
 
 use kube_controller_manager::client::ListOptions;
-use kube_controller_manager::objects::{
-    PersistentVolume, PersistentVolumeClaim, Resource, ResourceType,
-};
+use kube_controller_manager::objects::{PersistentVolume, Resource};
 use kube_controller_manager::options::Options;
 use sandbox::nodes::DRIVER;
 use serde_json::{Value, json};
 
 use crate::crashes::{
-    Cluster, Mutation, Scenario, survives_every_write, survives_every_write_with,
+    Cluster, Mutation, Scenario, runs, survives_every_write, survives_every_write_with,
 };
 use crate::env::*;
 use crate::recycling::recycler_pod;
@@ -56,15 +54,10 @@ fn provisioning_survives_a_crash_at_every_write() {
             let options = Options { enable_hostpath_provisioner: true, ..Options::default() };
             let writes = survives_every_write_with(env, &scenario, &options).await;
             assert!(writes >= at_least, "{writes} writes");
-            let listed = async |resource: &ResourceType| {
-                let verbs = env.client.resource(resource);
-                verbs.list::<Value>(None, &ListOptions::default()).await.expect("list").items
-            };
-            let made = |object: &&Value| object["spec"]["storageClassName"] == "made";
-            let claims = listed(&PersistentVolumeClaim::RESOURCE).await;
-            let all = listed(&PersistentVolume::RESOURCE).await;
-            let runs = claims.iter().filter(made).count();
-            assert_eq!(all.iter().filter(made).count(), runs, "one volume in each run");
+            let all = env.client.resource(&PersistentVolume::RESOURCE);
+            let all = all.list::<Value>(None, &ListOptions::default()).await.expect("list").items;
+            let made = |volume: &&Value| volume["spec"]["storageClassName"] == "made";
+            assert_eq!(all.iter().filter(made).count(), runs(writes), "one volume in each run");
             for path in
                 all.iter().filter(made).filter_map(|v| v["spec"]["hostPath"]["path"].as_str())
             {
