@@ -79,7 +79,11 @@ impl Creations {
     /// there is no recent creation at this place, or objects of this kind are not compared. One
     /// equal content among those with the same name prefix is enough: a batch may begin with any of
     /// them.
-    pub fn agrees(&mut self, now: Duration, intended: &IntendedWrite) -> Option<Verdict> {
+    pub fn compare_and_record(
+        &mut self,
+        now: Duration,
+        intended: &IntendedWrite,
+    ) -> Option<Verdict> {
         let wanted = part(&intended.place.resource, &intended.request.body)?;
         let is_recent = |made: &&mut Made| now.saturating_sub(made.at) < RECENT;
         let recent = self.recent.get_mut(&intended.place)?.iter_mut().filter(is_recent);
@@ -98,12 +102,14 @@ impl Creations {
             self.differing.retain(|known| !of_intended(known));
             return Some(Verdict::Agrees { is_first });
         }
-        self.differs(now, intended, closest, wanted);
+        self.record_mismatch(now, intended, closest, wanted);
         Some(Verdict::Differs)
     }
 
-    /// Records that the object at a place permanently differs from the one that this manager wants.
-    pub fn differs(
+    /// Records that the manager in charge created another object than this one would have. A repeat
+    /// by the same controller only counts up. Beyond [`KEPT_DIFFERING`] of a controller only their
+    /// number is kept.
+    pub fn record_mismatch(
         &mut self,
         now: Duration,
         intended: &IntendedWrite,

@@ -312,7 +312,7 @@ impl Flow {
         let mut next: Option<Duration> = None;
         let mut kept: Vec<Held> = Vec::new();
         let backlog = OnceCell::new();
-        let has_caught_up = |ago: Duration| *backlog.get_or_init(|| shadow.backlog()) < ago;
+        let has_caught_up = |ago: Duration| *backlog.get_or_init(|| shadow.oldest_key_age()) < ago;
         for mut held in self.held.drain(..) {
             if kept.iter().any(|before| before.object == held.object) {
                 kept.push(held);

@@ -321,7 +321,7 @@ impl Ledger {
     /// Whether the manager in charge has recently created the object that this manager wants to
     /// create, with the same content or another.
     pub fn is_made(&mut self, now: Duration, intended: &IntendedWrite) -> bool {
-        let agrees = self.creations.agrees(now, intended);
+        let agrees = self.creations.compare_and_record(now, intended);
         if agrees == Some(Verdict::Agrees { is_first: true }) {
             self.count(&intended.controller).met += 1;
         }
@@ -333,7 +333,7 @@ impl Ledger {
     pub fn overtaken(&mut self, now: Duration, intended: &IntendedWrite, live: &Value) {
         let changes = other_verdicts(&intended.place.resource, &intended.request.body, live);
         if !changes.is_empty() {
-            self.creations.differs(now, intended, changes, Value::Null);
+            self.creations.record_mismatch(now, intended, changes, Value::Null);
         }
     }
 
@@ -344,8 +344,9 @@ impl Ledger {
             creations.made(now, place, object);
             self.settle(place, now, |intention| {
                 let is_create = intention.intended.request.is_create();
-                let agrees =
-                    is_create.then(|| creations.agrees(now, &intention.intended)).flatten();
+                let agrees = is_create
+                    .then(|| creations.compare_and_record(now, &intention.intended))
+                    .flatten();
                 agrees.map(|verdict| match verdict {
                     Verdict::Agrees { .. } => End::Met,
                     Verdict::Differs => End::Differs,

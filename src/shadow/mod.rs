@@ -232,8 +232,8 @@ impl Inner {
     }
 
     /// How long the oldest key of any controller has waited or been processed.
-    fn backlog(&self) -> Duration {
-        self.watchers.lock().iter().map(Watcher::backlog).max().unwrap_or_default()
+    fn oldest_key_age(&self) -> Duration {
+        self.watchers.lock().iter().map(Watcher::oldest_key_age).max().unwrap_or_default()
     }
 
     fn claim(&self, place: &Place, kind: Kind, controller: &str) {

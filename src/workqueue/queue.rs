@@ -199,7 +199,7 @@ impl<K: Key> Queue<K> {
     }
 
     /// The time of the oldest key that waits or is in progress.
-    pub fn backlog(&self) -> Option<Duration> {
+    pub fn oldest_key_time(&self) -> Option<Duration> {
         let times = |work: &Work| work.dirty.then_some(work.added).into_iter().chain(work.started);
         self.keys.values().flat_map(times).min()
     }

@@ -146,7 +146,12 @@ pub fn list_options_fault(field: &str, message: String) -> ApiError {
 
 impl Api {
     /// Waits until the store has reached `version`. Errors: 504.
-    pub async fn fresh(&self, store: &Store, table: &str, version: u64) -> ApiResult<()> {
+    pub async fn wait_until_fresh(
+        &self,
+        store: &Store,
+        table: &str,
+        version: u64,
+    ) -> ApiResult<()> {
         let reached = async {
             loop {
                 let changed = store.listen(table);
@@ -167,7 +172,7 @@ impl Api {
     pub async fn get(&self, call: &Call) -> ApiResult<Response> {
         let table = call.table();
         if let Some(version) = parse_version(call.query.get("resourceVersion"))? {
-            self.fresh(&self.store, &table, version).await?;
+            self.wait_until_fresh(&self.store, &table, version).await?;
         }
         let stored = self
             .store
@@ -202,11 +207,12 @@ impl Api {
         }
     }
 
+    /// Checks the options of a list, and answers with one page of it.
     pub async fn list(&self, call: &Call) -> ApiResult<Response> {
         let selection = self.selection(call)?;
         let query = &call.query;
         let asked = query.get("resourceVersion");
-        // The newest list is returned whole; a negative limit is ignored.
+        // As the watch cache, a list at version 0 has no limit; a negative limit is none.
         let limit = query.number::<i64>("limit")?.filter(|_| asked != "0");
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(0);
         if query.has("sendInitialEvents") {
@@ -252,7 +258,7 @@ impl Api {
             at = u64::try_from(version).ok();
             after = Some(key);
         } else if let Some(version) = wanted {
-            self.fresh(&self.store, &table, version).await?;
+            self.wait_until_fresh(&self.store, &table, version).await?;
             if r#match == "Exact" || (r#match.is_empty() && limit > 0) {
                 at = Some(version);
             }

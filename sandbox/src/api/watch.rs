@@ -71,7 +71,7 @@ impl Api {
         let (mut initial, mut cursor) = (VecDeque::new(), version.unwrap_or(0));
         if wants_initial || version.is_none() {
             if let Some(version) = version {
-                self.fresh(&self.store, &table, version).await?;
+                self.wait_until_fresh(&self.store, &table, version).await?;
             }
             let keep = |stored: &Stored| selection.matches(stored);
             let page = self

@@ -93,24 +93,24 @@ impl ManagerProcess {
         }
     }
 
-    /// Waits until the manager is idle, at most for `rest.at_most`.
+    /// Waits until the manager is idle, at most for `idle.at_most`.
     pub async fn settled(
         &mut self,
-        rest: &IdleCriteria,
+        idle: &IdleCriteria,
         clock: &SharedClock,
         stop: &StopToken,
     ) -> Result<()> {
-        let give_up = clock.monotonic() + rest.at_most;
+        let give_up = clock.monotonic() + idle.at_most;
         let mut quiet = 0;
         let mut before = self.process.read()?;
-        while quiet < rest.quiet_polls && clock.monotonic() < give_up {
-            clock.sleep(rest.poll).await;
+        while quiet < idle.quiet_polls && clock.monotonic() < give_up {
+            clock.sleep(idle.poll).await;
             self.alive(stop)?;
             let now = self.process.read()?;
             let moved = (now.resident_bytes - before.resident_bytes).abs();
             let used = now.cpu_seconds - before.cpu_seconds;
-            let is_quiet = moved < before.resident_bytes * rest.memory
-                && used < rest.poll.as_secs_f64() * rest.cpu;
+            let is_quiet = moved < before.resident_bytes * idle.memory
+                && used < idle.poll.as_secs_f64() * idle.cpu;
             quiet = if is_quiet { quiet + 1 } else { 0 };
             before = now;
         }

@@ -278,14 +278,14 @@ impl Run {
     }
 
     async fn settled(&self, manager: &mut ManagerProcess) -> Result<()> {
-        let rest = IdleCriteria {
+        let idle = IdleCriteria {
             poll: QUIET_POLL,
             quiet_polls: self.quiet.div_duration_f64(QUIET_POLL).ceil() as usize,
             at_most: Duration::from_secs(60),
             memory: 0.01,
             cpu: 0.1,
         };
-        manager.settled(&rest, &self.clock, &self.stop).await
+        manager.settled(&idle, &self.clock, &self.stop).await
     }
 
     async fn end(&mut self, manager: ManagerProcess) -> Result<()> {

@@ -23,7 +23,7 @@ const PART: u64 = 50;
 const TOLERATED_SLOWDOWN: f64 = 1.1;
 const TOLERANCE: Duration = Duration::from_millis(200);
 /// What a stage may take besides its work, such as a start on the full cluster before a storm.
-const TIME_FOR_THE_REST: Duration = Duration::from_secs(60);
+const TIME_FOR_OTHER_STEPS: Duration = Duration::from_secs(60);
 /// The state between the parts of a stage.
 const QUIET: IdleCriteria = IdleCriteria {
     poll: Duration::from_millis(500),
@@ -243,7 +243,7 @@ impl Run {
                 free = self.stage(stage, None, patience).await?;
             }
             let allowed = Duration::from_secs_f64(free.seconds * TOLERATED_SLOWDOWN) + TOLERANCE;
-            self.patience = patience.min(allowed + TIME_FOR_THE_REST);
+            self.patience = patience.min(allowed + TIME_FOR_OTHER_STEPS);
             let ended = self.stage(stage, Some(limit), allowed).await;
             self.patience = patience;
             let error = match ended {

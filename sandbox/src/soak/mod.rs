@@ -69,7 +69,7 @@ pub struct Soak {
 }
 
 struct Run {
-    saboteur: FaultInjector,
+    injector: FaultInjector,
     administrator: Administrator,
     clock: SharedClock,
     patience: Duration,
@@ -107,7 +107,7 @@ impl Soak {
         let managers = Managers::new(&server, &audit, self.manager, flags, &clock).await?;
         let observer = Arc::new(Observer::new(&server, &audit, &clock));
         let administrator = Administrator { client: server.client().clone(), clock: clock.clone() };
-        let saboteur = FaultInjector {
+        let injector = FaultInjector {
             server: Arc::new(server),
             clock: clock.clone(),
             stepped,
@@ -117,26 +117,26 @@ impl Soak {
             stop: stop.child(),
         };
         let run = Run {
-            saboteur,
+            injector,
             administrator,
             clock,
             patience: self.patience,
             stop,
             report: Mutex::new(report),
         };
-        let (watched, until) = (run.saboteur.clone(), StopToken::new());
+        let (watched, until) = (run.injector.clone(), StopToken::new());
         let ends = until.clone();
         let watching = task::spawn(async move { watch(&watched, &ends).await });
         let ended = run.phases(plan(self.seed, self.length)).await;
-        run.saboteur.end().await;
+        run.injector.end().await;
         until.stop();
         let odd = watching.await;
         run.finish(odd);
-        let Run { saboteur, report, .. } = run;
-        if let Some(managers) = Arc::into_inner(saboteur.managers) {
+        let Run { injector, report, .. } = run;
+        if let Some(managers) = Arc::into_inner(injector.managers) {
             managers.into_inner().stop().await;
         }
-        if let Some(server) = Arc::into_inner(saboteur.server) {
+        if let Some(server) = Arc::into_inner(injector.server) {
             server.stop().await;
         }
         ended?;
@@ -145,20 +145,20 @@ impl Soak {
 }
 
 /// Checks what is new and starts managers that have ended, until `stop`. Returns what was odd.
-async fn watch(saboteur: &FaultInjector, stop: &StopToken) -> Vec<Breach> {
-    let (observer, mut odd) = (&saboteur.observer, Vec::new());
+async fn watch(injector: &FaultInjector, stop: &StopToken) -> Vec<Breach> {
+    let (observer, mut odd) = (&injector.observer, Vec::new());
     let shown = |breach: Breach| {
         eprintln!("FAILED {breach}");
         breach
     };
     loop {
         observer.check_new_changes().into_iter().for_each(|breach| drop(shown(breach)));
-        let ends = saboteur.managers.lock().restart_ended();
+        let ends = injector.managers.lock().restart_ended();
         let ends = ends.unwrap_or_else(|error| vec![error.to_string()]);
         odd.extend(ends.into_iter().map(|seen| {
             shown(finding("managers end for a reason", observer.second(), "manager", seen))
         }));
-        if stop.unless_stopped(saboteur.clock.sleep(TICK)).await.is_none() {
+        if stop.unless_stopped(injector.clock.sleep(TICK)).await.is_none() {
             return odd;
         }
     }
@@ -170,7 +170,7 @@ fn finding(invariant: &'static str, second: f64, object: &str, seen: String) -> 
 
 impl Run {
     fn say(&self, what: &str) {
-        eprintln!("{:>7.1} s  {what}", self.saboteur.observer.second());
+        eprintln!("{:>7.1} s  {what}", self.injector.observer.second());
     }
 
     async fn phases(&self, steps: Vec<plan::Step>) -> Result<()> {
@@ -193,7 +193,7 @@ impl Run {
         let begun = self.clock.monotonic();
         zip(self.work(begun, work), self.faults(begun, faults)).await;
         self.say("faults end ...");
-        self.saboteur.end().await;
+        self.injector.end().await;
         let ended = self.clock.monotonic();
         self.restore().await?;
         let mut left = self.settle().await?;
@@ -203,7 +203,7 @@ impl Run {
             self.administrator.delete_jobs().await?;
             left = self.settle().await?;
         }
-        let second = self.saboteur.observer.second();
+        let second = self.injector.observer.second();
         for seen in left.into_iter().flatten().take(SHOWN) {
             let breach = finding("each object as its spec says in the end", second, "", seen);
             eprintln!("FAILED {breach}");
@@ -216,14 +216,14 @@ impl Run {
 
     /// The memory of a leader that has led for a while.
     async fn leaders_memory(&self) -> Result<Memory> {
-        let leader = || self.saboteur.observer.leader();
+        let leader = || self.injector.observer.leader();
         for _ in 0..READINGS {
             let before = leader();
             if self.stop.unless_stopped(self.clock.sleep(REST)).await.is_none() {
                 break;
             }
             let Some(same) = leader().filter(|leader| before == Some(*leader)) else { continue };
-            if let Some(memory) = self.saboteur.managers.lock().memory_of(same) {
+            if let Some(memory) = self.injector.managers.lock().memory_of(same) {
                 return Ok(memory);
             }
         }
@@ -231,7 +231,7 @@ impl Run {
     }
 
     fn read_memory(&self, second: f64) {
-        let managers = self.saboteur.managers.lock();
+        let managers = self.injector.managers.lock();
         let mut report = self.report.lock();
         let last = (0..SEATS).filter_map(|seat| managers.memory(seat));
         report.memory.last =
@@ -269,7 +269,7 @@ impl Run {
             }
             self.say(&format!("{}: {fault:?}", fault.name()));
             *self.report.lock().faults.entry(fault.name()).or_default() += 1;
-            self.saboteur.begin(fault);
+            self.injector.begin(fault);
         }
     }
 
@@ -315,8 +315,8 @@ impl Run {
 
     /// Completes the report.
     fn finish(&self, odd: Vec<Breach>) {
-        let observer = &self.saboteur.observer;
-        let panics = self.saboteur.managers.lock().panics();
+        let observer = &self.injector.observer;
+        let panics = self.injector.managers.lock().panics();
         let second = observer.second();
         let panics =
             panics.into_iter().map(|line| finding("no manager panics", second, "log", line));

@@ -462,13 +462,13 @@ mod tests {
 
     #[test]
     fn numbers_that_differ_from_the_spec_are_found() {
-        let sized = |name: &str, replicas: i64, ready: i64, expect_observed: i64| {
+        let sized = |name: &str, replicas: i64, ready: i64, observed: i64| {
             json!({
                 "metadata": { "name": name, "uid": name, "generation": 2 },
                 "spec": { "replicas": replicas },
                 "status": {
                     "replicas": ready, "readyReplicas": ready, "availableReplicas": ready,
-                    "updatedReplicas": ready, "observedGeneration": expect_observed,
+                    "updatedReplicas": ready, "observedGeneration": observed,
                 },
             })
         };

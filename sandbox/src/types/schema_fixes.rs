@@ -81,7 +81,8 @@ pub fn mark(type_name: &str, schema: &mut Value) {
     }
 }
 
-/// Adds the fields that only 1.37 has. A server of 1.36 drops them; who follows 1.36 sends none.
+/// Adds the fields that only 1.37 has. A real server of 1.36 drops them; a manager that follows 1.36
+/// sends none.
 pub fn extend(type_name: &str, schema: &mut Value) {
     // Pull request 138653.
     if type_name.ends_with("autoscaling.v2.HorizontalPodAutoscalerCondition") {

@@ -123,7 +123,7 @@ impl StorageVersions {
         let key = ObjectKey::cluster(text("/metadata/name"));
         let uid = Uid::new(text("/metadata/uid"));
         let version = text("/metadata/resourceVersion").parse().unwrap_or_default();
-        match without(&mut live, gone, self.clock.now()) {
+        match prune_servers(&mut live, gone, self.clock.now()) {
             Edit::Nothing => Ok(()),
             Edit::Delete => {
                 let delete = Delete::new().uid(uid).resource_version(version);
@@ -153,9 +153,10 @@ enum Edit {
     Delete,
 }
 
-/// Removes the entries of servers that are `gone`, and updates the common version of all servers.
+/// Removes the entries of servers that are `gone`, and computes `commonEncodingVersion` and the
+/// condition `AllEncodingVersionsEqual` again. Returns how the object is to be written.
 /// Upstream: `updateOrDeleteStorageVersion`, `SetCommonEncodingVersion`.
-fn without(version: &mut Value, gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {
+fn prune_servers(version: &mut Value, gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {
     let generation = version["metadata"]["generation"].as_i64().unwrap_or(0);
     let status = &mut version["status"];
     let Some(entries) = status["storageVersions"].as_array_mut() else { return Edit::Nothing };
@@ -276,7 +277,7 @@ mod tests {
         ] {
             let case = format!("{entries:?} without {gone}");
             let mut version = version(&entries, common, equal);
-            assert_eq!(without(&mut version, |server| server == gone, now), edit, "{case}");
+            assert_eq!(prune_servers(&mut version, |server| server == gone, now), edit, "{case}");
             let Some((common, equal, since)) = after else { continue };
             let (status, condition) = (&version["status"], &version["status"]["conditions"][0]);
             assert_eq!(status["commonEncodingVersion"], common, "{case}");

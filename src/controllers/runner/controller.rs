@@ -123,9 +123,9 @@ impl Watcher {
 
     /// How long the oldest key of its queues has waited or been worked on; zero without one. Keys
     /// that wait for a retry do not count. See
-    /// [`RateLimitingQueue::backlog`](crate::workqueue::RateLimitingQueue::backlog).
-    pub fn backlog(&self) -> Duration {
-        self.queues.iter().filter_map(|queue| queue.backlog()).max().unwrap_or_default()
+    /// [`RateLimitingQueue::oldest_key_age`](crate::workqueue::RateLimitingQueue::oldest_key_age).
+    pub fn oldest_key_age(&self) -> Duration {
+        self.queues.iter().filter_map(|queue| queue.oldest_key_age()).max().unwrap_or_default()
     }
 
     /// Retries the keys that have failed within `period`: see

@@ -34,9 +34,9 @@ pub fn of_current<T: Object>(
 ///
 /// | | orphans | observers | other |
 /// |---|---|---|---|
-/// | ReplicaSet | by selector | its expectations | `again_after` minReadySeconds |
-/// | StatefulSet | by selector | none | `again_after` minReadySeconds |
-/// | DaemonSet | by selector | its expectations | `again_after` minReadySeconds |
+/// | ReplicaSet | by selector | its expectations | `requeue_owner_after` minReadySeconds |
+/// | StatefulSet | by selector | none | `requeue_owner_after` minReadySeconds |
+/// | DaemonSet | by selector | its expectations | `requeue_owner_after` minReadySeconds |
 /// | Job | by selector | its expectations; those of removed finalizers | `delayed` by the period of
 /// its batches; `unowned` pods with its finalizer go to a queue of their own |
 pub fn of_controller<T: Object, O: Object + Resource>(owners: &Lister<O>) -> OfController<T, O> {
@@ -157,9 +157,9 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         self
     }
 
-    /// After an update, queues the owner once more when the time has passed that `after` returns
-    /// for the old and the new dependent and the owner.
-    pub fn again_after(
+    /// When a dependent is updated, also queues its owner after the delay that `after` returns for
+    /// the old and the new dependent and the owner, such as `minReadySeconds` once a pod is ready.
+    pub fn requeue_owner_after(
         mut self,
         after: impl Fn(&T, &T, &O) -> Option<Duration> + Send + 'static,
     ) -> Self {
@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn the_owner_can_be_queued_again_after_a_time() {
         let mut fixture = fixture();
-        fixture.mapper = fixture.mapper.again_after(|_, _, _| Some(Duration::from_secs(5)));
+        fixture.mapper = fixture.mapper.requeue_owner_after(|_, _, _| Some(Duration::from_secs(5)));
         let (old, new) = (decoded(pod(1, "a", "a")), decoded(pod(2, "a", "a")));
         assert_eq!(fixture.queues(Change::Updated { old: &old, new: &new }), ["a"]);
         assert!(fixture.queue.drain().is_empty());

@@ -115,8 +115,8 @@ impl<K> WeakQueue<K> {
 /// The state of a queue, without the type of its keys. `None`: the queue is gone.
 pub(super) trait AnyQueue: Send + Sync {
     fn status(&self) -> Option<SyncStatus>;
-    /// See [`RateLimitingQueue::backlog`].
-    fn backlog(&self) -> Option<Duration>;
+    /// See [`RateLimitingQueue::oldest_key_age`].
+    fn oldest_key_age(&self) -> Option<Duration>;
     /// See [`RateLimitingQueue::advance_retries`].
     fn advance_retries(&self, period: Duration);
 }
@@ -126,8 +126,8 @@ impl<K: Key> AnyQueue for WeakQueue<K> {
         Some(self.upgrade()?.status())
     }
 
-    fn backlog(&self) -> Option<Duration> {
-        Some(self.upgrade()?.inner().backlog())
+    fn oldest_key_age(&self) -> Option<Duration> {
+        Some(self.upgrade()?.inner().oldest_key_age())
     }
 
     fn advance_retries(&self, period: Duration) {

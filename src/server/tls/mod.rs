@@ -26,7 +26,7 @@ use certificates::{AtAddress, Certificates, certified};
 use choice::{Loaded, Named};
 use client_certificates::RequestOnly;
 
-pub use self_signed::pair_in;
+pub use self_signed::load_or_create_self_signed;
 
 /// The certificates and the protocol; see the flags `--tls-*`.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,7 @@ pub struct TlsOptions {
     pub curves: Vec<i32>,
     /// Whether the server has created its own certificate, because none was given. It has an ECDSA
     /// key, where Go's has an RSA key.
-    pub is_self_made: bool,
+    pub is_self_signed: bool,
     /// Go's name of the oldest version. Versions below 1.2 count as 1.2.
     pub min_version: String,
 }
@@ -179,7 +179,7 @@ fn is_suite(suite: &SupportedCipherSuite, wanted: &str, options: &TlsOptions) ->
     let name = format!("{:?}", suite.suite());
     // Some older names in Go lack it.
     let (name, wanted) = (name.trim_end_matches("_SHA256"), wanted.trim_end_matches("_SHA256"));
-    name == wanted || (options.is_self_made && name == wanted.replace("_RSA_", "_ECDSA_"))
+    name == wanted || (options.is_self_signed && name == wanted.replace("_RSA_", "_ECDSA_"))
 }
 
 #[cfg(test)]
@@ -248,7 +248,7 @@ mod tests {
             (suites.filter(|suite| suite.tls13().is_none()).count(), provider.kx_groups.len())
         };
         assert_eq!(count(&options), (1, 1));
-        options.is_self_made = true;
+        options.is_self_signed = true;
         assert_eq!(count(&options), (2, 1));
     }
 }

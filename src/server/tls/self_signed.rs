@@ -26,7 +26,7 @@ pub(super) fn self_signed(address: Option<IpAddr>) -> Result<(Vec<u8>, Vec<u8>),
 ///
 /// # Errors
 /// One line naming the file.
-pub fn pair_in(
+pub fn load_or_create_self_signed(
     folder: &Path,
     name: &str,
     address: Option<IpAddr>,
@@ -84,14 +84,14 @@ mod tests {
     #[test]
     fn pair_is_created_once() {
         let folder = folder("pair");
-        let files = pair_in(&folder.0, "x", None).expect("a pair");
+        let files = load_or_create_self_signed(&folder.0, "x", None).expect("a pair");
         let made = std::fs::read(&files.1).expect("a key");
-        assert_eq!(pair_in(&folder.0, "x", None), Ok(files.clone()));
+        assert_eq!(load_or_create_self_signed(&folder.0, "x", None), Ok(files.clone()));
         assert_eq!(std::fs::read(&files.1).expect("a key"), made);
         let options = TlsOptions { files: Some(files.clone()), ..TlsOptions::default() };
         assert!(Tls::new(options).is_ok());
         std::fs::remove_file(&files.1).expect("it was there");
-        let error = pair_in(&folder.0, "x", None).expect_err("half a pair");
+        let error = load_or_create_self_signed(&folder.0, "x", None).expect_err("half a pair");
         assert!(error.ends_with("x.key does not"), "{error}");
     }
 }

@@ -190,7 +190,7 @@ impl TypeChecker {
         policy: &ValidatingAdmissionPolicy,
     ) -> client::Result<BTreeSet<GroupVersionKind>> {
         let rules = &policy.spec.match_constraints.resource_rules;
-        if rules.iter().all(|rule| triples(rule).is_empty()) {
+        if rules.iter().all(|rule| exact_resources(rule).is_empty()) {
             return Ok(BTreeSet::new());
         }
         let known = self.client.discovery().await?;
@@ -309,21 +309,22 @@ fn plain(of: &Type) -> Type {
     }
 }
 
-/// The groups, versions and resources that a rule names without wildcards, sorted.
-fn triples(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
+/// The group, version and resource of each resource that a rule names exactly, sorted. None when a
+/// group or version has a wildcard; resources with one, and subresources, are left out.
+fn exact_resources(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     let wild = |names: &[String]| names.iter().any(|name| name.contains('*'));
     if wild(&rule.api_groups) || wild(&rule.api_versions) {
         return Vec::new();
     }
-    let mut triples = Vec::new();
+    let mut exact = Vec::new();
     for group in &rule.api_groups {
         for version in &rule.api_versions {
             let plain = rule.resources.iter().filter(|name| !name.contains(['*', '/']));
-            triples.extend(plain.map(|name| (group.as_str(), version.as_str(), name.as_str())));
+            exact.extend(plain.map(|name| (group.as_str(), version.as_str(), name.as_str())));
         }
     }
-    triples.sort();
-    triples
+    exact.sort();
+    exact
 }
 
 /// The kinds that rules name, and whether some resource is unknown.
@@ -335,7 +336,7 @@ fn kinds_to_check(
     let mut missed = false;
     for rule in rules {
         let mut count = 0;
-        for (group, version, resource) in triples(rule) {
+        for (group, version, resource) in exact_resources(rule) {
             let kinds = kinds_for(known, group, version, resource);
             missed |= kinds.is_empty();
             for kind in kinds {

@@ -201,18 +201,18 @@ impl Definitions {
     /// The type, with the name `name`; `None`: the schema has no type, so the value is dynamic.
     pub fn root_type(self: &Arc<Self>, name: &str) -> Option<Type> {
         let schema = self.schemas.get(&self.root)?.clone();
-        let path = Path::default().entered(&self.root);
-        Place { definitions: self.clone(), schema, path, resource: true }.declared(name)
+        let path = FollowedReferences::default().entered(&self.root);
+        SchemaNode { definitions: self.clone(), schema, path, resource: true }.declared(name)
     }
 }
 
 /// The references on the way to a schema: a reference to one of them becomes an empty object.
 #[derive(Clone, Default)]
-struct Path(Option<Arc<(String, Path)>>);
+struct FollowedReferences(Option<Arc<(String, FollowedReferences)>>);
 
-impl Path {
-    fn entered(&self, reference: &str) -> Path {
-        Path(Some(Arc::new((reference.to_owned(), self.clone()))))
+impl FollowedReferences {
+    fn entered(&self, reference: &str) -> FollowedReferences {
+        FollowedReferences(Some(Arc::new((reference.to_owned(), self.clone()))))
     }
 
     fn contains(&self, reference: &str) -> bool {
@@ -220,28 +220,28 @@ impl Path {
     }
 }
 
-/// A schema and its place in the document.
-struct Place {
+/// A schema, the definitions that its references name, and the references already followed.
+struct SchemaNode {
     definitions: Arc<Definitions>,
     schema: Arc<Schema>,
-    path: Path,
+    path: FollowedReferences,
     /// Whether it is an object with at least `apiVersion`, `kind` and a name.
     resource: bool,
 }
 
-impl Place {
-    /// A schema below this one, with its reference followed.
-    fn below(&self, schema: &Arc<Schema>) -> Place {
+impl SchemaNode {
+    /// A schema within this one, with its reference followed.
+    fn resolve(&self, schema: &Arc<Schema>) -> SchemaNode {
         let definitions = self.definitions.clone();
         let Some(reference) = schema.reference() else {
             let (schema, path) = (schema.clone(), self.path.clone());
-            return Place { definitions, resource: schema.embedded, schema, path };
+            return SchemaNode { definitions, resource: schema.embedded, schema, path };
         };
         let target = definitions.schemas.get(reference).filter(|_| !self.path.contains(reference));
         let circular = || Arc::new(Schema { kind: Kind::Object, ..Schema::default() });
         let schema = target.cloned().unwrap_or_else(circular);
         let path = self.path.entered(reference);
-        Place { definitions, resource: schema.embedded, schema, path }
+        SchemaNode { definitions, resource: schema.embedded, schema, path }
     }
 
     /// The type of the values that the schema allows; objects get the name `name`.
@@ -252,12 +252,12 @@ impl Place {
         }
         match schema.kind {
             Kind::Array => {
-                let of = self.below(schema.items.as_ref()?).declared(&format!("{name}.@idx"))?;
+                let of = self.resolve(schema.items.as_ref()?).declared(&format!("{name}.@idx"))?;
                 Some(Type::list(of))
             }
             Kind::Object => match &schema.values {
                 Some(values) => {
-                    let of = self.below(values).declared(&format!("{name}.@elem"))?;
+                    let of = self.resolve(values).declared(&format!("{name}.@elem"))?;
                     Some(Type::map(Type::String, of))
                 }
                 None => Some(Type::structure(name, Fields::Lazy(Box::new(self)))),
@@ -275,13 +275,13 @@ impl Place {
         }
     }
 
-    fn property(&self, name: &str) -> Option<Place> {
-        self.schema.properties.as_ref()?.get(name).map(|schema| self.below(schema))
+    fn property(&self, name: &str) -> Option<SchemaNode> {
+        self.schema.properties.as_ref()?.get(name).map(|schema| self.resolve(schema))
     }
 
     /// Whether the schema itself has the fields of every resource.
     fn has_metadata(&self) -> bool {
-        let text = |place: &Place, name| {
+        let text = |place: &SchemaNode, name| {
             place.property(name).is_some_and(|place| place.schema.kind == Kind::String)
         };
         let metadata = self.property("metadata");
@@ -313,7 +313,7 @@ impl Place {
     }
 }
 
-impl LazyFields for Place {
+impl LazyFields for SchemaNode {
     fn field(&self, of: &str, name: &str) -> Option<Type> {
         self.field_named(of, name).or_else(|| {
             let keyword = RESERVED.contains(&name).then(|| format!("__{name}__"))?;

@@ -139,7 +139,7 @@ impl Authority {
             .map_err(|error| format!("unable to verify certificate request signature: {error}"))?;
         let mut serial = [0; 16];
         OsRng.fill_bytes(&mut serial);
-        let contents = self.contents(request, template, &serial)?;
+        let contents = self.tbs_certificate(request, template, &serial)?;
         let signature = self.key.sign(&contents);
         let signature =
             signature.map_err(|error| format!("failed to sign certificate: {error}"))?;
@@ -151,8 +151,9 @@ impl Authority {
         certificate().map_err(unencoded)
     }
 
-    /// The part that is signed.
-    fn contents(
+    /// The DER of the TBSCertificate: subject and key of the request, usages and validity of the
+    /// template, within the validity of the authority.
+    fn tbs_certificate(
         &self,
         request: &CertificateRequest,
         template: &Template<'_>,
@@ -165,8 +166,8 @@ impl Authority {
             let subject = AnyRef::from_der(&subject)?;
             let issuer = AnyRef::from_der(&self.subject)?;
             let mut extensions = usages.extensions()?;
-            let no_authority = BasicConstraints { ca: false, path_len_constraint: None };
-            extensions.push(extension(true, &no_authority)?);
+            let not_a_ca = BasicConstraints { ca: false, path_len_constraint: None };
+            extensions.push(extension(true, &not_a_ca)?);
             if subject != issuer && !self.key_id.is_empty() {
                 let key_identifier = Some(OctetString::new(&*self.key_id)?);
                 let id = AuthorityKeyIdentifier { key_identifier, ..Default::default() };

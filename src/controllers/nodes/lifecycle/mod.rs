@@ -117,7 +117,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             queue.add(change.object().meta.key());
         }
     });
-    c.sync_by(POD_WORKERS, placed, &this, NodeLifecycle::pod_placed);
+    c.sync_by(POD_WORKERS, placed, &this, NodeLifecycle::mark_pod_of_not_ready_node);
 
     c.sync_by(1, zones, &this, NodeLifecycle::taint_zone);
 

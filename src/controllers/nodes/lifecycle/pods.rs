@@ -1,4 +1,4 @@
-//! The pods of a node that is not ready are not ready either.
+//! Marks the pods of nodes that are not ready as not ready.
 
 use std::sync::Arc;
 
@@ -10,14 +10,16 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
 
 impl NodeLifecycle {
-    /// A pod was bound to a node that was not ready then. Upstream: `processPod`.
-    pub(super) async fn pod_placed(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+    /// Marks a pod as not ready if its node is not ready, which it may have been when the pod was
+    /// bound. Upstream: `processPod`.
+    pub(super) async fn mark_pod_of_not_ready_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
         let node = &pod.spec.node_name;
         if !self.is_not_ready(node) {
             return Ok(Next::Done);
         }
         if self.nodes.get(&ObjectKey::cluster(node)).is_none() {
+            // The cache of nodes may be behind that of pods.
             return Ok(Next::Backoff);
         }
         self.mark_not_ready(&[pod]).await?;

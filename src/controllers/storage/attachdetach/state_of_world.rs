@@ -279,7 +279,8 @@ impl StateOfWorld {
 
 /// What is attached.
 impl StateOfWorld {
-    /// Upstream: `AddVolumeNode`.
+    /// Records a volume as attached to a node; one that is `confirmed` is listed in the status of
+    /// the node. Not confirmed: the attachment may have happened. Upstream: `AddVolumeNode`.
     pub fn add_attached(
         &mut self,
         name: &Istr,
@@ -292,9 +293,8 @@ impl StateOfWorld {
         let node = self.nodes.entry(node_name.clone()).or_default();
         node.attached.insert(name.clone());
         if confirmed && !was_confirmed {
-            // In use until the kubelet says otherwise. The kubelet has not mounted what was never
-            // confirmed, because the node's status does not list it; upstream waits for its word
-            // nevertheless.
+            // It counts as mounted until the node's `volumesInUse` lacks it. Upstream assumes that
+            // of unconfirmed ones too, but a kubelet mounts only what the node's status lists.
             node.in_use.insert(name.clone());
         }
         if let Some(attachment) = attachment_of(spec.as_deref(), name, node_name) {

@@ -249,7 +249,7 @@ impl Binder {
         let annotations = &claim.meta.annotations;
         let provisioner =
             annotations.get(STORAGE_PROVISIONER).or(annotations.get(BETA_STORAGE_PROVISIONER));
-        match edits::migrated(annotations, provisioner) {
+        match edits::with_migration_annotation(annotations, provisioner) {
             Some(annotations) => {
                 self.edit_claim(&claim, edits::Edit::annotations(annotations)).await
             }

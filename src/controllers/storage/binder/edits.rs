@@ -144,9 +144,13 @@ pub fn claim_status(
     Ok((!fields.is_empty()).then_some(fields))
 }
 
-/// The annotation of the CSI driver that has taken over for `provisioner`, set or removed.
+/// `annotations` with the CSI driver that replaces the in-tree `provisioner`, or without, if none
+/// does. `None`: unchanged, or no provisioner.
 /// Upstream: `updateMigrationAnnotations`.
-pub fn migrated(annotations: &Labels, provisioner: Option<&str>) -> Option<Labels> {
+pub fn with_migration_annotation(
+    annotations: &Labels,
+    provisioner: Option<&str>,
+) -> Option<Labels> {
     let driver = driver_of(provisioner?);
     let known = annotations.get(MIGRATED_TO).unwrap_or_default();
     match driver {
@@ -361,7 +365,7 @@ mod tests {
             (json!({ MIGRATED_TO: ebs }), Some("kubernetes.io/host-path"), Some(json!({}))),
             (json!({}), Some("csi.example.com"), None),
         ] {
-            let found = migrated(&labels(annotations), provisioner);
+            let found = with_migration_annotation(&labels(annotations), provisioner);
             assert_eq!(found, expected.map(labels), "{provisioner:?}");
         }
     }

@@ -92,7 +92,8 @@ impl Binder {
         }
         let annotations = with(annotations, BETA_STORAGE_PROVISIONER, driver);
         let annotations = with(&annotations, STORAGE_PROVISIONER, driver);
-        let annotations = edits::migrated(&annotations, Some(driver)).unwrap_or(annotations);
+        let annotations =
+            edits::with_migration_annotation(&annotations, Some(driver)).unwrap_or(annotations);
         self.edit_claim(claim, Edit::annotations(annotations)).await
     }
 

@@ -134,7 +134,10 @@ impl Binder {
     ) -> Result<Arc<PersistentVolume>, Error> {
         let meta = &volume.meta;
         let edit = edits::Edit {
-            annotations: edits::migrated(&meta.annotations, meta.annotations.get(PROVISIONED_BY)),
+            annotations: edits::with_migration_annotation(
+                &meta.annotations,
+                meta.annotations.get(PROVISIONED_BY),
+            ),
             finalizers: edits::deletion_finalizers(meta, &volume.spec.reclaim_policy),
             ..edits::Edit::default()
         };

@@ -114,7 +114,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let of_pods = keys::of_controller(&sets)
         .or_matching_orphans(selector)
         .observing(&expectations)
-        .again_after(again);
+        .requeue_owner_after(again);
     let mut of_revisions = keys::of_controller(&sets).or_matching_orphans(selector).mapper();
     c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, of_pods.mapper());

@@ -123,7 +123,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     let owned = keys::of_controller(&sets)
         .or_matching_orphans(|set: &S| Selector::try_from(set.spec().selector.as_ref()))
         .observing(&expectations)
-        .again_after(|old: &Pod, new: &Pod, set: &S| {
+        .requeue_owner_after(|old: &Pod, new: &Pod, set: &S| {
             becomes_available(old, new, set.spec().min_ready_seconds)
         });
     let queue = c.queue(QueuePolicy::default());

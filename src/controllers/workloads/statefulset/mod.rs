@@ -81,7 +81,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let owned = keys::of_controller(&sets)
         .or_matching_orphans(|set: &StatefulSet| Selector::try_from(set.spec.selector.as_ref()))
-        .again_after(|old: &Pod, new: &Pod, set: &StatefulSet| {
+        .requeue_owner_after(|old: &Pod, new: &Pod, set: &StatefulSet| {
             becomes_available(old, new, set.spec.min_ready_seconds)
         });
     let queue = c.queue(QueuePolicy::default());
