@@ -8,7 +8,7 @@ use futures_lite::future::Boxed;
 use serde_json::Value;
 
 use crate::cache::Source;
-use crate::client::{self, Client, Config, Guard, Interceptor};
+use crate::client::{self, Call, Client, Config, Guard, Interceptor};
 use crate::clock::SystemClock;
 use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
@@ -139,10 +139,7 @@ impl Connection for ApiServer {
 
     fn version(&self) -> Boxed<client::Result<Value>> {
         let client = self.client.clone();
-        Box::pin(async move {
-            let content = client.get_path("/version").await?;
-            Ok(serde_json::from_slice(&content).unwrap_or_default())
-        })
+        Box::pin(async move { client.fetch(&Call::new("GET", "/version")).await })
     }
 
     fn healthz(&self) -> Boxed<Result<(), String>> {

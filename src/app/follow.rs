@@ -11,6 +11,9 @@ use crate::options::{Options, Release, emulated};
 
 /// The time between two requests while the API server does not answer.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long a refusal may last: a server that starts refuses until its rules and authenticators are
+/// there.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The release to follow. Waits until the API server answers, unless a flag names the release.
 pub async fn release(
@@ -22,11 +25,15 @@ pub async fn release(
         log::info!("Following Kubernetes {release}, which --emulated-version names");
         return release;
     }
+    let deadline = clock.monotonic() + REFUSAL_TIMEOUT;
     let mut last = String::new();
     loop {
         match connection.version().await {
             Ok(version) => return of_server(&version),
-            Err(error) if matches!(error.code(), Some(401 | 403 | 404)) => {
+            Err(error)
+                if matches!(error.code(), Some(401 | 403 | 404))
+                    && clock.monotonic() >= deadline =>
+            {
                 let release = Release::default();
                 log::warn!("Following Kubernetes {release}: the API server's version: {error}");
                 return release;
@@ -57,15 +64,15 @@ fn of_server(version: &Value) -> Release {
     log::info!("Following Kubernetes {release}: the API server's version is {text}");
     if minor < Release::OLDEST.minor() {
         log::warn!(
-            "the API server is older than {}: what it lacks beside that release is not known \
-             here, and controllers may ask for it",
+            "the API server is older than {}: this manager does not know how it differs, and \
+             may ask for what it does not serve",
             Release::OLDEST
         );
     }
     if minor > Release::NEWEST.minor() {
         log::warn!(
-            "the API server is newer than {}: what it expects of its controller manager beside \
-             that release is not known here",
+            "the API server is newer than {}: this manager does not know what it expects of its \
+             controller manager",
             Release::NEWEST
         );
     }

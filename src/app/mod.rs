@@ -167,7 +167,6 @@ fn announce(options: &Options) {
             log::info!("FLAG: --{name}={value:?}");
         }
     }
-    log::info!("Starting version {}", options::git_version());
     if let Some(stations) = panics::read_environment() {
         log::warn!("{} is set: it panics on purpose at {stations}", panics::VARIABLE);
     }
@@ -246,6 +245,7 @@ async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
     let options = Arc::make_mut(options);
     options.follow(release)?;
     options::report_release(release);
+    log::info!("Starting version {}", options::git_version());
     component_metrics::register(options);
     for notice in notices::of(options) {
         log::warn!("{notice}");

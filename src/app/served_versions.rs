@@ -6,7 +6,8 @@ use crate::objects::{
 };
 
 /// Each with the versions that the controllers can use, the best one first. Between these versions
-/// the fields that they read and write are the same.
+/// the fields that they read and write are the same, except those by which a Job's Workload and
+/// PodGroup refer to each other: Jobs get these only in `v1alpha2`.
 pub const VERSIONS: &[Versions] = &[
     (DeviceTaintRule::RESOURCE, &["v1", "v1beta2"]),
     (PodCertificateRequest::RESOURCE, &["v1", "v1beta1"]),

@@ -20,7 +20,7 @@ use crate::server::auth::Auth;
 use crate::server::health::HealthChecks;
 use crate::server::http::{Guard, Method, Server};
 use crate::server::routes::Routes;
-use crate::server::tls::{Tls, TlsOptions, pair_in};
+use crate::server::tls::{Tls, TlsOptions, load_or_create_self_signed};
 use crate::server::{Handler, Request, Response, handler, profiling, zpages};
 use crate::task::{self, StopToken, TaskGroup};
 
@@ -111,7 +111,8 @@ fn verbosity_flag(verbosity: &Verbosity) -> Handler {
     })
 }
 
-/// Serves until stopped, unless `--secure-port` is 0.
+/// Starts the HTTPS server of `--secure-port` (none for 0), and the tasks that reload its certificates
+/// and the authorities of its clients. Returns once it listens; all of it ends with `stop`.
 ///
 /// # Errors
 /// One line naming the flag or the file: an address in use, a certificate that cannot be read.
@@ -143,7 +144,7 @@ pub async fn serve(
     tasks.spawn(async move { tls.reload(timer, stopped).await });
     let stop = stop.clone();
     tasks.spawn(async move {
-        // The first poll reads files that may have changed since the start.
+        // Nothing is read yet, so the first poll reads files that have changed since the start.
         let (mut read, mut polls) = (Default::default(), 0);
         while stop.unless_stopped(clock.sleep(POLL_PERIOD)).await.is_some() {
             let now = lookup.stamps().await;
@@ -210,12 +211,13 @@ fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// The TLS settings of the flags. Creates a self-signed pair in `--cert-dir` if there is none.
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     let address = Some(options.bind_address).filter(|address| !address.is_unspecified());
     let files = match (options.tls_cert_file.as_str(), options.cert_dir.as_str()) {
         ("", "") => None,
         ("", folder) => Some(
-            pair_in(Path::new(folder), PROGRAM, address)
+            load_or_create_self_signed(Path::new(folder), PROGRAM, address)
                 .map_err(|error| format!("--cert-dir: {error}"))?,
         ),
         (cert, _) => Some((cert.into(), PathBuf::from(&options.tls_private_key_file))),
@@ -227,7 +229,7 @@ fn tls_options(options: &Options) -> Result<TlsOptions, String> {
         named: named
             .map(|item| (item.cert.clone().into(), item.key.clone().into(), item.names.clone()))
             .collect(),
-        is_self_made: options.tls_cert_file.is_empty(),
+        is_self_signed: options.tls_cert_file.is_empty(),
         cipher_suites: options.tls_cipher_suites.clone(),
         curves: options.tls_curve_preferences.clone(),
         min_version: options.tls_min_version.clone(),

@@ -18,6 +18,7 @@ use super::pipeline::Pipeline;
 use super::served_versions::VERSIONS;
 use super::service_accounts;
 use crate::cache::{Outages, SharedInformerFactory, VersionLosses};
+use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugHandler,
@@ -34,6 +35,8 @@ use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
+/// The time between two attempts while the served versions are not known.
+const DISCOVERY_RETRY: Duration = Duration::from_secs(5);
 /// After an outage of the API server failed keys are retried within this time.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// The longest wait for all controllers to run: the caches of some may never sync.
@@ -109,9 +112,9 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let streams = options.feature_gates.enabled("WatchListClient");
     let reader = connection.client(&user_agent("shared-informers"));
-    let chosen = stop.unless_stopped(reader.choose_versions(VERSIONS)).await;
-    if let Some(Err(error)) = chosen {
-        log::warn!("the served versions are not known yet: {error}");
+    let chosen = stop.unless_stopped(choose_versions(&reader)).await;
+    if chosen == Some(false) {
+        tasks.spawn(choose_versions_later(reader.clone(), clock.clone(), stop.clone()));
     }
     let source = connection.source(reader, streams);
     let source = match &started.shadow {
@@ -243,6 +246,25 @@ async fn wait_for_api_server(
             }
         }
         clock.sleep(API_SERVER_RETRY).await;
+    }
+}
+
+/// Whether the served versions of [`VERSIONS`] are known now.
+async fn choose_versions(reader: &Client) -> bool {
+    match reader.choose_versions(VERSIONS).await {
+        Ok(are_known) => are_known,
+        Err(error) => {
+            log::warn!("the served versions are not known yet: {error}");
+            false
+        }
+    }
+}
+
+async fn choose_versions_later(reader: Client, clock: SharedClock, stop: StopToken) {
+    while stop.unless_stopped(clock.sleep(DISCOVERY_RETRY)).await.is_some() {
+        if stop.unless_stopped(choose_versions(&reader)).await != Some(false) {
+            return;
+        }
     }
 }
 
@@ -413,7 +435,7 @@ mod tests {
     use crate::cache::Source;
     use serde_json::Value;
 
-    use crate::client::{self, Client, Guard, Interceptor};
+    use crate::client::{self, Guard, Interceptor};
     use crate::clock::FakeClock;
     use crate::controllers::DebugAnswer;
     use crate::objects::Timestamp;

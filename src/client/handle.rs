@@ -277,26 +277,29 @@ impl Client {
     pub async fn discovery(&self) -> Result<Arc<Discovery>> {
         let fetch = || {
             let client = self.clone();
-            async move {
-                let found = client.discover().await?;
-                client.inner.served.observe(&found);
-                Ok(Arc::new(found))
-            }
+            async move { client.discover().await.map(Arc::new) }
         };
         self.inner.discovery.get(|_| true, fetch).await
     }
 
     /// From now on, asks for each of these resources in the first of its versions that the server
     /// serves by discovery, in place of the version that the caller names. Each later
-    /// [`Client::discovery`] that fetches chooses again. For the clients that are derived from one
-    /// another.
+    /// [`Client::discover`] chooses again. For the clients that are derived from one another.
+    ///
+    /// Returns whether all groups of these resources could be read; until then the versions stay
+    /// that the caller names.
     ///
     /// # Errors
-    /// Those of [`Client::discover`]: until one succeeds, the named versions are used.
-    pub async fn choose_versions(&self, resources: &'static [Versions]) -> Result<()> {
+    /// Those of [`Client::discover`].
+    pub async fn choose_versions(&self, resources: &'static [Versions]) -> Result<bool> {
         self.inner.served.set_known(resources);
         self.reset_discovery();
-        self.discovery().await.map(drop)
+        let found = self.discovery().await?;
+        let is_unread = |(resource, _): &Versions| {
+            let group = format!("{}/", resource.group);
+            found.failures.keys().any(|version| version.starts_with(&group))
+        };
+        Ok(!resources.iter().any(is_unread))
     }
 
     /// A resource in the version in which this client asks for it.

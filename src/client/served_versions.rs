@@ -28,8 +28,12 @@ fn is_same(one: &ResourceType, other: &ResourceType) -> bool {
 }
 
 impl ServedVersions {
+    /// Drops the choices that were made among others.
     pub fn set_known(&self, known: &'static [Versions]) {
-        *self.choices.write() = Choices { known, others: Vec::new() };
+        let mut choices = self.choices.write();
+        if choices.known != known {
+            *choices = Choices { known, others: Vec::new() };
+        }
     }
 
     /// Chooses again by what a server serves. A resource that it does not serve in a known version,
@@ -98,7 +102,7 @@ mod tests {
             assert_eq!(versions.resolve(&RULES).version, expected, "{served:?}");
             assert_eq!(versions.resolve(&CLAIMS), CLAIMS);
         }
-        // One who asks for a certain version, such as the garbage collector, gets it.
+        // Only the version that the code names stands for all of them.
         versions.observe(&serving(&["v1"]));
         let other = ResourceType { version: "v1beta1".into(), ..RULES };
         assert_eq!(versions.resolve(&other), other);

@@ -55,19 +55,22 @@ pub(super) fn version_problems(o: &Options) -> Vec<String> {
             ));
             return problems;
         }
-        Some(minor) => minor,
-        None => Release::NEWEST.minor(),
+        Some(_) | None => emulated(o).unwrap_or(Release::NEWEST),
     };
-    let oldest = Release::OLDEST.minor();
-    if let Some(least) = o.min_compatibility_version.last().and_then(|text| minor(text))
-        && !(oldest..=newest).contains(&least)
-    {
-        problems.push(format!(
-            "--min-compatibility-version: minCompatibilityVersion version 1.{least} is not between \
-             [1.{oldest}, 1.{newest}]"
-        ));
-    }
+    problems.extend(min_compatibility_problem(o, newest));
     problems
+}
+
+/// The fault of `--min-compatibility-version` while `newest` is followed.
+pub(super) fn min_compatibility_problem(o: &Options, newest: Release) -> Option<String> {
+    let least = o.min_compatibility_version.last().and_then(|text| minor(text))?;
+    let oldest = Release::OLDEST;
+    (!(oldest.minor()..=newest.minor()).contains(&least)).then(|| {
+        format!(
+            "--min-compatibility-version: minCompatibilityVersion version 1.{least} is not between \
+             [{oldest}, {newest}]"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -107,5 +110,8 @@ mod tests {
         assert_eq!(min_compatible(&options), 34);
         options.min_compatibility_version = vec!["1.36".into()];
         assert_eq!(min_compatible(&options), 36);
+        assert_eq!(options.follow(Release::V1_36), Ok(()));
+        let problems = options.follow(Release::V1_35).expect_err("others would be newer");
+        assert!(problems[0].ends_with("version 1.36 is not between [1.34, 1.35]"), "{problems:?}");
     }
 }

@@ -39,9 +39,14 @@ impl Gates {
                 spec.default
             )),
             GateState::Known(_) => None,
+            // The binary of 1.36 does not know the gates of 1.37.
+            GateState::Later if state(name, Release::V1_36) == GateState::Later => {
+                Some(format!("--feature-gates: unrecognized feature gate: {name}"))
+            }
             GateState::Later => Some(format!(
                 "--feature-gates: cannot set feature gate {name} to {on}, feature is PreAlpha at \
-                 emulated version {release}"
+                 emulated version {release}, min compatibility version {}",
+                release.before()
             )),
         };
         let mut problems: Vec<String> = self.given.iter().filter_map(problem).collect();
@@ -100,7 +105,6 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("DeclarativeValidationBeta", &["DeclarativeValidation"]),
     ("DeclarativeValidationTakeover", &["DeclarativeValidation"]),
     ("DisableAllocatorDualWrite", &["MultiCIDRServiceAllocator"]),
-    ("EventedPLEG", &["PLEGOnDemandRelist"]),
     ("ExtendWebSocketsToKubelet", &["NodeDeclaredFeatures"]),
     ("GangScheduling", &["GenericWorkload"]),
     ("GracefulNodeShutdownBasedOnPodPriority", &["GracefulNodeShutdown"]),
@@ -381,9 +385,13 @@ mod tests {
                 "--feature-gates: unrecognized feature gate: Nope",
                 "--feature-gates: cannot set feature gate DynamicResourceAllocation to false, \
                  feature is locked to true",
-                "--feature-gates: cannot set feature gate HPAGeneration to true, feature is \
-                 PreAlpha at emulated version 1.36",
+                "--feature-gates: unrecognized feature gate: HPAGeneration",
             ]
+        );
+        assert_eq!(
+            gates_of(Release::V1_35, &[("AtomicFIFO", false)]).problems(&[Release::V1_35]),
+            ["--feature-gates: cannot set feature gate AtomicFIFO to false, feature is PreAlpha \
+              at emulated version 1.35, min compatibility version 1.34"]
         );
         // Before the release is chosen only what all of them refuse is a fault.
         assert_eq!(

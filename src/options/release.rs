@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::compatibility::min_compatibility_problem;
 use super::flags::Options;
 use super::version::VERSION;
 
@@ -44,6 +45,11 @@ impl Release {
         self.minor
     }
 
+    /// The release before it; the oldest one has none.
+    pub(super) fn before(self) -> Release {
+        Release::of_minor(self.minor - 1).unwrap_or(self)
+    }
+
     /// Its column in the table of gates.
     pub(super) fn column(self) -> usize {
         (self.minor - Release::OLDEST.minor) as usize
@@ -75,7 +81,8 @@ impl Options {
     /// What the given feature gates are not in that release, a line each.
     pub fn follow(&mut self, release: Release) -> Result<(), Vec<String>> {
         self.feature_gates.release = release;
-        let problems = self.feature_gates.problems(&[release]);
+        let mut problems = self.feature_gates.problems(&[release]);
+        problems.extend(min_compatibility_problem(self, release));
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 }

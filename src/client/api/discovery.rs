@@ -214,6 +214,7 @@ impl Client {
             }
         }
         found.mark_preferred();
+        self.inner.served.observe(&found);
         Ok(found)
     }
 

@@ -86,11 +86,15 @@ impl TargetRef {
         }
     }
 
+    /// All but the version.
+    fn identity(&self) -> (&Istr, &Istr, &ArcStr, &Uid, &Istr, &Istr) {
+        let TargetRef { kind, namespace, name, uid, api_version, field_path, .. } = self;
+        (kind, namespace, name, uid, api_version, field_path)
+    }
+
     /// Whether both refer to the same object; the version is ignored.
     pub fn same(a: Option<&TargetRef>, b: Option<&TargetRef>) -> bool {
-        let identity =
-            |target: &TargetRef| TargetRef { resource_version: Istr::default(), ..target.clone() };
-        a.map(identity) == b.map(identity)
+        a.map(TargetRef::identity) == b.map(TargetRef::identity)
     }
 }
 

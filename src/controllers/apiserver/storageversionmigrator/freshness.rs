@@ -21,7 +21,7 @@ impl Migrator {
             return Ok(Next::Done);
         }
         let Some(found) = self.served(&migration.spec.resource).await? else {
-            if self.is_young(&migration) {
+            if self.is_in_discovery_grace_period(&migration) {
                 let why = "resource does not exist in our rest mapper, requeuing to attempt again";
                 return Err(Error::NotYet(why.to_owned()));
             }

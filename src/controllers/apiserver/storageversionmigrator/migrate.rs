@@ -32,7 +32,7 @@ impl Migrator {
             self.fail(&migration, &why).await.map(|()| Next::Done)
         };
         let Some(found) = self.served(&migration.spec.resource).await? else {
-            if self.is_young(&migration) {
+            if self.is_in_discovery_grace_period(&migration) {
                 let why = "resource does not exist in rest mapper, requeuing to attempt again";
                 return Err(Error::NotYet(why.to_owned()));
             }
@@ -67,12 +67,12 @@ impl Migrator {
         for meta in old {
             match self.rewrite(&found.resource, &meta).await {
                 // Another client has changed or deleted it: it needs no migration any more.
-                Err(error) if error.is_conflict() || error.is_not_found() => {}
+                Err(error) if error.is_conflict() || self.is_gone(&error) => {}
                 Err(error) if is_retriable(&error) => return Err(error.into()),
                 Err(error) => {
                     let object = meta.key();
                     log::error!("{}: {key}: failed to migrate {object}: {error}", self.name);
-                    self.show(&mut progress).await?;
+                    progress.migration.status = self.status_with(&progress);
                     let why = Error::from(error).message();
                     let why = format!("migration encountered unhandled error: {why}");
                     return self.fail(&progress.migration, &why).await.map(|()| Next::Done);
@@ -81,7 +81,7 @@ impl Migrator {
             }
             progress.done += 1;
             if self.clock.monotonic() >= progress.written + PROGRESS_PERIOD {
-                self.show(&mut progress).await?;
+                self.show(&key, &mut progress).await;
             }
         }
         let status = self.status_with(&progress);
@@ -91,14 +91,27 @@ impl Migrator {
         Ok(Next::Done)
     }
 
-    /// Writes how many objects are migrated.
-    async fn show(&self, progress: &mut Progress) -> Result<(), Error> {
+    /// Writes how many objects are migrated. A failure does not end the migration.
+    async fn show(&self, key: &ObjectKey, progress: &mut Progress) {
         let status = self.status_with(progress);
         if status != progress.migration.status {
-            progress.migration = self.write(&progress.migration, &status).await?;
+            match self.write(&progress.migration, &status).await {
+                Ok(written) => progress.migration = written,
+                Err(error) => {
+                    log::info!("{}: {key}: its progress is not shown: {error}", self.name);
+                    if let Some(cached) = self.migrations.get(key) {
+                        progress.migration = StorageVersionMigration::clone(&cached);
+                    }
+                }
+            }
         }
         progress.written = self.clock.monotonic();
-        Ok(())
+    }
+
+    /// Whether an error says that the object of a merge patch has been deleted. That of an apply
+    /// has a conflict then.
+    fn is_gone(&self, error: &client::Error) -> bool {
+        self.counts_objects && error.is_not_found() && error.reason() == Some("NotFound")
     }
 
     fn status_with(&self, progress: &Progress) -> StorageVersionMigrationStatus {
@@ -144,7 +157,8 @@ fn apply_body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     })
 }
 
-/// The same as a merge patch, which creates nothing: 1.37 (pull request 138874).
+/// A merge patch that changes nothing. It creates no object, so it needs no uid. 1.37: pull request
+/// 138874.
 fn merge_body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     json!({
         "apiVersion": resource.api_version(), "kind": resource.kind,

@@ -34,7 +34,7 @@ const WORKERS: usize = 5;
 /// The factor for rate and burst of requests: a migration sends many.
 const FASTER: (f64, u32) = (20.0, 100);
 /// How long a resource may be missing in discovery: it may have been defined just now.
-const PATIENCE: Duration = Duration::from_mins(1);
+const DISCOVERY_GRACE_PERIOD: Duration = Duration::from_mins(1);
 
 struct Migrator {
     name: &'static str,
@@ -200,10 +200,11 @@ impl Migrator {
         find(&self.client.discover().await?, resource)
     }
 
-    /// Whether discovery may be wrong that the resource of `migration` is not served.
-    fn is_young(&self, migration: &StorageVersionMigration) -> bool {
+    /// Whether `migration` was created less than [`DISCOVERY_GRACE_PERIOD`] ago: a resource that
+    /// discovery lacks may be new, and not served yet.
+    fn is_in_discovery_grace_period(&self, migration: &StorageVersionMigration) -> bool {
         let created = migration.meta.creation_timestamp;
-        created.is_some_and(|created| created + PATIENCE > self.clock.now())
+        created.is_some_and(|created| created + DISCOVERY_GRACE_PERIOD > self.clock.now())
     }
 }
 
@@ -249,6 +250,22 @@ mod tests {
         for (group, failure) in [("apps", "apps/v1"), ("", "v1")] {
             let error = find(group, "widgets", &[failure]).unwrap_err();
             assert!(matches!(&error, Error::NotYet(why) if why.contains("503")), "{error}");
+        }
+    }
+
+    #[test]
+    fn progress_is_the_message_of_a_running_migration() {
+        for (holds, message) in [("True", "1 of 2"), ("False", "m")] {
+            let status: StorageVersionMigrationStatus = serde_json::from_value(json!({
+                "conditions": [
+                    {"type": RUNNING, "status": holds, "reason": "r", "message": "m"},
+                    {"type": FAILED, "status": "True", "reason": "r", "message": "n"},
+                ],
+            }))
+            .unwrap();
+            let shown = with_progress(&status, "1 of 2".to_owned());
+            let messages = shown.conditions.iter().map(|known| known.message.as_deref().unwrap());
+            assert_eq!(messages.collect::<Vec<_>>(), [message, "n"], "{holds}");
         }
     }
 

@@ -7,6 +7,7 @@ use crate::controllers::devices::consumers::{
     BY_GROUP, ClaimName, UNSUPPORTED, by_entry, is_for_group,
 };
 use crate::controllers::{Error, Next, Queue, SyncResult};
+use crate::events::{EventType, ObjectReference};
 use crate::objects::{ArcStr, ObjectKey, PodGroup, PodResourceClaim, Resource};
 
 /// PodGroups by the claims that they use.
@@ -81,7 +82,14 @@ impl ResourceClaims {
                 Ok(None) => {}
                 Err(error) => {
                     let text = format!("PodGroupResourceClaim {}: {}", entry.name, error.message());
-                    self.recorder.warning(&*group, "FailedResourceClaimCreation", &text);
+                    let resource = self.client.served(&PodGroup::RESOURCE);
+                    let about = ObjectReference::of(&resource, &group.meta);
+                    self.recorder.event(
+                        &about,
+                        EventType::Warning,
+                        "FailedResourceClaimCreation",
+                        &text,
+                    );
                     return Err(Error::other(format!("PodGroup {key}, {text}")));
                 }
             }

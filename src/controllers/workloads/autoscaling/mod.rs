@@ -69,14 +69,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         if let Change::Deleted(_) = change {
             known.selectors.forget(&key);
             AUTOSCALERS.dec();
-            // The key waits for its period; its sync removes the records of a deleted autoscaler.
+            // Each key is queued for its next period; that sync removes the records.
             return;
         }
         let is_new = known.selectors.register(&key);
         if is_new {
             AUTOSCALERS.inc();
         }
-        // A new status waits for the period, as most are written here.
+        // Updates of the status alone queue nothing: most are our own writes.
         if is_new || matches!(change, Change::Updated { old, new } if old.spec != new.spec) {
             queue.add(key);
         }
