@@ -174,6 +174,23 @@ impl Configuration {
     }
 }
 
+impl Configuration {
+    /// In files, zero stands for the default. Upstream: `SetDefaults_KubeletConfiguration`.
+    fn replace_zeros(&mut self) {
+        let defaults = Configuration::default();
+        for (value, default) in [
+            (&mut self.sync_frequency, defaults.sync_frequency),
+            (&mut self.runtime_request_timeout, defaults.runtime_request_timeout),
+            (&mut self.image_minimum_gc_age, defaults.image_minimum_gc_age),
+            (&mut self.volume_stats_agg_period, defaults.volume_stats_agg_period),
+        ] {
+            if value.0.is_zero() {
+                *value = default;
+            }
+        }
+    }
+}
+
 /// The names of the fields that are honoured: those of [`Configuration`].
 fn honoured() -> Vec<String> {
     match serde_json::to_value(Configuration::default()) {
@@ -239,8 +256,9 @@ pub fn read(files: &Files) -> Result<Configuration, String> {
         let document = load(&file).map_err(|fault| format!("{file}: {fault}"))?;
         merge(&mut merged, Value::Object(document));
     }
-    let configuration: Configuration = serde_json::from_value(merged)
+    let mut configuration: Configuration = serde_json::from_value(merged)
         .map_err(|error| format!("the kubelet's configuration: {error}"))?;
+    configuration.replace_zeros();
     Ok(configuration)
 }
 
@@ -375,6 +393,19 @@ mod tests {
             let outcome = checked(document(more.clone()));
             assert_eq!(outcome.err().as_deref(), fault, "{more}");
         }
+    }
+
+    #[test]
+    fn zero_durations_of_files_are_the_defaults() {
+        let fields = json!({
+            "syncFrequency": "0s", "runtimeRequestTimeout": "0s", "imageMinimumGCAge": "0s",
+            "volumeStatsAggPeriod": "0s",
+        });
+        let mut configuration: Configuration =
+            serde_json::from_value(fields).expect("a configuration");
+        assert!(configuration.runtime_request_timeout.0.is_zero());
+        configuration.replace_zeros();
+        assert_eq!(configuration, Configuration::default());
     }
 
     #[test]
