@@ -211,7 +211,7 @@ fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// The TLS settings of the flags. Creates a self-signed pair in `--cert-dir` if there is none.
+/// The TLS settings of the flags. Creates a self-signed pair in `--cert-dir`, unless it has one.
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     let address = Some(options.bind_address).filter(|address| !address.is_unspecified());
     let files = match (options.tls_cert_file.as_str(), options.cert_dir.as_str()) {

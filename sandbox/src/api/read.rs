@@ -212,7 +212,7 @@ impl Api {
         let selection = self.selection(call)?;
         let query = &call.query;
         let asked = query.get("resourceVersion");
-        // As the watch cache, a list at version 0 has no limit; a negative limit is none.
+        // As the watch cache, a list at version 0 has no limit; a negative limit is ignored.
         let limit = query.number::<i64>("limit")?.filter(|_| asked != "0");
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(0);
         if query.has("sendInitialEvents") {
