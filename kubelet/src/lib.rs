@@ -1,4 +1,4 @@
-//! A kubelet that keeps pods on one machine, from a folder or a URL, without an API server.
+//! A kubelet that keeps pods on one machine: from a folder, a URL or an API server.
 //!
 //! The path of a pod: sources → [`sources::PodConfig`] → [`kubelet::Kubelet`], which gives each
 //! pod a worker ([`kubelet::pod_workers`]) → [`kuberuntime::Manager`], which carries out what

@@ -222,12 +222,19 @@ impl Value for Duration {
 }
 
 /// A flag whose absence is not the same as any value.
-impl<T: Value> Value for Option<T> {
+impl<T: Value + Clone> Value for Option<T> {
     const KIND: &'static str = T::KIND;
     const ALONE: Option<&'static str> = T::ALONE;
 
     fn parse(text: &str) -> Result<Self, String> {
         T::parse(text).map(Some)
+    }
+    fn merge(&mut self, given: Vec<Given<Self>>) {
+        let values: Vec<T> = given.into_iter().filter_map(|Given(value)| value).collect();
+        if let Some(mut merged) = values.first().cloned() {
+            merged.merge(values.into_iter().map(Given).collect());
+            *self = Some(merged);
+        }
     }
     fn fault(&self) -> Option<String> {
         self.as_ref().and_then(T::fault)

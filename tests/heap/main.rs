@@ -54,9 +54,9 @@ fn an_object_cached_by_metadata_costs_its_metadata() {
     assert!(cached < 480, "{cached} bytes");
 }
 
-/// A pod of two Services is in two Endpoints and in two slices, which share what they say of it.
+/// A pod of two Services is in two Endpoints and in two slices.
 #[test]
-fn a_pod_in_the_endpoints_of_two_services_costs_a_quarter_of_a_kilobyte() {
+fn a_pod_in_the_endpoints_of_two_services_costs_three_quarters_of_a_kilobyte() {
     fn decoded<T: Object>(objects: &[Value]) -> Vec<Arc<T>> {
         objects.iter().map(|object| decode(object.to_string().as_bytes())).collect()
     }
@@ -101,7 +101,7 @@ fn a_pod_in_the_endpoints_of_two_services_costs_a_quarter_of_a_kilobyte() {
     });
     let cost = bytes_held(&info) / MANY as i64;
     println!("a pod in the endpoints of two Services: {cost} bytes");
-    assert!(cost < 240, "{cost} bytes");
+    assert!(cost < 760, "{cost} bytes");
 }
 
 /// Decoding makes the same number of allocations, of the same size, independent of the content of a

@@ -94,7 +94,6 @@ impl Kubelet {
 
     /// Takes the changes of a source. Upstream: `HandlePodAdditions` and those beside it.
     fn handle(&self, update: &PodUpdate) {
-        self.store.set_seen(update.source);
         for pod in &update.pods {
             let uid = pod.uid();
             if update.op == Op::Remove {
@@ -119,6 +118,8 @@ impl Kubelet {
             };
             self.dispatcher.update(pod, reason);
         }
+        // Only now: a pod that no source has is ended once all of them have been read.
+        self.store.set_seen(update.source);
     }
 
     /// Forgets pods that have ended, and creates those again that came back meanwhile. Does nothing

@@ -291,6 +291,9 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     // The files come before the flags, which name them.
     settings.configuration = configuration::read(&settings.files)?;
     set_flags(&mut settings, &arguments)?;
+    if settings.root.is_empty() {
+        settings.root = Settings::default().root;
+    }
     let CredentialProviders { config, bin_dir } = &settings.credential_providers;
     if config.is_empty() != bin_dir.is_empty() {
         return Err(
@@ -339,6 +342,25 @@ mod tests {
         ] {
             assert_eq!(run(args).err().as_deref(), Some(fault), "{args:?}");
         }
+    }
+
+    #[test]
+    fn lists_add_up_and_an_empty_root_is_the_default() {
+        use kube_controller_manager::options::Value;
+
+        let settings = run(&[
+            "--eviction-hard=memory.available<1Gi",
+            "--eviction-hard=nodefs.available<10%",
+            "--enforce-node-allocatable=pods",
+            "--enforce-node-allocatable=none",
+            "--root-dir=",
+        ]);
+        let settings = settings.expect("the flags are known");
+        let hard = settings.configuration.eviction_hard.expect("thresholds");
+        assert_eq!(hard.text(), "memory.available<1Gi,nodefs.available<10%");
+        let enforced = settings.configuration.enforce_node_allocatable;
+        assert_eq!(enforced, Some(vec!["pods".to_owned(), "none".to_owned()]));
+        assert_eq!(settings.root, Settings::default().root);
     }
 
     #[test]

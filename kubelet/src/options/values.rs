@@ -61,6 +61,11 @@ impl<const SEPARATOR: char> Value for Pairs<SEPARATOR> {
         });
         pairs.collect::<Result<_, _>>().map(Pairs)
     }
+    fn merge(&mut self, given: Vec<Given<Self>>) {
+        if !given.is_empty() {
+            self.0 = given.into_iter().flat_map(|Given(pairs)| pairs.0).collect();
+        }
+    }
     fn text(&self) -> String {
         let pairs = self.0.iter().map(|(key, value)| format!("{key}{SEPARATOR}{value}"));
         pairs.collect::<Vec<_>>().join(",")
