@@ -128,6 +128,7 @@ impl Kubelet {
         if !self.store.has_seen_all() {
             return;
         }
+        // All tasks share one thread, so no pod is added between both locks.
         for uid in &self.dispatcher.retain(&self.store.uids()) {
             if let Some(pod) = self.store.pod(uid) {
                 let label = metrics::static_label(pod.is_static());
