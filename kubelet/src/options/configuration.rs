@@ -181,7 +181,6 @@ impl Configuration {
         for (value, default) in [
             (&mut self.sync_frequency, defaults.sync_frequency),
             (&mut self.runtime_request_timeout, defaults.runtime_request_timeout),
-            (&mut self.image_minimum_gc_age, defaults.image_minimum_gc_age),
             (&mut self.volume_stats_agg_period, defaults.volume_stats_agg_period),
         ] {
             if value.0.is_zero() {
@@ -398,8 +397,7 @@ mod tests {
     #[test]
     fn zero_durations_of_files_are_the_defaults() {
         let fields = json!({
-            "syncFrequency": "0s", "runtimeRequestTimeout": "0s", "imageMinimumGCAge": "0s",
-            "volumeStatsAggPeriod": "0s",
+            "syncFrequency": "0s", "runtimeRequestTimeout": "0s", "volumeStatsAggPeriod": "0s",
         });
         let mut configuration: Configuration =
             serde_json::from_value(fields).expect("a configuration");
