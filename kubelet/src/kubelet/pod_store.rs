@@ -204,7 +204,7 @@ mod tests {
         core::PodStatus { phase: Some(phase.to_owned()), ..Default::default() }
     }
 
-    /// A static pod's manifest may have a status, which nobody has observed.
+    /// The status in a static pod's manifest is ignored: no kubelet has observed it.
     #[test]
     fn status_continues_that_of_the_api_server() {
         for (source, expected) in [("api", Some("Running")), ("file", None)] {
