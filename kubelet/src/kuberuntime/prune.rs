@@ -130,20 +130,7 @@ mod tests {
             name: name.to_owned(),
             sandbox: "s".to_owned(),
             state,
-            created_at: 0,
-            started_at: 0,
-            finished_at: 0,
-            exit_code: 0,
-            image: String::new(),
-            image_id: String::new(),
-            image_ref: String::new(),
-            hash: None,
-            restart_count: 0,
-            reason: String::new(),
-            message: String::new(),
-            log_path: String::new(),
-            message_file: None,
-            falls_back_to_logs: false,
+            ..ContainerStatus::default()
         }
     }
 

@@ -7,11 +7,12 @@ use super::labels;
 use crate::cri::{Error, RuntimeService, api};
 
 /// The state of a container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     Created,
     Running,
     Exited,
+    #[default]
     Unknown,
 }
 
@@ -27,7 +28,7 @@ impl State {
 }
 
 /// A container of a pod. Times are nanoseconds since 1970; 0: not yet.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerStatus {
     pub id: String,
     pub name: String,

@@ -565,22 +565,12 @@ mod tests {
         let of_runtime = |id: &str, state| ContainerStatus {
             id: id.to_owned(),
             name: "c".to_owned(),
-            sandbox: String::new(),
             state,
             created_at: 1,
             started_at: 1,
             finished_at: 1,
             exit_code: 1,
-            image: String::new(),
-            image_id: String::new(),
-            image_ref: String::new(),
-            hash: None,
-            restart_count: 0,
-            reason: String::new(),
-            message: String::new(),
-            log_path: String::new(),
-            message_file: None,
-            falls_back_to_logs: false,
+            ..ContainerStatus::default()
         };
         let containers = vec![of_runtime("b", State::Running), of_runtime("a", State::Exited)];
         let inputs = StatusInputs {

@@ -40,16 +40,9 @@ fn container(name: &str, state: State, exit_code: i32) -> ContainerStatus {
         finished_at: 1,
         exit_code,
         image: "i".to_owned(),
-        image_id: String::new(),
-        image_ref: String::new(),
         hash: Some(hash),
-        restart_count: 0,
-        reason: String::new(),
-        message: String::new(),
-        log_path: String::new(),
-        message_file: None,
-        falls_back_to_logs: false,
         sandbox: "s0".to_owned(),
+        ..ContainerStatus::default()
     }
 }
 
