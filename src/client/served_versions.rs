@@ -56,7 +56,7 @@ impl ServedVersions {
     /// The resource in the version that the server serves.
     pub fn resolve(&self, resource: &ResourceType) -> ResourceType {
         let choices = self.choices.read();
-        // With most servers there is none: each request comes here.
+        // Empty with most servers: each request comes here.
         let other = choices.others.iter().find(|other| is_same(other, resource));
         let is_known = || choices.known.iter().any(|(known, _)| known == resource);
         other.filter(|_| is_known()).unwrap_or(resource).clone()
