@@ -1,0 +1,116 @@
+//! The Services and Nodes that controllers and providers read. Views of their own: those of the
+//! library have the fields that the manager's controllers read, and each field more costs it memory.
+
+use k8s_openapi::api::core::v1::{NodeAddress, ServiceSpec, ServiceStatus};
+use kube_controller_manager::objects::{Istr, Meta, Object, Resource, ResourceType, Taint};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// A Service, whole but for its managed fields.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
+    pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
+    pub spec: ServiceSpec,
+    #[serde(deserialize_with = "null_as_default")]
+    pub status: ServiceStatus,
+}
+
+impl Resource for Service {
+    const RESOURCE: ResourceType = ResourceType::fixed("", "v1", "Service", "services", true);
+}
+
+impl Object for Service {
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}
+
+/// A Node: its metadata, and what identifies and reaches the machine.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
+    pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
+    pub spec: NodeSpec,
+    #[serde(deserialize_with = "null_as_default")]
+    pub status: NodeStatus,
+}
+
+/// The part of a Node's spec that clouds are about.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeSpec {
+    /// Empty until the machine is known to the cloud.
+    #[serde(rename = "providerID", deserialize_with = "null_as_default")]
+    pub provider_id: Box<str>,
+    /// The CIDRs of its pods, one of each family.
+    #[serde(rename = "podCIDRs", deserialize_with = "null_as_default")]
+    pub pod_cidrs: Box<[Box<str>]>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub taints: Vec<Taint>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub unschedulable: bool,
+}
+
+/// The part of a Node's status that clouds are about.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeStatus {
+    #[serde(deserialize_with = "null_as_default")]
+    pub addresses: Box<[NodeAddress]>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub conditions: Box<[NodeCondition]>,
+    /// What the kubelet read of its machine.
+    #[serde(deserialize_with = "null_as_default")]
+    pub node_info: NodeInfo,
+}
+
+/// The type and the status of a condition.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeCondition {
+    pub r#type: Istr,
+    pub status: Istr,
+}
+
+/// The ids of a machine.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct NodeInfo {
+    #[serde(rename = "machineID", deserialize_with = "null_as_default")]
+    pub machine_id: Box<str>,
+    #[serde(rename = "systemUUID", deserialize_with = "null_as_default")]
+    pub system_uuid: Box<str>,
+}
+
+impl Resource for Node {
+    const RESOURCE: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
+}
+
+impl Object for Node {
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}
+
+impl Node {
+    /// The status of a condition; `None`: there is no such condition.
+    pub fn condition(&self, name: &str) -> Option<&str> {
+        let found = self.status.conditions.iter().find(|condition| condition.r#type == *name)?;
+        Some(&found.status)
+    }
+
+    pub fn taint(&self, key: &str) -> Option<&Taint> {
+        self.spec.taints.iter().find(|taint| taint.key == *key)
+    }
+}
+
+/// Treats an explicit null as an absent field.
+fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
