@@ -29,9 +29,13 @@ struct State {
 
 impl State {
     fn cancel(&self, uid: &str) {
-        if let Some(cancel) = self.cancels.get(uid) {
-            cancel.open();
-        }
+        open(&self.cancels, uid);
+    }
+}
+
+fn open(cancels: &HashMap<Uid, Latch>, uid: &str) {
+    if let Some(cancel) = cancels.get(uid) {
+        cancel.open();
     }
 }
 
@@ -103,7 +107,8 @@ impl Dispatcher {
 
     /// See [`Workers::retain`].
     pub(super) fn retain(&self, desired: &BTreeSet<Uid>) -> Vec<Uid> {
-        self.state.lock().workers.retain(desired)
+        let State { workers, cancels } = &mut *self.state.lock();
+        workers.retain(desired, |uid| open(cancels, uid))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -180,5 +185,24 @@ mod tests {
         assert!(next().is_none());
         time.advance(RETRY);
         assert_eq!(next().map(|(work, _)| work), Some(Work::Terminate(pod, 1)));
+    }
+
+    #[test]
+    fn sync_of_a_pod_without_a_source_is_cancelled() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}});
+        let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).expect("a pod"));
+        let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
+        let dispatcher = Dispatcher::default();
+        let started = RefCell::new(Vec::new());
+        let mut run =
+            pin!(dispatcher.run(&clock, |_, _, cancel| started.borrow_mut().push(cancel)));
+        dispatcher.update(&pod, Reason::Create);
+        assert!(block_on(poll_once(&mut run)).is_none());
+        let cancel = started.borrow_mut().pop().expect("work");
+        let is_cancelled = || block_on(poll_once(cancel.opened())).is_some();
+        assert!(dispatcher.retain(&BTreeSet::from([pod.uid()])).is_empty());
+        assert!(!is_cancelled());
+        assert!(dispatcher.retain(&BTreeSet::new()).is_empty());
+        assert!(is_cancelled());
     }
 }

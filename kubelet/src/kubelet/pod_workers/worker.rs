@@ -71,6 +71,11 @@ impl Phase {
         }
     }
 
+    /// Whether a source has added the pod again since it has to end.
+    fn is_recreated(mut self) -> bool {
+        self.is_recreated_mut().copied().unwrap_or(false)
+    }
+
     /// The grace with which the pod's containers have to end.
     fn grace(self) -> Option<i64> {
         match self {
@@ -236,8 +241,8 @@ impl PodWorker {
     }
 
     /// Whether a source has added the pod again since it has to end.
-    pub(super) fn is_recreated(&mut self) -> bool {
-        self.phase.is_recreated_mut().copied().unwrap_or(false)
+    pub(super) fn is_recreated(&self) -> bool {
+        self.phase.is_recreated()
     }
 
     /// The phase in upstream's metric.
