@@ -2,6 +2,8 @@
 //! One object a file, JSON or YAML. Upstream has nothing like it: there static pods may not refer to
 //! such objects.
 
+mod error;
+
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::fs;
@@ -18,6 +20,9 @@ use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
 use serde_json::Value;
 
+pub use self::error::{Error, NotFound};
+
+use crate::causes::chain;
 use crate::files::folder_watch::FolderWatch;
 use crate::pod::{Pod, PodExt};
 
@@ -73,21 +78,18 @@ struct Object {
 
 impl Objects {
     /// # Errors
-    /// Upstream's message when there is no such object.
-    pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, String> {
+    /// When there is no such object.
+    pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, NotFound> {
         let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
-        self.contents(&key).ok_or_else(|| match kind {
-            Kind::ConfigMap => format!("configmap {name:?} not found"),
-            Kind::Secret => format!("secret {name:?} not found"),
-            Kind::RuntimeClass => format!("runtimeclass.node.k8s.io {name:?} not found"),
-        })
+        let found = self.contents(&key);
+        found.ok_or_else(|| NotFound { kind, name: name.to_owned() })
     }
 
     /// The runtime's handler of a class; empty: the default one.
     ///
     /// # Errors
-    /// Upstream's message when there is no such class.
-    pub fn handler(&self, class: Option<&str>) -> Result<String, String> {
+    /// When there is no such class.
+    pub fn handler(&self, class: Option<&str>) -> Result<String, NotFound> {
         let Some(class) = class.filter(|class| !class.is_empty()) else { return Ok(String::new()) };
         let handler = self.get(Kind::RuntimeClass, "", class)?.bytes(HANDLER).unwrap_or_default();
         Ok(String::from_utf8_lossy(handler).into_owned())
@@ -173,8 +175,8 @@ pub async fn run(
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn first(folder: &Path) -> Result<LocalObjects, String> {
-    fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+pub fn first(folder: &Path) -> Result<LocalObjects, Error> {
+    fs::read_dir(folder).map_err(|source| Error::Folder { path: folder.to_owned(), source })?;
     let (objects, _) = read(folder, &Objects::default());
     Ok(LocalObjects(Arc::new(Mutex::new(Arc::new(objects)))))
 }
@@ -204,8 +206,8 @@ fn read(folder: &Path, last: &Objects) -> (Objects, BTreeSet<String>) {
         let mut add_fault = |fault: String| faults.insert(format!("{}: {fault}", file.display()));
         let object = match read_file(&file) {
             Ok(object) => object,
-            Err(fault) => {
-                add_fault(fault);
+            Err(error) => {
+                add_fault(chain(&error));
                 last.of_file(&file)
             }
         };
@@ -222,31 +224,30 @@ fn read(folder: &Path, last: &Objects) -> (Objects, BTreeSet<String>) {
 }
 
 /// The object of a file; `None`: it is gone, or not a file.
-fn read_file(file: &Path) -> Result<Option<(Key, Contents)>, String> {
-    let text = |error: io::Error| error.to_string();
+fn read_file(file: &Path) -> Result<Option<(Key, Contents)>, Error> {
     match fs::metadata(file) {
         Ok(data) if data.is_file() => {}
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(text(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::File(error)),
         _ => return Ok(None),
     }
     let mut bytes = Vec::new();
-    let opened = fs::File::open(file).map_err(text)?;
-    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(text)?;
+    let opened = fs::File::open(file).map_err(Error::File)?;
+    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(Error::File)?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(format!("it has more than {MAX_BYTES} bytes"));
+        return Err(Error::TooLarge);
     }
     decode(&bytes).map(Some)
 }
 
-fn decode(bytes: &[u8]) -> Result<(Key, Contents), String> {
-    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8: {error}"))?;
+fn decode(bytes: &[u8]) -> Result<(Key, Contents), Error> {
+    let text = std::str::from_utf8(bytes).map_err(Error::NotUtf8)?;
     let document: Value = match serde_json::from_str(text) {
         Ok(document) => document,
-        Err(_) => serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?,
+        Err(_) => serde_yaml_ng::from_str(text).map_err(Error::Syntax)?,
     };
     let field = |name: &str| document.get(name).and_then(Value::as_str).unwrap_or_default();
     let (version, kind) = (field("apiVersion").to_owned(), field("kind").to_owned());
-    let invalid = |error: serde_json::Error| format!("invalid {kind}: {error}");
+    let invalid = |source| Error::Field { kind: kind.clone(), source };
     let (kind, metadata, contents) = match (version.as_str(), kind.as_str()) {
         ("v1", "ConfigMap") => {
             let map: core::ConfigMap = serde_json::from_value(document).map_err(invalid)?;
@@ -267,18 +268,15 @@ fn decode(bytes: &[u8]) -> Result<(Key, Contents), String> {
         ("node.k8s.io/v1", "RuntimeClass") => {
             let class: RuntimeClass = serde_json::from_value(document).map_err(invalid)?;
             if class.handler.is_empty() {
-                return Err("handler: Required value".to_owned());
+                return Err(Error::Required { field: HANDLER });
             }
             let data = BTreeMap::from([(HANDLER.to_owned(), class.handler.into_bytes())]);
             (Kind::RuntimeClass, class.metadata, Contents { data, ..Contents::default() })
         }
-        (version, kind) => {
-            let kinds = "a v1 ConfigMap, a v1 Secret or a node.k8s.io/v1 RuntimeClass";
-            return Err(format!("{version} {kind} is not {kinds}"));
-        }
+        _ => return Err(Error::UnknownKind { kind, version }),
     };
     let name = metadata.name.filter(|name| !name.is_empty());
-    let name = name.ok_or("metadata.name: Required value")?;
+    let name = name.ok_or(Error::Required { field: "metadata.name" })?;
     let namespace = metadata.namespace.filter(|namespace| !namespace.is_empty());
     let namespace = match kind {
         Kind::RuntimeClass => String::new(),
@@ -286,11 +284,11 @@ fn decode(bytes: &[u8]) -> Result<(Key, Contents), String> {
     };
     for key in contents.data.keys().chain(contents.binary_data.keys()) {
         if !is_key(key) {
-            return Err(format!("data[{key}]: Invalid value: not a valid key"));
+            return Err(Error::InvalidKey(key.clone()));
         }
     }
     if let Some(key) = contents.data.keys().find(|key| contents.binary_data.contains_key(*key)) {
-        return Err(format!("data[{key}]: Invalid value: duplicate of key present in binaryData"));
+        return Err(Error::DuplicateKey(key.clone()));
     }
     Ok((Key { kind, namespace, name }, contents))
 }
@@ -376,7 +374,7 @@ mod tests {
         let objects = Objects(BTreeMap::from([(class, object)]));
         let absent = Err("runtimeclass.node.k8s.io \"x\" not found");
         for (name, handler) in [(None, Ok("")), (Some("kata"), Ok("k")), (Some("x"), absent)] {
-            let found = objects.handler(name);
+            let found = objects.handler(name).map_err(|error| error.to_string());
             assert_eq!(found.as_deref().map_err(String::as_str), handler, "{name:?}");
         }
         assert_eq!(contents.bytes("b"), Some(&b"b"[..]));
@@ -405,7 +403,7 @@ mod tests {
                 "data[b]: Invalid value: duplicate of key present in binaryData",
             ),
         ] {
-            let error = decode(text.as_bytes()).expect_err(text);
+            let error = chain(&decode(text.as_bytes()).expect_err(text));
             assert!(error.starts_with(fault), "{text}: {error}");
         }
     }
@@ -432,7 +430,7 @@ mod tests {
         assert!(objects.get(Kind::ConfigMap, "default", "a").is_ok());
         assert!(objects.get(Kind::ConfigMap, "default", "b").is_ok());
         let fault = objects.get(Kind::ConfigMap, "default", "hidden").expect_err("hidden");
-        assert_eq!(fault, "configmap \"hidden\" not found");
+        assert_eq!(fault.to_string(), "configmap \"hidden\" not found");
         let faults: Vec<String> = faults.into_iter().collect();
         assert_eq!(faults.len(), 2, "{faults:?}");
         assert!(faults[0].ends_with("ConfigMap default/a is in another file already"));

@@ -1,5 +1,8 @@
 //! The health check's port and the read-only port. Upstream: `pkg/kubelet/server`.
 
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 
@@ -13,6 +16,7 @@ use kube_controller_manager::server::{Handler, Request, Response, handler};
 use kube_controller_manager::task::StopToken;
 use serde_json::json;
 
+use crate::causes::chain;
 use crate::kubelet::Kubelet;
 use crate::kuberuntime::Node;
 use crate::metrics::PROBES;
@@ -94,7 +98,7 @@ fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
                     .any(|value| matches!(value, "true" | "1"));
             let now = kubelet.manager().clock.now();
             let response = match kubelet.usage(only).await {
-                Err(fault) => Response::text(500, fault + "\n"),
+                Err(error) => Response::text(500, chain(&error) + "\n"),
                 Ok(usage) if is_metrics => {
                     let text = stats::resource_metrics(&usage, now);
                     Response::new(200, metrics::CONTENT_TYPE, text)
@@ -113,27 +117,51 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(file).unwrap_or_default().trim().to_owned()
 }
 
+/// Why a port is not served.
+#[derive(Debug)]
+pub enum Error {
+    NotAddress { flag: &'static str, text: String },
+    Listen { flag: &'static str, address: SocketAddr, source: io::Error },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NotAddress { flag, text } => write!(f, "--{flag}: {text:?} is not an address"),
+            Error::Listen { flag, address, .. } => {
+                write!(f, "--{flag}: failed to listen on {address}")
+            }
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::NotAddress { .. } => None,
+            Error::Listen { source, .. } => Some(source),
+        }
+    }
+}
+
 /// Serves on a port until stopped; port 0: not at all.
-///
-/// # Errors
-/// One line that names the flag: no address, or one in use.
 pub fn serve(
-    flag: &str,
+    flag: &'static str,
     address: &str,
     port: u16,
     routes: Routes,
     clock: &SharedClock,
     stop: &StopToken,
-) -> Result<Option<Server>, String> {
+) -> Result<Option<Server>, Error> {
     if port == 0 {
         return Ok(None);
     }
     let ip: IpAddr =
-        address.parse().map_err(|_| format!("--{flag}: {address:?} is not an address"))?;
+        address.parse().map_err(|_| Error::NotAddress { flag, text: address.to_owned() })?;
     let address = SocketAddr::new(ip, port);
     let (handler, guard) = (routes.handler(), Guard::UNTRUSTED);
     let server = TcpListener::bind(address).and_then(|listener| {
         Server::on(listener, None, handler, guard, clock.clone(), stop.clone())
     });
-    server.map(Some).map_err(|error| format!("--{flag}: failed to listen on {address}: {error}"))
+    server.map(Some).map_err(|source| Error::Listen { flag, address, source })
 }

@@ -2,12 +2,16 @@
 //! each by its own period.
 //! Upstream: `Kubelet.StartGarbageCollection`, `initializeRuntimeDependentModules`.
 
+mod error;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
 use kube_controller_manager::objects::{Quantity, Timestamp};
 use kube_controller_manager::task::{self, StopToken};
+
+pub use self::error::Error;
 
 use crate::causes::chain;
 use crate::cgroups::usage;
@@ -37,29 +41,23 @@ const IMAGE_PERIOD: Duration = Duration::from_secs(300);
 /// When images go, by the configuration.
 ///
 /// # Errors
-/// One line that names the field and flag.
-pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, String> {
-    let percent = |value: i32, field: &str, flag: &str| {
-        u64::try_from(value).ok().filter(|value| *value <= 100).ok_or_else(|| {
-            format!("{field} (--{flag}) {value} must be between 0 and 100, inclusive")
-        })
+/// One that names the field and flag.
+pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, Error> {
+    let percent = |value: i32, field| {
+        let valid = u64::try_from(value).ok().filter(|value| *value <= 100);
+        valid.ok_or(Error::Percentage { field, value })
     };
     let high = configuration.image_gc_high_threshold_percent;
-    let high = percent(high, "imageGCHighThresholdPercent", "image-gc-high-threshold")?;
+    let high = percent(high, "imageGCHighThresholdPercent (--image-gc-high-threshold)")?;
     let low = configuration.image_gc_low_threshold_percent;
-    let low = percent(low, "imageGCLowThresholdPercent", "image-gc-low-threshold")?;
+    let low = percent(low, "imageGCLowThresholdPercent (--image-gc-low-threshold)")?;
     if low >= high {
-        return Err(format!(
-            "imageGCLowThresholdPercent (--image-gc-low-threshold) {low} must be less than \
-             imageGCHighThresholdPercent (--image-gc-high-threshold) {high}"
-        ));
+        return Err(Error::ImageThresholds { low, high });
     }
     let min_age = configuration.image_minimum_gc_age.0;
     let max_age = configuration.image_maximum_gc_age.0;
     if !max_age.is_zero() && max_age <= min_age {
-        return Err(format!(
-            "imageMaximumGCAge {max_age:?} must be greater than imageMinimumGCAge {min_age:?}"
-        ));
+        return Err(Error::ImageAges { min: min_age, max: max_age });
     }
     Ok(gc::Policy { high_percent: high, low_percent: low, min_age, max_age })
 }
@@ -67,17 +65,14 @@ pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, String>
 /// When logs are rotated; `None`: never.
 ///
 /// # Errors
-/// One line that names the field.
-pub fn log_policy(configuration: &Configuration) -> Result<Option<logs::Policy>, String> {
+/// One that names the field.
+pub fn log_policy(configuration: &Configuration) -> Result<Option<logs::Policy>, Error> {
     let size = &configuration.container_log_max_size;
-    let bytes = size.parse::<Quantity>().map_err(|error| {
-        format!("containerLogMaxSize (--container-log-max-size) {size:?}: {error}")
-    })?;
-    let at_least = |value: i32, least: i32, field: &str| {
-        usize::try_from(value)
-            .ok()
-            .filter(|_| value >= least)
-            .ok_or_else(|| format!("{field} {value} must be at least {least}"))
+    let bytes = size.parse::<Quantity>();
+    let bytes = bytes.map_err(|source| Error::LogSize { text: size.clone(), source })?;
+    let at_least = |value: i32, least: i32, field| {
+        let valid = usize::try_from(value).ok().filter(|_| value >= least);
+        valid.ok_or(Error::TooSmall { field, value, least })
     };
     let files = configuration.container_log_max_files;
     let max_files = at_least(files, 2, "containerLogMaxFiles (--container-log-max-files)")?;
@@ -85,7 +80,7 @@ pub fn log_policy(configuration: &Configuration) -> Result<Option<logs::Policy>,
     let workers = at_least(workers, 1, "containerLogMaxWorkers")?;
     let period = configuration.container_log_monitor_interval.0;
     if period < Duration::from_secs(3) {
-        return Err(format!("containerLogMonitorInterval {period:?} must be at least 3s"));
+        return Err(Error::LogPeriod(period));
     }
     let max_bytes = u64::try_from(bytes.value()).ok();
     Ok(max_bytes.map(|max_bytes| logs::Policy { max_bytes, max_files, period, workers }))
@@ -127,8 +122,8 @@ impl Evictions {
 /// When pods go, by the configuration.
 ///
 /// # Errors
-/// One line that names the field and the signal.
-pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evictions, String> {
+/// One that names the field or the signal.
+pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evictions, Error> {
     let hard = configuration.eviction_hard.clone();
     let mut hard = hard.map_or_else(eviction::default_hard, |thresholds| thresholds.0);
     if configuration.merge_default_eviction_settings {
@@ -142,13 +137,10 @@ pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evi
         soft_grace: &configuration.eviction_soft_grace_period.0,
         min_reclaim: &configuration.eviction_minimum_reclaim.0,
     };
-    let thresholds = eviction::thresholds(statements, limits_pods)?;
+    let thresholds = eviction::thresholds(statements, limits_pods).map_err(Error::Eviction)?;
     let max_grace = configuration.eviction_max_pod_grace_period;
     if max_grace < 0 {
-        return Err(format!(
-            "evictionMaxPodGracePeriod (--eviction-max-pod-grace-period) {max_grace} must be a \
-             positive value"
-        ));
+        return Err(Error::MaxGrace(max_grace));
     }
     Ok(Evictions {
         watch: Watch::new(thresholds).into(),
@@ -221,7 +213,7 @@ impl Upkeep {
             for uid in pods.iter().filter(|uid| self.kubelet.is_gone(uid)) {
                 match manager.remove_cgroup(uid).await {
                     Ok(()) => log::info!("removed the cgroup of the former pod {uid}"),
-                    Err(error) => log::error!("{error}"),
+                    Err(error) => log::error!("{}", chain(&error)),
                 }
             }
             manager.clock.sleep(CGROUP_PERIOD).await;
@@ -233,8 +225,9 @@ impl Upkeep {
         let clock = &self.kubelet.manager().clock;
         let mut measured = None;
         loop {
-            if let Err(fault) = self.evict(&mut measured).await {
-                log::error!("Eviction manager: failed to get summary stats: {fault}");
+            if let Err(error) = self.evict(&mut measured).await {
+                let error = chain(&error);
+                log::error!("Eviction manager: failed to get summary stats: {error}");
             }
             clock.sleep(EVICTION_PERIOD).await;
         }
@@ -242,7 +235,7 @@ impl Upkeep {
 
     /// One round: at most one pod goes for a resource of the node. `measured`: when local limits were
     /// compared last. Upstream: `synchronize`.
-    async fn evict(&self, measured: &mut Option<Duration>) -> Result<(), String> {
+    async fn evict(&self, measured: &mut Option<Duration>) -> Result<(), Error> {
         let now = self.kubelet.manager().clock.monotonic();
         let thresholds = self.evictions.watch.lock().thresholds().to_vec();
         let pods = self.kubelet.active_pods();
@@ -275,7 +268,8 @@ impl Upkeep {
             }
         }
         log::warn!("Eviction manager: must evict pod(s) to reclaim {resource}");
-        let usage = self.kubelet.usage(first.signal.resource() == "memory").await?;
+        let usage = self.kubelet.usage(first.signal.resource() == "memory").await;
+        let usage = usage.map_err(Error::Usage)?;
         let mut candidates: Vec<Candidate<'_>> = pods
             .into_iter()
             .map(|pod| {
@@ -308,8 +302,8 @@ impl Upkeep {
     }
 
     /// Returns whether a pod was evicted for its own limits.
-    async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<bool, String> {
-        let usage = self.kubelet.usage(false).await?;
+    async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<bool, Error> {
+        let usage = self.kubelet.usage(false).await.map_err(Error::Usage)?;
         let mut has_evicted = false;
         for pod in pods {
             let stats = usage.pods.iter().find(|stats| *stats.pod_ref.uid == *pod.uid());
@@ -361,19 +355,21 @@ impl Upkeep {
     }
 
     /// What the signals show, and whether images have a disk of their own.
-    async fn observe(&self) -> Result<(Observations, bool), String> {
+    async fn observe(&self) -> Result<(Observations, bool), Error> {
         let manager = self.kubelet.manager();
         let known = self.evictions.image_folder.lock().clone();
         let images = match known {
             Some(folder) => folder,
-            None => manager.images.usage().await?.mount_point,
+            None => manager.images.usage().await.map_err(Error::Images)?.mount_point,
         };
         *self.evictions.image_folder.lock() = Some(images.clone());
         let root = manager.folders.root.clone();
         let memory_bytes = manager.node.memory_bytes.unsigned_abs();
         let all_pods = manager.cgroups.as_ref().map(|cgroups| cgroups.all_pods());
-        task::blocking(move || eviction::observe(&root, &images, memory_bytes, all_pods.as_deref()))
-            .await
+        let observed = task::blocking(move || {
+            eviction::observe(&root, &images, memory_bytes, all_pods.as_deref())
+        });
+        observed.await.map_err(Error::Eviction)
     }
 
     async fn images(&self) {
@@ -449,6 +445,7 @@ mod tests {
                 let (min, max) = (policy.min_age.as_secs(), policy.max_age.as_secs());
                 (policy.high_percent, policy.low_percent, min, max)
             });
+            let policy = policy.map_err(|error| chain(&error));
             assert_eq!(policy, expected.map_err(str::to_owned), "{fields}");
         }
     }
@@ -488,9 +485,10 @@ mod tests {
         ] {
             let policy = log_policy(&configuration(fields.clone()));
             let bytes = policy.map(|policy| policy.map(|policy| policy.max_bytes));
+            let bytes = bytes.map_err(|error| chain(&error));
             assert_eq!(bytes, expected.map_err(str::to_owned), "{fields}");
         }
         let fault = log_policy(&configuration(json!({"containerLogMaxSize": "x"}))).err();
-        assert!(fault.is_some_and(|fault| fault.contains("containerLogMaxSize")));
+        assert!(fault.is_some_and(|fault| fault.to_string().contains("containerLogMaxSize")));
     }
 }

@@ -1,6 +1,8 @@
 //! The start of the kubelet, in upstream's order: runtime, sources, serving, sync loop.
 //! Upstream: `cmd/kubelet/app`.
 
+mod error;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,8 +19,10 @@ use kube_controller_manager::options::{answer, version};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 
+use self::error::Error;
+use crate::causes::chain;
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
-use crate::cri::{Channel, ImageService, RuntimeService, api, chain};
+use crate::cri::{Channel, ImageService, RuntimeService, api};
 use crate::http::Target;
 use crate::images::Images;
 use crate::images::credential_plugins::Plugins;
@@ -54,7 +58,7 @@ pub fn main(args: &[String]) -> ExitCode {
         Ok(Command::Run(settings)) => task::run(1, run(*settings)),
         Ok(Command::Help) => answer(Ok(options::usage())),
         Ok(Command::Version(how)) => answer(Ok(version(&how))),
-        Err(error) => answer(Err(error)),
+        Err(error) => answer(Err(chain(&error))),
     }
 }
 
@@ -73,14 +77,14 @@ async fn run(settings: Settings) -> ExitCode {
     match start(settings, clock).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error!("{error}");
+            log::error!("{}", chain(&error));
             ExitCode::FAILURE
         }
     }
 }
 
-async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
-    let stop = task::stop_on_signal().map_err(|error| format!("signals: {error}"))?;
+async fn start(settings: Settings, clock: SharedClock) -> Result<(), Error> {
+    let stop = task::stop_on_signal().map_err(Error::Signals)?;
     let configuration = &settings.configuration;
     let node = node(&settings);
     let (runtime, images) = connect(configuration, &clock)?;
@@ -90,8 +94,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let objects_folder = Some(&settings.objects).filter(|folder| !folder.is_empty());
     let objects_folder = objects_folder.map(PathBuf::from);
     let objects = match &objects_folder {
-        Some(folder) => local_objects::first(folder)
-            .map_err(|error| format!("--local-objects-path: {error}"))?,
+        Some(folder) => local_objects::first(folder).map_err(Error::of("--local-objects-path"))?,
         None => LocalObjects::default(),
     };
     let (probed, results) = async_channel::unbounded();
@@ -99,9 +102,9 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         root: settings.root.clone().into(),
         logs: configuration.pod_logs_dir.clone().into(),
     };
-    folders.make()?;
-    volumes::make_shared(&folders.root)
-        .map_err(|error| format!("--root-dir {}: {error}", settings.root))?;
+    folders.make().map_err(Error::Volumes)?;
+    let shared = volumes::make_shared(&folders.root);
+    shared.map_err(Error::of(format!("--root-dir {}", settings.root)))?;
     let max_backoff = configuration.crash_loop_back_off.max_container_restart_period.0;
     let dead = settings.dead_containers;
     let dead = garbage::Policy {
@@ -121,7 +124,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
     let plugins = match settings.credential_providers.get() {
         Some((config, programs)) => Some(
             Plugins::read(config, programs, clock.clone())
-                .map_err(|fault| format!("--image-credential-provider-config: {fault}"))?,
+                .map_err(Error::of("--image-credential-provider-config"))?,
         ),
         None => None,
     };
@@ -133,7 +136,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
         images: Images::new(
             images,
             clock.clone(),
-            configuration.max_parallel_pulls()?,
+            configuration.max_parallel_pulls().map_err(Error::Options)?,
             credentials::Files::new(
                 Path::new(&settings.root),
                 std::env::var_os("HOME").as_deref().map(Path::new),
@@ -212,23 +215,23 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), String> {
 }
 
 /// The client of the API server, if there is one. It connects with its first request.
-fn client(settings: &Settings, clock: &SharedClock) -> Result<Option<Client>, String> {
+fn client(settings: &Settings, clock: &SharedClock) -> Result<Option<Client>, Error> {
     if settings.kubeconfig.is_empty() {
         return Ok(None);
     }
-    let fault = |error: &dyn std::fmt::Display| format!("--kubeconfig: {error}");
+    let flag = "--kubeconfig";
     let mut config =
-        Config::from_kubeconfig(&settings.kubeconfig, None, None).map_err(|error| fault(&error))?;
+        Config::from_kubeconfig(&settings.kubeconfig, None, None).map_err(Error::of(flag))?;
     config.qps = settings.configuration.kube_api_qps.into();
     config.burst = settings.configuration.kube_api_burst;
     config.user_agent = "kubelet".to_owned();
-    Client::new(config, clock.clone()).map(Some).map_err(|error| fault(&error))
+    Client::new(config, clock.clone()).map(Some).map_err(Error::of(flag))
 }
 
 fn connect(
     configuration: &Configuration,
     clock: &SharedClock,
-) -> Result<(RuntimeService, ImageService), String> {
+) -> Result<(RuntimeService, ImageService), Error> {
     let endpoint = configuration.container_runtime_endpoint.as_str();
     let deadline = configuration.runtime_request_timeout.0;
     let channel = Channel::new(&socket("container-runtime-endpoint", endpoint)?, clock.clone());
@@ -240,11 +243,11 @@ fn connect(
     Ok((RuntimeService::new(channel, deadline), ImageService::new(images, deadline)))
 }
 
-fn socket(flag: &str, endpoint: &str) -> Result<PathBuf, String> {
+fn socket(flag: &'static str, endpoint: &str) -> Result<PathBuf, Error> {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
     match Path::new(path).is_absolute() {
         true => Ok(path.into()),
-        false => Err(format!("--{flag}: {endpoint:?} is not unix:///PATH")),
+        false => Err(Error::NotSocket { flag, endpoint: endpoint.to_owned() }),
     }
 }
 
@@ -255,23 +258,17 @@ async fn check_runtime(
     configuration: &Configuration,
     clock: &SharedClock,
     stop: &StopToken,
-) -> Result<(String, Driver), String> {
+) -> Result<(String, Driver), Error> {
     let configured = match configuration.cgroup_driver.as_str() {
         "" | "cgroupfs" => Driver::Cgroupfs,
         "systemd" => Driver::Systemd,
-        other => {
-            return Err(format!(
-                "cgroupDriver (--cgroup-driver) {other:?}: not cgroupfs or systemd"
-            ));
-        }
+        other => return Err(Error::UnknownDriver(other.to_owned())),
     };
     let mut fault = String::new();
     let version = loop {
         match runtime.version(api::VersionRequest { version: "0.1.0".to_owned() }).await {
             Ok(version) => break version,
-            Err(error) if error.is_unimplemented() => {
-                return Err("the container runtime does not speak CRI v1".to_owned());
-            }
+            Err(error) if error.is_unimplemented() => return Err(Error::RuntimeTooOld),
             Err(error) => {
                 let now = chain(&error);
                 if now != fault {
@@ -281,7 +278,7 @@ async fn check_runtime(
             }
         }
         if stop.unless_stopped(clock.sleep(Duration::from_secs(1))).await.is_none() {
-            return Err("stopped while waiting for the container runtime".to_owned());
+            return Err(Error::Stopped);
         }
     };
     log::info!("container runtime {} {}", version.runtime_name, version.runtime_version);
@@ -296,10 +293,10 @@ async fn check_runtime(
             log::info!("the runtime does not name its cgroup driver: {configured:?} is used");
             configured
         }
-        Err(error) => return Err(chain(&error)),
+        Err(error) => return Err(error.into()),
     };
-    let status = runtime.status(api::StatusRequest { verbose: false }).await;
-    let conditions = status.map_err(|error| chain(&error))?.status.unwrap_or_default().conditions;
+    let status = runtime.status(api::StatusRequest { verbose: false }).await?.status;
+    let conditions = status.unwrap_or_default().conditions;
     for condition in conditions.iter().filter(|condition| !condition.status) {
         log::warn!("the runtime's condition {}: {}", condition.r#type, condition.message);
     }
@@ -307,12 +304,10 @@ async fn check_runtime(
 }
 
 /// The kubelet is among the last processes that the kernel ends for memory.
-fn set_oom_score(configuration: &Configuration) -> Result<(), String> {
+fn set_oom_score(configuration: &Configuration) -> Result<(), Error> {
     let score = configuration.oom_score_adj;
     if !(-1000..=1000).contains(&score) {
-        return Err(format!(
-            "oomScoreAdj (--oom-score-adj) {score} must be between range [-1000, 1000]"
-        ));
+        return Err(Error::ScoreOutOfRange(score));
     }
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
         log::warn!("Failed to apply oom_score_adj {score}: {error}");
@@ -325,17 +320,16 @@ fn make_cgroups(
     configuration: &Configuration,
     node: &Node,
     driver: Driver,
-) -> Result<Option<Arc<Cgroups>>, String> {
+) -> Result<Option<Arc<Cgroups>>, Error> {
     let default = vec!["pods".to_owned()];
     let enforced = configuration.enforce_node_allocatable.as_ref().unwrap_or(&default);
     let is_on = configuration.cgroups_per_qos;
     for key in enforced {
-        let flag = "enforceNodeAllocatable (--enforce-node-allocatable)";
         match key.as_str() {
             "pods" if is_on || configuration.enforce_node_allocatable.is_none() => {}
-            "pods" => return Err(format!("{flag}: \"pods\" requires cgroupsPerQOS")),
+            "pods" => return Err(Error::NoCgroupsToLimit),
             "none" if enforced.len() == 1 => {}
-            other => return Err(format!("{flag}: {other:?} is not supported, only pods or none")),
+            other => return Err(Error::Unenforceable(other.to_owned())),
         }
     }
     if !is_on {
@@ -347,7 +341,7 @@ fn make_cgroups(
         pids_limit: Some(configuration.pod_pids_limit).filter(|limit| *limit > 0),
         page_sizes: node.page_sizes.clone(),
     };
-    let made = Cgroups::new(&settings, Hierarchy::detect()?);
+    let made = Cgroups::new(&settings, Hierarchy::detect().map_err(Error::Cgroups)?);
     if driver == Driver::Systemd {
         log::warn!("systemd makes the cgroups of pods: they have no limits beside the containers'");
     }
@@ -356,7 +350,7 @@ fn make_cgroups(
         memory_bytes: node.memory_bytes,
         pids: cgroups::max_pids(),
     };
-    made.start(capacity).map_err(|error| format!("cgroupsPerQOS (--cgroups-per-qos): {error}"))?;
+    made.start(capacity).map_err(Error::of("cgroupsPerQOS (--cgroups-per-qos)"))?;
     Ok(Some(Arc::new(made)))
 }
 
@@ -371,7 +365,7 @@ fn start_sources(
     config: &PodConfig,
     clock: &SharedClock,
     stop: &StopToken,
-) -> Result<BTreeSet<Source>, String> {
+) -> Result<BTreeSet<Source>, Error> {
     let configuration = &settings.configuration;
     let to = Placement { node: node.to_owned(), has_objects: !settings.objects.is_empty() };
     let mut sources = BTreeSet::new();
@@ -390,8 +384,8 @@ fn start_sources(
         sources.insert(Source::File);
     }
     if !configuration.static_pod_url.is_empty() {
-        let target = Target::parse(&configuration.static_pod_url)
-            .map_err(|error| format!("--manifest-url: {}", chain(&error)))?;
+        let target =
+            Target::parse(&configuration.static_pod_url).map_err(Error::of("--manifest-url"))?;
         let period = check_period(configuration.http_check_frequency);
         let headers = headers(configuration)?;
         drop(task::spawn(url::run(
@@ -408,14 +402,14 @@ fn start_sources(
     Ok(sources)
 }
 
-fn headers(configuration: &Configuration) -> Result<HeaderMap, String> {
+fn headers(configuration: &Configuration) -> Result<HeaderMap, Error> {
     let mut headers = HeaderMap::new();
     for (name, values) in &configuration.static_pod_url_header.0 {
-        let fault =
-            |error: &dyn std::fmt::Display| format!("--manifest-url-header {name:?}: {error}");
-        let header = HeaderName::try_from(name).map_err(|error| fault(&error))?;
+        let setting = format!("--manifest-url-header {name:?}");
+        let header = HeaderName::try_from(name).map_err(Error::of(&setting))?;
         for value in values {
-            headers.append(&header, HeaderValue::try_from(value).map_err(|error| fault(&error))?);
+            let value = HeaderValue::try_from(value).map_err(Error::of(&setting))?;
+            headers.append(&header, value);
         }
     }
     Ok(headers)
@@ -481,12 +475,10 @@ mod tests {
 
     #[test]
     fn endpoints_are_paths_of_sockets() {
-        assert_eq!(socket("f", "unix:///a/b").as_deref(), Ok(Path::new("/a/b")));
-        assert_eq!(socket("f", "/a").as_deref(), Ok(Path::new("/a")));
-        assert_eq!(
-            socket("f", "tcp://a").err().as_deref(),
-            Some("--f: \"tcp://a\" is not unix:///PATH")
-        );
+        assert_eq!(socket("f", "unix:///a/b").ok().as_deref(), Some(Path::new("/a/b")));
+        assert_eq!(socket("f", "/a").ok().as_deref(), Some(Path::new("/a")));
+        let fault = socket("f", "tcp://a").expect_err("not a socket");
+        assert_eq!(fault.to_string(), "--f: \"tcp://a\" is not unix:///PATH");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::resources::{HUGETLB, Resources};
-use crate::causes::chain;
 
 /// What is mounted here decides the version.
 const ROOT: &str = "/sys/fs/cgroup";
@@ -52,13 +51,6 @@ impl StdError for Error {
             Error::Unreadable(error) => Some(error),
             Error::NotMounted => None,
         }
-    }
-}
-
-/// A line with the causes, for callers that only report it.
-impl From<Error> for String {
-    fn from(error: Error) -> String {
-        chain(&error)
     }
 }
 

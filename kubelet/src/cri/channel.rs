@@ -223,7 +223,7 @@ fn status_of(method: &'static str, headers: &HeaderMap) -> Result<Option<()>, Er
     }
 }
 
-/// The message in an answer's body.
+/// The message in an answer's body, or the `fault` of [`Error::Malformed`].
 fn message_of(content: Vec<u8>) -> Result<Bytes, String> {
     let content = Bytes::from(content);
     let Some((&[flag, a, b, c, d], message)) = content.split_first_chunk() else {

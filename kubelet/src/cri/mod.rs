@@ -14,8 +14,6 @@ pub mod api {
 pub use channel::{Channel, Executor};
 pub(crate) use channel::{answer, request};
 pub use error::{Code, Error};
-
-pub use crate::causes::chain;
 pub use images::ImageService;
 pub use runtime::RuntimeService;
 

@@ -1,6 +1,7 @@
 //! Decides when the node has too little of a resource, and which pod has to go for it.
 //! Upstream: `pkg/kubelet/eviction`.
 
+mod error;
 mod limits;
 mod ranking;
 mod thresholds;
@@ -8,6 +9,7 @@ mod watch;
 
 use kube_controller_manager::objects::{Format, Quantity};
 
+pub use self::error::{AmountError, Error};
 pub use self::limits::{exceeded_limit, has_local_limits};
 pub use self::ranking::{Candidate, is_critical, message, rank};
 pub use self::thresholds::{

@@ -6,6 +6,8 @@ use std::time::Duration;
 use kube_controller_manager::objects::Quantity;
 use kube_controller_manager::options::parse_duration;
 
+use super::{AmountError, Error};
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
@@ -43,9 +45,9 @@ impl Signal {
         }
     }
 
-    fn parse(name: &str) -> Result<Signal, String> {
+    fn parse(name: &str) -> Result<Signal, Error> {
         let found = Signal::NAMED.into_iter().find(|signal| signal.name() == name);
-        found.ok_or_else(|| format!("unsupported eviction signal {name}"))
+        found.ok_or_else(|| Error::UnknownSignal(name.to_owned()))
     }
 
     /// The resource that is low.
@@ -121,8 +123,8 @@ pub fn default_hard() -> BTreeMap<String, String> {
 /// threshold too. Upstream: `ParseThresholdConfig`.
 ///
 /// # Errors
-/// One line that names the signal.
-pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold>, String> {
+/// One that names the signal.
+pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold>, Error> {
     let mut thresholds = Vec::new();
     for (name, text) in of.hard {
         let signal = Signal::parse(name)?;
@@ -137,11 +139,10 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
     for (name, text) in of.soft {
         let signal = Signal::parse(name)?;
         let Some(value) = value(signal, text)? else { continue };
-        let grace = of.soft_grace.get(name).ok_or_else(|| {
-            format!("grace period must be specified for the soft eviction threshold {name}")
-        })?;
-        let grace = parse_duration(grace)
-            .map_err(|error| format!("the eviction grace period of {name}: {error}"))?;
+        let grace = of.soft_grace.get(name);
+        let grace = grace.ok_or_else(|| Error::NoGrace { signal: name.clone() })?;
+        let grace =
+            parse_duration(grace).map_err(|fault| Error::Grace { signal: name.clone(), fault })?;
         thresholds.push(Threshold { signal, value, grace: Some(grace), min_reclaim: None });
     }
     for name in of.soft_grace.keys() {
@@ -149,8 +150,11 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
     }
     for (name, text) in of.min_reclaim {
         let signal = Signal::parse(name)?;
-        let amount = amount(text)
-            .map_err(|fault| format!("eviction minimum reclaim {name}: {text:?}: {fault}"))?;
+        let amount = amount(text).map_err(|cause| Error::MinReclaim {
+            signal: name.clone(),
+            text: text.clone(),
+            cause,
+        })?;
         for threshold in thresholds.iter_mut().filter(|threshold| threshold.signal == signal) {
             threshold.min_reclaim = Some(amount);
         }
@@ -174,27 +178,27 @@ pub fn reserved_memory(thresholds: &[Threshold], capacity: i64) -> i64 {
 }
 
 /// `None`: the threshold is off.
-fn value(signal: Signal, text: &str) -> Result<Option<Amount>, String> {
+fn value(signal: Signal, text: &str) -> Result<Option<Amount>, Error> {
     if matches!(text, "0%" | "100%") {
         return Ok(None);
     }
-    let fault = |fault: String| format!("eviction threshold {}: {text:?}: {fault}", signal.name());
+    let fault = |cause| Error::Threshold { signal, text: text.to_owned(), cause };
     match amount(text).map_err(fault)? {
-        Amount::Units(0) => Err(fault("must be positive".to_owned())),
+        Amount::Units(0) => Err(fault(AmountError::NotPositive)),
         amount => Ok(Some(amount)),
     }
 }
 
-fn amount(text: &str) -> Result<Amount, String> {
+fn amount(text: &str) -> Result<Amount, AmountError> {
     if let Some(percent) = text.strip_suffix('%') {
-        let percent: f32 = percent.parse().map_err(|_| "not a percentage".to_owned())?;
+        let percent: f32 = percent.parse().map_err(|_| AmountError::NotPercentage)?;
         return match percent {
             0.0..=100.0 => Ok(Amount::Part(percent / 100.0)),
-            _ => Err("must be >= 0% and <= 100%".to_owned()),
+            _ => Err(AmountError::PercentageOutOfRange),
         };
     }
-    let amount = text.parse::<Quantity>().map_err(|error| error.to_string())?;
-    u64::try_from(amount.value()).map(Amount::Units).map_err(|_| "must be positive".to_owned())
+    let amount = text.parse::<Quantity>().map_err(AmountError::NotQuantity)?;
+    u64::try_from(amount.value()).map(Amount::Units).map_err(|_| AmountError::NotPositive)
 }
 
 #[cfg(test)]
@@ -202,6 +206,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::causes::chain;
 
     fn map(value: &Value) -> BTreeMap<String, String> {
         serde_json::from_value(value.clone()).expect("a map")
@@ -216,7 +221,7 @@ mod tests {
         let [hard, soft, grace, least] = [&hard, &soft, &grace, &least].map(map);
         let statements =
             Statements { hard: &hard, soft: &soft, soft_grace: &grace, min_reclaim: &least };
-        thresholds(statements, true)
+        thresholds(statements, true).map_err(|error| chain(&error))
     }
 
     #[test]
@@ -277,6 +282,6 @@ mod tests {
         let empty = BTreeMap::new();
         let statements =
             Statements { hard: &default, soft: &empty, soft_grace: &empty, min_reclaim: &empty };
-        assert_eq!(thresholds(statements, false).map(|all| all.len()), Ok(5));
+        assert_eq!(thresholds(statements, false).ok().map(|all| all.len()), Some(5));
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use super::Error;
 use super::thresholds::{Signal, Threshold};
 use crate::cgroups::{Hierarchy, usage};
 use crate::stats;
@@ -24,14 +25,14 @@ pub type Observations = BTreeMap<Signal, Observation>;
 /// Whether these are different disks is returned too. Blocks. Upstream: `makeSignalObservations`.
 ///
 /// # Errors
-/// One line: a folder does not exist, or cgroups are not mounted.
+/// A folder does not exist, or cgroups are not mounted.
 pub fn observe(
     root: &Path,
     images: &str,
     memory_bytes: u64,
     all_pods: Option<&str>,
-) -> Result<(Observations, bool), String> {
-    let hierarchy = Hierarchy::detect()?;
+) -> Result<(Observations, bool), Error> {
+    let hierarchy = Hierarchy::detect().map_err(Error::Cgroups)?;
     let mut found = Observations::new();
     let machine = usage::machine_memory(&hierarchy, memory_bytes);
     let available = machine.available().unwrap_or_default();
@@ -42,7 +43,7 @@ pub fn observe(
         let available = capacity.saturating_sub(pods.working_set);
         found.insert(Signal::AllocatableMemoryAvailable, Observation { available, capacity });
     }
-    let fault = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
+    let fault = |path: &Path, source| Error::Disk { path: path.to_owned(), source };
     let mut devices = Vec::new();
     for (path, bytes, inodes) in [
         (root, Signal::NodeFsAvailable, Signal::NodeFsInodesFree),

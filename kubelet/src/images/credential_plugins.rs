@@ -1,9 +1,11 @@
 //! Programs that answer with the credentials of a registry.
 //! Upstream: `pkg/credentialprovider/plugin`.
 
+mod error;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -16,7 +18,10 @@ use rustix::process::{Pid, Signal};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+pub use self::error::Error;
+
 use super::credentials::{Credentials, Keyring, is_match};
+use crate::causes::chain;
 use crate::options::GoDuration;
 
 /// A program that takes longer is killed.
@@ -116,20 +121,19 @@ impl Plugins {
     /// Reads a configuration, or all files `*.json`, `*.yaml` and `*.yml` of a folder. Blocks.
     ///
     /// # Errors
-    /// One line that names the file or program.
-    pub fn read(config: &Path, programs: &Path, clock: SharedClock) -> Result<Plugins, String> {
+    /// One that names the file or program.
+    pub fn read(config: &Path, programs: &Path, clock: SharedClock) -> Result<Plugins, Error> {
         let mut plugins: Vec<Plugin> = Vec::new();
         for file in files(config)? {
-            let fault = |fault: String| format!("{}: {fault}", file.display());
-            let text = fs::read_to_string(&file).map_err(|error| fault(error.to_string()))?;
-            for provider in parse(&text).map_err(fault)? {
+            let of_file = |cause| Error::File { path: file.clone(), cause: Box::new(cause) };
+            let text = fs::read_to_string(&file).map_err(Error::at(&file))?;
+            for provider in parse(&text).map_err(of_file)? {
                 if plugins.iter().any(|plugin| plugin.provider.name == provider.name) {
-                    return Err(fault(format!("duplicate provider name {:?}", provider.name)));
+                    return Err(of_file(Error::Duplicate(provider.name)));
                 }
                 let program = programs.join(&provider.name);
                 if !is_executable(&program) {
-                    let program = program.display();
-                    return Err(format!("plugin binary executable {program} did not exist"));
+                    return Err(Error::NoProgram(program));
                 }
                 plugins.push(Plugin { provider, program, cache: Mutex::default() });
             }
@@ -146,9 +150,9 @@ impl Plugins {
             }
             match plugin.provide(repository, &self.clock).await {
                 Ok(found) => keyring.add(found),
-                Err(fault) => {
-                    let name = &plugin.provider.name;
-                    log::error!("credential provider {name}, image {repository}: {fault}");
+                Err(error) => {
+                    let (name, error) = (&plugin.provider.name, chain(&error));
+                    log::error!("credential provider {name}, image {repository}: {error}");
                 }
             }
         }
@@ -156,12 +160,12 @@ impl Plugins {
 }
 
 /// The files of a configuration in the order of their names.
-fn files(config: &Path) -> Result<Vec<PathBuf>, String> {
-    let fault = |error: io::Error| format!("{}: {error}", config.display());
-    if !fs::metadata(config).map_err(fault)?.is_dir() {
+fn files(config: &Path) -> Result<Vec<PathBuf>, Error> {
+    if !fs::metadata(config).map_err(Error::at(config))?.is_dir() {
         return Ok(vec![config.to_owned()]);
     }
-    let entries = fs::read_dir(config).map_err(fault)?.flatten().map(|entry| entry.path());
+    let entries = fs::read_dir(config).map_err(Error::at(config))?;
+    let entries = entries.flatten().map(|entry| entry.path());
     let mut files: Vec<PathBuf> = entries
         .filter(|path| {
             let extension = path.extension().and_then(|extension| extension.to_str());
@@ -170,43 +174,49 @@ fn files(config: &Path) -> Result<Vec<PathBuf>, String> {
         .collect();
     files.sort();
     match files.is_empty() {
-        true => Err(format!("no configuration files found in directory {}", config.display())),
+        true => Err(Error::NoFiles(config.to_owned())),
         false => Ok(files),
     }
 }
 
-fn parse(text: &str) -> Result<Vec<Provider>, String> {
-    let config: Config = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
+fn parse(text: &str) -> Result<Vec<Provider>, Error> {
+    let config: Config = serde_yaml_ng::from_str(text).map_err(Error::Syntax)?;
     let version = config.api_version.strip_prefix("kubelet.config.k8s.io/").unwrap_or_default();
     if config.kind != "CredentialProviderConfig"
         || !["v1", "v1beta1", "v1alpha1"].contains(&version)
     {
-        let (kind, version) = (config.kind, config.api_version);
-        return Err(format!("no kind {kind:?} is registered for version {version:?}"));
+        return Err(Error::UnknownKind { kind: config.kind, version: config.api_version });
     }
     if config.providers.is_empty() {
-        return Err("providers: at least 1 item in plugins is required".to_owned());
+        return Err(Error::NoProviders);
     }
     for provider in &config.providers {
-        let name = &provider.name;
-        let fault = |fault: &str| Err(format!("provider {name:?}: {fault}"));
-        if name.contains(['/', ' ']) || matches!(name.as_str(), "" | "." | "..") {
-            return fault("it is not the name of a file");
-        }
-        if !VERSIONS.contains(&provider.api_version.as_str()) {
-            return fault(&format!("apiVersion is not one of {}", VERSIONS.join(", ")));
-        }
-        if provider.match_images.is_empty() {
-            return fault("at least 1 item in matchImages is required");
-        }
-        if provider.default_cache_duration.is_none() {
-            return fault("defaultCacheDuration is required");
-        }
-        if provider.token_attributes.is_some() {
-            return fault("tokenAttributes are not supported: tokens come from an API server");
-        }
+        check(provider).map_err(|cause| Error::Provider {
+            name: provider.name.clone(),
+            cause: Box::new(cause),
+        })?;
     }
     Ok(config.providers)
+}
+
+fn check(provider: &Provider) -> Result<(), Error> {
+    let name = &provider.name;
+    if name.contains(['/', ' ']) || matches!(name.as_str(), "" | "." | "..") {
+        return Err(Error::NotFileName);
+    }
+    if !VERSIONS.contains(&provider.api_version.as_str()) {
+        return Err(Error::UnknownVersion);
+    }
+    if provider.match_images.is_empty() {
+        return Err(Error::NoImages);
+    }
+    if provider.default_cache_duration.is_none() {
+        return Err(Error::NoDuration);
+    }
+    match provider.token_attributes {
+        Some(_) => Err(Error::Tokens),
+        None => Ok(()),
+    }
 }
 
 fn is_executable(program: &Path) -> bool {
@@ -215,7 +225,7 @@ fn is_executable(program: &Path) -> bool {
 }
 
 impl Plugin {
-    async fn provide(&self, image: &str, clock: &SharedClock) -> Result<ByPattern, String> {
+    async fn provide(&self, image: &str, clock: &SharedClock) -> Result<ByPattern, Error> {
         let now = clock.monotonic();
         if let Some(found) = self.cached(image, now) {
             return Ok(found);
@@ -223,17 +233,13 @@ impl Plugin {
         let output = self.run(image, clock).await?;
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(format!("{}: {text}", output.status));
+            return Err(Error::Failed { status: output.status, text });
         }
-        // The cause would quote the answer, which has secrets.
-        let answer: Answer = serde_json::from_slice(&output.stdout)
-            .map_err(|_| "error decoding credential provider plugin response from stdout")?;
-        let (expected, actual) = (&self.provider.api_version, &answer.api_version);
-        if expected != actual {
-            return Err(format!(
-                "apiVersion from credential plugin response did not match expected \
-                 apiVersion:{expected}, actual apiVersion:{actual}"
-            ));
+        let answer: Answer =
+            serde_json::from_slice(&output.stdout).map_err(|_| Error::Malformed)?;
+        let (expected, actual) = (&self.provider.api_version, answer.api_version);
+        if *expected != actual {
+            return Err(Error::OtherVersion { expected: expected.clone(), actual });
         }
         let holds = answer.cache_duration.or(self.provider.default_cache_duration);
         if let Some(holds) = holds.map(|holds| holds.0).filter(|holds| !holds.is_zero()) {
@@ -251,7 +257,7 @@ impl Plugin {
         kinds.into_iter().find_map(|kind| Some(cache.get(&kind.of(image))?.1.clone()))
     }
 
-    async fn run(&self, image: &str, clock: &SharedClock) -> Result<Output, String> {
+    async fn run(&self, image: &str, clock: &SharedClock) -> Result<Output, Error> {
         let request = json!({
             "kind": "CredentialProviderRequest",
             "apiVersion": self.provider.api_version,
@@ -264,7 +270,7 @@ impl Plugin {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| error.to_string())?;
+        let mut child = command.spawn().map_err(Error::Run)?;
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let output = task::blocking(move || {
             // A program that does not read its input has other reasons to fail.
@@ -272,14 +278,14 @@ impl Plugin {
                 child.stdin.take().map(|mut input| input.write_all(request.to_string().as_bytes()));
             child.wait_with_output()
         });
-        let output = async { output.await.map_err(|error| error.to_string()) };
+        let output = async { output.await.map_err(Error::Run) };
         let late = async {
             clock.sleep(TIMEOUT).await;
             if let Some(id) = id {
                 // It may have ended meanwhile.
                 let _ = rustix::process::kill_process(id, Signal::KILL);
             }
-            Err(format!("no answer within {TIMEOUT:?}"))
+            Err(Error::Late)
         };
         output.or(late).await
     }
@@ -322,7 +328,10 @@ providers:
             let text = CONFIG.replacen(from, to, usize::from(!from.is_empty()));
             match (parse(&text), fault) {
                 (Ok(providers), None) => assert_eq!(providers.len(), 1),
-                (Err(found), Some(fault)) => assert!(found.contains(fault), "{found}"),
+                (Err(found), Some(fault)) => {
+                    let found = chain(&found);
+                    assert!(found.contains(fault), "{found}");
+                }
                 (outcome, fault) => panic!("{fault:?} {:?}", outcome.err()),
             }
         }
@@ -336,7 +345,7 @@ providers:
         let (config, programs) = (folder.join("config.yaml"), folder.join("bin"));
         let clock = FakeClock::new(Timestamp::from_micros(0));
         let fault = Plugins::read(&config, &programs, clock.clone()).err();
-        assert!(fault.is_some_and(|fault| fault.contains("bin/helper did not exist")));
+        assert!(fault.is_some_and(|fault| fault.to_string().contains("bin/helper did not exist")));
         // It counts its calls in its passwords, and takes its user from the environment.
         let script = "#!/bin/sh\ncd \"$(dirname \"$0\")\"; cat > request; echo x >> calls\n\
             [ \"$1\" = get ] || exit 1\n[ ! -e broken ] || { echo down >&2; exit 3; }\n\

@@ -2,6 +2,8 @@
 //! Upstream: `pkg/credentialprovider`.
 
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,20 +45,27 @@ struct Entry {
     auth: String,
 }
 
-impl TryFrom<Entry> for Credentials {
-    type Error = String;
+/// The field `auth` is malformed. The cause would quote the secret.
+struct InvalidAuth;
 
-    fn try_from(entry: Entry) -> Result<Credentials, String> {
+impl fmt::Display for InvalidAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("unable to parse auth field, must be formatted as base64(username:password)")
+    }
+}
+
+impl TryFrom<Entry> for Credentials {
+    type Error = InvalidAuth;
+
+    fn try_from(entry: Entry) -> Result<Credentials, InvalidAuth> {
         if entry.auth.is_empty() {
             return Ok(Credentials { username: entry.username, password: entry.password });
         }
         let auth = entry.auth.trim();
         let engine = if auth.ends_with('=') { STANDARD } else { STANDARD_NO_PAD };
-        // The cause would quote the secret.
-        let fault = || "unable to parse auth field, must be formatted as base64(username:password)";
-        let decoded = engine.decode(auth).map_err(|_| fault())?;
-        let text = String::from_utf8(decoded).map_err(|_| fault())?;
-        let (username, password) = text.split_once(':').ok_or_else(fault)?;
+        let decoded = engine.decode(auth).map_err(|_| InvalidAuth)?;
+        let text = String::from_utf8(decoded).map_err(|_| InvalidAuth)?;
+        let (username, password) = text.split_once(':').ok_or(InvalidAuth)?;
         Ok(Credentials { username: username.to_owned(), password: password.to_owned() })
     }
 }
@@ -80,9 +89,9 @@ impl Keyring {
     /// `kubernetes.io/dockerconfigjson` too.
     ///
     /// # Errors
-    /// The content is malformed; its text is not part of the error.
-    pub fn add_config_json(&mut self, content: &[u8]) -> Result<(), String> {
-        let config: ConfigJson = serde_json::from_slice(content).map_err(|e| malformed(&e))?;
+    /// The content is malformed.
+    pub fn add_config_json(&mut self, content: &[u8]) -> Result<(), Malformed> {
+        let config: ConfigJson = serde_json::from_slice(content).map_err(Malformed::of)?;
         self.add(config.auths);
         Ok(())
     }
@@ -91,9 +100,9 @@ impl Keyring {
     /// `kubernetes.io/dockercfg` too.
     ///
     /// # Errors
-    /// The content is malformed; its text is not part of the error.
-    pub fn add_dockercfg(&mut self, content: &[u8]) -> Result<(), String> {
-        let entries = serde_json::from_slice(content).map_err(|error| malformed(&error))?;
+    /// The content is malformed.
+    pub fn add_dockercfg(&mut self, content: &[u8]) -> Result<(), Malformed> {
+        let entries = serde_json::from_slice(content).map_err(Malformed::of)?;
         self.add(entries);
         Ok(())
     }
@@ -118,10 +127,26 @@ impl Keyring {
     }
 }
 
-fn malformed(error: &serde_json::Error) -> String {
-    // A message of serde quotes what it has found.
-    format!("malformed at line {}, column {}", error.line(), error.column())
+/// Where credentials are malformed. The cause would quote them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    line: usize,
+    column: usize,
 }
+
+impl Malformed {
+    fn of(error: serde_json::Error) -> Malformed {
+        Malformed { line: error.line(), column: error.column() }
+    }
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "malformed at line {}, column {}", self.line, self.column)
+    }
+}
+
+impl Error for Malformed {}
 
 /// The host and path of a location; docker takes `/v1/` and `/v2/` for the host itself.
 fn key(location: &str) -> String {
@@ -229,7 +254,7 @@ impl Files {
 
     /// Reads the first valid file. Blocks.
     pub fn read(&self) -> Keyring {
-        let first = |files: &[PathBuf], add: fn(&mut Keyring, &[u8]) -> Result<(), String>| {
+        let first = |files: &[PathBuf], add: fn(&mut Keyring, &[u8]) -> Result<(), Malformed>| {
             files.iter().find_map(|file| {
                 let mut keyring = Keyring::default();
                 let content = match fs::read(file) {
@@ -286,6 +311,7 @@ mod tests {
             [r#"{"auths": {"a": {"auth": "c2VjcmV0"}}}"#, r#"{"auths": {"a": "secret"}}"#]
         {
             let fault = keyring.add_config_json(content.as_bytes()).expect_err("malformed");
+            let fault = fault.to_string();
             assert!(!fault.contains("ecret") && !fault.contains("c2V"), "{fault}");
         }
         assert!(keyring.add_dockercfg(b"[").is_err());

@@ -75,10 +75,3 @@ impl From<cri::Error> for Error {
         Error::Runtime(error)
     }
 }
-
-/// A line with the causes, for callers that only report it.
-impl From<Error> for String {
-    fn from(error: Error) -> String {
-        chain(&error)
-    }
-}

@@ -64,7 +64,7 @@ impl LoopHealth {
     /// Whether the loop turns. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors
-    /// A line for the health check's log.
+    /// Upstream's text.
     pub(super) fn check(&self, now: Duration, sync_period: Duration) -> Result<(), String> {
         let idle = now.saturating_sub(self.state.lock().entered);
         match idle > LOOP_THRESHOLD.max(sync_period * 2) {

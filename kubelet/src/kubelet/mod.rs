@@ -5,6 +5,7 @@
 //! ([`pod_workers`]), and `steps` what a worker does. `relist` finds changes of the runtime.
 
 mod dispatcher;
+mod error;
 mod evict;
 mod health;
 mod measure;
@@ -25,6 +26,7 @@ use futures_lite::FutureExt;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken};
 
+pub use self::error::Error;
 pub use self::evict::EvictionCause;
 
 use self::dispatcher::Dispatcher;
@@ -201,7 +203,7 @@ impl Kubelet {
     /// Whether the loop turns and the runtime answers. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors
-    /// A line for the health check's log.
+    /// Upstream's text, as checks of the server have it.
     pub fn health(&self) -> Result<(), String> {
         self.health.check(self.clock.monotonic(), self.sync_period)
     }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 use super::Kubelet;
 use super::measure::count_terminations;
 use super::pod_store::StatusChange;
-use crate::cri::chain;
+use crate::cri;
 use crate::metrics;
 use crate::pod::{Pod, PodExt};
 use crate::prober::Kind;
@@ -19,11 +19,11 @@ impl Kubelet {
     /// Reads a pod's state in the runtime, starts and stops probes, and publishes the pod's status.
     ///
     /// # Errors
-    /// One line: the runtime does not answer.
+    /// The runtime does not answer.
     pub(super) async fn refresh(
         &self,
         pod: &Arc<Pod>,
-    ) -> Result<(PodStatus, Arc<core::PodStatus>), String> {
+    ) -> Result<(PodStatus, Arc<core::PodStatus>), cri::Error> {
         let runtime = self.read(pod).await?;
         self.manager.update_probes(pod, &runtime).await;
         let status = self.publish(pod, &runtime).await;
@@ -33,13 +33,13 @@ impl Kubelet {
     /// Reads a pod's state in the runtime.
     ///
     /// # Errors
-    /// One line: the runtime does not answer.
-    pub(super) async fn read(&self, pod: &Pod) -> Result<PodStatus, String> {
+    /// The runtime does not answer.
+    pub(super) async fn read(&self, pod: &Pod) -> Result<PodStatus, cri::Error> {
         let begin = self.clock.monotonic();
         let read = status::read(&self.manager.runtime, &pod.uid()).await;
         let took = self.clock.monotonic().saturating_sub(begin);
         metrics::POD_RELIST.observe(took.as_secs_f64());
-        read.map_err(|error| chain(&error))
+        read
     }
 
     /// Computes a pod's status and keeps it.

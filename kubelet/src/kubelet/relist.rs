@@ -10,7 +10,7 @@ use kube_controller_manager::task;
 use super::Kubelet;
 use super::measure::measure_runtime;
 use super::pleg::Snapshot;
-use crate::cri::chain;
+use crate::causes::chain;
 use crate::metrics;
 use crate::pod::Uid;
 use crate::volumes;

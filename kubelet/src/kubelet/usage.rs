@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube_controller_manager::task;
 
-use super::Kubelet;
+use super::{Error, Kubelet};
 use crate::cgroups::{Driver, Hierarchy};
 use crate::kuberuntime::Manager;
 use crate::pod::{Pod, PodExt};
@@ -14,13 +14,16 @@ impl Kubelet {
     /// What the node and its pods use. With `only`: only CPU and memory.
     ///
     /// # Errors
-    /// One line: cgroups cannot be read here, or the runtime does not answer.
-    pub async fn usage(self: &Arc<Self>, only: bool) -> Result<Summary, String> {
-        let images = if only { None } else { Some(self.manager.images.usage().await?) };
+    /// Cgroups cannot be read here, or the runtime does not answer.
+    pub async fn usage(self: &Arc<Self>, only: bool) -> Result<Summary, Error> {
+        let images = match only {
+            true => None,
+            false => Some(self.manager.images.usage().await.map_err(Error::Images)?),
+        };
         let kubelet = self.clone();
         task::blocking(move || {
             let Manager { node, folders, cgroups, clock, .. } = &kubelet.manager;
-            let hierarchy = Hierarchy::detect()?;
+            let hierarchy = Hierarchy::detect().map_err(Error::Cgroups)?;
             let root = node.cgroup_root.trim_end_matches('/');
             let cgroup_of = |pod: &Pod| match cgroups {
                 Some(cgroups) => Some(cgroups.pod(pod)),

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use kube_controller_manager::task;
 
 use super::start::ContainerImages;
-use super::{Manager, Node};
+use super::{Error, Manager, Node};
 use crate::cgroups;
-use crate::cri::{api, chain};
+use crate::cri::api;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::dns;
 use crate::runtime::environment::{self, DownwardInputs};
@@ -27,9 +27,6 @@ type VariablesAndMounts = (Vec<(String, Vec<u8>)>, Vec<api::Mount>);
 
 impl Manager {
     /// The definition of a container. `restart_count`: how often it has started before.
-    ///
-    /// # Errors
-    /// One line: the message of `CreateContainerConfigError`.
     pub(super) async fn container_config(
         &self,
         pod: &Arc<Pod>,
@@ -37,7 +34,7 @@ impl Manager {
         restart_count: u32,
         images: ContainerImages,
         ips: &[String],
-    ) -> Result<api::ContainerConfig, String> {
+    ) -> Result<api::ContainerConfig, Error> {
         let ContainerImages { own: image, volumes } = images;
         let (environment, mut mounts) =
             self.variables_and_mounts(pod, container, volumes, ips).await?;
@@ -61,7 +58,7 @@ impl Manager {
             limits_memory_and_swap: features.limits_memory_and_swap(),
         };
         self.check_features(pod, container).await?;
-        spec::container(pod, container, settings)
+        Ok(spec::container(pod, container, settings)?)
     }
 
     async fn variables_and_mounts(
@@ -70,7 +67,7 @@ impl Manager {
         container: &Container,
         images: HashMap<String, api::ImageSpec>,
         ips: &[String],
-    ) -> Result<VariablesAndMounts, String> {
+    ) -> Result<VariablesAndMounts, Error> {
         let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
         let (objects, pod_ips) = (self.objects.now(), ips.to_vec());
         let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
@@ -78,7 +75,9 @@ impl Manager {
             let host = address.now();
             let host_ip = host.as_deref();
             let inputs = DownwardInputs { host_ip, pod_ips: &pod_ips, cpus, memory_bytes };
-            let file = |key: &_| volumes::variable_file(&folders, &pod, key).map_err(String::from);
+            let file = |key: &_| -> environment::FileContent {
+                Ok(volumes::variable_file(&folders, &pod, key)?)
+            };
             let sources = environment::Sources { inputs, objects: &objects, file: &file };
             let variables = environment::variables(&pod, &container, sources)?;
             let values: environment::Values = variables.iter().cloned().collect();
@@ -90,7 +89,7 @@ impl Manager {
 
     /// Writes the pod's `/etc/hosts`, and returns its mount. Containers that run may have changed
     /// the file: it is never read. Upstream: `makeHostsMount`.
-    async fn hosts_mount(&self, pod: &Arc<Pod>, ips: &[String]) -> Result<api::Mount, String> {
+    async fn hosts_mount(&self, pod: &Arc<Pod>, ips: &[String]) -> Result<api::Mount, Error> {
         let file = self.folders.hosts_file(&pod.uid());
         let name = dns::name(pod, &self.node.resolvers.cluster_domain);
         let (of, ips) = (pod.clone(), ips.to_vec());
@@ -99,8 +98,7 @@ impl Manager {
                 true => volumes::host_hosts(&of)?,
                 false => volumes::hosts(&of, &ips, &name),
             };
-            volumes::write_hosts(&file, &text)
-                .map_err(|error| format!("{}: {error}", file.display()))?;
+            volumes::write_hosts(&file, &text).map_err(Error::at(&file))?;
             Ok(mount(HOSTS, &file))
         })
         .await
@@ -112,7 +110,7 @@ impl Manager {
         pod: &Pod,
         container: &Container,
         restart_count: u32,
-    ) -> Result<Option<api::Mount>, String> {
+    ) -> Result<Option<api::Mount>, Error> {
         let path = container.termination_message_path.as_deref().filter(|path| !path.is_empty());
         let Some(path) = path else { return Ok(None) };
         let file = self.folders.message_file(&pod.uid(), &container.name, restart_count);
@@ -122,7 +120,7 @@ impl Manager {
     }
 
     /// Checks that the runtime has what a container asks for and older runtimes would ignore.
-    async fn check_features(&self, pod: &Pod, container: &Container) -> Result<(), String> {
+    async fn check_features(&self, pod: &Pod, container: &Container) -> Result<(), Error> {
         let is_strict = spec::has_strict_groups(pod);
         let is_recursive = container
             .volume_mounts
@@ -133,19 +131,17 @@ impl Manager {
             return Ok(());
         }
         let request = api::StatusRequest { verbose: false };
-        let status = self.runtime.status(request).await.map_err(|error| chain(&error))?;
+        let status = self.runtime.status(request).await?;
         let has_groups = status.features.is_some_and(|f| f.supplemental_groups_policy);
         if is_strict && !has_groups {
-            return Err("the runtime does not support supplementalGroupsPolicy Strict".to_owned());
+            return Err(Error::NoStrictGroups);
         }
         // The handler without a name is the default one.
         let own = self.handler(pod)?;
         let handler = status.runtime_handlers.iter().find(|handler| handler.name == own);
         let features = handler.and_then(|handler| handler.features.as_ref());
         if is_recursive && !features.is_some_and(|f| f.recursive_read_only_mounts) {
-            let fault = "failed to resolve recursive read-only mode: the runtime does not support \
-                         recursive read-only mounts";
-            return Err(fault.to_owned());
+            return Err(Error::NoRecursiveReadOnly);
         }
         Ok(())
     }
@@ -160,12 +156,12 @@ fn mount(container_path: &str, host_path: &Path) -> api::Mount {
 }
 
 /// Containers of each user write to it.
-fn make_message_file(file: &Path) -> Result<(), String> {
+fn make_message_file(file: &Path) -> Result<(), Error> {
     let make = || {
         File::create(file)?;
         fs::set_permissions(file, Permissions::from_mode(0o666))
     };
-    make().map_err(|error| format!("{}: {error}", file.display()))
+    make().map_err(Error::at(file))
 }
 
 /// Upstream: `apparmor.isEnabled`.

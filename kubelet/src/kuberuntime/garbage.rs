@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use kube_controller_manager::task;
 
-use crate::cri::{Error, RuntimeService, api, chain};
+use crate::causes::chain;
+use crate::cri::{Error, RuntimeService, api};
 use crate::files::tree;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::labels;

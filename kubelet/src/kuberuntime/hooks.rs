@@ -1,16 +1,37 @@
 //! Hooks of a container's life: after its start, before its stop.
 //! Upstream: `pkg/kubelet/lifecycle`.
 
+use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
 
 use super::Manager;
-use crate::cri::chain;
+use crate::causes::chain;
 use crate::http;
 use crate::pod::{Container, Pod, PodExt};
-use crate::prober;
+use crate::prober::{self, PortError};
+
+/// Upstream's message about a hook that has failed: the log and the container's status show it.
+#[derive(Debug)]
+pub(super) struct HookFailure(String);
+
+impl HookFailure {
+    /// The hook did not end within this time.
+    pub(super) fn late(seconds: i64) -> HookFailure {
+        HookFailure(format!("no end within {seconds} s"))
+    }
+}
+
+impl fmt::Display for HookFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for HookFailure {}
 
 /// A command in a container that has failed.
 struct ExecFailure {
@@ -19,11 +40,36 @@ struct ExecFailure {
     output: String,
 }
 
+/// Why a request to a container has no answer.
+#[derive(Debug)]
+enum RequestFailure {
+    /// The pod has no address.
+    NoAddress,
+    Port(PortError),
+    Http(http::Error),
+}
+
+impl fmt::Display for RequestFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RequestFailure::NoAddress => f.write_str("failed to find networking container"),
+            RequestFailure::Port(error) => error.fmt(f),
+            RequestFailure::Http(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for RequestFailure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            RequestFailure::Http(error) => error.source(),
+            RequestFailure::NoAddress | RequestFailure::Port(_) => None,
+        }
+    }
+}
+
 impl Manager {
     /// Runs a hook of the container with this id to its end. `ips`: the pod's addresses.
-    ///
-    /// # Errors
-    /// Upstream's message.
     pub(super) async fn run_hook(
         &self,
         pod: &Pod,
@@ -31,26 +77,27 @@ impl Manager {
         id: &str,
         hook: &core::LifecycleHandler,
         ips: &[String],
-    ) -> Result<(), String> {
+    ) -> Result<(), HookFailure> {
         let name = &container.name;
         let pod_name = format!("{}({})", pod.full_name(), pod.uid());
         if let Some(exec) = &hook.exec {
             let command = exec.command.clone().unwrap_or_default();
             return self.exec_hook(id, &command).await.map_err(|ExecFailure { error, output }| {
-                format!(
+                HookFailure(format!(
                     "Exec lifecycle hook ([{}]) for Container {name:?} in Pod {pod_name:?} failed \
                      - error: {error}, message: {output:?}",
                     command.join(" ")
-                )
+                ))
             });
         }
         if let Some(get) = &hook.http_get {
             return self.http_hook(pod, container, get, ips).await.map_err(|error| {
                 let path = get.path.as_deref().unwrap_or_default();
-                format!(
+                HookFailure(format!(
                     "HTTP lifecycle hook ({path}) for Container {name:?} in Pod {pod_name:?} \
-                     failed - error: {error}"
-                )
+                     failed - error: {}",
+                    chain(&error)
+                ))
             });
         }
         match &hook.sleep {
@@ -59,7 +106,7 @@ impl Manager {
                 self.clock.sleep(Duration::from_secs(seconds)).await;
                 Ok(())
             }
-            None => Err("Cannot run handler: invalid handler".to_owned()),
+            None => Err(HookFailure("Cannot run handler: invalid handler".to_owned())),
         }
     }
 
@@ -90,23 +137,23 @@ impl Manager {
         container: &Container,
         get: &core::HTTPGetAction,
         ips: &[String],
-    ) -> Result<(), String> {
+    ) -> Result<(), RequestFailure> {
         let own = match pod.is_host_network() {
             true => Some(self.node.address.or_loopback()),
             false => ips.first().cloned(),
         };
         let ip = own.as_deref().or(get.host.as_deref());
-        let ip = ip.ok_or("failed to find networking container")?;
-        let mut target = prober::target(container, get, ip)?;
+        let ip = ip.ok_or(RequestFailure::NoAddress)?;
+        let mut target = prober::target(container, get, ip).map_err(RequestFailure::Port)?;
         let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;
         let Err(fault) = asked else { return Ok(()) };
         if !target.is_https || !fault.has_no_tls() {
-            return Err(chain(&fault));
+            return Err(RequestFailure::Http(fault));
         }
         // The server is asked without TLS, as upstream.
         target.is_https = false;
         let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;
-        asked.map(drop).map_err(|_| chain(&fault))
+        asked.map(drop).map_err(|_| RequestFailure::Http(fault))
     }
 }
 

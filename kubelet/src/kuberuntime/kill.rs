@@ -10,8 +10,9 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::Latch;
 
 use super::Manager;
+use super::hooks::HookFailure;
 use crate::concurrent::join_all;
-use crate::cri::chain;
+use crate::cri;
 use crate::events;
 use crate::pod::{DEFAULT_GRACE_SECONDS, Pod, PodExt};
 use crate::prober::Kind;
@@ -74,7 +75,7 @@ impl Manager {
         pod: &Arc<Pod>,
         status: &PodStatus,
         grace: Option<i64>,
-    ) -> Result<(), String> {
+    ) -> Result<(), cri::Error> {
         for container in status.containers.iter().filter(|c| c.state == State::Running) {
             let message = format!("Stopping container {}", container.name);
             events::normal(pod, Some(&container.name), "Killing", message);
@@ -103,7 +104,7 @@ impl Manager {
         pod: &Arc<Pod>,
         status: &PodStatus,
         kill: &Kill,
-    ) -> Result<(), String> {
+    ) -> Result<(), cri::Error> {
         events::normal(pod, Some(&kill.name), "Killing", &kill.message);
         let Some(container) = status.containers.iter().find(|c| c.id == kill.id) else {
             return Ok(());
@@ -128,7 +129,7 @@ impl Manager {
         grace: Option<i64>,
         ips: &[String],
         ends: Option<&HashMap<&str, Latch>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), cri::Error> {
         let own = pod.spec().termination_grace_period_seconds;
         let grace = grace.or(own).unwrap_or(DEFAULT_GRACE_SECONDS);
         let grace = GracePeriod::begin(&self.clock, grace);
@@ -168,7 +169,7 @@ impl Manager {
         let Some(hook) = hook else { return };
         let late = async {
             grace.expired().await;
-            Err(format!("no end within {} s", grace.seconds))
+            Err(HookFailure::late(grace.seconds))
         };
         if let Err(fault) = self.run_hook(pod, definition, id, hook, ips).or(late).await {
             log::warn!("pod {}: PreStopHook of {name} failed: {fault}", pod.display_name());
@@ -177,10 +178,10 @@ impl Manager {
     }
 
     /// Stops a container, with this many seconds of grace, and waits for its end.
-    pub(super) async fn stop_container(&self, id: &str, grace: i64) -> Result<(), String> {
+    pub(super) async fn stop_container(&self, id: &str, grace: i64) -> Result<(), cri::Error> {
         let grace = Duration::from_secs(grace.max(MIN_GRACE).unsigned_abs());
         match self.runtime.stop_container(id, grace).await {
-            Err(error) if !error.is_not_found() => Err(chain(&error)),
+            Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
         }
     }

@@ -12,9 +12,11 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task;
 
+use super::Error;
 use super::garbage::with_prefix;
+use crate::causes::chain;
 use crate::concurrent::join_all;
-use crate::cri::{Error, RuntimeService, api, chain};
+use crate::cri::{self, RuntimeService, api};
 
 /// The suffixes of files that are complete, and that are not. Upstream: `compressSuffix`,
 /// `tmpSuffix`.
@@ -88,7 +90,7 @@ impl Rotation {
         }
     }
 
-    async fn rotate_all(&self) -> Result<(), Error> {
+    async fn rotate_all(&self) -> Result<(), cri::Error> {
         let state =
             api::ContainerStateValue { state: api::ContainerState::ContainerRunning as i32 };
         let filter = api::ContainerFilter { state: Some(state), ..Default::default() };
@@ -114,11 +116,9 @@ impl Rotation {
         let next = || queue.lock().pop();
         let work = || async {
             while let Some((id, path)) = next() {
-                if let Err(fault) = self.rotate(&id, &path).await {
-                    log::error!(
-                        "Failed to rotate log {} of container {id}: {fault}",
-                        path.display()
-                    );
+                if let Err(error) = self.rotate(&id, &path).await {
+                    let (path, error) = (path.display(), chain(&error));
+                    log::error!("Failed to rotate log {path} of container {id}: {error}");
                 }
             }
         };
@@ -133,35 +133,32 @@ impl Rotation {
         (!status.log_path.is_empty()).then(|| status.log_path.into())
     }
 
-    async fn rotate(&self, id: &str, log: &Path) -> Result<(), String> {
+    async fn rotate(&self, id: &str, log: &Path) -> Result<(), Error> {
         let (path, max_files) = (log.to_owned(), self.policy.max_files);
         let exists = task::blocking(move || {
             let exists = path.exists();
             if exists {
                 tidy(&path, max_files)?;
             }
-            Ok::<bool, String>(exists)
+            Ok::<bool, Error>(exists)
         });
         if !exists.await? {
             return self.reopen(id).await;
         }
         let rotated = PathBuf::from(format!("{}.{}", log.display(), suffix(self.clock.now())));
-        let text = |error: io::Error| format!("{}: {error}", rotated.display());
-        fs::rename(log, &rotated).map_err(text)?;
+        fs::rename(log, &rotated).map_err(Error::at(&rotated))?;
         let outcome = self.reopen(id).await;
         if outcome.is_err() {
             // The next round rotates it.
-            fs::rename(&rotated, log).map_err(text)?;
+            fs::rename(&rotated, log).map_err(Error::at(&rotated))?;
         }
         outcome
     }
 
-    async fn reopen(&self, id: &str) -> Result<(), String> {
+    async fn reopen(&self, id: &str) -> Result<(), Error> {
         let request = api::ReopenContainerLogRequest { container_id: id.to_owned() };
         let outcome = self.runtime.reopen_container_log(request).await;
-        outcome
-            .map(drop)
-            .map_err(|error| format!("failed to reopen container log: {}", chain(&error)))
+        outcome.map(drop).map_err(Error::Reopen)
     }
 }
 
@@ -174,15 +171,14 @@ fn is_due(log: &Path, max_bytes: u64) -> bool {
 }
 
 /// Removes and compresses what earlier rotations left. Blocks.
-fn tidy(log: &Path, max_files: usize) -> Result<(), String> {
+fn tidy(log: &Path, max_files: usize) -> Result<(), Error> {
     let prefix = PathBuf::from(format!("{}.", log.display()));
     let steps = steps(&with_prefix(&prefix), max_files);
-    let text = |file: &Path, error: &io::Error| format!("{}: {error}", file.display());
     for file in &steps.remove {
-        fs::remove_file(file).map_err(|error| text(file, &error))?;
+        fs::remove_file(file).map_err(Error::at(file))?;
     }
     for file in &steps.compress {
-        compress(file).map_err(|error| text(file, &error))?;
+        compress(file).map_err(Error::at(file))?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! [`Manager::kill_pod`] ends all containers, and [`Manager::prune`] removes those that have ended.
 
 mod container_config;
+mod error;
 pub mod garbage;
 mod hooks;
 mod kill;
@@ -25,6 +26,7 @@ use async_lock::OnceCell;
 use kube_controller_manager::clock::SharedClock;
 use parking_lot::Mutex;
 
+pub use self::error::Error;
 pub use self::sync::Synced;
 
 use crate::cgroups::{self, Cgroups};

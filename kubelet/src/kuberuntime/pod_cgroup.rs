@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use kube_controller_manager::task;
 
-use super::Manager;
+use super::{Error, Manager};
 use crate::events;
-use crate::pod::{Pod, PodExt};
+use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::status::{PodStatus, State};
 
 impl Manager {
@@ -26,13 +26,13 @@ impl Manager {
     /// Containers that run in another cgroup are ended: then false. Upstream: `Kubelet.SyncPod`.
     ///
     /// # Errors
-    /// One line: it cannot be made, or the containers cannot be ended.
+    /// It cannot be made, or the containers cannot be ended.
     pub async fn ensure_cgroup(
         &self,
         pod: &Arc<Pod>,
         status: &PodStatus,
         active: &(dyn Fn() -> Vec<Arc<Pod>> + Sync),
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Error> {
         let Some(cgroups) = self.cgroups.clone() else { return Ok(true) };
         let (of, all) = (pod.clone(), cgroups.clone());
         if task::blocking(move || all.has_pod(&of)).await {
@@ -49,14 +49,10 @@ impl Manager {
         }
         let of = pod.clone();
         let made = task::blocking(move || cgroups.ensure_pod(&of)).await;
-        made.map_err(|error| {
-            let message = format!("unable to ensure pod container exists: {error}");
+        made.map_err(|source| {
+            let message = format!("unable to ensure pod container exists: {source}");
             events::warning(pod, None, "FailedCreatePodContainer", message);
-            let uid = pod.uid();
-            format!(
-                "failed to ensure that the pod: {uid} cgroups exist and are correctly applied: \
-                 {error}"
-            )
+            Error::MakeCgroup { uid: pod.uid(), source }
         })?;
         Ok(true)
     }
@@ -83,11 +79,11 @@ impl Manager {
     /// Removes the cgroup of a pod whose containers have ended.
     ///
     /// # Errors
-    /// One line: it cannot be removed.
-    pub async fn remove_cgroup(&self, uid: &str) -> Result<(), String> {
+    /// It cannot be removed.
+    pub async fn remove_cgroup(&self, uid: &Uid) -> Result<(), Error> {
         let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
-        let of = uid.to_owned();
+        let of = uid.clone();
         let removed = task::blocking(move || cgroups.remove_pod(&of));
-        removed.await.map_err(|error| format!("the cgroup of pod {uid}: {error}"))
+        removed.await.map_err(|source| Error::RemoveCgroup { uid: uid.clone(), source })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::kill::ContainerRef;
 use super::{Manager, garbage};
-use crate::cri::{api, chain};
+use crate::cri::{self, api};
 use crate::pod::{Pod, PodExt};
 use crate::runtime::actions::Reset;
 use crate::runtime::status::{self, PodStatus, State};
@@ -18,7 +18,7 @@ impl Manager {
         pod: &Arc<Pod>,
         resets: &[Reset],
         ips: &[String],
-    ) -> Result<(), String> {
+    ) -> Result<(), cri::Error> {
         for Reset { id, name, is_running } in resets {
             if *is_running {
                 let container = ContainerRef { id, name, is_running: true };
@@ -26,7 +26,7 @@ impl Manager {
             }
             let request = api::RemoveContainerRequest { container_id: id.clone() };
             match self.runtime.remove_container(request).await {
-                Err(error) if !error.is_not_found() => return Err(chain(&error)),
+                Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
             }
             log::info!("pod {}: {name} is removed, as all restart", pod.display_name());
@@ -40,7 +40,7 @@ impl Manager {
         &self,
         pod: &Pod,
         status: &PodStatus,
-    ) -> Result<(), String> {
+    ) -> Result<(), cri::Error> {
         let is_init = |name: &str| pod.init_containers().iter().any(|init| init.name == name);
         for container in status.containers.iter().filter(|container| is_init(&container.name)) {
             self.remove_container(&container.id).await?;
@@ -49,9 +49,8 @@ impl Manager {
     }
 
     /// Removes a container and its log.
-    async fn remove_container(&self, id: &str) -> Result<(), String> {
-        let removed = garbage::remove_container(&self.runtime, &self.folders, id);
-        removed.await.map_err(|error| chain(&error))
+    async fn remove_container(&self, id: &str) -> Result<(), cri::Error> {
+        garbage::remove_container(&self.runtime, &self.folders, id).await
     }
 
     /// Removes containers that ended long ago, and sandboxes without containers. Of each name, the
@@ -59,7 +58,7 @@ impl Manager {
     ///
     /// # Errors
     /// When a call fails; the next sync tries the rest.
-    pub async fn prune(&self, status: &PodStatus, everything: bool) -> Result<(), String> {
+    pub async fn prune(&self, status: &PodStatus, everything: bool) -> Result<(), cri::Error> {
         let max = self.dead.max_per_container.unwrap_or(usize::MAX).max(1);
         let superseded = superseded(status, if everything { None } else { Some(max) });
         for id in &superseded {
@@ -71,8 +70,7 @@ impl Manager {
         let old = status.sandboxes.iter().skip(keep);
         // Its containers would be removed with it.
         for sandbox in old.filter(|sandbox| everything || !used.contains(sandbox.id.as_str())) {
-            let removed = garbage::remove_sandbox(&self.runtime, &sandbox.id).await;
-            removed.map_err(|error| chain(&error))?;
+            garbage::remove_sandbox(&self.runtime, &sandbox.id).await?;
         }
         Ok(())
     }
@@ -81,8 +79,8 @@ impl Manager {
     ///
     /// # Errors
     /// When a call fails.
-    pub async fn end_orphan(&self, uid: &str) -> Result<(), String> {
-        let mut status = status::read(&self.runtime, uid).await.map_err(|error| chain(&error))?;
+    pub async fn end_orphan(&self, uid: &str) -> Result<(), cri::Error> {
+        let mut status = status::read(&self.runtime, uid).await?;
         for container in status.containers.iter_mut().filter(|c| c.state != State::Exited) {
             self.stop_container(&container.id, 0).await?;
             container.state = State::Exited;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use kube_controller_manager::task;
 
-use super::Manager;
-use crate::cri::{api, chain};
+use super::{Error, Manager};
+use crate::causes::chain;
+use crate::cri::{self, api};
 use crate::events;
 use crate::metrics;
 use crate::pod::{Pod, PodExt};
@@ -25,12 +26,12 @@ impl Manager {
     /// The definition of the pod's sandbox.
     ///
     /// # Errors
-    /// One line: the pod's host name is too long, or the node's resolver cannot be read.
+    /// The pod's host name is too long, or the node's resolver cannot be read.
     pub(super) async fn sandbox_config(
         &self,
         pod: &Arc<Pod>,
         attempt: u32,
-    ) -> Result<api::PodSandboxConfig, String> {
+    ) -> Result<api::PodSandboxConfig, Error> {
         let hostname = match pod.is_host_network() {
             true => String::new(),
             false => dns::name(pod, &self.node.resolvers.cluster_domain).for_kernel(pod)?,
@@ -45,8 +46,9 @@ impl Manager {
 
     /// The runtime's handler that a pod's class names; empty: the default one.
     /// Upstream: `LookupRuntimeHandler`.
-    pub(super) fn handler(&self, pod: &Pod) -> Result<String, String> {
-        self.objects.now().handler(pod.spec().runtime_class_name.as_deref())
+    pub(super) fn handler(&self, pod: &Pod) -> Result<String, Error> {
+        let class = pod.spec().runtime_class_name.as_deref();
+        self.objects.now().handler(class).map_err(Error::NoClass)
     }
 
     /// Makes and starts a sandbox. Returns its id.
@@ -54,18 +56,18 @@ impl Manager {
         &self,
         pod: &Pod,
         config: &api::PodSandboxConfig,
-    ) -> Result<String, String> {
+    ) -> Result<String, Error> {
         metrics::STARTED_PODS.inc();
         let answer = async {
             let request = api::RunPodSandboxRequest {
                 config: Some(config.clone()),
                 runtime_handler: self.handler(pod)?,
             };
-            self.runtime.run_pod_sandbox(request).await.map_err(|error| chain(&error))
+            Ok::<_, Error>(self.runtime.run_pod_sandbox(request).await?)
         };
-        let answer = answer.await.inspect_err(|fault| {
+        let answer = answer.await.inspect_err(|error| {
             metrics::STARTED_PODS_ERRORS.inc();
-            let message = format!("Failed to create pod sandbox: {fault}");
+            let message = format!("Failed to create pod sandbox: {}", chain(error));
             events::warning(pod, None, "FailedCreatePodSandBox", message);
         })?;
         log::info!("pod {}: sandbox {} is ready", pod.display_name(), answer.pod_sandbox_id);
@@ -73,21 +75,20 @@ impl Manager {
     }
 
     /// The addresses of a sandbox.
-    pub(super) async fn sandbox_ips(&self, id: &str) -> Result<Vec<String>, String> {
+    pub(super) async fn sandbox_ips(&self, id: &str) -> Result<Vec<String>, cri::Error> {
         let request =
             api::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
-        let answer = self.runtime.pod_sandbox_status(request).await;
-        let status = answer.map_err(|error| chain(&error))?.status;
+        let status = self.runtime.pod_sandbox_status(request).await?.status;
         let network = status.and_then(|status| status.network).unwrap_or_default();
         let first = Some(network.ip).filter(|ip| !ip.is_empty());
         Ok(first.into_iter().chain(network.additional_ips.into_iter().map(|ip| ip.ip)).collect())
     }
 
     /// Ends a sandbox and what runs in it.
-    pub(super) async fn stop_sandbox(&self, id: &str) -> Result<(), String> {
+    pub(super) async fn stop_sandbox(&self, id: &str) -> Result<(), cri::Error> {
         let request = api::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
         match self.runtime.stop_pod_sandbox(request).await {
-            Err(error) if !error.is_not_found() => Err(chain(&error)),
+            Err(error) if !error.is_not_found() => Err(error),
             _ => Ok(()),
         }
     }

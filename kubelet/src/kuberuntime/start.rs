@@ -2,6 +2,7 @@
 //! `kubeGenericRuntimeManager.startContainer`.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,12 @@ use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task;
 
+use super::hooks::HookFailure;
 use super::kill::ContainerRef;
 use super::sandbox::PodSandbox;
 use super::{Manager, RETRY, garbage};
-use crate::cri::{api, chain};
+use crate::causes::chain;
+use crate::cri::api;
 use crate::events;
 use crate::images::{Present, Waiting, Wanted};
 use crate::metrics;
@@ -36,8 +39,8 @@ impl From<Waiting> for StartFailure {
 }
 
 /// The failure of a step, by the reason that the container's status shows.
-fn failed(reason: &'static str) -> impl Fn(String) -> Waiting {
-    move |message| Waiting { reason, message }
+fn failed<E: Error + 'static>(reason: &'static str) -> impl Fn(E) -> Waiting {
+    move |error| Waiting { reason, message: chain(&error) }
 }
 
 /// The images that a container starts with.
@@ -120,12 +123,11 @@ impl Manager {
             sandbox_config: Some(sandbox.config.clone()),
         };
         let created = self.runtime.create_container(request).await;
-        let created = created.map_err(|error| failed("CreateContainerError")(chain(&error)))?;
-        let id = created.container_id;
+        let id = created.map_err(failed("CreateContainerError"))?.container_id;
         events::normal(pod, Some(&container.name), "Created", "Container created");
         let request = api::StartContainerRequest { container_id: id.clone() };
         let started = self.runtime.start_container(request).await;
-        started.map_err(|error| failed("RunContainerError")(chain(&error)))?;
+        started.map_err(failed("RunContainerError"))?;
         events::normal(pod, Some(&container.name), "Started", "Container started");
         self.link_log(pod, container, &id, count).await;
         self.post_start(pod, container, &id, &sandbox.ips)
@@ -199,7 +201,7 @@ impl Manager {
         container: &Container,
         id: &str,
         ips: &[String],
-    ) -> Result<(), String> {
+    ) -> Result<(), HookFailure> {
         let hook = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
         let Some(hook) = hook else { return Ok(()) };
         let Err(fault) = self.run_hook(pod, container, id, hook, ips).await else { return Ok(()) };
@@ -207,6 +209,7 @@ impl Manager {
         log::warn!("pod {}: PostStartHook of {name} failed: {fault}", pod.display_name());
         let started = ContainerRef { id, name, is_running: true };
         if let Err(error) = self.kill_container(pod, started, None, ips, None).await {
+            let error = chain(&error);
             log::error!("pod {}: {name} cannot be stopped: {error}", pod.display_name());
         }
         Err(fault)

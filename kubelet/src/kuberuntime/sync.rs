@@ -9,8 +9,9 @@ use kube_controller_manager::task;
 
 use super::sandbox::PodSandbox;
 use super::start::StartFailure;
-use super::{Manager, Node};
-use crate::cri::chain;
+use super::{Error, Manager, Node};
+use crate::causes::chain;
+use crate::cri;
 use crate::events;
 use crate::images::Waiting;
 use crate::pod::{Container, Pod, PodExt};
@@ -50,7 +51,7 @@ impl Manager {
         pod: &Arc<Pod>,
         status: &PodStatus,
         restarts_all: bool,
-    ) -> Result<Synced, String> {
+    ) -> Result<Synced, Error> {
         self.set_up_volumes(pod).await?;
         let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
         self.end_containers(pod, status, &actions).await?;
@@ -62,7 +63,7 @@ impl Manager {
     }
 
     /// Sets up the pod's volumes; those that are set up already may be older than their sources.
-    async fn set_up_volumes(&self, pod: &Arc<Pod>) -> Result<(), String> {
+    async fn set_up_volumes(&self, pod: &Arc<Pod>) -> Result<(), volumes::Error> {
         let (folders, of) = (self.folders.clone(), pod.clone());
         let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
         let objects = self.objects.now();
@@ -87,7 +88,7 @@ impl Manager {
                 Err(error) => missing = missing.and(Err(error)),
             }
         }
-        Ok(missing?)
+        missing
     }
 
     /// Ends the containers that have to end before others start.
@@ -96,7 +97,7 @@ impl Manager {
         pod: &Arc<Pod>,
         status: &PodStatus,
         actions: &PodActions,
-    ) -> Result<(), String> {
+    ) -> Result<(), cri::Error> {
         if actions.kill_pod {
             return self.kill_pod(pod, status, None).await;
         }
@@ -112,7 +113,7 @@ impl Manager {
         pod: &Arc<Pod>,
         status: &PodStatus,
         actions: &PodActions,
-    ) -> Result<Option<PodSandbox>, String> {
+    ) -> Result<Option<PodSandbox>, Error> {
         if actions.create_sandbox {
             self.remove_init_containers(pod, status).await?;
             if actions.sandbox.is_some() {

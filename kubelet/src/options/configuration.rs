@@ -7,8 +7,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::Files;
 use super::values::{GoDuration, Headers, Pairs};
+use super::{Error, Files};
 
 /// The fields that are honoured; durations in Go's form.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -155,19 +155,15 @@ impl Configuration {
     /// Upstream: `SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`.
     ///
     /// # Errors
-    /// One line that names the field.
-    pub fn max_parallel_pulls(&self) -> Result<Option<usize>, String> {
+    /// One that names the field.
+    pub fn max_parallel_pulls(&self) -> Result<Option<usize>, Error> {
         let max = self.max_parallel_image_pulls;
         if let Some(max) = max.filter(|max| *max < 1) {
-            return Err(format!("maxParallelImagePulls {max} must be a positive number"));
+            return Err(Error::MaxPulls(max));
         }
         let is_serial = self.serialize_image_pulls.unwrap_or(max.is_none_or(|max| max < 2));
         if is_serial && max > Some(1) {
-            return Err(
-                "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls \
-                        (--serialize-image-pulls) is set to false"
-                    .to_owned(),
-            );
+            return Err(Error::SerialPulls);
         }
         let limit = if is_serial { Some(1) } else { max };
         Ok(limit.and_then(|limit| usize::try_from(limit).ok()))
@@ -247,25 +243,28 @@ const REFUSED: &str = "allowedUnsafeSysctls cpuCFSQuota cpuCFSQuotaPeriod cpuMan
 /// order of their names.
 ///
 /// # Errors
-/// One line that names the file, and the field where there is one.
-pub fn read(files: &Files) -> Result<Configuration, String> {
+/// One that names the file, and the field where there is one.
+pub fn read(files: &Files) -> Result<Configuration, Error> {
     let mut merged = json!({});
     let file = Some(files.config.clone()).filter(|file| !file.is_empty());
     for file in file.into_iter().chain(drop_ins(&files.config_dir)?) {
-        let document = load(&file).map_err(|fault| format!("{file}: {fault}"))?;
-        merge(&mut merged, Value::Object(document));
+        let document = load(&file);
+        merge(&mut merged, Value::Object(document.map_err(of_file(&file))?));
     }
-    let mut configuration: Configuration = serde_json::from_value(merged)
-        .map_err(|error| format!("the kubelet's configuration: {error}"))?;
+    let mut configuration: Configuration = serde_json::from_value(merged).map_err(Error::Field)?;
     configuration.replace_zeros();
     Ok(configuration)
 }
 
-fn drop_ins(folder: &str) -> Result<Vec<String>, String> {
+fn of_file(path: &str) -> impl FnOnce(Error) -> Error {
+    move |cause| Error::File { path: path.to_owned(), cause: Box::new(cause) }
+}
+
+fn drop_ins(folder: &str) -> Result<Vec<String>, Error> {
     if folder.is_empty() {
         return Ok(Vec::new());
     }
-    let entries = fs::read_dir(folder).map_err(|error| format!("{folder}: {error}"))?;
+    let entries = fs::read_dir(folder).map_err(Error::Unreadable).map_err(of_file(folder))?;
     let mut files: Vec<String> = entries
         .flatten()
         .map(|entry| entry.path())
@@ -276,17 +275,14 @@ fn drop_ins(folder: &str) -> Result<Vec<String>, String> {
     Ok(files)
 }
 
-fn load(file: &str) -> Result<Map<String, Value>, String> {
-    let text = fs::read_to_string(file).map_err(|error| error.to_string())?;
-    let document: Value = serde_yaml_ng::from_str(&text).map_err(|error| error.to_string())?;
-    checked(document)
+fn load(file: &str) -> Result<Map<String, Value>, Error> {
+    let text = fs::read_to_string(file).map_err(Error::Unreadable)?;
+    checked(serde_yaml_ng::from_str(&text).map_err(Error::Syntax)?)
 }
 
 /// The honoured fields of a document.
-fn checked(document: Value) -> Result<Map<String, Value>, String> {
-    let Value::Object(mut fields) = document else {
-        return Err("the document is not an object".to_owned());
-    };
+fn checked(document: Value) -> Result<Map<String, Value>, Error> {
+    let Value::Object(mut fields) = document else { return Err(Error::NotAnObject) };
     let mut text = |field: &str| match fields.remove(field) {
         Some(Value::String(text)) => text,
         _ => String::new(),
@@ -295,7 +291,7 @@ fn checked(document: Value) -> Result<Map<String, Value>, String> {
     if (version.as_str(), kind.as_str())
         != ("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration")
     {
-        return Err(format!("no kind {kind:?} is registered for version {version:?}"));
+        return Err(Error::UnknownKind { kind, version });
     }
     let known = honoured();
     let mut honoured = Map::new();
@@ -305,17 +301,17 @@ fn checked(document: Value) -> Result<Map<String, Value>, String> {
             continue;
         } else if known.contains(&field) {
             honoured.insert(field, value);
-        } else if let Some((_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == field_name) {
+        } else if let Some(&(_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == field_name) {
             let given = value.to_string();
-            if given != *only {
-                return Err(format!("{field}: {given} is not supported, only {only}"));
+            if given != only {
+                return Err(Error::UnsupportedValue { field, given, only });
             }
         } else if WITHOUT_EFFECT.contains(&field_name) {
             log::warn!("{field} has no effect without an API server");
         } else if REFUSED.split_whitespace().any(|refused| refused == field_name) {
-            return Err(format!("{field} is not supported yet: see docs/kubelet-flags.md"));
+            return Err(Error::UnsupportedField(field));
         } else {
-            return Err(format!("strict decoding error: unknown field {field:?}"));
+            return Err(Error::UnknownField(field));
         }
     }
     Ok(honoured)
@@ -367,8 +363,9 @@ mod tests {
                 max_parallel_image_pulls: max,
                 ..Configuration::default()
             };
+            let found = configuration.max_parallel_pulls().map_err(|error| error.to_string());
             let expected = expected.map_err(str::to_owned);
-            assert_eq!(configuration.max_parallel_pulls(), expected, "{is_serial:?} {max:?}");
+            assert_eq!(found, expected, "{is_serial:?} {max:?}");
         }
     }
 
@@ -390,7 +387,8 @@ mod tests {
             ),
         ] {
             let outcome = checked(document(more.clone()));
-            assert_eq!(outcome.err().as_deref(), fault, "{more}");
+            let found = outcome.err().map(|error| error.to_string());
+            assert_eq!(found.as_deref(), fault, "{more}");
         }
     }
 

@@ -2,6 +2,7 @@
 //! `cmd/kubelet/app/options`.
 
 pub mod configuration;
+mod error;
 mod values;
 
 use std::path::Path;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use kube_controller_manager::options::{Arguments, Level, Version, flag_table};
 
 use self::configuration::Configuration;
+pub use self::error::Error;
 pub use self::values::{GoDuration, Headers, Pairs};
 
 /// What a command line asks for.
@@ -269,38 +271,35 @@ pub fn usage() -> String {
 /// A flag wins over a file.
 ///
 /// # Errors
-/// One line that names the flag, or the file and field.
-pub fn parse(args: &[String]) -> Result<Command, String> {
+/// One that names the flag, or the file and field.
+pub fn parse(args: &[String]) -> Result<Command, Error> {
     let arguments = Arguments::new(FLAGS, args, |name| {
         match REFUSED.split_whitespace().any(|refused| refused == name) {
             true => format!("--{name} is not supported yet: see docs/kubelet-flags.md"),
             false => format!("unknown flag: --{name}"),
         }
-    })?;
+    });
+    let arguments = arguments.map_err(Error::Flag)?;
     if let Some(word) = arguments.positional.first() {
-        return Err(format!("unknown command {word:?}: the kubelet takes only flags"));
+        return Err(Error::UnknownCommand(word.clone()));
     }
     if arguments.help {
         return Ok(Command::Help);
     }
     let mut settings = Settings::default();
-    set_flags(&mut settings, &arguments)?;
+    set_flags(&mut settings, &arguments).map_err(Error::Flag)?;
     if let version @ ("true" | "raw") = settings.version.0.as_str() {
         return Ok(Command::Version(version.into()));
     }
     // The files come before the flags, which name them.
     settings.configuration = configuration::read(&settings.files)?;
-    set_flags(&mut settings, &arguments)?;
+    set_flags(&mut settings, &arguments).map_err(Error::Flag)?;
     if settings.root.is_empty() {
         settings.root = Settings::default().root;
     }
     let CredentialProviders { config, bin_dir } = &settings.credential_providers;
     if config.is_empty() != bin_dir.is_empty() {
-        return Err(
-            "--image-credential-provider-config and --image-credential-provider-bin-dir are \
-                    needed both"
-                .into(),
-        );
+        return Err(Error::CredentialProviders);
     }
     settings.configuration.max_parallel_pulls()?;
     Ok(Command::Run(Box::new(settings)))
@@ -309,10 +308,11 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::causes::chain;
 
     fn run(args: &[&str]) -> Result<Settings, String> {
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        match parse(&args)? {
+        match parse(&args).map_err(|error| chain(&error))? {
             Command::Run(settings) => Ok(*settings),
             other => Err(format!("{other:?}")),
         }
@@ -391,7 +391,7 @@ mod tests {
         std::fs::write(&file, text).expect("a file");
         let config = format!("--config={}", file.display());
         let settings = run(&[&config]).expect("settings");
-        assert_eq!(settings.configuration.max_parallel_pulls(), Ok(Some(2)));
+        assert_eq!(settings.configuration.max_parallel_pulls().ok(), Some(Some(2)));
         let fault = run(&[&config, "--serialize-image-pulls=true"]).expect_err("a conflict");
         assert!(fault.starts_with("maxParallelImagePulls cannot be larger than 1"), "{fault}");
         std::fs::remove_file(&file).expect("removed");

@@ -18,6 +18,7 @@ impl GoDuration {
     }
 }
 
+/// For serde, which only shows the error.
 impl TryFrom<String> for GoDuration {
     type Error = String;
 

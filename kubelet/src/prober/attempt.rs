@@ -42,7 +42,8 @@ impl Worker {
                 .collect();
             let command = exec.command.iter().flatten();
             let command = command.map(|word| expand_word(word, &values));
-            let command = command.collect::<Result<Vec<String>, _>>().map_err(Fault::NoResult)?;
+            let command = command.collect::<Result<Vec<String>, _>>();
+            let command = command.map_err(|error| Fault::NoResult(chain(&error)))?;
             return run(&self.probes.runtime, &self.id, &command, timeout).await;
         }
         let late = async {
@@ -111,13 +112,6 @@ impl fmt::Display for PortError {
 }
 
 impl StdError for PortError {}
-
-/// The text, for callers that only report it.
-impl From<PortError> for String {
-    fn from(error: PortError) -> String {
-        error.to_string()
-    }
-}
 
 /// Runs a command in a container; with a status other than 0 its output is the error.
 async fn run(

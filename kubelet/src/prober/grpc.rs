@@ -161,7 +161,7 @@ fn code_of_http(status: StatusCode) -> u32 {
     }
 }
 
-/// Whether an outcome is a success, with upstream's message where it is not.
+/// Whether an outcome is a success; else upstream's message, which the event shows.
 fn verdict(outcome: Outcome, address: &str, within: &str) -> Result<(), String> {
     match outcome {
         Outcome::Answer(1) => Ok(()),

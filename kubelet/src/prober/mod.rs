@@ -18,7 +18,7 @@ use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken};
 use parking_lot::Mutex;
 
-pub use self::attempt::{send, target};
+pub use self::attempt::{PortError, send, target};
 use self::results::{SavedResults, Table};
 use self::worker::Worker;
 pub use self::worker::remove_metrics;

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
+use super::Error;
 use crate::cri::api;
 use crate::pod::{Pod, PodExt};
 
@@ -20,6 +21,8 @@ const LOCAL: &str = "127.0.0.1";
 const MAX_FILE: u64 = 10 << 20;
 /// The kernel's limit of a name.
 const MAX_HOSTNAME: usize = 63;
+/// The longest name with its domain that the kernel gets.
+pub(super) const MAX_FQDN: usize = MAX_HOSTNAME + 1;
 
 /// The resolvers that pods may have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,15 +40,15 @@ pub struct Resolvers {
 ///
 /// # Errors
 /// When the machine's file cannot be read.
-pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> Result<api::DnsConfig, String> {
+pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> Result<api::DnsConfig, Error> {
     let is_needed = pod.spec().dns_policy.as_deref() != Some("None");
     let host = resolvers.host.as_deref().filter(|_| is_needed).map(read).transpose()?;
     Ok(combine(pod, resolvers, host.as_ref()))
 }
 
 /// Reads a resolver's file. Upstream: `getHostDNSConfig`.
-fn read(file: &Path) -> Result<api::DnsConfig, String> {
-    let fault = |error| format!("resolvConf (--resolv-conf) {}: {error}", file.display());
+fn read(file: &Path) -> Result<api::DnsConfig, Error> {
+    let fault = |source| Error::ResolvConf { path: file.to_owned(), source };
     let mut bytes = Vec::new();
     let opened = fs::File::open(file).map_err(fault)?;
     opened.take(MAX_FILE).read_to_end(&mut bytes).map_err(fault)?;
@@ -223,19 +226,14 @@ impl PodName {
     ///
     /// # Errors
     /// When that is too long for the kernel.
-    pub fn for_kernel(&self, pod: &Pod) -> Result<String, String> {
+    pub fn for_kernel(&self, pod: &Pod) -> Result<String, Error> {
         if self.domain.is_empty() || pod.spec().set_hostname_as_fqdn != Some(true) {
             return Ok(self.host.clone());
         }
         let full = format!("{}.{}", self.host, self.domain);
-        match full.len() > MAX_HOSTNAME + 1 {
+        match full.len() > MAX_FQDN {
             false => Ok(full),
-            true => Err(format!(
-                "failed to construct FQDN from pod hostname and cluster domain, FQDN {full} is too \
-                 long ({} characters is the max, {} characters requested)",
-                MAX_HOSTNAME + 1,
-                full.len()
-            )),
+            true => Err(Error::LongName(full)),
         }
     }
 }
@@ -349,7 +347,7 @@ mod tests {
         let resolvers = Resolvers { host: Some(file.clone()), ..Resolvers::default() };
         let servers = |policy: &str| {
             let dns = resolver(&pod(json!({ "dnsPolicy": policy })), &resolvers);
-            dns.map(|dns| dns.servers.join(" "))
+            dns.map(|dns| dns.servers.join(" ")).map_err(|error| error.to_string())
         };
         // A boot before the machine's network.
         assert!(servers("Default").is_err_and(|fault| fault.contains("(--resolv-conf)")));

@@ -1,15 +1,33 @@
 //! Files of variables: a part of the shell's syntax. Upstream: `pkg/kubelet/util/env.ParseEnv`.
 
+use std::error::Error as StdError;
+use std::fmt;
+
+/// A fault in a file of variables. The text is upstream's.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// From 1.
+    line: usize,
+    fault: &'static str,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Malformed { line, fault } = self;
+        write!(f, "invalid environment variable format at line {line}: {fault}")
+    }
+}
+
+impl StdError for Malformed {}
+
 /// The value of a key; empty: the file has no such key.
 ///
 /// # Errors
-/// One line with the first fault before the key.
-pub fn value(text: &str, key: &str) -> Result<String, String> {
+/// The first fault before the key.
+pub fn value(text: &str, key: &str) -> Result<String, Malformed> {
     let mut lines = text.lines().enumerate();
     while let Some((at, line)) = lines.next() {
-        let fault = |fault: &str| {
-            format!("invalid environment variable format at line {}: {fault}", at + 1)
-        };
+        let fault = |fault| Malformed { line: at + 1, fault };
         let line = line.trim_start_matches(BLANK);
         if line.is_empty() || line.starts_with('#') {
             continue;
@@ -75,7 +93,8 @@ mod tests {
         ] {
             let fault = |fault: &str| format!("invalid environment variable format at {fault}");
             let expected = expected.map(str::to_owned).map_err(fault);
-            assert_eq!(value(text, "K"), expected, "{text:?}");
+            let found = value(text, "K").map_err(|error| error.to_string());
+            assert_eq!(found, expected, "{text:?}");
         }
     }
 }

@@ -2,13 +2,14 @@
 //! `third_party/forked/golang/expansion`.
 
 use std::collections::{BTreeSet, HashMap};
+use std::error::Error as StdError;
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;
 
-use super::env_file;
-use crate::local_objects::{Contents, Kind, Objects};
+use super::{Error, env_file};
+use crate::local_objects::{Contents, Kind, NotFound, Objects};
 use crate::pod::{Container, Pod, PodExt, listed};
 
 /// What the downward API needs beside the pod.
@@ -34,18 +35,19 @@ pub struct Sources<'a> {
 pub type Values = HashMap<String, Vec<u8>>;
 
 /// Reads a file in a volume: its path and its text.
-pub type FileReader<'a> = dyn Fn(&core::FileKeySelector) -> Result<(PathBuf, String), String> + 'a;
+pub type FileReader<'a> = dyn Fn(&core::FileKeySelector) -> FileContent + 'a;
+pub type FileContent = Result<(PathBuf, String), Box<dyn StdError + Send + Sync>>;
 
 /// The variables in the order of the definition: those of `envFrom` first, by key. Values of a Secret
 /// may be any bytes. Blocks where a variable is in a file.
 ///
 /// # Errors
-/// One line that names the variable whose source does not exist.
+/// One that names the variable whose source does not exist.
 pub fn variables(
     pod: &Pod,
     container: &Container,
     sources: Sources<'_>,
-) -> Result<Vec<(String, Vec<u8>)>, String> {
+) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let mut variables: Vec<(String, Vec<u8>)> = Vec::new();
     let mut values = Values::new();
     let mut add = |name: &str, value: Vec<u8>, values: &mut Values| {
@@ -64,7 +66,9 @@ pub fn variables(
         let value = match &env.value_from {
             Some(from) if given.is_empty() => {
                 let value = source(pod, container, from, sources);
-                value.map_err(|fault| format!("environment variable {}: {fault}", env.name))?
+                let of_variable =
+                    |cause| Error::Variable { name: env.name.clone(), cause: Box::new(cause) };
+                value.map_err(of_variable)?
             }
             _ => Some(expand(given, &values)),
         };
@@ -80,7 +84,7 @@ fn all_of<'a>(
     pod: &Pod,
     from: &core::EnvFromSource,
     objects: &'a Objects,
-) -> Result<Option<&'a Contents>, String> {
+) -> Result<Option<&'a Contents>, NotFound> {
     let (kind, name, optional) = match (&from.config_map_ref, &from.secret_ref) {
         (Some(map), _) => (Kind::ConfigMap, &map.name, map.optional),
         (_, Some(secret)) => (Kind::Secret, &secret.name, secret.optional),
@@ -99,7 +103,7 @@ fn source(
     container: &Container,
     from: &core::EnvVarSource,
     sources: Sources<'_>,
-) -> Result<Option<Vec<u8>>, String> {
+) -> Result<Option<Vec<u8>>, Error> {
     let text = |text: String| Some(text.into_bytes());
     let Sources { inputs, objects, file } = sources;
     if let Some(field) = &from.field_ref {
@@ -108,39 +112,38 @@ fn source(
     if let Some(resource) = &from.resource_field_ref {
         let of = match resource.container_name.as_deref().filter(|name| !name.is_empty()) {
             None => container,
-            Some(name) => pod.container(name).ok_or_else(|| format!("no container {name}"))?,
+            Some(name) => pod.container(name).ok_or_else(|| Error::NoContainer(name.to_owned()))?,
         };
         return resource_field(pod, of, resource, inputs).map(text);
     }
     if let Some(key) = &from.file_key_ref {
-        let (path, lines) = file(key)?;
+        let (path, lines) = file(key).map_err(Error::VolumeFile)?;
         let value = env_file::value(&lines, &key.key).map_err(|fault| {
             log::error!("pod {}: {}: {fault}", pod.display_name(), key.path);
-            "couldn't parse env file"
+            Error::VariableFile
         })?;
         return match (value.is_empty(), key.optional) {
             (false, _) => Ok(text(value)),
             (true, Some(true)) => Ok(None),
-            _ => {
-                Err(format!("environment variable key {:?} not found in file {:?}", key.key, path))
-            }
+            _ => Err(Error::NoKeyInFile { key: key.key.clone(), path }),
         };
     }
     let (kind, name, key, optional) = match (&from.config_map_key_ref, &from.secret_key_ref) {
         (Some(map), _) => (Kind::ConfigMap, &map.name, &map.key, map.optional),
         (_, Some(secret)) => (Kind::Secret, &secret.name, &secret.key, secret.optional),
-        (None, None) => return Err("its source is not supported".to_owned()),
+        (None, None) => return Err(Error::UnsupportedSource),
     };
     let found = match objects.get(kind, pod.namespace(), name) {
         Ok(contents) => contents.data.get(key).ok_or_else(|| {
-            format!("couldn't find key {key} in {kind:?} {}/{name}", pod.namespace())
+            let object = format!("{}/{name}", pod.namespace());
+            Error::NoKey { kind, object, key: key.clone() }
         }),
-        Err(fault) => Err(fault),
+        Err(error) => Err(error.into()),
     };
     match found {
         Ok(bytes) => Ok(Some(bytes.clone())),
         Err(_) if optional == Some(true) => Ok(None),
-        Err(fault) => Err(fault),
+        Err(error) => Err(error),
     }
 }
 
@@ -149,7 +152,7 @@ fn source(
 ///
 /// # Errors
 /// When there is no such field.
-pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<String, String> {
+pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<String, Error> {
     let key = |prefix: &str| {
         path.strip_prefix(prefix)
             .and_then(|rest| rest.strip_prefix("['"))
@@ -175,11 +178,11 @@ pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<St
         "spec.nodeName" => pod.spec().node_name.clone().unwrap_or_default(),
         "spec.serviceAccountName" => pod.spec().service_account_name.clone().unwrap_or_default(),
         "status.hostIP" | "status.hostIPs" => {
-            inputs.host_ip.ok_or("can't get ip address of node")?.to_owned()
+            inputs.host_ip.ok_or(Error::NoNodeAddress)?.to_owned()
         }
         "status.podIP" => inputs.pod_ips.first().cloned().unwrap_or_default(),
         "status.podIPs" => inputs.pod_ips.join(","),
-        other => return Err(format!("unsupported fieldPath: {other}")),
+        other => return Err(Error::UnsupportedField(other.to_owned())),
     })
 }
 
@@ -193,12 +196,12 @@ pub fn resource_field(
     container: &Container,
     field: &core::ResourceFieldSelector,
     inputs: DownwardInputs<'_>,
-) -> Result<String, String> {
+) -> Result<String, Error> {
     let (list, resource) = field
         .resource
         .split_once('.')
         .filter(|(list, _)| ["limits", "requests"].contains(list))
-        .ok_or_else(|| format!("unsupported container resource: {}", field.resource))?;
+        .ok_or_else(|| Error::UnsupportedResource(field.resource.clone()))?;
     let is_limit = list == "limits";
     let of = |lists| listed(lists, resource, is_limit).filter(|amount| !amount.is_zero());
     let node = match (is_limit, resource) {
@@ -228,21 +231,21 @@ fn expand(text: &str, values: &Values) -> Vec<u8> {
 /// As `expand`, for a word of a command, which is text.
 ///
 /// # Errors
-/// One line: a value is not.
-pub fn expand_word(word: &str, values: &Values) -> Result<String, String> {
+/// When a value is not.
+pub fn expand_word(word: &str, values: &Values) -> Result<String, Error> {
     as_text(word, expand(word, values))
 }
 
-fn as_text(text: &str, expanded: Vec<u8>) -> Result<String, String> {
-    String::from_utf8(expanded)
-        .map_err(|_| format!("the value of a variable in {text:?} is not UTF-8"))
+fn as_text(text: &str, expanded: Vec<u8>) -> Result<String, Error> {
+    // The cause would have the value.
+    String::from_utf8(expanded).map_err(|_| Error::NotUtf8(text.to_owned()))
 }
 
 /// As [`expand_word`], but each variable must have a value.
 ///
 /// # Errors
-/// One line with the names of those that have none.
-pub fn expand_known(text: &str, values: &Values) -> Result<String, String> {
+/// One with the names of those that have none.
+pub fn expand_known(text: &str, values: &Values) -> Result<String, Error> {
     let mut missing = BTreeSet::new();
     let expanded = expand_by(text, |name| {
         let value = values.get(name).cloned().unwrap_or_default();
@@ -253,10 +256,7 @@ pub fn expand_known(text: &str, values: &Values) -> Result<String, String> {
     });
     match missing.is_empty() {
         true => as_text(text, expanded),
-        false => {
-            let names: Vec<String> = missing.into_iter().collect();
-            Err(format!("missing value for {}", names.join(", ")))
-        }
+        false => Err(Error::NoValues(missing.into_iter().collect())),
     }
 }
 
@@ -300,7 +300,7 @@ mod tests {
             ("$(A", "$(A"),
             ("$$$(A)", "$a"),
         ] {
-            assert_eq!(expand_word(text, &values).as_deref(), Ok(expanded), "{text}");
+            assert_eq!(expand_word(text, &values).ok().as_deref(), Some(expanded), "{text}");
         }
     }
 
@@ -313,7 +313,7 @@ mod tests {
             ("$$(B)", Ok("$(B)")),
             ("$(B)/$(A)/$(EMPTY)/$(B)", Err("missing value for B, EMPTY")),
         ] {
-            let result = expand_known(text, &values);
+            let result = expand_known(text, &values).map_err(|error| error.to_string());
             assert_eq!(result.as_deref().map_err(String::as_str), expanded, "{text}");
         }
     }
@@ -336,9 +336,11 @@ mod tests {
         let ips = ["10.0.0.1".to_owned()];
         let inputs =
             DownwardInputs { host_ip: Some("1.2.3.4"), pod_ips: &ips, cpus: 2, memory_bytes: 1 };
-        let file = |key: &core::FileKeySelector| match key.path.as_str() {
-            "none" => Err("no file".to_owned()),
-            path => Ok((PathBuf::from("/v").join(path), "K='v'".to_owned())),
+        let file = |key: &core::FileKeySelector| -> FileContent {
+            match key.path.as_str() {
+                "none" => Err("no file".into()),
+                path => Ok((PathBuf::from("/v").join(path), "K='v'".to_owned())),
+            }
         };
         let sources = Sources { inputs, objects: &Objects::default(), file: &file };
         for (key, expected) in [
@@ -353,6 +355,7 @@ mod tests {
             let from = json!({"fileKeyRef": key});
             let from: core::EnvVarSource = serde_json::from_value(from).expect("a source");
             let found = source(&pod, &pod.spec().containers[0], &from, sources);
+            let found = found.map_err(|error| error.to_string());
             let found = found.as_ref().map(Option::as_deref).map_err(String::as_str);
             assert_eq!(found, expected, "{key}");
         }
@@ -368,10 +371,10 @@ mod tests {
             let field =
                 core::ResourceFieldSelector { resource: resource.to_owned(), ..Default::default() };
             let found = resource_field(&limited, &limited.spec().containers[0], &field, inputs);
-            assert_eq!(found.as_deref(), Ok(expected), "{resource}");
+            assert_eq!(found.ok().as_deref(), Some(expected), "{resource}");
         }
-        let fault = pod_field(&pod, "spec.x", inputs);
-        assert_eq!(fault, Err("unsupported fieldPath: spec.x".to_owned()));
+        let fault = pod_field(&pod, "spec.x", inputs).expect_err("no such field");
+        assert_eq!(fault.to_string(), "unsupported fieldPath: spec.x");
     }
 
     #[test]
@@ -388,7 +391,7 @@ mod tests {
         });
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
-        let file = |_: &core::FileKeySelector| Err("no file".to_owned());
+        let file = |_: &core::FileKeySelector| -> FileContent { Err("no file".into()) };
         let sources = Sources { inputs, objects: &objects, file: &file };
         let variables = variables(&pod, &pod.spec().containers[0], sources).expect("variables");
         let expected = [("k", &[255, 0][..]), ("A", &[255, 0]), ("B", &[97, 255, 0, 255, 0])];
@@ -396,8 +399,10 @@ mod tests {
         assert_eq!(variables, expected);
         // The runtime takes a command as text.
         let values: Values = variables.into_iter().collect();
-        let fault = "the value of a variable in \"x$(A)\" is not UTF-8";
-        assert_eq!(expand_word("x$(A)", &values), Err(fault.to_owned()));
-        assert_eq!(expand_known("x$(A)", &values), Err(fault.to_owned()));
+        for expand in [expand_word, expand_known] {
+            let fault = expand("x$(A)", &values).expect_err("not text");
+            let expected = "the value of a variable in \"x$(A)\" is not UTF-8";
+            assert_eq!(fault.to_string(), expected);
+        }
     }
 }

@@ -6,7 +6,10 @@ pub mod backoff;
 pub mod dns;
 pub mod env_file;
 pub mod environment;
+mod error;
 pub mod labels;
 pub mod order;
 pub mod spec;
 pub mod status;
+
+pub use self::error::Error;

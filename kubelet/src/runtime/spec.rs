@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;
 
 use super::environment::{Values, expand_word};
-use super::labels;
+use super::{Error, labels};
 use crate::cri::api;
 use crate::node::huge_pages::{PageSize, size_of};
 use crate::pod::{
@@ -201,9 +201,9 @@ pub fn container(
     pod: &Pod,
     container: &Container,
     settings: ContainerSettings<'_>,
-) -> Result<api::ContainerConfig, String> {
+) -> Result<api::ContainerConfig, Error> {
     let values: Values = settings.environment.iter().cloned().collect();
-    let expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, String> {
+    let expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, Error> {
         list.iter().flatten().map(|word| expand_word(word, &values)).collect()
     };
     let image = container.image.clone().unwrap_or_default();
@@ -365,7 +365,7 @@ fn security(
     pod: &Pod,
     container: &Container,
     guards: &Guards<'_>,
-) -> Result<api::LinuxContainerSecurityContext, String> {
+) -> Result<api::LinuxContainerSecurityContext, Error> {
     let image_uid = guards.image_uid;
     let none = core::SecurityContext::default();
     let own = container.security_context.as_ref().unwrap_or(&none);
@@ -375,13 +375,9 @@ fn security(
     let non_root = own.run_as_non_root.or_else(|| of_pod.and_then(|c| c.run_as_non_root));
     if non_root == Some(true) {
         match user.or(image_uid) {
-            Some(0) => {
-                return Err("container has runAsNonRoot and image will run as root".to_owned());
-            }
+            Some(0) => return Err(Error::ImageRunsAsRoot),
             Some(_) => {}
-            None => {
-                return Err("container has runAsNonRoot and image has non-numeric user".to_owned());
-            }
+            None => return Err(Error::ImageUserUnknown),
         }
     }
     let seccomp = own.seccomp_profile.as_ref();
@@ -390,17 +386,16 @@ fn security(
         Some(("RuntimeDefault", _)) => runtime_default(),
         Some(("Localhost", profile)) => {
             let file = profile.localhost_profile.as_deref().filter(|file| !file.is_empty());
-            let file =
-                file.ok_or("localhostProfile must be set if seccompProfile type is Localhost.")?;
+            let file = file.ok_or(Error::NoLocalhostProfile)?;
             local(guards.seccomp.join(file).display().to_string())
         }
         Some(("Unconfined", _)) | None => unconfined(),
         // Of a server that knows more types: it must not run without protection.
-        Some((other, _)) => return Err(format!("seccompProfile type {other:?} is unknown")),
+        Some((other, _)) => return Err(unknown_type("seccompProfile", other)),
     };
     let app_armor = app_armor(pod, container)?;
     if app_armor.as_ref().is_some_and(|profile| *profile != unconfined()) && !guards.has_app_armor {
-        return Err("Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned());
+        return Err(Error::NoAppArmor);
     }
     let is_privileged = own.privileged.unwrap_or_default();
     let unmasked = own.proc_mount.as_deref() == Some("Unmasked") || is_privileged;
@@ -454,7 +449,7 @@ fn local(localhost_ref: String) -> api::SecurityProfile {
 ///
 /// # Errors
 /// When the profile is of no known type.
-fn app_armor(pod: &Pod, container: &Container) -> Result<Option<api::SecurityProfile>, String> {
+fn app_armor(pod: &Pod, container: &Container) -> Result<Option<api::SecurityProfile>, Error> {
     let own = container.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref());
     let annotation = pod.annotation(&format!("{APP_ARMOR}{}", container.name));
     if let (None, Some(profile)) = (own, annotation.filter(|profile| !profile.is_empty())) {
@@ -462,7 +457,7 @@ fn app_armor(pod: &Pod, container: &Container) -> Result<Option<api::SecurityPro
             ("runtime/default", _) => runtime_default(),
             ("unconfined", _) => unconfined(),
             (_, Some(name)) => local(name.to_owned()),
-            _ => return Err(format!("AppArmor profile {profile:?} is unknown")),
+            _ => return Err(Error::UnknownAppArmorProfile(profile.to_owned())),
         };
         return Ok(Some(profile));
     }
@@ -473,8 +468,12 @@ fn app_armor(pod: &Pod, container: &Container) -> Result<Option<api::SecurityPro
         "RuntimeDefault" => Ok(Some(runtime_default())),
         "Unconfined" => Ok(Some(unconfined())),
         "Localhost" => Ok(Some(local(profile.localhost_profile.clone().unwrap_or_default()))),
-        other => Err(format!("appArmorProfile type {other:?} is unknown")),
+        other => Err(unknown_type("appArmorProfile", other)),
     }
+}
+
+fn unknown_type(field: &'static str, kind: &str) -> Error {
+    Error::UnknownProfileType { field, kind: kind.to_owned() }
 }
 
 /// Upstream: `securitycontext.defaultMaskedPaths`.
@@ -510,7 +509,7 @@ mod tests {
             let folder = Path::new("/seccomp");
             let guards = Guards { image_uid: Some(1), seccomp: folder, has_app_armor: true };
             let context = security(&pod, &pod.spec().containers[0], &guards);
-            context.map(|context| {
+            context.map_err(|error| error.to_string()).map(|context| {
                 let shown = |profile: Option<api::SecurityProfile>| {
                     let profile = profile?;
                     Some(format!("{:?} {}", profile.profile_type(), profile.localhost_ref))

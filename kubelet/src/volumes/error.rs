@@ -6,7 +6,8 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::causes::chain;
-use crate::local_objects::Kind;
+use crate::local_objects::{Kind, NotFound};
+use crate::runtime;
 
 /// Why a volume is not set up, or a container has no definition of its mounts. The texts are
 /// upstream's where it has one.
@@ -34,8 +35,9 @@ pub enum Error {
     UnsupportedSource,
     /// A container of the downward API does not exist.
     NoContainer(String),
-    /// A field of the pod, an object or a variable that a volume or a mount refers to is missing.
-    Reference(String),
+    /// A field of the pod or a variable that a volume or a mount refers to has no value.
+    NoValue(runtime::Error),
+    NoObject(NotFound),
     /// An object has no such key.
     NoKey {
         kind: Kind,
@@ -97,7 +99,9 @@ impl fmt::Display for Error {
                 f.write_str("a source of the projected volume is not supported")
             }
             Error::NoContainer(name) => write!(f, "no container {name:?}"),
-            Error::Reference(text) | Error::InvalidPath(text) => f.write_str(text),
+            Error::NoValue(error) => error.fmt(f),
+            Error::NoObject(error) => error.fmt(f),
+            Error::InvalidPath(text) => f.write_str(text),
             Error::NoKey { kind: Kind::ConfigMap, key } => {
                 write!(f, "configmap references non-existent config key: {key}")
             }
@@ -140,15 +144,9 @@ impl StdError for Error {
         match self {
             Error::Path { source, .. } | Error::HostPath { source, .. } => Some(source),
             Error::EmptyDir(error) => error.source(),
+            Error::NoValue(error) => error.source(),
             Error::Volume { cause, .. } => Some(&**cause),
             _ => None,
         }
-    }
-}
-
-/// A line with the causes, for callers that only report it.
-impl From<Error> for String {
-    fn from(error: Error) -> String {
-        chain(&error)
     }
 }

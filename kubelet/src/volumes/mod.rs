@@ -425,7 +425,7 @@ fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
 fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, Error> {
     let path = match mount.sub_path_expr.as_deref().unwrap_or_default() {
         "" => mount.sub_path.clone().unwrap_or_default(),
-        expression => expand_known(expression, environment).map_err(Error::Reference)?,
+        expression => expand_known(expression, environment).map_err(Error::NoValue)?,
     };
     if path.starts_with('/') {
         return Err(Error::AbsoluteSubPath(path));
@@ -769,7 +769,7 @@ mod tests {
                 sub_path_expr: expression.map(str::to_owned),
                 ..Default::default()
             };
-            let result = sub_path(&mount, &values).map_err(String::from);
+            let result = sub_path(&mount, &values).map_err(|error| error.to_string());
             assert_eq!(result.as_deref().map_err(String::as_str), expected, "{mount:?}");
         }
     }

@@ -124,7 +124,7 @@ impl Source<'_> {
         let contents = match objects.get(self.kind, pod.namespace(), self.name) {
             Ok(contents) => contents,
             Err(_) if is_optional => &none,
-            Err(fault) => return Err(Error::Reference(fault)),
+            Err(error) => return Err(Error::NoObject(error)),
         };
         let items = self.items.unwrap_or_default();
         if items.is_empty() {
@@ -169,12 +169,12 @@ fn downward_files(
     let mut files = Payload::new();
     for item in items.unwrap_or_default() {
         let text = if let Some(field) = &item.field_ref {
-            pod_field(pod, &field.field_path, inputs).map_err(Error::Reference)?
+            pod_field(pod, &field.field_path, inputs).map_err(Error::NoValue)?
         } else if let Some(resource) = &item.resource_field_ref {
             let name = resource.container_name.as_deref().unwrap_or_default();
             let container =
                 pod.container(name).ok_or_else(|| Error::NoContainer(name.to_owned()))?;
-            resource_field(pod, container, resource, inputs).map_err(Error::Reference)?
+            resource_field(pod, container, resource, inputs).map_err(Error::NoValue)?
         } else {
             String::new()
         };
@@ -214,6 +214,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::causes::chain;
     use crate::local_objects;
 
     fn objects() -> Objects {
@@ -299,7 +300,7 @@ mod tests {
             }
             let named: core::Volume = serde_json::from_value(named).expect("a volume");
             let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 2, memory_bytes: 1 };
-            let written = of(&pod, &named, &objects, inputs).map_err(String::from);
+            let written = of(&pod, &named, &objects, inputs).map_err(|error| chain(&error));
             let files = written.map(|written| shown(written.expect("a volume of files").files));
             let files = files.as_deref().map_err(String::as_str);
             assert_eq!(files, expected, "{volume}");

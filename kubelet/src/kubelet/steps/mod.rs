@@ -12,6 +12,7 @@ use kube_controller_manager::task::Latch;
 
 use super::Kubelet;
 use super::pod_workers::{Outcome, Work};
+use crate::causes::chain;
 use crate::metrics;
 use crate::pod::Uid;
 
@@ -36,7 +37,7 @@ impl Kubelet {
             Ok(Outcome::Cancelled)
         };
         let outcome = cancelled.or(run).await.unwrap_or_else(|error| {
-            log::error!("Error syncing pod {uid}, skipping: {error}");
+            log::error!("Error syncing pod {uid}, skipping: {}", chain(&error));
             Outcome::Failed(jittered(RETRY))
         });
         let now = self.clock.monotonic();

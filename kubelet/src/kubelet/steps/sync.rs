@@ -8,10 +8,10 @@ use kube_controller_manager::objects::Timestamp;
 
 use super::jittered;
 use crate::events;
-use crate::kubelet::Kubelet;
 use crate::kubelet::pod_store::WaitingReasons;
 use crate::kubelet::pod_workers::Outcome;
-use crate::kuberuntime::Synced;
+use crate::kubelet::{Error, Kubelet};
+use crate::kuberuntime::{self, Synced};
 use crate::pod::{Pod, PodExt};
 use crate::runtime::status::PodStatus;
 use crate::status::generate;
@@ -22,7 +22,7 @@ const DEADLINE_EXCEEDED: (&str, &str) =
 
 impl Kubelet {
     /// Makes a pod run as its definition says, and publishes its status before and after that.
-    pub(super) async fn sync_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
+    pub(super) async fn sync_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, Error> {
         let (runtime, status) = self.refresh(pod).await?;
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return Ok(Outcome::Terminal);
@@ -57,7 +57,7 @@ impl Kubelet {
         pod: &Arc<Pod>,
         runtime: &PodStatus,
         status: &core::PodStatus,
-    ) -> Result<Synced, String> {
+    ) -> Result<Synced, kuberuntime::Error> {
         match self.manager.ensure_cgroup(pod, runtime, &|| self.active_pods()).await? {
             true => self.manager.sync(pod, runtime, generate::is_restarting_all(status)).await,
             // Its containers have been ended: they start again in the pod's cgroup.

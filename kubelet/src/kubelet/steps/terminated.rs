@@ -6,8 +6,8 @@ use std::time::Duration;
 use kube_controller_manager::task;
 
 use crate::files::tree;
-use crate::kubelet::Kubelet;
 use crate::kubelet::pod_workers::Outcome;
+use crate::kubelet::{Error, Kubelet};
 use crate::pod::{Pod, PodExt};
 use crate::prober;
 use crate::volumes;
@@ -15,7 +15,7 @@ use crate::volumes;
 impl Kubelet {
     /// Releases the pod's volumes and cgroup; if its source does not have it any more, its logs and
     /// what the runtime has of it too.
-    pub(super) async fn sync_terminated_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, String> {
+    pub(super) async fn sync_terminated_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, Error> {
         let uid = pod.uid();
         let is_removed = !self.store.contains(&uid);
         if is_removed {
@@ -31,7 +31,8 @@ impl Kubelet {
                 false => Ok(()),
             }
         });
-        torn_down.await.map_err(|error| format!("pod {}: {error}", pod.display_name()))?;
+        let fault = |source| Error::Folders { pod: pod.display_name(), source };
+        torn_down.await.map_err(fault)?;
         self.manager.mounted.lock().remove(&uid);
         self.manager.remove_cgroup(&uid).await?;
         prober::remove_metrics(pod);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 use kube_controller_manager::task;
 
-use crate::kubelet::Kubelet;
 use crate::kubelet::pod_workers::Outcome;
+use crate::kubelet::{Error, Kubelet};
 use crate::pod::{Pod, PodExt, Uid};
 use crate::prober::Kind;
 use crate::runtime::status::PodStatus;
@@ -23,7 +23,7 @@ impl Kubelet {
         &self,
         pod: &Arc<Pod>,
         grace: i64,
-    ) -> Result<Outcome, String> {
+    ) -> Result<Outcome, Error> {
         let runtime = self.read(pod).await?;
         // After a restart none is probed yet: the results are those before it.
         self.manager.update_probes(pod, &runtime).await;
@@ -33,7 +33,7 @@ impl Kubelet {
         self.manager.kill_pod(pod, &runtime, Some(grace)).or(publish).await?;
         let runtime = self.read(pod).await?;
         if runtime.has_running() {
-            return Err(format!("pod {}: containers still run", pod.display_name()));
+            return Err(Error::StillRunning { pod: pod.display_name() });
         }
         probes.retain(&pod.uid(), &BTreeSet::new());
         self.publish(pod, &runtime).await;
@@ -57,14 +57,15 @@ impl Kubelet {
     }
 
     /// Ends a pod that no source has, and removes its folders.
-    pub(super) async fn end_orphan(&self, uid: &Uid) -> Result<Outcome, String> {
+    pub(super) async fn end_orphan(&self, uid: &Uid) -> Result<Outcome, Error> {
         self.manager.end_orphan(uid).await?;
         let (folders, of) = (self.manager.folders.clone(), uid.clone());
         let removed = task::blocking(move || {
             volumes::tear_down(&folders, &of)?;
             volumes::remove_logs(&folders, &of)
         });
-        removed.await.map_err(|error| format!("the folders of pod {uid}: {error}"))?;
+        let fault = |source| Error::OrphanFolders { uid: uid.clone(), source };
+        removed.await.map_err(fault)?;
         self.manager.remove_cgroup(uid).await?;
         Ok(Outcome::Done(Duration::ZERO))
     }

@@ -1,0 +1,118 @@
+//! The errors of the start.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use crate::{cgroups, cri, options, server, upkeep, volumes};
+
+/// Why the kubelet does not start.
+#[derive(Debug)]
+pub enum Error {
+    Signals(io::Error),
+    /// What a setting names cannot be used. `setting`: its flag, and its value where the cause does
+    /// not have it.
+    Setting {
+        setting: String,
+        source: Box<dyn StdError + Send + Sync>,
+    },
+    /// An endpoint is not the path of a socket.
+    NotSocket {
+        flag: &'static str,
+        endpoint: String,
+    },
+    UnknownDriver(String),
+    ScoreOutOfRange(i32),
+    /// `pods` is to be limited, but there are no cgroups for classes.
+    NoCgroupsToLimit,
+    /// What is to be limited is not supported.
+    Unenforceable(String),
+    Options(options::Error),
+    /// A call to the container runtime has failed.
+    Runtime(cri::Error),
+    RuntimeTooOld,
+    /// A signal came before the runtime's first answer.
+    Stopped,
+    Cgroups(cgroups::Error),
+    Volumes(volumes::Error),
+    Upkeep(upkeep::Error),
+    Server(server::Error),
+}
+
+/// The field and the flag of what is limited.
+const ENFORCED: &str = "enforceNodeAllocatable (--enforce-node-allocatable)";
+
+impl Error {
+    /// For `map_err` of the errors of what a setting names.
+    pub(super) fn of<E: Into<Box<dyn StdError + Send + Sync>>>(
+        setting: impl Into<String>,
+    ) -> impl FnOnce(E) -> Error {
+        let setting = setting.into();
+        move |error| Error::Setting { setting, source: error.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Signals(_) => f.write_str("signals"),
+            Error::Setting { setting, .. } => f.write_str(setting),
+            Error::NotSocket { flag, endpoint } => {
+                write!(f, "--{flag}: {endpoint:?} is not unix:///PATH")
+            }
+            Error::UnknownDriver(driver) => {
+                write!(f, "cgroupDriver (--cgroup-driver) {driver:?}: not cgroupfs or systemd")
+            }
+            Error::ScoreOutOfRange(score) => write!(
+                f,
+                "oomScoreAdj (--oom-score-adj) {score} must be between range [-1000, 1000]"
+            ),
+            Error::NoCgroupsToLimit => write!(f, "{ENFORCED}: \"pods\" requires cgroupsPerQOS"),
+            Error::Unenforceable(key) => {
+                write!(f, "{ENFORCED}: {key:?} is not supported, only pods or none")
+            }
+            Error::Options(error) => error.fmt(f),
+            Error::Runtime(error) => error.fmt(f),
+            Error::RuntimeTooOld => f.write_str("the container runtime does not speak CRI v1"),
+            Error::Stopped => f.write_str("stopped while waiting for the container runtime"),
+            Error::Cgroups(error) => error.fmt(f),
+            Error::Volumes(error) => error.fmt(f),
+            Error::Upkeep(error) => error.fmt(f),
+            Error::Server(error) => error.fmt(f),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::Signals(error) => Some(error),
+            Error::Setting { source, .. } => Some(&**source),
+            Error::Options(error) => error.source(),
+            Error::Runtime(error) => error.source(),
+            Error::Cgroups(error) => error.source(),
+            Error::Volumes(error) => error.source(),
+            Error::Upkeep(error) => error.source(),
+            Error::Server(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<cri::Error> for Error {
+    fn from(error: cri::Error) -> Error {
+        Error::Runtime(error)
+    }
+}
+
+impl From<upkeep::Error> for Error {
+    fn from(error: upkeep::Error) -> Error {
+        Error::Upkeep(error)
+    }
+}
+
+impl From<server::Error> for Error {
+    fn from(error: server::Error) -> Error {
+        Error::Server(error)
+    }
+}

@@ -1,0 +1,92 @@
+//! The errors of the command line and of configuration files.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+/// Why a command line, or a configuration file that it names, is refused.
+#[derive(Debug)]
+pub enum Error {
+    /// A flag is unknown, or its value is invalid. The text is pflag's.
+    Flag(String),
+    UnknownCommand(String),
+    /// One flag of the credential providers is given without the other one.
+    CredentialProviders,
+    /// What concerns one configuration file, or the folder of drop-ins.
+    File {
+        path: String,
+        cause: Box<Error>,
+    },
+    Unreadable(io::Error),
+    Syntax(serde_yaml_ng::Error),
+    NotAnObject,
+    UnknownKind {
+        kind: String,
+        version: String,
+    },
+    UnknownField(String),
+    /// This kubelet does not have what the field sets.
+    UnsupportedField(String),
+    /// The field has one value that is supported.
+    UnsupportedValue {
+        field: String,
+        given: String,
+        only: &'static str,
+    },
+    /// A field has another type.
+    Field(serde_json::Error),
+    MaxPulls(i32),
+    /// Several pulls at a time are allowed and forbidden.
+    SerialPulls,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Flag(text) => f.write_str(text),
+            Error::UnknownCommand(word) => {
+                write!(f, "unknown command {word:?}: the kubelet takes only flags")
+            }
+            Error::CredentialProviders => f.write_str(
+                "--image-credential-provider-config and --image-credential-provider-bin-dir are \
+                 needed both",
+            ),
+            Error::File { path, .. } => f.write_str(path),
+            Error::Unreadable(error) => error.fmt(f),
+            Error::Syntax(error) => error.fmt(f),
+            Error::NotAnObject => f.write_str("the document is not an object"),
+            Error::UnknownKind { kind, version } => {
+                write!(f, "no kind {kind:?} is registered for version {version:?}")
+            }
+            Error::UnknownField(field) => {
+                write!(f, "strict decoding error: unknown field {field:?}")
+            }
+            Error::UnsupportedField(field) => {
+                write!(f, "{field} is not supported yet: see docs/kubelet-flags.md")
+            }
+            Error::UnsupportedValue { field, given, only } => {
+                write!(f, "{field}: {given} is not supported, only {only}")
+            }
+            Error::Field(_) => f.write_str("the kubelet's configuration"),
+            Error::MaxPulls(max) => {
+                write!(f, "maxParallelImagePulls {max} must be a positive number")
+            }
+            Error::SerialPulls => f.write_str(
+                "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls \
+                 (--serialize-image-pulls) is set to false",
+            ),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::File { cause, .. } => Some(&**cause),
+            Error::Unreadable(error) => error.source(),
+            Error::Syntax(error) => error.source(),
+            Error::Field(error) => Some(error),
+            _ => None,
+        }
+    }
+}
