@@ -37,8 +37,8 @@ use crate::metrics;
 use crate::node::address::NodeAddress;
 use crate::node::huge_pages::PageSize;
 use crate::node::oom;
-use crate::options::configuration::{CHECK_PERIOD, Configuration};
-use crate::options::{self, Command, GoDuration, Settings};
+use crate::options::configuration::Configuration;
+use crate::options::{self, Command, Settings};
 use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
@@ -175,7 +175,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), Error> {
     if let Some(folder) = objects_folder {
         let users = kubelet.clone();
         let changed = move |keys| users.sync_users(&keys);
-        let period = check_period(configuration.file_check_frequency);
+        let period = configuration.file_check_frequency.0;
         let (clock, stop) = (clock.clone(), stop.clone());
         drop(task::spawn(local_objects::run(folder, period, objects, changed, clock, stop)));
     }
@@ -354,11 +354,6 @@ fn make_cgroups(
     Ok(Some(Arc::new(made)))
 }
 
-/// Zero is the default (upstream: in files only).
-fn check_period(period: GoDuration) -> Duration {
-    if period.0.is_zero() { CHECK_PERIOD.0 } else { period.0 }
-}
-
 fn start_sources(
     settings: &Settings,
     node: &str,
@@ -371,7 +366,7 @@ fn start_sources(
     let mut sources = BTreeSet::new();
     if !configuration.static_pod_path.is_empty() {
         let path = &configuration.static_pod_path;
-        let period = check_period(configuration.file_check_frequency);
+        let period = configuration.file_check_frequency.0;
         log::info!("Adding static pod path {path}");
         drop(task::spawn(file::run(
             path.into(),
@@ -386,7 +381,7 @@ fn start_sources(
     if !configuration.static_pod_url.is_empty() {
         let target =
             Target::parse(&configuration.static_pod_url).map_err(Error::of("--manifest-url"))?;
-        let period = check_period(configuration.http_check_frequency);
+        let period = configuration.http_check_frequency.0;
         let headers = headers(configuration)?;
         drop(task::spawn(url::run(
             target,
@@ -479,14 +474,6 @@ mod tests {
         assert_eq!(socket("f", "/a").ok().as_deref(), Some(Path::new("/a")));
         let fault = socket("f", "tcp://a").expect_err("not a socket");
         assert_eq!(fault.to_string(), "--f: \"tcp://a\" is not unix:///PATH");
-    }
-
-    #[test]
-    fn sources_are_read_with_a_pause() {
-        for (period, expected) in [(0, 20), (1, 1), (60, 60)] {
-            let period = GoDuration::from_secs(period);
-            assert_eq!(check_period(period), Duration::from_secs(expected), "{period:?}");
-        }
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl Default for Configuration {
 }
 
 /// How often a source of pods is read whole.
-pub const CHECK_PERIOD: GoDuration = GoDuration::from_secs(20);
+const CHECK_PERIOD: GoDuration = GoDuration::from_secs(20);
 
 impl Configuration {
     /// The most parallel pulls; `None`: no limit.
@@ -170,19 +170,26 @@ impl Configuration {
     }
 }
 
+/// Zero stands for the default, where it does. Upstream: `SetDefaults_KubeletConfiguration`.
 impl Configuration {
-    /// In files, zero stands for the default. Upstream: `SetDefaults_KubeletConfiguration`.
-    fn replace_zeros(&mut self) {
+    /// In files, but not as flags.
+    fn replace_zeros_of_files(&mut self) {
         let defaults = Configuration::default();
-        for (value, default) in [
-            (&mut self.sync_frequency, defaults.sync_frequency),
-            (&mut self.runtime_request_timeout, defaults.runtime_request_timeout),
-            (&mut self.volume_stats_agg_period, defaults.volume_stats_agg_period),
-        ] {
-            if value.0.is_zero() {
-                *value = default;
-            }
-        }
+        replace_zero(&mut self.sync_frequency, defaults.sync_frequency);
+        replace_zero(&mut self.runtime_request_timeout, defaults.runtime_request_timeout);
+        replace_zero(&mut self.volume_stats_agg_period, defaults.volume_stats_agg_period);
+    }
+
+    /// As flags too (upstream: in files only): sources are never read without a pause.
+    pub(super) fn replace_zero_check_periods(&mut self) {
+        replace_zero(&mut self.file_check_frequency, CHECK_PERIOD);
+        replace_zero(&mut self.http_check_frequency, CHECK_PERIOD);
+    }
+}
+
+fn replace_zero(value: &mut GoDuration, default: GoDuration) {
+    if value.0.is_zero() {
+        *value = default;
     }
 }
 
@@ -252,7 +259,7 @@ pub fn read(files: &Files) -> Result<Configuration, Error> {
         merge(&mut merged, Value::Object(document.map_err(of_file(&file))?));
     }
     let mut configuration: Configuration = serde_json::from_value(merged).map_err(Error::Field)?;
-    configuration.replace_zeros();
+    configuration.replace_zeros_of_files();
     Ok(configuration)
 }
 
@@ -400,7 +407,7 @@ mod tests {
         let mut configuration: Configuration =
             serde_json::from_value(fields).expect("a configuration");
         assert!(configuration.runtime_request_timeout.0.is_zero());
-        configuration.replace_zeros();
+        configuration.replace_zeros_of_files();
         assert_eq!(configuration, Configuration::default());
     }
 

@@ -294,6 +294,7 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
     // The files come before the flags, which name them.
     settings.configuration = configuration::read(&settings.files)?;
     set_flags(&mut settings, &arguments).map_err(Error::Flag)?;
+    settings.configuration.replace_zero_check_periods();
     if settings.root.is_empty() {
         settings.root = Settings::default().root;
     }
@@ -381,6 +382,18 @@ mod tests {
         assert_eq!(headers["A"], ["b"]);
         assert_eq!(headers["C"], ["d"]);
         assert_eq!(settings.configuration.serialize_image_pulls, Some(true));
+    }
+
+    #[test]
+    fn sources_are_read_with_a_pause() {
+        for (period, expected) in [("0", 20), ("1s", 1), ("1m", 60)] {
+            let file = format!("--file-check-frequency={period}");
+            let url = format!("--http-check-frequency={period}");
+            let configuration = run(&[&file, &url]).expect("settings").configuration;
+            let expected = GoDuration::from_secs(expected);
+            assert_eq!(configuration.file_check_frequency, expected, "{period}");
+            assert_eq!(configuration.http_check_frequency, expected, "{period}");
+        }
     }
 
     #[test]
