@@ -73,6 +73,9 @@ async fn run(settings: Settings) -> ExitCode {
         modules: &[],
     };
     logging::init(&log, clock.clone());
+    for field in &settings.ignored_fields {
+        log::warn!("{field} has no effect without an API server");
+    }
     open_files::raise_limit();
     match start(settings, clock).await {
         Ok(()) => ExitCode::SUCCESS,

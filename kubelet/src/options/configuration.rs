@@ -1,6 +1,8 @@
 //! `KubeletConfiguration` v1beta1. Each field is honoured, refused, or named in the log as without
-//! effect. Upstream: `staging/src/k8s.io/kubelet/config/v1beta1`.
+//! effect. A field that is null is not set.
+//! Upstream: `staging/src/k8s.io/kubelet/config/v1beta1`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -246,21 +248,28 @@ const REFUSED: &str = "allowedUnsafeSysctls cpuCFSQuota cpuCFSQuotaPeriod cpuMan
     tlsCurvePreferences tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy \
     topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
 
+/// What files say together.
+pub struct Loaded {
+    pub configuration: Configuration,
+    /// The fields that have no effect.
+    pub ignored: BTreeSet<String>,
+}
+
 /// Reads a configuration file, and the files `*.conf` of the drop-in folder on top of it, in the
 /// order of their names.
 ///
 /// # Errors
 /// One that names the file, and the field where there is one.
-pub fn read(files: &Files) -> Result<Configuration, Error> {
-    let mut merged = json!({});
+pub fn read(files: &Files) -> Result<Loaded, Error> {
+    let (mut merged, mut ignored) = (json!({}), BTreeSet::new());
     let file = Some(files.config.clone()).filter(|file| !file.is_empty());
     for file in file.into_iter().chain(drop_ins(&files.config_dir)?) {
-        let document = load(&file);
+        let document = load(&file, &mut ignored);
         merge(&mut merged, Value::Object(document.map_err(of_file(&file))?));
     }
     let mut configuration: Configuration = serde_json::from_value(merged).map_err(Error::Field)?;
     configuration.replace_zeros_of_files();
-    Ok(configuration)
+    Ok(Loaded { configuration, ignored })
 }
 
 fn of_file(path: &str) -> impl FnOnce(Error) -> Error {
@@ -282,13 +291,13 @@ fn drop_ins(folder: &str) -> Result<Vec<String>, Error> {
     Ok(files)
 }
 
-fn load(file: &str) -> Result<Map<String, Value>, Error> {
+/// The honoured fields of a file. Those without effect are added to `ignored`.
+fn load(file: &str, ignored: &mut BTreeSet<String>) -> Result<Map<String, Value>, Error> {
     let text = fs::read_to_string(file).map_err(Error::Unreadable)?;
-    checked(serde_yaml_ng::from_str(&text).map_err(Error::Syntax)?)
+    checked(serde_yaml_ng::from_str(&text).map_err(Error::Syntax)?, ignored)
 }
 
-/// The honoured fields of a document.
-fn checked(document: Value) -> Result<Map<String, Value>, Error> {
+fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String, Value>, Error> {
     let Value::Object(mut fields) = document else { return Err(Error::NotAnObject) };
     let mut text = |field: &str| match fields.remove(field) {
         Some(Value::String(text)) => text,
@@ -303,20 +312,20 @@ fn checked(document: Value) -> Result<Map<String, Value>, Error> {
     let known = honoured();
     let mut honoured = Map::new();
     for (field, value) in fields {
-        let field_name = field.as_str();
-        if value.is_null() {
-            continue;
-        } else if known.contains(&field) {
+        let (name, is_set) = (field.as_str(), !value.is_null());
+        if known.contains(&field) {
             honoured.insert(field, value);
-        } else if let Some(&(_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == field_name) {
+        } else if let Some(&(_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == name) {
             let given = value.to_string();
-            if given != only {
+            if is_set && given != only {
                 return Err(Error::UnsupportedValue { field, given, only });
             }
-        } else if WITHOUT_EFFECT.contains(&field_name) {
-            log::warn!("{field} has no effect without an API server");
-        } else if REFUSED.split_whitespace().any(|refused| refused == field_name) {
-            return Err(Error::UnsupportedField(field));
+        } else if WITHOUT_EFFECT.contains(&name) {
+            ignored.extend(is_set.then_some(field));
+        } else if REFUSED.split_whitespace().any(|refused| refused == name) {
+            if is_set {
+                return Err(Error::UnsupportedField(field));
+            }
         } else {
             return Err(Error::UnknownField(field));
         }
@@ -324,16 +333,24 @@ fn checked(document: Value) -> Result<Map<String, Value>, Error> {
     Ok(honoured)
 }
 
-/// Objects are merged, all else is replaced.
+/// Merges a document into those before it: objects are merged, null removes a field, and all else
+/// is replaced. Upstream: `jsonpatch.MergePatch`.
 fn merge(base: &mut Value, other: Value) {
-    match (base, other) {
-        (Value::Object(base), Value::Object(other)) => {
-            for (field, value) in other {
-                merge(base.entry(field).or_insert(Value::Null), value);
-            }
+    let Value::Object(fields) = other else {
+        *base = other;
+        return;
+    };
+    let mut merged = match base.take() {
+        Value::Object(before) => before,
+        _ => Map::new(),
+    };
+    for (field, value) in fields {
+        match value {
+            Value::Null => _ = merged.remove(&field),
+            value => merge(merged.entry(field).or_insert(Value::Null), value),
         }
-        (base, other) => *base = other,
     }
+    *base = Value::Object(merged);
 }
 
 #[cfg(test)]
@@ -344,7 +361,9 @@ mod tests {
         let mut document = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         });
-        merge(&mut document, more);
+        for (field, value) in more.as_object().into_iter().flatten() {
+            document[field] = value.clone();
+        }
         document
     }
 
@@ -388,12 +407,14 @@ mod tests {
                 Some("memorySwap is not supported yet: see docs/kubelet-flags.md"),
             ),
             (json!({"x": 1}), Some("strict decoding error: unknown field \"x\"")),
+            (json!({"x": null}), Some("strict decoding error: unknown field \"x\"")),
+            (json!({"memorySwap": null, "failSwapOn": null, "registerNode": null}), None),
             (
                 json!({"kind": "Pod"}),
                 Some("no kind \"Pod\" is registered for version \"kubelet.config.k8s.io/v1beta1\""),
             ),
         ] {
-            let outcome = checked(document(more.clone()));
+            let outcome = checked(document(more.clone()), &mut BTreeSet::new());
             let found = outcome.err().map(|error| error.to_string());
             assert_eq!(found.as_deref(), fault, "{more}");
         }
@@ -437,5 +458,28 @@ mod tests {
         let mut merged = json!({"a": 1, "b": {"c": 2}, "d": [1]});
         merge(&mut merged, json!({"a": 3, "b": {"e": 4}, "d": [2]}));
         assert_eq!(merged, json!({"a": 3, "b": {"c": 2, "e": 4}, "d": [2]}));
+        // A field that the first file sets, an unknown one, and one of a new object.
+        merge(&mut merged, json!({"a": null, "x": null, "b": {"c": null}, "y": {"z": null}}));
+        assert_eq!(merged, json!({"b": {"e": 4}, "d": [2], "y": {}}));
+    }
+
+    #[test]
+    fn null_is_not_set_at_any_depth() {
+        let folder = std::env::temp_dir().join(format!("kubelet-null-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let first = "crashLoopBackOff: {maxContainerRestartPeriod: null}\nstaticPodPath: null\n\
+                     clusterDomain: a\nsyncFrequency: null\n";
+        let last = "clusterDomain: null\n";
+        for (name, text) in [("config.yaml", first), ("1.conf", last)] {
+            fs::write(folder.join(name), format!("{head}{text}")).expect("a file");
+        }
+        let files = Files {
+            config: folder.join("config.yaml").display().to_string(),
+            config_dir: folder.display().to_string(),
+        };
+        let configuration = read(&files).map(|read| read.configuration);
+        assert_eq!(configuration.ok(), Some(Configuration::default()));
+        fs::remove_dir_all(&folder).expect("removed");
     }
 }

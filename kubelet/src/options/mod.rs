@@ -5,6 +5,7 @@ pub mod configuration;
 mod error;
 mod values;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ pub struct Settings {
     pub credential_providers: CredentialProviders,
     pub dead_containers: DeadContainers,
     pub configuration: Configuration,
+    /// The fields of the files that have no effect: they are named once there is a log.
+    pub ignored_fields: BTreeSet<String>,
 }
 
 /// See [`Settings::files`].
@@ -94,6 +97,7 @@ impl Default for Settings {
                 max: -1,
             },
             configuration: Configuration::default(),
+            ignored_fields: BTreeSet::new(),
         }
     }
 }
@@ -292,7 +296,9 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
         return Ok(Command::Version(version.into()));
     }
     // The files come before the flags, which name them.
-    settings.configuration = configuration::read(&settings.files)?;
+    let read = configuration::read(&settings.files)?;
+    settings.configuration = read.configuration;
+    settings.ignored_fields = read.ignored;
     set_flags(&mut settings, &arguments).map_err(Error::Flag)?;
     settings.configuration.replace_zero_check_periods();
     if settings.root.is_empty() {
@@ -397,13 +403,15 @@ mod tests {
     }
 
     #[test]
-    fn pulls_are_validated_with_flags_over_the_file() {
+    fn file_is_read_below_the_flags() {
         let file = std::env::temp_dir().join(format!("kubelet-pulls-{}.yaml", std::process::id()));
         let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-                    maxParallelImagePulls: 2\n";
+                    maxParallelImagePulls: 2\nregisterNode: true\nproviderID: null\n";
         std::fs::write(&file, text).expect("a file");
         let config = format!("--config={}", file.display());
         let settings = run(&[&config]).expect("settings");
+        // There is no log yet.
+        assert_eq!(settings.ignored_fields, BTreeSet::from(["registerNode".to_owned()]));
         assert_eq!(settings.configuration.max_parallel_pulls().ok(), Some(Some(2)));
         let fault = run(&[&config, "--serialize-image-pulls=true"]).expect_err("a conflict");
         assert!(fault.starts_with("maxParallelImagePulls cannot be larger than 1"), "{fault}");
