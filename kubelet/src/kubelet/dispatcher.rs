@@ -108,7 +108,10 @@ impl Dispatcher {
     /// See [`Workers::retain`].
     pub(super) fn retain(&self, desired: &BTreeSet<Uid>) -> Vec<Uid> {
         let State { workers, cancels } = &mut *self.state.lock();
-        workers.retain(desired, |uid| open(cancels, uid))
+        workers.retain(desired, |uid| {
+            open(cancels, uid);
+            notify_all(&self.changed);
+        })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -204,5 +207,23 @@ mod tests {
         assert!(!is_cancelled());
         assert!(dispatcher.retain(&BTreeSet::new()).is_empty());
         assert!(is_cancelled());
+    }
+
+    #[test]
+    fn pod_without_a_source_is_ended_at_once() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}});
+        let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).expect("a pod"));
+        let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
+        let dispatcher = Dispatcher::default();
+        let started = RefCell::new(Vec::new());
+        let mut run = pin!(dispatcher.run(&clock, |_, work, _| started.borrow_mut().push(work)));
+        dispatcher.update(&pod, Reason::Create);
+        assert!(block_on(poll_once(&mut run)).is_none());
+        dispatcher.done("u", Outcome::Done(RETRY), clock.monotonic());
+        assert!(block_on(poll_once(&mut run)).is_none());
+        assert_eq!(started.take(), [Work::Sync(pod.clone())]);
+        assert!(dispatcher.retain(&BTreeSet::new()).is_empty());
+        assert!(block_on(poll_once(&mut run)).is_none());
+        assert_eq!(started.take(), [Work::Terminate(pod, 30)]);
     }
 }

@@ -136,16 +136,17 @@ impl Workers {
     }
 
     /// Forgets finished pods that no source has, and those that were created again. Pods that no
-    /// source has any more are ended; `cancel` gets those whose sync still runs and has to be
-    /// cancelled (upstream waits for its end). Returns the `desired` pods without a worker: the
-    /// caller creates them. Upstream: `SyncKnownPods`, `HandlePodCleanups`.
-    pub fn retain(&mut self, desired: &BTreeSet<Uid>, cancel: impl Fn(&Uid)) -> Vec<Uid> {
+    /// source has any more have to end: `on_end` cancels their syncs (upstream waits for the end of
+    /// a sync that runs). Returns the `desired` pods without a worker: the caller creates them.
+    /// Upstream: `SyncKnownPods`, `HandlePodCleanups`.
+    pub fn retain(&mut self, desired: &BTreeSet<Uid>, on_end: impl Fn(&Uid)) -> Vec<Uid> {
         let Workers { workers, static_pods } = self;
         workers.retain(|uid, worker| {
             let Worker::Pod(worker) = worker else { return true };
             let is_desired = desired.contains(uid);
-            if !is_desired && !worker.is_terminating() && worker.terminate() {
-                cancel(uid);
+            if !is_desired && !worker.is_terminating() {
+                worker.terminate();
+                on_end(uid);
             }
             let goes = worker.is_finished() && (worker.is_recreated() || !is_desired);
             if goes {
