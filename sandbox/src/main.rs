@@ -170,8 +170,12 @@ impl FromStr for Shape {
     }
 }
 
+/// How a mode ends.
+type Ended = Result<(), Box<dyn Error + Send + Sync>>;
+
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1).peekable();
+    // A sandbox starts its manager as this binary with this word.
     if args.next_if(|first| first == EMBEDDED).is_some() {
         return manager(&args.collect::<Vec<String>>());
     }
@@ -180,131 +184,8 @@ fn main() -> ExitCode {
         eprintln!("Error: {fault}");
         return ExitCode::FAILURE;
     }
-    let dir = args.dir.unwrap_or_else(|| {
-        std::env::temp_dir().join(format!("kube-sandbox-{}", std::process::id()))
-    });
-    let mut sandbox = SandboxOptions::new(dir);
-    sandbox.address.set_port(args.port);
-    sandbox.all_versions = args.all_versions;
-    sandbox.minor = args.minor;
-    let manager = args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path);
-    let nodes =
-        move |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };
-    let patience = move |seconds| Duration::from_secs(args.timeout.unwrap_or(seconds));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let ended = task::run(threads, async move {
-        let stop = StopToken::new();
-        stop_on_signals(&stop)?;
-        if let Some(rounds) = args.latency {
-            let latency = Latency {
-                sandbox,
-                kubeconfig: args.kubeconfig,
-                nodes: nodes(3),
-                rounds,
-                large: args.large,
-                manager,
-                manager_flags: args.manager_flags,
-                patience: patience(120),
-            };
-            let report = latency.run(stop).await?;
-            return Ok(print(&report, args.json)?);
-        }
-        if args.lesson {
-            let lesson = Lesson {
-                sandbox,
-                nodes: nodes(3),
-                manager,
-                manager_flags: args.manager_flags,
-                parts: args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]),
-                patience: patience(120),
-            };
-            return lesson.run(Screen::stdout(), stop).await;
-        }
-        if let Some(managers) = args.density {
-            let density = Density {
-                dir: sandbox.dir,
-                managers,
-                idle: Duration::from_secs(args.idle),
-                manager,
-                manager_flags: args.manager_flags,
-            };
-            return Ok(print(&density.run(stop).await?, args.json)?);
-        }
-        if let Some(seconds) = args.soak {
-            let soak = Soak {
-                sandbox,
-                assets: args.real_server,
-                length: Duration::from_secs(seconds),
-                seed: args.seed.unwrap_or_else(|| u64::from(fastrand::u32(..))),
-                manager,
-                manager_flags: args.manager_flags,
-                patience: patience(600),
-            };
-            let report = soak.run(stop).await?;
-            print(&report, args.json)?;
-            return match report.is_sound() {
-                true => Ok(()),
-                false => Err(format!("{} findings", report.breaches.len()).into()),
-            };
-        }
-        let Some(shape) = args.load else {
-            if let Some(kubeconfig) = args.kubeconfig {
-                return stand_in(&kubeconfig, nodes(3), &stop).await;
-            }
-            let demo = Demo {
-                sandbox,
-                nodes: nodes(3),
-                fixture: args.fixture,
-                manager,
-                manager_flags: args.manager_flags,
-                once: args.once,
-                patience: patience(120),
-            };
-            return demo.run(stop).await;
-        };
-        let (idle, patience) = (Duration::from_secs(args.idle), patience(1800));
-        let size = match shape {
-            Shape::Workloads(size) => {
-                let is_search = matches!(args.memory_limit, Some(MemoryLimit::Smallest));
-                if is_search || size.is_spread() {
-                    sandbox.history = LONG_LOAD_HISTORY;
-                }
-                size
-            }
-            Shape::Nodes(size) => {
-                sandbox.history = LONG_LOAD_HISTORY;
-                let manager_flags = args.manager_flags;
-                let load = Outage { sandbox, size, idle, manager, manager_flags, patience };
-                let report = load.run(stop).await?;
-                return Ok(print(&report, args.json)?);
-            }
-        };
-        let load = Load {
-            sandbox,
-            kubeconfig: args.kubeconfig,
-            nodes: nodes(size.nodes()),
-            size,
-            config_maps: args.configmaps,
-            idle,
-            manager,
-            manager_flags: args.manager_flags,
-            pages: args.pages,
-            limit: match args.memory_limit {
-                Some(MemoryLimit::Of(limit)) => Some(limit),
-                Some(MemoryLimit::Smallest) | None => None,
-            },
-            quiet: load::QUIET,
-            patience,
-        };
-        if let Some(MemoryLimit::Smallest) = args.memory_limit {
-            return Ok(print(
-                &SmallestLimit { load, step: LIMIT_STEP }.run(stop).await?,
-                args.json,
-            )?);
-        }
-        Ok(print(&load.run(stop).await?, args.json)?)
-    });
-    match ended {
+    match task::run(threads, run(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error}");
@@ -313,12 +194,178 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs the mode that the options ask for; without any, the demo.
+async fn run(mut args: Args) -> Ended {
+    let stop = StopToken::new();
+    stop_on_signals(&stop)?;
+    if let Some(rounds) = args.latency {
+        return measure_latency(args, rounds, stop).await;
+    }
+    if args.lesson {
+        return run_lesson(args, stop).await;
+    }
+    if let Some(managers) = args.density {
+        return measure_density(args, managers, stop).await;
+    }
+    if let Some(seconds) = args.soak {
+        return run_soak(args, seconds, stop).await;
+    }
+    match args.load.take() {
+        Some(Shape::Workloads(size)) => return load_workloads(args, size, stop).await,
+        Some(Shape::Nodes(size)) => return load_nodes(args, size, stop).await,
+        None => {}
+    }
+    match args.kubeconfig.take() {
+        Some(kubeconfig) => stand_in(&kubeconfig, args.nodes(3), &stop).await,
+        None => run_demo(args, stop).await,
+    }
+}
+
+/// What several modes need.
+impl Args {
+    fn sandbox(&self) -> SandboxOptions {
+        let temporary =
+            || std::env::temp_dir().join(format!("kube-sandbox-{}", std::process::id()));
+        let mut sandbox = SandboxOptions::new(self.dir.clone().unwrap_or_else(temporary));
+        sandbox.address.set_port(self.port);
+        sandbox.all_versions = self.all_versions;
+        sandbox.minor = self.minor;
+        sandbox
+    }
+
+    fn manager(&self) -> ManagerProgram {
+        self.manager.clone().map_or(ManagerProgram::Embedded, ManagerProgram::Path)
+    }
+
+    fn nodes(&self, default_count: usize) -> NodeOptions {
+        NodeOptions { count: self.nodes.unwrap_or(default_count), ..NodeOptions::default() }
+    }
+
+    fn patience(&self, default_seconds: u64) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(default_seconds))
+    }
+
+    fn idle(&self) -> Duration {
+        Duration::from_secs(self.idle)
+    }
+}
+
+async fn measure_latency(args: Args, rounds: usize, stop: StopToken) -> Ended {
+    let latency = Latency {
+        sandbox: args.sandbox(),
+        nodes: args.nodes(3),
+        rounds,
+        large: args.large,
+        manager: args.manager(),
+        patience: args.patience(120),
+        kubeconfig: args.kubeconfig,
+        manager_flags: args.manager_flags,
+    };
+    Ok(print(&latency.run(stop).await?, args.json)?)
+}
+
+async fn run_lesson(args: Args, stop: StopToken) -> Ended {
+    let lesson = Lesson {
+        sandbox: args.sandbox(),
+        nodes: args.nodes(3),
+        manager: args.manager(),
+        patience: args.patience(120),
+        parts: args.part.map_or_else(|| Part::ALL.to_vec(), |part| vec![part]),
+        manager_flags: args.manager_flags,
+    };
+    lesson.run(Screen::stdout(), stop).await
+}
+
+async fn measure_density(args: Args, managers: usize, stop: StopToken) -> Ended {
+    let density = Density {
+        dir: args.sandbox().dir,
+        managers,
+        idle: args.idle(),
+        manager: args.manager(),
+        manager_flags: args.manager_flags,
+    };
+    Ok(print(&density.run(stop).await?, args.json)?)
+}
+
+async fn run_soak(args: Args, seconds: u64, stop: StopToken) -> Ended {
+    let soak = Soak {
+        sandbox: args.sandbox(),
+        length: Duration::from_secs(seconds),
+        seed: args.seed.unwrap_or_else(|| u64::from(fastrand::u32(..))),
+        manager: args.manager(),
+        patience: args.patience(600),
+        assets: args.real_server,
+        manager_flags: args.manager_flags,
+    };
+    let report = soak.run(stop).await?;
+    print(&report, args.json)?;
+    match report.is_sound() {
+        true => Ok(()),
+        false => Err(format!("{} findings", report.breaches.len()).into()),
+    }
+}
+
+async fn load_workloads(args: Args, size: Size, stop: StopToken) -> Ended {
+    let is_search = matches!(args.memory_limit, Some(MemoryLimit::Smallest));
+    let mut sandbox = args.sandbox();
+    if is_search || size.is_spread() {
+        sandbox.history = LONG_LOAD_HISTORY;
+    }
+    let load = Load {
+        sandbox,
+        nodes: args.nodes(size.nodes()),
+        size,
+        config_maps: args.configmaps,
+        idle: args.idle(),
+        manager: args.manager(),
+        pages: args.pages,
+        patience: args.patience(1800),
+        quiet: load::QUIET,
+        limit: match args.memory_limit {
+            Some(MemoryLimit::Of(limit)) => Some(limit),
+            Some(MemoryLimit::Smallest) | None => None,
+        },
+        kubeconfig: args.kubeconfig,
+        manager_flags: args.manager_flags,
+    };
+    match is_search {
+        true => {
+            let search = SmallestLimit { load, step: LIMIT_STEP };
+            Ok(print(&search.run(stop).await?, args.json)?)
+        }
+        false => Ok(print(&load.run(stop).await?, args.json)?),
+    }
+}
+
+async fn load_nodes(args: Args, size: Nodes, stop: StopToken) -> Ended {
+    let mut sandbox = args.sandbox();
+    sandbox.history = LONG_LOAD_HISTORY;
+    let load = Outage {
+        sandbox,
+        size,
+        idle: args.idle(),
+        manager: args.manager(),
+        patience: args.patience(1800),
+        manager_flags: args.manager_flags,
+    };
+    Ok(print(&load.run(stop).await?, args.json)?)
+}
+
+async fn run_demo(args: Args, stop: StopToken) -> Ended {
+    let demo = Demo {
+        sandbox: args.sandbox(),
+        nodes: args.nodes(3),
+        manager: args.manager(),
+        patience: args.patience(120),
+        once: args.once,
+        fixture: args.fixture,
+        manager_flags: args.manager_flags,
+    };
+    demo.run(stop).await
+}
+
 /// Gives an API server a scheduler and nodes, until `stop`.
-async fn stand_in(
-    kubeconfig: &Path,
-    nodes: NodeOptions,
-    stop: &StopToken,
-) -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn stand_in(kubeconfig: &Path, nodes: NodeOptions, stop: &StopToken) -> Ended {
     let clock = SystemClock::shared();
     let client = administrator(kubeconfig, "sandbox", &clock)?;
     let stand_ins = StandIns::start(&client, &clock, nodes);
