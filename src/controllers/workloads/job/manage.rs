@@ -92,7 +92,7 @@ impl Jobs {
         let deletions = pods.iter().cloned().map(|pod| {
             let (this, job, key) = (self.clone(), job.clone(), key.clone());
             async move {
-                let attempt = match this.release_owned(&job, &pod).await {
+                let attempt = match this.remove_finalizer_of(&job, &pod).await {
                     Ok(()) => Attempt::Delete(this.pod_control.delete(&*job, &pod).await),
                     Err(error) => Attempt::Release(error),
                 };
@@ -140,9 +140,10 @@ impl Jobs {
         deleted(pods, together(deletions).await)
     }
 
-    /// Removes the finalizer from a pod of `job`, whose next sync waits until the cache shows it.
-    pub(super) async fn release_owned(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
-        if let Some(version) = self.release(pod).await? {
+    /// Removes the finalizer from a pod of `job`, so that the pod can go. The job's next sync waits
+    /// until the cache shows the removal.
+    pub(super) async fn remove_finalizer_of(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
+        if let Some(version) = self.remove_finalizer(pod).await? {
             self.pod_control.wrote(&job.meta, version);
         }
         Ok(())
@@ -150,7 +151,7 @@ impl Jobs {
 
     /// Removes the finalizer from `pod`. Returns the pod's version then; `None`: it had no
     /// finalizer.
-    pub(super) async fn release(&self, pod: &Pod) -> Result<Option<u64>, Error> {
+    pub(super) async fn remove_finalizer(&self, pod: &Pod) -> Result<Option<u64>, Error> {
         if !pod.meta.has_finalizer(TRACKING) {
             return Ok(None);
         }

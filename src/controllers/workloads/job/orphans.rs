@@ -50,7 +50,7 @@ impl Jobs {
                     return Ok(Next::Done);
                 };
                 // It is not recorded as a write: no sync of a Job waits for it.
-                match self.release(&pod).await {
+                match self.remove_finalizer(&pod).await {
                     Err(error) if !is_not_found(&error) => return Err(error),
                     _ => {}
                 }

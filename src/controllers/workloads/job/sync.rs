@@ -235,7 +235,7 @@ impl Jobs {
         self.released.expect(key, pods.iter().map(|pod| pod.meta.uid.clone()));
         let releases = pods.iter().cloned().map(|pod| {
             let (this, job) = (self.clone(), job.clone());
-            async move { this.release_owned(&job, &pod).await }
+            async move { this.remove_finalizer_of(&job, &pod).await }
         });
         let mut failures = Vec::new();
         for (pod, result) in pods.iter().zip(together(releases).await) {
