@@ -24,7 +24,7 @@ pub use flags::flag_table;
 pub use flags::{FLAGS, FlagInfo, Options};
 pub use parse::{Arguments, Command, PROGRAM, parse};
 pub use release::Release;
-pub use usage::usage;
+pub use usage::{program_usage, usage};
 pub use validate::validate;
 pub use values::{
     CertKey, CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObject, TraceObjects, Value,

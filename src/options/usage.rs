@@ -4,24 +4,16 @@ use std::collections::BTreeMap;
 use std::iter::repeat;
 
 use super::feature_gate_table::Stage;
-use super::flags::{FLAGS, Options};
+use super::flags::{FLAGS, FlagInfo, Options};
 use super::parse::PROGRAM;
 use super::release::Release;
 use super::values::Gates;
 
-/// The text of `--help`: the flags in groups, with kinds and defaults. `controllers` are the names
-/// that `--controllers` accepts; `off` are those that are off by default.
+/// The text of `--help`. `controllers` are the names that `--controllers` accepts; `off` are those
+/// that are off by default.
 pub fn usage(controllers: &[&str], off: &[&str]) -> String {
-    let mut text = format!(
-        "The Kubernetes controller manager watches the state of the cluster through the API server\n\
-         and makes changes that move it towards the state that is wanted.\n\n\
-         Usage:\n  {PROGRAM} [flags]\n"
-    );
-    let defaults = Options::default();
-    let left = |field: &str, name: &str, kind: &str| {
-        let short = if field == "v" { "  -v, " } else { "      " };
-        format!("{short}--{name} {kind}").trim_end().to_string()
-    };
+    let about = "The Kubernetes controller manager watches the state of the cluster through the API server\n\
+         and makes changes that move it towards the state that is wanted.";
     let more = |field: &str| match field {
         "controllers" => vec![
             format!("All controllers: {}", controllers.join(", ")),
@@ -30,7 +22,24 @@ pub fn usage(controllers: &[&str], off: &[&str]) -> String {
         "feature_gates" => gates(),
         _ => Vec::new(),
     };
-    let shown = || FLAGS.iter().filter(|flag| flag.deprecated().is_none());
+    program_usage(PROGRAM, about, FLAGS, &Options::default(), more)
+}
+
+/// The text of a program's `--help`: what it is `about`, and its flags in groups, with kinds and
+/// defaults. `more`: the lines below the help of a flag, by its field.
+pub fn program_usage<T>(
+    program: &str,
+    about: &str,
+    flags: &[FlagInfo<T>],
+    defaults: &T,
+    more: impl Fn(&str) -> Vec<String>,
+) -> String {
+    let mut text = format!("{about}\n\nUsage:\n  {program} [flags]\n");
+    let left = |field: &str, name: &str, kind: &str| {
+        let short = if field == "v" { "  -v, " } else { "      " };
+        format!("{short}--{name} {kind}").trim_end().to_string()
+    };
+    let shown = || flags.iter().filter(|flag| flag.deprecated().is_none());
     let mut groups: Vec<&str> = Vec::new();
     for flag in shown() {
         if !groups.contains(&flag.group) {
@@ -43,7 +52,7 @@ pub fn usage(controllers: &[&str], off: &[&str]) -> String {
             .map(|flag| {
                 let mut help =
                     flag.help.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
-                let default = (flag.default)(&defaults);
+                let default = (flag.default)(defaults);
                 if !default.is_empty() {
                     help.push_str(&format!(" (default {default})"));
                 }
@@ -53,7 +62,7 @@ pub fn usage(controllers: &[&str], off: &[&str]) -> String {
             })
             .collect();
         if group == "Global" {
-            rows.insert(0, ("  -h, --help".into(), vec![format!("Help for {PROGRAM}.")]));
+            rows.insert(0, ("  -h, --help".into(), vec![format!("Help for {program}.")]));
         }
         let width = rows.iter().map(|(left, _)| left.len()).max().unwrap_or_default();
         text.push_str(&format!("\n{group} flags:\n\n"));
