@@ -1,4 +1,5 @@
-//! The kubelet: keeps the pods of a folder or a URL on this machine.
+//! The kubelet: keeps the pods of a folder, a URL and an API server (`--kubeconfig`) on this
+//! machine.
 
 use std::process::ExitCode;
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use kube_controller_manager::options::{Arguments, Level, Version, flag_table};
+use kube_controller_manager::options::{Arguments, Level, Version, flag_table, program_usage};
 
 use self::configuration::Configuration;
 pub use self::error::Error;
@@ -250,25 +250,9 @@ const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-toke
 
 /// The text of `--help`.
 pub fn usage() -> String {
-    let mut text =
-        "Keeps the pods of a folder or a URL on this machine.\n\nUsage:\n  kubelet [flags]\n"
-            .to_owned();
-    let defaults = Settings::default();
-    let mut group = "";
-    for flag in FLAGS {
-        if flag.group != group {
-            group = flag.group;
-            text.push_str(&format!("\n{group} flags:\n\n"));
-        }
-        let short = if flag.field == "v" { "-v," } else { "" };
-        let name = format!("{short:>5} --{} {}", flag.name(), flag.kind);
-        let help = flag.help.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
-        let default = Some((flag.default)(&defaults)).filter(|default| !default.is_empty());
-        let default = default.map(|default| format!(" (default {default})")).unwrap_or_default();
-        text.push_str(&format!("{name:<56} {help}{default}\n"));
-    }
-    text.push_str(&format!("{:<56} Help for kubelet.\n", "  -h, --help"));
-    text
+    let about = "Keeps the pods of a folder (--pod-manifest-path), a URL (--manifest-url) and an \
+                 API server\n(--kubeconfig) on this machine.";
+    program_usage("kubelet", about, FLAGS, &Settings::default(), |_| Vec::new())
 }
 
 /// Parses the arguments after the program's name, and reads the configuration files that they name.
