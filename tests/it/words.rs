@@ -144,6 +144,7 @@ fn code_and_docs_use_plain_words() {
         "cel/src",
         "examples",
         "fuzz",
+        "grpc/src",
         "hyperkube/src",
         "hyperkube/tests",
         "kubelet/demo",

@@ -22,7 +22,7 @@ use kube_controller_manager::task::{self, StopToken};
 use self::error::Error;
 use crate::causes::chain;
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
-use crate::cri::{Channel, ImageService, RuntimeService, api};
+use crate::cri::{self, ImageService, RuntimeService, api};
 use crate::http::Target;
 use crate::images::Images;
 use crate::images::credential_plugins::Plugins;
@@ -237,11 +237,11 @@ fn connect(
 ) -> Result<(RuntimeService, ImageService), Error> {
     let endpoint = configuration.container_runtime_endpoint.as_str();
     let deadline = configuration.runtime_request_timeout.0;
-    let channel = Channel::new(&socket("container-runtime-endpoint", endpoint)?, clock.clone());
+    let channel = cri::channel(&socket("container-runtime-endpoint", endpoint)?, clock.clone());
     let images = match configuration.image_service_endpoint.as_str() {
         "" => channel.clone(),
         own if own == endpoint => channel.clone(),
-        own => Channel::new(&socket("image-service-endpoint", own)?, clock.clone()),
+        own => cri::channel(&socket("image-service-endpoint", own)?, clock.clone()),
     };
     Ok((RuntimeService::new(channel, deadline), ImageService::new(images, deadline)))
 }

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use grpc::{Channel, Error};
 use prost::Message;
 
 use super::api;
 use super::calls;
-use super::channel::Channel;
-use super::error::Error;
 
 /// The calls to the runtime's `ImageService`. Cheap to clone.
 #[derive(Clone)]
@@ -28,7 +27,7 @@ impl ImageService {
         request: &impl Message,
         deadline: Option<Duration>,
     ) -> Result<A, Error> {
-        super::decoded(method, self.channel.call(method, request.encode_to_vec(), deadline).await?)
+        self.channel.call(method, request, deadline).await
     }
 
     calls! { "ImageService":

@@ -1,9 +1,14 @@
 //! The client of the container runtime: CRI v1. Upstream: `k8s.io/cri-client`.
 
-mod channel;
-mod error;
 mod images;
 mod runtime;
+
+use std::path::Path;
+
+use grpc::Endpoint;
+use kube_controller_manager::clock::SharedClock;
+
+use crate::metrics;
 
 /// The messages of CRI, compiled from `proto/api.proto`.
 #[allow(clippy::all, clippy::allow_attributes, reason = "generated code")]
@@ -11,11 +16,15 @@ pub mod api {
     include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
 }
 
-pub use channel::{Channel, Executor};
-pub(crate) use channel::{answer, request};
-pub use error::{Code, Error};
+pub use grpc::{Channel, Code, Error, Executor};
 pub use images::ImageService;
 pub use runtime::RuntimeService;
+
+/// A channel to the container runtime at `socket`. Its calls are counted.
+pub fn channel(socket: &Path, clock: SharedClock) -> Channel {
+    let endpoint = Endpoint::Unix(socket.to_owned());
+    Channel::new("container runtime", endpoint, clock, metrics::observe_operation)
+}
 
 /// Declares the calls of a service that have one deadline for all.
 macro_rules! calls {
@@ -33,10 +42,3 @@ macro_rules! calls {
     )+ };
 }
 use calls;
-
-use hyper::body::Bytes;
-use prost::Message;
-
-fn decoded<A: Message + Default>(method: &'static str, answer: Bytes) -> Result<A, Error> {
-    A::decode(answer).map_err(|error| Error::Malformed { method, fault: error.to_string() })
-}

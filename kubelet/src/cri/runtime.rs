@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use grpc::{Channel, Error};
 use prost::Message;
 
 use super::api;
 use super::calls;
-use super::channel::Channel;
-use super::error::Error;
 use crate::metrics;
 
 /// The calls to the runtime's `RuntimeService`. Cheap to clone.
@@ -29,7 +28,7 @@ impl RuntimeService {
         request: &impl Message,
         deadline: Option<Duration>,
     ) -> Result<A, Error> {
-        super::decoded(method, self.channel.call(method, request.encode_to_vec(), deadline).await?)
+        self.channel.call(method, request, deadline).await
     }
 
     calls! { "RuntimeService":

@@ -112,7 +112,7 @@ fn failed_pull(image: &str, error: &str) -> Waiting {
 /// Upstream: `remoteImageService.PullImage`.
 fn pull_error(error: &cri::Error) -> String {
     match error {
-        cri::Error::Status { code: Code::Other(2), message, .. } => message.clone(),
+        cri::Error::Status { code: Code::Unknown, message, .. } => message.clone(),
         _ => chain(error),
     }
 }
@@ -359,7 +359,7 @@ mod tests {
 
     fn unknown(message: &str) -> cri::Error {
         let message = message.to_owned();
-        cri::Error::Status { method: "PullImage", code: Code::Other(2), message }
+        cri::Error::Status { method: "PullImage", code: Code::Unknown, message, retry_after: None }
     }
 
     #[test]
@@ -368,6 +368,7 @@ mod tests {
             method: "PullImage",
             code: Code::NotFound,
             message: "RegistryUnavailable".to_owned(),
+            retry_after: None,
         };
         for (error, reason, message) in [
             (

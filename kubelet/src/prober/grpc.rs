@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
+use grpc::{Code, Error, Executor, answer, request};
 use http_body_util::Full;
 use hyper::StatusCode;
 use hyper::body::Bytes;
@@ -17,7 +18,6 @@ use smol_hyper::rt::FuturesIo;
 
 use super::attempt::Fault;
 use crate::causes::chain;
-use crate::cri::{Code, Error, Executor, answer, request};
 use crate::http;
 
 const METHOD: &str = "grpc.health.v1.Health/Check";
@@ -40,7 +40,7 @@ enum Outcome {
     /// The status of the answer.
     Answer(i32),
     /// An error of gRPC: its code and message.
-    Status(u32, String),
+    Status(Code, String),
     /// None could be made, or it ended before an answer: the server does not speak HTTP/2.
     NoConnection(String),
 }
@@ -105,15 +105,15 @@ async fn call(
     timeout: Duration,
 ) -> Outcome {
     let message = HealthCheckRequest { service: service.to_owned() }.encode_to_vec();
-    let mut request = match request(METHOD, address, &message, Some(timeout)) {
+    let mut request = match request(&format!("http://{address}"), METHOD, &message, Some(timeout)) {
         Ok(request) => request,
-        Err(error) => return Outcome::Status(INTERNAL, error.to_string()),
+        Err(error) => return Outcome::Status(Code::Internal, error.to_string()),
     };
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("kube-probe/1.36"));
     let response = match sender.send_request(request).await {
         Ok(response) => response,
         Err(error) if sender.is_closed() => return Outcome::NoConnection(error.to_string()),
-        Err(error) => return Outcome::Status(UNAVAILABLE, error.to_string()),
+        Err(error) => return Outcome::Status(Code::Unavailable, error.to_string()),
     };
     if response.status() != StatusCode::OK {
         let status = response.status();
@@ -127,37 +127,23 @@ async fn call(
     match answer("Check", response).await {
         Ok(message) => match HealthCheckResponse::decode(message) {
             Ok(response) => Outcome::Answer(response.status),
-            Err(error) => Outcome::Status(INTERNAL, error.to_string()),
+            Err(error) => Outcome::Status(Code::Internal, error.to_string()),
         },
-        Err(Error::Status { code, message, .. }) => Outcome::Status(number(code), message),
-        Err(Error::Malformed { fault, .. }) => Outcome::Status(UNKNOWN, fault),
-        Err(error) => Outcome::Status(UNAVAILABLE, error.to_string()),
-    }
-}
-
-const UNKNOWN: u32 = 2;
-const DEADLINE_EXCEEDED: u32 = 4;
-const UNIMPLEMENTED: u32 = 12;
-const INTERNAL: u32 = 13;
-const UNAVAILABLE: u32 = 14;
-
-fn number(code: Code) -> u32 {
-    match code {
-        Code::NotFound => 5,
-        Code::Unimplemented => UNIMPLEMENTED,
-        Code::Other(number) => number,
+        Err(Error::Status { code, message, .. }) => Outcome::Status(code, message),
+        Err(Error::Malformed { fault, .. }) => Outcome::Status(Code::Unknown, fault),
+        Err(error) => Outcome::Status(Code::Unavailable, error.to_string()),
     }
 }
 
 /// The code of an answer that a proxy or another server has made. Upstream: `HTTPStatusConvTab`.
-fn code_of_http(status: StatusCode) -> u32 {
+fn code_of_http(status: StatusCode) -> Code {
     match status.as_u16() {
-        400 => INTERNAL,
-        401 => 16,
-        403 => 7,
-        404 => UNIMPLEMENTED,
-        429 | 502 | 503 | 504 => UNAVAILABLE,
-        _ => UNKNOWN,
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502 | 503 | 504 => Code::Unavailable,
+        _ => Code::Unknown,
     }
 }
 
@@ -174,46 +160,20 @@ fn verdict(outcome: Outcome, address: &str, within: &str) -> Result<(), String> 
             };
             Err(format!("service unhealthy (responded with {status:?})"))
         }
-        Outcome::Status(UNIMPLEMENTED, message) => Err(format!(
+        Outcome::Status(Code::Unimplemented, message) => Err(format!(
             "error: this server does not implement the grpc health protocol \
              (grpc.health.v1.Health): {message}"
         )),
-        Outcome::Status(DEADLINE_EXCEEDED, _) => {
+        Outcome::Status(Code::DeadlineExceeded, _) => {
             Err(format!("timeout: health rpc did not complete within {within}"))
         }
         Outcome::Status(code, message) => Err(format!(
-            "error: health rpc probe failed: rpc error: code = {} desc = {message}",
-            name(code)
+            "error: health rpc probe failed: rpc error: code = {code} desc = {message}"
         )),
         Outcome::NoConnection(fault) => {
             Err(format!("error: failed to connect service at {address:?}: {fault}"))
         }
     }
-}
-
-/// The name of a code. Upstream: `codes.Code.String`.
-fn name(code: u32) -> String {
-    const NAMES: [&str; 17] = [
-        "OK",
-        "Canceled",
-        "Unknown",
-        "InvalidArgument",
-        "DeadlineExceeded",
-        "NotFound",
-        "AlreadyExists",
-        "PermissionDenied",
-        "ResourceExhausted",
-        "FailedPrecondition",
-        "Aborted",
-        "OutOfRange",
-        "Unimplemented",
-        "Internal",
-        "Unavailable",
-        "DataLoss",
-        "Unauthenticated",
-    ];
-    let known = usize::try_from(code).ok().and_then(|at| NAMES.get(at));
-    known.map_or_else(|| format!("Code({code})"), |name| (*name).to_owned())
 }
 
 #[cfg(test)]
@@ -227,7 +187,7 @@ mod tests {
 
     #[test]
     fn outcomes_have_upstreams_messages() {
-        let status = |code, text: &str| Outcome::Status(code, text.to_owned());
+        let status = |code: u32, text: &str| Outcome::Status(code.into(), text.to_owned());
         for (outcome, message) in [
             (Outcome::Answer(1), None),
             (Outcome::Answer(0), Some("service unhealthy (responded with \"UNKNOWN\")")),

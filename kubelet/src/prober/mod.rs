@@ -256,7 +256,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cri::Channel;
+    use crate::cri;
 
     /// The agents of a machine, one after the other.
     struct Machine {
@@ -274,7 +274,7 @@ mod tests {
         fn agent(&self, time: i64) -> Probes {
             let clock = FakeClock::new(Timestamp::from_secs(time));
             let runtime = RuntimeService::new(
-                Channel::new(Path::new("/nowhere"), clock.clone()),
+                cri::channel(Path::new("/nowhere"), clock.clone()),
                 Duration::from_secs(1),
             );
             let folders = Folders { root: self.root.clone(), logs: self.root.clone() };

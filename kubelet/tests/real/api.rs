@@ -12,7 +12,7 @@ use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
-use kubelet::cri::{Channel, RuntimeService, api};
+use kubelet::cri::{self, RuntimeService, api};
 use kubelet::pod::PodExt;
 use kubelet::sources::{self, Op, PodConfig, PodUpdate, Source};
 use sandbox::cluster::administrator;
@@ -194,7 +194,7 @@ impl Drop for Agent {
 
 /// The ids of running containers, from the runtime itself.
 async fn running(machine: &Machine, clock: &SharedClock) -> Vec<String> {
-    let runtime = RuntimeService::new(Channel::new(&machine.socket(), clock.clone()), PATIENCE);
+    let runtime = RuntimeService::new(cri::channel(&machine.socket(), clock.clone()), PATIENCE);
     let listed = runtime.list_containers(api::ListContainersRequest::default()).await;
     let containers = listed.expect("a list").containers.into_iter();
     let is_running = |state| state == api::ContainerState::ContainerRunning as i32;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::SystemClock;
-use kubelet::cri::{Channel, RuntimeService, api};
+use kubelet::cri::{self, RuntimeService, api};
 use serde_json::Value;
 
 use super::node::{Node, wait};
@@ -45,7 +45,7 @@ fn job(name: &str, out: &Path) -> String {
 
 /// The containers of the runtime by name, with their states.
 pub fn containers(node: &Node) -> BTreeMap<String, Vec<api::ContainerState>> {
-    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    let channel = cri::channel(&node.socket(), SystemClock::shared());
     let runtime = RuntimeService::new(channel, Duration::from_secs(60));
     let listed = block_on(runtime.list_containers(api::ListContainersRequest::default()));
     let mut found: BTreeMap<String, Vec<api::ContainerState>> = BTreeMap::new();
@@ -58,7 +58,7 @@ pub fn containers(node: &Node) -> BTreeMap<String, Vec<api::ContainerState>> {
 
 /// The number of sandboxes in the runtime.
 pub fn sandboxes(node: &Node) -> usize {
-    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    let channel = cri::channel(&node.socket(), SystemClock::shared());
     let runtime = RuntimeService::new(channel, Duration::from_secs(60));
     let listed = block_on(runtime.list_pod_sandbox(api::ListPodSandboxRequest::default()));
     listed.expect("the sandboxes").items.len()

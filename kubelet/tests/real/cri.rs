@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::{Clock, SystemClock};
-use kubelet::cri::{Channel, Error, ImageService, RuntimeService, api};
+use kubelet::cri::{self, Error, ImageService, RuntimeService, api};
 use parking_lot::Mutex;
 
 use super::node::{Node, cgroups_of};
@@ -19,7 +19,7 @@ use super::node::{Node, cgroups_of};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn runtime(socket: &Path, deadline: Duration) -> RuntimeService {
-    RuntimeService::new(Channel::new(socket, SystemClock::shared()), deadline)
+    RuntimeService::new(cri::channel(socket, SystemClock::shared()), deadline)
 }
 
 /// Passes bytes on, unless its answers are held.
@@ -85,7 +85,7 @@ fn runtime_answers_what_it_is() {
         let request = api::ContainerStatusRequest { container_id: "x".to_owned(), verbose: false };
         let error = client.container_status(request).await.expect_err("no container");
         assert!(error.is_not_found(), "{error}");
-        let images = Channel::new(&node.socket(), SystemClock::shared());
+        let images = cri::channel(&node.socket(), SystemClock::shared());
         let images = ImageService::new(images, DEADLINE);
         let image =
             Some(api::ImageSpec { image: "node.test/busybox:1".into(), ..Default::default() });
@@ -113,7 +113,7 @@ fn faults_of_the_connection_are_distinguished() {
         }
         // An answer that does not come ends the call at its deadline.
         // Its connection is open before the short time begins.
-        let channel = Channel::new(&proxy.socket, SystemClock::shared());
+        let channel = cri::channel(&proxy.socket, SystemClock::shared());
         let hasty = RuntimeService::new(channel.clone(), Duration::from_millis(300));
         let unhurried = RuntimeService::new(channel, DEADLINE);
         unhurried.version(api::VersionRequest::default()).await.expect("a version");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_lock::{Semaphore, SemaphoreGuard};
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::{Clock, SystemClock};
-use kubelet::cri::{Channel, RuntimeService, api};
+use kubelet::cri::{self, RuntimeService, api};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
@@ -81,7 +81,7 @@ impl Node {
     pub fn resume_runtime(&self) {
         assert!(self.script("resume").status().expect("the script").success());
         // It answers other clients before CRI has what it needs.
-        let channel = Channel::new(&self.socket(), SystemClock::shared());
+        let channel = cri::channel(&self.socket(), SystemClock::shared());
         let runtime = RuntimeService::new(channel, Duration::from_secs(60));
         let answers = || block_on(runtime.version(api::VersionRequest::default())).is_ok();
         assert!(wait(answers), "CRI does not answer");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::SystemClock;
-use kubelet::cri::{Channel, RuntimeService, api};
+use kubelet::cri::{self, RuntimeService, api};
 use serde_json::Value;
 
 use super::node::{Node, wait};
@@ -169,7 +169,7 @@ fn images_are_mounted_and_classes_name_the_runtimes_handler() {
     let message = node.folder.join("kubelet/pods").join(uid).join("containers/main/0");
     let seen = || fs::read_to_string(&message).unwrap_or_default();
     assert!(wait(|| seen() == "bin dev etc proc sys tmp "), "{:?}", seen());
-    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    let channel = cri::channel(&node.socket(), SystemClock::shared());
     let runtime = RuntimeService::new(channel, Duration::from_secs(60));
     let listed = block_on(runtime.list_pod_sandbox(api::ListPodSandboxRequest::default()));
     let mut handlers: Vec<String> = listed

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::{Clock, SystemClock};
-use kubelet::cri::{Channel, RuntimeService, api};
+use kubelet::cri::{self, RuntimeService, api};
 use serde_json::Value;
 
 use super::crashes::containers;
@@ -37,7 +37,7 @@ fn init(pod: &Value) -> &Value {
 /// Removes a container from the runtime, by its id in the status of a pod.
 fn remove_container(node: &Node, status: &Value) {
     let id = status["containerID"].as_str().expect("an id").trim_start_matches("containerd://");
-    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    let channel = cri::channel(&node.socket(), SystemClock::shared());
     let runtime = RuntimeService::new(channel, Duration::from_secs(60));
     let request = api::RemoveContainerRequest { container_id: id.to_owned() };
     block_on(async {

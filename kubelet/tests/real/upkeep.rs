@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::SystemClock;
-use kubelet::cri::{Channel, ImageService, RuntimeService, api};
+use kubelet::cri::{self, ImageService, RuntimeService, api};
 use serde_json::Value;
 
 use super::crashes::containers;
@@ -23,7 +23,7 @@ fn pod(name: &str, image: &str, script: &str) -> String {
 const BUSYBOX: &str = "node.test/busybox:1";
 
 fn images(node: &Node) -> ImageService {
-    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    let channel = cri::channel(&node.socket(), SystemClock::shared());
     ImageService::new(channel, Duration::from_secs(60))
 }
 
@@ -94,7 +94,7 @@ fn foreign_sandbox(node: &Node, uid: &str) -> String {
 }
 
 fn runtime(node: &Node) -> RuntimeService {
-    let channel = Channel::new(&node.socket(), SystemClock::shared());
+    let channel = cri::channel(&node.socket(), SystemClock::shared());
     RuntimeService::new(channel, Duration::from_secs(60))
 }
 
