@@ -111,6 +111,7 @@ impl Api {
             Part::Main => {
                 (kind.default)(&mut new);
                 self.authorizer().check_escalation(call, Some(old), &new)?;
+                self.authorizer().check_attester(call, Some(old), &new)?;
                 (kind.prepare_update)(&mut new, old);
             }
             Part::Status => {

@@ -65,6 +65,7 @@ pub fn allows_unconditional_update(kind: &Kind) -> bool {
         (&*kind.resource.group, &*kind.resource.plural),
         ("admissionregistration.k8s.io" | "coordination.k8s.io" | "node.k8s.io" | "policy", _)
             | ("apiextensions.k8s.io" | "apiregistration.k8s.io", _)
+            | ("certificates.k8s.io", "clustertrustbundles" | "podcertificaterequests")
             | (
                 "storage.k8s.io",
                 "csidrivers" | "csinodes" | "csistoragecapacities" | "volumeattachments"

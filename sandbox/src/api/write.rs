@@ -117,6 +117,7 @@ impl Api {
         self.faults.apply_rewrites(&kind.resource.plural, &mut object);
         (kind.default)(&mut object);
         self.authorizer().check_escalation(call, None, &object)?;
+        self.authorizer().check_attester(call, None, &object)?;
         let account = match self.needs_account(kind) {
             true => accounts::account_of(&self.store, kind, &object)?,
             false => None,

@@ -111,7 +111,7 @@ impl Kind {
         self
     }
 
-    fn fields(mut self, field: fn(&Value, &str) -> Option<String>) -> Kind {
+    pub(super) fn fields(mut self, field: fn(&Value, &str) -> Option<String>) -> Kind {
         self.field = field;
         self
     }

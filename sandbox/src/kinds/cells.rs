@@ -500,6 +500,13 @@ fn hpa_target(metric: &Value, status: &Value) -> String {
     format!("{prefix}{}/{}", percent(current, "<unknown>"), percent(wanted, "<auto>"))
 }
 
+/// Whether a PodCertificateRequest is answered, and how.
+pub fn pod_request_state(request: &Value) -> &str {
+    let conditions = list(request, "/status/conditions").iter().rev();
+    let mut states = conditions.map(|condition| text(condition, "/type"));
+    states.find(|state| ["Issued", "Denied", "Failed"].contains(state)).unwrap_or("Pending")
+}
+
 pub fn csr_condition(csr: &Value) -> String {
     let has = |name: &str| list(csr, "/status/conditions").iter().any(|c| text(c, "/type") == name);
     let mut status = match (has("Denied"), has("Approved")) {

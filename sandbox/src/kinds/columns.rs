@@ -159,6 +159,22 @@ pub fn of(group: &str, plural: &str) -> Vec<Column> {
             }));
             return columns;
         }
+        ("certificates.k8s.io", "clustertrustbundles") => {
+            return vec![name(), at_or("SignerName", "/spec/signerName", "<none>")];
+        }
+        ("certificates.k8s.io", "podcertificaterequests") => {
+            return vec![
+                name(),
+                at("PodName", "/spec/podName"),
+                at("ServiceAccountName", "/spec/serviceAccountName"),
+                at("NodeName", "/spec/nodeName"),
+                at("SignerName", "/spec/signerName"),
+                string("State", |request| pod_request_state(request).to_owned()),
+                wide(string("UnverifiedUserAnnotations", |request| {
+                    label_map(request, "/spec/unverifiedUserAnnotations")
+                })),
+            ];
+        }
         ("certificates.k8s.io", _) => {
             return vec![
                 name(),

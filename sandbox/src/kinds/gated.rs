@@ -7,7 +7,7 @@ use super::fault::{duplicate, invalid};
 use super::json::{list, text};
 use super::metadata::{self, NameRule, subdomain_fault};
 use super::rules::Rules;
-use super::{Kind, devices, other_groups, workloads};
+use super::{Kind, certificates, devices, other_groups, workloads};
 use crate::status::Cause;
 
 /// The built-in kinds of a server of Kubernetes 1.`minor`, 36 or 37. `all`: also those that its
@@ -29,9 +29,15 @@ pub fn served(minor: u32, all: bool) -> Vec<Kind> {
     kinds
 }
 
-/// The versions of kinds in 1.37, where they differ: pull requests 138676, 138560 and 138572.
-const IN_37: [(&str, &str); 3] =
-    [("DeviceTaintRule", "v1"), ("StorageVersionMigration", "v1"), ("PodGroup", "v1beta1")];
+/// The versions of kinds in 1.37, where they differ: pull requests 138676, 138560, 139437, 139579
+/// and 138572.
+const IN_37: [(&str, &str); 5] = [
+    ("DeviceTaintRule", "v1"),
+    ("StorageVersionMigration", "v1"),
+    ("ClusterTrustBundle", "v1"),
+    ("PodCertificateRequest", "v1"),
+    ("PodGroup", "v1beta1"),
+];
 
 /// With their versions in 1.36.
 pub fn behind_gates() -> Vec<Kind> {
@@ -65,6 +71,8 @@ pub fn behind_gates() -> Vec<Kind> {
         of("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
         of("v1alpha2", groups.generation().status(workloads::no_status)),
         of("v1alpha1", versions),
+        of("v1beta1", certificates::trust_bundles()),
+        of("v1beta1", certificates::pod_requests()),
     ]
 }
 

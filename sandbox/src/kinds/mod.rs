@@ -2,6 +2,7 @@
 
 mod builtin;
 mod cells;
+mod certificates;
 mod columns;
 mod core;
 mod custom;

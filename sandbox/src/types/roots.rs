@@ -87,6 +87,8 @@ pub fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<S
         "scheduling.k8s.io", "PriorityClass" => api::scheduling::v1::PriorityClass;
         "node.k8s.io", "RuntimeClass" => api::node::v1::RuntimeClass;
         "certificates.k8s.io", "CertificateSigningRequest" => api::certificates::v1::CertificateSigningRequest;
+        "certificates.k8s.io", "ClusterTrustBundle" => api::certificates::v1beta1::ClusterTrustBundle;
+        "certificates.k8s.io", "PodCertificateRequest" => api::certificates::v1beta1::PodCertificateRequest;
         "admissionregistration.k8s.io", "MutatingAdmissionPolicy" => admission::MutatingAdmissionPolicy;
         "admissionregistration.k8s.io", "MutatingAdmissionPolicyBinding" => admission::MutatingAdmissionPolicyBinding;
         "admissionregistration.k8s.io", "MutatingWebhookConfiguration" => admission::MutatingWebhookConfiguration;

@@ -1,4 +1,5 @@
-//! Authorizes the approval and the signing of certificate requests.
+//! Authorizes the approval and the signing of certificate requests, and who vouches for a signer's
+//! trust anchors.
 //! Upstream: `plugin/pkg/admission/certificates`, `pkg/apis/certificates/authorization`.
 
 use serde_json::Value;
@@ -27,8 +28,32 @@ impl Authorizer<'_> {
             _ => return Ok(()),
         };
         let signer = text(old, "/spec/signerName");
+        if self.may_act_for(call, verb, signer) {
+            return Ok(());
+        }
+        let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
+        Err(failures::forbidden(resource, &call.name, &why))
+    }
+
+    /// Checks that the caller may write a ClusterTrustBundle of this signer; other kinds are not
+    /// checked. Errors: 403.
+    pub fn check_attester(&self, call: &Call, old: Option<&Value>, new: &Value) -> ApiResult<()> {
+        let resource = &call.kind.resource;
+        let signer = text(new, "/spec/signerName");
+        let is_bundle = *resource.group == *GROUP && resource.plural == "clustertrustbundles";
+        let is_same = old.is_some_and(|old| old["spec"] == new["spec"]);
+        if !is_bundle || signer.is_empty() || is_same || self.may_act_for(call, "attest", signer) {
+            return Ok(());
+        }
+        let why = format!("user not permitted to attest for signerName {signer:?}");
+        Err(failures::forbidden(resource, text(new, "/metadata/name"), &why))
+    }
+
+    /// Whether the caller has a verb on this signer, or on all of its domain.
+    /// Upstream: `IsAuthorizedForSignerName`.
+    fn may_act_for(&self, call: &Call, verb: &str, signer: &str) -> bool {
         let any_of_domain = format!("{}/*", signer.split('/').next().unwrap_or_default());
-        let allowed = [signer, &any_of_domain].into_iter().any(|name| {
+        [signer, &any_of_domain].into_iter().any(|name| {
             let access = Access {
                 verb: verb.to_owned(),
                 group: GROUP.to_owned(),
@@ -37,12 +62,7 @@ impl Authorizer<'_> {
                 ..Access::default()
             };
             self.authorize(&call.user, &access).is_ok()
-        });
-        if allowed {
-            return Ok(());
-        }
-        let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
-        Err(failures::forbidden(resource, &call.name, &why))
+        })
     }
 }
 
