@@ -85,15 +85,15 @@ pub fn has_claims(pod: &Pod) -> bool {
     claims_of(pod).next().is_some()
 }
 
-/// The key of the pod's PodGroup. `None` without one, or where PodGroups are not considered.
-pub fn group_key(pod: &Pod, groups: bool) -> Option<ObjectKey> {
+/// The key of the pod's PodGroup, if it names one.
+pub fn group_key(pod: &Pod) -> Option<ObjectKey> {
     let group = &pod.spec.shape.pod_group;
-    (groups && !group.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, group))
+    (!group.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, group))
 }
 
 /// Pods by their PodGroup.
 pub const BY_GROUP: Index<Pod> = Index::new("podGroupMembers", |pod, add| {
-    if let Some(group) = group_key(pod, true) {
+    if let Some(group) = group_key(pod) {
         add(IndexValue::Key(group));
     }
 });

@@ -178,7 +178,7 @@ mod tests {
 
     use futures_lite::future::block_on;
 
-    use super::super::{ClaimCreator, Key, RecentUids};
+    use super::super::{ClaimCreator, Key, RecentUids, UnsharedClaims};
     use super::*;
     use crate::cache::{Indexer, Lister};
     use crate::client::testing::answering;
@@ -210,6 +210,7 @@ mod tests {
             pods: Lister::new(pods.clone()),
             claims,
             groups: None,
+            unshared: UnsharedClaims::Allowed,
             deleted: RecentUids::default(),
         });
         let sync = || block_on(this.clone().sync(Key::Claim(key.clone()))).unwrap();

@@ -53,7 +53,7 @@ impl ResourceClaims {
     }
 
     /// Writes the names of the PodGroup's claims into the statuses of its pods.
-    fn queue_members(&self, group: &PodGroup, queue: &Queue<Key>) {
+    pub(super) fn queue_members(&self, group: &PodGroup, queue: &Queue<Key>) {
         for pod in self.pods.by_index(&BY_GROUP, &IndexValue::Key(group.meta.key())) {
             self.pod_changed(&pod, queue);
         }

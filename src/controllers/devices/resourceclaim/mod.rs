@@ -6,11 +6,13 @@ mod groups;
 mod metrics;
 mod pods;
 mod template_claims;
+mod unshared;
 
 use std::fmt;
 use std::sync::Arc;
 
 use self::template_claims::ClaimCreator;
+use self::unshared::UnsharedClaims;
 use super::consumers::{BY_GROUP, GROUP_CLAIMS, claims_of, is_owner_of_claims};
 use super::uid_cache::RecentUids;
 use crate::cache::{Index, IndexValue, Lister};
@@ -42,6 +44,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         c.index(groups, &groups::BY_CLAIM);
         c.index(groups, &groups::BY_TEMPLATE);
     }
+    let unshared = UnsharedClaims::new(c);
     metrics::count(&claims);
     let alternatives = c.feature("DRAPrioritizedList");
     let creator = ClaimCreator::new(c.client(), claims.clone(), templates.clone(), alternatives);
@@ -51,6 +54,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         claims: claims.clone(),
         groups: groups.clone(),
+        unshared,
         creator,
         deleted: RecentUids::default(),
     });
@@ -80,6 +84,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             Change::Deleted(last) => own.group_is_gone(last.object(), queue),
             change => own.group_changed(change.object(), queue),
         });
+    }
+    if let Some(groups) = this.unshared.groups() {
+        c.index(&pods, &BY_GROUP);
+        let own = this.clone();
+        c.watch(groups, &queue, move |change, queue| own.queue_members(change.object(), queue));
     }
     c.sync(queue, &this, ResourceClaims::sync);
     Ok(())
@@ -123,6 +132,7 @@ struct ResourceClaims {
     claims: Lister<ResourceClaim>,
     /// The gate `DRAWorkloadResourceClaims`.
     groups: Option<Lister<PodGroup>>,
+    unshared: UnsharedClaims,
     creator: ClaimCreator,
     /// Pods and PodGroups that are known to be deleted: their reservations end without a read from
     /// the API server.

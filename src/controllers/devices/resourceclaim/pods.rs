@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{FIELD_MANAGER, Key, ResourceClaims};
-use crate::cache::{Index, IndexValue};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Patch;
 use crate::controllers::devices::consumers::{
     ClaimName, ClaimStatuses, Consumer, UNSUPPORTED, by_entry, claims_of, consumer_of, group_key,
@@ -104,14 +104,7 @@ impl ResourceClaims {
 
     /// The PodGroup of the pod. An error when the pod names one that is missing.
     fn group_of(&self, pod: &Pod) -> Result<Option<Arc<PodGroup>>, Error> {
-        let Some(key) = group_key(pod, self.has_groups()) else { return Ok(None) };
-        let found = self.groups.as_ref().and_then(|groups| groups.get(&key));
-        found.map(Some).ok_or_else(|| {
-            let (pod, name) = (pod.meta.key(), &key.name);
-            Error::other(format!(
-                "get PodGroup for Pod {pod}: podgroup.scheduling.k8s.io \"{name}\" not found"
-            ))
-        })
+        self.groups.as_ref().map_or(Ok(None), |groups| find_group(groups, pod))
     }
 
     pub(super) async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
@@ -187,6 +180,7 @@ impl ResourceClaims {
             // The status may name a new claim that the cache has not seen.
             return Ok(Some(found).filter(|found| !name.is(found)));
         }
+        self.unshared.check(pod, entry)?;
         let owner = owner_reference(&Pod::RESOURCE, &pod.meta);
         self.creator.make(&pod.meta, owner, &entry.name, template).await.map(Some)
     }
@@ -266,6 +260,20 @@ impl ResourceClaims {
         let claims = claims.metadata_only().subresource("status");
         claims.patch(&meta.key(), &patch).await.map_err(|error| behind(meta, error))
     }
+}
+
+/// The PodGroup of the pod. An error when the pod names one that is missing.
+pub(super) fn find_group(
+    groups: &Lister<PodGroup>,
+    pod: &Pod,
+) -> Result<Option<Arc<PodGroup>>, Error> {
+    let Some(key) = group_key(pod) else { return Ok(None) };
+    groups.get(&key).map(Some).ok_or_else(|| {
+        let (pod, name) = (pod.meta.key(), &key.name);
+        Error::other(format!(
+            "get PodGroup for Pod {pod}: podgroup.scheduling.k8s.io \"{name}\" not found"
+        ))
+    })
 }
 
 /// A conflict means that the cache lags behind a write, often an own one.
