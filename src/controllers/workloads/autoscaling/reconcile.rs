@@ -14,7 +14,7 @@ use super::monitor::{self, Action, Fault};
 use super::normalize::History;
 use super::scaling_mode::ScalingMode;
 use super::sources::{self, Computed, Failed, Target};
-use super::status::{ABLE_TO_SCALE, SCALING_ACTIVE};
+use super::status::{ABLE_TO_SCALE, SCALING_ACTIVE, without_generations};
 use crate::client;
 use crate::objects::{
     HorizontalPodAutoscaler, ObjectKey, Pod, Resource, ResourceType, Scale, Selector,
@@ -64,7 +64,10 @@ impl Autoscaling {
         let start = self.clock.monotonic();
         let target = &autoscaler.spec.scale_target_ref;
         let reference = format!("{}/{}/{}", target.kind, key.namespace, target.name);
-        let (status, action) = (autoscaler.status.clone(), Action::None);
+        let (mut status, action) = (autoscaler.status.clone(), Action::None);
+        if !self.settings.observes_generation {
+            status = without_generations(&status);
+        }
         // A server without the gate counts no generations of autoscalers.
         let generation = Some(autoscaler.meta.generation).filter(|generation| *generation > 0);
         let observed_generation = generation.filter(|_| self.settings.observes_generation);
@@ -355,7 +358,12 @@ impl Autoscaling {
     /// Writes the status, if it has changed. Upstream: `updateStatusIfNeeded`.
     async fn write(&self, subject: &Reconcile<'_>) -> Result<(), String> {
         let Reconcile { autoscaler, status, .. } = subject;
-        if *status == autoscaler.status {
+        // The decoder of a manager of 1.36 drops the generations that one of 1.37 has written.
+        let is_same = match self.settings.observes_generation {
+            true => *status == autoscaler.status,
+            false => *status == without_generations(&autoscaler.status),
+        };
+        if is_same {
             return Ok(());
         }
         let written = self.client.update_status(*autoscaler, status).await;

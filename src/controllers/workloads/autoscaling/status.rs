@@ -34,6 +34,18 @@ pub(super) fn set_condition(
     condition.observed_generation = observed_generation;
 }
 
+/// The status as a manager of 1.36 knows it.
+pub(super) fn without_generations(
+    status: &HorizontalPodAutoscalerStatus,
+) -> HorizontalPodAutoscalerStatus {
+    let mut status = status.clone();
+    status.observed_generation = None;
+    for condition in &mut status.conditions {
+        condition.observed_generation = None;
+    }
+    status
+}
+
 pub(super) fn remove_condition(status: &mut HorizontalPodAutoscalerStatus, kind: &str) {
     status.conditions.retain(|condition| condition.r#type != *kind);
 }
@@ -41,6 +53,19 @@ pub(super) fn remove_condition(status: &mut HorizontalPodAutoscalerStatus, kind:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Pull requests 138228 and 138653.
+    #[test]
+    fn generations_are_unknown_to_a_manager_of_1_36() {
+        let mut status = HorizontalPodAutoscalerStatus::default();
+        let now = Timestamp::from_secs(1);
+        set_condition(&mut status, ABLE_TO_SCALE, ("True", "A", "m"), None, now);
+        let known = status.clone();
+        set_condition(&mut status, ABLE_TO_SCALE, ("True", "A", "m"), Some(3), now);
+        status.observed_generation = Some(3);
+        assert_ne!(status, known);
+        assert_eq!(without_generations(&status), known);
+    }
 
     #[test]
     fn the_time_of_a_condition_moves_with_its_status() {
