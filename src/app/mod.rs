@@ -44,6 +44,7 @@ use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
 use pipeline::Pipeline;
+pub use served_versions::SERVED_VERSIONS;
 use start::{Failed, RunContext};
 
 /// The name of the health check of the second lease.
@@ -239,11 +240,12 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
 /// What the feature gates are not in that release, a line each.
 async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
     let Served { context, stop, .. } = served;
-    let RunContext { options, connection, clock, .. } = context;
+    let RunContext { options, connection, clock, routes, .. } = context;
     let release = follow::release(options, &**connection, clock);
     let Some(release) = stop.unless_stopped(release).await else { return Ok(false) };
     let options = Arc::make_mut(options);
     options.follow(release)?;
+    serving::remove_gated(routes, options);
     options::report_release(release);
     log::info!("Starting version {}", options::git_version());
     component_metrics::register(options);

@@ -97,6 +97,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn notices_of_1_37_name_what_is_not_built_of_it() {
+        let gates = |names: &[&str]| {
+            let given = names.iter().map(|name| ((*name).to_owned(), true)).collect::<Vec<_>>();
+            let mut options = Options::default();
+            options.feature_gates.given = given;
+            options
+        };
+        let service_syncs =
+            Options { concurrent_service_syncs: Count::new(2), ..Options::default() };
+        let with_job = gates(&["GenericWorkload", "WorkloadWithJob"]);
+        let strategy = gates(&["StatefulSetRecreateStrategy"]);
+        for (release, options, start) in [
+            (Release::V1_36, &service_syncs, None),
+            (Release::V1_37, &service_syncs, Some("--concurrent-service-syncs has no effect")),
+            (Release::V1_36, &with_job, None),
+            (Release::V1_37, &with_job, Some("the feature gate WorkloadWithJob has no effect")),
+            (
+                Release::V1_37,
+                &strategy,
+                Some("feature gates without effect in this build: StatefulSetRecreateStrategy"),
+            ),
+        ] {
+            let mut options = options.clone();
+            options.follow(release).expect("the gates are known");
+            let found = of(&options);
+            let found = found.first().map(String::as_str);
+            assert_eq!(found.is_some(), start.is_some(), "{release}: {found:?}");
+            assert!(found.unwrap_or_default().starts_with(start.unwrap_or_default()), "{found:?}");
+        }
+    }
+
     /// Gates that upstream's manager reads, its libraries included, where they are not locked, and
     /// those that turn a controller on or off. From the calls of `Enabled` under
     /// `cmd/kube-controller-manager`, `pkg/controller`, `pkg/quota`, `client-go`, `component-base`

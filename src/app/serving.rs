@@ -21,7 +21,8 @@ use crate::server::health::HealthChecks;
 use crate::server::http::{Guard, Method, Server};
 use crate::server::routes::Routes;
 use crate::server::tls::{Tls, TlsOptions, load_or_create_self_signed};
-use crate::server::{Handler, Request, Response, handler, profiling, zpages};
+use crate::server::zpages::{self, FLAGZ, STATUSZ};
+use crate::server::{Handler, Request, Response, handler, profiling};
 use crate::task::{self, StopToken, TaskGroup};
 
 /// The cluster's authorities of client certificates are read again after this number of file polls.
@@ -70,16 +71,13 @@ pub fn routes(
     };
     routes.add("/configz", handler(config));
     zpages::install_version(&routes, version_info);
-    if options.feature_gates.enabled("ComponentFlagz") {
-        zpages::install_flagz(&routes, PROGRAM, &options.pairs());
-    }
-    if options.feature_gates.enabled("ComponentStatusz") {
-        let build = zpages::Build {
-            component: PROGRAM.into(),
-            versions: || (model_version().trim_start_matches('v').into(), followed().to_string()),
-        };
-        zpages::install_statusz(&routes, build, clock.clone());
-    }
+    zpages::install_flagz(&routes, PROGRAM, &options.pairs());
+    let build = zpages::Build {
+        component: PROGRAM.into(),
+        versions: || (model_version().trim_start_matches('v').into(), followed().to_string()),
+    };
+    zpages::install_statusz(&routes, build, clock.clone());
+    remove_gated(&routes, options);
     if options.profiling {
         profiling::install(&routes, clock.clone());
         let index = |_: &Request| Response::new(200, "text/html; charset=utf-8", FLAGS_INDEX);
@@ -87,6 +85,15 @@ pub fn routes(
         routes.add_unlisted("/debug/flags/v", verbosity_flag(verbosity));
     }
     routes
+}
+
+/// Removes the pages whose gates are off in the release that is followed.
+pub fn remove_gated(routes: &Routes, options: &Options) {
+    for (gate, path) in [("ComponentFlagz", FLAGZ), ("ComponentStatusz", STATUSZ)] {
+        if !options.feature_gates.enabled(gate) {
+            routes.remove(path);
+        }
+    }
 }
 
 /// PUT sets `-v`. Upstream: `routes.StringFlagPutHandler`.
@@ -245,6 +252,7 @@ mod tests {
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
+    use crate::options::Release;
     use crate::server::http::RequestBody;
 
     #[test]
@@ -293,6 +301,28 @@ mod tests {
         let status = String::from_utf8(ask("/statusz").content().into()).expect("text");
         let paths = "Paths: /configz /flagz /healthz /livez /metrics /readyz /version\n";
         assert!(status.ends_with(paths), "{status}");
+    }
+
+    #[test]
+    fn pages_of_gates_are_those_of_the_release() {
+        let (clock, health): (SharedClock, _) =
+            (FakeClock::new(Timestamp::from_secs(0)), HealthChecks::new());
+        let verbosity = Verbosity::new(0, &[]);
+        let gate = ("ComponentStatusz".to_owned(), true);
+        for (release, given, flagz, statusz) in [
+            (Release::V1_37, None, 200, 200),
+            (Release::V1_36, None, 200, 200),
+            (Release::V1_35, None, 404, 404),
+            (Release::V1_34, Some(gate), 404, 200),
+        ] {
+            let mut options = Options::default();
+            options.feature_gates.given.extend(given);
+            let routes = routes(&Arc::new(options.clone()), None, &health, &verbosity, &clock);
+            options.follow(release).expect("the gate is known");
+            remove_gated(&routes, &options);
+            let status = |path: &str| block_on(routes.answer(Request::get(path))).status;
+            assert_eq!((status(FLAGZ), status(STATUSZ)), (flagz, statusz), "{release}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::connect::{Connection, user_agent};
 use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
-use super::served_versions::VERSIONS;
+use super::served_versions::SERVED_VERSIONS;
 use super::service_accounts;
 use crate::cache::{Outages, SharedInformerFactory, VersionLosses};
 use crate::client::Client;
@@ -249,9 +249,9 @@ async fn wait_for_api_server(
     }
 }
 
-/// Whether the served versions of [`VERSIONS`] are known now.
+/// Whether the served versions of [`SERVED_VERSIONS`] are known now.
 async fn choose_versions(reader: &Client) -> bool {
-    match reader.choose_versions(VERSIONS).await {
+    match reader.choose_versions(SERVED_VERSIONS).await {
         Ok(are_known) => are_known,
         Err(error) => {
             log::warn!("the served versions are not known yet: {error}");

@@ -39,6 +39,11 @@ impl Routes {
         table.exact.insert(path.into(), handler);
     }
 
+    /// Removes the handler for exactly `path`, if there is one.
+    pub fn remove(&self, path: &str) {
+        self.table.write().exact.remove(path);
+    }
+
     /// Adds a handler for `path` and all paths below it.
     pub fn add_tree(&self, path: &str, handler: Handler) {
         self.add(path, handler.clone());

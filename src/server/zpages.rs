@@ -12,6 +12,8 @@ const NOT_FOR_MACHINES: &str = "Warning: This endpoint is not meant to be machin
                                 no formatting compatibility guarantees and is for debugging \
                                 purposes only.";
 const GROUP: &str = "config.k8s.io";
+pub const FLAGZ: &str = "/flagz";
+pub const STATUSZ: &str = "/statusz";
 
 /// `version`: its content, which may change.
 pub fn install_version(routes: &Routes, version: fn() -> Value) {
@@ -36,7 +38,7 @@ pub fn install_flagz(routes: &Routes, component: &str, flags: &[(String, String)
         };
         negotiated(request, "flagz", || text.clone(), object)
     };
-    routes.add("/flagz", handler(answer));
+    routes.add(FLAGZ, handler(answer));
 }
 
 /// The build as `/statusz` shows it.
@@ -76,7 +78,7 @@ pub fn install_statusz(routes: &Routes, build: Build, clock: SharedClock) {
         };
         negotiated(request, "statusz", text, object)
     };
-    routes.add("/statusz", handler(answer));
+    routes.add(STATUSZ, handler(answer));
 }
 
 /// The formats of a page.

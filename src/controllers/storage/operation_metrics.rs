@@ -3,16 +3,29 @@
 use std::time::Duration;
 
 use crate::metrics::metrics;
+use crate::options::{Release, followed};
 
 const BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
 metrics! {
     static OPERATIONS: HistogramVec["volume_plugin", "operation_name", "status", "migrated"](BUCKETS) =
-        "storage_operation_duration_seconds", "[ALPHA] Storage operation duration";
+        "storage_operation_duration_seconds", by_release(
+            "[ALPHA] Storage operation duration",
+            "[BETA] Storage operation duration",
+            followed(),
+        );
     static TOTAL: HistogramVec["plugin_name", "operation_name"](BUCKETS) =
-        "volume_operation_total_seconds",
-        "[ALPHA] Storage operation end to end duration in seconds";
+        "volume_operation_total_seconds", by_release(
+            "[ALPHA] Storage operation end to end duration in seconds",
+            "[BETA] Storage operation end to end duration in seconds",
+            followed(),
+        );
+}
+
+/// The help of a metric that is stable to another degree since 1.37: pull request 136189.
+fn by_release(before: &'static str, since: &'static str, release: Release) -> &'static str {
+    if release >= Release::V1_37 { since } else { before }
 }
 
 /// Records the end of one call of a plugin. Upstream: `OperationCompleteHook`.
@@ -33,4 +46,16 @@ pub fn operation_ended(
 /// Records the end of a whole operation. Upstream: `RecordOperationLatencyMetric`.
 pub fn whole_operation_ended(plugin: &str, operation: &str, took: Duration) {
     TOTAL.with_label_values(&[plugin, operation]).observe(took.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_says_beta_since_1_37() {
+        for (release, help) in [(Release::V1_36, "before"), (Release::V1_37, "since")] {
+            assert_eq!(by_release("before", "since", release), help, "{release}");
+        }
+    }
 }
