@@ -5,7 +5,6 @@ use std::time::Duration;
 use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ServiceAccount, TokenSecret};
-use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
@@ -212,8 +211,7 @@ fn an_unused_token_is_marked_and_deleted_a_year_later() {
 
         // The API server tracks uses since today, a year before this clock.
         let clock = FakeClock::new(env.clock.now() + YEAR);
-        let InProcess { cx, factory, stop } =
-            InProcess::new(env, clock.clone(), Options::default());
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
         let controller = controller_of("legacy-serviceaccount-token-cleaner-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::disruption::{CACHES, serve_caches, serve_scaled};
 use crate::env::*;
-use crate::kinds::wait_until_exists;
+use crate::kinds::{CONFIG_MAPS, wait_until_exists};
 
 /// Flags: frequent syncs, and the CPU of pods counts from their start.
 pub const FLAGS: [&str; 3] = [
@@ -19,7 +19,7 @@ pub const FLAGS: [&str; 3] = [
 ];
 
 /// A Deployment whose pods request a tenth of a CPU and carry these annotations.
-fn target(name: &str, replicas: i32, annotations: Value) -> Value {
+pub fn target(name: &str, replicas: i32, annotations: Value) -> Value {
     let mut deployment = deployment(name, replicas, "x:1");
     let template = &mut deployment["spec"]["template"];
     template["metadata"]["annotations"] = annotations;
@@ -81,7 +81,7 @@ fn is(status: &Value, kind: &str, wanted: (&str, &str)) -> bool {
     (&*is, &*reason) == wanted
 }
 
-fn annotate_pods(name: &str, value: &str) -> Patch {
+pub fn annotate_pods(name: &str, value: &str) -> Patch {
     Patch::Merge(json!({ "metadata": { "annotations": { name: value } } }))
 }
 
@@ -333,7 +333,8 @@ fn jobs_of_each_pod(average: &str) -> Value {
 #[test]
 fn a_target_does_not_go_to_zero_without_the_gate() {
     Env::run("autoscaler-zero", async |env| {
-        let _manager = env.manager("manager", &FLAGS);
+        let off = "--feature-gates=HPAScaleToZero=false";
+        let _manager = env.manager("manager", &[&FLAGS[..], &[off]].concat());
         let client = &env.client;
         create(client, jobs("0")).await;
         create(client, target("web", 2, json!({}))).await;
@@ -343,6 +344,30 @@ fn a_target_does_not_go_to_zero_without_the_gate() {
         let said = "kube-controller-manager needs the feature gate HPAScaleToZero";
         assert!(status.to_string().contains(said), "{status}");
     });
+}
+
+#[test]
+fn a_target_goes_to_zero_and_back() {
+    Env::run("autoscaler-to-zero", async |env| goes_to_zero_and_back(env).await);
+}
+
+/// With the gate, which is on by default since 1.37: pull request 139648.
+pub async fn goes_to_zero_and_back(env: &Env) {
+    let gate = env.before_1_37("--feature-gates=HPAScaleToZero=true");
+    let _manager = env.manager("manager", &[&FLAGS[..], &gate].concat());
+    let client = &env.client;
+    create(client, jobs("0")).await;
+    create(client, target("web", 2, json!({}))).await;
+    create(client, autoscaler("web", "web", [0, 4], jobs_of_each_pod("1"))).await;
+    let key = ObjectKey::new("default", "web");
+    let sleeps = |target: &Value| target["spec"]["replicas"] == 0;
+    wait_until_exists(env, &Deployment::RESOURCE, &key, sleeps).await;
+    has_status(env, "web", |status| is(status, "ScaledToZero", ("True", "ScaledToZero"))).await;
+    let more = Patch::Merge(json!({ "data": { "jobs": "3" } }));
+    let metrics = ObjectKey::new("default", "sandbox-external-metrics");
+    client.resource(&CONFIG_MAPS).patch::<Value>(&metrics, &more).await.expect("patch");
+    let awake = ("False", "NotScaledToZero");
+    scales(env, "web", 3, |status| is(status, "ScaledToZero", awake)).await;
 }
 
 /// Upstream takes the replicas of the status, with those of the surge.
@@ -407,10 +432,10 @@ fn behavior_limits_the_rate_and_a_pod_has_one_autoscaler() {
 fn an_autoscaler_may_have_a_tolerance_of_its_own() {
     Env::run("autoscaler-tolerance", async |env| {
         // The gate, and the replicas of a target that uses a fifth too much with a large tolerance,
-        // and of one that uses a twelfth too much with a small one.
+        // and of one that uses a twelfth too much with a small one. 1.37 locks the gate.
         for (gate, loose, tight) in [(true, 1, 2), (false, 2, 1)] {
             let flag = format!("--feature-gates=HPAConfigurableTolerance={gate}");
-            let flags = [&FLAGS[..], &[&flag]].concat();
+            let flags = [&FLAGS[..], &[AS_1_36, &flag]].concat();
             let manager = env.manager(&format!("manager-{gate}"), &flags);
             for (name, percent, tolerance, replicas) in
                 [("loose", 60, "0.3", loose), ("tight", 54, "0.05", tight)]

@@ -141,8 +141,7 @@ fn a_binding_that_fails_again_and_again_is_tried_in_each_sync_period() {
         make(&env.client, &volume("v", "1Gi", "Retain", "/tmp/none")).await;
         create(&env.client, claim("c", "1Gi", Some(""))).await;
         let clock = FakeClock::new(env.clock.now());
-        let InProcess { cx, factory, stop } =
-            InProcess::new(env, clock.clone(), Options::default());
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
         let controller = controller_of(BINDER, &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
@@ -181,7 +180,7 @@ fn a_host_path_volume_that_may_exist_keeps_its_directory() {
         faults.next(4, "create", "persistentvolumes", Fault::code(403, None));
         create(&env.client, claim("data", "1Gi", Some("host"))).await;
         let clock = FakeClock::new(env.clock.now());
-        let options = Options { enable_hostpath_provisioner: true, ..Options::default() };
+        let options = Options { enable_hostpath_provisioner: true, ..env.options() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
         let controller = controller_of(BINDER, &cx);
         factory.start(&stop);

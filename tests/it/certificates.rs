@@ -10,7 +10,6 @@ use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{
     CertificateSigningRequest, ClusterRole, ObjectKey, Resource,
 };
-use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use serde_json::{Value, json};
@@ -255,8 +254,7 @@ fn requests_are_deleted_when_they_are_over() {
         decide(env, "denied", "Denied").await;
         decide(env, "approved", "Approved").await;
         let clock = FakeClock::new(env.clock.now());
-        let InProcess { cx, factory, stop } =
-            InProcess::new(env, clock.clone(), Options::default());
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
         let controller = controller_of("certificatesigningrequest-cleaner-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));

@@ -181,7 +181,7 @@ impl Manager {
 /// so on, and with `LONG_TESTS` at each. Every run must end in the final state of that last run.
 /// Returns the number of writes of the last run.
 pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
-    survives_every_write_with(env, scenario, &Options::default()).await
+    survives_every_write_with(env, scenario, &env.options()).await
 }
 
 /// [`survives_every_write`] with options of all managers.
@@ -345,7 +345,7 @@ fn job_survives_at(
                 Ok(end)
             },
         };
-        let options = Options::default();
+        let options = env.options();
         let writes = survives_every_write_at(env, &scenario, &options, pace).await;
         assert!(writes >= at_least, "{writes} writes");
     });

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use kube_controller_manager::controllers::runner::Change;
 use kube_controller_manager::controllers::{Controller, Profile, Queue, QueuePolicy};
 use kube_controller_manager::objects::{Istr, VolumeAttachment};
-use kube_controller_manager::options::Options;
 use kube_controller_manager::task::{Task, spawn};
 use serde_json::{Value, json};
 
@@ -78,7 +77,7 @@ struct Attachments {
 
 impl Attachments {
     fn watch(env: &Env) -> Attachments {
-        let process = InProcess::new(env, env.clock.clone(), Options::default());
+        let process = InProcess::new(env, env.clock.clone(), env.options());
         let mut controller = Controller::new(Profile::new("observer"), &process.cx).unwrap();
         let attachments = controller.lister::<VolumeAttachment>();
         let queue: Queue = controller.queue(QueuePolicy::default());

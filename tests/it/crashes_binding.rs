@@ -51,7 +51,7 @@ fn provisioning_survives_a_crash_at_every_write() {
                 },
                 end: &provided,
             };
-            let options = Options { enable_hostpath_provisioner: true, ..Options::default() };
+            let options = Options { enable_hostpath_provisioner: true, ..env.options() };
             let writes = survives_every_write_with(env, &scenario, &options).await;
             assert!(writes >= at_least, "{writes} writes");
             let all = env.client.resource(&PersistentVolume::RESOURCE);
@@ -95,7 +95,7 @@ fn recycling_survives_a_crash_at_every_write() {
         };
         let template = template.display().to_string();
         let options =
-            Options { pv_recycler_pod_template_filepath_hostpath: template, ..Options::default() };
+            Options { pv_recycler_pod_template_filepath_hostpath: template, ..env.options() };
         let writes = survives_every_write_with(env, &scenario, &options).await;
         assert!(writes >= 4, "{writes} writes");
     });

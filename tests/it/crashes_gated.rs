@@ -36,8 +36,8 @@ fn name_of(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-fn of_kind<T: Resource>(mut object: Value) -> Value {
-    object["apiVersion"] = json!(T::RESOURCE.api_version());
+fn of_kind<T: Resource>(env: &TestCluster, mut object: Value) -> Value {
+    object["apiVersion"] = json!(env.client.served(&T::RESOURCE).api_version());
     object["kind"] = json!(T::RESOURCE.kind);
     object
 }
@@ -53,11 +53,13 @@ fn an_eviction_by_a_device_taint_survives_a_crash_at_every_write() {
             });
             let spec = json!({ "deviceSelector": { "device": name }, "taint": taint });
             vec![
-                of_kind::<Pod>(placed(name, &claim, "ready")),
+                of_kind::<Pod>(env, placed(name, &claim, "ready")),
                 of_kind::<ResourceClaim>(
+                    env,
                     json!({ "metadata": { "name": claim }, "spec": one_device() }),
                 ),
                 of_kind::<DeviceTaintRule>(
+                    env,
                     json!({ "metadata": { "name": format!("{name}-rule") }, "spec": spec }),
                 ),
             ]
@@ -87,7 +89,7 @@ fn an_eviction_by_a_device_taint_survives_a_crash_at_every_write() {
                 }
             }
         });
-        let options = rules_on();
+        let options = rules_on(env);
         let survives = survives_every_write_with(env, &scenario, &options);
         let writes = survives.or(scheduler).await;
         assert!(writes >= 3, "the rule's status, the pod's, and its end: {writes}");
@@ -98,9 +100,12 @@ fn an_eviction_by_a_device_taint_survives_a_crash_at_every_write() {
 fn the_end_of_a_pod_group_survives_a_crash_at_every_write() {
     Env::run_with_gates("crash-pod-group", async |env| {
         let group = |name: &str| {
-            of_kind::<PodGroup>(json!({
-                "metadata": { "name": name }, "spec": { "schedulingPolicy": { "basic": {} } },
-            }))
+            of_kind::<PodGroup>(
+                env,
+                json!({
+                    "metadata": { "name": name }, "spec": { "schedulingPolicy": { "basic": {} } },
+                }),
+            )
         };
         let scenario = Scenario {
             controllers: &["podgroup-protection-controller"],
@@ -124,6 +129,7 @@ fn an_answer_about_pools_survives_a_crash_at_every_write() {
         make::<ResourceSlice>(env, slice(env, &[])).await;
         let request = |name: &str| {
             of_kind::<ResourcePoolStatusRequest>(
+                env,
                 json!({ "metadata": { "name": name }, "spec": { "driver": DRIVER } }),
             )
         };
@@ -151,7 +157,7 @@ fn the_end_of_an_api_server_survives_a_crash_at_every_write() {
         let living = identity(env).await;
         let objects = |name: &str| {
             let version = |name: String| {
-                of_kind::<StorageVersion>(json!({ "metadata": { "name": name }, "spec": {} }))
+                of_kind::<StorageVersion>(env, json!({ "metadata": { "name": name }, "spec": {} }))
             };
             vec![version(format!("{name}.gone")), version(format!("{name}.mixed"))]
         };
@@ -212,6 +218,7 @@ fn a_storage_migration_survives_a_crash_at_every_write() {
         let migration = |name: &str| {
             let resource = json!({ "group": WIDGETS.group, "resource": WIDGETS.plural });
             of_kind::<StorageVersionMigration>(
+                env,
                 json!({ "metadata": { "name": name }, "spec": { "resource": resource } }),
             )
         };

@@ -33,8 +33,7 @@ fn a_volume_that_is_not_unmounted_is_detached_after_six_minutes_unless_the_flag_
         everywhere(name, async |env| {
             nodes_are_there(env).await;
             let clock = FakeClock::new(env.clock.now());
-            let options =
-                Options { disable_force_detach_on_timeout: forbidden, ..Options::default() };
+            let options = Options { disable_force_detach_on_timeout: forbidden, ..env.options() };
             let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
             let controller = controller_of(CONTROLLER, &cx);
             factory.start(&stop);

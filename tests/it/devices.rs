@@ -22,7 +22,7 @@ pub fn key(name: &str) -> ObjectKey {
 }
 
 pub async fn make<T: Resource>(env: &TestCluster, mut object: Value) -> Value {
-    object["apiVersion"] = json!(T::RESOURCE.api_version());
+    object["apiVersion"] = json!(env.client.served(&T::RESOURCE).api_version());
     object["kind"] = json!(T::RESOURCE.kind);
     env.client.resource(&T::RESOURCE).create("default", &object).await.expect("create")
 }
@@ -359,7 +359,8 @@ fn a_pod_waits_for_its_template_and_an_event_says_so() {
 #[test]
 fn a_gate_keeps_claims_with_alternatives_from_being_made() {
     everywhere("alternatives", async |env| {
-        let manager = env.manager("manager", &["--feature-gates=DRAPrioritizedList=false"]);
+        let manager =
+            env.manager("manager", &[AS_1_36, "--feature-gates=DRAPrioritizedList=false"]);
         class(env).await;
         let mut wanted = one_device();
         let mut alternative = wanted["devices"]["requests"][0]["exactly"].take();
@@ -520,7 +521,7 @@ pub const RULE_GATE: &str = "--feature-gates=DRADeviceTaintRules=true";
 fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
     let flags = [RULE_GATE, "--runtime-config=resource.k8s.io/v1beta2=true"];
     everywhere_with_gates("device-taints", &flags, async |env| {
-        let manager = env.manager("manager", &[RULE_GATE]);
+        let manager = env.manager("manager", &env.before_1_37(RULE_GATE));
         class(env).await;
         make::<ResourceSlice>(env, slice(env, &[])).await;
         let for_an_hour =
@@ -535,7 +536,7 @@ fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
         wait_until_deleted(env, &Pod::RESOURCE, &key("on-d0")).await;
         // The deletion of the pod that tolerates the taint is cancelled, also by a new manager.
         drop(manager);
-        let _manager = env.manager("second-manager", &[RULE_GATE]);
+        let _manager = env.manager("second-manager", &env.before_1_37(RULE_GATE));
         let rule = |effect: &str| {
             let taint = json!({ "key": "k", "effect": effect, "timeAdded": env.clock.now() });
             json!({

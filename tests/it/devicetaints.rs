@@ -19,9 +19,9 @@ use crate::kinds::{wait_until_deleted, wait_until_exists};
 
 const RULES_SERVED: &str = "--runtime-config=resource.k8s.io/v1beta2=true";
 
-/// Options with DeviceTaintRules, which are off by default.
-pub fn rules_on() -> Options {
-    let mut options = Options::default();
+/// Options with DeviceTaintRules, which are off by default before 1.37.
+pub fn rules_on(env: &TestCluster) -> Options {
+    let mut options = env.options();
     options.feature_gates.given.push(("DRADeviceTaintRules".to_owned(), true));
     options
 }
@@ -88,7 +88,7 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
         };
 
         // All objects are in the caches when the first manager starts.
-        let first = Manager::start(env, &clock, "first", &controllers, &rules_on());
+        let first = Manager::start(env, &clock, "first", &controllers, &rules_on(env));
         let message = "3 pods need to be evicted in 1 namespace.";
         let before = condition(message, Duration::ZERO).await;
         // The cache has seen that status once it has seen a later rule.
@@ -104,7 +104,7 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
 
         // Another manager counts the seconds from the time of the taint.
         first.abort().await;
-        let second = Manager::start(env, &clock, "second", &controllers, &rules_on());
+        let second = Manager::start(env, &clock, "second", &controllers, &rules_on(env));
         clock.advance(Duration::from_secs(15));
         wait_until_deleted(env, &Pod::RESOURCE, &key("on-d0")).await;
         let message = "2 pods need to be evicted in 1 namespace. \
@@ -178,11 +178,11 @@ fn an_answered_request_for_the_status_of_pools_expires() {
             })
             .await
         };
-        let first = Manager::start(env, &clock, "first", &controllers, &rules_on());
+        let first = Manager::start(env, &clock, "first", &controllers, &rules_on(env));
         let before = answered("first").await;
         first.abort().await;
         clock.advance(Duration::from_mins(59));
-        let second = Manager::start(env, &clock, "second", &controllers, &rules_on());
+        let second = Manager::start(env, &clock, "second", &controllers, &rules_on(env));
         // The second manager is at work, and has nothing to write to the first request.
         answered("second").await;
         let key = ObjectKey::cluster("first");

@@ -373,8 +373,8 @@ fn coordinated_election_prefers_the_oldest_emulated_version() {
         let leader = held_by(&led);
         let spec = candidate(site, &leader).await;
         assert_eq!(spec["leaseName"], "kube-controller-manager");
-        assert_eq!(spec["binaryVersion"], "1.36.2");
-        assert_eq!(spec["emulationVersion"], "1.36.0");
+        assert_eq!(spec["binaryVersion"], site.release.version()[1..]);
+        assert_eq!(spec["emulationVersion"], format!("{}.0", site.release));
         assert_eq!(spec["strategy"], "OldestEmulationVersion");
         create(client, deployment("web", 2, "web:1")).await;
         rolled_out(client, clock, "web").await;

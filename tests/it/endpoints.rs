@@ -8,7 +8,6 @@ use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{
     Deployment, EndpointSlice, Endpoints, ObjectKey, Pod, Resource, ResourceType, Service,
 };
-use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use sandbox::faults::Fault;
 use serde::de::DeserializeOwned;
@@ -316,7 +315,7 @@ fn a_sync_neither_computes_nor_writes_while_its_cache_lags_and_retries_ever_late
 /// Runs a controller whose watch of `resource`, which it also writes, gets no events for a minute.
 async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
     let clock = FakeClock::new(env.clock.now());
-    let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), Options::default());
+    let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
     let controller = controller_of(controller, &cx);
     let watcher = controller.watcher();
     factory.start(&stop);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kube_controller_manager::app::controller_table;
+use kube_controller_manager::app::{SERVED_VERSIONS, controller_table};
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock, SharedClock, SystemClock};
@@ -15,7 +15,7 @@ use kube_controller_manager::controllers::{Controller, ControllerContext, Contro
 use kube_controller_manager::objects::{
     Deployment, Namespace, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
-use kube_controller_manager::options::Options;
+use kube_controller_manager::options::{Options, Release};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use sandbox::cluster::{Cluster, Manager, ManagerProgram, administrator};
@@ -27,6 +27,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::{kinds, real};
+
+/// Binds a manager to 1.36, on a server of any release: for gates that 1.37 locks.
+pub const AS_1_36: &str = "--emulated-version=1.36";
 
 /// How long a condition may take before the test fails. Not a limit on performance.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -119,7 +122,10 @@ pub fn quick_election() -> Vec<String> {
 
 /// A cluster: the sandbox, or a real API server with stand-ins for nodes and scheduler.
 pub struct TestCluster {
+    /// Asks for resources in the versions that the server serves, as a manager does.
     pub client: Client,
+    /// The API server's release, which managers follow.
+    pub release: Release,
     pub clock: SharedClock,
     pub steering: Steering,
     /// Carries the credentials of `system:kube-controller-manager`.
@@ -174,6 +180,18 @@ impl TestCluster {
         flags.extend(extra.iter().map(|flag| flag.to_string()));
         Manager::spawn(&manager_program(), &self.kubeconfig, name, &flags)
             .expect("the manager starts")
+    }
+
+    /// Options of controllers in the test's process, which follow the server's release.
+    pub fn options(&self) -> Options {
+        let mut options = Options::default();
+        options.follow(self.release).expect("no gate is given");
+        options
+    }
+
+    /// `flag`, which turns on a gate that is on by default since 1.37, where the server is older.
+    pub fn before_1_37(&self, flag: &'static str) -> Vec<&'static str> {
+        if self.release < Release::V1_37 { vec![flag] } else { Vec::new() }
     }
 
     pub async fn pods(&self) -> Vec<Pod> {
@@ -414,6 +432,7 @@ impl Env {
         };
         let cluster = Cluster::start(options, nodes).await.expect("the sandbox starts");
         let site = TestCluster {
+            release: release_of(&cluster.client).await,
             client: cluster.client.clone(),
             clock: cluster.clock(),
             steering: cluster.steering.clone(),
@@ -479,6 +498,7 @@ fn on_server_with(
         let kubeconfig = server.server.kubeconfig.clone();
         let server = Server::Real(Box::new(server));
         let site = TestCluster {
+            release: release_of(&client).await,
             client,
             clock,
             steering,
@@ -491,6 +511,16 @@ fn on_server_with(
         stand_ins.stop().await;
         drop(site);
     });
+}
+
+/// The release of this client's API server, in whose versions the client then asks for resources.
+async fn release_of(client: &Client) -> Release {
+    client.choose_versions(SERVED_VERSIONS).await.expect("discovery");
+    client.reset_discovery();
+    let version = client.get_path("/version").await.expect("a version");
+    let version: Value = serde_json::from_slice(&version).expect("JSON");
+    let minor = version["minor"].as_str().expect("a minor version");
+    Release::for_server(minor.trim_end_matches('+').parse().expect("a number"))
 }
 
 pub async fn list<T: Resource + DeserializeOwned>(client: &Client) -> Vec<T> {

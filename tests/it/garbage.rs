@@ -8,7 +8,6 @@ use kube_controller_manager::objects::{
     ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, PersistentVolumeClaim, Pod,
     ReplicaSet, Resource, ResourceType,
 };
-use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
@@ -446,8 +445,7 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
     Env::run("garbage-away", async |env| {
         serve_widgets(env).await;
         let clock = FakeClock::new(env.clock.now());
-        let InProcess { cx, factory, stop } =
-            InProcess::new(env, clock.clone(), Options::default());
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
         let controller = controller_of("garbage-collector-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));

@@ -55,8 +55,7 @@ fn a_node_that_gives_a_sign_of_life_before_its_turn_is_not_marked() {
             says(env, name, "True").await;
         }
         let clock = FakeClock::new(env.clock.now());
-        let InProcess { cx, factory, stop } =
-            InProcess::new(env, clock.clone(), Options::default());
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
         let controller = controller_of("node-lifecycle-controller", &cx);
         let mut observer = Controller::new(Profile::new("observer"), &cx).expect("a controller");
         let (seen, nodes) = (observer.lister::<Lease>(), observer.lister::<Node>());

@@ -42,7 +42,7 @@ fn excess_orphaned_and_unscheduled_pods_are_deleted() {
 
         let clock = FakeClock::new(env.clock.now());
         // In the end all four are terminated: one more than the threshold.
-        let options = Options { terminated_pod_gc_threshold: 3, ..Options::default() };
+        let options = Options { terminated_pod_gc_threshold: 3, ..env.options() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
         let controller = controller_of("pod-garbage-collector-controller", &cx);
         factory.start(&stop);
@@ -113,8 +113,7 @@ async fn wait_until_terminating(env: &TestCluster, clock: &FakeClock, name: &str
 fn pods_of_a_node_missing_from_the_cache_alone_are_kept() {
     Env::run("podgc-live", async |env| {
         let (client, clock) = (&env.client, FakeClock::new(env.clock.now()));
-        let InProcess { cx, factory, stop } =
-            InProcess::new(env, clock.clone(), Options::default());
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
         let controller = controller_of("pod-garbage-collector-controller", &cx);
         let nodes = factory.informer::<Node>();
         factory.start(&stop);

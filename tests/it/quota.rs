@@ -248,7 +248,7 @@ impl Counting {
     /// `resource_quota_sync_period`: with zero there are no full passes, and changes alone cause counts.
     fn start(env: &Env, resource_quota_sync_period: Duration) -> Counting {
         let clock = FakeClock::new(env.clock.now());
-        let options = Options { resource_quota_sync_period, ..Options::default() };
+        let options = Options { resource_quota_sync_period, ..env.options() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
         let controller = controller_of("resourcequota-controller", &cx);
         factory.start(&stop);

@@ -1,27 +1,30 @@
 //! One manager for two releases: it follows its API server, or the flag. The server of 1.37 is the
 //! sandbox's.
 
-use kube_controller_manager::client::{Delete, ListOptions};
+use std::collections::BTreeMap;
+
+use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{
-    HorizontalPodAutoscaler, ObjectKey, PartialObjectMetadata, Pod, PodGroup, Resource,
-    ResourceType, StatefulSet,
+    Deployment, DeviceTaintRule, HorizontalPodAutoscaler, ObjectKey, PersistentVolumeClaim, Pod,
+    Resource, StatefulSet, StorageVersionMigration,
 };
+use sandbox::cluster::Manager;
 use serde_json::{Value, json};
 
-use crate::autoscaling::{FLAGS, autoscaler, cpu};
+use crate::autoscaling::{FLAGS, annotate_pods, autoscaler, cpu, goes_to_zero_and_back, target};
+use crate::crashes::QUICK_BINDER;
+use crate::devices::*;
 use crate::env::*;
+use crate::faults::cut_lists_and_watches;
+use crate::go_manager::handover::{
+    PROBES, everything, populate, populate_work, settled, work_settled, works, written,
+};
 use crate::kinds::{CONFIG_MAPS, wait_until_exists};
 use crate::metrics::Serving;
-
-const MIGRATIONS: ResourceType = ResourceType::fixed(
-    "storagemigration.k8s.io",
-    "v1",
-    "StorageVersionMigration",
-    "storageversionmigrations",
-    false,
-);
-const RULES: ResourceType =
-    ResourceType::fixed("resource.k8s.io", "v1", "DeviceTaintRule", "devicetaintrules", false);
+use crate::statefulsets::half_is_updated_at_once;
+use crate::storageversions::pod_group_stays;
+use crate::trust::{authority_is_published, pod_requests_are_deleted};
+use crate::volumes;
 
 async fn page(serving: &Serving, path: &str) -> Result<Value, String> {
     let text = serving.client.get_path(path).await.map_err(|error| error.to_string())?;
@@ -30,10 +33,12 @@ async fn page(serving: &Serving, path: &str) -> Result<Value, String> {
 
 /// Starts a manager, and waits until it reports this version.
 async fn start(env: &Env, name: &str, flags: &[&str], version: &str) -> Serving {
-    let mut all = vec!["--authorization-always-allow-paths=/metrics,/version,/configz"];
+    let open = "--authorization-always-allow-paths=/metrics,/version,/configz,/flagz,/statusz";
+    let mut all = vec![open];
     all.extend(flags);
     let serving = Serving::start(env, name, &manager_program(), &all);
-    let followed = format!("Following Kubernetes {}", &version[1..5]);
+    let release = flags.iter().find_map(|flag| flag.strip_prefix("--emulated-version="));
+    let followed = format!("Following Kubernetes {}", release.unwrap_or(&version[1..5]));
     eventually(&env.clock, &format!("{name} follows its release"), || async {
         let log = std::fs::read_to_string(&serving.manager.log).expect("a log");
         if log.contains(&followed) { Ok(()) } else { Err(log) }
@@ -52,11 +57,17 @@ fn manager_follows_its_server_or_the_flag() {
     const LEASES: &str =
         "kubernetes_feature_enabled{name=\"NodeControllerLeaseCircuitBreaker\",stage=\"BETA\"} 1";
     Env::run_as_1_37("follows", async |env| {
-        for (name, flags, version, is_newer) in [
-            ("follows", &[][..], "v1.37.0", true),
-            ("emulates", &["--emulated-version=1.36"][..], "v1.36.2", false),
+        for (name, flags, version, is_newer, has_flagz) in [
+            ("follows", &[][..], "v1.37.0", true, true),
+            ("emulates", &[AS_1_36][..], "v1.36.2", false, true),
+            ("emulates-1-35", &["--emulated-version=1.35"][..], "v1.36.2", false, false),
         ] {
             let serving = start(env, name, flags, version).await;
+            for path in ["/flagz", "/statusz"] {
+                let answer = serving.client.get_path(path).await;
+                let is_missing = answer.is_err_and(|error| error.code() == Some(404));
+                assert_eq!(is_missing, !has_flagz, "{name} {path}");
+            }
             let gates = |text: &str| text.contains("kubernetes_feature_enabled{");
             let text = serving.metrics(env, "the gates are counted", gates).await;
             assert_eq!(text.contains(LEASES), is_newer, "{name}");
@@ -85,7 +96,7 @@ fn gate_of_another_release_ends_the_start() {
 #[test]
 fn autoscalers_name_the_generation_that_they_have_seen() {
     Env::run_as_1_37("hpa-generation", async |env| {
-        let _manager = env.manager("manager", &FLAGS);
+        let manager = env.manager("manager", &FLAGS);
         create(&env.client, deployment("web", 1, "x:1")).await;
         create(&env.client, autoscaler("web", "web", [2, 3], cpu(50))).await;
         let key = ObjectKey::new("default", "web");
@@ -104,36 +115,221 @@ fn autoscalers_name_the_generation_that_they_have_seen() {
         let spec = json!({ "spec": { "maxReplicas": 4 } });
         merge::<HorizontalPodAutoscaler>(&env.client, "web", spec).await;
         wait_until_exists(env, autoscalers, &key, observes(2)).await;
+        drop(manager);
+
+        let _older = env.manager("older", &[&FLAGS[..], &[AS_1_36][..]].concat());
+        create(&env.client, deployment("old", 1, "x:1")).await;
+        create(&env.client, autoscaler("old", "old", [2, 3], cpu(50))).await;
+        let key = ObjectKey::new("default", "old");
+        let is_scaled = |found: &Value| found["status"]["desiredReplicas"] == 2;
+        let found = wait_until_exists(env, autoscalers, &key, is_scaled).await;
+        assert!(!found["status"].to_string().contains("observedGeneration"), "{found}");
     });
 }
 
-/// Pull requests 138560, 138874, 138875 and 138676.
+/// Pull request 139025. A manager of 1.36 writes on, and is refused.
+#[test]
+fn autoscaler_waits_until_its_cache_has_its_status() {
+    Env::run_as_1_37("hpa-stale", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        for (name, flags, waits) in [("newer", &[][..], true), ("older", &[AS_1_36][..], false)] {
+            let manager = env.manager(name, &[&FLAGS[..], flags, &["-v=4"]].concat());
+            create(&env.client, target(name, 1, json!({ "sandbox/cpu": "50m" }))).await;
+            create(&env.client, autoscaler(name, name, [1, 1], cpu(50))).await;
+            let usage = |percent: i32| {
+                move |found: &Value| {
+                    let metric = &found["status"]["currentMetrics"][0]["resource"];
+                    metric["current"]["averageUtilization"] == percent
+                }
+            };
+            let (autoscalers, key) =
+                (&HorizontalPodAutoscaler::RESOURCE, ObjectKey::new("default", name));
+            wait_until_exists(env, autoscalers, &key, usage(50)).await;
+            // The cache sees no more; the next status is written, since the usage is another one.
+            cut_lists_and_watches(faults, "horizontalpodautoscalers");
+            let writes = || faults.count("update", "horizontalpodautoscalers/status");
+            let before = writes();
+            let pod = list::<Pod>(&env.client)
+                .await
+                .into_iter()
+                .find(|pod| pod.meta.name.starts_with(name));
+            let pod = ObjectKey::new("default", &pod.expect("a pod").meta.name);
+            let more = annotate_pods("sandbox/cpu", "60m");
+            env.client.patch::<Pod>(&pod, &more).await.expect("patch");
+            eventually(&env.clock, "the next sync waits, or writes", || async {
+                let log = std::fs::read_to_string(&manager.log).expect("a log");
+                let is_stale = log.lines().any(|line| {
+                    line.contains(&format!("Error syncing default/{name}:"))
+                        && line.contains("horizontalpodautoscalers.autoscaling")
+                });
+                let goes_on = if waits { is_stale } else { writes() > before + 2 };
+                if goes_on { Ok(()) } else { Err(format!("{}: {log}", writes() - before)) }
+            })
+            .await;
+            if waits {
+                assert!(writes() <= before + 1);
+            }
+            faults.clear();
+            wait_until_exists(env, autoscalers, &key, usage(60)).await;
+            drop(manager);
+            for resource in [autoscalers, &Deployment::RESOURCE] {
+                env.client.resource(resource).delete(&key, Delete::new()).await.expect("delete");
+            }
+        }
+    });
+}
+
+/// Pull request 139648; `autoscaling.rs` has the other column.
+#[test]
+fn targets_go_to_zero_by_default() {
+    Env::run_as_1_37("to-zero-by-default", async |env| goes_to_zero_and_back(env).await);
+}
+
+/// Pull request 139466. With 1.36 one pod after the other is updated.
+#[test]
+fn stateful_sets_have_unavailable_pods_by_default() {
+    Env::run_as_1_37("max-unavailable", async |env| {
+        let manager = env.manager("newer", &[]);
+        half_is_updated_at_once(env).await;
+        drop(manager);
+        let _older = env.manager("older", &[AS_1_36]);
+        env.steering.hold(true);
+        merge::<StatefulSet>(&env.client, "web", set_image("db:3")).await;
+        let key = ObjectKey::new("default", "web");
+        wait_until_exists(env, &StatefulSet::RESOURCE, &key, |found| {
+            found["status"]["updatedReplicas"] == 1 && found["status"]["readyReplicas"] == 3
+        })
+        .await;
+        env.steering.hold(false);
+    });
+}
+
+/// Pull request 139620.
+#[test]
+fn claims_say_since_when_they_are_unused() {
+    Env::run_as_1_37("unused-claims", async |env| {
+        let older = env.manager("older", &[AS_1_36, QUICK_BINDER]);
+        volumes::make(&env.client, &volumes::volume("v", "1Gi", "Retain", "/tmp/v")).await;
+        create(&env.client, volumes::claim("data", "1Gi", Some(""))).await;
+        volumes::bound(env, "data").await;
+        // The controller has seen both claims when it lets the second one go.
+        create(&env.client, volumes::claim("other", "2Gi", Some(""))).await;
+        volumes::delete_claim(env, "other").await;
+        let unused = |claim: &Value| {
+            let conditions = claim["status"]["conditions"].as_array();
+            let mut found = conditions.into_iter().flatten();
+            found.find(|condition| condition["type"] == "Unused").cloned()
+        };
+        assert_eq!(unused(&volumes::bound(env, "data").await), None);
+        drop(older);
+
+        let _newer = env.manager("newer", &[QUICK_BINDER]);
+        let (claims, key) = (&PersistentVolumeClaim::RESOURCE, volumes::claim_key("data"));
+        let says = async |status: &str, reason: &str| {
+            wait_until_exists(env, claims, &key, |found| {
+                unused(found).is_some_and(|it| it["status"] == status && it["reason"] == reason)
+            })
+            .await;
+        };
+        says("True", "NoPodsUsingPVC").await;
+        let volume = json!({ "name": "d", "persistentVolumeClaim": { "claimName": "data" } });
+        let user = json!({
+            "metadata": { "name": "user" },
+            "spec": {
+                "volumes": [volume], "containers": [{ "name": "main", "image": "x:1" }],
+            },
+        });
+        make::<Pod>(env, user).await;
+        says("False", "PodUsingPVC").await;
+    });
+}
+
+/// Pull requests 138542 and 140422.
+#[test]
+fn metrics_of_claims_have_the_names_of_their_release() {
+    const OLD: &str = "resourceclaim_controller_";
+    const NEW: &str = "dynamic_resource_allocation_resource";
+    const ALONE: &str = "--leader-elect=false";
+    Env::run_as_1_37("metrics-by-release", async |env| {
+        class(env).await;
+        template(env).await;
+        let created = r#"admin_access="false",status="success"} 1"#;
+        let created_for =
+            r#"admin_access="false",owner_api_group="",owner_api_kind="Pod",status="success"} 1"#;
+        for (name, flags, version, series, other) in [
+            (
+                "newer",
+                &[ALONE][..],
+                "v1.37.0",
+                [format!("{NEW}claim_creates_total{{{created_for}"), format!("{NEW}_claims{{")],
+                OLD,
+            ),
+            (
+                "older",
+                &[ALONE, AS_1_36][..],
+                "v1.36.2",
+                [format!("{OLD}creates_total{{{created}"), format!("{OLD}resource_claims{{")],
+                NEW,
+            ),
+        ] {
+            let serving = start(env, name, flags, version).await;
+            make::<Pod>(env, pod(name, from_template(), "ready")).await;
+            claim_of::<Pod>(env, name).await;
+            let is_counted = |text: &str| series.iter().all(|series| text.contains(series));
+            let text = serving.metrics(env, &format!("{series:?}"), is_counted).await;
+            assert!(!text.contains(other), "{name}");
+        }
+    });
+}
+
+async fn make_rule(env: &Env, name: &str) {
+    let rule = json!({
+        "metadata": { "name": name },
+        "spec": {
+            "deviceSelector": { "driver": "x.example.com" },
+            "taint": { "key": "k", "value": "v", "effect": "NoExecute" },
+        },
+    });
+    make::<DeviceTaintRule>(env, rule).await;
+}
+
+/// Makes a migration of the ConfigMaps.
+async fn make_migration(env: &Env, name: &str) {
+    let migration = json!({
+        "metadata": { "name": name },
+        "spec": { "resource": { "group": "", "resource": "configmaps" } },
+    });
+    make::<StorageVersionMigration>(env, migration).await;
+}
+
+fn condition(found: &Value, kind: &str) -> Option<Value> {
+    let conditions = found["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().find(|known| known["type"] == kind).cloned()
+}
+
+/// Whether a migration has succeeded.
+fn has_ended(found: &Value) -> bool {
+    let ended = condition(found, "Running").unwrap_or_default();
+    condition(found, "Succeeded").is_some() && ended["status"] == "False"
+}
+
+/// Pull requests 138560, 138874, 138875 and 138676. Managers of 1.36 do not run these controllers by
+/// default, and use the older versions: `storageversions.rs`, `devices.rs`.
 #[test]
 fn kinds_are_used_in_the_versions_of_1_37() {
     Env::run_as_1_37("versions-of-1-37", async |env| {
         let manager = env.manager("manager", &[]);
+        for resource in [DeviceTaintRule::RESOURCE, StorageVersionMigration::RESOURCE] {
+            assert_eq!(env.client.served(&resource).version, "v1");
+        }
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": { "name": "kept", "namespace": "default" },
         });
         let before = create(&env.client, map).await;
-        let migration = json!({
-            "apiVersion": MIGRATIONS.api_version(), "kind": MIGRATIONS.kind,
-            "metadata": { "name": "maps" },
-            "spec": { "resource": { "group": "", "resource": "configmaps" } },
-        });
-        let migrations = env.client.resource(&MIGRATIONS);
-        migrations.create::<Value>("", &migration).await.expect("create");
+        make_migration(env, "maps").await;
         let key = ObjectKey::cluster("maps");
-        let condition = |found: &Value, kind: &str| {
-            let conditions = found["status"]["conditions"].as_array();
-            conditions.into_iter().flatten().find(|known| known["type"] == kind).cloned()
-        };
-        let has_ended = |found: &Value| {
-            let ended = condition(found, "Running").unwrap_or_default();
-            condition(found, "Succeeded").is_some() && ended["status"] == "False"
-        };
-        wait_until_exists(env, &MIGRATIONS, &key, has_ended).await;
+        wait_until_exists(env, &StorageVersionMigration::RESOURCE, &key, has_ended).await;
         let kept: Value = env
             .client
             .resource(&CONFIG_MAPS)
@@ -144,17 +340,10 @@ fn kinds_are_used_in_the_versions_of_1_37() {
         // A merge patch without a change leaves no trace, an apply would leave its manager.
         assert_eq!(kept["metadata"]["managedFields"], before["metadata"]["managedFields"]);
 
-        let rule = json!({
-            "apiVersion": RULES.api_version(), "kind": RULES.kind,
-            "metadata": { "name": "rule" },
-            "spec": {
-                "deviceSelector": { "driver": "x.example.com" },
-                "taint": { "key": "k", "value": "v", "effect": "NoExecute" },
-            },
-        });
-        env.client.resource(&RULES).create::<Value>("", &rule).await.expect("create");
+        make_rule(env, "rule").await;
         let is_reported = |found: &Value| condition(found, "EvictionInProgress").is_some();
-        wait_until_exists(env, &RULES, &ObjectKey::cluster("rule"), is_reported).await;
+        let key = ObjectKey::cluster("rule");
+        wait_until_exists(env, &DeviceTaintRule::RESOURCE, &key, is_reported).await;
         drop(manager);
     });
 }
@@ -162,112 +351,160 @@ fn kinds_are_used_in_the_versions_of_1_37() {
 /// Pull request 138572: `scheduling.k8s.io/v1beta1`.
 #[test]
 fn pod_groups_of_1_37_stay_while_they_are_used() {
-    Env::run_as_1_37_with_gates("podgroups-of-1-37", async |env| {
-        let _manager = env.manager("manager", &["--feature-gates=GenericWorkload=true"]);
-        let groups = ResourceType { version: "v1beta1".into(), ..PodGroup::RESOURCE };
-        let group = json!({
-            "apiVersion": groups.api_version(), "kind": groups.kind,
-            "metadata": { "name": "crew", "namespace": "default" },
-            "spec": { "schedulingPolicy": { "basic": {} } },
-        });
-        let made: Value =
-            env.client.resource(&groups).create("default", &group).await.expect("create");
-        let finalizers = &made["metadata"]["finalizers"];
-        assert_eq!(*finalizers, json!(["scheduling.k8s.io/podgroup-protection"]));
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "name": "one", "namespace": "default" },
-            "spec": {
-                "schedulingGroup": { "podGroupName": "crew" },
-                "containers": [{ "name": "main", "image": "x:1" }],
-            },
-        });
-        create(&env.client, pod).await;
-        let key = ObjectKey::new("default", "crew");
-        env.client.resource(&groups).delete(&key, Delete::new()).await.expect("delete");
-        // A second group without pods is removed, so the controller has seen the first one.
-        let mut other = group.clone();
-        other["metadata"]["name"] = "empty".into();
-        env.client.resource(&groups).create::<Value>("default", &other).await.expect("create");
-        let empty = ObjectKey::new("default", "empty");
-        env.client.resource(&groups).delete(&empty, Delete::new()).await.expect("delete");
-        let goes = async |key: &ObjectKey| {
-            eventually(&env.clock, &format!("{key} goes"), || async {
-                match env.client.resource(&groups).get::<Value>(key).await {
-                    Err(error) if error.is_not_found() => Ok(()),
-                    other => Err(format!("{other:?}")),
-                }
-            })
-            .await;
+    Env::run_as_1_37_with_gates("podgroups-of-1-37", async |env| pod_group_stays(env).await);
+}
+
+/// Pull request 139437: on by default, and `certificates.k8s.io/v1`.
+#[test]
+fn authority_is_published_by_default() {
+    Env::run_as_1_37("trust-of-1-37", async |env| authority_is_published(env).await);
+}
+
+/// Pull request 139579: `certificates.k8s.io/v1`.
+#[test]
+fn pod_certificate_requests_of_1_37_are_deleted() {
+    Env::run_as_1_37("pod-certificates-of-1-37", async |env| pod_requests_are_deleted(env).await);
+}
+
+/// Pull request 138363. Pods of 1.36 have claims of their own instead.
+#[test]
+fn claim_of_a_pod_group_is_made_for_no_pod_while_the_gate_is_off() {
+    Env::run_as_1_37_with_gates("claims-of-groups-off", async |env| {
+        class(env).await;
+        template(env).await;
+        group_with_claim(env).await;
+        let fails = async |pod: &str, why: &str| {
+            let message = format!("PodResourceClaim gpu: {why} group");
+            has_event(env, pod, "FailedResourceClaimCreation", &message).await;
         };
-        goes(&empty).await;
-        env.client.resource(&groups).get::<Value>(&key).await.expect("its pod runs");
-        let one = ObjectKey::new("default", "one");
-        env.client.delete::<Pod>(&one, Delete::new().grace_period(0)).await.expect("delete");
-        goes(&key).await;
+        let groups = "--feature-gates=GenericWorkload=true";
+        let manager = env.manager("groups", &[groups]);
+        member(env, "one").await;
+        let why = "DRAWorkloadResourceClaims feature is disabled but the claim is that of PodGroup";
+        fails("one", why).await;
+        // The group has no such claim.
+        let mut other = pod("other", from_template(), "ready");
+        other["spec"]["resourceClaims"][0]["name"] = json!("own");
+        other["spec"]["schedulingGroup"] = json!({ "podGroupName": "group" });
+        make::<Pod>(env, other).await;
+        claim_of::<Pod>(env, "other").await;
+        drop(manager);
+
+        let manager = env.manager("no-groups", &[]);
+        member(env, "two").await;
+        fails("two", "GenericWorkload feature is disabled but Pod is in PodGroup").await;
+        assert_eq!(claims(env).await.len(), 1);
+        drop(manager);
+
+        let _manager = env.manager("older", &[AS_1_36]);
+        for name in ["one", "two"] {
+            claim_of::<Pod>(env, name).await;
+        }
+        assert_eq!(claims(env).await.len(), 3);
     });
 }
 
-/// The versions of workloads and their pods, by kind and name.
-async fn versions(env: &Env) -> Vec<(String, u64)> {
-    let mut all = Vec::new();
-    for (group, plural, kind) in [
-        ("apps", "deployments", "Deployment"),
-        ("apps", "replicasets", "ReplicaSet"),
-        ("apps", "statefulsets", "StatefulSet"),
-        ("", "pods", "Pod"),
-    ] {
-        let resource = ResourceType::fixed(group, "v1", kind, plural, true);
-        let verbs = env.client.resource(&resource).metadata_only();
-        let found = verbs
-            .list::<PartialObjectMetadata>(Some("default"), &ListOptions::default())
-            .await
-            .expect("list");
-        all.extend(found.items.into_iter().map(|object| {
-            (format!("{plural} {}", object.meta.name), object.meta.resource_version)
-        }));
+/// An object without what a manager of 1.37 adds to it.
+fn as_in_1_36(path: &str, mut object: Value) -> Value {
+    const NEWS: [&str; 2] = ["/horizontalpodautoscalers ", "/persistentvolumeclaims "];
+    if !NEWS.iter().any(|resource| path.contains(resource)) {
+        return object;
     }
-    all
+    object["metadata"]["resourceVersion"].take();
+    let Some(status) = object["status"].as_object_mut() else { return object };
+    status.remove("observedGeneration");
+    let mut conditions = status.remove("conditions").unwrap_or_default();
+    for condition in conditions.as_array_mut().into_iter().flatten() {
+        condition.as_object_mut().expect("a condition").remove("observedGeneration");
+    }
+    let rest = conditions.as_array().into_iter().flatten();
+    let rest = rest.filter(|condition| condition["type"] != "Unused").cloned();
+    status.insert("conditions".to_owned(), rest.collect());
+    object
 }
 
-/// Autoscalers and claims are written once: 1.37 has more in their statuses.
+type Objects = BTreeMap<String, Value>;
+
+/// All objects but those that only a manager of 1.37 makes: a bundle, and the accounts of controllers
+/// that run by default since then.
+fn all_as_in_1_36(objects: &Objects) -> Objects {
+    const NEW: [&str; 2] = ["/clustertrustbundles ", "/serviceaccounts kube-system/"];
+    let is_old = |path: &str| !NEW.iter().any(|resource| path.contains(resource));
+    let objects = objects.iter().filter(|(path, _)| is_old(path));
+    objects.map(|(path, object)| (path.clone(), as_in_1_36(path, object.clone()))).collect()
+}
+
+/// The first manager of 1.37 adds the generations of autoscalers, the condition Unused of claims, a
+/// bundle, and accounts of controllers; after that neither writes anything.
 #[test]
-fn swap_between_both_releases_writes_no_workload() {
+fn swap_between_both_releases_writes_what_1_37_adds_and_nothing_else() {
     Env::run_as_1_37("swap-of-releases", async |env| {
-        let first = env.manager("first", &["--emulated-version=1.36"]);
-        create(&env.client, deployment("web", 2, "x:1")).await;
-        rolled_out(&env.client, &env.clock, "web").await;
-        let template = json!({
-            "metadata": { "labels": { "app": "web-set" } },
-            "spec": { "containers": [{ "name": "main", "image": "x:1" }] },
-        });
+        make_namespace(&env.client, PROBES).await;
+        let start = |name: &str, flags: &[&str]| {
+            let period = "--horizontal-pod-autoscaler-sync-period=1s";
+            env.manager(name, &[&[period][..], flags].concat())
+        };
+        let stop = async |manager: Manager| {
+            let patience = std::time::Duration::from_secs(60);
+            assert!(manager.stop(&env.clock, patience).await.expect("it ends").success());
+        };
+        let first = start("first", &[AS_1_36]);
+        populate(env).await;
+        populate_work(env).await;
         let set = json!({
             "apiVersion": "apps/v1", "kind": "StatefulSet",
-            "metadata": { "name": "web-set", "namespace": "default" },
+            "metadata": { "name": "wide", "namespace": "default" },
             "spec": {
-                "replicas": 2, "serviceName": "web", "template": template,
-                "selector": { "matchLabels": { "app": "web-set" } },
+                "replicas": 2, "serviceName": "wide",
+                "updateStrategy": {
+                    "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": 2 },
+                },
+                "selector": { "matchLabels": { "app": "wide" } },
+                "template": {
+                    "metadata": { "labels": { "app": "wide" } },
+                    "spec": { "containers": [{ "name": "main", "image": "x:1" }] },
+                },
             },
         });
         create(&env.client, set).await;
-        let is_whole = |found: &Value| {
-            found["status"]["availableReplicas"] == 2 && found["status"]["observedGeneration"] == 1
-        };
-        let key = ObjectKey::new("default", "web-set");
-        wait_until_exists(env, &StatefulSet::RESOURCE, &key, is_whole).await;
-        let settled = versions(env).await;
-        assert_eq!(settled.len(), 7, "{settled:?}");
-        let patience = std::time::Duration::from_secs(60);
-        assert!(first.stop(&env.clock, patience).await.expect("it ends").success());
-        for (name, flags) in [("second", &[][..]), ("third", &["--emulated-version=1.36"][..])] {
-            let manager = env.manager(name, flags);
-            // When this is rolled out, the manager has seen the objects from before.
-            create(&env.client, deployment(name, 1, "x:1")).await;
-            rolled_out(&env.client, &env.clock, name).await;
-            let now = versions(env).await;
-            let left: Vec<_> = now.into_iter().filter(|one| one.0.contains(" web")).collect();
-            assert_eq!(left, settled, "{name}");
-            assert!(manager.stop(&env.clock, patience).await.expect("it ends").success());
+        let wide = ObjectKey::new("default", "wide");
+        let is_whole = |found: &Value| found["status"]["availableReplicas"] == 2;
+        wait_until_exists(env, &StatefulSet::RESOURCE, &wide, is_whole).await;
+        class(env).await;
+        template(env).await;
+        make::<Pod>(env, pod("claims", from_template(), "ready")).await;
+        claim_of::<Pod>(env, "claims").await;
+        work_settled(env).await;
+        settled(env).await;
+        works(env, 0, true).await;
+        let of_36 = everything(env).await;
+        stop(first).await;
+
+        let second = start("second", &[]);
+        works(env, 1, true).await;
+        let observes = |found: &Value| found["status"]["observedGeneration"] == 1;
+        let half = ObjectKey::new("default", "half");
+        wait_until_exists(env, &HorizontalPodAutoscaler::RESOURCE, &half, observes).await;
+        let of_37 = everything(env).await;
+        let found = written(&all_as_in_1_36(&of_36), &all_as_in_1_36(&of_37));
+        assert!(found.is_empty(), "the first manager of 1.37 wrote\n{found}");
+        assert!(!written(&of_36, &of_37).is_empty());
+        // What only 1.37 works on.
+        let (rule, migration) = (ObjectKey::cluster("rule"), ObjectKey::cluster("maps"));
+        make_rule(env, "rule").await;
+        make_migration(env, "maps").await;
+        let is_reported = |found: &Value| condition(found, "EvictionInProgress").is_some();
+        wait_until_exists(env, &DeviceTaintRule::RESOURCE, &rule, is_reported).await;
+        wait_until_exists(env, &StorageVersionMigration::RESOURCE, &migration, has_ended).await;
+        let of_37 = everything(env).await;
+        stop(second).await;
+
+        for (round, flags) in [(2, &[AS_1_36][..]), (3, &[][..])] {
+            let manager = start(&format!("manager-{round}"), flags);
+            works(env, round, true).await;
+            let found = written(&of_37, &everything(env).await);
+            assert!(found.is_empty(), "{flags:?} wrote\n{found}");
+            stop(manager).await;
         }
     });
 }

@@ -505,42 +505,47 @@ fn pods_and_revisions_are_orphaned_and_adopted() {
     });
 }
 
+const MAX_UNAVAILABLE: &str = "--feature-gates=MaxUnavailableStatefulSet=true";
+
 #[test]
 fn as_many_pods_are_updated_as_may_be_unavailable() {
     Env::run("sts-max-unavailable", async |env| {
-        let gate = "--feature-gates=MaxUnavailableStatefulSet=true";
-        let _manager = env.manager("manager", &[gate]);
-        let mut web = stateful_set("web", 4);
-        web["spec"]["podManagementPolicy"] = json!("Parallel");
-        web["spec"]["updateStrategy"] =
-            json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "50%" } });
-        create(&env.client, web).await;
-        updated(env, "web", 4).await;
-        let key = ObjectKey::new("default", "web");
-        env.steering.hold(true);
-        merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
-        pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
-        // The status shows that the new pods are known; they allow no further deletions.
-        eventually(&env.clock, "the new pods are counted", || async {
-            let set: Value = env.client.resource(&StatefulSet::RESOURCE).get(&key).await.unwrap();
-            let status = &set["status"];
-            match status["updatedReplicas"] == 2 && status["readyReplicas"] == 2 {
-                true => Ok(()),
-                false => Err(set.to_string()),
-            }
-        })
-        .await;
-        pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
-        env.steering.hold(false);
-        updated(env, "web", 4).await;
+        let manager = env.manager("manager", &env.before_1_37(MAX_UNAVAILABLE));
+        half_is_updated_at_once(env).await;
+        drop(manager);
     });
+}
+
+pub async fn half_is_updated_at_once(env: &Env) {
+    let mut web = stateful_set("web", 4);
+    web["spec"]["podManagementPolicy"] = json!("Parallel");
+    web["spec"]["updateStrategy"] =
+        json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "50%" } });
+    create(&env.client, web).await;
+    updated(env, "web", 4).await;
+    let key = ObjectKey::new("default", "web");
+    env.steering.hold(true);
+    merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
+    pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
+    // The status shows that the new pods are known; they allow no further deletions.
+    eventually(&env.clock, "the new pods are counted", || async {
+        let set: Value = env.client.resource(&StatefulSet::RESOURCE).get(&key).await.unwrap();
+        let status = &set["status"];
+        match status["updatedReplicas"] == 2 && status["readyReplicas"] == 2 {
+            true => Ok(()),
+            false => Err(set.to_string()),
+        }
+    })
+    .await;
+    pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
+    env.steering.hold(false);
+    updated(env, "web", 4).await;
 }
 
 #[test]
 fn pods_that_never_became_ready_are_updated() {
     everywhere("sts-broken", async |env| {
-        let gate = "--feature-gates=MaxUnavailableStatefulSet=true";
-        let _manager = env.manager("manager", &[gate]);
+        let _manager = env.manager("manager", &env.before_1_37(MAX_UNAVAILABLE));
         let mut web = stateful_set("web", 3);
         web["spec"]["podManagementPolicy"] = json!("Parallel");
         web["spec"]["template"]["metadata"]["annotations"] = json!({ "sandbox/ready": "false" });

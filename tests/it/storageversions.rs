@@ -9,7 +9,6 @@ use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{
     ObjectKey, Pod, PodGroup, Resource, ResourceType, StorageVersion, StorageVersionMigration,
 };
-use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
@@ -29,7 +28,7 @@ async fn read(
 }
 
 async fn make(env: &TestCluster, resource: &ResourceType, mut object: Value) -> Value {
-    object["apiVersion"] = json!(resource.api_version());
+    object["apiVersion"] = json!(env.client.served(resource).api_version());
     object["kind"] = json!(resource.kind);
     let namespace = if resource.namespaced { "default" } else { "" };
     env.client.resource(resource).create(namespace, &object).await.expect("create")
@@ -41,59 +40,58 @@ fn a_pod_group_stays_while_its_pods_run() {
         "--feature-gates=GenericWorkload=true",
         "--runtime-config=scheduling.k8s.io/v1alpha2=true",
     ];
-    everywhere_with_gates("podgroups", gates, async |env| {
-        let _manager = env.manager("manager", &["--feature-gates=GenericWorkload=true"]);
-        let group = json!({
-            "metadata": { "name": "crew", "namespace": "default" },
-            "spec": { "schedulingPolicy": { "basic": {} } },
-        });
-        let made = make(env, &PodGroup::RESOURCE, group).await;
-        assert_eq!(
-            made["metadata"]["finalizers"],
-            json!(["scheduling.k8s.io/podgroup-protection"])
-        );
-        let pod = |name: &str| {
-            json!({
-                "metadata": { "name": name, "namespace": "default" },
-                "spec": {
-                    "schedulingGroup": { "podGroupName": "crew" },
-                    "containers": [{ "name": "main", "image": "x:1" }],
-                },
-            })
-        };
-        for name in ["one", "two"] {
-            make(env, &Pod::RESOURCE, pod(name)).await;
-        }
-        let key = ObjectKey::new("default", "crew");
-        env.client.delete::<PodGroup>(&key, Delete::new()).await.expect("delete");
-        // A second group without pods is removed, so the controller has seen the first one.
-        let other = json!({
-            "metadata": { "name": "empty", "namespace": "default" },
-            "spec": { "schedulingPolicy": { "basic": {} } },
-        });
-        make(env, &PodGroup::RESOURCE, other).await;
-        let empty = ObjectKey::new("default", "empty");
-        env.client.delete::<PodGroup>(&empty, Delete::new()).await.expect("delete");
-        let gone = async |key: &ObjectKey| {
-            eventually(&env.clock, &format!("{key} goes"), || async {
-                match env.client.get::<PodGroup>(key).await {
-                    Err(error) if error.is_not_found() => Ok(()),
-                    other => Err(format!("{other:?}")),
-                }
-            })
-            .await;
-        };
-        gone(&empty).await;
-        env.client.get::<PodGroup>(&key).await.expect("two pods run");
-        // One pod ends, the other is deleted.
-        let ended = Patch::Merge(json!({ "status": { "phase": "Succeeded" } }));
-        let status = env.client.resource(&Pod::RESOURCE).subresource("status");
-        status.patch::<Value>(&ObjectKey::new("default", "one"), &ended).await.expect("patch");
-        env.client.get::<PodGroup>(&key).await.expect("one pod runs");
-        let two = ObjectKey::new("default", "two");
-        env.client.delete::<Pod>(&two, Delete::new().grace_period(0)).await.expect("delete");
-        gone(&key).await;
+    everywhere_with_gates("podgroups", gates, pod_group_stays);
+}
+
+pub async fn pod_group_stays(env: &TestCluster) {
+    let _manager = env.manager("manager", &["--feature-gates=GenericWorkload=true"]);
+    let group = json!({
+        "metadata": { "name": "crew", "namespace": "default" },
+        "spec": { "schedulingPolicy": { "basic": {} } },
     });
+    let made = make(env, &PodGroup::RESOURCE, group).await;
+    assert_eq!(made["metadata"]["finalizers"], json!(["scheduling.k8s.io/podgroup-protection"]));
+    let pod = |name: &str| {
+        json!({
+            "metadata": { "name": name, "namespace": "default" },
+            "spec": {
+                "schedulingGroup": { "podGroupName": "crew" },
+                "containers": [{ "name": "main", "image": "x:1" }],
+            },
+        })
+    };
+    for name in ["one", "two"] {
+        make(env, &Pod::RESOURCE, pod(name)).await;
+    }
+    let key = ObjectKey::new("default", "crew");
+    env.client.delete::<PodGroup>(&key, Delete::new()).await.expect("delete");
+    // A second group without pods is removed, so the controller has seen the first one.
+    let other = json!({
+        "metadata": { "name": "empty", "namespace": "default" },
+        "spec": { "schedulingPolicy": { "basic": {} } },
+    });
+    make(env, &PodGroup::RESOURCE, other).await;
+    let empty = ObjectKey::new("default", "empty");
+    env.client.delete::<PodGroup>(&empty, Delete::new()).await.expect("delete");
+    let gone = async |key: &ObjectKey| {
+        eventually(&env.clock, &format!("{key} goes"), || async {
+            match env.client.get::<PodGroup>(key).await {
+                Err(error) if error.is_not_found() => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    };
+    gone(&empty).await;
+    env.client.get::<PodGroup>(&key).await.expect("two pods run");
+    // One pod ends, the other is deleted.
+    let ended = Patch::Merge(json!({ "status": { "phase": "Succeeded" } }));
+    let status = env.client.resource(&Pod::RESOURCE).subresource("status");
+    status.patch::<Value>(&ObjectKey::new("default", "one"), &ended).await.expect("patch");
+    env.client.get::<PodGroup>(&key).await.expect("one pod runs");
+    let two = ObjectKey::new("default", "two");
+    env.client.delete::<Pod>(&two, Delete::new().grace_period(0)).await.expect("delete");
+    gone(&key).await;
 }
 
 /// The name of the API server's lease.
@@ -282,8 +280,7 @@ fn a_migration_of_what_is_not_served_fails_after_a_minute() {
         };
         let done = migration(env, "done", ["", "configmaps"], None).await;
         let clock = FakeClock::new(env.clock.now());
-        let InProcess { cx, factory, stop } =
-            InProcess::new(env, clock.clone(), Options::default());
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), env.options());
         let controller = controller_of("storage-version-migrator-controller", &cx);
         factory.start(&stop);
         let ran = spawn(controller.run(stop.clone()));
@@ -325,7 +322,7 @@ fn a_migration_of_what_is_not_served_fails_after_a_minute() {
 #[test]
 fn objects_are_migrated_to_the_storage_version() {
     everywhere_with_gates("migrations", &MIGRATIONS, async |env| {
-        let _manager = env.manager("manager", &[MIGRATOR]);
+        let _manager = env.manager("manager", &env.before_1_37(MIGRATOR));
         // A built-in resource, and two migrations of it.
         make(env, &CONFIG_MAPS, json!({ "metadata": { "name": "kept" }, "data": { "a": "b" } }))
             .await;

@@ -153,7 +153,7 @@ pub async fn populate(env: &TestCluster) {
 /// Creates unfinished work: a Job with one completed index, a namespace that cannot be removed yet,
 /// a request without an approval, an autoscaled workload, claims of a StatefulSet; and objects that
 /// wait for a time.
-async fn populate_work(env: &TestCluster) {
+pub async fn populate_work(env: &TestCluster) {
     let space = "default";
     let mut half = job("half-done");
     half["spec"]["completionMode"] = "Indexed".into();
@@ -216,7 +216,7 @@ fn has_measured(autoscaler: &Value) -> bool {
 }
 
 /// Waits until the objects of [`populate_work`] no longer change.
-async fn work_settled(env: &TestCluster) {
+pub async fn work_settled(env: &TestCluster) {
     let at = |name: &str| ObjectKey::new("default", name);
     wait_until_exists(env, &JOBS, &at("half-done"), |j| {
         let status = &j["status"];
@@ -302,7 +302,7 @@ pub async fn works(env: &TestCluster, round: usize, scales: bool) {
 }
 
 /// Every object outside of [`PROBES`], by path, without the fields that other programs write.
-async fn everything(env: &TestCluster) -> BTreeMap<String, Value> {
+pub async fn everything(env: &TestCluster) -> BTreeMap<String, Value> {
     let read = async |path: &str| -> Value {
         let bytes = env.client.get_path(path).await.unwrap_or_else(|e| panic!("{path}: {e}"));
         serde_json::from_slice(&bytes).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -351,7 +351,7 @@ async fn everything(env: &TestCluster) -> BTreeMap<String, Value> {
 }
 
 /// The differences, one object per line.
-fn written(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> String {
+pub fn written(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> String {
     let mut lines = Vec::new();
     for (key, old) in before {
         match after.get(key) {
