@@ -398,8 +398,8 @@ fn security(
         return Err(Error::NoAppArmor);
     }
     let is_privileged = own.privileged.unwrap_or_default();
-    let unmasked = own.proc_mount.as_deref() == Some("Unmasked") || is_privileged;
-    let paths = |paths: &[&str]| match unmasked {
+    // `procMount: Unmasked` needs a user namespace: such a pod is not admitted.
+    let paths = |paths: &[&str]| match is_privileged {
         true => Vec::new(),
         false => paths.iter().map(|path| (*path).to_owned()).collect(),
     };
@@ -547,6 +547,25 @@ mod tests {
             let typo = json!({field: {"type": "runtimeDefault"}});
             assert_eq!(kind(own(typo.clone(), json!({}))), Err(fault.to_owned()));
             assert_eq!(kind(own(json!({}), typo)), Err(fault.to_owned()));
+        }
+    }
+
+    #[test]
+    fn only_privileged_containers_see_all_of_proc() {
+        for (context, is_open) in [
+            (json!({}), false),
+            (json!({"procMount": "Unmasked"}), false),
+            (json!({"privileged": true}), true),
+        ] {
+            let container = json!({"name": "c", "securityContext": context});
+            let pod = json!({"metadata": {"uid": "u"},
+                             "spec": {"hostUsers": false, "containers": [container]}});
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            let guards =
+                Guards { image_uid: None, seccomp: Path::new("/seccomp"), has_app_armor: false };
+            let found = security(&pod, &pod.spec().containers[0], &guards).expect("a context");
+            let is_all_open = found.masked_paths.is_empty() && found.readonly_paths.is_empty();
+            assert_eq!(is_all_open, is_open, "{context}");
         }
     }
 
