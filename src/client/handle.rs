@@ -144,6 +144,11 @@ impl Client {
         })
     }
 
+    /// The same, at this rate: requests a second, of which zero means no limit, and requests at once.
+    pub fn with_limits(&self, qps: f64, burst: u32) -> Client {
+        self.derive(|derived| (derived.config.qps, derived.config.burst) = (qps, burst))
+    }
+
     /// The same for writes that do no harm when they are late, such as events: see
     /// [`Guard::uncounted`]. They are sent after a stop too; their sender has to limit the time.
     pub fn with_uncounted_writes(&self) -> Client {

@@ -104,8 +104,14 @@ impl EventBroadcaster {
 
     /// A recorder whose events name `component` as their source.
     pub fn recorder(&self, component: &str) -> Recorder {
+        self.recorder_on(component, "")
+    }
+
+    /// A recorder whose events name `component` on the node `host` as their source.
+    pub fn recorder_on(&self, component: &str, host: &str) -> Recorder {
         let queue = self.queue.clone();
-        Recorder::to_sink(Arc::new(QueueSink { queue, component: component.into() }))
+        let (component, host) = (component.into(), host.into());
+        Recorder::to_sink(Arc::new(QueueSink { queue, component, host }))
     }
 
     /// Tries each queued event once more, for two seconds in all, and ends the task. Events that
@@ -135,6 +141,8 @@ impl EventBroadcaster {
 struct QueueSink {
     queue: Arc<Queue>,
     component: ArcStr,
+    /// Empty: the component has no node.
+    host: ArcStr,
 }
 
 impl EventSink for QueueSink {
@@ -164,7 +172,8 @@ impl EventSink for QueueSink {
         let now = queue.clock.now();
         let nanos = queue.names.nanos(now);
         let event =
-            Event::new(self.component.clone(), about, event_type, reason, message, now, nanos);
+            Event::new(self.component.clone(), about, event_type, reason, message, now, nanos)
+                .on_host(self.host.clone());
         queue.waiting.fetch_add(1, Ordering::Relaxed);
         if queue.sender.try_send(Box::new(event)).is_err() {
             queue.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -488,7 +497,8 @@ mod tests {
         let (sender, receiver) = async_channel::unbounded();
         let (waiting, names) = Default::default();
         let queue = Arc::new(Queue { sender, waiting, clock, names });
-        let recorder = Recorder::to_sink(Arc::new(QueueSink { queue, component: "c".into() }));
+        let (component, host) = ("c".into(), ArcStr::new());
+        let recorder = Recorder::to_sink(Arc::new(QueueSink { queue, component, host }));
         for _ in 0..MAX_QUEUED_EVENTS + 5 {
             record(&recorder, "x");
         }

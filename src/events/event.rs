@@ -73,7 +73,7 @@ pub(super) struct Event {
     event_time: Null,
     /// Empty in combined events, as upstream.
     pub reporting_component: ArcStr,
-    reporting_instance: &'static str,
+    reporting_instance: ArcStr,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -92,6 +92,9 @@ pub(super) struct EventMeta {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Source {
     pub component: ArcStr,
+    /// The node of the component; empty: it has none.
+    #[serde(skip_serializing_if = "is_empty")]
+    pub host: ArcStr,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -124,15 +127,22 @@ impl Event {
             involved_object: about.clone(),
             reason: Istr::new(reason),
             message,
-            source: Source { component: component.clone() },
+            source: Source { component: component.clone(), host: ArcStr::new() },
             first_timestamp: now,
             last_timestamp: now,
             count: 1,
             event_type,
             event_time: Null,
             reporting_component: component,
-            reporting_instance: "",
+            reporting_instance: ArcStr::new(),
         }
+    }
+
+    /// The event of a component that runs on a node. Upstream: `EventSource.Host`.
+    pub fn on_host(mut self, host: ArcStr) -> Event {
+        self.reporting_instance.clone_from(&host);
+        self.source.host = host;
+        self
     }
 
     /// The event that combines this one with similar ones from `now` on.
@@ -140,7 +150,7 @@ impl Event {
         self.metadata.name = format!("{}.{nanos:x}", self.involved_object.name);
         self.message.insert_str(0, "(combined from similar events): ");
         (self.first_timestamp, self.last_timestamp, self.count) = (now, now, 1);
-        self.reporting_component = ArcStr::new();
+        (self.reporting_component, self.reporting_instance) = (ArcStr::new(), ArcStr::new());
         self
     }
 
@@ -222,6 +232,9 @@ mod tests {
                 "reportingInstance": "",
             })
         );
+        let of_node = serde_json::to_value(event.on_host("n2".into())).unwrap();
+        assert_eq!(of_node["source"], serde_json::json!({ "component": "c", "host": "n2" }));
+        assert_eq!(of_node["reportingInstance"], "n2");
     }
 
     #[test]

@@ -34,7 +34,9 @@ pub use values::condition::{Condition, patch_conditions};
 pub use values::intern::{Interned, Istr, Labels};
 pub(crate) use values::intern::{Pool, shared};
 pub use values::key::{ObjectKey, ObjectName, Uid};
-pub use values::label_syntax::is_dns1123_subdomain;
+pub use values::label_syntax::{
+    is_dns1123_subdomain, is_label_key, is_label_value, label_key_fault, label_value_fault,
+};
 pub use values::meta::{Identity, Meta, PartialObjectMetadata, WholeMeta, Written};
 pub use values::node_selector::{NodeAffinity, NodeSelector};
 pub use values::owner::OwnerReference;

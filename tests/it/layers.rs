@@ -107,10 +107,11 @@ const GENERATED: &str = "kubelet/src/cri/mod.rs";
 const GRPC: [&str; 5] = ["client", "clock", "objects", "percent", "task"];
 
 /// The rooms of the library, or paths below them, that the kubelet may use.
-const KUBELET: [&str; 12] = [
+const KUBELET: [&str; 13] = [
     "cache",
     "client",
     "clock",
+    "events",
     "logging",
     "metrics",
     "objects",
