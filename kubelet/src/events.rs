@@ -1,35 +1,90 @@
-//! Events of pods and of the node, as lines of the log: upstream's reasons and messages, in the form
-//! in which its event broadcaster logs them. Upstream: `pkg/kubelet/events`, `record.EventRecorder`.
+//! Events of pods and of the node: lines of the log, in the form in which upstream's event broadcaster
+//! logs them, with upstream's reasons and messages; and, with an API server, objects there.
+//! Upstream: `pkg/kubelet/events`, `record.EventRecorder`.
 
 use std::fmt;
+use std::sync::OnceLock;
+
+use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 
 use crate::pod::{Pod, PodExt};
 
+/// Where events go beside the log.
+static RECORDER: OnceLock<Recorder> = OnceLock::new();
+
+/// From now on, the events of this process go to the API server too. Only the first call counts.
+pub fn send_to(recorder: Recorder) {
+    RECORDER.get_or_init(|| recorder);
+}
+
 /// Records that something has gone as it should. `container`: the event is about this one.
 pub fn normal(pod: &Pod, container: Option<&str>, reason: &str, message: impl fmt::Display) {
-    log::info!("{}", line(pod, container, "Normal", reason, &message.to_string()));
+    record(&of_pod(pod, container), EventType::Normal, reason, message.to_string());
 }
 
 /// Records that something has gone wrong.
 pub fn warning(pod: &Pod, container: Option<&str>, reason: &str, message: impl fmt::Display) {
-    log::warn!("{}", line(pod, container, "Warning", reason, &message.to_string()));
+    record(&of_pod(pod, container), EventType::Warning, reason, message.to_string());
+}
+
+/// Records that something has happened to the node.
+pub fn node_normal(node: &str, reason: &str, message: impl fmt::Display) {
+    record(&of_node(node), EventType::Normal, reason, message.to_string());
 }
 
 /// Records that something has gone wrong with the node.
 pub fn node_warning(node: &str, reason: &str, message: impl fmt::Display) {
-    log::warn!("{}", text(node, "", "Node", "Warning", reason, &message.to_string()));
+    record(&of_node(node), EventType::Warning, reason, message.to_string());
 }
 
-fn line(pod: &Pod, container: Option<&str>, kind: &str, reason: &str, message: &str) -> String {
-    let path = container.map(|name| field_path(pod, name)).unwrap_or_default();
-    text(&pod.display_name(), &path, "Pod", kind, reason, message)
+fn record(about: &ObjectReference, kind: EventType, reason: &str, message: String) {
+    let level = match kind {
+        EventType::Normal => log::Level::Info,
+        EventType::Warning => log::Level::Warn,
+    };
+    log::log!(level, "{}", line(about, kind, reason, &message));
+    if let Some(recorder) = RECORDER.get() {
+        recorder.event(about, kind, reason, message);
+    }
 }
 
-fn text(object: &str, path: &str, of: &str, kind: &str, reason: &str, message: &str) -> String {
+fn line(about: &ObjectReference, kind: EventType, reason: &str, message: &str) -> String {
+    let object = match about.namespace.as_str() {
+        "" => about.name.to_string(),
+        namespace => format!("{namespace}/{}", about.name),
+    };
     format!(
-        "Event occurred object={object:?} fieldPath={path:?} kind=\"{of}\" apiVersion=\"v1\" \
-         type=\"{kind}\" reason=\"{reason}\" message={message:?}"
+        "Event occurred object={object:?} fieldPath={:?} kind=\"{}\" apiVersion=\"v1\" \
+         type=\"{kind:?}\" reason=\"{reason}\" message={message:?}",
+        about.field_path.as_str(),
+        about.kind.as_str(),
     )
+}
+
+/// As upstream's, without a uid.
+fn of_node(name: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        namespace: "".into(),
+        name: name.into(),
+        uid: "".into(),
+        resource_version: 0,
+        field_path: "".into(),
+    }
+}
+
+fn of_pod(pod: &Pod, container: Option<&str>) -> ObjectReference {
+    let version = pod.metadata.resource_version.as_deref();
+    ObjectReference {
+        api_version: "v1".into(),
+        kind: "Pod".into(),
+        namespace: pod.namespace().into(),
+        name: pod.name().into(),
+        uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
+        resource_version: version.and_then(|version| version.parse().ok()).unwrap_or_default(),
+        field_path: container.map(|name| field_path(pod, name)).unwrap_or_default().as_str().into(),
+    }
 }
 
 /// Upstream: `kubecontainer.fieldPath`.
@@ -53,11 +108,15 @@ mod tests {
         for (container, path) in
             [(None, ""), (Some("i"), "spec.initContainers{i}"), (Some("c"), "spec.containers{c}")]
         {
-            let line = line(&pod, container, "Normal", "Started", "a \"b\"\nc");
+            let about = of_pod(&pod, container);
+            let line = line(&about, EventType::Normal, "Started", "a \"b\"\nc");
             let expected = format!(
                 r#"Event occurred object="n/p" fieldPath="{path}" kind="Pod" apiVersion="v1" "#
             ) + r#"type="Normal" reason="Started" message="a \"b\"\nc""#;
             assert_eq!(line, expected);
         }
+        let line = line(&of_node("n"), EventType::Warning, "Rebooted", "m");
+        let expected = r#"Event occurred object="n" fieldPath="" kind="Node" apiVersion="v1" "#;
+        assert_eq!(line, expected.to_owned() + r#"type="Warning" reason="Rebooted" message="m""#);
     }
 }

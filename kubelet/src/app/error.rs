@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-use crate::{cgroups, cri, options, server, upkeep, volumes};
+use super::enforce;
+use crate::{cgroups, cri, node, options, server, upkeep, volumes};
 
 /// Why the kubelet does not start.
 #[derive(Debug)]
@@ -23,10 +24,10 @@ pub enum Error {
     },
     UnknownDriver(String),
     ScoreOutOfRange(i32),
-    /// `pods` is to be limited, but there are no cgroups for classes.
-    NoCgroupsToLimit,
-    /// What is to be limited is not supported.
-    Unenforceable(String),
+    /// A setting of the node is refused.
+    Node(node::Error),
+    /// What is enforced, and how it is not: by upstream's texts.
+    Enforcement(enforce::Error),
     Options(options::Error),
     /// A call to the container runtime has failed.
     Runtime(cri::Error),
@@ -38,9 +39,6 @@ pub enum Error {
     Upkeep(upkeep::Error),
     Server(server::Error),
 }
-
-/// The field and the flag of what is limited.
-const ENFORCED: &str = "enforceNodeAllocatable (--enforce-node-allocatable)";
 
 impl Error {
     /// For `map_err` of the errors of what a setting names.
@@ -67,10 +65,8 @@ impl fmt::Display for Error {
                 f,
                 "oomScoreAdj (--oom-score-adj) {score} must be between range [-1000, 1000]"
             ),
-            Error::NoCgroupsToLimit => write!(f, "{ENFORCED}: \"pods\" requires cgroupsPerQOS"),
-            Error::Unenforceable(key) => {
-                write!(f, "{ENFORCED}: {key:?} is not supported, only pods or none")
-            }
+            Error::Node(error) => error.fmt(f),
+            Error::Enforcement(error) => error.fmt(f),
             Error::Options(error) => error.fmt(f),
             Error::Runtime(error) => error.fmt(f),
             Error::RuntimeTooOld => f.write_str("the container runtime does not speak CRI v1"),
@@ -89,6 +85,8 @@ impl StdError for Error {
             Error::Signals(error) => Some(error),
             Error::Setting { source, .. } => Some(&**source),
             Error::Options(error) => error.source(),
+            Error::Node(error) => error.source(),
+            Error::Enforcement(error) => error.source(),
             Error::Runtime(error) => error.source(),
             Error::Cgroups(error) => error.source(),
             Error::Volumes(error) => error.source(),
@@ -102,6 +100,12 @@ impl StdError for Error {
 impl From<cri::Error> for Error {
     fn from(error: cri::Error) -> Error {
         Error::Runtime(error)
+    }
+}
+
+impl From<enforce::Error> for Error {
+    fn from(error: enforce::Error) -> Error {
+        Error::Enforcement(error)
     }
 }
 

@@ -47,13 +47,24 @@ pub struct Cgroups {
     page_sizes: Vec<PageSize>,
 }
 
-/// What all pods together may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    pub cpus: i64,
-    pub memory_bytes: i64,
-    /// `None`: unknown.
+/// What a cgroup of many processes may use; `None`: left as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub milli_cpus: Option<i64>,
+    pub memory_bytes: Option<i64>,
     pub pids: Option<i64>,
+}
+
+impl Limits {
+    fn resources(self, huge_pages: Vec<(String, i64)>) -> Resources {
+        Resources {
+            cpu_shares: self.milli_cpus.map(resources::shares),
+            memory: self.memory_bytes.filter(|bytes| *bytes > 0),
+            pids: self.pids,
+            huge_pages,
+            ..Resources::default()
+        }
+    }
 }
 
 impl Cgroups {
@@ -117,17 +128,43 @@ impl Cgroups {
     ///
     /// # Errors
     /// With the path that cannot be made.
-    pub fn start(&self, capacity: Capacity) -> io::Result<()> {
-        let all = Resources {
-            cpu_shares: Some(resources::shares(capacity.cpus.saturating_mul(1000))),
-            memory: Some(capacity.memory_bytes).filter(|bytes| *bytes > 0),
-            pids: capacity.pids,
-            huge_pages: self.huge_pages(|size| size.capacity),
-            ..Resources::default()
-        };
-        self.make(&self.all_pods, &all)?;
+    pub fn start(&self, limits: Limits) -> io::Result<()> {
+        if !self.hierarchy.exists(&self.all_pods()) {
+            self.limit_pods(limits)?;
+        }
         self.make(&self.class(QosClass::Burstable), &self.of_class(None))?;
         self.make(&self.class(QosClass::BestEffort), &self.of_class(Some(resources::MIN_SHARES)))
+    }
+
+    /// Limits all pods together. Upstream: `enforceNodeAllocatableCgroups`.
+    ///
+    /// # Errors
+    /// With the path that cannot be written: for instance, they use more memory.
+    pub fn limit_pods(&self, limits: Limits) -> io::Result<()> {
+        let huge_pages = self.huge_pages(|size| size.capacity);
+        self.make(&self.all_pods, &limits.resources(huge_pages))
+    }
+
+    /// Limits a cgroup that others have made. It has no huge pages, as upstream.
+    /// Upstream: `enforceExistingCgroup`.
+    ///
+    /// # Errors
+    /// With the path that does not exist or cannot be written.
+    pub fn limit_existing(&self, cgroup: &str, limits: Limits) -> io::Result<()> {
+        let name = self.name(cgroup);
+        let path = name.path(self.driver);
+        if !self.hierarchy.exists(&path) {
+            let text = format!("cgroup {path:?} has some missing paths");
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        }
+        self.make(&name, &limits.resources(self.huge_pages(|_| 0)))
+    }
+
+    fn name(&self, path: &str) -> Name {
+        match self.driver {
+            Driver::Cgroupfs => Name::of_cgroupfs(path),
+            Driver::Systemd => Name::of_systemd(path),
+        }
     }
 
     /// The limits of a class. It may use all huge pages: the cgroups of its pods limit them.
@@ -198,11 +235,7 @@ impl Cgroups {
     }
 
     fn uid(&self, path: &str) -> Option<Uid> {
-        let name = match self.driver {
-            Driver::Cgroupfs => Name::of_cgroupfs(path),
-            Driver::Systemd => Name::of_systemd(path),
-        };
-        Uid::parse(name.last()?.strip_prefix(POD_PREFIX)?)
+        Uid::parse(self.name(path).last()?.strip_prefix(POD_PREFIX)?)
     }
 
     /// Kills what still runs in the cgroups of a pod, and removes them. Upstream: `Destroy`.
@@ -344,8 +377,16 @@ mod tests {
                 }],
             };
             let cgroups = Cgroups::new(&settings, hierarchy);
-            let capacity = Capacity { cpus: 2, memory_bytes: 1 << 30, pids: Some(100) };
-            cgroups.start(capacity).expect(version);
+            let limits =
+                Limits { milli_cpus: Some(2000), memory_bytes: Some(1 << 30), pids: Some(100) };
+            cgroups.start(limits).expect(version);
+            let less = Limits { memory_bytes: Some(1 << 20), ..Limits::default() };
+            assert!(cgroups.limit_existing("/system", less).is_err(), "others make it");
+            for controller in ["", "cpu", "memory", "pids", "cpuset"] {
+                fs::create_dir_all(base.join(version).join(controller).join("system"))
+                    .expect("made");
+            }
+            cgroups.limit_existing("/system", less).expect(version);
             let burstable = pod(json!({"cpu": "500m", "memory": "1Mi"}), json!({}));
             let both = json!({"cpu": "1", "memory": "2Mi"});
             let guaranteed = pod(both.clone(), both);
@@ -363,6 +404,7 @@ mod tests {
                     ("cpu/r/kubepods/cpu.shares", "2048"),
                     ("memory/r/kubepods/memory.limit_in_bytes", "1073741824"),
                     ("pids/r/kubepods/pids.max", "100"),
+                    ("memory/system/memory.limit_in_bytes", "1048576"),
                     ("cpu/r/kubepods/burstable/cpu.shares", "512"),
                     ("cpu/r/kubepods/besteffort/cpu.shares", "2"),
                     ("cpu/r/kubepods/burstable/pod0-1/cpu.shares", "512"),
@@ -374,6 +416,7 @@ mod tests {
                     ("r/kubepods/cpu.weight", "79"),
                     ("r/kubepods/memory.max", "1073741824"),
                     ("r/kubepods/pids.max", "100"),
+                    ("system/memory.max", "1048576"),
                     ("r/kubepods/burstable/cpu.weight", "20"),
                     ("r/kubepods/besteffort/cpu.weight", "1"),
                     ("r/kubepods/burstable/pod0-1/pids.max", "7"),

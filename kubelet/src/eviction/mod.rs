@@ -13,7 +13,7 @@ pub use self::error::{AmountError, Error};
 pub use self::limits::{exceeded_limit, has_local_limits};
 pub use self::ranking::{Candidate, is_critical, message, rank};
 pub use self::thresholds::{
-    Amount, Signal, Statements, Threshold, default_hard, reserved_memory, thresholds,
+    Amount, Signal, Statements, Threshold, default_hard, reserved, thresholds,
 };
 pub use self::watch::{Observation, Observations, Watch, observe, unresolved};
 use crate::stats::Fs;

@@ -7,6 +7,7 @@ use kube_controller_manager::objects::Quantity;
 use kube_controller_manager::options::parse_duration;
 
 use super::{AmountError, Error};
+use crate::node::pressure::Pressure;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,6 +58,18 @@ impl Signal {
             Signal::NodeFsAvailable | Signal::ImageFsAvailable => "ephemeral-storage",
             Signal::NodeFsInodesFree | Signal::ImageFsInodesFree => "inodes",
             Signal::PidAvailable => "pids",
+        }
+    }
+
+    /// The condition of the node. Upstream: `signalToNodeCondition`.
+    pub fn pressure(self) -> Pressure {
+        match self {
+            Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => Pressure::Memory,
+            Signal::NodeFsAvailable
+            | Signal::NodeFsInodesFree
+            | Signal::ImageFsAvailable
+            | Signal::ImageFsInodesFree => Pressure::Disk,
+            Signal::PidAvailable => Pressure::Pid,
         }
     }
 
@@ -169,9 +182,9 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
     Ok(thresholds)
 }
 
-/// The bytes of memory below which pods are evicted at once. Upstream: `hardEvictionReservation`.
-pub fn reserved_memory(thresholds: &[Threshold], capacity: i64) -> i64 {
-    let is_hard = |one: &&Threshold| one.signal == Signal::MemoryAvailable && one.grace.is_none();
+/// The bytes of a capacity below which pods are evicted at once. Upstream: `hardEvictionReservation`.
+pub fn reserved(thresholds: &[Threshold], signal: Signal, capacity: i64) -> i64 {
+    let is_hard = |one: &&Threshold| one.signal == signal && one.grace.is_none();
     let capacity = u64::try_from(capacity).unwrap_or(0);
     let bytes = thresholds.iter().find(is_hard).map_or(0, |hard| hard.value.of(capacity));
     i64::try_from(bytes).unwrap_or(i64::MAX)
@@ -251,8 +264,14 @@ mod tests {
         let of_pods = Threshold { signal: Signal::AllocatableMemoryAvailable, ..memory };
         assert_eq!(all, [memory, disk, soft, of_pods]);
         let soft_memory = Threshold { grace: soft.grace, ..memory };
-        for (all, reserved) in [(&all[..], 100 << 20), (&[soft_memory, disk], 0), (&[], 0)] {
-            assert_eq!(reserved_memory(all, 1 << 30), reserved);
+        for (all, signal, expected) in [
+            (&all[..], Signal::MemoryAvailable, 100 << 20),
+            (&all, Signal::NodeFsAvailable, 100),
+            (&[soft_memory, disk], Signal::MemoryAvailable, 0),
+            (&[], Signal::MemoryAvailable, 0),
+        ] {
+            let capacity = if signal == Signal::NodeFsAvailable { 1000 } else { 1 << 30 };
+            assert_eq!(reserved(all, signal, capacity), expected);
         }
         let none = || json!({});
         for (hard, soft, grace, fault) in [

@@ -102,6 +102,12 @@ impl Watch {
         &self.thresholds
     }
 
+    /// The signals whose thresholds are crossed, whether or not their grace is over.
+    pub fn crossed(&self) -> impl Iterator<Item = Signal> {
+        let all = self.thresholds.iter().zip(&self.since);
+        all.filter(|(_, since)| since.is_some()).map(|(threshold, _)| threshold.signal)
+    }
+
     /// The thresholds that count now, the most urgent first. Upstream: `synchronize`.
     pub fn observe(&mut self, observations: &Observations, now: Duration) -> Vec<Threshold> {
         let mut met = Vec::new();
@@ -165,6 +171,8 @@ mod tests {
             let met = watch.observe(&observations, seconds(at));
             let signals: Vec<Signal> = met.iter().map(|threshold| threshold.signal).collect();
             assert_eq!(signals, expected, "{at}");
+            // A soft one is crossed before it counts.
+            assert_eq!(watch.crossed().any(|s| s == Signal::MemoryAvailable), memory < 500, "{at}");
         }
         assert!(watch.observe(&Observations::new(), seconds(100)).is_empty());
     }

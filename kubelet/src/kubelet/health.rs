@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use kube_controller_manager::options::show_duration;
 use parking_lot::Mutex;
 
 /// A runtime that has not been listed for this long does not answer. Upstream:
@@ -61,6 +62,18 @@ impl LoopHealth {
         self.state.lock().fault.is_none()
     }
 
+    /// Why the runtime's pods are not known. Upstream: `GenericPLEG.Healthy`.
+    pub(super) fn pleg_fault(&self, now: Duration) -> Option<String> {
+        let elapsed = now.saturating_sub(self.state.lock().relisted);
+        (elapsed > RELIST_THRESHOLD).then(|| {
+            let [elapsed, threshold] = [elapsed, RELIST_THRESHOLD].map(show_duration);
+            format!(
+                "PLEG is not healthy: pleg was last seen active {elapsed} ago; threshold is \
+                 {threshold}"
+            )
+        })
+    }
+
     /// Whether the loop turns. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors
@@ -87,6 +100,9 @@ mod tests {
         health.enter(seconds(1180));
         // Too long after the last relist to count.
         health.enter(seconds(1181));
+        assert_eq!(health.pleg_fault(seconds(1180)), None);
+        let fault = "PLEG is not healthy: pleg was last seen active 3m1s ago; threshold is 3m0s";
+        assert_eq!(health.pleg_fault(seconds(1181)).as_deref(), Some(fault));
         assert!(health.check(seconds(1480), seconds(60)).is_ok());
         assert!(health.check(seconds(1481), seconds(60)).is_err());
         assert!(health.check(seconds(1481), seconds(600)).is_ok(), "syncs are rarer");

@@ -200,6 +200,11 @@ impl Kubelet {
         Some(Report { pod, status, is_terminated, is_finished })
     }
 
+    /// Why the runtime's pods are not known; `None`: they are. Upstream: `GenericPLEG.Healthy`.
+    pub fn pleg_fault(&self) -> Option<String> {
+        self.health.pleg_fault(self.clock.monotonic())
+    }
+
     /// Whether the loop turns and the runtime answers. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors

@@ -49,7 +49,7 @@ impl Kubelet {
         runtime: &PodStatus,
     ) -> Arc<core::PodStatus> {
         let messages = self.manager.messages(runtime).await;
-        let address = self.manager.node.address.now();
+        let host_ips = self.manager.node.own.host_ips();
         let probes = &self.manager.probes;
         let StatusChange { before, after } = self.store.update_status(pod, |before, waiting| {
             let inputs = StatusInputs {
@@ -59,7 +59,7 @@ impl Kubelet {
                 readiness: &|id| probes.result(id, Kind::Readiness),
                 startup: &|id| probes.result(id, Kind::Startup),
                 messages: &messages,
-                host_ip: address.as_deref(),
+                host_ips: &host_ips,
                 now: self.clock.now(),
                 before,
             };

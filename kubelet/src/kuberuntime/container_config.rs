@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kube_controller_manager::task;
 
 use super::start::ContainerImages;
-use super::{Error, Manager, Node};
+use super::{Error, Manager};
 use crate::cgroups;
 use crate::cri::api;
 use crate::pod::{Container, Pod, PodExt};
@@ -70,11 +70,9 @@ impl Manager {
     ) -> Result<VariablesAndMounts, Error> {
         let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
         let (objects, pod_ips) = (self.objects.now(), ips.to_vec());
-        let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
+        let node = self.node.own.clone();
         task::blocking(move || {
-            let host = address.now();
-            let host_ip = host.as_deref();
-            let inputs = DownwardInputs { host_ip, pod_ips: &pod_ips, cpus, memory_bytes };
+            let inputs = DownwardInputs { node: &node, pod_ips: &pod_ips };
             let file = |key: &_| -> environment::FileContent {
                 Ok(volumes::variable_file(&folders, &pod, key)?)
             };

@@ -139,7 +139,7 @@ impl Manager {
         ips: &[String],
     ) -> Result<(), RequestFailure> {
         let own = match pod.is_host_network() {
-            true => Some(self.node.address.or_loopback()),
+            true => Some(self.node.own.address_or_loopback()),
             false => ips.first().cloned(),
         };
         let ip = own.as_deref().or(get.host.as_deref());

@@ -33,8 +33,9 @@ use crate::cgroups::{self, Cgroups};
 use crate::cri::RuntimeService;
 use crate::images::Images;
 use crate::local_objects::LocalObjects;
-use crate::node::address::NodeAddress;
 use crate::node::huge_pages::PageSize;
+use crate::node::own::OwnNode;
+use crate::node::pressure::NodePressure;
 use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
@@ -44,15 +45,15 @@ use crate::volumes::Folders;
 /// After an error that a retry may mend. Upstream: `backOffPeriod`.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// What the node is.
-#[derive(Clone, Debug)]
+/// The machine, and its Node.
+#[derive(Clone)]
 pub struct Node {
     pub name: String,
-    pub address: NodeAddress,
+    pub own: OwnNode,
+    /// Of what it has too little.
+    pub pressure: NodePressure,
     pub cpus: i64,
     pub memory_bytes: i64,
-    /// What all pods may have of them.
-    pub allocatable_bytes: i64,
     pub page_sizes: Vec<PageSize>,
     pub resolvers: Resolvers,
     /// The parent of all pods' cgroups; empty: the runtime's.

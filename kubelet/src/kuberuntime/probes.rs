@@ -14,7 +14,7 @@ impl Manager {
     /// Starts probes of what runs in a pod, and ends those of what does not.
     pub async fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus) {
         let ip = match pod.is_host_network() {
-            true => Some(Ip::OfNode(self.node.address.clone())),
+            true => Some(Ip::OfNode(self.node.own.clone())),
             false => status.ips().first().cloned().map(Ip::OfPod),
         };
         let running = status.containers.iter().filter(|c| c.state == State::Running);

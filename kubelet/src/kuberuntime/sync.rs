@@ -9,7 +9,7 @@ use kube_controller_manager::task;
 
 use super::sandbox::PodSandbox;
 use super::start::StartFailure;
-use super::{Error, Manager, Node};
+use super::{Error, Manager};
 use crate::causes::chain;
 use crate::cri;
 use crate::events;
@@ -65,15 +65,13 @@ impl Manager {
     /// Sets up the pod's volumes; those that are set up already may be older than their sources.
     async fn set_up_volumes(&self, pod: &Arc<Pod>) -> Result<(), volumes::Error> {
         let (folders, of) = (self.folders.clone(), pod.clone());
-        let Node { cpus, allocatable_bytes: memory_bytes, address, .. } = self.node.clone();
+        let node = self.node.own.clone();
         let objects = self.objects.now();
         let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
         let mounted = self.mounted.lock().get(&pod.uid()).cloned().unwrap_or_default();
         let before = mounted.clone();
         let set_up = task::blocking(move || {
-            let host = address.now();
-            let inputs =
-                DownwardInputs { host_ip: host.as_deref(), pod_ips: &[], cpus, memory_bytes };
+            let inputs = DownwardInputs { node: &node, pod_ips: &[] };
             volumes::set_up(&folders, &of, &before, inputs, &objects, &time)
         });
         let fail = |error: &volumes::Error| {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use kube_controller_manager::objects::Quantity;
+use kube_controller_manager::objects::{Format, Quantity};
 
 /// Has a folder for each size.
 const FOLDER: &str = "/sys/kernel/mm/hugepages";
@@ -61,6 +61,11 @@ pub fn size_of(resource: &str) -> Option<i64> {
     Some(size.value())
 }
 
+/// The resource of pages of a size: `hugepages-2Mi`. Upstream: `HugePageResourceName`.
+pub fn resource(bytes: i64) -> String {
+    format!("{RESOURCE}{}", Quantity::from_milli(bytes.saturating_mul(1000), Format::BinarySi))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +99,9 @@ mod tests {
         ] {
             assert_eq!(size_of(resource), bytes, "{resource}");
             assert_eq!(bytes.map_or(String::new(), name_of), name, "{resource}");
+            if let Some(bytes) = bytes {
+                assert_eq!(super::resource(bytes), resource);
+            }
         }
     }
 }

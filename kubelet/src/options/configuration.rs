@@ -9,8 +9,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::values::{GoDuration, Headers, Pairs};
+use super::values::{GoDuration, Headers, Pairs, Taints};
 use super::{Error, Files};
+use crate::node::machine_info::count_cpus;
 
 /// The fields that are honoured; durations in Go's form.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -80,8 +81,34 @@ pub struct Configuration {
     pub eviction_minimum_reclaim: Pairs<'='>,
     pub eviction_max_pod_grace_period: i32,
     pub merge_default_eviction_settings: bool,
+    /// How long a pressure stays in the Node's status.
+    pub eviction_pressure_transition_period: GoDuration,
     pub volume_stats_agg_period: GoDuration,
     pub local_storage_capacity_isolation: bool,
+    pub register_node: bool,
+    pub register_with_taints: Taints,
+    /// Empty: a cloud's controller sets it.
+    #[serde(rename = "providerID")]
+    pub provider_id: String,
+    pub node_status_update_frequency: GoDuration,
+    pub node_status_report_frequency: GoDuration,
+    pub node_lease_duration_seconds: i32,
+    /// -1: all.
+    pub node_status_max_images: i32,
+    pub max_pods: i32,
+    /// 0: no limit.
+    pub pods_per_core: i32,
+    pub kube_reserved: Pairs<'='>,
+    pub kube_reserved_cgroup: String,
+    pub system_reserved: Pairs<'='>,
+    pub system_reserved_cgroup: String,
+    /// Empty: none.
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: String,
+    pub enable_controller_attach_detach: bool,
+    #[serde(rename = "eventRecordQPS")]
+    pub event_record_qps: i32,
+    pub event_burst: i32,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -143,8 +170,26 @@ impl Default for Configuration {
             eviction_minimum_reclaim: Pairs::default(),
             eviction_max_pod_grace_period: 0,
             merge_default_eviction_settings: false,
+            eviction_pressure_transition_period: GoDuration::from_secs(300),
             volume_stats_agg_period: GoDuration::from_secs(60),
             local_storage_capacity_isolation: true,
+            register_node: true,
+            register_with_taints: Taints::default(),
+            provider_id: String::new(),
+            node_status_update_frequency: GoDuration::from_secs(10),
+            node_status_report_frequency: GoDuration::from_secs(300),
+            node_lease_duration_seconds: 40,
+            node_status_max_images: 50,
+            max_pods: 110,
+            pods_per_core: 0,
+            kube_reserved: Pairs::default(),
+            kube_reserved_cgroup: String::new(),
+            system_reserved: Pairs::default(),
+            system_reserved_cgroup: String::new(),
+            reserved_system_cpus: String::new(),
+            enable_controller_attach_detach: true,
+            event_record_qps: 50,
+            event_burst: 100,
         }
     }
 }
@@ -172,6 +217,57 @@ impl Configuration {
     }
 }
 
+impl Configuration {
+    /// Checks the fields of the Node. Upstream: `ValidateKubeletConfiguration`.
+    ///
+    /// # Errors
+    /// One that names the field and flag.
+    pub fn check_node(&self) -> Result<(), Error> {
+        if self.node_lease_duration_seconds <= 0 {
+            return Err(Error::LeaseDuration);
+        }
+        const NOT_NEGATIVE: &str = "not be a negative number";
+        for (field, value, least, range) in [
+            ("maxPods (--max-pods)", self.max_pods, 0, NOT_NEGATIVE),
+            ("podsPerCore (--pods-per-core)", self.pods_per_core, 0, NOT_NEGATIVE),
+            ("eventRecordQPS (--event-qps)", self.event_record_qps, 0, NOT_NEGATIVE),
+            ("eventBurst (--event-burst)", self.event_burst, 0, NOT_NEGATIVE),
+            (
+                "nodeStatusMaxImages (--node-status-max-images)",
+                self.node_status_max_images,
+                -1,
+                "be -1 or greater",
+            ),
+        ] {
+            if value < least {
+                return Err(Error::OutOfRange { field, value, range });
+            }
+        }
+        for taint in &self.register_with_taints.0 {
+            taint.check().map_err(Error::RegisterWithTaints)?;
+        }
+        let has_cgroups =
+            !self.kube_reserved_cgroup.is_empty() || !self.system_reserved_cgroup.is_empty();
+        match self.reserved_cpus()? {
+            Some(_) if has_cgroups => Err(Error::ReservedCpusAndCgroups),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many CPUs `reservedSystemCPUs` names; `None`: it is not set.
+    ///
+    /// # Errors
+    /// One that names the field and flag.
+    pub fn reserved_cpus(&self) -> Result<Option<i64>, Error> {
+        let list = &self.reserved_system_cpus;
+        if list.is_empty() {
+            return Ok(None);
+        }
+        let count = count_cpus(list);
+        count.map(Some).ok_or_else(|| Error::ReservedCpus(list.clone()))
+    }
+}
+
 /// Zero stands for the default, where it does. Upstream: `SetDefaults_KubeletConfiguration`.
 impl Configuration {
     /// In files, but not as flags.
@@ -180,6 +276,17 @@ impl Configuration {
         replace_zero(&mut self.sync_frequency, defaults.sync_frequency);
         replace_zero(&mut self.runtime_request_timeout, defaults.runtime_request_timeout);
         replace_zero(&mut self.volume_stats_agg_period, defaults.volume_stats_agg_period);
+        replace_zero(&mut self.image_minimum_gc_age, defaults.image_minimum_gc_age);
+        let update = defaults.node_status_update_frequency;
+        replace_zero(&mut self.node_status_update_frequency, update);
+        let transition = defaults.eviction_pressure_transition_period;
+        replace_zero(&mut self.eviction_pressure_transition_period, transition);
+        let lease = defaults.node_lease_duration_seconds;
+        replace_zero(&mut self.node_lease_duration_seconds, lease);
+        replace_zero(&mut self.max_pods, defaults.max_pods);
+        replace_zero(&mut self.event_burst, defaults.event_burst);
+        let endpoint = defaults.container_runtime_endpoint;
+        replace_zero(&mut self.container_runtime_endpoint, endpoint);
     }
 
     /// As flags too (upstream: in files only): sources are never read without a pause.
@@ -189,8 +296,8 @@ impl Configuration {
     }
 }
 
-fn replace_zero(value: &mut GoDuration, default: GoDuration) {
-    if value.0.is_zero() {
+fn replace_zero<T: Default + PartialEq>(value: &mut T, default: T) {
+    if *value == T::default() {
         *value = default;
     }
 }
@@ -213,38 +320,28 @@ const FIXED: [(&str, &str); 5] = [
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 16] = [
+const WITHOUT_EFFECT: [&str; 6] = [
     "authentication",
     "authorization",
     "configMapAndSecretChangeDetectionStrategy",
     "contentType",
-    "eventBurst",
-    "eventRecordQPS",
-    "evictionPressureTransitionPeriod",
-    "nodeLeaseDurationSeconds",
-    "nodeStatusMaxImages",
-    "nodeStatusReportFrequency",
-    "nodeStatusUpdateFrequency",
-    "providerID",
-    "registerNode",
-    "registerWithTaints",
     "rotateCertificates",
     "serverTLSBootstrap",
 ];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
 const REFUSED: &str = "allowedUnsafeSysctls cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
-    cpuManagerReconcilePeriod enableContentionProfiling enableControllerAttachDetach \
+    cpuManagerReconcilePeriod enableContentionProfiling \
     enableDebugFlagsHandler enableDebuggingHandlers enableProfilingHandler enableSystemLogHandler \
     enableSystemLogQuery featureGates hairpinMode imagePullCredentialsVerificationPolicy \
-    iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification kubeReserved kubeReservedCgroup \
-    kubeletCgroups logging maxOpenFiles maxPods memoryManagerPolicy \
-    memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR podsPerCore port \
+    iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification \
+    kubeletCgroups logging maxOpenFiles memoryManagerPolicy \
+    memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR port \
     preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
-    registryPullQPS reservedMemory reservedSystemCPUs runOnce seccompDefault \
+    registryPullQPS reservedMemory runOnce seccompDefault \
     showHiddenMetricsForVersion shutdownGracePeriod shutdownGracePeriodByPodPriority \
     shutdownGracePeriodCriticalPods singleProcessOOMKill streamingConnectionIdleTimeout \
-    systemCgroups systemReserved systemReservedCgroup tlsCertFile tlsCipherSuites \
+    systemCgroups tlsCertFile tlsCipherSuites \
     tlsCurvePreferences tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy \
     topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
 
@@ -267,9 +364,24 @@ pub fn read(files: &Files) -> Result<Loaded, Error> {
         let document = load(&file, &mut ignored);
         merge(&mut merged, Value::Object(document.map_err(of_file(&file))?));
     }
-    let mut configuration: Configuration = serde_json::from_value(merged).map_err(Error::Field)?;
-    configuration.replace_zeros_of_files();
+    let configuration = of(merged).map_err(Error::Field)?;
     Ok(Loaded { configuration, ignored })
+}
+
+/// The configuration of these fields, with upstream's defaults.
+fn of(fields: Value) -> Result<Configuration, serde_json::Error> {
+    let is_set = |field: &str| fields.get(field).is_some_and(|value| !is_unset(value));
+    let [sets_update, sets_report] =
+        ["nodeStatusUpdateFrequency", "nodeStatusReportFrequency"].map(is_set);
+    let mut configuration: Configuration = serde_json::from_value(fields)?;
+    configuration.replace_zeros_of_files();
+    if !sets_report {
+        configuration.node_status_report_frequency = match sets_update {
+            true => configuration.node_status_update_frequency,
+            false => Configuration::default().node_status_report_frequency,
+        };
+    }
+    Ok(configuration)
 }
 
 fn of_file(path: &str) -> impl FnOnce(Error) -> Error {
@@ -323,7 +435,8 @@ fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String
         } else if WITHOUT_EFFECT.contains(&name) {
             ignored.extend(is_set.then_some(field));
         } else if REFUSED.split_whitespace().any(|refused| refused == name) {
-            if is_set {
+            // A file that a program has written has all fields, also those that are not set.
+            if is_set && !is_unset(&value) {
                 return Err(Error::UnsupportedField(field));
             }
         } else {
@@ -331,6 +444,20 @@ fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String
         }
     }
     Ok(honoured)
+}
+
+/// Whether a value is that of a field of Go's types that is not set, where zero stands for the default:
+/// no time, no text, no member.
+fn is_unset(value: &Value) -> bool {
+    match value {
+        Value::String(text) => matches!(text.as_str(), "" | "0s"),
+        Value::Object(members) => members.values().all(|member| match member {
+            Value::Number(number) => number.as_f64() == Some(0.0),
+            Value::String(text) if text == "0" => true,
+            other => is_unset(other),
+        }),
+        _ => false,
+    }
 }
 
 /// Merges a document into those before it: objects are merged, null removes a field, and all else
@@ -356,6 +483,7 @@ fn merge(base: &mut Value, other: Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::causes::chain;
 
     fn document(more: Value) -> Value {
         let mut document = json!({
@@ -400,10 +528,24 @@ mod tests {
         for (more, fault) in [
             (json!({}), None),
             (json!({"staticPodPath": "/a", "registerNode": true}), None),
+            (json!({"memorySwap": {}, "shutdownGracePeriod": "0s"}), None),
+            (
+                json!({"logging": {"flushFrequency": 0, "options": {"json": {"infoBufferSize": "0"}},
+                                   "verbosity": 0}}),
+                None,
+            ),
+            (
+                json!({"logging": {"verbosity": 2}}),
+                Some("logging is not supported yet: see docs/kubelet-flags.md"),
+            ),
+            (
+                json!({"cpuCFSQuota": false}),
+                Some("cpuCFSQuota is not supported yet: see docs/kubelet-flags.md"),
+            ),
             (json!({"failSwapOn": false}), None),
             (json!({"failSwapOn": true}), Some("failSwapOn: true is not supported, only false")),
             (
-                json!({"memorySwap": {}}),
+                json!({"memorySwap": {"swapBehavior": "LimitedSwap"}}),
                 Some("memorySwap is not supported yet: see docs/kubelet-flags.md"),
             ),
             (json!({"x": 1}), Some("strict decoding error: unknown field \"x\"")),
@@ -424,12 +566,125 @@ mod tests {
     fn zero_durations_of_files_are_the_defaults() {
         let fields = json!({
             "syncFrequency": "0s", "runtimeRequestTimeout": "0s", "volumeStatsAggPeriod": "0s",
+            "imageMinimumGCAge": "0s", "nodeStatusUpdateFrequency": "0s",
+            "nodeStatusReportFrequency": "0s", "nodeLeaseDurationSeconds": 0, "maxPods": 0,
+            "eventBurst": 0, "evictionPressureTransitionPeriod": "0s",
         });
-        let mut configuration: Configuration =
-            serde_json::from_value(fields).expect("a configuration");
-        assert!(configuration.runtime_request_timeout.0.is_zero());
-        configuration.replace_zeros_of_files();
-        assert_eq!(configuration, Configuration::default());
+        assert_eq!(of(fields).expect("a configuration"), Configuration::default());
+    }
+
+    #[test]
+    fn statuses_are_reported_as_often_as_they_are_computed_where_only_that_is_set() {
+        for (fields, expected) in [
+            (json!({}), 300),
+            (json!({"nodeStatusUpdateFrequency": "0s", "nodeStatusReportFrequency": "0s"}), 300),
+            (json!({"nodeStatusUpdateFrequency": "10s"}), 10),
+            (json!({"nodeStatusUpdateFrequency": "20s", "nodeStatusReportFrequency": "0s"}), 20),
+            (json!({"nodeStatusUpdateFrequency": "20s", "nodeStatusReportFrequency": "1m"}), 60),
+        ] {
+            let configuration = of(fields.clone()).expect("a configuration");
+            let expected = GoDuration::from_secs(expected);
+            assert_eq!(configuration.node_status_report_frequency, expected, "{fields}");
+        }
+    }
+
+    #[test]
+    fn fields_of_the_node_are_checked() {
+        for (fields, fault) in [
+            (json!({}), None),
+            (json!({"reservedSystemCPUs": "0-1,3"}), None),
+            (
+                json!({"reservedSystemCPUs": "x"}),
+                Some("unable to parse reservedSystemCPUs (--reserved-cpus) \"x\""),
+            ),
+            (
+                json!({"reservedSystemCPUs": "0", "systemReservedCgroup": "/a"}),
+                Some(
+                    "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup \
+                      (--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)",
+                ),
+            ),
+            (
+                json!({"nodeLeaseDurationSeconds": -1}),
+                Some("nodeLeaseDurationSeconds must be greater than 0"),
+            ),
+            (json!({"maxPods": -1}), Some("maxPods (--max-pods) -1 must not be a negative number")),
+            (
+                json!({"nodeStatusMaxImages": -2}),
+                Some("nodeStatusMaxImages (--node-status-max-images) -2 must be -1 or greater"),
+            ),
+            (
+                json!({"registerWithTaints": [{"key": "a", "effect": "x"}]}),
+                Some(
+                    "registerWithTaints (--register-with-taints): invalid taint effect: x, \
+                      unsupported taint effect",
+                ),
+            ),
+        ] {
+            let configuration: Configuration =
+                serde_json::from_value(fields.clone()).expect("a configuration");
+            let error = configuration.check_node().err().map(|error| chain(&error));
+            assert_eq!(error.as_deref(), fault, "{fields}");
+        }
+    }
+
+    #[test]
+    fn kubeadms_file_is_read() {
+        let text = "
+            apiVersion: kubelet.config.k8s.io/v1beta1
+            authentication:
+              anonymous: {enabled: false}
+              webhook: {cacheTTL: 0s, enabled: true}
+              x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
+            authorization:
+              mode: Webhook
+              webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}
+            cgroupDriver: systemd
+            clusterDNS: [10.96.0.10]
+            clusterDomain: cluster.local
+            containerRuntimeEndpoint: \"\"
+            cpuManagerReconcilePeriod: 0s
+            crashLoopBackOff: {}
+            evictionPressureTransitionPeriod: 0s
+            fileCheckFrequency: 0s
+            healthzBindAddress: 127.0.0.1
+            healthzPort: 10248
+            httpCheckFrequency: 0s
+            imageMaximumGCAge: 0s
+            imageMinimumGCAge: 0s
+            kind: KubeletConfiguration
+            logging:
+              flushFrequency: 0
+              options:
+                json: {infoBufferSize: \"0\"}
+                text: {infoBufferSize: \"0\"}
+              verbosity: 0
+            memorySwap: {}
+            nodeStatusReportFrequency: 0s
+            nodeStatusUpdateFrequency: 0s
+            resolvConf: /run/systemd/resolve/resolv.conf
+            rotateCertificates: true
+            runtimeRequestTimeout: 0s
+            shutdownGracePeriod: 0s
+            shutdownGracePeriodCriticalPods: 0s
+            staticPodPath: /etc/kubernetes/manifests
+            streamingConnectionIdleTimeout: 0s
+            syncFrequency: 0s
+            volumeStatsAggPeriod: 0s";
+        let document: Value = serde_yaml_ng::from_str(text).expect("YAML");
+        let fields = checked(document, &mut BTreeSet::new()).expect("known fields");
+        let read = of(Value::Object(fields)).expect("a configuration");
+        let expected = Configuration {
+            cgroup_driver: "systemd".to_owned(),
+            cluster_dns: vec!["10.96.0.10".to_owned()],
+            cluster_domain: "cluster.local".to_owned(),
+            file_check_frequency: GoDuration::default(),
+            http_check_frequency: GoDuration::default(),
+            resolv_conf: "/run/systemd/resolve/resolv.conf".to_owned(),
+            static_pod_path: "/etc/kubernetes/manifests".to_owned(),
+            ..Configuration::default()
+        };
+        assert_eq!(read, expected);
     }
 
     #[test]

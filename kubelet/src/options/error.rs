@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
+use crate::node;
+
 /// Why a command line, or a configuration file that it names, is refused.
 #[derive(Debug)]
 pub enum Error {
@@ -35,6 +37,20 @@ pub enum Error {
     },
     /// A field has another type.
     Field(serde_json::Error),
+    /// A flag of the node is refused.
+    Node(node::Error),
+    /// A field of the node is out of its range: with its flag, its value and the range.
+    OutOfRange {
+        field: &'static str,
+        value: i32,
+        range: &'static str,
+    },
+    LeaseDuration,
+    ReservedCpus(String),
+    /// CPUs are reserved by their numbers, and by cgroups.
+    ReservedCpusAndCgroups,
+    RegisterWithTaints(node::Error),
+    CloudProvider(String),
     MaxPulls(i32),
     /// Several pulls at a time are allowed and forbidden.
     SerialPulls,
@@ -68,6 +84,25 @@ impl fmt::Display for Error {
                 write!(f, "{field}: {given} is not supported, only {only}")
             }
             Error::Field(_) => f.write_str("the kubelet's configuration"),
+            Error::Node(error) => error.fmt(f),
+            Error::OutOfRange { field, value, range } => write!(f, "{field} {value} must {range}"),
+            Error::LeaseDuration => f.write_str("nodeLeaseDurationSeconds must be greater than 0"),
+            Error::ReservedCpus(list) => {
+                write!(f, "unable to parse reservedSystemCPUs (--reserved-cpus) {list:?}")
+            }
+            Error::ReservedCpusAndCgroups => f.write_str(
+                "can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup \
+                 (--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)",
+            ),
+            Error::RegisterWithTaints(_) => {
+                f.write_str("registerWithTaints (--register-with-taints)")
+            }
+            Error::CloudProvider(provider) => write!(
+                f,
+                "cloud provider {provider:?} was specified, but built-in cloud providers are \
+                 disabled. Please set --cloud-provider=external and migrate to an external cloud \
+                 provider"
+            ),
             Error::MaxPulls(max) => {
                 write!(f, "maxParallelImagePulls {max} must be a positive number")
             }
@@ -86,6 +121,8 @@ impl StdError for Error {
             Error::Unreadable(error) => error.source(),
             Error::Syntax(error) => error.source(),
             Error::Field(error) => Some(error),
+            Error::Node(error) => error.source(),
+            Error::RegisterWithTaints(error) => Some(error),
             _ => None,
         }
     }

@@ -13,7 +13,9 @@ use kube_controller_manager::options::{Arguments, Level, Version, flag_table, pr
 
 use self::configuration::Configuration;
 pub use self::error::Error;
-pub use self::values::{GoDuration, Headers, Pairs};
+pub use self::values::{GoDuration, Headers, NodeLabels, Pairs, Taints};
+use crate::node::address::NodeIps;
+use crate::node::labels;
 
 /// What a command line asks for.
 #[derive(Debug)]
@@ -31,6 +33,9 @@ pub struct Settings {
     pub hostname: String,
     /// Empty: that of the default route.
     pub node_ip: String,
+    pub node_labels: NodeLabels,
+    /// Empty or `external`.
+    pub cloud_provider: String,
     /// Empty: there is no API server.
     pub kubeconfig: String,
     pub root: String,
@@ -84,6 +89,8 @@ impl Default for Settings {
         Settings {
             hostname: String::new(),
             node_ip: String::new(),
+            node_labels: NodeLabels::default(),
+            cloud_provider: String::new(),
             kubeconfig: String::new(),
             root: "/var/lib/kubelet".into(),
             objects: String::new(),
@@ -107,8 +114,32 @@ flag_table! {
     "Node" {
         /// Name of the node; empty: the machine's.
         hostname_override: String => hostname;
-        /// Address of the node; empty: that of the default route.
+        /// Address of the node, or one of each family; empty: that of the default route.
         node_ip: String => node_ip;
+        /// Labels that the node is registered with, as key=value,key=value.
+        node_labels: NodeLabels => node_labels;
+        /// Register the node with the API server.
+        register_node: bool => configuration.register_node;
+        /// Taints that the node is registered with, as key=value:effect.
+        register_with_taints: Taints => configuration.register_with_taints;
+        /// Id of the node in its cloud.
+        provider_id: String => configuration.provider_id;
+        /// external: a cloud's controller sets the addresses of the node.
+        cloud_provider: String => cloud_provider;
+        /// How often the node's status is computed.
+        node_status_update_frequency: GoDuration => configuration.node_status_update_frequency;
+        /// Images in the node's status, -1: all.
+        node_status_max_images: i32 => configuration.node_status_max_images;
+        /// Pods that may run on the node.
+        max_pods: i32 => configuration.max_pods;
+        /// Of these, pods for each CPU, 0: no limit.
+        pods_per_core: i32 => configuration.pods_per_core;
+        /// Say that a controller attaches the node's volumes.
+        enable_controller_attach_detach: bool => configuration.enable_controller_attach_detach;
+        /// Events a second that are sent to the API server, 0: no limit.
+        event_qps: i32 => configuration.event_record_qps;
+        /// Events that are sent at once.
+        event_burst: i32 => configuration.event_burst;
         /// Kubeconfig of an API server whose pods for this node run here too.
         kubeconfig: String => kubeconfig;
         /// Folder of the kubelet's files.
@@ -187,11 +218,24 @@ flag_table! {
         cgroup_root: String => configuration.cgroup_root;
         /// Make cgroups for the classes of pods.
         cgroups_per_qos: bool => configuration.cgroups_per_qos;
-        /// pods: limit all pods together to the machine; none; by default pods, where there are
-        /// cgroups for classes.
+        /// pods: limit all pods together to what is not reserved; system-reserved and kube-reserved
+        /// (with -compressible: only CPU): limit their cgroups to what is; none; by default pods, where
+        /// there are cgroups for classes.
         enforce_node_allocatable: Option<Vec<String>> => configuration.enforce_node_allocatable;
         /// Processes of each pod, -1: no limit.
         pod_max_pids: i64 => configuration.pod_pids_limit;
+    }
+    "Reservations" {
+        /// What the kubelet and the runtime need, as cpu=200m,memory=500Mi.
+        kube_reserved: Pairs<'='> => configuration.kube_reserved;
+        /// Their cgroup.
+        kube_reserved_cgroup: String => configuration.kube_reserved_cgroup;
+        /// What the system needs, as cpu=200m,memory=500Mi.
+        system_reserved: Pairs<'='> => configuration.system_reserved;
+        /// Its cgroup.
+        system_reserved_cgroup: String => configuration.system_reserved_cgroup;
+        /// CPUs of both, as 0-1,4.
+        reserved_cpus: String => configuration.reserved_system_cpus;
     }
     "Evictions" {
         /// Thresholds, as memory.available<100Mi,nodefs.available<10%.
@@ -204,6 +248,9 @@ flag_table! {
         eviction_minimum_reclaim: Pairs<'='> => configuration.eviction_minimum_reclaim;
         /// Longest grace at a soft threshold, in seconds.
         eviction_max_pod_grace_period: i32 => configuration.eviction_max_pod_grace_period;
+        /// How long a pressure stays in the node's status.
+        eviction_pressure_transition_period: GoDuration
+            => configuration.eviction_pressure_transition_period;
         /// Evict pods that exceed their own limits.
         local_storage_capacity_isolation: bool => configuration.local_storage_capacity_isolation;
         /// How often limits of volumes are checked, 0: never.
@@ -231,22 +278,18 @@ flag_table! {
 const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-token-webhook \
     authentication-token-webhook-cache-ttl authorization-mode \
     authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl \
-    bootstrap-kubeconfig cert-dir client-ca-file cloud-provider contention-profiling cpu-cfs-quota \
+    bootstrap-kubeconfig cert-dir client-ca-file contention-profiling cpu-cfs-quota \
     cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options \
-    cpu-manager-reconcile-period enable-controller-attach-detach \
-    enable-debugging-handlers enable-server event-burst event-qps \
-    eviction-pressure-transition-period exit-on-lock-contention \
+    cpu-manager-reconcile-period enable-debugging-handlers enable-server exit-on-lock-contention \
     experimental-allocatable-ignore-eviction experimental-mounter-path fail-cgroupv1 fail-swap-on \
     feature-gates hairpin-mode kernel-memcg-notification kube-api-burst kube-api-content-type \
-    kube-api-qps kube-reserved kube-reserved-cgroup kubelet-cgroups lock-file \
-    make-iptables-util-chains max-open-files max-pods memory-manager-policy node-labels \
-    node-status-max-images node-status-update-frequency pod-cidr pods-per-core port \
-    protect-kernel-defaults provider-id qos-reserved register-node register-with-taints \
-    registry-burst registry-qps reserved-cpus reserved-memory rotate-certificates \
+    kube-api-qps kubelet-cgroups lock-file make-iptables-util-chains max-open-files \
+    memory-manager-policy pod-cidr port protect-kernel-defaults qos-reserved registry-burst \
+    registry-qps reserved-memory rotate-certificates \
     rotate-server-certificates runonce runtime-cgroups seccomp-default \
-    streaming-connection-idle-timeout system-cgroups system-reserved system-reserved-cgroup \
-    tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy \
-    topology-manager-policy-options topology-manager-scope volume-plugin-dir";
+    streaming-connection-idle-timeout system-cgroups tls-cert-file tls-cipher-suites \
+    tls-min-version tls-private-key-file topology-manager-policy topology-manager-policy-options \
+    topology-manager-scope volume-plugin-dir";
 
 /// The text of `--help`.
 pub fn usage() -> String {
@@ -293,6 +336,13 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
         return Err(Error::CredentialProviders);
     }
     settings.configuration.max_parallel_pulls()?;
+    settings.configuration.check_node()?;
+    labels::check(&settings.node_labels.0).map_err(Error::Node)?;
+    NodeIps::parse(&settings.node_ip).map_err(Error::Node)?;
+    match settings.cloud_provider.as_str() {
+        "" | "external" => {}
+        other => return Err(Error::CloudProvider(other.to_owned())),
+    }
     Ok(Command::Run(Box::new(settings)))
 }
 
@@ -390,12 +440,12 @@ mod tests {
     fn file_is_read_below_the_flags() {
         let file = std::env::temp_dir().join(format!("kubelet-pulls-{}.yaml", std::process::id()));
         let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-                    maxParallelImagePulls: 2\nregisterNode: true\nproviderID: null\n";
+                    maxParallelImagePulls: 2\ncontentType: x\nauthorization: null\n";
         std::fs::write(&file, text).expect("a file");
         let config = format!("--config={}", file.display());
         let settings = run(&[&config]).expect("settings");
         // There is no log yet.
-        assert_eq!(settings.ignored_fields, BTreeSet::from(["registerNode".to_owned()]));
+        assert_eq!(settings.ignored_fields, BTreeSet::from(["contentType".to_owned()]));
         assert_eq!(settings.configuration.max_parallel_pulls().ok(), Some(Some(2)));
         let fault = run(&[&config, "--serialize-image-pulls=true"]).expect_err("a conflict");
         assert!(fault.starts_with("maxParallelImagePulls cannot be larger than 1"), "{fault}");

@@ -7,6 +7,8 @@ use std::time::Duration;
 use kube_controller_manager::options::{Given, Value};
 use serde::{Deserialize, Serialize};
 
+use crate::node::labels::Taint;
+
 /// A duration such as `1m30s`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
@@ -70,6 +72,49 @@ impl<const SEPARATOR: char> Value for Pairs<SEPARATOR> {
     fn text(&self) -> String {
         let pairs = self.0.iter().map(|(key, value)| format!("{key}{SEPARATOR}{value}"));
         pairs.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Labels, as `a=b,c`: one without a value is empty. Upstream: `ConfigurationMap`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeLabels(pub BTreeMap<String, String>);
+
+impl Value for NodeLabels {
+    const KIND: &'static str = "mapStringString";
+    fn parse(text: &str) -> Result<NodeLabels, String> {
+        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        let pairs = items.map(|item| {
+            let (key, value) = item.split_once('=').unwrap_or((item, ""));
+            (key.trim().to_owned(), value.trim().to_owned())
+        });
+        Ok(NodeLabels(pairs.collect()))
+    }
+    /// The flags add up.
+    fn merge(&mut self, given: Vec<Given<NodeLabels>>) {
+        self.0.extend(given.into_iter().flat_map(|Given(labels)| labels.0));
+    }
+    fn text(&self) -> String {
+        let pairs = self.0.iter().map(|(key, value)| format!("{key}={value}"));
+        pairs.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Taints of the node, as `a=b:NoSchedule,c:NoExecute`. Upstream: `RegisterWithTaintsVar`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct Taints(pub Vec<Taint>);
+
+impl Value for Taints {
+    const KIND: &'static str = "[]v1.Taint";
+    fn parse(text: &str) -> Result<Taints, String> {
+        let items = text.split(',').filter(|_| !text.is_empty());
+        let taints = items.map(Taint::parse).collect::<Result<_, _>>();
+        taints.map(Taints).map_err(|error| error.to_string())
+    }
+    fn text(&self) -> String {
+        let taints = self.0.iter();
+        let taints = taints.map(|Taint { key, value, effect }| format!("{key}={value}:{effect}"));
+        taints.collect::<Vec<_>>().join(",")
     }
 }
 

@@ -23,7 +23,7 @@ use self::results::{SavedResults, Table};
 use self::worker::Worker;
 pub use self::worker::remove_metrics;
 use crate::cri::RuntimeService;
-use crate::node::address::NodeAddress;
+use crate::node::own::OwnNode;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::actions::ProbeResults;
 use crate::volumes::Folders;
@@ -61,14 +61,14 @@ impl Kind {
 pub enum Ip {
     OfPod(String),
     /// It may change while they run.
-    OfNode(NodeAddress),
+    OfNode(OwnNode),
 }
 
 impl Ip {
     fn now(&self) -> String {
         match self {
             Ip::OfPod(ip) => ip.clone(),
-            Ip::OfNode(address) => address.or_loopback(),
+            Ip::OfNode(node) => node.address_or_loopback(),
         }
     }
 }

@@ -10,17 +10,15 @@ use kube_controller_manager::objects::Quantity;
 
 use super::{Error, env_file};
 use crate::local_objects::{Contents, Kind, NotFound, Objects};
+use crate::node::own::OwnNode;
 use crate::pod::{Container, Pod, PodExt, listed};
 
 /// What the downward API needs beside the pod.
 #[derive(Clone, Copy)]
 pub struct DownwardInputs<'a> {
-    /// The node's address; `None`: it has none yet.
-    pub host_ip: Option<&'a str>,
+    /// Has the addresses, and what a container without limits may have.
+    pub node: &'a OwnNode,
     pub pod_ips: &'a [String],
-    /// The CPUs and bytes of memory that the node has for pods: the limits of a container that has none.
-    pub cpus: i64,
-    pub memory_bytes: i64,
 }
 
 /// Where the values of variables come from beside the definition.
@@ -178,7 +176,9 @@ pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<St
         "spec.nodeName" => pod.spec().node_name.clone().unwrap_or_default(),
         "spec.serviceAccountName" => pod.spec().service_account_name.clone().unwrap_or_default(),
         "status.hostIP" | "status.hostIPs" => {
-            inputs.host_ip.ok_or(Error::NoNodeAddress)?.to_owned()
+            let ips = inputs.node.host_ips();
+            let first = ips.first().ok_or(Error::NoNodeAddress)?;
+            if path == "status.hostIP" { first.clone() } else { ips.join(",") }
         }
         "status.podIP" => inputs.pod_ips.first().cloned().unwrap_or_default(),
         "status.podIPs" => inputs.pod_ips.join(","),
@@ -205,8 +205,7 @@ pub fn resource_field(
     let is_limit = list == "limits";
     let of = |lists| listed(lists, resource, is_limit).filter(|amount| !amount.is_zero());
     let node = match (is_limit, resource) {
-        (true, "cpu") => Quantity::new(inputs.cpus),
-        (true, "memory") => Quantity::new(inputs.memory_bytes),
+        (true, "cpu" | "memory" | "ephemeral-storage") => inputs.node.allocatable(resource),
         _ => Quantity::ZERO,
     };
     let of_pod = || of(pod.spec().resources.as_ref()).filter(|_| is_limit);
@@ -334,8 +333,8 @@ mod tests {
         });
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let ips = ["10.0.0.1".to_owned()];
-        let inputs =
-            DownwardInputs { host_ip: Some("1.2.3.4"), pod_ips: &ips, cpus: 2, memory_bytes: 1 };
+        let node = OwnNode::for_tests("1500m", "1", "1.2.3.4,fd00::1");
+        let inputs = DownwardInputs { node: &node, pod_ips: &ips };
         let file = |key: &core::FileKeySelector| -> FileContent {
             match key.path.as_str() {
                 "none" => Err("no file".into()),
@@ -390,7 +389,8 @@ mod tests {
             ]}]},
         });
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
-        let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let node = OwnNode::for_tests("1", "1", "");
+        let inputs = DownwardInputs { node: &node, pod_ips: &[] };
         let file = |_: &core::FileKeySelector| -> FileContent { Err("no file".into()) };
         let sources = Sources { inputs, objects: &objects, file: &file };
         let variables = variables(&pod, &pod.spec().containers[0], sources).expect("variables");

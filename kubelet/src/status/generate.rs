@@ -26,8 +26,8 @@ pub struct StatusInputs<'a> {
     pub startup: &'a dyn Fn(&str) -> Option<bool>,
     /// The last messages of containers that have ended, by id.
     pub messages: &'a HashMap<String, String>,
-    /// The node's address; `None`: it has none yet.
-    pub host_ip: Option<&'a str>,
+    /// The node's addresses, one of a family; empty: it has none yet.
+    pub host_ips: &'a [String],
     pub now: Timestamp,
     /// Keeps the times of conditions that do not change.
     pub before: Option<&'a core::PodStatus>,
@@ -95,7 +95,7 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let phase = phase(pod, &init, &containers);
     let ips = match pod.is_host_network() {
         true if inputs.runtime.sandboxes.first().is_some_and(|sandbox| sandbox.is_ready) => {
-            inputs.host_ip.map(str::to_owned).into_iter().collect()
+            inputs.host_ips.to_vec()
         }
         true => Vec::new(),
         false => inputs.runtime.ips().to_vec(),
@@ -105,7 +105,9 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let start_time = inputs.before.and_then(|before| before.start_time.clone()).or(oldest);
     let mut status = core::PodStatus {
         phase: Some(phase.to_owned()),
-        host_ip: inputs.host_ip.map(str::to_owned),
+        host_ip: inputs.host_ips.first().cloned(),
+        host_ips: (!inputs.host_ips.is_empty())
+            .then(|| inputs.host_ips.iter().map(|ip| core::HostIP { ip: ip.clone() }).collect()),
         pod_ip: ips.first().cloned(),
         pod_ips: Some(ips.into_iter().map(|ip| core::PodIP { ip }).collect()),
         start_time: Some(start_time.unwrap_or_else(|| time(inputs.now))),
@@ -580,7 +582,7 @@ mod tests {
             readiness: &|_| None,
             startup: &|_| None,
             messages: &HashMap::new(),
-            host_ip: None,
+            host_ips: &[],
             now: Timestamp::from_secs(0),
             before: None,
         };

@@ -11,7 +11,7 @@ use kube_controller_manager::client::{Client, Delete, Error};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{self, ObjectKey, Resource};
 use kube_controller_manager::task::StopToken;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::Report;
 use crate::metrics;
@@ -153,9 +153,6 @@ fn merged(live: &Value, report: &Report) -> Value {
     truncate_times(&mut merged);
     if let Some(time) = live.get("startTime") {
         merged["startTime"] = time.clone();
-    }
-    if let Some(ip) = merged.get("hostIP").cloned() {
-        merged["hostIPs"] = json!([{"ip": ip}]);
     }
     let none = Map::new();
     let live_fields = live.as_object().unwrap_or(&none);
@@ -312,6 +309,8 @@ fn end(pod: &Pod, status: &mut core::PodStatus) {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use serde_json::json;
 
     use super::*;
 

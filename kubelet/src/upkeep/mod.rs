@@ -14,14 +14,13 @@ use kube_controller_manager::task::{self, StopToken};
 pub use self::error::Error;
 
 use crate::causes::chain;
-use crate::cgroups::usage;
-use crate::eviction::{self, Candidate, Observations, Statements, Watch};
+use crate::eviction::{self, Candidate, Observations, Signal, Statements, Watch};
 use crate::images::gc::{self, ImageGc};
 use crate::kubelet::{EvictionCause, Kubelet};
 use crate::kuberuntime::garbage;
 use crate::kuberuntime::logs::{self, Rotation};
 use crate::metrics;
-use crate::node::huge_pages::PageSize;
+use crate::node::pressure::NodePressure;
 use crate::options::configuration::Configuration;
 use crate::pod::{Pod, PodExt};
 
@@ -100,6 +99,8 @@ pub struct Upkeep {
 /// When pods go for the node's sake.
 pub struct Evictions {
     pub watch: parking_lot::Mutex<Watch>,
+    /// What the watch shows, for others.
+    pub pressure: NodePressure,
     /// `evictionMaxPodGracePeriod`, in seconds.
     pub max_grace: i64,
     /// `volumeStatsAggPeriod`: how often the usage of volumes is compared with their limits; zero:
@@ -109,21 +110,15 @@ pub struct Evictions {
     pub image_folder: parking_lot::Mutex<Option<String>>,
 }
 
-impl Evictions {
-    /// The bytes of memory that pods may have: what would evict them is left out, and what is set
-    /// aside for huge pages. Upstream: `GetNodeAllocatableReservation`, `MachineInfo`.
-    pub fn allocatable(&self, memory_bytes: i64, sizes: &[PageSize]) -> i64 {
-        let reserved = eviction::reserved_memory(self.watch.lock().thresholds(), memory_bytes);
-        let rest = memory_bytes.saturating_sub(reserved).max(0);
-        usage::without_huge_pages(rest.unsigned_abs(), sizes).cast_signed()
-    }
-}
-
 /// When pods go, by the configuration.
 ///
 /// # Errors
 /// One that names the field or the signal.
-pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evictions, Error> {
+pub fn evictions(
+    configuration: &Configuration,
+    limits_pods: bool,
+    pressure: NodePressure,
+) -> Result<Evictions, Error> {
     let hard = configuration.eviction_hard.clone();
     let mut hard = hard.map_or_else(eviction::default_hard, |thresholds| thresholds.0);
     if configuration.merge_default_eviction_settings {
@@ -144,6 +139,7 @@ pub fn evictions(configuration: &Configuration, limits_pods: bool) -> Result<Evi
     }
     Ok(Evictions {
         watch: Watch::new(thresholds).into(),
+        pressure,
         max_grace: max_grace.into(),
         volume_period: match configuration.local_storage_capacity_isolation {
             false => Duration::ZERO,
@@ -252,7 +248,12 @@ impl Upkeep {
             return Ok(());
         }
         let (observations, has_image_disk) = self.observe().await?;
-        let met = self.evictions.watch.lock().observe(&observations, now);
+        let met = {
+            let mut watch = self.evictions.watch.lock();
+            let met = watch.observe(&observations, now);
+            self.evictions.pressure.observe(watch.crossed().map(Signal::pressure), now);
+            met
+        };
         let Some(first) = met.first() else { return Ok(()) };
         let resource = first.signal.resource();
         log::warn!("Eviction manager: attempting to reclaim {resource}");
@@ -447,20 +448,6 @@ mod tests {
             });
             let policy = policy.map_err(|error| chain(&error));
             assert_eq!(policy, expected.map_err(str::to_owned), "{fields}");
-        }
-    }
-
-    #[test]
-    fn pods_have_no_memory_that_is_reserved_or_set_aside() {
-        let evictions = evictions(&configuration(json!({})), false).expect("evictions");
-        let size = |mib: i64| PageSize { name: String::new(), bytes: 1, capacity: mib << 20 };
-        for (mib, sizes, expected) in [
-            (1000, vec![], 900),
-            (1000, vec![size(100), size(300)], 500),
-            (1000, vec![size(950)], 0),
-            (50, vec![], 0),
-        ] {
-            assert_eq!(evictions.allocatable(mib << 20, &sizes), expected << 20, "{mib} {sizes:?}");
         }
     }
 

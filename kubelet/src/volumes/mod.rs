@@ -216,7 +216,8 @@ fn mode_of(group: Option<u32>, in_memory: bool) -> u32 {
 /// Upstream: `calculateEmptyDirMemorySize`.
 fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, inputs: DownwardInputs<'_>) -> Option<i64> {
     let own = limit.and_then(|limit| limit.0.parse::<Quantity>().ok()).map(Quantity::value);
-    let limits = [Some(inputs.memory_bytes), Resources::of_pod(pod).memory, own];
+    let of_node = inputs.node.allocatable("memory").value();
+    let limits = [Some(of_node), Resources::of_pod(pod).memory, own];
     limits.into_iter().flatten().filter(|bytes| *bytes > 0).min()
 }
 
@@ -566,6 +567,7 @@ fn aliases(pod: &Pod) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::own::OwnNode;
 
     #[test]
     fn an_empty_volume_is_complete_or_not_there() {
@@ -614,7 +616,8 @@ mod tests {
             },
         }))
         .unwrap();
-        let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: 1 };
+        let node = OwnNode::for_tests("1", "1", "");
+        let inputs = DownwardInputs { node: &node, pod_ips: &[] };
         let outcomes =
             set_up(&folders, &pod, &BTreeSet::new(), inputs, &Objects::default(), "t").unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
@@ -725,8 +728,8 @@ mod tests {
         ] {
             let spec = serde_json::json!({"spec": {"containers": limits(of_containers)}});
             let pod: Pod = serde_json::from_value(spec).expect("a pod");
-            let inputs =
-                DownwardInputs { host_ip: None, pod_ips: &[], cpus: 1, memory_bytes: node };
+            let own = OwnNode::for_tests("1", &node.to_string(), "");
+            let inputs = DownwardInputs { node: &own, pod_ips: &[] };
             let limit = of_volume.map(|limit| ApiQuantity(limit.to_owned()));
             let size = memory_size(&pod, limit.as_ref(), inputs);
             assert_eq!(size.unwrap_or(0), expected, "{of_containers:?} {of_volume:?} {node}");

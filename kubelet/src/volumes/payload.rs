@@ -216,6 +216,7 @@ mod tests {
     use super::*;
     use crate::causes::chain;
     use crate::local_objects;
+    use crate::node::own::OwnNode;
 
     fn objects() -> Objects {
         let folder = std::env::temp_dir().join(format!(
@@ -299,7 +300,8 @@ mod tests {
                 named[key] = value.clone();
             }
             let named: core::Volume = serde_json::from_value(named).expect("a volume");
-            let inputs = DownwardInputs { host_ip: None, pod_ips: &[], cpus: 2, memory_bytes: 1 };
+            let node = OwnNode::for_tests("2", "1", "");
+            let inputs = DownwardInputs { node: &node, pod_ips: &[] };
             let written = of(&pod, &named, &objects, inputs).map_err(|error| chain(&error));
             let files = written.map(|written| shown(written.expect("a volume of files").files));
             let files = files.as_deref().map_err(String::as_str);

@@ -13,6 +13,8 @@ use kube_controller_manager::objects::{ObjectKey, Pod, Resource};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use kubelet::cri::{self, RuntimeService, api};
+use kubelet::node::address::NodeAddress;
+use kubelet::node::own::OwnNode;
 use kubelet::pod::PodExt;
 use kubelet::sources::{self, Op, PodConfig, PodUpdate, Source};
 use sandbox::cluster::administrator;
@@ -26,15 +28,15 @@ use super::pods::is_ready;
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An API server alone.
-struct Server {
-    sandbox: Sandbox,
-    client: Client,
-    clock: SharedClock,
+pub struct Server {
+    pub sandbox: Sandbox,
+    pub client: Client,
+    pub clock: SharedClock,
     folder: PathBuf,
 }
 
 impl Server {
-    async fn start() -> Server {
+    pub async fn start() -> Server {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
         let folder = std::env::temp_dir().join(format!("kubelet-api-{unique}"));
@@ -129,9 +131,11 @@ fn changes_at_the_server_become_changes_of_pods() {
         server.create("mirror", "n", json!({"kubernetes.io/config.mirror": "x"}), sleeps()).await;
         let (config, updates) = PodConfig::new(server.clock.clone());
         let stop = StopToken::new();
+        let own = OwnNode::new("n", NodeAddress::default());
+        own.set_standalone();
         let running = task::spawn(sources::api::run(
             ClientSource::new(server.client.clone()),
-            "n".to_owned(),
+            own,
             config,
             server.clock.clone(),
             stop.clone(),

@@ -152,10 +152,9 @@ fn what_no_pod_needs_is_collected() {
     let count = |folder: &std::path::Path| fs::read_dir(folder).map_or(0, Iterator::count);
     assert!(count(&links) >= 1, "no link to a log");
     symlink("/nonexistent", links.join("former-n_default_main-0123456789.log")).expect("a link");
-    node.configure(
-        "imageGCHighThresholdPercent: 1\nimageGCLowThresholdPercent: 0\nimageMinimumGCAge: 0s",
-    );
-    node.start_kubelet();
+    node.configure("imageGCHighThresholdPercent: 1\nimageGCLowThresholdPercent: 0");
+    // In files, zero is the default.
+    node.start_kubelet_with(&["--minimum-image-ttl-duration=0s"]);
     assert!(wait(|| !has_image(&node, &unused)), "{}", node.log());
     assert!(wait(|| node.log().contains("Insufficient free disk space")), "{}", node.log());
     assert!(has_image(&node, &used), "an image in use is removed");
@@ -366,7 +365,7 @@ fn static_pods_are_not_evicted_but_unused_images_go() {
     node.kill_kubelet();
     node.configure(
         "evictionHard: {nodefs.available: 99.999%}\nvolumeStatsAggPeriod: 1s\n\
-         imageMinimumGCAge: 0s",
+         imageMinimumGCAge: 1ns",
     );
     node.start_kubelet();
     node.eventually("large-n", "ready", is_ready);

@@ -1,0 +1,391 @@
+//! Keeps the Node in the API server: registers it, and writes its status by upstream's periods and
+//! when it has changed. Upstream: `Kubelet.syncNodeStatus`, `fastStatusUpdateOnce`.
+
+mod runtime;
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use futures_lite::future::zip;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube_controller_manager::client::Patch;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::{Node, ObjectKey, Resource, Timestamp};
+use kube_controller_manager::task::{self, StopToken};
+use parking_lot::Mutex;
+
+pub use self::runtime::RuntimeWatch;
+use crate::causes::chain;
+use crate::events;
+use crate::kubelet::Kubelet;
+use crate::node::address::NodeAddress;
+use crate::node::conditions;
+use crate::node::heartbeat::{self, Heartbeats};
+use crate::node::labels;
+use crate::node::own::OwnNode;
+use crate::node::patch;
+use crate::node::pressure::NodePressure;
+use crate::node::register::{self, Registration};
+use crate::node::status::{self, Constants, Inputs, NodeEvent, RuntimeInfo};
+use crate::whole_object::WholeObject;
+
+/// Upstream: `nodeStatusUpdateRetry`.
+const MAX_TRIES: usize = 5;
+/// Requests of many nodes spread by this part of their period.
+const JITTER: f64 = 0.04;
+/// How often it is tried to be ready, at the start, and for how long. Upstream:
+/// `fastStatusUpdateOnce`, `nodeReadyGracePeriod`.
+const FAST_PERIOD: Duration = Duration::from_millis(100);
+const FAST_GRACE: Duration = Duration::from_secs(120);
+
+/// Why a status is not written.
+#[derive(Debug)]
+enum Error {
+    /// The watch shows no Node of this name.
+    NotFound(String),
+    Read(heartbeat::Error),
+    Write(heartbeat::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NotFound(name) => write!(f, "error getting node: node {name:?} not found"),
+            Error::Read(_) => f.write_str("error getting node"),
+            Error::Write(_) => f.write_str("failed to patch status for node"),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Error::NotFound(_) => None,
+            Error::Read(error) | Error::Write(error) => Some(error),
+        }
+    }
+}
+
+/// When statuses are written.
+#[derive(Clone, Copy, Debug)]
+pub struct Periods {
+    /// `nodeStatusUpdateFrequency`: how often it is computed, and written if it has changed.
+    pub update: Duration,
+    /// `nodeStatusReportFrequency`: how often it is written unchanged.
+    pub report: Duration,
+}
+
+/// What keeps the Node.
+pub struct NodeSync {
+    pub own: OwnNode,
+    pub registration: Registration,
+    /// `registerNode`.
+    pub registers: bool,
+    pub constants: Arc<Constants>,
+    pub address: NodeAddress,
+    pub pressure: NodePressure,
+    pub runtime: RuntimeWatch,
+    pub clock: SharedClock,
+    pub periods: Periods,
+    pub state: State,
+}
+
+/// What has been written.
+#[derive(Default)]
+pub struct State {
+    /// Held while a status is computed and written. Upstream: `syncNodeStatusMux`.
+    syncing: async_lock::Mutex<()>,
+    written: Mutex<Written>,
+}
+
+#[derive(Debug, Default)]
+struct Written {
+    is_registered: bool,
+    reports: Reports,
+    has_seen_reboot: bool,
+    /// What the last event said of `spec.unschedulable`.
+    is_unschedulable: bool,
+}
+
+/// When statuses were written. Times are those of the monotonic clock.
+#[derive(Debug, Default)]
+struct Reports {
+    /// When one was accepted last.
+    last: Option<Duration>,
+    /// When the next one is due at the latest, from then.
+    period: Duration,
+}
+
+impl Reports {
+    fn is_due(&self, now: Duration) -> bool {
+        self.last.is_none_or(|last| now.saturating_sub(last) >= self.period)
+    }
+
+    /// A status has been accepted. After a change the next report comes at a time by chance, `part`
+    /// between 0 and 1, so that nodes that changed together do not report together; the others follow
+    /// by the period. Upstream: `delayAfterNodeStatusChange`.
+    fn add(&mut self, now: Duration, has_changed: bool, period: Duration, part: f64) {
+        let is_random = has_changed || self.last.is_none();
+        self.period = if is_random { period.mul_f64(0.5 + part) } else { period };
+        self.last = Some(now);
+    }
+}
+
+impl NodeSync {
+    /// Asks the runtime, and computes the Node that would be registered, for those who need a Node
+    /// before the server has one.
+    pub async fn prepare(&self) {
+        self.runtime.refresh().await;
+        let (node, _) = self.initial(None).await;
+        self.own.set_initial(node);
+    }
+
+    /// Keeps the Node until stopped.
+    pub async fn run(&self, heartbeats: &Heartbeats, kubelet: &Kubelet, stop: StopToken) {
+        let regular = self.regular(heartbeats, kubelet);
+        let fast = self.fast(heartbeats, kubelet);
+        let refresh = async {
+            loop {
+                self.clock.sleep(self.jittered()).await;
+                self.runtime.refresh().await;
+            }
+        };
+        let all = async {
+            zip(regular, fast).await;
+        };
+        stop.unless_stopped(all.or(refresh)).await;
+    }
+
+    /// Upstream: `JitterUntil`.
+    fn jittered(&self) -> Duration {
+        self.periods.update.mul_f64(1.0 + JITTER * fastrand::f64())
+    }
+
+    async fn regular(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
+        loop {
+            self.sync(heartbeats, kubelet).await;
+            self.clock.sleep(self.jittered()).await;
+        }
+    }
+
+    /// Writes the status at once when the node has become ready after the start.
+    async fn fast(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
+        let begin = self.clock.monotonic();
+        loop {
+            self.clock.sleep(FAST_PERIOD).await;
+            if self.clock.monotonic().saturating_sub(begin) >= FAST_GRACE {
+                log::error!("Node not becoming ready in time after startup");
+                return;
+            }
+            let Some(node) = self.own.registered() else { continue };
+            let status = node.status.clone().unwrap_or_default();
+            let all = status.conditions.unwrap_or_default();
+            match conditions::ready(&all) {
+                None => continue,
+                Some(ready) if ready.status == "True" => return,
+                Some(_) => {}
+            }
+            self.runtime.refresh().await;
+            if self.runtime.info(kubelet.pleg_fault()).faults.is_empty() {
+                log::info!("Fast updating node status as it just became ready");
+                return self.sync(heartbeats, kubelet).await;
+            }
+        }
+    }
+
+    /// Registers the Node unless it is, and writes its status if that is due.
+    /// Upstream: `syncNodeStatus`, `updateNodeStatus`.
+    async fn sync(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
+        let _syncing = self.state.syncing.lock().await;
+        if self.registers {
+            self.register(heartbeats, kubelet).await;
+        }
+        for attempt in 0..MAX_TRIES {
+            match self.try_update(heartbeats, kubelet, attempt).await {
+                Ok(()) => return,
+                Err(error) => {
+                    log::error!("Error updating node status, will retry: {}", chain(&error));
+                }
+            }
+        }
+        log::error!("Unable to update node status: update node status exceeds retry count");
+    }
+
+    /// Tries until the server has the Node.
+    async fn register(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
+        let mut delay = None;
+        while !self.state.written.lock().is_registered {
+            delay = Some(register::next_delay(delay));
+            self.clock.sleep(delay.unwrap_or_default()).await;
+            let (node, events) = self.initial(kubelet.pleg_fault()).await;
+            self.own.set_initial(node.clone());
+            let name = self.own.name();
+            log::info!("Attempting to register node {name}");
+            match heartbeats.within(register::try_register(heartbeats.client(), &node)).await {
+                Ok(()) => {
+                    log::info!("Successfully registered node {name}");
+                    self.state.written.lock().is_registered = true;
+                    self.record(&events);
+                }
+                Err(error) => {
+                    log::error!(
+                        "Unable to register node {name} with API server: {}",
+                        chain(&error)
+                    );
+                }
+            }
+        }
+    }
+
+    /// The Node that the kubelet would register. Upstream: `initialNode`.
+    async fn initial(&self, pleg: Option<String>) -> (core::Node, Vec<NodeEvent>) {
+        self.with_status(self.registration.node(), self.runtime.info(pleg)).await
+    }
+
+    /// A Node with the status of now, and the events of what has changed.
+    async fn with_status(
+        &self,
+        mut node: core::Node,
+        runtime: RuntimeInfo,
+    ) -> (core::Node, Vec<NodeEvent>) {
+        let inputs = Inputs {
+            constants: self.constants.clone(),
+            address: self.address.clone(),
+            pressure: self.pressure.clone(),
+            runtime,
+            images: self.runtime.images(),
+            // No volume of this kubelet is attached.
+            volumes_in_use: None,
+            faults: Vec::new(),
+            now: whole_seconds(self.clock.now()),
+        };
+        task::blocking(move || {
+            let events = status::set(&mut node, &inputs);
+            (node, events)
+        })
+        .await
+    }
+
+    fn record(&self, events: &[NodeEvent]) {
+        for NodeEvent { is_warning, reason, message } in events {
+            match is_warning {
+                true => events::node_warning(self.own.name(), reason, message),
+                false => events::node_normal(self.own.name(), reason, message),
+            }
+        }
+    }
+
+    /// Upstream: `tryUpdateNodeStatus`.
+    async fn try_update(
+        &self,
+        heartbeats: &Heartbeats,
+        kubelet: &Kubelet,
+        attempt: usize,
+    ) -> Result<(), Error> {
+        let name = self.own.name();
+        let key = ObjectKey::cluster(name);
+        let nodes = heartbeats.client().resource(&Node::RESOURCE);
+        // The watched Node costs no request. After a failure it may be too old.
+        let before = match self.own.registered().filter(|_| attempt == 0) {
+            Some(node) => node,
+            None if attempt == 0 => return Err(Error::NotFound(name.to_owned())),
+            None => {
+                let read = heartbeats.within(nodes.get::<WholeObject<core::Node>>(&key)).await;
+                read.map_err(Error::Read)?.object().clone()
+            }
+        };
+        let runtime = self.runtime.info(kubelet.pleg_fault());
+        let (mut after, events) = self.with_status((*before).clone(), runtime).await;
+        set_machine_labels(&mut after);
+        self.record_scheduling(&after);
+        let has_changed = status::has_changed(status_of(&before), status_of(&after))
+            || before.metadata.labels != after.metadata.labels;
+        if !has_changed && !self.state.written.lock().reports.is_due(self.clock.monotonic()) {
+            return Ok(());
+        }
+        let change = Patch::StrategicMerge(patch::between(&before, &after));
+        let status = nodes.subresource("status");
+        let written = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
+        written.map_err(Error::Write)?;
+        let now = self.clock.monotonic();
+        self.state.written.lock().reports.add(
+            now,
+            has_changed,
+            self.periods.report,
+            fastrand::f64(),
+        );
+        self.record_changes(events);
+        Ok(())
+    }
+
+    /// A restart of the machine is an event once: another machine with this name would make it one
+    /// again and again.
+    fn record_changes(&self, mut events: Vec<NodeEvent>) {
+        let is_reboot = |event: &NodeEvent| event.reason == "Rebooted";
+        {
+            let mut state = self.state.written.lock();
+            if state.has_seen_reboot {
+                events.retain(|event| !is_reboot(event));
+            }
+            state.has_seen_reboot |= events.iter().any(is_reboot);
+        }
+        self.record(&events);
+    }
+
+    /// Upstream: `recordNodeSchedulableEvent`.
+    fn record_scheduling(&self, node: &core::Node) {
+        let spec = node.spec.as_ref();
+        let is_unschedulable = spec.and_then(|spec| spec.unschedulable).unwrap_or_default();
+        let before = {
+            let mut state = self.state.written.lock();
+            std::mem::replace(&mut state.is_unschedulable, is_unschedulable)
+        };
+        if before != is_unschedulable {
+            let reason = if is_unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" };
+            self.record(&[NodeEvent::of_status(self.own.name(), reason)]);
+        }
+    }
+}
+
+fn status_of(node: &core::Node) -> &core::NodeStatus {
+    static NONE: std::sync::LazyLock<core::NodeStatus> = std::sync::LazyLock::new(Default::default);
+    node.status.as_ref().unwrap_or(&NONE)
+}
+
+/// The labels that the scheduler needs, also when others have changed them. Upstream: `updateNode`.
+fn set_machine_labels(node: &mut core::Node) {
+    let all = node.metadata.labels.get_or_insert_default();
+    all.insert(labels::OS.to_owned(), status::OS.to_owned());
+    all.insert(labels::ARCHITECTURE.to_owned(), status::architecture().to_owned());
+}
+
+fn whole_seconds(time: Timestamp) -> Time {
+    let seconds = time.to_jiff().as_second();
+    Time(k8s_openapi::jiff::Timestamp::from_second(seconds).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unchanged_statuses_are_reported_by_the_period() {
+        let (seconds, period) = (Duration::from_secs, Duration::from_secs(300));
+        let mut reports = Reports::default();
+        assert!(reports.is_due(seconds(0)), "nothing is known after a start");
+        // The first one, and those after a change, are followed by one at a time by chance.
+        reports.add(seconds(0), false, period, 0.1);
+        assert!(!reports.is_due(seconds(179)));
+        assert!(reports.is_due(seconds(180)));
+        reports.add(seconds(180), false, period, 0.1);
+        assert!(!reports.is_due(seconds(479)));
+        assert!(reports.is_due(seconds(480)));
+        reports.add(seconds(200), true, period, 1.0);
+        assert!(!reports.is_due(seconds(649)));
+        assert!(reports.is_due(seconds(650)));
+    }
+}
