@@ -37,7 +37,8 @@ pub fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-pub fn generated(base: &str) -> String {
+/// `base` and a random suffix: 58 characters are 63 without it. Upstream: `SimpleNameGenerator`.
+pub fn generated_name(base: &str) -> String {
     let base: String = base.chars().take(58).collect();
     let suffix: String =
         (0..5).map(|_| char::from(ALPHABET[fastrand::usize(..ALPHABET.len())])).collect();
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn names_and_uids_have_the_form_of_upstreams() {
-        let name = generated(&"x".repeat(70));
+        let name = generated_name(&"x".repeat(70));
         assert_eq!((name.len(), &name[..58]), (63, &*"x".repeat(58)));
         let uid = uuid();
         assert_eq!((uid.len(), &uid[14..15]), (36, "4"));

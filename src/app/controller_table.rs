@@ -72,8 +72,8 @@ impl Descriptor {
         let workers = Workers::Fixed(Count::new(count));
         Descriptor { profile: Profile { workers, ..self.profile }, ..self }
     }
-    /// The number that a flag gives, and the section and the member that show it in `/configz`.
-    const fn workers_of(
+    /// Takes the number of workers from a flag. `/configz` shows it at `section` and `member`.
+    const fn workers_from_flag(
         self,
         section: &'static str,
         member: &'static str,
@@ -90,7 +90,7 @@ impl Descriptor {
         self.profile.name
     }
 
-    /// The controller, wired up; may be idle.
+    /// The controller, wired up. It has no queue where the options give it nothing to do.
     ///
     /// # Errors
     /// As the [`Constructor`]'s, and when the controller is not available in this build.
@@ -182,7 +182,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row(TOKEN_CONTROLLER)
         .alias("serviceaccount-token")
         .queue("serviceaccount_tokens_service")
-        .workers_of("SAController", "ConcurrentSATokenSyncs", |o| {
+        .workers_from_flag("SAController", "ConcurrentSATokenSyncs", |o| {
             o.concurrent_serviceaccount_token_syncs
         })
         .built(controllers::accounts::serviceaccount::tokens::controller),
@@ -190,7 +190,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("endpoint")
         .account("endpoint-controller")
         .queue("endpoint")
-        .workers_of("EndpointController", "ConcurrentEndpointSyncs", |o| {
+        .workers_from_flag("EndpointController", "ConcurrentEndpointSyncs", |o| {
             o.concurrent_endpoint_syncs
         })
         .built(controllers::services::endpoint::controller),
@@ -198,7 +198,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("endpointslice")
         .event_source("endpoint-slice-controller")
         .queue("endpoint_slice")
-        .workers_of("EndpointSliceController", "ConcurrentServiceEndpointSyncs", |o| {
+        .workers_from_flag("EndpointSliceController", "ConcurrentServiceEndpointSyncs", |o| {
             o.concurrent_service_endpoint_syncs
         })
         .built(controllers::services::endpointslice::controller),
@@ -207,7 +207,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .account("endpointslicemirroring-controller")
         .event_source("endpoint-slice-mirroring-controller")
         .queue("endpoint_slice_mirroring")
-        .workers_of(
+        .workers_from_flag(
             "EndpointSliceMirroringController",
             "MirroringConcurrentServiceEndpointSyncs",
             |o| o.mirroring_concurrent_service_endpoint_syncs,
@@ -217,7 +217,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("replicationcontroller")
         .account("replication-controller")
         .queue("replicationmanager")
-        .workers_of("ReplicationController", "ConcurrentRCSyncs", |o| o.concurrent_rc_syncs)
+        .workers_from_flag("ReplicationController", "ConcurrentRCSyncs", |o| o.concurrent_rc_syncs)
         .built(controllers::workloads::replicaset::controller::<ReplicationController>),
     row("pod-garbage-collector-controller")
         .alias("podgc")
@@ -226,14 +226,14 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("resourcequota-controller")
         .alias("resourcequota")
         .queue("resourcequota_primary")
-        .workers_of("ResourceQuotaController", "ConcurrentResourceQuotaSyncs", |o| {
+        .workers_from_flag("ResourceQuotaController", "ConcurrentResourceQuotaSyncs", |o| {
             o.concurrent_resource_quota_syncs
         })
         .built(controllers::resourcequota::controller),
     row("namespace-controller")
         .alias("namespace")
         .queue("namespace")
-        .workers_of("NamespaceController", "ConcurrentNamespaceSyncs", |o| {
+        .workers_from_flag("NamespaceController", "ConcurrentNamespaceSyncs", |o| {
             o.concurrent_namespace_syncs
         })
         .built(controllers::cleanup::namespace::controller),
@@ -246,20 +246,22 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("garbagecollector")
         .account("generic-garbage-collector")
         .event_source("garbage-collector-controller")
-        .workers_of("GarbageCollectorController", "ConcurrentGCSyncs", |o| o.concurrent_gc_syncs)
+        .workers_from_flag("GarbageCollectorController", "ConcurrentGCSyncs", |o| {
+            o.concurrent_gc_syncs
+        })
         .built(controllers::cleanup::garbagecollector::controller),
     row("daemonset-controller")
         .alias("daemonset")
         .account("daemon-set-controller")
         .event_source("daemonset-controller")
         .queue("daemonset")
-        .workers_of("DaemonSetController", "ConcurrentDaemonSetSyncs", |o| {
+        .workers_from_flag("DaemonSetController", "ConcurrentDaemonSetSyncs", |o| {
             o.concurrent_daemonset_syncs
         })
         .built(controllers::workloads::daemonset::controller),
     row("job-controller")
         .alias("job")
-        .workers_of("JobController", "ConcurrentJobSyncs", |o| o.concurrent_job_syncs)
+        .workers_from_flag("JobController", "ConcurrentJobSyncs", |o| o.concurrent_job_syncs)
         .queue("job")
         .built(controllers::workloads::job::controller),
     row("podgroup-protection-controller")
@@ -269,20 +271,22 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("deployment-controller")
         .alias("deployment")
         .queue("deployment")
-        .workers_of("DeploymentController", "ConcurrentDeploymentSyncs", |o| {
+        .workers_from_flag("DeploymentController", "ConcurrentDeploymentSyncs", |o| {
             o.concurrent_deployment_syncs
         })
         .built(controllers::workloads::deployment::controller),
     row("replicaset-controller")
         .alias("replicaset")
         .queue("replicaset")
-        .workers_of("ReplicaSetController", "ConcurrentRSSyncs", |o| o.concurrent_replicaset_syncs)
+        .workers_from_flag("ReplicaSetController", "ConcurrentRSSyncs", |o| {
+            o.concurrent_replicaset_syncs
+        })
         .built(controllers::workloads::replicaset::controller::<ReplicaSet>),
     row("horizontal-pod-autoscaler-controller")
         .alias("horizontalpodautoscaling")
         .account("horizontal-pod-autoscaler")
         .queue("horizontalpodautoscaler")
-        .workers_of("HPAController", "ConcurrentHorizontalPodAutoscalerSyncs", |o| {
+        .workers_from_flag("HPAController", "ConcurrentHorizontalPodAutoscalerSyncs", |o| {
             o.concurrent_horizontal_pod_autoscaler_syncs
         })
         .built(controllers::workloads::autoscaling::controller),
@@ -290,20 +294,22 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("disruption")
         .event_source("controllermanager")
         .queue("disruption")
-        .workers_of(DISRUPTION_SECTION, "ConcurrentDisruptionSyncs", |o| {
+        .workers_from_flag(DISRUPTION_SECTION, "ConcurrentDisruptionSyncs", |o| {
             o.concurrent_disruption_syncs
         })
         .built(controllers::workloads::disruption::controller),
     row("statefulset-controller")
         .alias("statefulset")
         .queue("statefulset")
-        .workers_of("StatefulSetController", "ConcurrentStatefulSetSyncs", |o| {
+        .workers_from_flag("StatefulSetController", "ConcurrentStatefulSetSyncs", |o| {
             o.concurrent_statefulset_syncs
         })
         .built(controllers::workloads::statefulset::controller),
     row("cronjob-controller")
         .alias("cronjob")
-        .workers_of("CronJobController", "ConcurrentCronJobSyncs", |o| o.concurrent_cron_job_syncs)
+        .workers_from_flag("CronJobController", "ConcurrentCronJobSyncs", |o| {
+            o.concurrent_cron_job_syncs
+        })
         .queue("cronjob")
         .built(controllers::workloads::cronjob::controller),
     row("certificatesigningrequest-signing-controller")
@@ -356,7 +362,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::nodes::lifecycle::controller),
     row("service-lb-controller")
         .alias("service")
-        .workers_of("ServiceController", "ConcurrentServiceSyncs", |o| o.concurrent_service_syncs)
+        .workers_from_flag("ServiceController", "ConcurrentServiceSyncs", |o| {
+            o.concurrent_service_syncs
+        })
         .cloud(),
     row("node-route-controller").alias("route").cloud(),
     row("cloud-node-lifecycle-controller").alias("cloud-node-lifecycle").cloud(),
@@ -399,7 +407,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::storage::vacprotection::controller),
     row("ttl-after-finished-controller")
         .alias("ttl-after-finished")
-        .workers_of("TTLAfterFinishedController", "ConcurrentTTLSyncs", |o| {
+        .workers_from_flag("TTLAfterFinishedController", "ConcurrentTTLSyncs", |o| {
             o.concurrent_ttl_after_finished_syncs
         })
         .queue("ttl_jobs_to_delete")
@@ -417,7 +425,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("ephemeral-volume-controller")
         .alias("ephemeral-volume")
         .event_source("ephemeral_volume")
-        .workers_of("EphemeralVolumeController", "ConcurrentEphemeralVolumeSyncs", |o| {
+        .workers_from_flag("EphemeralVolumeController", "ConcurrentEphemeralVolumeSyncs", |o| {
             o.concurrent_ephemeralvolume_syncs
         })
         .queue("ephemeral_volume")
@@ -432,7 +440,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .account("resource-claim-controller")
         .event_source("resource_claim")
         .queue("resource_claim")
-        .workers_of("ResourceClaimController", "ConcurrentSyncs", |o| {
+        .workers_from_flag("ResourceClaimController", "ConcurrentSyncs", |o| {
             o.concurrent_resourceclaim_syncs
         })
         .gates(&["DynamicResourceAllocation"])
@@ -443,7 +451,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::devices::poolstatus::controller),
     row("device-taint-eviction-controller")
         .queue("device-taint-eviction-controller")
-        .workers_of("DeviceTaintEvictionController", "ConcurrentSyncs", |o| {
+        .workers_from_flag("DeviceTaintEvictionController", "ConcurrentSyncs", |o| {
             o.concurrent_device_taint_eviction_syncs
         })
         .gates(&["DynamicResourceAllocation", "DRADeviceTaints"])
@@ -454,9 +462,11 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::accounts::serviceaccount::cleaner::controller),
     row("validatingadmissionpolicy-status-controller")
         .queue("validatingadmissionpolicy-status")
-        .workers_of("ValidatingAdmissionPolicyStatusController", "ConcurrentPolicySyncs", |o| {
-            o.concurrent_validating_admission_policy_status_syncs
-        })
+        .workers_from_flag(
+            "ValidatingAdmissionPolicyStatusController",
+            "ConcurrentPolicySyncs",
+            |o| o.concurrent_validating_admission_policy_status_syncs,
+        )
         .built(controllers::apiserver::validatingadmissionpolicystatus::controller),
     row("taint-eviction-controller")
         .account("node-controller")

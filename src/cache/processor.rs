@@ -138,11 +138,11 @@ impl Listeners {
 
     fn send_to(&self, listener: &Listener, notification: Notification) {
         listener.inbox.notifications.push(notification);
-        self.take_reader(listener);
+        self.start_handler(listener);
     }
 
     /// Starts the handler's task if it has none and a notification waits.
-    fn take_reader(&self, listener: &Listener) {
+    fn start_handler(&self, listener: &Listener) {
         if self.state != State::Running {
             return;
         }
@@ -216,7 +216,7 @@ impl Processor {
             inbox.notifications.push(Notification::Synced);
         }
         let listener = Listener { inbox, resync };
-        listeners.take_reader(&listener);
+        listeners.start_handler(&listener);
         listeners.all.reserve_exact(1);
         listeners.all.push(listener);
         registration
@@ -237,7 +237,7 @@ impl Processor {
             return false;
         }
         listeners.state = State::Running;
-        listeners.all.iter().for_each(|listener| listeners.take_reader(listener));
+        listeners.all.iter().for_each(|listener| listeners.start_handler(listener));
         true
     }
 

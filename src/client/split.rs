@@ -45,7 +45,7 @@ impl Scanner {
 
     /// Scans to the end of the value that is open, or begins, at depth `floor`. Returns how many of
     /// `bytes` belong to the value, and whether it ends within them.
-    fn finish(&mut self, bytes: &[u8], floor: usize) -> (usize, bool) {
+    fn scan_value(&mut self, bytes: &[u8], floor: usize) -> (usize, bool) {
         let mut at = 0;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
             let found = if !self.in_string {
@@ -110,11 +110,12 @@ impl DocumentSplitter {
         }
     }
 
-    /// Searches every byte for the ends of documents.
+    /// Finds the ends of documents byte by byte, where line ends do not tell them, and keeps the
+    /// beginning of the next one.
     fn scan(&mut self, found: &mut dyn FnMut(&[u8])) {
         let (mut start, mut at) = (0, self.scanned);
         loop {
-            let (count, whole) = self.scanner.finish(&self.document[at..], 0);
+            let (count, whole) = self.scanner.scan_value(&self.document[at..], 0);
             at += count;
             if !whole {
                 break;
@@ -212,7 +213,7 @@ impl ListSplitter {
                     continue;
                 }
             };
-            let (count, whole) = self.scanner.finish(bytes, floor);
+            let (count, whole) = self.scanner.scan_value(bytes, floor);
             self.captured.extend_from_slice(&bytes[..count]);
             bytes = &bytes[count..];
             if !whole {

@@ -124,7 +124,7 @@ pub use views::resource_slice::{
     DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice,
 };
 pub use views::scale::Scale;
-pub use views::selinux_pod::{ConfinedMount, ConfinedShape, SelinuxPod};
+pub use views::selinux_pod::{LabelledMount, SelinuxPod, SelinuxShape};
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec, ServiceCidrStatus};

@@ -151,7 +151,7 @@ fn difference(existing: &Pod, new: &Pod) -> Option<Op> {
         && old_meta.labels == meta.labels
         && old_meta.deletion_timestamp == meta.deletion_timestamp
         && old_meta.deletion_grace_period_seconds == meta.deletion_grace_period_seconds
-        && own_annotations(existing).eq(own_annotations(new));
+        && source_annotations(existing).eq(source_annotations(new));
     match is_same {
         true => (existing.status != new.status).then_some(Op::Reconcile),
         false if meta.deletion_timestamp.is_some() => Some(Op::Delete),
@@ -159,8 +159,8 @@ fn difference(existing: &Pod, new: &Pod) -> Option<Op> {
     }
 }
 
-/// The annotations that the source has set.
-fn own_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
+/// The annotations without those that the kubelet adds. Upstream: `isLocalAnnotationKey`.
+fn source_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
     pod.metadata
         .annotations
         .iter()

@@ -16,7 +16,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
     if !is_dns1123_subdomain(name) {
         faults.add("metadata.name", format!("Invalid value: {name:?}: not a DNS subdomain"));
     }
-    if !is_label(pod.namespace()) {
+    if !is_dns1123_label(pod.namespace()) {
         let namespace = pod.namespace();
         faults.add("metadata.namespace", format!("Invalid value: {namespace:?}: not a DNS label"));
     }
@@ -76,7 +76,7 @@ impl Faults {
         let mut names = BTreeSet::new();
         for (at, volume) in spec.volumes.iter().flatten().enumerate() {
             let field = format!("spec.volumes[{at}]");
-            if !is_label(&volume.name) {
+            if !is_dns1123_label(&volume.name) {
                 let name = &volume.name;
                 self.add(
                     format!("{field}.name"),
@@ -101,7 +101,7 @@ impl Faults {
     }
 
     fn container(&mut self, field: &str, container: &core::Container, volumes: &BTreeSet<&str>) {
-        if !is_label(&container.name) {
+        if !is_dns1123_label(&container.name) {
             let name = &container.name;
             self.add(format!("{field}.name"), format!("Invalid value: {name:?}: not a DNS label"));
         }
@@ -209,8 +209,8 @@ pub fn leads_out(path: &str) -> bool {
     path.starts_with('/') || path.split('/').any(|part| part == "..")
 }
 
-/// Letters, digits and dashes, with a letter or digit at both ends; at most 63.
-fn is_label(text: &str) -> bool {
+/// Lower-case letters, digits and dashes, with a letter or digit at both ends; at most 63.
+fn is_dns1123_label(text: &str) -> bool {
     let is_fine = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     (1..=63).contains(&text.len())
         && text.bytes().all(is_fine)

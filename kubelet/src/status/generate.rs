@@ -164,7 +164,7 @@ fn container_status(
             last = last.or(ended).or_else(|| before.last_state.clone());
         }
         // An init container without a trace has done its work once a container was created.
-        (None, None) if has_initialized(pod, container, inputs) => {
+        (None, None) if must_have_completed(pod, container, inputs) => {
             state = core::ContainerState {
                 terminated: Some(core::ContainerStateTerminated {
                     reason: Some("Completed".to_owned()),
@@ -230,7 +230,9 @@ fn id_of(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> String {
     format!("{}://{}", inputs.runtime_name, status.id)
 }
 
-fn has_initialized(pod: &Pod, container: &Container, inputs: &StatusInputs<'_>) -> bool {
+/// Whether `container` is an init container that must have completed, as a regular container was
+/// created in the newest sandbox: the runtime may have removed its own.
+fn must_have_completed(pod: &Pod, container: &Container, inputs: &StatusInputs<'_>) -> bool {
     let is_init = pod.init_containers().iter().any(|init| init.name == container.name);
     let is_created = |name: &str| {
         let status = inputs.runtime.container(name);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::admission::{forbidden, is_pod};
 use crate::kinds::Kind;
-use crate::object::{generated, list, text};
+use crate::object::{generated_name, list, text};
 use crate::request::call::Call;
 use crate::request::payload::Payload;
 use crate::status::ApiResult;
@@ -103,7 +103,7 @@ fn push(object: &mut Value, key: &str, item: Value) {
 fn mount_token(spec: &mut Value) {
     let volumes = list(spec, "/volumes").iter().map(|volume| text(volume, "/name"));
     let known = volumes.into_iter().find(|name| name.starts_with(VOLUME)).map(str::to_owned);
-    let volume = known.clone().unwrap_or_else(|| generated(VOLUME));
+    let volume = known.clone().unwrap_or_else(|| generated_name(VOLUME));
     let mount = json!({ "name": volume, "readOnly": true, "mountPath": MOUNT_PATH });
     let mut mounted = false;
     for containers in ["initContainers", "containers"] {

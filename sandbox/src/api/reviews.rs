@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::access::{Access, User};
 use crate::api::Api;
 use crate::api::response::json_response;
-use crate::auth::{ISSUER, is_for};
+use crate::auth::{ISSUER, valid_audiences};
 use crate::failures::{self, invalid_value};
 use crate::object::{list, text};
 use crate::request::call::ResourcePath;
@@ -86,15 +86,10 @@ impl Api {
             .filter_map(|audience| audience.as_str().map(str::to_owned))
             .collect();
         let known = known.or_else(|| Some((self.legacy_token(token)?, Vec::new())));
-        match known.filter(|(_, audiences)| is_for(audiences, &wanted)) {
-            Some((mut user, mut audiences)) => {
+        let valid = known.map(|(user, audiences)| (user, valid_audiences(&audiences, &wanted)));
+        match valid.filter(|(_, audiences)| !audiences.is_empty()) {
+            Some((mut user, audiences)) => {
                 user.groups.push("system:authenticated".to_owned());
-                if !wanted.is_empty() && !audiences.is_empty() {
-                    audiences.retain(|audience| wanted.contains(audience));
-                }
-                if audiences.is_empty() {
-                    audiences.push(ISSUER.to_owned());
-                }
                 json!({ "authenticated": true, "user": user.to_json(), "audiences": audiences })
             }
             None => {

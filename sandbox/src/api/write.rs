@@ -16,7 +16,7 @@ use crate::apply;
 use crate::failures;
 use crate::kinds::{self, Kind, Subresource, View};
 use crate::object::{
-    drop_empty, generated, is_deleting, remove, spec_keys, take_added, text, uuid,
+    drop_empty, generated_name, is_deleting, remove, spec_keys, take_added, text, uuid,
 };
 use crate::patch;
 use crate::request::call::{Call, Warnings};
@@ -107,7 +107,7 @@ impl Api {
             metadata["generation"] = 1.into();
         }
         if !named && !base.is_empty() {
-            metadata["name"] = generated(&base).into();
+            metadata["name"] = generated_name(&base).into();
         }
         let name = text(&object, "/metadata/name").to_owned();
         if kind.resource.namespaced {
@@ -177,7 +177,7 @@ impl Api {
                     return Ok(stored);
                 }
                 Err(_) if !named && !base.is_empty() => {
-                    attempt = generated(&base);
+                    attempt = generated_name(&base);
                     object["metadata"]["name"] = attempt.as_str().into();
                 }
                 Err(_) => return Err(failures::already_exists(&kind.resource, &attempt)),

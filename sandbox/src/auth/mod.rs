@@ -113,7 +113,7 @@ impl Auth {
                 User { name, uid, groups, ..User::default() }.with_credential(credential)
             }
             (_, Some(token)) => match self.token(token, now) {
-                Some((user, audiences)) if is_for(&audiences, &[]) => user,
+                Some((user, audiences)) if !valid_audiences(&audiences, &[]).is_empty() => user,
                 Some(_) => return None,
                 None => other(token)?,
             },
@@ -132,11 +132,15 @@ fn bearer(header: &str) -> Option<&str> {
     words.next().filter(|token| is_bearer && !token.is_empty())
 }
 
-/// Whether a token for `audiences` is valid for one of `wanted`; without audiences it is for the
-/// API server.
-pub fn is_for(audiences: &[String], wanted: &[String]) -> bool {
-    let wanted = |of: &String| if wanted.is_empty() { of == ISSUER } else { wanted.contains(of) };
-    audiences.is_empty() || audiences.iter().any(wanted)
+/// Those of `wanted` for which a token with `audiences` is valid; it is not if there are none. The
+/// API server is the audience of a token without any, and is wanted where `wanted` is empty.
+pub fn valid_audiences(audiences: &[String], wanted: &[String]) -> Vec<String> {
+    let or_api_server = |list: &[String]| match list {
+        [] => vec![ISSUER.to_owned()],
+        list => list.to_vec(),
+    };
+    let wanted = or_api_server(wanted);
+    or_api_server(audiences).into_iter().filter(|audience| wanted.contains(audience)).collect()
 }
 
 /// 256 random bits, made of the random keys of the standard library's hash maps.
@@ -189,7 +193,13 @@ mod tests {
         assert!(bob.to_json()["extra"][CREDENTIAL][0].as_str().unwrap().starts_with("JTI="));
         assert_eq!(user("vault"), None);
         let text = |words: &[&str]| words.iter().copied().map(str::to_owned).collect::<Vec<_>>();
-        assert!(is_for(&text(&["vault", "a"]), &text(&["a"])));
-        assert!(!is_for(&text(&["vault"]), &text(&["a"])));
+        let valid = |audiences: &[&str], wanted: &[&str]| {
+            valid_audiences(&text(audiences), &text(wanted)).join(",")
+        };
+        assert_eq!(valid(&["vault", "a"], &["a"]), "a");
+        assert_eq!(valid(&["vault"], &["a"]), "");
+        assert_eq!(valid(&["vault"], &[]), "");
+        assert_eq!(valid(&[], &[]), ISSUER);
+        assert_eq!(valid(&[], &["vault"]), "", "a legacy token is for the API server alone");
     }
 }

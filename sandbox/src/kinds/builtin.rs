@@ -149,7 +149,7 @@ fn core_kinds() -> Vec<Kind> {
     let mut namespaces = kind(G, "Namespace", "namespaces", &["ns"], false)
         .status(core::prepare_namespace)
         .default(core::default_namespace)
-        .rules(Rules::named(NameRule::Label))
+        .rules(Rules::named(NameRule::Dns1123Label))
         .fields(core::namespace_field)
         .sub([Subresource::Finalize]);
     namespaces.prepare_update = Box::new(core::prepare_namespace_update);

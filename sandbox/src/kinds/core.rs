@@ -114,7 +114,7 @@ pub fn prepare_service_update(service: &mut Value, old: &Value) {
 }
 
 pub fn check_service(service: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check(service, NameRule::Label);
+    let mut faults = metadata::check(service, NameRule::Dns1123Label);
     let spec = service.get("spec").unwrap_or(&Value::Null);
     let kinds = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
     let kind = text(spec, "/type");
@@ -148,7 +148,7 @@ pub fn check_service(service: &Value) -> Vec<Cause> {
         if name.is_empty() && ports.len() > 1 {
             faults.push(required(format!("{at}.name"), ""));
         } else if !name.is_empty() {
-            if let Some(fault) = metadata::label_fault(name) {
+            if let Some(fault) = metadata::dns1123_label_fault(name) {
                 faults.push(invalid(format!("{at}.name"), &name.into(), &fault));
             }
             if names.contains(&name) {

@@ -47,7 +47,7 @@ pub fn fits(format: &str, text: &str) -> bool {
         "email" => is_email(text),
         "ipv4" => text.parse::<Ipv4Addr>().is_ok(),
         "ipv6" => text.parse::<Ipv6Addr>().is_ok(),
-        "k8sshortname" => name_fault(NameRule::Label, text).is_none(),
+        "k8sshortname" => name_fault(NameRule::Dns1123Label, text).is_none(),
         "k8slongname" => name_fault(NameRule::Subdomain, text).is_none(),
         format => match PATTERNS.iter().find(|(name, _)| *name == format) {
             Some((_, pattern)) => Regex::new(pattern).is_ok_and(|of| of.is_match(text)),

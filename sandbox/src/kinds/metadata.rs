@@ -47,7 +47,7 @@ const KEY: &str = "a valid config map key must consist of alphanumeric character
     '[-._a-zA-Z0-9]+')";
 const ANNOTATION_BYTES: usize = 256 * 1024;
 
-fn is_label(text: &str) -> bool {
+fn is_dns1123_label(text: &str) -> bool {
     let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     !text.is_empty() && text.chars().all(inside) && !text.starts_with('-') && !text.ends_with('-')
 }
@@ -59,31 +59,31 @@ fn is_word(text: &str) -> bool {
         && edge(text.chars().next_back())
 }
 
-/// The fault of a lower-case label, if any.
-pub fn label_fault(name: &str) -> Option<String> {
+/// The fault of `name` as a DNS-1123 label, if any. Upstream: `IsDNS1123Label`.
+pub fn dns1123_label_fault(name: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("must be no more than 63 characters".to_owned());
     }
-    (!is_label(name)).then(|| LABEL.to_owned())
+    (!is_dns1123_label(name)).then(|| LABEL.to_owned())
 }
 
 pub fn subdomain_fault(name: &str) -> Option<String> {
     if name.len() > 253 {
         return Some("must be no more than 253 characters".to_owned());
     }
-    (!name.split('.').all(is_label)).then(|| SUBDOMAIN.to_owned())
+    (!name.split('.').all(is_dns1123_label)).then(|| SUBDOMAIN.to_owned())
 }
 
 /// The fault of a name under the kind's rule.
 pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     match rule {
         NameRule::Subdomain => subdomain_fault(name),
-        NameRule::Label if name.contains('.') => Some("must not contain dots".to_owned()),
-        NameRule::Label => label_fault(name),
+        NameRule::Dns1123Label if name.contains('.') => Some("must not contain dots".to_owned()),
+        NameRule::Dns1123Label => dns1123_label_fault(name),
         NameRule::Dns1035 if name.contains('.') => Some("must not contain dots".to_owned()),
         NameRule::Dns1035 => {
             let letter = name.starts_with(|c: char| c.is_ascii_lowercase());
-            (!letter || label_fault(name).is_some()).then(|| DNS1035.to_owned())
+            (!letter || dns1123_label_fault(name).is_some()).then(|| DNS1035.to_owned())
         }
         NameRule::PathSegment if name == "." || name == ".." => {
             Some(format!("may not be '{name}'"))
@@ -262,8 +262,8 @@ mod tests {
             (NameRule::Subdomain, "Bad_1", false),
             (NameRule::Subdomain, "a..b", false),
             (NameRule::Subdomain, "-a", false),
-            (NameRule::Label, "a.b", false),
-            (NameRule::Label, "9a", true),
+            (NameRule::Dns1123Label, "a.b", false),
+            (NameRule::Dns1123Label, "9a", true),
             (NameRule::Dns1035, "9a", false),
             (NameRule::Dns1035, "a9", true),
             (NameRule::PathSegment, "system:Node", true),

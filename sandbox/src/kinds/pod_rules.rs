@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::fault::{duplicate, forbidden, invalid, non_negative, not_found, required, unsupported};
 use super::json::{int, list, text};
-use super::metadata::{self, label_fault};
+use super::metadata::{self, dns1123_label_fault};
 use super::quantity;
 use crate::status::Cause;
 
@@ -19,7 +19,7 @@ fn port(field: &str, value: Option<&Value>, faults: &mut Vec<Cause>) {
 fn dns_name(field: &str, name: &str, faults: &mut Vec<Cause>) {
     if name.is_empty() {
         faults.push(required(field, ""));
-    } else if let Some(fault) = label_fault(name) {
+    } else if let Some(fault) = dns1123_label_fault(name) {
         faults.push(invalid(field, &name.into(), &fault));
     }
 }

@@ -17,12 +17,12 @@ pub fn default_role(role: &mut Value) {
         set(role, "rules", Value::Null);
     }
     for rule in list_mut(role, "/rules") {
-        drop_empty(rule, &["apiGroups", "resources", "resourceNames", "nonResourceURLs"]);
+        omit_empty_lists(rule, &["apiGroups", "resources", "resourceNames", "nonResourceURLs"]);
     }
 }
 
-/// Drops lists without items.
-fn drop_empty(value: &mut Value, keys: &[&str]) {
+/// Drops empty lists, as Go's `omitempty` does when the object is stored.
+fn omit_empty_lists(value: &mut Value, keys: &[&str]) {
     for key in keys {
         if value[*key].as_array().is_some_and(Vec::is_empty)
             && let Some(members) = value.as_object_mut()
@@ -35,7 +35,7 @@ fn drop_empty(value: &mut Value, keys: &[&str]) {
 pub fn default_binding(binding: &mut Value) {
     drop_nulls(binding);
     fill(object(binding, "roleRef"), "apiGroup", GROUP);
-    drop_empty(binding, &["subjects"]);
+    omit_empty_lists(binding, &["subjects"]);
     for subject in list_mut(binding, "/subjects") {
         if matches!(text(subject, "/kind"), "User" | "Group") {
             fill(subject, "apiGroup", GROUP);

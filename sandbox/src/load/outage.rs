@@ -375,14 +375,14 @@ impl Heartbeats {
 
     fn renew(&self, node: &str) {
         let now = self.clock.now().to_micro_string();
-        self.change(LEASES, &format!("{LEASE_NAMESPACE}/{node}"), |lease| {
+        self.update_stored(LEASES, &format!("{LEASE_NAMESPACE}/{node}"), |lease| {
             lease["spec"]["renewTime"] = now.into();
         });
     }
 
     fn report(&self, node: &str) {
         let now = self.clock.now().to_string();
-        self.change(NODES, node, |node| {
+        self.update_stored(NODES, node, |node| {
             let conditions = node["status"]["conditions"].as_array_mut();
             for condition in conditions.into_iter().flatten() {
                 condition["lastHeartbeatTime"] = now.as_str().into();
@@ -391,10 +391,10 @@ impl Heartbeats {
     }
 
     /// A write that conflicts with one of the manager's is repeated in the next period.
-    fn change(&self, table: &str, key: &str, change: impl FnOnce(&mut Value)) {
+    fn update_stored(&self, table: &str, key: &str, edit: impl FnOnce(&mut Value)) {
         let Some(stored) = self.api.store.get(table, key) else { return };
         let mut value = stored.value.clone();
-        change(&mut value);
+        edit(&mut value);
         let _ = self.api.store.replace(table, key, stored.version, value);
     }
 }

@@ -109,6 +109,7 @@ fn read(place: usize, bytes: &[u8], object: &mut Map<String, Value>, depth: usiz
     Some(())
 }
 
+/// An entry of a map with string keys. A value that is missing is its type's default.
 fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     let mut key = String::new();
     let mut value = None;

@@ -56,7 +56,8 @@ fn bearer(token: &str) -> Option<String> {
 }
 
 impl Auth {
-    /// `plugin`: of [`Credentials::Exec`].
+    /// `plugin`: the exec plugin of [`Credentials::Exec`], and always there for it. The caller makes
+    /// it, as the TLS configuration uses the same one.
     pub fn new(
         credentials: &Credentials,
         plugin: Option<&Arc<Plugin>>,

@@ -49,6 +49,7 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 }
 
 /// The first connection that `connect` makes to one of `addresses`; the other attempts are dropped.
+/// The next attempt starts [`ATTEMPT_DELAY`] after the last one, or at once when one fails.
 async fn race<C, F>(
     addresses: Vec<SocketAddr>,
     clock: &SharedClock,

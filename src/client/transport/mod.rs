@@ -118,7 +118,7 @@ impl Transport {
         clock: &SharedClock,
     ) -> Result<Transport> {
         let environment = |name: &str| std::env::var(name).ok();
-        let proxy = proxy::before(base, config.proxy.as_deref(), environment)?;
+        let proxy = proxy::proxy_for(base, config.proxy.as_deref(), environment)?;
         let (tls, sockets) = (TlsSource::new(tls, plugin)?, Sockets::shared());
         let pool = Arc::new(Pool::new(clock.clone()));
         let connector = Connector { tls, proxy, sockets, clock: clock.clone() };

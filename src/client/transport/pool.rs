@@ -33,6 +33,7 @@ const IDLE_LIFETIME: Duration = Duration::from_secs(75);
 pub(super) struct Pool {
     idle: Mutex<Idle>,
     in_use: Arc<Semaphore>,
+    /// For requests that have waited for `in_use`.
     overflow: Arc<Semaphore>,
     clock: SharedClock,
     /// A connection has become idle.
@@ -60,7 +61,8 @@ impl Pool {
         Pool { idle: Mutex::default(), in_use, overflow, clock, returned, dial_slots }
     }
 
-    /// Waits until one more request may be under way. May be dropped at any time.
+    /// Waits until one more request may be under way; after [`WAIT_FOR_CONNECTION`] also by the
+    /// [`OVERFLOW`], so that slow answers do not block others. May be dropped at any time.
     pub async fn permit(&self) -> Permit {
         let late = async {
             self.clock.sleep(WAIT_FOR_CONNECTION).await;

@@ -30,12 +30,13 @@ pub(in crate::client) struct Proxy {
 }
 
 /// The proxy for `server`: `configured` (a kubeconfig's `proxy-url`), else the environment's
-/// HTTPS_PROXY, or HTTP_PROXY without TLS, unless NO_PROXY names the server.
+/// HTTPS_PROXY, or HTTP_PROXY without TLS, unless NO_PROXY names the server
+/// or it is on this machine.
 ///
 /// # Errors
 /// When the proxy's address is malformed or of another kind than those of [`Kind`]. When HTTP_PROXY
 /// may come from a header `Proxy`, because the program runs as a CGI script.
-pub(super) fn before(
+pub(super) fn proxy_for(
     server: &Url,
     configured: Option<&str>,
     environment: impl Fn(&str) -> Option<String>,
@@ -168,7 +169,7 @@ mod tests {
         let environment = |name: &str| {
             vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
-        let found = before(&Url::parse(server).unwrap(), configured, environment)?;
+        let found = proxy_for(&Url::parse(server).unwrap(), configured, environment)?;
         Ok(found.map_or("direct".to_owned(), |proxy| {
             let authorization =
                 proxy.authorization().map_or(String::new(), |value| " ".to_owned() + &value);

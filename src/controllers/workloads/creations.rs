@@ -264,12 +264,13 @@ pub fn ownership_changes(
         _ => Vec::new(),
     };
     let is_adopted = changes.is_empty() && created.controller().is_none();
-    changes.extend(controller_change(owner, created).filter(|_| !is_adopted));
+    changes.extend(controller_ref_change(owner, created).filter(|_| !is_adopted));
     changes
 }
 
-/// Why `created` does not name `owner`, which has sent it, as its controller.
-pub fn controller_change(owner: &Meta, created: &Meta) -> Option<String> {
+/// How the API server's answer to a creation differs from what `owner` has sent, in the controller
+/// reference: a mutating webhook may change it, and then the owner does not find its object again.
+pub fn controller_ref_change(owner: &Meta, created: &Meta) -> Option<String> {
     match created.controller() {
         Some(controller) if controller.uid == owner.uid => None,
         Some(other) => Some(format!("its controller is {} {:?}", other.kind, other.name)),

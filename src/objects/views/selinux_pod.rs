@@ -20,22 +20,22 @@ pub struct SelinuxPod {
     pub meta: Meta,
     /// Whether the pod has succeeded or failed.
     pub has_ended: bool,
-    pub shape: Interned<ConfinedShape>,
+    pub shape: Interned<SelinuxShape>,
 }
 
 /// The fields that pods of one template have in common; pods with equal fields share one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ConfinedShape {
+pub struct SelinuxShape {
     pub claims: Box<[ClaimVolume]>,
     pub inline_volumes: Box<[InlineVolume]>,
-    pub mounts: Box<[ConfinedMount]>,
+    pub mounts: Box<[LabelledMount]>,
     /// `spec.securityContext.seLinuxChangePolicy`
     pub change_policy: Option<Istr>,
 }
 
 /// A volume that containers mount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ConfinedMount {
+pub struct LabelledMount {
     pub volume: Istr,
     /// The distinct labels of the containers with a context: `user:role:type:level`, or empty.
     pub labels: Box<[Istr]>,
@@ -51,7 +51,7 @@ impl Object for SelinuxPod {
     }
 }
 
-static SHAPES: LazyLock<Pool<Interned<ConfinedShape>>> = LazyLock::new(Pool::new);
+static SHAPES: LazyLock<Pool<Interned<SelinuxShape>>> = LazyLock::new(Pool::new);
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -112,18 +112,11 @@ impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
     fn from(wire: WirePod<WireSpec, WireStatus>) -> SelinuxPod {
         let WirePod { metadata: meta, spec, status } = wire;
         let context = spec.security_context.unwrap_or_default();
-        let of_pod = context.label();
-        let mut mounts: BTreeMap<Istr, BTreeSet<Istr>> = BTreeMap::new();
         let all = [spec.init_containers, spec.containers, spec.ephemeral_containers];
-        for container in all.into_iter().flatten().flatten() {
-            let own = container.security_context.as_ref().and_then(WireContext::label);
-            for mount in container.volume_mounts.into_iter().flatten() {
-                let labels = mounts.entry(mount.name).or_default();
-                labels.extend(own.clone().or_else(|| of_pod.clone()));
-            }
-        }
+        let mounts = labels_by_volume(all.into_iter().flatten().flatten(), context.label());
         let (claims, inline_volumes) = kept(spec.volumes);
-        // The others have no labels of their own; several are a fault of the pod.
+        // Other volumes are not relabelled. They are kept where containers mount them with several
+        // labels, which is reported.
         let by_claim = Lookup::new(&claims, |claim| claim.volume.as_str());
         let inline = Lookup::new(&inline_volumes, |inline| inline.name.as_str());
         let is_kept = |volume: &Istr, labels: &BTreeSet<Istr>| {
@@ -132,9 +125,9 @@ impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
         let mounts = mounts
             .into_iter()
             .filter(|(volume, labels)| is_kept(volume, labels))
-            .map(|(volume, labels)| ConfinedMount { volume, labels: labels.into_iter().collect() })
+            .map(|(volume, labels)| LabelledMount { volume, labels: labels.into_iter().collect() })
             .collect();
-        let shape = ConfinedShape {
+        let shape = SelinuxShape {
             claims,
             inline_volumes,
             mounts,
@@ -143,6 +136,22 @@ impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
         let has_ended = matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed);
         SelinuxPod { meta, has_ended, shape: SHAPES.intern(shape) }
     }
+}
+
+/// The labels with which `containers` mount each volume; `of_pod` counts where a container has none.
+fn labels_by_volume(
+    containers: impl Iterator<Item = WireContainer>,
+    of_pod: Option<Istr>,
+) -> BTreeMap<Istr, BTreeSet<Istr>> {
+    let mut mounts: BTreeMap<Istr, BTreeSet<Istr>> = BTreeMap::new();
+    for container in containers {
+        let own = container.security_context.as_ref().and_then(WireContext::label);
+        for mount in container.volume_mounts.into_iter().flatten() {
+            let labels = mounts.entry(mount.name).or_default();
+            labels.extend(own.clone().or_else(|| of_pod.clone()));
+        }
+    }
+    mounts
 }
 
 #[cfg(test)]

@@ -233,7 +233,8 @@ impl Policies<'_> {
     }
 }
 
-/// The authorizer's answers for the user of a request.
+/// The authorizer's answers for the user of a request, or for a service account that a policy
+/// names (`authorizer.serviceAccount`).
 struct Caller<'a> {
     authorizer: Authorizer<'a>,
     user: &'a User,

@@ -9,18 +9,19 @@ use crate::objects::{ArcStr, Node, Uid};
 
 pub struct Ranges {
     sets: Vec<CidrSet>,
-    /// Ranges that the cache does not show with their nodes yet.
-    given: HashMap<ArcStr, Given>,
+    /// Ranges that the cache does not show with their nodes yet. A node of the same name with
+    /// another uid has its own.
+    allocated: HashMap<ArcStr, Allocated>,
 }
 
-struct Given {
+struct Allocated {
     uid: Uid,
     ranges: Vec<Cidr>,
-    state: State,
+    state: WriteState,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum State {
+enum WriteState {
     /// No attempt to write them has ended yet.
     Unwritten,
     /// An attempt may have been carried out. A later refusal says nothing about it, so they stay the node's,
@@ -46,7 +47,7 @@ impl Ranges {
             }
             sets.push(set);
         }
-        Ok(Ranges { sets, given: HashMap::new() })
+        Ok(Ranges { sets, allocated: HashMap::new() })
     }
 
     /// Ranges for a node that has none, one of each family. They are the node's until they are
@@ -55,9 +56,10 @@ impl Ranges {
     /// # Errors
     /// When none is free.
     pub fn allocate(&mut self, node: &Node) -> Result<Option<Vec<Cidr>>, String> {
-        let given = self.given.get(&node.meta.name).filter(|given| given.uid == node.meta.uid);
-        if let Some(given) = given {
-            return Ok((given.state != State::Written).then(|| given.ranges.clone()));
+        let allocated =
+            self.allocated.get(&node.meta.name).filter(|allocated| allocated.uid == node.meta.uid);
+        if let Some(allocated) = allocated {
+            return Ok((allocated.state != WriteState::Written).then(|| allocated.ranges.clone()));
         }
         let mut ranges = Vec::new();
         for index in 0..self.sets.len() {
@@ -71,10 +73,10 @@ impl Ranges {
                 }
             }
         }
-        let (uid, state) = (node.meta.uid.clone(), State::Unwritten);
-        let given = Given { uid, ranges: ranges.clone(), state };
+        let (uid, state) = (node.meta.uid.clone(), WriteState::Unwritten);
+        let allocated = Allocated { uid, ranges: ranges.clone(), state };
         // Of a node of the same name that is gone.
-        if let Some(older) = self.given.insert(node.meta.name.clone(), given) {
+        if let Some(older) = self.allocated.insert(node.meta.name.clone(), allocated) {
             self.release(&older.ranges);
         }
         Ok(Some(ranges))
@@ -82,35 +84,35 @@ impl Ranges {
 
     /// The API server has taken the ranges that [`Ranges::allocate`] gave.
     pub fn written(&mut self, node: &Node) {
-        self.note(node, State::Written);
+        self.set_write_state(node, WriteState::Written);
     }
 
     /// The API server may have taken them: the answer is lost.
     pub fn doubt(&mut self, node: &Node) {
-        self.note(node, State::Unsure);
+        self.set_write_state(node, WriteState::Unsure);
     }
 
-    fn note(&mut self, node: &Node, state: State) {
-        let given = self.given.get_mut(&node.meta.name);
-        if let Some(given) = given.filter(|given| given.uid == node.meta.uid) {
-            given.state = state;
+    fn set_write_state(&mut self, node: &Node, state: WriteState) {
+        let allocated = self.allocated.get_mut(&node.meta.name);
+        if let Some(allocated) = allocated.filter(|allocated| allocated.uid == node.meta.uid) {
+            allocated.state = state;
         }
     }
 
     /// The API server has refused them. They stay the node's if an earlier attempt is unsure.
     pub fn refused(&mut self, node: &Node) {
-        let given = self.given.get(&node.meta.name);
-        if given.is_some_and(|given| given.state != State::Unsure) {
+        let allocated = self.allocated.get(&node.meta.name);
+        if allocated.is_some_and(|allocated| allocated.state != WriteState::Unsure) {
             self.take_back(node);
         }
     }
 
     fn take_back(&mut self, node: &Node) {
-        let given = self.given.get(&node.meta.name);
-        if given.is_some_and(|given| given.uid == node.meta.uid)
-            && let Some(given) = self.given.remove(&node.meta.name)
+        let allocated = self.allocated.get(&node.meta.name);
+        if allocated.is_some_and(|allocated| allocated.uid == node.meta.uid)
+            && let Some(allocated) = self.allocated.remove(&node.meta.name)
         {
-            self.release(&given.ranges);
+            self.release(&allocated.ranges);
         }
     }
 
@@ -129,9 +131,9 @@ impl Ranges {
         if own.is_empty() {
             return Vec::new();
         }
-        if let Some(given) = self.given.remove(&node.meta.name) {
+        if let Some(allocated) = self.allocated.remove(&node.meta.name) {
             let has = |range: &Cidr| own.iter().any(|own| **own == *range.to_string());
-            for (set, range) in self.sets.iter_mut().zip(&given.ranges) {
+            for (set, range) in self.sets.iter_mut().zip(&allocated.ranges) {
                 if !has(range)
                     && let Err(error) = set.release(range)
                 {
@@ -184,7 +186,7 @@ mod tests {
 
     /// What the next node of another name gets.
     fn next(ranges: &mut Ranges) -> String {
-        let name = format!("new-{}", ranges.given.len());
+        let name = format!("new-{}", ranges.allocated.len());
         match ranges.allocate(&node(&name, &[])) {
             Ok(found) => {
                 found.expect("a new node").iter().map(Cidr::to_string).collect::<Vec<_>>().join(" ")
@@ -229,7 +231,7 @@ mod tests {
 
     #[test]
     fn ranges_that_the_cluster_does_not_hold_are_left_alone() {
-        // The ranges of a node, those of them that are foreign, and the next one that is given.
+        // The ranges of a node, those of them that are foreign, and the next one that is allocated.
         for (cidrs, foreign, allocated) in [
             (&["10.0.0.0/24"][..], &[][..], "10.0.1.0/24"),
             (&["x"], &["x"], "10.0.0.0/24"),
@@ -277,9 +279,9 @@ mod tests {
         // A write with an unsure end: the node gets the same range again.
         let x = node("x", &[]);
         ranges.gone(&node("new-0", &[]), None);
-        let given = ranges.allocate(&x).unwrap();
-        assert!(given.is_some());
-        assert_eq!(ranges.allocate(&x).unwrap(), given);
+        let allocated = ranges.allocate(&x).unwrap();
+        assert!(allocated.is_some());
+        assert_eq!(ranges.allocate(&x).unwrap(), allocated);
         ranges.written(&x);
         assert_eq!(ranges.allocate(&x), Ok(None), "until the cache shows it");
         assert!(next(&mut ranges).starts_with("failed"));
@@ -302,12 +304,12 @@ mod tests {
     fn a_refusal_after_a_lost_answer_frees_nothing() {
         let mut ranges = ranges(&[("10.0.0.0/24", 24)], &[]);
         let (x, y) = (node("x", &[]), node("y", &[]));
-        let given = ranges.allocate(&x).unwrap();
+        let allocated = ranges.allocate(&x).unwrap();
         ranges.doubt(&x);
         ranges.refused(&x);
         assert!(ranges.allocate(&y).is_err(), "the only range may be the node's");
-        assert_eq!(ranges.allocate(&x).unwrap(), given);
+        assert_eq!(ranges.allocate(&x).unwrap(), allocated);
         ranges.gone(&x, None);
-        assert_eq!(ranges.allocate(&y).unwrap(), given);
+        assert_eq!(ranges.allocate(&y).unwrap(), allocated);
     }
 }

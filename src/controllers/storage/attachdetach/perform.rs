@@ -209,9 +209,10 @@ impl AttachDetach {
         }
     }
 
-    /// Only FlexVolume drivers have to be asked.
-    async fn detach_in_tree(&self, name: &str, node: &str) -> Result<(), String> {
-        match (Plugin::of(name), flex_driver_of(name), &self.resolver.flex) {
+    /// Asks the driver of a FlexVolume, which `Plugin::of` does not know. Volumes of FC and iSCSI
+    /// have nothing to detach in the controller.
+    async fn detach_in_tree(&self, unique: &str, node: &str) -> Result<(), String> {
+        match (Plugin::of(unique), flex_driver_of(unique), &self.resolver.flex) {
             (None, Some((driver, volume)), Some(drivers)) => {
                 drivers.detach(driver, volume, node).await
             }

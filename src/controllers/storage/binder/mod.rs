@@ -81,8 +81,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&pods, &BY_CLAIM);
     let recyclers = Recyclers::new(c.options())?;
     let period = c.options().pvclaimbinder_sync_period;
-    let claim_queue = c.queue_named("claims", retries(period));
-    let volume_queue = c.queue_named("volumes", retries(period));
+    let claim_queue = c.queue_named("claims", queue_policy(period));
+    let volume_queue = c.queue_named("volumes", queue_policy(period));
     let (operations, started) = Operations::new(c.clock());
     let binder = Arc::new(Binder {
         client: c.client(),
@@ -122,8 +122,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// The delays of keys that failed, at most one period, in which upstream syncs all keys.
-fn retries(period: Duration) -> QueuePolicy {
+/// Keys that failed back off to at most `period`, after which upstream syncs all keys.
+fn queue_policy(period: Duration) -> QueuePolicy {
     let longest = period.max(FIRST_RETRY);
     QueuePolicy::default().limited_by(exponential_failure_rate_limiter(FIRST_RETRY, longest))
 }

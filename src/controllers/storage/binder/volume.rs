@@ -36,10 +36,11 @@ fn plan(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> Pla
         "" if modes_differ(volume, claim) => Plan::ModesDiffer,
         "" => Plan::WakeClaim,
         name if *name == *volume.meta.name => Plan::Bound,
+        // The claim is bound to another volume.
         _ => {
-            let was_made = volume.meta.annotations.contains_key(PROVISIONED_BY);
-            let is_deleted = was_made && volume.spec.reclaim_policy == "Delete";
-            if is_deleted { Plan::Release } else { Plan::Unbind }
+            let is_provisioned = volume.meta.annotations.contains_key(PROVISIONED_BY);
+            let is_reclaimed = is_provisioned && volume.spec.reclaim_policy == "Delete";
+            if is_reclaimed { Plan::Release } else { Plan::Unbind }
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
-use crate::controllers::workloads::creations::{CHANGED, controller_change};
+use crate::controllers::workloads::creations::{CHANGED, controller_ref_change};
 use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::metrics;
@@ -354,7 +354,7 @@ impl CronJobs {
     /// Reports a new Job that has lost its owner: no history limit counts it. The schedule paces
     /// the creations, so the next one does not wait.
     fn report_change(&self, cron_job: &CronJob, job: &Job) {
-        if let Some(change) = controller_change(&cron_job.meta, &job.meta) {
+        if let Some(change) = controller_ref_change(&cron_job.meta, &job.meta) {
             let text = format!(
                 "Job {:?} came back changed from its creation, so this CronJob does not recognise \
                  it: {change}",

@@ -83,6 +83,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         true => Consistency::default().with(&pods).with(&sets),
         false => Consistency::default(),
     };
+    // What is forgotten when a set is deleted.
     let mut records = OwnerRecords::default();
     let consistency = records.add(consistency);
     let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
@@ -108,13 +109,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         comparison: c.feature("TaintTolerationComparisonOperators"),
     });
     let selector = |set: &DaemonSet| Selector::try_from(set.spec.selector.as_ref());
-    let again = |old: &Pod, new: &Pod, set: &DaemonSet| {
+    let recheck_delay = |old: &Pod, new: &Pod, set: &DaemonSet| {
         becomes_available(old, new, set.spec.min_ready_seconds).map(|period| period + SKEW)
     };
     let of_pods = keys::of_controller(&sets)
         .or_matching_orphans(selector)
         .observing(&expectations)
-        .requeue_owner_after(again);
+        .requeue_owner_after(recheck_delay);
     let mut of_revisions = keys::of_controller(&sets).or_matching_orphans(selector).mapper();
     c.watch(&sets, &queue, this.records.mapper());
     c.watch(&pods, &queue, of_pods.mapper());

@@ -92,8 +92,11 @@ impl DaemonSets {
         }
     }
 
-    /// Increments the collision count, so that the next sync finds another name. Returns what the
-    /// sync ends with.
+    /// Increments the collision count, so that the next sync finds another name. Returns the error
+    /// that the sync ends with.
+    ///
+    /// # Errors
+    /// When the count could not be written.
     async fn count_collision(&self, set: &Arc<DaemonSet>, name: &str) -> Result<Error, Error> {
         let key = set.meta.key();
         let live: DaemonSet = self.client.get(&key).await?;
