@@ -25,6 +25,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 
 /// Upstream: `SimpleControllerClientBuilder`.
 pub struct SimpleClients {
+    pub program: &'static str,
     pub connection: Arc<dyn Connection>,
 }
 
@@ -34,12 +35,13 @@ impl ClientBuilder for SimpleClients {
     }
 
     fn root_client(&self, name: &str) -> Client {
-        self.connection.client(&user_agent(name))
+        self.connection.client(&user_agent(self.program, name))
     }
 }
 
 /// Upstream: `DynamicControllerClientBuilder`.
 pub struct ServiceAccountClients {
+    pub program: &'static str,
     pub connection: Arc<dyn Connection>,
     /// Creates accounts and tokens.
     pub root: Client,
@@ -50,12 +52,13 @@ impl ClientBuilder for ServiceAccountClients {
     fn client(&self, name: &str) -> Result<Client, String> {
         let requests = ApiTokens { client: self.root.clone(), name: name.into() };
         let tokens = CachedTokens::new(Arc::new(requests), self.clock.clone());
-        let agent = user_agent(&format!("system:serviceaccount:{NAMESPACE}:{name}"));
+        let account = format!("system:serviceaccount:{NAMESPACE}:{name}");
+        let agent = user_agent(self.program, &account);
         self.connection.client_with_tokens(&agent, tokens)
     }
 
     fn root_client(&self, name: &str) -> Client {
-        self.connection.client(&user_agent(name))
+        self.connection.client(&user_agent(self.program, name))
     }
 }
 

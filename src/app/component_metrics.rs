@@ -7,7 +7,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Opts};
 
 use crate::metrics::metrics;
-use crate::options::{Gates, Options, PROGRAM, min_compatible, model_version, version_info};
+use crate::options::{Gates, Options, min_compatible, model_version, version_info};
 use crate::task;
 
 /// Registers these metrics, once for the process.
@@ -125,12 +125,18 @@ metrics! {
 
 impl RunningControllers {
     /// The names of these controllers, here and in the metric.
-    const NAMES: &[(&str, &str)] = &[("node-ipam-controller", "nodeipam")];
+    const NAMES: &[(&str, &str)] = &[
+        ("node-ipam-controller", "nodeipam"),
+        ("service-lb-controller", "service"),
+        ("node-route-controller", "route"),
+        ("cloud-node-controller", "cloud-node"),
+        ("cloud-node-lifecycle-controller", "cloud-node-lifecycle"),
+    ];
 
-    pub fn set(controller: &str, runs: bool) {
+    pub fn set(manager: &str, controller: &str, runs: bool) {
         let entry = Self::NAMES.iter().find(|(name, _)| *name == controller);
         if let Some((_, name)) = entry {
-            RUNNING.with_label_values(&[PROGRAM, name]).set(runs.into());
+            RUNNING.with_label_values(&[manager, name]).set(runs.into());
         }
     }
 }

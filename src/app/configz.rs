@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::controller_table::{CONTROLLERS, DISRUPTION_SECTION, canonical};
+use super::controller_table::{CONTROLLERS, DISRUPTION_SECTION, Descriptor, canonical};
 use super::leader_migration::LeaderMigration;
 use crate::options::{Options, Release, show_duration};
 
@@ -15,7 +15,8 @@ pub fn of(o: &Options, migration: Option<&LeaderMigration>, release: Release) ->
     configuration.insert("kind".into(), "KubeControllerManagerConfiguration".into());
     let version = "kubecontrollermanager.config.k8s.io/v1alpha1";
     configuration.insert("apiVersion".into(), version.into());
-    for part in [shared(o, migration), volumes_and_certificates(o), controllers(o)] {
+    configuration.insert("DeprecatedController".into(), json!({}));
+    for part in [shared(CONTROLLERS, o, migration), volumes_and_certificates(o), controllers(o)] {
         if let Value::Object(part) = part {
             configuration.extend(part);
         }
@@ -44,7 +45,8 @@ fn short(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-fn shared(o: &Options, migration: Option<&LeaderMigration>) -> Value {
+/// The sections that the managers have in common. `table`: the manager's controllers.
+pub fn shared(table: &[Descriptor], o: &Options, migration: Option<&LeaderMigration>) -> Value {
     json!({
         "Generic": {
             "Port": 0,
@@ -68,7 +70,7 @@ fn shared(o: &Options, migration: Option<&LeaderMigration>) -> Value {
                 "resourceName": o.leader_elect_resource_name,
                 "resourceNamespace": o.leader_elect_resource_namespace,
             },
-            "Controllers": canonical(&o.controllers),
+            "Controllers": canonical(table, &o.controllers),
             "Debugging": {
                 "enableProfiling": o.profiling,
                 "enableContentionProfiling": o.contention_profiling,
@@ -93,7 +95,6 @@ fn shared(o: &Options, migration: Option<&LeaderMigration>) -> Value {
             "ConfigureCloudRoutes": o.configure_cloud_routes,
             "NodeSyncPeriod": time(o.node_sync_period),
         },
-        "DeprecatedController": {},
     })
 }
 

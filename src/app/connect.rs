@@ -11,7 +11,7 @@ use crate::cache::Source;
 use crate::client::{self, Call, Client, Config, Guard, Interceptor};
 use crate::clock::SystemClock;
 use crate::objects::{Form, protobuf};
-use crate::options::{PROGRAM, git_version, platform};
+use crate::options::{git_version, platform};
 use crate::source::ClientSource;
 use crate::task::StopToken;
 
@@ -71,9 +71,9 @@ pub struct Target<'a> {
 pub type Connect = fn(&Target<'_>) -> Result<Arc<dyn Connection>, String>;
 
 /// The User-Agent, as upstream's, so that audit logs are the same. `name` is the controller or
-/// another part.
-pub fn user_agent(name: &str) -> String {
-    format!("{PROGRAM}/{} ({}) kubernetes/{name}", git_version(), platform())
+/// another part of the program.
+pub fn user_agent(program: &str, name: &str) -> String {
+    format!("{program}/{} ({}) kubernetes/{name}", git_version(), platform())
 }
 
 /// Connects by kubeconfig, by address, or from within a Pod.

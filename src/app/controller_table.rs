@@ -31,7 +31,8 @@ pub struct Descriptor {
     pub constructor: Option<Constructor>,
 }
 
-const fn row(name: &'static str) -> Descriptor {
+/// A row that only has a name; the methods add to it.
+pub const fn row(name: &'static str) -> Descriptor {
     Descriptor {
         profile: Profile::new(name),
         configured_workers: None,
@@ -44,7 +45,7 @@ const fn row(name: &'static str) -> Descriptor {
 }
 
 impl Descriptor {
-    const fn alias(self, alias: &'static str) -> Descriptor {
+    pub const fn alias(self, alias: &'static str) -> Descriptor {
         Descriptor { alias: Some(alias), ..self }
     }
     const fn gates(self, gates: &'static [&'static str]) -> Descriptor {
@@ -57,15 +58,15 @@ impl Descriptor {
         Descriptor { cloud: true, ..self }
     }
     /// The service account and the source of events, where they differ from the name.
-    const fn account(self, account: &'static str) -> Descriptor {
+    pub const fn account(self, account: &'static str) -> Descriptor {
         let profile = Profile { account, event_source: account, ..self.profile };
         Descriptor { profile, ..self }
     }
     /// The source of events, where it differs from the service account.
-    const fn event_source(self, event_source: &'static str) -> Descriptor {
+    pub const fn event_source(self, event_source: &'static str) -> Descriptor {
         Descriptor { profile: Profile { event_source, ..self.profile }, ..self }
     }
-    const fn queue(self, queue: &'static str) -> Descriptor {
+    pub const fn queue(self, queue: &'static str) -> Descriptor {
         Descriptor { profile: Profile { queue, ..self.profile }, ..self }
     }
     const fn workers(self, count: i32) -> Descriptor {
@@ -73,7 +74,7 @@ impl Descriptor {
         Descriptor { profile: Profile { workers, ..self.profile }, ..self }
     }
     /// Takes the number of workers from a flag. `/configz` shows it at `section` and `member`.
-    const fn workers_from_flag(
+    pub const fn workers_from_flag(
         self,
         section: &'static str,
         member: &'static str,
@@ -82,7 +83,7 @@ impl Descriptor {
         let profile = Profile { workers: Workers::Flag(flag), ..self.profile };
         Descriptor { profile, configured_workers: Some((section, member)), ..self }
     }
-    const fn built(self, constructor: Constructor) -> Descriptor {
+    pub const fn built(self, constructor: Constructor) -> Descriptor {
         Descriptor { constructor: Some(constructor), ..self }
     }
 
@@ -101,7 +102,8 @@ impl Descriptor {
         Ok(controller)
     }
 
-    fn is(&self, name: &str) -> bool {
+    /// Whether it has this name, or had it once.
+    pub fn is(&self, name: &str) -> bool {
         self.name() == name || self.alias == Some(name)
     }
 
@@ -148,22 +150,23 @@ pub fn is_known(name: &str) -> bool {
     find(name).is_some()
 }
 
-/// The names that `--controllers` may name, sorted; and those of them that are off by default.
-pub fn names() -> (Vec<&'static str>, Vec<&'static str>) {
+/// The names of a table that `--controllers` may name, sorted; and those of them that are off by
+/// default.
+pub fn names(table: &[Descriptor]) -> (Vec<&'static str>, Vec<&'static str>) {
     let sorted = |rows: &mut dyn Iterator<Item = &Descriptor>| {
         let mut names: Vec<&str> = rows.map(Descriptor::name).collect();
         names.sort();
         names
     };
-    let off = sorted(&mut CONTROLLERS.iter().filter(|row| !row.on_by_default));
-    (sorted(&mut CONTROLLERS.iter()), off)
+    let off = sorted(&mut table.iter().filter(|row| !row.on_by_default));
+    (sorted(&mut table.iter()), off)
 }
 
-/// `list` with current names in place of older ones.
-pub fn canonical(list: &[String]) -> Vec<String> {
+/// `list` with the current names of a table in place of older ones.
+pub fn canonical(table: &[Descriptor], list: &[String]) -> Vec<String> {
     let today = |item: &String| {
         let (sign, name) = item.strip_prefix('-').map_or(("", item.as_str()), |name| ("-", name));
-        match find(name) {
+        match table.iter().find(|row| row.is(name)) {
             Some(row) => format!("{sign}{}", row.name()),
             None => item.clone(),
         }
@@ -525,10 +528,10 @@ mod tests {
     fn older_names_become_todays() {
         let list: Vec<String> = ["*", "bootstrapsigner", "-podgc"].map(String::from).into();
         assert_eq!(
-            canonical(&list),
+            canonical(CONTROLLERS, &list),
             ["*", "bootstrap-signer-controller", "-pod-garbage-collector-controller"]
         );
-        let (all, off) = names();
+        let (all, off) = names(CONTROLLERS);
         assert!(all.is_sorted() && all.len() == CONTROLLERS.len());
         assert_eq!(
             off,

@@ -31,7 +31,9 @@ fn reviewing(
     }
     let target = Target { kubeconfig, qps: -1.0, read_only: options.shadow, ..Target::default() };
     match connect(&target) {
-        Ok(connection) => Ok(Some(connection.client(&user_agent("delegated-auth")))),
+        Ok(connection) => {
+            Ok(Some(connection.client(&user_agent(options.program, "delegated-auth"))))
+        }
         Err(error) if kubeconfig.is_empty() => {
             log::warn!("failed to read in-cluster kubeconfig in place of --{flag}: {error}");
             Ok(None)

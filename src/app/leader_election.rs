@@ -10,7 +10,7 @@ use crate::leaderelection::{
     Config, Ended, HealthzAdaptor, LeaderCallbacks, LeaderElector, LeaseLock, Work,
 };
 use crate::objects::ObjectKey;
-use crate::options::{Options, PROGRAM};
+use crate::options::Options;
 use crate::task::StopToken;
 
 /// Upstream releases no lease unless this gate is on. Here a lease is released unless the gate is
@@ -54,7 +54,7 @@ impl Contender<'_> {
         let options = self.options;
         let key = ObjectKey::new(&options.leader_elect_resource_namespace, name);
         let events = EventBroadcaster::new(self.client.clone(), self.clock.clone());
-        let recorder = events.recorder(PROGRAM);
+        let recorder = events.recorder(options.program);
         let lock = LeaseLock::new(self.client, key, self.identity.into(), Some(recorder));
         let (history, clock) = (self.history.clone(), self.clock.clone());
         let lock =

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::controller_table::TOKEN_CONTROLLER;
-use crate::options::{Options, PROGRAM};
+use crate::options::Options;
 
 const GROUP: &str = "controllermanager.config.k8s.io";
 const KIND: &str = "LeaderMigrationConfiguration";
@@ -18,6 +18,8 @@ pub struct LeaderMigration {
     /// Name of the second lease.
     pub leader_name: String,
     leaders: Vec<Leader>,
+    /// The component that this process is.
+    program: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -62,17 +64,17 @@ impl LeaderMigration {
         let file = &options.leader_migration_config;
         let migration = match (options.enable_leader_migration, file.as_str()) {
             (false, _) => return Ok(None),
-            (true, "") => LeaderMigration::default(),
+            (true, "") => LeaderMigration::without_file(options.program),
             (true, file) => {
                 let fault = |error: String| format!("--leader-migration-config: {file}: {error}");
                 let text = std::fs::read(file).map_err(|error| fault(error.to_string()))?;
-                LeaderMigration::parse(&text).map_err(fault)?
+                LeaderMigration::parse(&text, options.program).map_err(fault)?
             }
         };
         Ok(options.leader_elect.then_some(migration))
     }
 
-    fn parse(yaml: &[u8]) -> Result<LeaderMigration, String> {
+    fn parse(yaml: &[u8], program: &'static str) -> Result<LeaderMigration, String> {
         let file: File = serde_yaml_ng::from_slice(yaml).map_err(|error| error.to_string())?;
         let version = match file.api_version.split_once('/') {
             Some((GROUP, version @ ("v1" | "v1beta1" | "v1alpha1"))) if file.kind == KIND => {
@@ -108,7 +110,7 @@ impl LeaderMigration {
             }
         }
         match problems.is_empty() {
-            true => Ok(LeaderMigration { leader_name: file.leader_name, leaders }),
+            true => Ok(LeaderMigration { leader_name: file.leader_name, leaders, program }),
             false => Err(problems.join(", ")),
         }
     }
@@ -120,7 +122,9 @@ impl LeaderMigration {
         match said {
             _ if controller == TOKEN_CONTROLLER => Lease::Main,
             None => Lease::Main,
-            Some(leader) if [PROGRAM, "*"].contains(&leader.component.as_str()) => Lease::Migration,
+            Some(leader) if [self.program, "*"].contains(&leader.component.as_str()) => {
+                Lease::Migration
+            }
             Some(_) => Lease::Others,
         }
     }
@@ -133,17 +137,17 @@ impl LeaderMigration {
             "controllerLeaders": self.leaders,
         })
     }
-}
 
-/// Upstream: `DefaultLeaderMigrationConfiguration`.
-impl Default for LeaderMigration {
-    fn default() -> LeaderMigration {
+    /// Upstream: `DefaultLeaderMigrationConfiguration`. Two of its names are of no controller: only
+    /// `cloud-node-lifecycle-controller` migrates.
+    fn without_file(program: &'static str) -> LeaderMigration {
         let leader = |name: &str| Leader { name: name.into(), component: "*".into() };
         LeaderMigration {
             leader_name: "cloud-provider-extraction-migration".into(),
             leaders: ["route-controller", "service-controller", "cloud-node-lifecycle-controller"]
                 .map(leader)
                 .into(),
+            program,
         }
     }
 }
@@ -151,6 +155,7 @@ impl Default for LeaderMigration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::PROGRAM;
 
     #[test]
     fn controllers_run_under_their_lease() {
@@ -164,6 +169,7 @@ controllerLeaders:
 - { name: job-controller, component: cloud-controller-manager }
 - { name: serviceaccount-token-controller, component: '*' }
 ",
+            PROGRAM,
         )
         .expect("a configuration");
         assert_eq!(migration.leader_name, "move");
@@ -177,7 +183,7 @@ controllerLeaders:
             assert_eq!(migration.lease_of(name), lease, "{name}");
         }
         assert_eq!(migration.configz()["controllerLeaders"][1]["component"], "*");
-        let standard = LeaderMigration::default();
+        let standard = LeaderMigration::without_file(PROGRAM);
         assert_eq!(standard.lease_of("cloud-node-lifecycle-controller"), Lease::Migration);
         assert_eq!(standard.lease_of("deployment-controller"), Lease::Main);
     }
@@ -186,7 +192,7 @@ controllerLeaders:
     fn faults_of_a_file_are_named() {
         let with = |version: &str, rest: &str| {
             let text = format!("apiVersion: {GROUP}/{version}\nkind: {KIND}\n{rest}");
-            LeaderMigration::parse(text.as_bytes()).map(|migration| migration.leader_name)
+            LeaderMigration::parse(text.as_bytes(), PROGRAM).map(|migration| migration.leader_name)
         };
         assert_eq!(with("v1alpha1", "leaderName: a\nresourceLock: leases\n"), Ok("a".into()));
         assert_eq!(with("v1beta1", "leaderName: a\nresourceLock: leases\n"), Ok("a".into()));
@@ -211,7 +217,7 @@ controllerLeaders:
     #[test]
     fn no_migration_without_an_election() {
         let mut options = Options { enable_leader_migration: true, ..Options::default() };
-        assert_eq!(LeaderMigration::of(&options), Ok(Some(LeaderMigration::default())));
+        assert_eq!(LeaderMigration::of(&options), Ok(Some(LeaderMigration::without_file(PROGRAM))));
         options.leader_elect = false;
         assert_eq!(LeaderMigration::of(&options), Ok(None));
         options.leader_migration_config = "/nowhere/migration.yaml".into();

@@ -47,15 +47,20 @@ impl LeaseCandidate {
         clock: &SharedClock,
     ) -> Result<LeaseCandidate, String> {
         let streams = options.feature_gates.enabled("WatchListClient");
-        let source = connection.source(connection.client(&user_agent("lease-candidate")), streams);
+        let reader = connection.client(&user_agent(options.program, "lease-candidate"));
+        let source = connection.source(reader, streams);
         // Upstream also resyncs this informer. That has no effect here, because the one object is
         // renewed as often.
         let factory = SharedInformerFactory::new(source, clock.clone());
         let context = ControllerContext::new(ControllerContextParts {
             options: options.clone(),
             factory: factory.clone(),
-            clients: Arc::new(SimpleClients { connection: connection.clone() }),
+            clients: Arc::new(SimpleClients {
+                program: options.program,
+                connection: connection.clone(),
+            }),
             clock: clock.clone(),
+            extension: None,
         });
         let mut controller = Controller::new(Profile::new(NAME), &context)?;
         let key = ObjectKey::new(&options.leader_elect_resource_namespace, identity);

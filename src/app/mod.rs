@@ -3,17 +3,18 @@
 
 mod client_builder;
 mod component_metrics;
-mod configz;
+pub mod configz;
 pub mod connect;
 pub mod controller_table;
 mod delegated_auth;
 mod follow;
 mod leader_election;
-mod leader_migration;
+pub mod leader_migration;
 mod lease_candidate;
 mod memory;
 mod notices;
 mod pipeline;
+mod program;
 mod served_versions;
 mod service_accounts;
 mod serving;
@@ -33,7 +34,7 @@ use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
 use crate::lines::escaped;
 use crate::logging::{self, Verbosity};
 use crate::open_files;
-use crate::options::{self, Command, Options, validate};
+use crate::options::{self, Command, Manual, Options, PROGRAM};
 use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
 use crate::task::{self, Latch, StopToken, TaskGroup, caught, panics, stop_on_signal};
@@ -44,8 +45,15 @@ use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
 use pipeline::Pipeline;
+use program::KubeControllerManager;
+pub use program::Program;
 pub use served_versions::SERVED_VERSIONS;
 use start::{Failed, RunContext};
+
+/// The first paragraph of `--help`.
+const ABOUT: &str = "The Kubernetes controller manager watches the state of the cluster through \
+                     the API server\nand makes changes that move it towards the state that is \
+                     wanted.";
 
 /// The name of the health check of the second lease.
 const MIGRATION_CHECK: &str = "leaderMigration";
@@ -70,9 +78,18 @@ pub fn main(args: &[String]) -> ExitCode {
 /// Runs the manager with `options` until a signal, a lost lease or an error; errors are printed on
 /// stderr, a line each.
 pub async fn run(options: Options, connect: Connect) -> ExitCode {
-    let problems = validate(&options, &controller_table::is_known);
+    run_program(Arc::new(KubeControllerManager), options, connect).await
+}
+
+/// As [`run`], for another manager.
+pub async fn run_program(
+    program: Arc<dyn Program>,
+    options: Options,
+    connect: Connect,
+) -> ExitCode {
+    let problems = program.problems(&options);
     let ended = match problems.is_empty() {
-        true => run_until_stopped(options, connect).await,
+        true => run_until_stopped(program, options, connect).await,
         false => Err(problems),
     };
     match ended {
@@ -88,12 +105,17 @@ pub async fn run(options: Options, connect: Connect) -> ExitCode {
 
 /// The text of `--help`.
 pub fn usage() -> String {
-    let (all, off) = controller_table::names();
-    options::usage(&all, &off)
+    let (controllers, off) = controller_table::names(controller_table::CONTROLLERS);
+    let manual = Manual { program: PROGRAM, about: ABOUT, controllers: &controllers, off: &off };
+    options::usage(&manual, options::FLAGS, &Options::default())
 }
 
-async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec<String>> {
-    let prepared = prepare(options, connect)?;
+async fn run_until_stopped(
+    program: Arc<dyn Program>,
+    options: Options,
+    connect: Connect,
+) -> Result<(), Vec<String>> {
+    let prepared = prepare(program, options, connect)?;
     let Some(mut served) = serve(prepared, connect).await? else { return Ok(()) };
     if follow_release(&mut served).await? {
         return run_elected(served).await;
@@ -105,6 +127,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
 
 /// What there is before anything is served.
 struct Prepared {
+    program: Arc<dyn Program>,
     options: Arc<Options>,
     clock: SharedClock,
     verbosity: Verbosity,
@@ -116,14 +139,18 @@ struct Prepared {
 }
 
 /// Starts the log and the metrics, and makes what does not need the API server to answer.
-fn prepare(options: Options, connect: Connect) -> Result<Prepared, Vec<String>> {
+fn prepare(
+    program: Arc<dyn Program>,
+    options: Options,
+    connect: Connect,
+) -> Result<Prepared, Vec<String>> {
     let clock = SystemClock::shared();
     if options.version.0.starts_with('v') {
         options::report_version(&options.version.0);
     }
     let json = options.logging_format == "json";
     let log = logging::Settings {
-        program: env!("CARGO_CRATE_NAME"),
+        program: program.log_target(),
         json,
         split: if json { options.log_json_split_stream } else { options.log_text_split_stream },
         verbosity: options.v.0,
@@ -132,7 +159,7 @@ fn prepare(options: Options, connect: Connect) -> Result<Prepared, Vec<String>> 
     let verbosity = logging::init(&log, clock.clone());
     crate::metrics::disable(&options.disabled_metrics);
     crate::metrics::process_stats::register();
-    announce(&options);
+    announce(&*program, &options);
     if !options.trace_object.0.is_empty() {
         traces::set(options.trace_object.0.clone(), &verbosity);
     }
@@ -152,19 +179,19 @@ fn prepare(options: Options, connect: Connect) -> Result<Prepared, Vec<String>> 
         _ => vec![format!("--kubeconfig: {error}")],
     })?;
     let shadow = options.shadow.then(|| {
-        let reader = connection.client(&user_agent("shadow"));
+        let reader = connection.client(&user_agent(options.program, "shadow"));
         Shadow::new(&reader, clock.clone(), options.shadow_grace)
     });
     if let Some(shadow) = &shadow {
         connection = connection.intercepted(shadow.interceptor());
     }
-    Ok(Prepared { options, clock, verbosity, stop, migration, connection, shadow })
+    Ok(Prepared { program, options, clock, verbosity, stop, migration, connection, shadow })
 }
 
 /// Logs what starts, and how; raises the limit of open files.
-fn announce(options: &Options) {
+fn announce(program: &dyn Program, options: &Options) {
     if options.v.0 >= 1 {
-        for (name, value) in options.pairs() {
+        for (name, value) in program.flags(options) {
             log::info!("FLAG: --{name}={value:?}");
         }
     }
@@ -188,7 +215,8 @@ struct Served {
 
 /// Serves health, metrics and the debug pages. `None`: it was stopped before.
 async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, Vec<String>> {
-    let Prepared { options, clock, verbosity, stop, migration, connection, shadow } = prepared;
+    let Prepared { program, options, clock, verbosity, stop, migration, connection, shadow } =
+        prepared;
     let health = HealthChecks::new();
     let checked = |name: &str| {
         let election = Arc::new(HealthzAdaptor::new(ELECTION_TOLERANCE));
@@ -200,7 +228,8 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
     let second = migration.as_ref().map(|_| checked(MIGRATION_CHECK));
     let (serving, tasks) = (StopToken::new(), TaskGroup::new());
     let pipeline = Pipeline::new();
-    let routes = serving::routes(&options, migration.as_ref(), &health, &verbosity, &clock);
+    let routes =
+        serving::routes(&program, &options, migration.as_ref(), &health, &verbosity, &clock);
     routes.add_unlisted("/debug/pipeline", pipeline.handler(&clock));
     if options.profiling {
         routes.add_unlisted(traces::PATH, traces::handler(&pipeline, &verbosity));
@@ -219,6 +248,7 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
     }
     let (lease, running) = (Lease::Main, Latch::new());
     let context = RunContext {
+        program,
         options,
         connection,
         health,
@@ -240,7 +270,7 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
 /// What the feature gates are not in that release, a line each.
 async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
     let Served { context, stop, .. } = served;
-    let RunContext { options, connection, clock, routes, .. } = context;
+    let RunContext { program, options, connection, clock, routes, .. } = context;
     let release = follow::release(options, &**connection, clock);
     let Some(release) = stop.unless_stopped(release).await else { return Ok(false) };
     let options = Arc::make_mut(options);
@@ -249,7 +279,7 @@ async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
     options::report_release(release);
     log::info!("Starting version {}", options::git_version());
     component_metrics::register(options);
-    for notice in notices::of(options) {
+    for notice in program.notices(options) {
         log::warn!("{notice}");
     }
     Ok(true)
@@ -304,7 +334,7 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
             work
         }
     };
-    let client = &connection.client(&user_agent("leader-election")).for_lease();
+    let client = &connection.client(&user_agent(options.program, "leader-election")).for_lease();
     let identity = &new_identity();
     let contender = Contender { options, client, clock, identity, history, stop: &leading };
     let coordinated = Contender::is_coordinated(options);

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
 use rustix::net;
 
-use super::configz;
+use super::Program;
 use super::connect::Connect;
 use super::delegated_auth::{Lookup, auth_config};
 use super::leader_migration::LeaderMigration;
 use crate::clock::SharedClock;
 use crate::files::POLL_PERIOD;
 use crate::logging::Verbosity;
-use crate::options::{Options, PROGRAM, followed, model_version, version_info};
+use crate::options::{Options, followed, model_version, version_info};
 use crate::server::auth::Auth;
 use crate::server::health::HealthChecks;
 use crate::server::http::{Guard, Method, Server};
@@ -54,6 +54,7 @@ full flags configurable<br>
 
 /// All served paths, without authentication.
 pub fn routes(
+    program: &Arc<dyn Program>,
     options: &Arc<Options>,
     migration: Option<&LeaderMigration>,
     health: &HealthChecks,
@@ -65,15 +66,15 @@ pub fn routes(
     routes.add_metrics();
     let results = health.results().clone();
     routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
-    let (given, migrating) = (options.clone(), migration.cloned());
+    let (shown, given, migrating) = (program.clone(), options.clone(), migration.cloned());
     let config = move |_: &Request| {
-        Response::json(200, &configz::of(&given, migrating.as_ref(), followed()))
+        Response::json(200, &shown.configz(&given, migrating.as_ref(), followed()))
     };
     routes.add("/configz", handler(config));
     zpages::install_version(&routes, version_info);
-    zpages::install_flagz(&routes, PROGRAM, &options.pairs());
+    zpages::install_flagz(&routes, options.program, &program.flags(options));
     let build = zpages::Build {
-        component: PROGRAM.into(),
+        component: options.program.into(),
         versions: || (model_version().trim_start_matches('v').into(), followed().to_string()),
     };
     zpages::install_statusz(&routes, build, clock.clone());
@@ -224,7 +225,7 @@ fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     let files = match (options.tls_cert_file.as_str(), options.cert_dir.as_str()) {
         ("", "") => None,
         ("", folder) => Some(
-            load_or_create_self_signed(Path::new(folder), PROGRAM, address)
+            load_or_create_self_signed(Path::new(folder), options.program, address)
                 .map_err(|error| format!("--cert-dir: {error}"))?,
         ),
         (cert, _) => Some((cert.into(), PathBuf::from(&options.tls_private_key_file))),
@@ -250,6 +251,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::app::program::KubeControllerManager;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
     use crate::options::Release;
@@ -260,7 +262,8 @@ mod tests {
         let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
         let health = HealthChecks::new();
         let verbosity = Verbosity::new(0, &[]);
-        let routes = routes(&Arc::default(), None, &health, &verbosity, &clock);
+        let program: Arc<dyn Program> = Arc::new(KubeControllerManager);
+        let routes = routes(&program, &Arc::default(), None, &health, &verbosity, &clock);
         let ask = |path: &str| block_on(routes.answer(Request::get(path)));
         health.add("replicaset-controller", Arc::new(|| Ok(())));
         assert_eq!(
@@ -284,7 +287,7 @@ mod tests {
         assert_eq!(ask("/debug/pprof/heap").status, 404);
         assert_eq!(ask("/debug/pprof/goroutine").status, 200);
         let off = Arc::new(Options { profiling: false, ..Options::default() });
-        let off = super::routes(&off, None, &health, &verbosity, &clock);
+        let off = super::routes(&program, &off, None, &health, &verbosity, &clock);
         for path in ["/debug/pprof/", "/debug/pprof/goroutine", "/debug/flags/v"] {
             let answer = block_on(off.answer(Request::get(path)));
             assert_eq!((answer.status, answer.content()), (404, &b"404 page not found\n"[..]));
@@ -308,6 +311,7 @@ mod tests {
         let (clock, health): (SharedClock, _) =
             (FakeClock::new(Timestamp::from_secs(0)), HealthChecks::new());
         let verbosity = Verbosity::new(0, &[]);
+        let program: Arc<dyn Program> = Arc::new(KubeControllerManager);
         let gate = ("ComponentStatusz".to_owned(), true);
         for (release, given, flagz, statusz) in [
             (Release::V1_37, None, 200, 200),
@@ -317,7 +321,8 @@ mod tests {
         ] {
             let mut options = Options::default();
             options.feature_gates.given.extend(given);
-            let routes = routes(&Arc::new(options.clone()), None, &health, &verbosity, &clock);
+            let given = Arc::new(options.clone());
+            let routes = routes(&program, &given, None, &health, &verbosity, &clock);
             options.follow(release).expect("the gate is known");
             remove_gated(&routes, &options);
             let status = |path: &str| block_on(routes.answer(Request::get(path))).status;

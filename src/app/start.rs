@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 
+use super::Program;
 use super::client_builder::{ServiceAccountClients, SimpleClients};
 use super::component_metrics::RunningControllers;
 use super::connect::{Connection, user_agent};
-use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
+use super::controller_table::{Descriptor, TOKEN_CONTROLLER};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
 use super::served_versions::SERVED_VERSIONS;
@@ -49,6 +50,7 @@ const START_JITTER: f64 = 1.0;
 /// The parts that start-up creates before it takes the lease.
 #[derive(Clone)]
 pub struct RunContext {
+    pub program: Arc<dyn Program>,
     pub options: Arc<Options>,
     pub connection: Arc<dyn Connection>,
     pub health: HealthChecks,
@@ -98,7 +100,7 @@ impl Failed {
 pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     // Stops when a controller or an informer fails, too.
     let (stop, failure) = (stop.child(), Failure::new());
-    let RunContext { options, connection, health, routes, clock, .. } = &started;
+    let RunContext { program, options, connection, health, routes, clock, .. } = &started;
     let Some(healthy) = stop.unless_stopped(wait_for_api_server(&**connection, clock)).await else {
         return Ok(());
     };
@@ -111,7 +113,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     let tasks = TaskGroup::new();
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let streams = options.feature_gates.enabled("WatchListClient");
-    let reader = connection.client(&user_agent("shared-informers"));
+    let reader = connection.client(&user_agent(options.program, "shared-informers"));
     let chosen = stop.unless_stopped(choose_versions(&reader)).await;
     if chosen == Some(false) {
         tasks.spawn(choose_versions_later(reader.clone(), clock.clone(), stop.clone()));
@@ -128,20 +130,25 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
         factory: factory.clone(),
         clients: clients(options, connection, clock),
         clock: clock.clone(),
+        extension: program.extension(),
     });
 
     if let Some(shadow) = &started.shadow {
         context.supervise(shadow.supervisor());
     }
-    let rows = CONTROLLERS.iter().filter(|row| started.runs(row));
-    let controllers = build(rows, options, &context).map_err(Failed::ended)?;
+    let mut controllers = match started.lease {
+        Lease::Main => program.further_controllers(&context).map_err(Failed::ended)?,
+        Lease::Migration | Lease::Others => Vec::new(),
+    };
+    let rows = program.controllers().iter().filter(|row| started.runs(row));
+    controllers.extend(build(rows, options, &context).map_err(Failed::ended)?);
     for controller in &controllers {
         if let Some(debug) = controller.debug_handler() {
             routes.add_debug(controller.name(), served(debug));
         }
     }
     let watchers: Vec<Watcher> = controllers.iter().map(Controller::watcher).collect();
-    let accounts = accounts(&controllers);
+    let accounts = accounts(&**program, &controllers);
     let _registration = started.pipeline.show(&factory, watchers.clone());
     factory.start(&stop);
     if let Some(outages) = factory.outages() {
@@ -165,7 +172,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
             }
         });
     } else if options.use_service_account_credentials {
-        let client = connection.client(&user_agent(ACCOUNTS));
+        let client = connection.client(&user_agent(options.program, ACCOUNTS));
         let (clock, stop) = (clock.clone(), stop.clone());
         tasks.spawn(async move {
             // Not earlier: the start must not wait for accounts that are not needed yet.
@@ -210,8 +217,10 @@ async fn all_run(watchers: Vec<Watcher>, clock: SharedClock) {
 
 /// The service accounts of these controllers. The token controller has none: it runs under the
 /// manager's own credentials.
-fn accounts(controllers: &[Controller]) -> BTreeSet<&'static str> {
-    let rows = controllers.iter().filter_map(|controller| find(controller.name()));
+fn accounts(program: &dyn Program, controllers: &[Controller]) -> BTreeSet<&'static str> {
+    let runs =
+        |row: &&Descriptor| controllers.iter().any(|controller| controller.name() == row.name());
+    let rows = program.controllers().iter().filter(runs);
     rows.filter(|row| row.name() != TOKEN_CONTROLLER).map(|row| row.profile.account).collect()
 }
 
@@ -289,12 +298,12 @@ fn clients(
     connection: &Arc<dyn Connection>,
     clock: &SharedClock,
 ) -> Arc<dyn ClientBuilder> {
-    let connection = connection.clone();
+    let (program, connection) = (options.program, connection.clone());
     if !options.use_service_account_credentials {
-        return Arc::new(SimpleClients { connection });
+        return Arc::new(SimpleClients { program, connection });
     }
-    let root = connection.client(&user_agent(ACCOUNTS));
-    Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
+    let root = connection.client(&user_agent(program, ACCOUNTS));
+    Arc::new(ServiceAccountClients { program, connection, root, clock: clock.clone() })
 }
 
 fn build<'a>(
@@ -353,14 +362,14 @@ fn run_one(
     health.add(name, Arc::new(check));
     let wait = options.controller_start_interval.mul_f64(1.0 + START_JITTER * fastrand::f64());
     let (running, clock, stop) = (running.clone(), clock.clone(), stop.clone());
-    let failure = failure.clone();
+    let (failure, manager) = (failure.clone(), options.program);
     async move {
         if stop.unless_stopped(clock.sleep(wait)).await.is_none() {
             return;
         }
         log::info!("Controller starting: {name}");
         running.lock().insert(name);
-        RunningControllers::set(name, true);
+        RunningControllers::set(manager, name, true);
         let work = async {
             let ended = caught(controller.run(stop.clone())).await;
             match &ended {
@@ -384,7 +393,7 @@ fn run_one(
         if is_over {
             running.lock().remove(name);
         }
-        RunningControllers::set(name, false);
+        RunningControllers::set(manager, name, false);
         log::info!("Controller terminated: {name}");
     }
 }
@@ -432,6 +441,7 @@ mod tests {
 
     use super::*;
     use crate::app::connect::TokenSource;
+    use crate::app::program::KubeControllerManager;
     use crate::cache::Source;
     use serde_json::Value;
 
@@ -528,6 +538,7 @@ mod tests {
     #[test]
     fn a_panic_during_the_start_is_an_error_of_the_process() {
         let started = RunContext {
+            program: Arc::new(KubeControllerManager),
             options: Arc::default(),
             connection: Arc::new(Broken),
             health: HealthChecks::new(),

@@ -5,9 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::values::{
-    CertKeys, Count, Gates, Level, Map, Quantity, TraceObjects, Value, Version, Vmodule,
-};
+use super::values::{CertKeys, Count, Gates, Level, Map, Quantity, TraceObjects, Version, Vmodule};
 
 /// A flag of the settings `T`, for the parser and `--help`.
 pub struct FlagInfo<T = Options> {
@@ -21,6 +19,8 @@ pub struct FlagInfo<T = Options> {
     pub alone: Option<&'static str>,
     /// The default in `--help`; empty: not shown.
     pub default: fn(&T) -> String,
+    /// The value as pflag shows it.
+    pub text: fn(&T) -> String,
     /// `Err`: the fault of a value.
     pub check: fn(&str) -> Result<(), String>,
     /// Why a value that parses is refused.
@@ -48,6 +48,14 @@ impl<T> FlagInfo<T> {
     pub fn deprecated(&self) -> Option<&'static str> {
         DEPRECATED.iter().find(|(field, _)| *field == self.field).map(|(_, warning)| *warning)
     }
+}
+
+/// Each flag's name and its value as pflag shows it, sorted by name. Upstream: `cliflag.PrintFlags`.
+pub fn flag_values<T>(flags: &[FlagInfo<T>], settings: &T) -> Vec<(String, String)> {
+    let mut pairs: Vec<(String, String)> =
+        flags.iter().map(|flag| (flag.name(), (flag.text)(settings))).collect();
+    pairs.sort();
+    pairs
 }
 
 /// Makes `FLAGS`, the flags of some settings, and `set_flags`, which sets those of a command line.
@@ -97,6 +105,7 @@ macro_rules! flag_table {
                 kind: <$type as $crate::options::Value>::KIND,
                 alone: <$type as $crate::options::Value>::ALONE,
                 default: |settings| $crate::options::Value::shown(&settings.$($field).+),
+                text: |settings| $crate::options::Value::text(&settings.$($field).+),
                 check: |text| <$type as $crate::options::Value>::parse(text).map(drop),
                 fault: |settings| $crate::options::Value::fault(&settings.$($field).+),
             }, )*)*
@@ -131,23 +140,22 @@ macro_rules! flags {
         /// Every flag of the manager, by its name in snake case.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Options {
+            /// The manager's name in messages, User-Agents and certificates. Not a flag: another
+            /// manager that has some of these flags sets it.
+            pub program: &'static str,
             $($( $(#[doc = $help])+ pub $field: $type, )*)*
         }
 
         impl Default for Options {
             fn default() -> Options {
-                Options { $($( $field: $default, )*)* }
+                Options { program: super::parse::PROGRAM, $($( $field: $default, )*)* }
             }
         }
 
         impl Options {
-            /// Each flag's name and its value as pflag shows it. Upstream: `cliflag.PrintFlags`.
+            /// Each flag's name and its value: see [`flag_values`].
             pub fn pairs(&self) -> Vec<(String, String)> {
-                let mut pairs = vec![
-                    $($( (stringify!($field).replace('_', "-"), self.$field.text()), )*)*
-                ];
-                pairs.sort();
-                pairs
+                flag_values(FLAGS, self)
             }
         }
 

@@ -21,10 +21,10 @@ pub use feature_gate_table::{GateSpec, Stage};
 pub use feature_gates::specs as feature_gates;
 #[doc(inline)]
 pub use flags::flag_table;
-pub use flags::{FLAGS, FlagInfo, Options};
+pub use flags::{FLAGS, FlagInfo, Options, flag_values};
 pub use parse::{Arguments, Command, PROGRAM, parse};
 pub use release::Release;
-pub use usage::{program_usage, usage};
+pub use usage::{Manual, program_usage, usage};
 pub use validate::validate;
 pub use values::{
     CertKey, CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObject, TraceObjects, Value,

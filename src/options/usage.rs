@@ -4,16 +4,25 @@ use std::collections::BTreeMap;
 use std::iter::repeat;
 
 use super::feature_gate_table::Stage;
-use super::flags::{FLAGS, FlagInfo, Options};
-use super::parse::PROGRAM;
+use super::flags::FlagInfo;
 use super::release::Release;
 use super::values::Gates;
 
-/// The text of `--help`. `controllers` are the names that `--controllers` accepts; `off` are those
-/// that are off by default.
-pub fn usage(controllers: &[&str], off: &[&str]) -> String {
-    let about = "The Kubernetes controller manager watches the state of the cluster through the API server\n\
-         and makes changes that move it towards the state that is wanted.";
+/// What `--help` says of a manager beside its flags.
+pub struct Manual<'a> {
+    /// The program's name.
+    pub program: &'a str,
+    /// A paragraph.
+    pub about: &'a str,
+    /// The names that `--controllers` accepts.
+    pub controllers: &'a [&'a str],
+    /// Those of them that are off by default.
+    pub off: &'a [&'a str],
+}
+
+/// The text of a manager's `--help`.
+pub fn usage<T>(manual: &Manual<'_>, flags: &[FlagInfo<T>], defaults: &T) -> String {
+    let Manual { program, about, controllers, off } = manual;
     let more = |field: &str| match field {
         "controllers" => vec![
             format!("All controllers: {}", controllers.join(", ")),
@@ -22,7 +31,7 @@ pub fn usage(controllers: &[&str], off: &[&str]) -> String {
         "feature_gates" => gates(),
         _ => Vec::new(),
     };
-    program_usage(PROGRAM, about, FLAGS, &Options::default(), more)
+    program_usage(program, about, flags, defaults, more)
 }
 
 /// The text of a program's `--help`: what it is `about`, and its flags in groups, with kinds and
@@ -103,11 +112,18 @@ fn gates() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::flags::{FlagInfo, OWN};
+    use crate::options::Options;
+    use crate::options::flags::{FLAGS, OWN};
 
     #[test]
     fn help_shows_groups_kinds_and_defaults() {
-        let text = usage(&["a-controller", "b-controller"], &["b-controller"]);
+        let manual = Manual {
+            program: "a-manager",
+            about: "Manages.",
+            controllers: &["a-controller", "b-controller"],
+            off: &["b-controller"],
+        };
+        let text = usage(&manual, FLAGS, &Options::default());
         assert!(text.contains(
             "\nDeployment-controller flags:\n\n      --concurrent-deployment-syncs int32   "
         ));

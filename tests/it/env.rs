@@ -291,6 +291,7 @@ impl InProcess {
             factory: factory.clone(),
             clients: Arc::new(client),
             clock,
+            extension: None,
         });
         InProcess { cx, factory, stop }
     }

@@ -25,6 +25,7 @@ fn a_watch_has_the_factorys_resync_period_or_its_own() {
             factory: factory.clone(),
             clients: Arc::new(env.client.clone()),
             clock: env.clock.clone(),
+            extension: None,
         });
         let mut controller = Controller::new(Profile::new("resync"), &context).unwrap();
         let nodes = controller.lister::<Node>();

@@ -1,5 +1,6 @@
 //! The parts that all controllers share: flags, caches, clients, events, time.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
@@ -51,6 +52,9 @@ pub struct ControllerContextParts {
     pub clients: Arc<dyn ClientBuilder>,
     /// The time of all controllers.
     pub clock: SharedClock,
+    /// What the program's own controllers share: see
+    /// [`Controller::extension`](super::Controller::extension).
+    pub extension: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// What controllers share. A controller reaches it only through its
@@ -60,6 +64,7 @@ pub struct ControllerContext {
     pub(super) options: Arc<Options>,
     pub(super) factory: SharedInformerFactory,
     pub(super) clock: SharedClock,
+    pub(super) extension: Option<Arc<dyn Any + Send + Sync>>,
     builder: Arc<dyn ClientBuilder>,
     clients: Mutex<HashMap<String, Client>>,
     broadcasters: Mutex<HashMap<String, EventBroadcaster>>,
@@ -69,12 +74,13 @@ pub struct ControllerContext {
 impl ControllerContext {
     /// A context without controllers and without a supervisor.
     pub fn new(parts: ControllerContextParts) -> Arc<ControllerContext> {
-        let ControllerContextParts { options, factory, clients: builder, clock } = parts;
+        let ControllerContextParts { options, factory, clients: builder, clock, extension } = parts;
         Arc::new(ControllerContext {
             options,
             factory,
             builder,
             clock,
+            extension,
             clients: Mutex::default(),
             broadcasters: Mutex::default(),
             supervisor: OnceLock::new(),
@@ -90,6 +96,7 @@ impl ControllerContext {
             factory: SharedInformerFactory::new(source, clock.clone()),
             clients: Arc::new(client),
             clock,
+            extension: None,
         })
     }
 

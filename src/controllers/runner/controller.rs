@@ -196,6 +196,11 @@ impl Controller {
         self.context.options.feature_gates.enabled(gate)
     }
 
+    /// What the program's own controllers share, if it is a `T`.
+    pub fn extension<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.context.extension.clone()?.downcast().ok()
+    }
+
     /// The time by which it works: the same for all controllers.
     pub fn clock(&self) -> SharedClock {
         self.context.clock.clone()
@@ -621,6 +626,7 @@ impl Controller {
             factory: crate::cache::SharedInformerFactory::new(source, clock.clone()),
             clients: Arc::new(client),
             clock,
+            extension: None,
         });
         let workers = Workers::Fixed(crate::options::Count::new(workers));
         let profile = Profile { workers, ..Profile::new(name) };

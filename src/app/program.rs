@@ -1,0 +1,91 @@
+//! What differs between the managers that this module starts.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::controller_table::{self, CONTROLLERS, Descriptor};
+use super::leader_migration::LeaderMigration;
+use super::{configz, notices};
+use crate::controllers::{Controller, ControllerContext};
+use crate::options::{Options, Release, validate};
+
+/// A manager: its controllers, and what it shows of its flags. The flags that all managers have are
+/// in [`Options`], which names the manager.
+pub trait Program: Send + Sync + 'static {
+    /// The crate whose log follows `-v`.
+    fn log_target(&self) -> &'static str;
+
+    /// In the order in which they start.
+    fn controllers(&self) -> &[Descriptor];
+
+    /// The faults of the flags, a line each.
+    fn problems(&self, options: &Options) -> Vec<String>;
+
+    /// What the log says of flags that are accepted, a line each.
+    fn notices(&self, options: &Options) -> Vec<String>;
+
+    /// Each flag's name and its value as pflag shows it.
+    fn flags(&self, options: &Options) -> Vec<(String, String)>;
+
+    /// The content of `/configz`.
+    fn configz(
+        &self,
+        options: &Options,
+        migration: Option<&LeaderMigration>,
+        release: Release,
+    ) -> Value;
+
+    /// For the controllers' constructors: see [`Controller::extension`].
+    fn extension(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
+
+    /// Makes controllers beside those of the table. Called once, before those of the main lease are
+    /// made.
+    ///
+    /// # Errors
+    /// What ends the process.
+    fn further_controllers(
+        &self,
+        context: &Arc<ControllerContext>,
+    ) -> Result<Vec<Controller>, String> {
+        let _ = context;
+        Ok(Vec::new())
+    }
+}
+
+/// The kube-controller-manager.
+pub(super) struct KubeControllerManager;
+
+impl Program for KubeControllerManager {
+    fn log_target(&self) -> &'static str {
+        env!("CARGO_CRATE_NAME")
+    }
+
+    fn controllers(&self) -> &[Descriptor] {
+        CONTROLLERS
+    }
+
+    fn problems(&self, options: &Options) -> Vec<String> {
+        validate(options, &controller_table::is_known)
+    }
+
+    fn notices(&self, options: &Options) -> Vec<String> {
+        notices::of(options)
+    }
+
+    fn flags(&self, options: &Options) -> Vec<(String, String)> {
+        options.pairs()
+    }
+
+    fn configz(
+        &self,
+        options: &Options,
+        migration: Option<&LeaderMigration>,
+        release: Release,
+    ) -> Value {
+        configz::of(options, migration, release)
+    }
+}
