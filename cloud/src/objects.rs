@@ -27,6 +27,27 @@ impl Object for Service {
     }
 }
 
+impl Service {
+    /// Whether load balancers are what its type asks for.
+    pub fn is_load_balancer(&self) -> bool {
+        self.spec.type_.as_deref() == Some("LoadBalancer")
+    }
+
+    /// Whether only nodes with an endpoint take its traffic. Upstream:
+    /// `servicehelper.RequestsOnlyLocalTraffic`.
+    pub fn wants_only_local_traffic(&self) -> bool {
+        matches!(self.spec.type_.as_deref(), Some("LoadBalancer" | "NodePort"))
+            && self.spec.external_traffic_policy.as_deref() == Some("Local")
+    }
+
+    /// The port of each node at which a load balancer asks under `/healthz` whether the node has an
+    /// endpoint; `None`: it asks nothing. Upstream: `servicehelper.GetServiceHealthCheckPathPort`.
+    pub fn health_check_port(&self) -> Option<i32> {
+        let needs = self.is_load_balancer() && self.wants_only_local_traffic();
+        self.spec.health_check_node_port.filter(|port| needs && *port != 0)
+    }
+}
+
 /// A Node: its metadata, and what identifies and reaches the machine.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -68,12 +89,20 @@ pub struct NodeStatus {
     pub node_info: NodeInfo,
 }
 
-/// The type and the status of a condition.
+impl NodeStatus {
+    /// Upstream: `GetNodeCondition`.
+    pub fn condition(&self, name: &str) -> Option<&NodeCondition> {
+        self.conditions.iter().find(|condition| condition.r#type == *name)
+    }
+}
+
+/// A condition, without its times.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeCondition {
     pub r#type: Istr,
     pub status: Istr,
+    pub reason: Istr,
 }
 
 /// The ids of a machine.
@@ -99,12 +128,16 @@ impl Object for Node {
 impl Node {
     /// The status of a condition; `None`: there is no such condition.
     pub fn condition(&self, name: &str) -> Option<&str> {
-        let found = self.status.conditions.iter().find(|condition| condition.r#type == *name)?;
-        Some(&found.status)
+        Some(&self.status.condition(name)?.status)
     }
 
-    pub fn taint(&self, key: &str) -> Option<&Taint> {
-        self.spec.taints.iter().find(|taint| taint.key == *key)
+    /// Upstream: `nodeutil.IsNodeReady`.
+    pub fn is_ready(&self) -> bool {
+        self.condition("Ready") == Some("True")
+    }
+
+    pub fn has_taint(&self, key: &str) -> bool {
+        self.spec.taints.iter().any(|taint| taint.key == *key)
     }
 }
 

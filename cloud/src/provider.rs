@@ -78,7 +78,7 @@ pub trait LoadBalancer: Send + Sync {
     /// The name of the load balancer in the cloud. [`default_load_balancer_name`] is a choice.
     fn name(&self, service: &Service) -> String;
 
-    /// The status of the load balancer; `None`: there is none.
+    /// The status of the load balancer; `None`: it does not exist.
     fn get<'a>(&'a self, service: &'a Service) -> Answer<'a, Option<LoadBalancerStatus>>;
 
     /// Makes the load balancer what the Service asks for, with these nodes as its targets.

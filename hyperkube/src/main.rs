@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use cloud::app as cloud_manager;
 use kube_controller_manager::app as manager;
 use kube_controller_manager::options::{answer, git_version};
 use kubelet::app as agent;
@@ -24,12 +25,18 @@ struct Part {
     main: fn(&[String]) -> ExitCode,
 }
 
-static PARTS: [Part; 2] = [
+static PARTS: [Part; 3] = [
     Part {
         name: "kube-controller-manager",
         alias: Some("controller-manager"),
         about: "runs the controllers of a cluster",
         main: manager::main,
+    },
+    Part {
+        name: "cloud-controller-manager",
+        alias: None,
+        about: "runs the controllers of a cloud",
+        main: cloud_manager::main,
     },
     Part {
         name: "kubelet",
@@ -116,6 +123,7 @@ mod tests {
             ("hyperkube kube-controller-manager", "kube-controller-manager "),
             ("./controller-manager a b", "kube-controller-manager a b"),
             ("hyperkube controller-manager", "kube-controller-manager "),
+            ("cloud-controller-manager --v=4", "cloud-controller-manager --v=4"),
             ("hyperkube", "nothing"),
             ("", "nothing"),
             ("any-name --help", "help"),

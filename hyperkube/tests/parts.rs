@@ -41,7 +41,8 @@ impl Drop for Links {
 
 #[test]
 fn each_part_is_reached_by_argument_and_by_link() {
-    let links = Links::new(&["kubelet", "kube-controller-manager", "other"]);
+    let links =
+        Links::new(&["kubelet", "kube-controller-manager", "cloud-controller-manager", "other"]);
     for (part, usage, mistake) in [
         ("kubelet", kubelet::options::usage(), "unknown flag: --controllers"),
         (
@@ -49,6 +50,7 @@ fn each_part_is_reached_by_argument_and_by_link() {
             kube_controller_manager::app::usage(),
             "unknown flag: --pod-manifest-path",
         ),
+        ("cloud-controller-manager", cloud::app::usage(), "unknown flag: --concurrent-job-syncs"),
     ] {
         let flag = mistake.trim_start_matches("unknown flag: ").to_owned() + "=x";
         let other = links.0.join("other");
@@ -73,14 +75,14 @@ fn binary_itself_names_its_parts() {
     let help = run(BINARY, &["--help"]);
     assert!(help.status.success());
     let usage = stdout(&help);
-    for part in ["kube-controller-manager", "kubelet"] {
+    for part in ["kube-controller-manager", "kubelet", "cloud-controller-manager"] {
         assert!(usage.contains(&format!("\n  {part} ")), "{usage}");
     }
     let nothing = run(BINARY, &[]);
     assert_eq!((nothing.status.code(), stdout(&nothing)), (Some(1), usage));
     let unknown = run(BINARY, &["kube-proxy"]);
     let fault = "Error: unknown command \"kube-proxy\" for \"hyperkube\": expected \
-                 kube-controller-manager or kubelet";
+                 kube-controller-manager or kubelet or cloud-controller-manager";
     assert_eq!((unknown.status.code(), stderr(&unknown).trim()), (Some(1), fault));
     assert!(stdout(&run(BINARY, &["--version"])).starts_with("Kubernetes v1.36."));
 }

@@ -1,0 +1,188 @@
+//! Deletes the Nodes whose machines the cloud does not have, and taints those that are shut down.
+//! Upstream: `controllers/nodelifecycle`.
+
+use std::sync::Arc;
+
+use kube_controller_manager::cache::Lister;
+use kube_controller_manager::client::{self, Client, Delete};
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::controllers::{Controller, Error};
+use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
+use kube_controller_manager::objects::{NO_SCHEDULE, Taint};
+
+use super::Parts;
+use super::node_writes::{BACKOFF, patch, with_taints};
+use crate::objects::Node;
+use crate::provider::{self, Cloud, Instances};
+
+/// Upstream: `cloudproviderapi.TaintNodeShutdown`.
+pub const SHUTDOWN: &str = "node.cloudprovider.kubernetes.io/shutdown";
+
+/// The controller `cloud-node-lifecycle-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let parts = Parts::of(c)?;
+    if parts.cloud.instances().is_none() {
+        log::warn!(
+            "failed to start cloud node lifecycle controller: cloud provider does not support \
+             instances"
+        );
+        return Ok(());
+    }
+    let this = Arc::new(Lifecycle {
+        cloud: parts.cloud.clone(),
+        client: c.client(),
+        recorder: c.recorder(),
+        clock: c.clock(),
+        nodes: c.lister::<Node>(),
+    });
+    let period = c.options().node_monitor_period;
+    c.every(period, move || this.clone().monitor());
+    Ok(())
+}
+
+struct Lifecycle {
+    cloud: Arc<dyn Cloud>,
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    nodes: Lister<Node>,
+}
+
+/// The state of the machine of a Node that is not ready.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Machine {
+    Gone,
+    ShutDown,
+    Runs,
+}
+
+impl Lifecycle {
+    /// Upstream: `MonitorNodes`.
+    async fn monitor(self: Arc<Self>) -> Result<(), Error> {
+        let Some(instances) = self.cloud.instances() else { return Ok(()) };
+        let mut nodes = self.nodes.list();
+        nodes.sort_by(|a, b| a.meta.name.cmp(&b.meta.name));
+        for node in nodes {
+            self.check(instances, &node).await;
+        }
+        Ok(())
+    }
+
+    /// Failures are logged: the next period asks again.
+    async fn check(&self, instances: &dyn Instances, node: &Node) {
+        let name = &node.meta.name;
+        if node.is_ready() {
+            if let Err(error) = self.change_taint(node, without_shutdown).await {
+                log::error!("error patching node taints: {name}: {error}");
+            }
+            return;
+        }
+        match machine_of(instances, node).await {
+            Ok(Machine::Gone) => self.delete(node).await,
+            Ok(Machine::ShutDown) => {
+                if let Err(error) = self.change_taint(node, with_shutdown).await {
+                    log::error!(
+                        "failed to apply shutdown taint to node {name}, it may have been deleted: \
+                         {error}"
+                    );
+                }
+            }
+            Ok(Machine::Runs) => {}
+            Err((question, error)) => {
+                log::error!("error checking if node {name} {question}: {error}");
+            }
+        }
+    }
+
+    async fn change_taint(
+        &self,
+        node: &Node,
+        change: fn(&[Taint]) -> Option<Vec<Taint>>,
+    ) -> client::Result<()> {
+        let body = |node: &Node| change(&node.spec.taints).map(|taints| with_taints(&taints));
+        patch(&self.client, &self.clock, node, BACKOFF, body).await.map(drop)
+    }
+
+    async fn delete(&self, node: &Node) {
+        let name = &node.meta.name;
+        let about = ObjectReference { resource_version: 0, ..ObjectReference::to(node) };
+        let message =
+            format!("Deleting node {name} because it does not exist in the cloud provider");
+        self.recorder.event(&about, EventType::Normal, "DeletingNode", message);
+        // Not a Node of the same name that joins now.
+        let delete = Delete::new().uid(node.meta.uid.clone());
+        match self.client.delete::<Node>(&node.meta.key(), delete).await {
+            Err(error) if !error.is_not_found() => {
+                log::error!("unable to delete node {name:?}: {error}");
+                let message = format!("Failed deleting node {name}: {error}");
+                self.recorder.event(&about, EventType::Warning, "DeletingNodeFailed", message);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The state, or the question that failed.
+async fn machine_of(
+    instances: &dyn Instances,
+    node: &Node,
+) -> Result<Machine, (&'static str, provider::Error)> {
+    if !instances.exists(node).await.map_err(|error| ("exists", error))? {
+        return Ok(Machine::Gone);
+    }
+    match instances.is_shut_down(node).await.map_err(|error| ("is shutdown", error))? {
+        true => Ok(Machine::ShutDown),
+        false => Ok(Machine::Runs),
+    }
+}
+
+fn is_shutdown(taint: &Taint) -> bool {
+    taint.key == SHUTDOWN && taint.effect == NO_SCHEDULE
+}
+
+/// `None`: it has the taint.
+fn with_shutdown(taints: &[Taint]) -> Option<Vec<Taint>> {
+    let shutdown = Taint { key: SHUTDOWN.into(), effect: NO_SCHEDULE.into(), ..Taint::default() };
+    if taints.contains(&shutdown) {
+        return None;
+    }
+    let others = taints.iter().filter(|taint| !is_shutdown(taint)).cloned();
+    Some(others.chain([shutdown]).collect())
+}
+
+/// `None`: it lacks the taint.
+fn without_shutdown(taints: &[Taint]) -> Option<Vec<Taint>> {
+    let is_there = taints.iter().any(is_shutdown);
+    is_there.then(|| taints.iter().filter(|taint| !is_shutdown(taint)).cloned().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taint(key: &str, effect: &str) -> Taint {
+        Taint { key: key.into(), effect: effect.into(), ..Taint::default() }
+    }
+
+    #[test]
+    fn the_shutdown_taint_is_set_once_and_removed_alone() {
+        let other = || taint("a", "NoSchedule");
+        let shutdown = || taint(SHUTDOWN, "NoSchedule");
+        let valued = Taint { value: "v".into(), ..shutdown() };
+        for (before, set, removed) in [
+            (vec![], Some(vec![shutdown()]), None),
+            (vec![other()], Some(vec![other(), shutdown()]), None),
+            (vec![shutdown(), other()], None, Some(vec![other()])),
+            (vec![valued], Some(vec![shutdown()]), Some(vec![])),
+            // Another effect makes another taint.
+            (
+                vec![taint(SHUTDOWN, "NoExecute")],
+                Some(vec![taint(SHUTDOWN, "NoExecute"), shutdown()]),
+                None,
+            ),
+        ] {
+            assert_eq!(with_shutdown(&before), set, "{before:?}");
+            assert_eq!(without_shutdown(&before), removed, "{before:?}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The table of providers.
+
+use std::sync::Arc;
+
+use crate::provider::{Cloud, Provider, Settings};
+
+/// The values of `--cloud-provider`.
+const PROVIDERS: &[Provider] = &[];
+
+/// Makes the provider of this name, of `--cloud-provider`.
+///
+/// # Errors
+/// What the name or its settings are not. Upstream: `InitCloudProvider`.
+pub fn open(name: &str, settings: &Settings) -> Result<Arc<dyn Cloud>, String> {
+    let Some(provider) = PROVIDERS.iter().find(|provider| provider.name == name) else {
+        let known: Vec<&str> = PROVIDERS.iter().map(|provider| provider.name).collect();
+        return Err(format!(
+            "unknown cloud provider {name:?}: --cloud-provider is one of {}",
+            known.join(", ")
+        ));
+    };
+    (provider.open)(settings)
+        .map_err(|error| format!("could not init cloud provider {name:?}: {error}"))
+}
