@@ -123,6 +123,23 @@ const KUBELET: [&str; 13] = [
     "task",
 ];
 
+/// The rooms of the library, or paths below them, that the controllers of clouds may use: the
+/// machinery, and the start-up of managers.
+const CLOUD: [&str; 12] = [
+    "app",
+    "cache",
+    "client",
+    "clock",
+    "controllers",
+    "events",
+    "metrics",
+    "objects",
+    "options",
+    "source",
+    "task",
+    "workqueue",
+];
+
 fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -299,6 +316,16 @@ fn every_room_of_the_sandbox_uses_only_the_rooms_below_it() {
 #[test]
 fn every_room_of_the_kubelet_uses_only_the_rooms_below_it() {
     check_rooms_of("kubelet");
+}
+
+#[test]
+fn every_room_of_clouds_uses_only_the_rooms_below_it() {
+    check_rooms_of("cloud");
+}
+
+#[test]
+fn clouds_use_only_their_rooms_of_the_library() {
+    check_library_rooms("cloud/src", &CLOUD);
 }
 
 #[test]

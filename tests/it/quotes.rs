@@ -79,10 +79,11 @@ fn a_changed_line_is_found() {
 /// The Rust files of the repository, as paths from its root.
 fn rust_files(root: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    let mut folders = "src benches cel examples fixtures fuzz grpc kubelet process sandbox tests"
-        .split(' ')
-        .map(|folder| root.join(folder))
-        .collect::<Vec<_>>();
+    let mut folders =
+        "src benches cel cloud examples fixtures fuzz grpc kubelet process sandbox tests"
+            .split(' ')
+            .map(|folder| root.join(folder))
+            .collect::<Vec<_>>();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -142,6 +142,8 @@ fn code_and_docs_use_plain_words() {
     for folder in [
         "src",
         "cel/src",
+        "cloud/src",
+        "cloud/tests",
         "examples",
         "fuzz",
         "grpc/src",
