@@ -4,7 +4,10 @@
 //! program `cloud-controller-manager`.
 
 pub mod app;
+pub mod bare;
 pub mod controllers;
+mod duration;
+pub mod grpc;
 pub mod objects;
 pub mod options;
 mod parallel;

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use crate::provider::{Cloud, Provider, Settings};
+use crate::{bare, grpc};
 
 /// The values of `--cloud-provider`.
-const PROVIDERS: &[Provider] = &[];
+const PROVIDERS: &[Provider] = &[
+    Provider { name: bare::NAME, open: bare::open },
+    Provider { name: grpc::NAME, open: grpc::open },
+];
 
 /// Makes the provider of this name, of `--cloud-provider`.
 ///

@@ -100,8 +100,8 @@ const EXAMPLES: [&str; 11] = [
     "task",
     "workqueue",
 ];
-/// Includes messages that its build script makes.
-const GENERATED: &str = "kubelet/src/cri/mod.rs";
+/// They include messages that build scripts make.
+const GENERATED: [&str; 2] = ["cloud/src/grpc/mod.rs", "kubelet/src/cri/mod.rs"];
 
 /// The rooms of the library, or paths below them, that the gRPC client may use.
 const GRPC: [&str; 5] = ["client", "clock", "objects", "percent", "task"];
@@ -283,7 +283,10 @@ fn faults(
                 faults.push(format!("{}:{line}: {fault}", file.display()));
             }
         }
-        let detours = source.detours().into_iter().filter(|_| !file.ends_with(GENERATED));
+        let detours = source
+            .detours()
+            .into_iter()
+            .filter(|_| !GENERATED.iter().any(|generated| file.ends_with(generated)));
         faults.extend(detours.map(|line| format!("{}:{line}: a detour", file.display())));
     }
     faults

@@ -26,7 +26,7 @@ pub fn controllers() -> Vec<Descriptor> {
             .alias("service")
             .account("service-controller")
             .queue("service")
-            .workers_of("ServiceController", "ConcurrentServiceSyncs", |o| {
+            .workers_from_flag("ServiceController", "ConcurrentServiceSyncs", |o| {
                 o.concurrent_service_syncs
             })
             .built(service::controller),

@@ -57,6 +57,13 @@ impl Env {
         });
     }
 
+    /// Writes a file into the folder of this test.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    }
+
     /// Waits until `observe` returns `Ok`.
     pub async fn eventually<T, F: Future<Output = Result<T, String>>>(
         &self,

@@ -1,8 +1,12 @@
-//! The controllers of clouds and their program against the sandbox, with a cloud in memory.
+//! The controllers of clouds and their program against the sandbox, with a cloud in memory and with
+//! each provider.
 
+mod bare;
 mod env;
 mod fake;
+mod managers;
 mod nodes;
 mod program;
+mod remote;
 mod routes;
 mod services;

@@ -1,0 +1,471 @@
+//! Gives Services their addresses: decides, and writes the decision into the Service.
+//!
+//! # No address is given twice
+//!
+//! A decision sees the addresses of all Services in the cache and those that this process has chosen
+//! and the cache does not show yet. Decisions are made one after the other. A chosen address stays
+//! reserved until the cache shows the write, or the Service is gone; after a write whose outcome is
+//! unknown the next attempt chooses the same address. Writes are conditional, so that one which was
+//! delayed by a former leader fails where this one has written.
+//!
+//! Where two Services have one address nevertheless, as after a write of a former leader to another
+//! Service, [`Claim::precedes`] says which one keeps it; the other one gets a new address.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use kube_controller_manager::cache::{Lister, Scope};
+use kube_controller_manager::client::{self, Client, Patch};
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::controllers::{
+    Change, Controller, ControllerContext, Next, Queue, QueuePolicy, SyncResult,
+};
+use kube_controller_manager::objects::{ConfigMap, Meta, ObjectKey, Resource, Uid, Written};
+use kube_controller_manager::task::Latch;
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use super::claims::{
+    Claim, GIVEN_ADDRESSES, Hold, IMPLEMENTATION, KUBE_VIP, KUBE_VIP_ADDRESSES, KUBE_VIP_INTERFACE,
+    given, show, wants_load_balancer,
+};
+use super::config::MapName;
+use super::plan::{Plan, Refusal, plan};
+use super::pools::Pools;
+use super::profile;
+use crate::objects::Service;
+
+/// How long a call waits for the caches.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a write is repeated at once when the Service has changed meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// Addresses from pools.
+pub struct Assignment {
+    config_map: MapName,
+    parts: OnceLock<Parts>,
+    state: Mutex<State>,
+}
+
+/// What the manager has for its providers.
+struct Parts {
+    client: Client,
+    clock: SharedClock,
+    services: Lister<Service>,
+    maps: Lister<ConfigMap>,
+    /// Open when the caches are complete.
+    synced: Latch,
+}
+
+#[derive(Default)]
+struct State {
+    reserved: HashMap<Uid, Reservation>,
+    /// The Services that have been refused, or lack an address that they prefer to have.
+    waiting: HashSet<ObjectKey>,
+}
+
+struct Reservation {
+    addresses: Vec<IpAddr>,
+    /// The version of the Service that has them; `None`: not written, or its outcome is unknown.
+    written: Option<u64>,
+}
+
+impl State {
+    fn addresses(&self, uid: &Uid) -> &[IpAddr] {
+        self.reserved.get(uid).map_or(&[], |reservation| &reservation.addresses)
+    }
+
+    fn claim(&self, service: &Service, pools: &Pools) -> Claim {
+        let shares = pools.allows_sharing(&service.meta.namespace);
+        Claim::of(service, self.addresses(&service.meta.uid), shares)
+    }
+
+    /// Forgets the reservations that the cache shows, and those of Services that are gone.
+    fn prune(&mut self, services: &[Arc<Service>]) {
+        if self.reserved.is_empty() {
+            return;
+        }
+        let seen: HashMap<&Uid, u64> = services
+            .iter()
+            .map(|service| (&service.meta.uid, service.meta.resource_version))
+            .collect();
+        self.reserved.retain(|uid, reservation| match seen.get(uid) {
+            None => false,
+            Some(seen) => reservation.written.is_none_or(|written| *seen < written),
+        });
+    }
+}
+
+/// Why a Service has no addresses.
+#[derive(Debug)]
+pub enum Failure {
+    /// It may have none.
+    Refused(Refusal),
+    /// A request failed.
+    Api(client::Error),
+    /// It keeps changing, or the caches are not complete yet.
+    Busy(&'static str),
+    /// It is gone, or no longer wants addresses.
+    Gone,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Refused(refusal) => refusal.fmt(f),
+            Failure::Api(error) => error.fmt(f),
+            Failure::Busy(why) => f.write_str(why),
+            Failure::Gone => f.write_str("the Service no longer wants a load balancer"),
+        }
+    }
+}
+
+impl From<client::Error> for Failure {
+    fn from(error: client::Error) -> Failure {
+        Failure::Api(error)
+    }
+}
+
+impl Assignment {
+    pub fn new(config_map: MapName) -> Arc<Assignment> {
+        Arc::new(Assignment { config_map, parts: OnceLock::new(), state: Mutex::default() })
+    }
+
+    /// The controller that tries again when an address comes free, when the pools change, and when
+    /// two Services have one address. What it writes into a Service makes the service controller
+    /// look at that again.
+    ///
+    /// # Errors
+    /// When there is no client for it.
+    pub fn controller(
+        self: &Arc<Self>,
+        context: &Arc<ControllerContext>,
+    ) -> Result<Controller, String> {
+        let mut c = Controller::new(profile("bare-address-pools"), context)?;
+        let services = c.lister::<Service>();
+        let MapName { namespace, name } = self.config_map.clone();
+        let maps = c.lister_of::<ConfigMap>(Scope {
+            namespace: Some(namespace),
+            field_selector: Some(format!("metadata.name={name}")),
+            ..Scope::all(ConfigMap::RESOURCE)
+        });
+        let queue = c.queue(QueuePolicy::default());
+        let all = ObjectKey::cluster("pools");
+        let key = all.clone();
+        c.watch(&services, &queue, move |change: Change<'_, Service>, queue: &Queue| {
+            if changes_claims(&change) {
+                queue.add(key.clone());
+            }
+        });
+        c.watch(&maps, &queue, move |_: Change<'_, ConfigMap>, queue: &Queue| {
+            queue.add(all.clone());
+        });
+        let synced = Latch::new();
+        let parts =
+            Parts { client: c.client(), clock: c.clock(), services, maps, synced: synced.clone() };
+        if self.parts.set(parts).is_err() {
+            return Err("the provider is initialized twice".to_owned());
+        }
+        c.background(move |stop| async move {
+            synced.open();
+            stop.stopped().await;
+        });
+        c.sync(queue, self, Assignment::settle);
+        Ok(c)
+    }
+
+    async fn parts(&self) -> Result<&Parts, Failure> {
+        let parts = self.parts.get().ok_or(Failure::Busy("the provider is not initialized"))?;
+        let synced = async {
+            parts.synced.opened().await;
+            Ok(parts)
+        };
+        let late = async {
+            parts.clock.sleep(PATIENCE).await;
+            Err(Failure::Busy("the caches of Services and of the address pools are not complete"))
+        };
+        synced.or(late).await
+    }
+
+    /// Gives the Service the addresses that it is to have, which are in its annotations when this
+    /// returns. `cached`: of the cache.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub async fn assign(&self, cached: &Service) -> Result<Plan, Failure> {
+        let parts = self.parts().await?;
+        let assigned = self.attempt(parts, cached).await;
+        let waits = match &assigned {
+            Ok(plan) => plan.lacks.is_some(),
+            Err(failure) => !matches!(failure, Failure::Gone),
+        };
+        let mut state = self.state.lock();
+        match waits {
+            true => state.waiting.insert(cached.meta.key()),
+            false => state.waiting.remove(&cached.meta.key()),
+        };
+        assigned
+    }
+
+    async fn attempt(&self, parts: &Parts, cached: &Service) -> Result<Plan, Failure> {
+        let (plan, change) = self.decide(parts, cached)?;
+        if change.is_none() {
+            return Ok(plan);
+        }
+        let key = cached.meta.key();
+        for _ in 0..ATTEMPTS {
+            // The cached one is older than the finalizer that the service controller has just set.
+            let live = match parts.client.get::<Service>(&key).await {
+                Err(error) if error.is_not_found() => return Err(Failure::Gone),
+                live => live?,
+            };
+            let is_wanted = wants_load_balancer(&live) && !live.meta.is_being_deleted();
+            if live.meta.uid != cached.meta.uid || !is_wanted {
+                return Err(Failure::Gone);
+            }
+            let (plan, change) = self.decide(parts, &live)?;
+            let Some(change) = change else { return Ok(plan) };
+            match write(&parts.client, &live.meta, change).await {
+                Ok(version) => {
+                    self.note_written(&live.meta.uid, version);
+                    return Ok(plan);
+                }
+                Err(error) if error.is_conflict() => {}
+                Err(error) => {
+                    if !error.is_unsure() {
+                        self.state.lock().reserved.remove(&live.meta.uid);
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        Err(Failure::Busy("the Service changes all the time"))
+    }
+
+    fn note_written(&self, uid: &Uid, version: u64) {
+        if let Some(reservation) = self.state.lock().reserved.get_mut(uid) {
+            reservation.written = Some(version);
+        }
+    }
+
+    fn pools(&self, parts: &Parts) -> Pools {
+        let key = ObjectKey::new(&self.config_map.namespace, &self.config_map.name);
+        Pools::new(parts.maps.get(&key).map(|map| map.data.clone()))
+    }
+
+    /// Decides, and returns what it changes in the Service; the addresses are reserved then.
+    fn decide(&self, parts: &Parts, service: &Service) -> Result<(Plan, Option<Value>), Failure> {
+        let pools = self.pools(parts);
+        let services = parts.services.list();
+        let mut state = self.state.lock();
+        state.prune(&services);
+        let uid = &service.meta.uid;
+        let others: Vec<Claim> = services
+            .iter()
+            .filter(|other| other.meta.uid != *uid)
+            .map(|other| state.claim(other, &pools))
+            .filter(|claim| !claim.addresses.is_empty())
+            .collect();
+        let own = state.claim(service, &pools);
+        let planned = plan(service, &own, state.addresses(uid), &others, &pools);
+        let planned = planned.map_err(Failure::Refused)?;
+        let change = record(service, &planned, &pools);
+        match change {
+            None => drop(state.reserved.remove(uid)),
+            Some(_) => {
+                let addresses = planned.addresses.clone();
+                state.reserved.insert(uid.clone(), Reservation { addresses, written: None });
+            }
+        }
+        Ok((planned, change))
+    }
+
+    /// Takes the addresses of a Service back, which no longer wants them or is being deleted. A
+    /// Service that is being deleted has its addresses until it is gone.
+    ///
+    /// # Errors
+    /// When they cannot be removed from the Service.
+    pub async fn release(&self, cached: &Service) -> Result<(), Failure> {
+        let parts = self.parts().await?;
+        self.state.lock().waiting.remove(&cached.meta.key());
+        let mut service = cached.clone();
+        for _ in 0..ATTEMPTS {
+            let change = match service.meta.is_being_deleted() {
+                true => None,
+                false => removal(&service),
+            };
+            let is_gone = match change {
+                None => true,
+                Some(change) => match write(&parts.client, &service.meta, change).await {
+                    Ok(_) => true,
+                    Err(error) if error.is_not_found() => true,
+                    Err(error) if error.is_conflict() => {
+                        match parts.client.get::<Service>(&service.meta.key()).await {
+                            Err(error) if error.is_not_found() => true,
+                            live => {
+                                service = live?;
+                                service.meta.uid != cached.meta.uid
+                            }
+                        }
+                    }
+                    Err(error) => return Err(error.into()),
+                },
+            };
+            if is_gone {
+                self.state.lock().reserved.remove(&cached.meta.uid);
+                return Ok(());
+            }
+        }
+        Err(Failure::Busy("the Service changes all the time"))
+    }
+
+    /// Whether the Service has addresses of this provider.
+    pub fn has_given(&self, service: &Service) -> bool {
+        let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
+        is_labelled
+            || !given(service).is_empty()
+            || self.state.lock().reserved.contains_key(&service.meta.uid)
+    }
+
+    async fn settle(self: Arc<Self>, _: ObjectKey) -> SyncResult {
+        let mut failure = None;
+        for service in self.unsettled() {
+            match self.assign(&service).await {
+                Err(Failure::Api(error)) => failure = Some(error),
+                Err(other) => log::debug!("Service {}: {other}", service.meta.key()),
+                Ok(_) => {}
+            }
+        }
+        failure.map_or(Ok(Next::Done), |error| Err(error.into()))
+    }
+
+    /// The Services that wait for addresses, and those that have an address which another one keeps;
+    /// the oldest first.
+    fn unsettled(&self) -> Vec<Arc<Service>> {
+        let Some(parts) = self.parts.get() else { return Vec::new() };
+        let services = parts.services.list();
+        let services: Vec<Arc<Service>> = services
+            .into_iter()
+            .filter(|service| wants_load_balancer(service) && !service.meta.is_being_deleted())
+            .collect();
+        let pools = self.pools(parts);
+        let mut state = self.state.lock();
+        let claims: Vec<Claim> =
+            services.iter().map(|service| state.claim(service, &pools)).collect();
+        let losing = losing(&claims);
+        let present: HashSet<ObjectKey> =
+            services.iter().map(|service| service.meta.key()).collect();
+        state.waiting.retain(|key| present.contains(key));
+        let mut found: Vec<Arc<Service>> = services
+            .iter()
+            .enumerate()
+            .filter(|(at, service)| {
+                losing.contains(at) || state.waiting.contains(&service.meta.key())
+            })
+            .map(|(_, service)| service.clone())
+            .collect();
+        found.sort_by_key(|service| {
+            (service.meta.creation_timestamp, service.meta.key().to_string())
+        });
+        found
+    }
+}
+
+/// The claims that have been given an address which another one keeps.
+fn losing(claims: &[Claim]) -> BTreeSet<usize> {
+    let mut having: BTreeMap<IpAddr, Vec<usize>> = BTreeMap::new();
+    for (at, claim) in claims.iter().enumerate() {
+        for (address, hold) in &claim.addresses {
+            if *hold > Hold::Requested {
+                having.entry(*address).or_default().push(at);
+            }
+        }
+    }
+    let mut losing = BTreeSet::new();
+    for (address, having) in having.into_iter().filter(|(_, having)| having.len() > 1) {
+        for &one in &having {
+            let loses_to = |other: &usize| {
+                *other != one
+                    && claims[*other].precedes(&claims[one], address)
+                    && claims[one].shares(&claims[*other], address).is_err()
+            };
+            if having.iter().any(loses_to) {
+                losing.insert(one);
+            }
+        }
+    }
+    losing
+}
+
+/// Whether a change may free an address, or take one twice.
+fn changes_claims(change: &Change<'_, Service>) -> bool {
+    let claim = |service: &Service| Claim::of(service, &[], false);
+    match change {
+        Change::Updated { old, new } => claim(old) != claim(new),
+        Change::Added { .. } | Change::Deleted(_) => !claim(change.object()).addresses.is_empty(),
+        Change::Resync { .. } => true,
+    }
+}
+
+/// The annotations and labels that a plan changes; `None`: the Service has them.
+fn record(service: &Service, plan: &Plan, pools: &Pools) -> Option<Value> {
+    let annotations = &service.meta.annotations;
+    let (shown, before) = (annotations.get(KUBE_VIP_ADDRESSES), annotations.get(GIVEN_ADDRESSES));
+    let mut changed = Map::new();
+    let is_persons = shown.is_some_and(|shown| !shown.is_empty() && Some(shown) != before);
+    if plan.is_requested && is_persons {
+        if before.is_some() {
+            changed.insert(GIVEN_ADDRESSES.to_owned(), Value::Null);
+        }
+    } else {
+        let text = show(&plan.addresses);
+        if shown != Some(text.as_str()) || before != Some(text.as_str()) {
+            changed.insert(KUBE_VIP_ADDRESSES.to_owned(), text.clone().into());
+            changed.insert(GIVEN_ADDRESSES.to_owned(), text.into());
+            let interface = pools.interface(&service.meta.namespace);
+            if let Some(interface) =
+                interface.filter(|_| !annotations.contains_key(KUBE_VIP_INTERFACE))
+            {
+                changed.insert(KUBE_VIP_INTERFACE.to_owned(), interface.into());
+            }
+        }
+    }
+    let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
+    if changed.is_empty() && is_labelled {
+        return None;
+    }
+    Some(json!({ "annotations": changed, "labels": { IMPLEMENTATION: KUBE_VIP } }))
+}
+
+/// What is removed from a Service that no longer wants addresses; `None`: it has nothing of it. A
+/// person's own annotation stays.
+fn removal(service: &Service) -> Option<Value> {
+    let annotations = &service.meta.annotations;
+    let given = annotations.get(GIVEN_ADDRESSES);
+    let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
+    if given.is_none() && !is_labelled {
+        return None;
+    }
+    let mut removed = json!({ "labels": { IMPLEMENTATION: null } });
+    if given.is_some() {
+        removed["annotations"] = json!({ GIVEN_ADDRESSES: null });
+        if annotations.get(KUBE_VIP_ADDRESSES) == given {
+            removed["annotations"][KUBE_VIP_ADDRESSES] = Value::Null;
+        }
+    }
+    Some(removed)
+}
+
+/// Changes the metadata of a Service of just this version, and returns the new one.
+async fn write(client: &Client, meta: &Meta, mut change: Value) -> client::Result<u64> {
+    change["uid"] = meta.uid.to_string().into();
+    change["resourceVersion"] = meta.resource_version.to_string().into();
+    let patch = Patch::Merge(json!({ "metadata": change }));
+    let written: Written =
+        client.resource(&Service::RESOURCE).patch_for_metadata(&meta.key(), &patch).await?;
+    Ok(written.meta.resource_version)
+}

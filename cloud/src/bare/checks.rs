@@ -1,0 +1,383 @@
+//! Checks whether the machines of nodes that are not ready can be reached.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_io::Async;
+use futures_lite::FutureExt;
+use futures_lite::future::pending;
+use http_body_util::Empty;
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{CONNECTION, HOST};
+use kube_controller_manager::cache::Lister;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::controllers::{
+    Change, Controller, ControllerContext, Next, Queue, QueuePolicy, SyncResult,
+};
+use kube_controller_manager::events::Recorder;
+use kube_controller_manager::objects::{ObjectKey, Uid};
+use parking_lot::Mutex;
+use smol_hyper::rt::FuturesIo;
+
+use super::config::{Check, Unreachable};
+use super::profile;
+use crate::objects::Node;
+
+/// What the checks say of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is reached, or nothing is known yet.
+    Runs,
+    ShutDown,
+    Gone,
+}
+
+/// The results of the checks of one machine so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Results {
+    /// In a row.
+    failures: u32,
+    /// Monotonic time.
+    unreachable_since: Option<Duration>,
+}
+
+impl Results {
+    /// The results with one more.
+    fn after(&self, is_reached: bool, now: Duration, check: &Check) -> Results {
+        if is_reached {
+            return Results::default();
+        }
+        let failures = self.failures.saturating_add(1);
+        let is_unreachable = failures >= check.failures;
+        let since = self.unreachable_since.or_else(|| is_unreachable.then_some(now));
+        Results { failures, unreachable_since: since }
+    }
+
+    fn verdict(&self, now: Duration, check: &Check) -> Verdict {
+        let Some(since) = self.unreachable_since else { return Verdict::Runs };
+        let is_over = check.gone_after.is_some_and(|after| now.saturating_sub(since) >= after);
+        match check.unreachable {
+            Unreachable::Shutdown if !is_over => Verdict::ShutDown,
+            Unreachable::Shutdown | Unreachable::Gone => Verdict::Gone,
+        }
+    }
+}
+
+/// Why a machine is not reached.
+#[derive(Debug)]
+enum Fault {
+    /// No connection, or no answer.
+    Connection {
+        address: SocketAddr,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    Status {
+        address: SocketAddr,
+        status: hyper::StatusCode,
+    },
+    Timeout {
+        address: SocketAddr,
+    },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Connection { address, source } => write!(f, "{address}: {source}"),
+            Fault::Status { address, status } => write!(f, "{address}: HTTP status {status}"),
+            Fault::Timeout { address } => write!(f, "{address}: no answer in time"),
+        }
+    }
+}
+
+/// The checks of all nodes that are not ready.
+pub struct Checks {
+    check: Check,
+    parts: OnceLock<Parts>,
+    results: Mutex<HashMap<Uid, Results>>,
+}
+
+struct Parts {
+    nodes: Lister<Node>,
+    clock: SharedClock,
+    recorder: Recorder,
+}
+
+impl Checks {
+    pub fn new(check: Check) -> Arc<Checks> {
+        Arc::new(Checks { check, parts: OnceLock::new(), results: Mutex::default() })
+    }
+
+    /// The controller that checks.
+    ///
+    /// # Errors
+    /// When there is no client for it.
+    pub fn controller(
+        self: &Arc<Self>,
+        context: &Arc<ControllerContext>,
+    ) -> Result<Controller, String> {
+        let mut c = Controller::new(profile("bare-machine-checks"), context)?;
+        let nodes = c.lister::<Node>();
+        let queue = c.queue(QueuePolicy::default());
+        c.watch(&nodes, &queue, |change: Change<'_, Node>, queue: &Queue| {
+            let was_ready = |change: &Change<'_, Node>| match change {
+                Change::Updated { old, .. } => Some(is_ready(old)),
+                _ => None,
+            };
+            // Other changes do not bring the next check forward.
+            if was_ready(&change) != Some(is_ready(change.object())) {
+                queue.add(change.object().meta.key());
+            }
+        });
+        let parts = Parts { nodes, clock: c.clock(), recorder: c.recorder() };
+        if self.parts.set(parts).is_err() {
+            return Err("the provider is initialized twice".to_owned());
+        }
+        // A check waits for a machine that does not answer: they run beside each other.
+        c.sync_by(16, queue, self, Checks::sync);
+        Ok(c)
+    }
+
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(parts) = self.parts.get() else { return Ok(Next::Done) };
+        let Some(node) = parts.nodes.get(&key).filter(|node| !is_ready(node)) else {
+            self.forget(&parts.nodes);
+            return Ok(Next::Done);
+        };
+        let outcome = self.reach(&node, &parts.clock).await;
+        let now = parts.clock.monotonic();
+        let (before, after) = {
+            let mut results = self.results.lock();
+            let results = results.entry(node.meta.uid.clone()).or_default();
+            let before = results.clone();
+            *results = before.after(outcome.is_ok(), now, &self.check);
+            (before, results.clone())
+        };
+        match (before.unreachable_since, after.unreachable_since, outcome) {
+            (None, Some(_), Err(fault)) => {
+                let text = format!("The machine cannot be reached: {fault}");
+                parts.recorder.warning(&*node, "MachineUnreachable", text);
+            }
+            (Some(_), None, _) => {
+                parts.recorder.normal(&*node, "MachineReached", "The machine is reached again");
+            }
+            (.., Err(fault)) => log::debug!("node {key}: {fault}"),
+            _ => {}
+        }
+        Ok(Next::After(self.check.period))
+    }
+
+    /// Forgets the results of nodes that are ready or gone.
+    fn forget(&self, nodes: &Lister<Node>) {
+        let mut results = self.results.lock();
+        if results.is_empty() {
+            return;
+        }
+        let nodes = nodes.list();
+        let unready = nodes.iter().filter(|node| !is_ready(node));
+        let unready: std::collections::HashSet<&Uid> = unready.map(|node| &node.meta.uid).collect();
+        results.retain(|uid, _| unready.contains(uid));
+    }
+
+    /// What is known of the machine of a node.
+    pub fn verdict(&self, node: &Node) -> Verdict {
+        let Some(parts) = self.parts.get() else { return Verdict::Runs };
+        // The caller's node may be older than the news that it is ready.
+        let is_ready = parts.nodes.get(&node.meta.key()).is_some_and(|node| is_ready(&node));
+        let results = self.results.lock();
+        match results.get(&node.meta.uid) {
+            Some(results) if !is_ready => results.verdict(parts.clock.monotonic(), &self.check),
+            _ => Verdict::Runs,
+        }
+    }
+
+    /// Reaches a node by one of its addresses. A node without addresses counts as reached.
+    async fn reach(&self, node: &Node, clock: &SharedClock) -> Result<(), Fault> {
+        let mut outcome = Ok(());
+        for ip in addresses(node) {
+            outcome = self.reach_address(ip, clock).await;
+            if outcome.is_ok() {
+                return outcome;
+            }
+        }
+        outcome
+    }
+
+    async fn reach_address(&self, ip: IpAddr, clock: &SharedClock) -> Result<(), Fault> {
+        let (port, path) = match (&self.check.tcp, &self.check.http) {
+            (_, Some(http)) => (http.port, Some(http.path.as_str())),
+            (Some(tcp), None) => (tcp.port, None),
+            // `Config::load` refuses it.
+            (None, None) => return Ok(()),
+        };
+        let address = SocketAddr::new(ip, port);
+        let fault = |source| Fault::Connection { address, source };
+        let reach = async {
+            let stream = Async::<TcpStream>::connect(address).await;
+            let stream = stream.map_err(|error| fault(error.into()))?;
+            let Some(path) = path else { return Ok(()) };
+            let status = get(stream, address, path).await.map_err(fault)?;
+            // As the kubelet's probes.
+            match (200..400).contains(&status.as_u16()) {
+                true => Ok(()),
+                false => Err(Fault::Status { address, status }),
+            }
+        };
+        let late = async {
+            clock.sleep(self.check.timeout).await;
+            Err(Fault::Timeout { address })
+        };
+        reach.or(late).await
+    }
+}
+
+/// The status of the answer to a GET.
+async fn get(
+    stream: Async<TcpStream>,
+    address: SocketAddr,
+    path: &str,
+) -> Result<hyper::StatusCode, Box<dyn std::error::Error + Send + Sync>> {
+    let (mut sender, connection) = http1::handshake(FuturesIo::new(stream)).await?;
+    let request = Request::get(path)
+        .header(HOST, address.to_string())
+        .header(CONNECTION, "close")
+        .body(Empty::<Bytes>::new())?;
+    let answer = async { Ok(sender.send_request(request).await?.status()) };
+    // The connection makes progress while the answer is waited for. When it ends, so does the wait.
+    let driven = async {
+        let _ = connection.await;
+        pending().await
+    };
+    answer.or(driven).await
+}
+
+fn is_ready(node: &Node) -> bool {
+    node.condition("Ready") == Some("True")
+}
+
+/// The internal addresses of a node, or the external ones if there are none.
+fn addresses(node: &Node) -> Vec<IpAddr> {
+    let of_type = |kind: &str| -> Vec<IpAddr> {
+        let addresses = node.status.addresses.iter().filter(|address| address.type_ == kind);
+        addresses.filter_map(|address| address.address.parse().ok()).collect()
+    };
+    let internal = of_type("InternalIP");
+    if internal.is_empty() { of_type("ExternalIP") } else { internal }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use futures_lite::future::block_on;
+    use kube_controller_manager::clock::{FakeClock, SystemClock};
+    use kube_controller_manager::objects::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(text: &str) -> Check {
+        serde_yaml_ng::from_str(&format!("{{tcp: {{port: 1}}, {text}}}")).expect("a check")
+    }
+
+    #[test]
+    fn a_machine_is_unreachable_after_failures_in_a_row() {
+        let seconds = Duration::from_secs;
+        let shutdown = check("failures: 2, unreachable: shutdown, goneAfter: 100s");
+        let gone = check("failures: 2, unreachable: gone");
+        let mut results = Results::default();
+        for (at, is_reached, now, expected) in [
+            (0, false, 10, Verdict::Runs),
+            (1, true, 20, Verdict::Runs),
+            (2, false, 30, Verdict::Runs),
+            (3, false, 40, Verdict::ShutDown),
+            (4, false, 139, Verdict::ShutDown),
+            (5, false, 140, Verdict::Gone),
+            (6, true, 150, Verdict::Runs),
+        ] {
+            results = results.after(is_reached, seconds(now), &shutdown);
+            assert_eq!(results.verdict(seconds(now), &shutdown), expected, "{at}");
+        }
+        let once = Results::default().after(false, seconds(1), &gone);
+        assert_eq!(once.verdict(seconds(1), &gone), Verdict::Runs);
+        let twice = once.after(false, seconds(2), &gone);
+        assert_eq!(twice.verdict(seconds(2), &gone), Verdict::Gone);
+        let forever = check("failures: 1, unreachable: shutdown");
+        let results = Results::default().after(false, seconds(0), &forever);
+        assert_eq!(results.verdict(Duration::MAX, &forever), Verdict::ShutDown);
+    }
+
+    /// A server that answers each connection with this text, after it has read something.
+    fn server(answer: &'static str) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                let _ = stream.read(&mut [0; 1024]);
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        port
+    }
+
+    fn reach(check: &str, clock: &SharedClock) -> Result<(), String> {
+        let checks = Checks::new(serde_yaml_ng::from_str(check).expect("a check"));
+        let node = serde_json::from_value(json!({
+            "metadata": { "name": "n" },
+            "status": { "addresses": [{ "type": "InternalIP", "address": "127.0.0.1" }] },
+        }))
+        .expect("a Node");
+        block_on(checks.reach(&node, clock)).map_err(|fault| fault.to_string())
+    }
+
+    #[test]
+    fn machines_are_reached_by_tcp_and_by_http() {
+        let clock = SystemClock::shared();
+        let fine = server("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        let failing = server("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n");
+        let closing = server("");
+        let refused = {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            listener.local_addr().expect("an address").port()
+        };
+        for (kind, port, fault) in [
+            ("tcp", fine, None),
+            ("tcp", refused, Some("refused")),
+            ("http", fine, None),
+            ("http", failing, Some("HTTP status 500")),
+            ("http", closing, Some("closed")),
+            ("http", refused, Some("refused")),
+        ] {
+            let text = format!("{{{kind}: {{port: {port}}}, unreachable: gone}}");
+            match (reach(&text, &clock), fault) {
+                (Ok(()), None) => {}
+                (Err(error), Some(fault)) if error.contains(fault) => {}
+                (outcome, _) => panic!("{kind} {port}: {outcome:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_machine_that_does_not_answer_is_not_waited_for() {
+        // Its backlog takes the connection; nobody reads.
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let text = format!("{{http: {{port: {port}}}, timeout: 5s, unreachable: gone}}");
+        let shared: SharedClock = clock.clone();
+        let reaching = std::thread::spawn(move || reach(&text, &shared));
+        while clock.sleepers() == 0 {
+            std::thread::yield_now();
+        }
+        clock.advance(Duration::from_secs(5));
+        let fault = reaching.join().expect("a result").expect_err("a fault");
+        assert!(fault.ends_with("no answer in time"), "{fault}");
+    }
+}

@@ -1,0 +1,349 @@
+//! The file of `--cloud-config` for this provider: YAML, in which unknown fields are errors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::NodeAddress;
+use serde::Deserialize;
+
+use crate::duration::{duration, some_duration};
+
+/// The whole file. An empty one is the defaults.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Config {
+    pub load_balancers: LoadBalancers,
+    pub nodes: Nodes,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LoadBalancers {
+    pub mode: Mode,
+    /// With pools: the ConfigMap that has them.
+    pub config_map: MapName,
+    /// With pools: who writes `status.loadBalancer`.
+    pub status: StatusWriter,
+}
+
+/// Where the addresses of load balancers come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Mode {
+    /// From the pools of a ConfigMap.
+    #[default]
+    Pools,
+    /// They are those of nodes.
+    Nodes,
+    /// There are no load balancers: Services are left to others.
+    Off,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MapName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Default for MapName {
+    fn default() -> MapName {
+        MapName { namespace: "kube-system".to_owned(), name: "kubevip".to_owned() }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StatusWriter {
+    /// The service controller writes the addresses as soon as the Service has them.
+    #[default]
+    Provider,
+    /// The announcer writes them when it announces them, as kube-vip does.
+    Announcer,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Nodes {
+    #[serde(rename = "providerID")]
+    pub provider_id: ProviderId,
+    /// Of nodes for which `machines` says nothing else.
+    pub zone: String,
+    pub region: String,
+    pub instance_type: String,
+    pub labels: BTreeMap<String, String>,
+    pub machines: Vec<Machine>,
+    pub check: Option<Check>,
+}
+
+/// What the id in `spec.providerID` is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum ProviderId {
+    #[default]
+    #[serde(rename = "name")]
+    Name,
+    #[serde(rename = "machineID")]
+    MachineId,
+    #[serde(rename = "systemUUID")]
+    SystemUuid,
+}
+
+/// What is known of one machine.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Machine {
+    /// The name of its Node.
+    pub name: String,
+    pub zone: String,
+    pub region: String,
+    pub instance_type: String,
+    /// They have precedence over those of all nodes.
+    pub labels: BTreeMap<String, String>,
+    pub addresses: Vec<Address>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Address {
+    pub r#type: AddressType,
+    pub address: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum AddressType {
+    Hostname,
+    #[serde(rename = "InternalIP")]
+    InternalIp,
+    #[serde(rename = "ExternalIP")]
+    ExternalIp,
+    #[serde(rename = "InternalDNS")]
+    InternalDns,
+    #[serde(rename = "ExternalDNS")]
+    ExternalDns,
+}
+
+impl AddressType {
+    fn name(self) -> &'static str {
+        match self {
+            AddressType::Hostname => "Hostname",
+            AddressType::InternalIp => "InternalIP",
+            AddressType::ExternalIp => "ExternalIP",
+            AddressType::InternalDns => "InternalDNS",
+            AddressType::ExternalDns => "ExternalDNS",
+        }
+    }
+}
+
+impl Address {
+    pub fn of_node(&self) -> NodeAddress {
+        NodeAddress { address: self.address.clone(), type_: self.r#type.name().to_owned() }
+    }
+}
+
+/// How the machine of a node that is not ready is checked.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Check {
+    /// One of the two.
+    pub tcp: Option<Tcp>,
+    pub http: Option<Http>,
+    /// From the end of a check to the begin of the next one.
+    #[serde(default = "period", deserialize_with = "duration")]
+    pub period: Duration,
+    #[serde(default = "timeout", deserialize_with = "duration")]
+    pub timeout: Duration,
+    /// After this number of failures in a row the machine is unreachable.
+    #[serde(default = "failures")]
+    pub failures: u32,
+    pub unreachable: Unreachable,
+    /// How long an unreachable machine is shut down before it is gone; only with
+    /// `unreachable: shutdown`.
+    #[serde(default, deserialize_with = "some_duration")]
+    pub gone_after: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tcp {
+    pub port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Http {
+    pub port: u16,
+    #[serde(default = "root")]
+    pub path: String,
+}
+
+/// What an unreachable machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Unreachable {
+    /// Its Node gets the taint `node.cloudprovider.kubernetes.io/shutdown`.
+    Shutdown,
+    /// Its Node is deleted.
+    Gone,
+}
+
+fn root() -> String {
+    "/".to_owned()
+}
+
+fn period() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn timeout() -> Duration {
+    Duration::from_secs(3)
+}
+
+fn failures() -> u32 {
+    6
+}
+
+impl Config {
+    /// # Errors
+    /// With the file, and the field where one is wrong.
+    pub fn load(path: Option<&Path>) -> Result<Config, String> {
+        let Some(path) = path else { return Ok(Config::default()) };
+        let fault = |error: String| format!("{}: {error}", path.display());
+        let text = fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
+        Config::parse(&text).map_err(fault)
+    }
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let config: Option<Config> =
+            serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
+        let config = config.unwrap_or_default();
+        config.nodes.validate()?;
+        Ok(config)
+    }
+}
+
+impl Nodes {
+    fn validate(&self) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        for (at, machine) in self.machines.iter().enumerate() {
+            if machine.name.is_empty() {
+                return Err(format!("nodes.machines[{at}].name: it is missing"));
+            }
+            if !names.insert(machine.name.as_str()) {
+                return Err(format!("nodes.machines[{at}].name: {:?} comes twice", machine.name));
+            }
+        }
+        self.check.as_ref().map_or(Ok(()), Check::validate)
+    }
+
+    /// What the file says of one machine.
+    pub fn machine(&self, name: &str) -> Option<&Machine> {
+        self.machines.iter().find(|machine| machine.name == name)
+    }
+}
+
+impl Check {
+    fn validate(&self) -> Result<(), String> {
+        let fault = match (&self.tcp, &self.http) {
+            (None, None) | (Some(_), Some(_)) => "nodes.check: it needs either tcp or http",
+            (_, Some(http)) if !http.path.starts_with('/') => {
+                "nodes.check.http.path: it does not begin with a slash"
+            }
+            _ if self.period.is_zero() => "nodes.check.period: it is zero",
+            _ if self.timeout.is_zero() => "nodes.check.timeout: it is zero",
+            _ if self.failures == 0 => "nodes.check.failures: it is zero",
+            _ if self.gone_after.is_some() && self.unreachable == Unreachable::Gone => {
+                "nodes.check.goneAfter: unreachable machines are gone at once"
+            }
+            _ => return Ok(()),
+        };
+        Err(fault.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_is_the_defaults() {
+        for text in ["", "{}", "# nothing", "loadBalancers: {}"] {
+            assert_eq!(Config::parse(text), Ok(Config::default()), "{text}");
+        }
+        let pools = Config::default().load_balancers;
+        assert_eq!(pools.config_map.namespace, "kube-system");
+        assert_eq!((pools.mode, pools.config_map.name.as_str()), (Mode::Pools, "kubevip"));
+    }
+
+    #[test]
+    fn all_fields_are_read() {
+        let config = Config::parse(
+            "loadBalancers:
+  mode: nodes
+  configMap: {namespace: ips, name: pools}
+  status: announcer
+nodes:
+  providerID: machineID
+  zone: rack-1
+  region: cellar
+  instanceType: nuc
+  labels: {owner: us}
+  machines:
+  - name: one
+    zone: rack-2
+    labels: {disk: ssd}
+    addresses: [{type: ExternalIP, address: 203.0.113.1}]
+  check:
+    http: {port: 10256, path: /healthz}
+    period: 5s
+    timeout: 1500ms
+    failures: 3
+    unreachable: shutdown
+    goneAfter: 24h
+",
+        )
+        .expect("a configuration");
+        assert_eq!(config.load_balancers.mode, Mode::Nodes);
+        assert_eq!(config.load_balancers.status, StatusWriter::Announcer);
+        let one = config.nodes.machine("one").expect("a machine");
+        assert_eq!(
+            (one.zone.as_str(), one.addresses[0].of_node().type_.as_str()),
+            ("rack-2", "ExternalIP")
+        );
+        let check = config.nodes.check.expect("a check");
+        assert_eq!(
+            (check.period, check.timeout),
+            (Duration::from_secs(5), Duration::from_millis(1500))
+        );
+        assert_eq!(check.gone_after, Some(Duration::from_secs(86_400)));
+    }
+
+    #[test]
+    fn faults_name_their_field() {
+        let check = |text: &str| format!("nodes: {{check: {{unreachable: gone, {text}}}}}");
+        for (text, fault) in [
+            ("loadbalancers: {}".to_owned(), "unknown field `loadbalancers`"),
+            ("loadBalancers: {pools: x}".to_owned(), "loadBalancers: unknown field `pools`"),
+            ("loadBalancers: {mode: dhcp}".to_owned(), "loadBalancers.mode: unknown variant"),
+            ("loadBalancers: {configMap: {nam: x}}".to_owned(), "unknown field `nam`"),
+            ("nodes: {providerID: uid}".to_owned(), "nodes.providerID: unknown variant `uid`"),
+            ("nodes: {machines: [{}]}".to_owned(), "nodes.machines[0].name: it is missing"),
+            ("nodes: {machines: [{name: a}, {name: a}]}".to_owned(), "\"a\" comes twice"),
+            ("nodes: {check: {tcp: {port: 22}}}".to_owned(), "missing field `unreachable`"),
+            (check("period: 1s"), "nodes.check: it needs either tcp or http"),
+            (check("tcp: {port: 1}, http: {port: 1}"), "nodes.check: it needs either"),
+            (check("tcp: {port: 70000}"), "nodes.check.tcp.port: "),
+            (check("tcp: {}"), "missing field `port`"),
+            (check("http: {port: 1, path: x}"), "nodes.check.http.path: "),
+            (check("tcp: {port: 1}, period: 0s"), "nodes.check.period: it is zero"),
+            (check("tcp: {port: 1}, period: 5"), "nodes.check.period: "),
+            (check("tcp: {port: 1}, timeout: 0s"), "nodes.check.timeout: it is zero"),
+            (check("tcp: {port: 1}, failures: 0"), "nodes.check.failures: it is zero"),
+            (check("tcp: {port: 1}, goneAfter: 1h"), "nodes.check.goneAfter: "),
+        ] {
+            let error = Config::parse(&text).expect_err(&text);
+            assert!(error.contains(fault), "{text}: {error}");
+        }
+    }
+}
