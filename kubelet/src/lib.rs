@@ -1,11 +1,12 @@
 //! A kubelet that keeps pods on one machine: from a folder, a URL or an API server.
 //!
-//! The path of a pod: sources → [`sources::PodConfig`] → [`kubelet::Kubelet`], which gives each
-//! pod a worker ([`kubelet::pod_workers`]) → [`kuberuntime::Manager`], which carries out what
+//! The path of a pod: sources → [`sources::PodConfig`] → [`kubelet::Kubelet`], which admits it
+//! ([`admission`]) and gives it a worker ([`kubelet::pod_workers`]) → [`kuberuntime::Manager`], which carries out what
 //! [`runtime::actions`] decides by calls to the container runtime ([`cri`]). A relist of the
 //! runtime ([`kubelet::pleg`]) and the results of probes ([`prober`]) bring pods back to their
 //! workers.
 
+pub mod admission;
 pub mod app;
 pub mod causes;
 pub mod cgroups;

@@ -13,6 +13,7 @@ use super::start::ContainerImages;
 use super::{Error, Manager};
 use crate::cgroups;
 use crate::cri::api;
+use crate::node::app_armor;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::dns;
 use crate::runtime::environment::{self, DownwardInputs};
@@ -53,7 +54,7 @@ impl Manager {
             memory_bytes: self.node.memory_bytes,
             page_sizes: &self.node.page_sizes,
             seccomp: &self.folders.root.join("seccomp"),
-            has_app_armor: has_app_armor(),
+            has_app_armor: app_armor::is_enabled(),
             unified: features.unified(),
             limits_memory_and_swap: features.limits_memory_and_swap(),
         };
@@ -160,10 +161,4 @@ fn make_message_file(file: &Path) -> Result<(), Error> {
         fs::set_permissions(file, Permissions::from_mode(0o666))
     };
     make().map_err(Error::at(file))
-}
-
-/// Upstream: `apparmor.isEnabled`.
-fn has_app_armor() -> bool {
-    fs::read_to_string("/sys/module/apparmor/parameters/enabled")
-        .is_ok_and(|text| text.starts_with('Y'))
 }

@@ -4,6 +4,7 @@
 //! [`register`] and [`lease`] write to the API server.
 
 pub mod address;
+pub mod app_armor;
 pub mod conditions;
 mod error;
 pub mod heartbeat;

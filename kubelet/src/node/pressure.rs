@@ -50,6 +50,11 @@ impl NodePressure {
     pub fn is_under(&self, pressure: Pressure) -> bool {
         self.last.lock().held.contains(&pressure)
     }
+
+    /// All pressures of the node, as of the last observation.
+    pub fn all(&self) -> Vec<Pressure> {
+        self.last.lock().held.clone()
+    }
 }
 
 #[cfg(test)]
