@@ -152,6 +152,10 @@ metrics! {
         "[ALPHA] Total number of images garbage collected by the kubelet, whether through disk usage or image age.";
     pub static EVICTIONS: IntCounterVec["eviction_signal"] = "kubelet_evictions",
         "[ALPHA] Cumulative number of pod evictions by eviction signal";
+    pub static PREEMPTIONS: IntCounterVec["preemption_signal"] = "kubelet_preemptions",
+        "[ALPHA] Cumulative number of pod preemptions by preemption resource";
+    pub static ADMISSION_REJECTIONS: IntCounterVec["reason"] = "kubelet_admission_rejections_total",
+        "[ALPHA] Cumulative number pod admission rejections by the Kubelet.";
     pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
         "[ALPHA] cgroup version on the hosts.";
 }

@@ -111,6 +111,9 @@ pub trait PodExt {
         self.annotation(CONFIG_SOURCE).is_some_and(|source| source != "api")
     }
 
+    /// Whether the pod's containers have ended by the status that its source has.
+    fn has_ended(&self) -> bool;
+
     fn restart_policy(&self) -> RestartPolicy {
         RestartPolicy::parse(self.spec().restart_policy.as_deref().unwrap_or_default())
     }
@@ -149,6 +152,11 @@ impl PodExt for Pod {
     fn spec(&self) -> &PodSpec {
         static NONE: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
         self.spec.as_ref().unwrap_or(&NONE)
+    }
+
+    fn has_ended(&self) -> bool {
+        let phase = self.status.as_ref().and_then(|status| status.phase.as_deref());
+        matches!(phase, Some("Succeeded" | "Failed"))
     }
 
     fn annotation(&self, key: &str) -> Option<&str> {

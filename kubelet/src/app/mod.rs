@@ -1,6 +1,7 @@
 //! The start of the kubelet, in upstream's order: runtime, sources, serving, sync loop.
 //! Upstream: `cmd/kubelet/app`.
 
+mod admission;
 mod enforce;
 mod error;
 
@@ -235,7 +236,9 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), Error> {
             "there is no source of pods: --pod-manifest-path, --manifest-url or --kubeconfig names one"
         );
     }
-    let kubelet = Kubelet::new(manager, sources, configuration.sync_frequency.0);
+    let admission =
+        admission::admission(configuration, client.as_ref(), &node.name, &clock)?;
+    let kubelet = Kubelet::new(manager, admission, sources, configuration.sync_frequency.0);
     if let Some(folder) = objects_folder {
         let users = kubelet.clone();
         let changed = move |keys| users.sync_users(&keys);

@@ -73,6 +73,12 @@ impl Dispatcher {
         notify_all(&self.changed);
     }
 
+    /// A pod was not admitted.
+    pub(super) fn reject(&self, pod: &Arc<Pod>) {
+        self.state.lock().workers.reject(pod);
+        notify_all(&self.changed);
+    }
+
     /// Ends a pod for the node's sake, with this grace at most.
     pub(super) fn evict(&self, uid: &str, grace: i64) {
         let mut state = self.state.lock();
@@ -121,6 +127,11 @@ impl Dispatcher {
     /// Whether the pod has a worker, finished or not.
     pub(super) fn knows(&self, uid: &str) -> bool {
         self.state.lock().workers.knows(uid)
+    }
+
+    /// Whether the pod has to end, or has ended.
+    pub(super) fn is_terminating(&self, uid: &str) -> bool {
+        self.state.lock().workers.is_terminating(uid)
     }
 
     /// Whether the pod's containers have ended for good.

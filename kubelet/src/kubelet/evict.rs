@@ -14,6 +14,8 @@ use crate::status::generate;
 pub enum EvictionCause {
     /// The node needs what the pod uses: a Job may ignore such an end, which is a disruption.
     NodePressure,
+    /// A critical pod needs what the pod has: a disruption too.
+    Preemption,
     /// The pod uses more than its own limit.
     OwnLimit,
 }
@@ -30,7 +32,14 @@ impl Kubelet {
     ) {
         self.store.update_status(pod, |before, _| {
             let mut status = before.cloned().unwrap_or_default();
-            if cause == EvictionCause::NodePressure {
+            let disruption = match cause {
+                EvictionCause::NodePressure => Some(message),
+                EvictionCause::Preemption => {
+                    Some("Pod was preempted by Kubelet to accommodate a critical pod.")
+                }
+                EvictionCause::OwnLimit => None,
+            };
+            if let Some(message) = disruption {
                 let conditions = status.conditions.get_or_insert_default();
                 conditions.retain(|condition| condition.type_ != generate::DISRUPTION_TARGET);
                 conditions.push(self.disruption(message));

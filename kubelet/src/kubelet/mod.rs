@@ -2,8 +2,10 @@
 //! each pod's worker its work. Upstream: `pkg/kubelet.Kubelet.syncLoop`.
 //!
 //! `PodStore` has the pods of the sources and their statuses, `Dispatcher` the workers
-//! ([`pod_workers`]), and `steps` what a worker does. `relist` finds changes of the runtime.
+//! ([`pod_workers`]), and `steps` what a worker does. `admit` decides about new pods. `relist`
+//! finds changes of the runtime.
 
+mod admit;
 mod dispatcher;
 mod error;
 mod evict;
@@ -26,6 +28,7 @@ use futures_lite::FutureExt;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken};
 
+pub use self::admit::{Admission, FetchNode};
 pub use self::error::Error;
 pub use self::evict::EvictionCause;
 
@@ -35,7 +38,6 @@ use self::pod_store::PodStore;
 use self::pod_workers::Reason;
 use crate::kuberuntime::Manager;
 use crate::local_objects;
-use crate::metrics;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::sources::{Op, PodUpdate, Source};
 use crate::stats::Stats;
@@ -48,6 +50,7 @@ pub struct Kubelet {
     sync_period: Duration,
     store: PodStore,
     dispatcher: Dispatcher,
+    admission: Admission,
     health: LoopHealth,
     stats: Stats,
 }
@@ -56,6 +59,7 @@ impl Kubelet {
     /// `expected`: the sources that must have been read before unknown pods are ended.
     pub fn new(
         manager: Manager,
+        admission: Admission,
         expected: BTreeSet<Source>,
         sync_period: Duration,
     ) -> Arc<Kubelet> {
@@ -65,6 +69,7 @@ impl Kubelet {
             sync_period,
             store: PodStore::new(expected),
             dispatcher: Dispatcher::default(),
+            admission,
             health: LoopHealth::new(clock.monotonic()),
             stats: Stats::default(),
             clock,
@@ -80,7 +85,7 @@ impl Kubelet {
     ) {
         let sources = async {
             while let Ok(update) = updates.recv().await {
-                self.handle(&update);
+                self.handle(&update).await;
             }
         };
         let probes = async {
@@ -95,33 +100,33 @@ impl Kubelet {
     }
 
     /// Takes the changes of a source. Upstream: `HandlePodAdditions` and those beside it.
-    fn handle(&self, update: &PodUpdate) {
-        for pod in &update.pods {
-            let uid = pod.uid();
-            if update.op == Op::Remove {
-                self.store.remove_pod(&uid);
-            } else {
-                self.store.set_pod(pod);
-            }
-            if update.op == Op::Add {
-                metrics::CONTAINERS_PER_POD.observe(pod.spec().containers.len() as f64);
-                self.store.set_first_seen(uid, self.clock.monotonic());
-            }
-            if update.op != Op::Reconcile {
+    async fn handle(&self, update: &PodUpdate) {
+        if update.op != Op::Reconcile {
+            for pod in &update.pods {
                 let (name, source) = (pod.display_name(), update.source.name());
                 log::info!("SyncLoop {:?}: pod {name} of source {source}", update.op);
             }
-            self.store.notify(pod);
-            let reason = match update.op {
-                Op::Add => Reason::Create,
-                Op::Update | Op::Delete => Reason::Update,
-                Op::Reconcile => Reason::Sync,
-                Op::Remove => Reason::Kill,
-            };
-            self.dispatcher.update(pod, reason);
+        }
+        match update.op {
+            Op::Add => self.add(update).await,
+            Op::Update | Op::Delete => self.change(update, Reason::Update),
+            Op::Reconcile => self.change(update, Reason::Sync),
+            Op::Remove => self.change(update, Reason::Kill),
         }
         // Only now: a pod that no source has is ended once all of them have been read.
         self.store.set_seen(update.source);
+    }
+
+    /// Takes pods that a source has changed or removed.
+    fn change(&self, update: &PodUpdate, reason: Reason) {
+        for pod in &update.pods {
+            match reason {
+                Reason::Kill => self.store.remove_pod(&pod.uid()),
+                _ => self.store.set_pod(pod),
+            }
+            self.store.notify(pod);
+            self.dispatcher.update(pod, reason);
+        }
     }
 
     /// Forgets pods that have ended, and creates those again that came back meanwhile. Does nothing
@@ -132,10 +137,8 @@ impl Kubelet {
         }
         // All tasks share one thread, so no pod is added between both locks.
         for uid in &self.dispatcher.retain(&self.store.uids()) {
-            if let Some(pod) = self.store.pod(uid) {
-                let label = metrics::static_label(pod.is_static());
-                metrics::RESTARTED_PODS.with_label_values(&[label]).inc();
-                self.dispatcher.update(&pod, Reason::Create);
+            if let Some(pod) = self.store.decided_pod(uid) {
+                self.start_again(&pod);
             }
         }
         self.store.retain(|uid| self.dispatcher.knows(uid));
@@ -170,9 +173,9 @@ impl Kubelet {
             && (!self.dispatcher.knows(uid) || self.dispatcher.is_terminated(uid))
     }
 
-    /// The pods that have not ended. Upstream: `GetActivePods`.
+    /// The pods that were admitted and have not ended. Upstream: `GetActivePods`.
     pub fn active_pods(&self) -> Vec<Arc<Pod>> {
-        let pods = self.store.pods().into_iter();
+        let pods = self.store.admitted_pods().into_iter();
         pods.filter(|pod| !self.dispatcher.is_terminated(&pod.uid())).collect()
     }
 

@@ -34,10 +34,24 @@ struct State {
     records: BTreeMap<Uid, Record>,
 }
 
+/// What was decided about a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Admission {
+    /// Nothing yet.
+    #[default]
+    Open,
+    Admitted,
+    /// It had ended before this kubelet knew it.
+    Ended,
+    /// It has failed without a start: its status says why, and nothing else.
+    Rejected,
+}
+
 #[derive(Default)]
 struct Record {
     /// `None`: no source has it any more.
     pod: Option<Arc<Pod>>,
+    admission: Admission,
     /// The last one that this kubelet has computed.
     status: Option<Arc<core::PodStatus>>,
     waiting: WaitingReasons,
@@ -61,6 +75,11 @@ impl PodStore {
         self.state.lock().seen.insert(source);
     }
 
+    /// Whether the source has been read.
+    pub(super) fn has_seen(&self, source: Source) -> bool {
+        self.state.lock().seen.contains(&source)
+    }
+
     /// Whether all sources have been read.
     pub(super) fn has_seen_all(&self) -> bool {
         self.expected.is_subset(&self.state.lock().seen)
@@ -69,6 +88,27 @@ impl PodStore {
     /// A source has the pod, with this definition.
     pub(super) fn set_pod(&self, pod: &Arc<Pod>) {
         self.state.lock().records.entry(pod.uid()).or_default().pod = Some(pod.clone());
+    }
+
+    /// The pod may run, unless it has ended.
+    pub(super) fn set_admitted(&self, pod: &Pod) {
+        let mut state = self.state.lock();
+        let record = state.records.entry(pod.uid()).or_default();
+        if record.admission == Admission::Rejected {
+            // It has come back, and fits now.
+            record.status = None;
+        }
+        record.admission = match pod.has_ended() {
+            true => Admission::Ended,
+            false => Admission::Admitted,
+        };
+    }
+
+    /// The pod may not run.
+    pub(super) fn set_rejected(&self, uid: &Uid, status: core::PodStatus) {
+        let mut state = self.state.lock();
+        let record = state.records.entry(uid.clone()).or_default();
+        (record.admission, record.status) = (Admission::Rejected, Some(Arc::new(status)));
     }
 
     /// No source has the pod any more.
@@ -97,6 +137,21 @@ impl PodStore {
     /// The pods of all sources.
     pub(super) fn pods(&self) -> Vec<Arc<Pod>> {
         self.state.lock().records.values().filter_map(|record| record.pod.clone()).collect()
+    }
+
+    /// The pods of all sources that were admitted.
+    pub(super) fn admitted_pods(&self) -> Vec<Arc<Pod>> {
+        let state = self.state.lock();
+        let records = state.records.values();
+        let records = records.filter(|record| record.admission == Admission::Admitted);
+        records.filter_map(|record| record.pod.clone()).collect()
+    }
+
+    /// The pod, if a source has it and something was decided about it.
+    pub(super) fn decided_pod(&self, uid: &str) -> Option<Arc<Pod>> {
+        let state = self.state.lock();
+        let record = state.records.get(uid);
+        record.filter(|record| record.admission != Admission::Open)?.pod.clone()
     }
 
     /// The uids of the pods of all sources.
@@ -132,7 +187,8 @@ impl PodStore {
     }
 
     /// Replaces a pod's status with what `compute` makes of the last one and of the reasons why
-    /// containers wait. Of a kubelet before this one, the API server has the last status.
+    /// containers wait. Of a kubelet before this one, the API server has the last status. That of a
+    /// pod that was rejected stays.
     pub(super) fn update_status(
         &self,
         pod: &Pod,
@@ -140,6 +196,9 @@ impl PodStore {
     ) -> StatusChange {
         let mut state = self.state.lock();
         let record = state.records.entry(pod.uid()).or_default();
+        if let (Admission::Rejected, Some(status)) = (record.admission, &record.status) {
+            return StatusChange { before: Some(status.clone()), after: status.clone() };
+        }
         let reported = || pod.status.clone().filter(|_| !pod.is_static()).map(Arc::new);
         let before = record.status.take().or_else(reported);
         let after = Arc::new(compute(before.as_deref(), &record.waiting));
@@ -241,6 +300,32 @@ mod tests {
         assert!(store.status("u").is_some());
         store.retain(|_| false);
         assert!(store.status("u").is_none());
+    }
+
+    #[test]
+    fn status_of_a_rejected_pod_stays_until_it_is_admitted() {
+        let store = PodStore::new(BTreeSet::new());
+        let pod = pod("file", json!(null));
+        store.set_pod(&pod);
+        assert!(store.admitted_pods().is_empty() && store.decided_pod("u").is_none());
+        store.set_rejected(&pod.uid(), status("Failed"));
+        let change = store.update_status(&pod, |_, _| status("Pending"));
+        assert_eq!(*change.after, status("Failed"));
+        assert!(store.admitted_pods().is_empty() && store.decided_pod("u").is_some());
+        store.set_admitted(&pod);
+        let change = store.update_status(&pod, |before, _| {
+            assert_eq!(before, None);
+            status("Pending")
+        });
+        assert_eq!(*change.after, status("Pending"));
+        assert_eq!(store.admitted_pods(), std::slice::from_ref(&pod));
+        store.remove_pod("u");
+        assert!(store.admitted_pods().is_empty());
+        store.set_pod(&pod);
+        let mut ended = Arc::unwrap_or_clone(pod);
+        ended.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+        store.set_admitted(&ended);
+        assert!(store.admitted_pods().is_empty() && store.decided_pod("u").is_some());
     }
 
     #[test]

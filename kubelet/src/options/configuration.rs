@@ -73,6 +73,8 @@ pub struct Configuration {
     pub enforce_node_allocatable: Option<Vec<String>>,
     /// Not positive: no limit.
     pub pod_pids_limit: i64,
+    /// Sysctls that pods may set beside the safe ones; a name may end with `*`.
+    pub allowed_unsafe_sysctls: Vec<String>,
     pub oom_score_adj: i32,
     /// `None`: upstream's thresholds.
     pub eviction_hard: Option<Pairs<'<'>>,
@@ -163,6 +165,7 @@ impl Default for Configuration {
             cgroup_driver: "cgroupfs".into(),
             enforce_node_allocatable: None,
             pod_pids_limit: -1,
+            allowed_unsafe_sysctls: Vec::new(),
             oom_score_adj: -999,
             eviction_hard: None,
             eviction_soft: Pairs::default(),
@@ -330,7 +333,7 @@ const WITHOUT_EFFECT: [&str; 6] = [
 ];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
-const REFUSED: &str = "allowedUnsafeSysctls cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
+const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
     cpuManagerReconcilePeriod enableContentionProfiling \
     enableDebugFlagsHandler enableDebuggingHandlers enableProfilingHandler enableSystemLogHandler \
     enableSystemLogQuery featureGates hairpinMode imagePullCredentialsVerificationPolicy \

@@ -224,6 +224,8 @@ flag_table! {
         enforce_node_allocatable: Option<Vec<String>> => configuration.enforce_node_allocatable;
         /// Processes of each pod, -1: no limit.
         pod_max_pids: i64 => configuration.pod_pids_limit;
+        /// Sysctls that pods may set beside the safe ones; a name may end with *.
+        allowed_unsafe_sysctls: Vec<String> => configuration.allowed_unsafe_sysctls;
     }
     "Reservations" {
         /// What the kubelet and the runtime need, as cpu=200m,memory=500Mi.
@@ -275,7 +277,7 @@ flag_table! {
 }
 
 /// Upstream's other flags.
-const REFUSED: &str = "allowed-unsafe-sysctls anonymous-auth authentication-token-webhook \
+const REFUSED: &str = "anonymous-auth authentication-token-webhook \
     authentication-token-webhook-cache-ttl authorization-mode \
     authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl \
     bootstrap-kubeconfig cert-dir client-ca-file contention-profiling cpu-cfs-quota \

@@ -124,6 +124,18 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     status
 }
 
+/// The status of a pod that was not admitted. Upstream: `rejectPod`.
+pub fn rejected(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> core::PodStatus {
+    core::PodStatus {
+        phase: Some("Failed".to_owned()),
+        reason: Some(reason.to_owned()),
+        message: Some(format!("Pod was rejected: {message}")),
+        qos_class: Some(QosClass::of(pod).name().to_owned()),
+        start_time: Some(time(now)),
+        ..Default::default()
+    }
+}
+
 fn container_status(
     pod: &Pod,
     container: &Container,

@@ -47,7 +47,7 @@ impl Server {
         Server { sandbox, client, clock, folder }
     }
 
-    async fn create(&self, name: &str, node: &str, annotations: Value, mut spec: Value) {
+    pub async fn create(&self, name: &str, node: &str, annotations: Value, mut spec: Value) {
         spec["nodeName"] = json!(node);
         let pod = json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec});
         self.client.create::<Pod>("default", &pod).await.expect("created");
@@ -62,13 +62,13 @@ impl Server {
         patched.expect("patched");
     }
 
-    async fn delete(&self, name: &str, grace: i64) {
+    pub async fn delete(&self, name: &str, grace: i64) {
         let delete = Delete::new().grace_period(grace);
         self.client.delete::<Pod>(&key(name), delete).await.expect("deleted");
     }
 
     /// Null: there is no such pod.
-    async fn pod(&self, name: &str) -> Value {
+    pub async fn pod(&self, name: &str) -> Value {
         match self.client.resource(&Pod::RESOURCE).get(&key(name)).await {
             Ok(pod) => pod,
             Err(error) if error.is_not_found() => Value::Null,
@@ -76,7 +76,12 @@ impl Server {
         }
     }
 
-    async fn eventually(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    pub async fn eventually(
+        &self,
+        name: &str,
+        what: &str,
+        is_so: impl Fn(&Value) -> bool,
+    ) -> Value {
         let end = self.clock.monotonic() + PATIENCE;
         loop {
             let pod = self.pod(name).await;
@@ -99,7 +104,7 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::new("default", name)
 }
 
-fn sleeps() -> Value {
+pub fn sleeps() -> Value {
     json!({
         "terminationGracePeriodSeconds": 1,
         "containers": [{
@@ -160,10 +165,10 @@ fn changes_at_the_server_become_changes_of_pods() {
 }
 
 /// A kubelet of the machine's runtime, outside of its network.
-struct Agent(Child);
+pub struct Agent(Child);
 
 impl Agent {
-    fn start(machine: &Machine, kubeconfig: &Path) -> Agent {
+    pub fn start(machine: &Machine, kubeconfig: &Path) -> Agent {
         let path = |name: &str| machine.folder.join(name).display().to_string();
         let log = std::fs::File::options().append(true).create(true).open(path("kubelet.log"));
         let config = format!(
@@ -197,7 +202,7 @@ impl Drop for Agent {
 }
 
 /// The ids of running containers, from the runtime itself.
-async fn running(machine: &Machine, clock: &SharedClock) -> Vec<String> {
+pub async fn running(machine: &Machine, clock: &SharedClock) -> Vec<String> {
     let runtime = RuntimeService::new(cri::channel(&machine.socket(), clock.clone()), PATIENCE);
     let listed = runtime.list_containers(api::ListContainersRequest::default()).await;
     let containers = listed.expect("a list").containers.into_iter();

@@ -2,6 +2,7 @@
 //! that is possible, and removes it.
 
 mod addresses;
+mod admission;
 mod api;
 mod cgroup2;
 mod crashes;

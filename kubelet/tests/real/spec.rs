@@ -49,8 +49,9 @@ const SCRIPT: &str = "exec > /v/seen; hostname; pwd; id -u; id -g; id -G | tr ' 
 fn fields_of_the_definition_reach_the_container() {
     let Some(mut node) = Node::start("fields") else { return };
     node.write("fields.yaml", &POD.replace("SCRIPT", &format!("{SCRIPT:?}")));
-    let refused = once("refused", "Always", "x").replace("spec:", "spec:\n  hostUsers: false");
-    node.write("refused.yaml", &refused);
+    let escape = once("escape", "Always", "x").replace("spec:", "spec:\n  hostUsers: false");
+    let escape = escape + "    securityContext: {procMount: Unmasked}\n";
+    node.write("escape.yaml", &escape);
     let host = once("host", "Always", "cp /etc/hosts /dev/termination-log; exec sleep 1000")
         .replace(
             "spec:",
@@ -70,8 +71,10 @@ fn fields_of_the_definition_reach_the_container() {
          CapEff: 0000000000000000\nNoNewPrivs: 1\nSeccomp: 2\n80\nsearch a.test\nnameserver \
          192.0.2.1\noptions ndots:3\nIP host.sub.default.svc. host\n192.0.2.7 alias alias.test\nend\n"
     );
-    let fault = "invalid pod: spec.hostUsers: not supported: there are no user namespaces";
-    assert!(node.log().contains(fault), "{}", node.log());
+    // Unmasked, it would see the host's /proc as its root.
+    let escape = node.eventually("escape-n", "failed", |pod| pod["status"]["phase"] == "Failed");
+    assert_eq!(escape["status"]["reason"], "PodFeatureUnsupported", "{escape:#}");
+    assert!(escape["status"]["containerStatuses"].is_null(), "{escape:#}");
     let host = node.eventually("host-n", "ready", is_ready);
     let uid = host["metadata"]["uid"].as_str().expect("a uid");
     let hosts = node.folder.join("kubelet/pods").join(uid).join("etc-hosts");

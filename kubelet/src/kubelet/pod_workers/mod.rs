@@ -82,6 +82,12 @@ impl Workers {
         self.change(&uid, |worker| worker.update(pod, reason)).unwrap_or(false)
     }
 
+    /// A pod was not admitted: what runs of it ends, and it stays finished while its source has it.
+    pub fn reject(&mut self, pod: &Arc<Pod>) {
+        let worker = || Worker::Pod(PodWorker::rejected(pod));
+        self.workers.entry(pod.uid()).or_insert_with(worker);
+    }
+
     /// Ends a pod for the node's sake, with this grace at most; it stays finished while its source
     /// has it. Returns whether the work that it does now has to be cancelled. Upstream: `Evict`.
     pub fn evict(&mut self, uid: &str, grace: i64) -> bool {
@@ -168,6 +174,11 @@ impl Workers {
 
     fn pod(&self, uid: &str) -> Option<&PodWorker> {
         self.workers.get(uid)?.pod()
+    }
+
+    /// Whether the pod has to end, or has ended.
+    pub fn is_terminating(&self, uid: &str) -> bool {
+        self.pod(uid).is_some_and(PodWorker::is_terminating)
     }
 
     /// Whether the pod's containers have ended for good.

@@ -66,6 +66,26 @@ fn pod_is_synced_terminated_and_cleaned_up() {
 }
 
 #[test]
+fn pod_that_is_rejected_ends_without_a_sync_and_holds_no_name() {
+    let mut workers = Workers::default();
+    let a = pod("a");
+    workers.reject(&a);
+    assert!(workers.is_terminating("a"));
+    workers.update(&pod("b"), Reason::Create);
+    // An earlier kubelet may have started it.
+    begin(&mut workers, "terminate 7 a");
+    begin(&mut workers, "sync b");
+    workers.done("a", Outcome::Done(LATER), NOW);
+    begin(&mut workers, "clean up a");
+    workers.done("a", Outcome::Done(LATER), NOW);
+    begin(&mut workers, "");
+    let desired = BTreeSet::from([uid("a"), uid("b")]);
+    assert!(retain(&mut workers, &desired).is_empty(), "its source has not added it again");
+    workers.update(&a, Reason::Create);
+    assert_eq!(retain(&mut workers, &desired), [uid("a")]);
+}
+
+#[test]
 fn pods_are_counted_by_phase_and_source() {
     let mut workers = Workers::default();
     workers.update(&pod("a"), Reason::Create);

@@ -88,10 +88,17 @@ impl Phase {
 impl PodWorker {
     pub(super) fn new(pod: &Arc<Pod>) -> PodWorker {
         // What may still run of a pod that has ended is ended.
-        let phase = match has_ended(pod) {
+        let phase = match pod.has_ended() {
             true => Phase::Syncing(Schedule::Now),
             false => Phase::WaitingToStart,
         };
+        PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
+    }
+
+    /// The worker of a pod that does not start: an earlier kubelet may have started it.
+    pub(super) fn rejected(pod: &Arc<Pod>) -> PodWorker {
+        let (grace, is_recreated) = (effective_grace(None, pod), false);
+        let phase = Phase::Terminating { grace, is_recreated, schedule: Schedule::Now };
         PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
     }
 
@@ -117,7 +124,7 @@ impl PodWorker {
         }
         self.pod = pod.clone();
         let is_deleted = pod.metadata.deletion_timestamp.is_some();
-        let has_to_end = reason == Reason::Kill || is_deleted || has_ended(pod);
+        let has_to_end = reason == Reason::Kill || is_deleted || pod.has_ended();
         if has_to_end || self.is_terminating() {
             return self.terminate();
         }
@@ -302,12 +309,6 @@ impl Worker {
             Worker::Pod(worker) => worker.begin(now),
         }
     }
-}
-
-/// Whether the pod's containers have ended by the status that its source has.
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// The grace period can only decrease, and is at least a second.

@@ -1,0 +1,176 @@
+//! Admits the pods that a source has added, or lets them fail. Upstream: `HandlePodAdditions`,
+//! `rejectPod`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use futures_lite::future::Boxed;
+use k8s_openapi::api::core::v1 as core;
+
+use super::Kubelet;
+use super::evict::EvictionCause;
+use super::pleg::Snapshot;
+use super::pod_workers::Reason;
+use crate::admission::{self, Admitted, Inputs, Rejection};
+use crate::causes::chain;
+use crate::concurrent::join_all;
+use crate::events;
+use crate::metrics;
+use crate::pod::{DEFAULT_GRACE_SECONDS, Pod, PodExt};
+use crate::sources::PodUpdate;
+use crate::status::generate;
+
+/// What decides about new pods beside the Node and its pods.
+pub struct Admission {
+    pub rules: admission::Rules,
+    /// Reads the Node from the API server; `None`: there is no server.
+    pub fetch_node: Option<FetchNode>,
+}
+
+/// A request for the Node; `None`: the server does not have it, or does not answer.
+pub type FetchNode = Box<dyn Fn() -> Boxed<Option<Arc<core::Node>>> + Send + Sync>;
+
+/// The reason and message of a pod that ends for a critical one. Upstream: `preemption.message`.
+const PREEMPTED: (&str, &str) = ("Preempting", "Preempted in order to admit critical pod");
+/// The least time that a pod has to end. Upstream: `killPodNow`.
+const MIN_WAIT: Duration = Duration::from_secs(10);
+
+impl Kubelet {
+    /// Takes the pods that a source has added. Returns when those have ended that had to make room.
+    pub(super) async fn add(&self, update: &PodUpdate) {
+        for pod in &self.by_age(update).await {
+            self.store.set_pod(pod);
+            metrics::CONTAINERS_PER_POD.observe(pod.spec().containers.len() as f64);
+            self.store.set_first_seen(pod.uid(), self.clock.monotonic());
+            if self.dispatcher.is_terminating(&pod.uid()) {
+                // It is decided when the pod starts again.
+                self.dispatcher.update(pod, Reason::Create);
+            } else if let Some(admitted) = self.decide(pod).await {
+                self.preempt(&admitted).await;
+                self.start(pod);
+            }
+            self.store.notify(pod);
+        }
+    }
+
+    /// The added pods, the oldest first, so that those that were admitted before a restart of the
+    /// kubelet are admitted again. Static pods have no age: those that the runtime has come first.
+    async fn by_age(&self, update: &PodUpdate) -> Vec<Arc<Pod>> {
+        let mut pods = update.pods.clone();
+        let is_first = pods.len() > 1 && !self.store.has_seen(update.source);
+        let running = match is_first {
+            true => Snapshot::read(&self.manager.runtime).await.unwrap_or_else(|error| {
+                log::warn!("pods are admitted in the order of their source: {}", chain(&error));
+                Snapshot::default()
+            }),
+            false => Snapshot::default(),
+        };
+        pods.sort_by_key(|pod| {
+            let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            (created, !running.pods().any(|uid| *uid == pod.uid()))
+        });
+        pods
+    }
+
+    /// Decides about a pod; `None`: it fails.
+    async fn decide(&self, pod: &Arc<Pod>) -> Option<Admitted> {
+        let mut outcome = self.admission_of(pod, &self.manager.node.own.get());
+        if let Err(Rejection::Misfit { predicate: "NodeAffinity", .. }) = outcome
+            && let Some(fetch) = &self.admission.fetch_node
+            && let Some(node) = fetch().await
+        {
+            // A label may have come with the pod.
+            outcome = self.admission_of(pod, &node);
+        }
+        outcome.map_err(|rejection| self.reject(pod, &rejection)).ok()
+    }
+
+    fn admission_of(&self, pod: &Pod, node: &core::Node) -> Result<Admitted, Rejection> {
+        if pod.has_ended() {
+            return Ok(Admitted::default());
+        }
+        let (active, pressure) = (&*self.active_pods(), &*self.manager.node.pressure.all());
+        let rules = &self.admission.rules;
+        admission::admit(pod, &Inputs { rules, node, active, pressure })
+    }
+
+    /// Starts a pod again whose containers have ended since a source added it. What has to make
+    /// room for it ends meanwhile.
+    pub(super) fn start_again(&self, pod: &Arc<Pod>) {
+        match self.admission_of(pod, &self.manager.node.own.get()) {
+            Ok(admitted) => {
+                self.evict_for(&admitted);
+                let label = metrics::static_label(pod.is_static());
+                metrics::RESTARTED_PODS.with_label_values(&[label]).inc();
+                self.start(pod);
+            }
+            Err(rejection) => self.reject(pod, &rejection),
+        }
+    }
+
+    fn start(&self, pod: &Arc<Pod>) {
+        self.store.set_admitted(pod);
+        self.dispatcher.update(pod, Reason::Create);
+    }
+
+    /// A pod fails before it starts. What an earlier kubelet has started of it ends.
+    fn reject(&self, pod: &Arc<Pod>, rejection: &Rejection) {
+        let (reason, message) = (rejection.reason(), rejection.to_string());
+        events::warning(pod, None, &reason, &message);
+        metrics::ADMISSION_REJECTIONS.with_label_values(&[&rejection.metric_label()]).inc();
+        let status = generate::rejected(pod, &reason, &message, self.clock.now());
+        self.store.set_rejected(&pod.uid(), status);
+        self.dispatcher.reject(pod);
+    }
+
+    /// Ends the pods that make room. Returns when they have ended, or do not end in time.
+    async fn preempt(&self, admitted: &Admitted) {
+        self.evict_for(admitted);
+        let ends = admitted.preempted.iter().map(|pod| {
+            Box::pin(async move {
+                let grace = Duration::from_secs(grace_of(pod).unsigned_abs());
+                if self.is_terminated_within(&pod.uid(), (grace + grace / 2).max(MIN_WAIT)).await {
+                    let resource = &*admitted.resource;
+                    metrics::PREEMPTIONS.with_label_values(&[resource]).inc();
+                } else {
+                    let message = "Container runtime did not kill the pod within specified grace \
+                                   period.";
+                    events::warning(pod, None, "ExceededGracePeriod", message);
+                }
+            })
+        });
+        join_all(ends.collect()).await;
+    }
+
+    fn evict_for(&self, admitted: &Admitted) {
+        let (reason, message) = PREEMPTED;
+        for pod in &admitted.preempted {
+            events::warning(pod, None, reason, message);
+            self.evict(pod, grace_of(pod), reason, message, EvictionCause::Preemption);
+        }
+    }
+
+    /// Whether the containers of a pod end within this time.
+    async fn is_terminated_within(&self, uid: &str, time: Duration) -> bool {
+        let terminated = async {
+            loop {
+                let changed = self.dispatcher.changed();
+                if !self.dispatcher.knows(uid) || self.dispatcher.is_terminated(uid) {
+                    return true;
+                }
+                changed.await;
+            }
+        };
+        let late = async {
+            self.clock.sleep(time).await;
+            false
+        };
+        terminated.or(late).await
+    }
+}
+
+/// In seconds.
+fn grace_of(pod: &Pod) -> i64 {
+    pod.spec().termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECONDS)
+}
