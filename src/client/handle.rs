@@ -197,7 +197,8 @@ impl Client {
             match &*shared {
                 Some(http) => http.clone(),
                 None => {
-                    let tls = Tls { certificate: None, key: None, ..config.tls.clone() };
+                    let (certificate, key, renewed) = (None, None, None);
+                    let tls = Tls { certificate, key, renewed, ..config.tls.clone() };
                     shared.insert(connections(base, tls, None, config, clock)?).clone()
                 }
             }

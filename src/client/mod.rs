@@ -67,7 +67,7 @@ pub use api::{
 pub use call::Call;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};
 pub use config::{Config, Credentials, Exec, ExecEnv, Impersonation, Pem, Tls, is_in_cluster};
-pub use credentials::TokenProvider;
+pub use credentials::{RenewedCertificate, TokenProvider};
 pub use error::{Details, Error, Failure, FailureBody, Result, Status, StatusCause};
 pub use guard::Guard;
 pub use handle::Client;

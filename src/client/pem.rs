@@ -19,7 +19,12 @@ pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
 
 /// A certificate in PEM, as Go writes it.
 pub fn certificate_text(der: &[u8]) -> String {
-    der::pem::encode_string("CERTIFICATE", LineEnding::LF, der).expect("the label is valid")
+    text("CERTIFICATE", der)
+}
+
+/// A block in PEM, as Go writes it.
+pub fn text(label: &'static str, der: &[u8]) -> String {
+    der::pem::encode_string(label, LineEnding::LF, der).expect("the label is valid")
 }
 
 #[cfg(test)]

@@ -1,5 +1,9 @@
-//! The parts of an X.509 certificate that the manager reads. Upstream: Go's `crypto/x509`.
+//! The parts of an X.509 certificate, and of a request for one, that the manager and the kubelet
+//! read. Upstream: Go's `crypto/x509`.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rustls::pki_types::pem::{self, SectionKind};
 use x509_cert::certificate::{CertificateInner, Raw};
 use x509_cert::der::asn1::{Any, ObjectIdentifier};
 use x509_cert::der::oid::db::rfc4519::{CN, O};
@@ -7,6 +11,8 @@ use x509_cert::der::oid::db::rfc5280::{ANY_EXTENDED_KEY_USAGE, ID_KP_SERVER_AUTH
 use x509_cert::der::{Decode, Encode, Tag, Tagged};
 use x509_cert::ext::pkix::name::GeneralName;
 use x509_cert::ext::pkix::{ExtendedKeyUsage, SubjectAltName, SubjectKeyIdentifier};
+use x509_cert::name::Name;
+use x509_cert::request::CertReq;
 use x509_cert::time::Time;
 
 use crate::objects::Timestamp;
@@ -62,19 +68,33 @@ impl Certificate {
 
     /// The subject's attributes of one kind, in their order; `None` for one that is no text.
     pub fn attributes(&self, kind: ObjectIdentifier) -> impl Iterator<Item = Option<String>> {
-        let names = self.0.tbs_certificate.subject.0.iter().flat_map(|set| set.0.iter());
-        names.filter(move |name| name.oid == kind).map(|name| text(&name.value))
+        attributes(&self.0.tbs_certificate.subject, kind)
     }
 
     /// The DNS names among the alternative names; none when that extension is malformed.
     pub fn dns_names(&self) -> Vec<String> {
-        let found = self.0.tbs_certificate.get::<SubjectAltName>().ok().flatten();
-        let names = found.into_iter().flat_map(|(_, names)| names.0);
-        let dns = names.filter_map(|name| match name {
+        let dns = self.alternative_names().filter_map(|name| match name {
             GeneralName::DnsName(name) => Some(name.to_string()),
             _ => None,
         });
         dns.collect()
+    }
+
+    /// The addresses among the alternative names; none when that extension is malformed.
+    pub fn ip_addresses(&self) -> Vec<IpAddr> {
+        let addresses = self.alternative_names().filter_map(|name| match name {
+            GeneralName::IpAddress(bytes) => match *bytes.as_bytes() {
+                [a, b, c, d] => Some(Ipv4Addr::new(a, b, c, d).into()),
+                ref more => <[u8; 16]>::try_from(more).ok().map(|all| Ipv6Addr::from(all).into()),
+            },
+            _ => None,
+        });
+        addresses.collect()
+    }
+
+    fn alternative_names(&self) -> impl Iterator<Item = GeneralName> {
+        let found = self.0.tbs_certificate.get::<SubjectAltName>().ok().flatten();
+        found.into_iter().flat_map(|(_, names)| names.0)
     }
 
     /// Whether its extended usages, if it names any, include that of a server. A malformed
@@ -85,6 +105,43 @@ impl Certificate {
             usages.0.iter().any(|usage| [ANY_EXTENDED_KEY_USAGE, ID_KP_SERVER_AUTH].contains(usage))
         })
     }
+}
+
+/// A request for a certificate (PKCS #10), whose signature is not checked.
+pub struct Request(CertReq);
+
+impl Request {
+    /// The first block of `text`, which must be a request.
+    ///
+    /// # Errors
+    /// When it is something else, or malformed.
+    pub fn from_pem(text: &[u8]) -> Result<Request, String> {
+        let Ok(Some((SectionKind::Csr, der))) = pem::from_buf(&mut &*text) else {
+            return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
+        };
+        let request = CertReq::from_der(&der);
+        request.map(Request).map_err(|error| format!("malformed request: {error}"))
+    }
+
+    /// `SubjectPublicKeyInfo` in DER.
+    pub fn public_key(&self) -> Vec<u8> {
+        encoded(&self.0.info.public_key)
+    }
+
+    /// The subject's common names that are text.
+    pub fn common_names(&self) -> impl Iterator<Item = String> {
+        attributes(&self.0.info.subject, CN).flatten()
+    }
+
+    /// The subject's organizations that are text.
+    pub fn organizations(&self) -> impl Iterator<Item = String> {
+        attributes(&self.0.info.subject, O).flatten()
+    }
+}
+
+fn attributes(name: &Name, kind: ObjectIdentifier) -> impl Iterator<Item = Option<String>> {
+    let attributes = name.0.iter().flat_map(|set| set.0.iter());
+    attributes.filter(move |one| one.oid == kind).map(|one| text(&one.value))
 }
 
 fn timestamp(time: Time) -> Timestamp {
@@ -180,13 +237,29 @@ mod tests {
     }
 
     #[test]
-    fn only_dns_names_of_the_alternative_names_are_returned() {
+    fn alternative_names_are_returned_by_their_kind() {
+        let addresses = ["10.0.0.1", "fd00::1"].map(|text| text.parse().unwrap());
         let (read, _) = certificate(|params| {
             let dns = |name: &str| SanType::DnsName(name.try_into().unwrap());
-            let address = SanType::IpAddress("10.0.0.1".parse().unwrap());
-            params.subject_alt_names = vec![dns("A.example"), address, dns("*.b")];
+            let [v4, v6] = addresses.map(SanType::IpAddress);
+            params.subject_alt_names = vec![dns("A.example"), v4, dns("*.b"), v6];
         });
         assert_eq!(read.dns_names(), ["A.example", "*.b"]);
+        assert_eq!(read.ip_addresses(), addresses);
+    }
+
+    #[test]
+    fn subject_and_key_of_a_request_are_read() {
+        let text = include_bytes!("../../fixtures/certificates/kubelet-client.csr");
+        let read = Request::from_pem(text).unwrap();
+        assert_eq!(read.organizations().collect::<Vec<_>>(), ["system:nodes"]);
+        assert!(read.common_names().next().unwrap().starts_with("system:node:"));
+        let key = KeyPair::generate().unwrap();
+        let made = CertificateParams::default().serialize_request(&key).unwrap();
+        let read = Request::from_pem(made.pem().unwrap().as_bytes()).unwrap();
+        assert_eq!(read.public_key(), key.subject_public_key_info());
+        let certificate = include_bytes!("../../fixtures/certificates/kubelet-client.crt");
+        assert!(Request::from_pem(certificate).is_err() && Request::from_pem(b"").is_err());
     }
 
     #[test]

@@ -113,7 +113,8 @@ fn tls(cluster: &Cluster, user: &User, folder: &Path) -> std::result::Result<Tls
         None => None,
     };
     let server_name = Some(cluster.tls_server_name.clone()).filter(|name| !name.is_empty());
-    Ok(Tls { ca, insecure: cluster.insecure_skip_tls_verify, server_name, certificate, key })
+    let insecure = cluster.insecure_skip_tls_verify;
+    Ok(Tls { ca, insecure, server_name, certificate, key, renewed: None })
 }
 
 impl User {

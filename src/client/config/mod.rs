@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub(super) use self::file::without_value;
+use super::credentials::RenewedCertificate;
 use super::{Error, Result};
 use crate::objects::{Form, null_as_default};
 
@@ -50,6 +51,8 @@ pub struct Tls {
     pub certificate: Option<Pem>,
     /// The key of the client certificate.
     pub key: Option<Pem>,
+    /// A client certificate that this process renews; it replaces `certificate` and `key`.
+    pub renewed: Option<RenewedCertificate>,
 }
 
 /// The credentials of requests, besides the client certificate.

@@ -2,6 +2,7 @@
 
 mod exec;
 mod impersonation;
+mod renewed;
 
 use parking_lot::Mutex;
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use futures_lite::future::Boxed;
 use self::exec::Issued;
 pub(super) use self::exec::{Pair, Plugin};
 pub(super) use self::impersonation::{header_value, impersonation};
+pub use self::renewed::RenewedCertificate;
 use super::config::{Credentials, read};
 use super::{Error, Result};
 use crate::clock::SharedClock;

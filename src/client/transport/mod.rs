@@ -60,8 +60,8 @@ const DIAL_ANYWAY: Duration = Duration::from_millis(5);
 /// After this number of new connections that it could not use, a request takes the next one as it is:
 /// if the server closes each at once, it learns why.
 const DIALS_IN_VAIN: u32 = 2;
-/// How often the files of the client certificate are checked while no request does it.
-const FILE_CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);
+/// How often the client certificate is checked while no request does it.
+const CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);
 
 /// The guard of a write, in the request's extensions. It is asked before the first byte is sent,
 /// since the request may have waited for a permit and for a connection.
@@ -92,8 +92,8 @@ struct Shared {
     /// The longest wait for the head of an answer, and between two pieces of a body, except a
     /// watch's.
     timeout: Duration,
-    /// Whether a task checks the files of the client certificate.
-    has_file_checks: AtomicBool,
+    /// Whether a task checks for a new client certificate.
+    has_checks: AtomicBool,
     /// `Some`: only reads pass, and this is the prefix of all paths.
     only_reads_below: Option<String>,
 }
@@ -122,10 +122,10 @@ impl Transport {
         let (tls, sockets) = (TlsSource::new(tls, plugin)?, Sockets::shared());
         let pool = Arc::new(Pool::new(clock.clone()));
         let connector = Connector { tls, proxy, sockets, clock: clock.clone() };
-        let (timeout, has_file_checks) = (config.timeout, AtomicBool::new(false));
+        let (timeout, has_checks) = (config.timeout, AtomicBool::new(false));
         let prefix = base.path().trim_end_matches('/');
         let only_reads_below = config.read_only.then(|| prefix.to_owned());
-        let shared = Shared { connector, pool, timeout, has_file_checks, only_reads_below };
+        let shared = Shared { connector, pool, timeout, has_checks, only_reads_below };
         Ok(Transport { shared: Arc::new(shared), config: http_client::Config::default() })
     }
 }
@@ -334,7 +334,7 @@ impl Shared {
         let mut body = match (streams, rotations.filter(|_| tls.may_rotate())) {
             (true, None) => http_types::Body::from_reader(reader, None),
             (true, Some(count)) => {
-                self.check_files();
+                self.check_certificate();
                 let reader = UntilRotated::new(reader, tls.rotations().clone(), count);
                 http_types::Body::from_reader(reader, None)
             }
@@ -354,20 +354,23 @@ impl Shared {
     }
 
     /// Starts the task by which watches notice a new client certificate when no request does.
-    fn check_files(self: &Arc<Self>) {
-        if self.connector.tls.has_files() && !self.has_file_checks.swap(true, Ordering::Relaxed) {
-            task::spawn(check_files(Arc::downgrade(self), self.connector.clock.clone()));
+    fn check_certificate(self: &Arc<Self>) {
+        if self.connector.tls.may_be_replaced() && !self.has_checks.swap(true, Ordering::Relaxed) {
+            task::spawn(check_certificate(Arc::downgrade(self), self.connector.clock.clone()));
         }
     }
 }
 
-/// Checks the files of the client certificate regularly. Ends with the transport.
-async fn check_files(shared: Weak<Shared>, clock: SharedClock) {
+/// Checks the client certificate regularly, and when this process has renewed it. Ends with the
+/// transport.
+async fn check_certificate(shared: Weak<Shared>, clock: SharedClock) {
     loop {
-        clock.sleep(FILE_CHECK_PERIOD).await;
-        let Some(shared) = shared.upgrade() else { return };
-        if let Err(error) = shared.connector.tls.identity().await {
+        let Some(this) = shared.upgrade() else { return };
+        let renewal = this.connector.tls.renewal();
+        if let Err(error) = this.connector.tls.identity().await {
             log::error!("the client certificate: {error}");
         }
+        drop(this);
+        clock.sleep(CHECK_PERIOD).or(renewal).await;
     }
 }

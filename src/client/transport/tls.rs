@@ -3,6 +3,7 @@
 use parking_lot::Mutex;
 use std::sync::Arc;
 
+use futures_lite::future::{Boxed, pending};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -18,11 +19,11 @@ use crate::client::{Error, Result, pem};
 use crate::files::{Stamp, stamp};
 
 /// The sources of a configuration: the content of its files, and the certificate that the plugin
-/// issued.
+/// issued or the process has renewed.
 type Sources = ([Stamp; 3], Option<Pair>);
 
-/// Makes rustls's configuration, and makes it again when one of its files or the plugin's
-/// certificate has changed. Until then every caller gets the same `Arc`: a connection that holds
+/// Makes rustls's configuration, and makes it again when one of its files, the plugin's or the
+/// renewed certificate has changed. Until then every caller gets the same `Arc`: a connection that holds
 /// another one is out of date.
 pub(super) struct TlsSource {
     tls: Tls,
@@ -63,13 +64,22 @@ impl TlsSource {
 
     /// Whether the client certificate may be replaced while the process runs.
     pub fn may_rotate(&self) -> bool {
-        self.plugin.is_some() || self.has_files()
+        self.plugin.is_some() || self.may_be_replaced()
     }
 
-    /// Whether the client certificate is in files.
-    pub fn has_files(&self) -> bool {
+    /// Whether the client certificate may be replaced without a request that asks for it: it is in
+    /// files, or this process renews it.
+    pub fn may_be_replaced(&self) -> bool {
         let is_file = |pem: &Option<Pem>| matches!(pem, Some(Pem::File(_)));
-        is_file(&self.tls.certificate) || is_file(&self.tls.key)
+        is_file(&self.tls.certificate) || is_file(&self.tls.key) || self.tls.renewed.is_some()
+    }
+
+    /// Resolves when this process has renewed the certificate after this call.
+    pub fn renewal(&self) -> Boxed<()> {
+        match &self.tls.renewed {
+            Some(renewed) => Box::pin(renewed.listen()),
+            None => Box::pin(pending()),
+        }
     }
 
     pub fn rotations(&self) -> &Arc<Rotations> {
@@ -77,9 +87,10 @@ impl TlsSource {
     }
 
     pub async fn identity(&self) -> Result<Identity> {
-        let pair = match &self.plugin {
-            Some(plugin) => plugin.credentials().await?.pair.clone(),
-            None => None,
+        let pair = match (&self.plugin, &self.tls.renewed) {
+            (Some(plugin), _) => plugin.credentials().await?.pair.clone(),
+            (None, Some(renewed)) => renewed.pair(),
+            (None, None) => None,
         };
         self.identity_with(pair)
     }
@@ -215,7 +226,10 @@ fn system_roots() -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
     use super::*;
+    use crate::client::RenewedCertificate;
 
     /// Made by `openssl x509 -req -signkey`: of version 1, and self-signed.
     const OLD: &str = "\
@@ -257,6 +271,31 @@ KBdNldGeZKjvGGg/TpvEEgxzDhGmxk/I+w==
         assert_eq!(authorities(format!("{bad}{}{bad}", good.pem())).unwrap(), [good.der().clone()]);
         let error = authorities(bad.clone()).unwrap_err().to_string();
         assert!(error.contains("certificate authority: no certificate in it"), "{error}");
+    }
+
+    #[test]
+    fn renewed_certificate_is_shown_from_then_on() {
+        let renewed = RenewedCertificate::default();
+        let tls = Tls { renewed: Some(renewed.clone()), ..Tls::default() };
+        let source = TlsSource::new(tls, None).unwrap();
+        let identity = || block_on(source.identity()).unwrap();
+        let shows_one =
+            |identity: &Identity| identity.config.client_auth_cert_resolver.has_certs();
+        assert!(!shows_one(&identity()), "there is none yet");
+        let mut before = identity();
+        for rotations in [0, 1] {
+            let mut renewal = source.renewal();
+            assert!(block_on(poll_once(&mut renewal)).is_none());
+            let pair = rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap();
+            let (certificate, key) = (pair.cert.pem(), pair.signing_key.serialize_pem());
+            renewed.set(certificate.into_bytes(), key.into_bytes());
+            assert!(block_on(poll_once(&mut renewal)).is_some());
+            let now = identity();
+            assert!(shows_one(&now) && !Arc::ptr_eq(&before.config, &now.config));
+            assert_eq!(now.rotations, rotations, "watches end when it replaces another one");
+            before = now;
+        }
+        assert!(Arc::ptr_eq(&before.config, &identity().config), "connections are used again");
     }
 
     #[test]
