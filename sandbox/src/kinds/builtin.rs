@@ -311,7 +311,8 @@ fn cluster_kinds() -> Vec<Kind> {
     .status(workloads::no_status)
     .sub([Subresource::Approval])
     .default(other_groups::default_csr)
-    .fields(other_groups::csr_field);
+    .fields(other_groups::csr_field)
+    .rules(Rules::named(NameRule::PathSegment));
     requests.prepare_update = Box::new(other_groups::keep_spec_and_status);
     vec![
         kind(NET, "IngressClass", "ingressclasses", &[], false).generation(),

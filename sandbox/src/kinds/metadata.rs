@@ -15,7 +15,7 @@ pub enum NameRule {
     Label,
     /// Services: a label of DNS.
     Dns1035,
-    /// RBAC: anything that can be one part of a path.
+    /// RBAC, certificate requests: anything that can be one part of a path.
     PathSegment,
     /// LeaseCandidates: what may be a key of a ConfigMap.
     Key,
