@@ -76,7 +76,7 @@
 
 mod buffer_pool;
 pub mod clock;
-mod files;
+pub mod files;
 pub mod jwt;
 mod lines;
 pub mod logging;

@@ -9,6 +9,7 @@
 pub mod admission;
 pub mod app;
 pub mod causes;
+pub mod certificate;
 pub mod cgroups;
 pub mod concurrent;
 pub mod cri;

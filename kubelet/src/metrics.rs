@@ -4,8 +4,11 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use kube_controller_manager::metrics::{
-    Collector, HistogramVec, IntCounterVec, Metric, Spec, exponential, metrics, process_stats, text,
+    self, Collector, GaugeVec, HistogramVec, IntCounterVec, Metric, Spec, exponential, metrics,
+    process_stats, text,
 };
+use kube_controller_manager::objects::Timestamp;
+use parking_lot::Mutex;
 
 /// Upstream: `podStartupDurationBuckets`.
 const START_BUCKETS: [f64; 25] = [
@@ -81,8 +84,102 @@ impl ProbeMetrics {
     }
 }
 
+/// The ages at which serving certificates are renewed, in seconds.
+const AGE_BUCKETS: [f64; 10] = [
+    60.0,
+    3600.0,
+    14_400.0,
+    86_400.0,
+    604_800.0,
+    2_592_000.0,
+    7_776_000.0,
+    15_552_000.0,
+    31_104_000.0,
+    124_416_000.0,
+];
+
+/// The metrics of one of the kubelet's certificates, which are served once it is renewed at all.
+#[derive(Clone, Copy, Debug)]
+pub enum CertificateMetrics {
+    Client,
+    Serving,
+}
+
+/// The ends of the certificates' lives; `None` inside: there is no certificate yet.
+static EXPIRATIONS: Mutex<[Option<Option<Timestamp>>; 2]> = Mutex::new([None; 2]);
+
+const NO_LABELS: [&str; 0] = [];
+
+impl CertificateMetrics {
+    fn time_to_live(self) -> &'static GaugeVec {
+        match self {
+            CertificateMetrics::Client => &CLIENT_TTL,
+            CertificateMetrics::Serving => &SERVING_TTL,
+        }
+    }
+
+    fn failures(self) -> &'static IntCounterVec {
+        match self {
+            CertificateMetrics::Client => &CLIENT_FAILURES,
+            CertificateMetrics::Serving => &SERVING_FAILURES,
+        }
+    }
+
+    /// Serves the metrics from now on.
+    pub fn begin(self) {
+        EXPIRATIONS.lock()[self as usize].get_or_insert(None);
+        self.failures().with_label_values(&NO_LABELS);
+        if let CertificateMetrics::Serving = self {
+            SERVING_AGE.with_label_values(&NO_LABELS);
+        }
+    }
+
+    /// The end of the current certificate's life.
+    pub fn set_expiration(self, end: Timestamp) {
+        EXPIRATIONS.lock()[self as usize] = Some(Some(end));
+    }
+
+    /// A renewal has failed.
+    pub fn count_failure(self) {
+        self.failures().with_label_values(&NO_LABELS).inc();
+    }
+
+    /// A certificate of this age was replaced.
+    pub fn observe_age(self, age: Duration) {
+        if let CertificateMetrics::Serving = self {
+            SERVING_AGE.with_label_values(&NO_LABELS).observe(age.as_secs_f64());
+        }
+    }
+}
+
+/// All metrics but those of probes, as text.
+pub fn render(now: Timestamp) -> Vec<u8> {
+    let expirations = *EXPIRATIONS.lock();
+    for of in [CertificateMetrics::Client, CertificateMetrics::Serving] {
+        if let Some(end) = expirations[of as usize] {
+            // Whole seconds, rounded towards zero.
+            let rest = |end: Timestamp| ((end.as_micros() - now.as_micros()) / 1_000_000) as f64;
+            let rest = end.map_or(f64::INFINITY, rest);
+            of.time_to_live().with_label_values(&NO_LABELS).set(rest);
+        }
+    }
+    metrics::render()
+}
+
 metrics! {
     fn register_all;
+    static CLIENT_TTL: GaugeVec = "kubelet_certificate_manager_client_ttl_seconds",
+        "[ALPHA] Gauge of the TTL (time-to-live) of the Kubelet's client certificate. The value is in seconds until certificate expiry (negative if already expired). If client certificate is invalid or unused, the value will be +INF.";
+    static SERVING_TTL: GaugeVec = "kubelet_certificate_manager_server_ttl_seconds",
+        "[ALPHA] Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate. The value is in seconds until certificate expiry (negative if already expired). If serving certificate is invalid or unused, the value will be +INF.";
+    static CLIENT_FAILURES: IntCounterVec =
+        "kubelet_certificate_manager_client_expiration_renew_errors",
+        "[ALPHA] Counter of certificate renewal errors.";
+    static SERVING_FAILURES: IntCounterVec = "kubelet_server_expiration_renew_errors",
+        "[ALPHA] Counter of certificate renewal errors.";
+    static SERVING_AGE: HistogramVec(AGE_BUCKETS) =
+        "kubelet_certificate_manager_server_rotation_seconds",
+        "[ALPHA] Histogram of the number of seconds the previous certificate lived before being rotated.";
     pub static NODE_NAME: IntGaugeVec["node"] = "kubelet_node_name",
         "[ALPHA] The node's name. The count is always 1.";
     pub static CONTAINERS_PER_POD: Histogram(exponential(1.0, 2.0, 5)) =
@@ -258,6 +355,30 @@ mod tests {
         }
         metrics.remove(probe, "u");
         assert_eq!(page(), "");
+    }
+
+    #[test]
+    fn life_of_a_certificate_is_served_in_seconds() {
+        let now = Timestamp::from_secs(1000);
+        let line = |now: Timestamp| {
+            let page = String::from_utf8(render(now)).expect("text");
+            let name = "kubelet_certificate_manager_server_ttl_seconds ";
+            page.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+        };
+        assert_eq!(line(now), None, "it is not renewed");
+        let serving = CertificateMetrics::Serving;
+        serving.begin();
+        assert_eq!(line(now).map(|value| value.to_lowercase()).as_deref(), Some("inf"));
+        serving.set_expiration(Timestamp::from_secs(1060));
+        assert_eq!(line(now).as_deref(), Some("60"));
+        assert_eq!(line(Timestamp::from_micros(1_061_500_000)).as_deref(), Some("-1"));
+        let page = String::from_utf8(render(now)).expect("text");
+        for zero in [
+            "kubelet_server_expiration_renew_errors 0",
+            "kubelet_certificate_manager_server_rotation_seconds_count 0",
+        ] {
+            assert!(page.contains(zero), "{zero}");
+        }
     }
 
     #[test]

@@ -67,10 +67,12 @@ pub fn read_only_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks, node: &No
         "/spec",
         handler(move |_: &Request| Response::new(200, "application/json", body.clone())),
     );
+    let clock = kubelet.manager().clock.clone();
     routes.add(
         "/metrics",
-        handler(|request: &Request| {
-            Response::new(200, metrics::CONTENT_TYPE, metrics::render()).gzipped_for(request)
+        handler(move |request: &Request| {
+            let page = crate::metrics::render(clock.now());
+            Response::new(200, metrics::CONTENT_TYPE, page).gzipped_for(request)
         }),
     );
     routes.add(

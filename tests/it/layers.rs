@@ -112,6 +112,7 @@ const KUBELET: [&str; 13] = [
     "client",
     "clock",
     "events",
+    "files",
     "logging",
     "metrics",
     "objects",

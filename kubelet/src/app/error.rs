@@ -34,6 +34,8 @@ pub enum Error {
     RuntimeTooOld,
     /// A signal came before the runtime's first answer.
     Stopped,
+    /// The client certificate is lost while the kubelet runs, and why.
+    IdentityLost(&'static str),
     Cgroups(cgroups::Error),
     Volumes(volumes::Error),
     Upkeep(upkeep::Error),
@@ -71,6 +73,7 @@ impl fmt::Display for Error {
             Error::Runtime(error) => error.fmt(f),
             Error::RuntimeTooOld => f.write_str("the container runtime does not speak CRI v1"),
             Error::Stopped => f.write_str("stopped while waiting for the container runtime"),
+            Error::IdentityLost(why) => f.write_str(why),
             Error::Cgroups(error) => error.fmt(f),
             Error::Volumes(error) => error.fmt(f),
             Error::Upkeep(error) => error.fmt(f),

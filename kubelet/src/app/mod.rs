@@ -1,9 +1,10 @@
-//! The start of the kubelet, in upstream's order: runtime, sources, serving, sync loop.
+//! The start of the kubelet, in upstream's order: identity, runtime, sources, serving, sync loop.
 //! Upstream: `cmd/kubelet/app`.
 
 mod admission;
 mod enforce;
 mod error;
+mod identity;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,8 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::OnceCell;
+use futures_lite::FutureExt;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use kube_controller_manager::client::{Client, Config};
+use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::events::EventBroadcaster;
 use kube_controller_manager::logging;
@@ -24,6 +26,7 @@ use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 
 use self::error::Error;
+use self::identity::Identity;
 use crate::causes::chain;
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
 use crate::cri::{self, ImageService, RuntimeService, api};
@@ -107,14 +110,30 @@ async fn run(settings: Settings) -> ExitCode {
 
 async fn start(settings: Settings, clock: SharedClock) -> Result<(), Error> {
     let stop = task::stop_on_signal().map_err(Error::Signals)?;
-    let configuration = &settings.configuration;
     let machine = MachineInfo::detect();
-    let is_external = settings.cloud_provider == "external";
     let name = node_name(&settings);
     let ips = NodeIps::parse(&settings.node_ip).map_err(Error::Node)?;
-    let address = NodeAddress::new(name.clone(), ips, is_external);
-    let node = node(&settings, &machine, OwnNode::new(&name, address.clone()));
-    let client = client(&settings, &clock)?;
+    let address = NodeAddress::new(name.clone(), ips, settings.is_cloud_external());
+    let own = OwnNode::new(&name, address.clone());
+    let identity = identity::establish(&settings, &own, &clock, &stop).await?;
+    let Some(Identity { client, lost }) = identity else { return Ok(()) };
+    let lost = async { Err(Error::IdentityLost(lost.await)) };
+    let node = node(&settings, &machine, own);
+    serve(settings, machine, address, node, client, clock, stop).or(lost).await
+}
+
+/// Keeps pods, as the node with this identity.
+async fn serve(
+    settings: Settings,
+    machine: MachineInfo,
+    address: NodeAddress,
+    node: Node,
+    client: Option<Client>,
+    clock: SharedClock,
+    stop: StopToken,
+) -> Result<(), Error> {
+    let configuration = &settings.configuration;
+    let (name, is_external) = (node.name.clone(), settings.is_cloud_external());
     let broadcaster =
         client.as_ref().map(|client| send_events(client, configuration, &name, &clock));
     events::node_normal(&name, "Starting", "Starting kubelet.");
@@ -361,20 +380,6 @@ fn resources(
     let parsed = resources.parse_reserved(system, kube, cpus);
     parsed.and_then(|()| resources.check()).map_err(Error::Node)?;
     Ok(resources)
-}
-
-/// The client of the API server, if there is one. It connects with its first request.
-fn client(settings: &Settings, clock: &SharedClock) -> Result<Option<Client>, Error> {
-    if settings.kubeconfig.is_empty() {
-        return Ok(None);
-    }
-    let flag = "--kubeconfig";
-    let mut config =
-        Config::from_kubeconfig(&settings.kubeconfig, None, None).map_err(Error::of(flag))?;
-    config.qps = settings.configuration.kube_api_qps.into();
-    config.burst = settings.configuration.kube_api_burst;
-    config.user_agent = "kubelet".to_owned();
-    Client::new(config, clock.clone()).map(Some).map_err(Error::of(flag))
 }
 
 fn connect(

@@ -111,6 +111,12 @@ pub struct Configuration {
     #[serde(rename = "eventRecordQPS")]
     pub event_record_qps: i32,
     pub event_burst: i32,
+    pub rotate_certificates: bool,
+    #[serde(rename = "serverTLSBootstrap")]
+    pub server_tls_bootstrap: bool,
+    /// Empty: none, as the key.
+    pub tls_cert_file: String,
+    pub tls_private_key_file: String,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -193,6 +199,10 @@ impl Default for Configuration {
             enable_controller_attach_detach: true,
             event_record_qps: 50,
             event_burst: 100,
+            rotate_certificates: false,
+            server_tls_bootstrap: false,
+            tls_cert_file: String::new(),
+            tls_private_key_file: String::new(),
         }
     }
 }
@@ -323,13 +333,11 @@ const FIXED: [(&str, &str); 5] = [
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 6] = [
+const WITHOUT_EFFECT: [&str; 4] = [
     "authentication",
     "authorization",
     "configMapAndSecretChangeDetectionStrategy",
     "contentType",
-    "rotateCertificates",
-    "serverTLSBootstrap",
 ];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
@@ -344,8 +352,7 @@ const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
     registryPullQPS reservedMemory runOnce seccompDefault \
     showHiddenMetricsForVersion shutdownGracePeriod shutdownGracePeriodByPodPriority \
     shutdownGracePeriodCriticalPods singleProcessOOMKill streamingConnectionIdleTimeout \
-    systemCgroups tlsCertFile tlsCipherSuites \
-    tlsCurvePreferences tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy \
+    systemCgroups tlsCipherSuites tlsCurvePreferences tlsMinVersion topologyManagerPolicy \
     topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
 
 /// What files say together.

@@ -38,6 +38,10 @@ pub struct Settings {
     pub cloud_provider: String,
     /// Empty: there is no API server.
     pub kubeconfig: String,
+    /// Empty: the kubeconfig has to be there.
+    pub bootstrap_kubeconfig: String,
+    /// The folder of the kubelet's certificates.
+    pub cert_dir: String,
     pub root: String,
     /// The folder of ConfigMaps and Secrets; empty: there are none.
     pub objects: String,
@@ -84,6 +88,13 @@ pub struct DeadContainers {
     pub max: i32,
 }
 
+impl Settings {
+    /// Whether a controller of the cloud sets the Node's addresses.
+    pub fn is_cloud_external(&self) -> bool {
+        self.cloud_provider == "external"
+    }
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
@@ -92,6 +103,8 @@ impl Default for Settings {
             node_labels: NodeLabels::default(),
             cloud_provider: String::new(),
             kubeconfig: String::new(),
+            bootstrap_kubeconfig: String::new(),
+            cert_dir: "/var/lib/kubelet/pki".into(),
             root: "/var/lib/kubelet".into(),
             objects: String::new(),
             verbosity: Level::default(),
@@ -148,6 +161,21 @@ flag_table! {
         oom_score_adj: i32 => configuration.oom_score_adj;
         /// How often an unchanged pod is synced.
         sync_frequency: GoDuration => configuration.sync_frequency;
+    }
+    "Identity" {
+        /// Kubeconfig by which a client certificate is requested, if that of --kubeconfig is absent,
+        /// unreadable or expired.
+        bootstrap_kubeconfig: String => bootstrap_kubeconfig;
+        /// Folder of certificates.
+        cert_dir: String => cert_dir;
+        /// Renew the client certificate before it expires.
+        rotate_certificates: bool => configuration.rotate_certificates;
+        /// Request the serving certificate from the API server, and renew it.
+        rotate_server_certificates: bool => configuration.server_tls_bootstrap;
+        /// File with the serving certificate.
+        tls_cert_file: String => configuration.tls_cert_file;
+        /// File with its key.
+        tls_private_key_file: String => configuration.tls_private_key_file;
     }
     "Configuration" {
         /// File with a KubeletConfiguration.
@@ -280,17 +308,15 @@ flag_table! {
 const REFUSED: &str = "anonymous-auth authentication-token-webhook \
     authentication-token-webhook-cache-ttl authorization-mode \
     authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl \
-    bootstrap-kubeconfig cert-dir client-ca-file contention-profiling cpu-cfs-quota \
-    cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options \
-    cpu-manager-reconcile-period enable-debugging-handlers enable-server exit-on-lock-contention \
-    experimental-allocatable-ignore-eviction experimental-mounter-path fail-cgroupv1 fail-swap-on \
-    feature-gates hairpin-mode kernel-memcg-notification kube-api-burst kube-api-content-type \
-    kube-api-qps kubelet-cgroups lock-file make-iptables-util-chains max-open-files \
-    memory-manager-policy pod-cidr port protect-kernel-defaults qos-reserved registry-burst \
-    registry-qps reserved-memory rotate-certificates \
-    rotate-server-certificates runonce runtime-cgroups seccomp-default \
-    streaming-connection-idle-timeout system-cgroups tls-cert-file tls-cipher-suites \
-    tls-min-version tls-private-key-file topology-manager-policy topology-manager-policy-options \
+    client-ca-file contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy \
+    cpu-manager-policy-options cpu-manager-reconcile-period enable-debugging-handlers \
+    enable-server exit-on-lock-contention experimental-allocatable-ignore-eviction \
+    experimental-mounter-path fail-cgroupv1 fail-swap-on feature-gates hairpin-mode \
+    kernel-memcg-notification kube-api-burst kube-api-content-type kube-api-qps kubelet-cgroups \
+    lock-file make-iptables-util-chains max-open-files memory-manager-policy pod-cidr port \
+    protect-kernel-defaults qos-reserved registry-burst registry-qps reserved-memory runonce \
+    runtime-cgroups seccomp-default streaming-connection-idle-timeout system-cgroups \
+    tls-cipher-suites tls-min-version topology-manager-policy topology-manager-policy-options \
     topology-manager-scope volume-plugin-dir";
 
 /// The text of `--help`.

@@ -1,0 +1,98 @@
+//! The client of the API server, and the certificates of the node. Upstream:
+//! `buildKubeletClientConfig`, `InitializeTLS`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use futures_lite::future::{Boxed, pending};
+use kube_controller_manager::client::{Client, Config};
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::{self, StopToken};
+
+use super::error::Error;
+use crate::certificate::{ClientCertificate, Places, ServingCertificate, ServingOptions};
+use crate::node::own::OwnNode;
+use crate::options::Settings;
+
+/// How often the addresses for the serving certificate are read.
+const ADDRESS_PERIOD: Duration = Duration::from_secs(60);
+
+/// The node's identity at the API server.
+pub struct Identity {
+    /// `None`: there is no API server.
+    pub client: Option<Client>,
+    /// Resolves when the certificate is lost, with the reason.
+    pub lost: Boxed<&'static str>,
+}
+
+/// Gets the node's client certificate where a bootstrap is asked for, and begins to renew it, and
+/// the serving certificate. `None`: stopped meanwhile.
+pub async fn establish(
+    settings: &Settings,
+    own: &OwnNode,
+    clock: &SharedClock,
+    stop: &StopToken,
+) -> Result<Option<Identity>, Error> {
+    let configuration = &settings.configuration;
+    let mut lost: Boxed<&'static str> = Box::pin(pending());
+    if settings.kubeconfig.is_empty() {
+        return Ok(Some(Identity { client: None, lost }));
+    }
+    let setting = format!("--kubeconfig {}", settings.kubeconfig);
+    let bootstrap = Some(&settings.bootstrap_kubeconfig).filter(|path| !path.is_empty());
+    let places = Places {
+        kubeconfig: settings.kubeconfig.clone().into(),
+        bootstrap: bootstrap.map(PathBuf::from),
+        folder: settings.cert_dir.clone().into(),
+    };
+    let renewed = match configuration.rotate_certificates {
+        true => {
+            let certificate = ClientCertificate::new(&places, own.name(), clock);
+            Some(certificate.map_err(Error::of(setting.as_str()))?)
+        }
+        false => {
+            let bootstrap = places.bootstrap(own.name(), clock);
+            let Some(done) = stop.unless_stopped(bootstrap).await else { return Ok(None) };
+            done.map_err(Error::of(setting.as_str()))?;
+            None
+        }
+    };
+    let mut config = match &renewed {
+        Some(certificate) => certificate.config.clone(),
+        None => Config::from_kubeconfig(&settings.kubeconfig, None, None)
+            .map_err(Error::of(setting.as_str()))?,
+    };
+    config.qps = configuration.kube_api_qps.into();
+    config.burst = configuration.kube_api_burst;
+    config.user_agent = "kubelet".to_owned();
+    let client = Client::new(config, clock.clone()).map_err(Error::of(setting))?;
+    if let Some(certificate) = renewed {
+        lost = Box::pin(task::spawn(certificate.run(client.clone())));
+    }
+    let options = ServingOptions {
+        certificate: configuration.tls_cert_file.clone().into(),
+        key: configuration.tls_private_key_file.clone().into(),
+        is_requested: configuration.server_tls_bootstrap,
+        folder: places.folder,
+    };
+    // No port takes it yet, but as upstream's it is made or requested.
+    let serving = ServingCertificate::new(&options, own.name(), clock)
+        .map_err(Error::of("the serving certificate"))?;
+    if options.is_requested {
+        let addresses = follow_addresses(serving.clone(), own.clone(), clock.clone());
+        let requests = client.clone();
+        drop(task::spawn(async move { serving.run(requests).or(addresses).await }));
+    }
+    Ok(Some(Identity { client: Some(client), lost }))
+}
+
+/// Keeps the names in the serving certificate those of the Node.
+async fn follow_addresses(serving: ServingCertificate, own: OwnNode, clock: SharedClock) {
+    loop {
+        let node = own.get();
+        let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref());
+        serving.set_addresses(addresses.unwrap_or_default());
+        clock.sleep(ADDRESS_PERIOD).await;
+    }
+}
