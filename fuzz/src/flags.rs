@@ -1,7 +1,7 @@
 //! Command lines: an argument a line. Refusals are one line, and options that parse can be
 //! validated and shown.
 
-use kube_controller_manager::options::{Command, FLAGS, parse, usage, validate};
+use kube_controller_manager::options::{Command, FLAGS, Manual, Options, parse, usage, validate};
 
 pub fn target(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
@@ -23,7 +23,10 @@ pub fn target(input: &[u8]) {
             }
             assert_eq!(options.pairs().len(), FLAGS.len());
         }
-        Ok(Command::Help) => assert!(!usage(&["a"], &[]).is_empty()),
+        Ok(Command::Help) => {
+            let manual = Manual { program: "a", about: "b", controllers: &["c"], off: &[] };
+            assert!(!usage(&manual, FLAGS, &Options::default()).is_empty());
+        }
         Ok(Command::Version(version)) => assert!(!version.is_empty()),
         Err(error) => assert!(!error.is_empty() && !error.contains('\n'), "{error:?}"),
     }

@@ -107,7 +107,7 @@ const GENERATED: [&str; 2] = ["cloud/src/grpc/mod.rs", "kubelet/src/cri/mod.rs"]
 const GRPC: [&str; 5] = ["client", "clock", "objects", "percent", "task"];
 
 /// The rooms of the library, or paths below them, that the kubelet may use.
-const KUBELET: [&str; 13] = [
+const KUBELET: [&str; 14] = [
     "cache",
     "client",
     "clock",

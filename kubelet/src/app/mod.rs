@@ -255,8 +255,7 @@ async fn serve(
             "there is no source of pods: --pod-manifest-path, --manifest-url or --kubeconfig names one"
         );
     }
-    let admission =
-        admission::admission(configuration, client.as_ref(), &node.name, &clock)?;
+    let admission = admission::admission(configuration, client.as_ref(), &node.name, &clock)?;
     let kubelet = Kubelet::new(manager, admission, sources, configuration.sync_frequency.0);
     if let Some(folder) = objects_folder {
         let users = kubelet.clone();

@@ -373,7 +373,7 @@ mod tests {
         let configs = places.configs(&clock()).expect("the kubeconfig alone");
         assert!(!configs.is_bootstrapping);
         fs::remove_file(&places.kubeconfig).expect("it was there");
-        let error = places.configs(&clock()).err().expect("there is none");
+        let error = places.configs(&clock()).err().expect("no kubeconfig");
         assert_eq!(error.to_string(), "unable to load kubeconfig");
     }
 

@@ -19,7 +19,7 @@ use crate::metrics::CertificateMetrics;
 
 /// How long there may be no valid certificate although the server answers. Upstream: `exitAfter`.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// How often this is checked while there is none.
+/// How often this is checked without a valid certificate.
 const LOSS_PERIOD: Duration = Duration::from_secs(10);
 
 /// The client certificate of a kubelet, which is renewed while it runs.

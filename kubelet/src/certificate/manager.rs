@@ -70,7 +70,7 @@ pub struct Purpose {
 }
 
 /// Keeps a certificate current: requests another one, with a new key each time, at 70 to 90 % of
-/// its life, when it lacks a name that is wanted, and when there is none. The server's clean-up
+/// its life, when it lacks a name that is wanted, and without one. The server's clean-up
 /// removes requests without an answer.
 pub struct Manager {
     purpose: Purpose,
@@ -132,7 +132,7 @@ impl Manager {
         manager
     }
 
-    /// The current certificate; `None`: there is none, or it is expired.
+    /// The current certificate; `None`: absent or expired.
     pub fn current(&self) -> Option<Arc<Pair>> {
         let current = self.state.lock().current.clone();
         current.filter(|pair| !pair.is_expired(self.clock.now()))

@@ -48,8 +48,8 @@ pub struct Options {
     pub folder: PathBuf,
 }
 
-/// The served certificate. For rustls it is that of the moment, and none as long as there is none:
-/// handshakes fail then. Cheap to clone: all clones are one.
+/// The served certificate. For rustls it is that of the moment; before the first one handshakes
+/// fail. Cheap to clone: all clones are one.
 #[derive(Clone, Debug)]
 pub struct ServingCertificate(Arc<Source>);
 

@@ -333,12 +333,8 @@ const FIXED: [(&str, &str); 5] = [
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 4] = [
-    "authentication",
-    "authorization",
-    "configMapAndSecretChangeDetectionStrategy",
-    "contentType",
-];
+const WITHOUT_EFFECT: [&str; 4] =
+    ["authentication", "authorization", "configMapAndSecretChangeDetectionStrategy", "contentType"];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
 const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \

@@ -24,10 +24,9 @@ fn node_gets_its_kubeconfig_by_a_token() {
         let cluster = Cluster::start().await;
         // It is killed while it waits.
         let first = begin(&cluster);
-        let request = cluster.open_request(&[]).await;
+        let request = cluster.open_request(CLIENT_SIGNER, &[]).await;
         first.cancel().await;
         assert!(name_of(&request).starts_with("node-csr-"), "{request}");
-        assert_eq!(request["spec"]["signerName"], CLIENT_SIGNER);
         assert_eq!(request["spec"]["usages"], json!(["digital signature", "client auth"]));
         assert_eq!(request["spec"]["username"], "system:bootstrap:abcdef");
         assert_eq!(request["spec"]["expirationSeconds"], Value::Null);
@@ -67,7 +66,7 @@ fn refusal_is_an_error_that_leaves_nothing() {
             error
         };
         let running = begin(&cluster);
-        let name = name_of(&cluster.open_request(&[]).await);
+        let name = name_of(&cluster.open_request(CLIENT_SIGNER, &[]).await);
         cluster.decide(&name, "Denied").await;
         let denied = "certificate signing request is denied, reason: Test, message: as the test \
                       asks";
@@ -77,12 +76,12 @@ fn refusal_is_an_error_that_leaves_nothing() {
         // The server's clean-up removes it in time: then it is created again.
         cluster.delete_request(&name).await;
         let running = begin(&cluster);
-        assert_eq!(name_of(&cluster.open_request(&[]).await), name);
+        assert_eq!(name_of(&cluster.open_request(CLIENT_SIGNER, &[]).await), name);
         cluster.delete_request(&name).await;
         assert_eq!(failure(running).await, format!("csr {name:?} was deleted"));
 
         let running = begin(&cluster);
-        cluster.open_request(&[]).await;
+        cluster.open_request(CLIENT_SIGNER, &[]).await;
         cluster.decide(&name, "Approved").await;
         cluster.issue(&name, foreign_certificate().as_bytes()).await;
         let error = failure(running).await;

@@ -29,6 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 pub const NODE: &str = "n1";
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
 const SECRETS: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
 const BINDINGS: ResourceType = ResourceType::fixed(
@@ -137,6 +138,7 @@ impl Cluster {
             factory: factory.clone(),
             clients: Arc::new(self.client.clone()),
             clock: self.clock.clone(),
+            extension: None,
         });
         let stop = StopToken::new();
         let names = [
@@ -167,12 +169,14 @@ impl Cluster {
         requests.list(None, &ListOptions::default()).await.expect("listed").items
     }
 
-    /// Waits for a request that has no certificate and is not in `known`.
-    pub async fn open_request(&self, known: &[String]) -> Value {
+    /// Waits for a request to this signer that has no certificate and is not in `known`.
+    pub async fn open_request(&self, signer: &str, known: &[String]) -> Value {
         self.eventually("a request", async || {
             let requests = self.requests().await;
             let is_open = |request: &&Value| {
-                request["status"]["certificate"].is_null() && !known.contains(&name_of(request))
+                request["spec"]["signerName"] == signer
+                    && request["status"]["certificate"].is_null()
+                    && !known.contains(&name_of(request))
             };
             requests.iter().find(is_open).cloned().ok_or_else(|| format!("{requests:?}"))
         })

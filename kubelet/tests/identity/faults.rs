@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_lite::future::block_on;
 use kube_controller_manager::clock::Clock;
 
-use crate::cluster::{Cluster, foreign_certificate, name_of};
+use crate::cluster::{CLIENT_SIGNER, Cluster, foreign_certificate, name_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -16,7 +16,7 @@ fn request_without_a_certificate_is_followed_by_another() {
         let (client, running) = cluster.renew();
         let mut known = Vec::new();
         for fault in ["denied", "deleted", "of another key"] {
-            let name = name_of(&cluster.open_request(&known).await);
+            let name = name_of(&cluster.open_request(CLIENT_SIGNER, &known).await);
             match fault {
                 "denied" => cluster.decide(&name, "Denied").await,
                 "deleted" => cluster.delete_request(&name).await,
@@ -27,7 +27,7 @@ fn request_without_a_certificate_is_followed_by_another() {
             }
             known.push(name);
         }
-        cluster.open_request(&known).await;
+        cluster.open_request(CLIENT_SIGNER, &known).await;
         assert!(cluster.current("kubelet-client").is_none());
         let signers = cluster.sign(HOUR);
         cluster.renewed(None).await;
@@ -68,7 +68,7 @@ fn server_that_is_away_is_waited_for() {
         let first = cluster.current("kubelet-client").expect("a certificate");
         signers.stop().await;
         cluster.clock.advance(Duration::from_secs(54 * 60));
-        cluster.open_request(&[]).await;
+        cluster.open_request(CLIENT_SIGNER, &[]).await;
         faults.cut_all();
         faults.come_back();
         let signers = cluster.sign(HOUR);

@@ -13,7 +13,7 @@ use kube_controller_manager::task;
 use kubelet::certificate::Places;
 use serde_json::json;
 
-use crate::cluster::{Cluster, NODE, client_of};
+use crate::cluster::{Cluster, NODE, SERVING_SIGNER, client_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// In a certificate's life of an hour, it is to be renewed by then.
@@ -161,8 +161,7 @@ fn program_gets_its_certificates_before_it_waits_for_the_runtime() {
         cluster.renewed(None).await;
         let own = Config::from_kubeconfig(&cluster.places.kubeconfig, None, None);
         cluster.is_node(&client_of(own.expect("a kubeconfig"))).await;
-        let serving = cluster.open_request(&[]).await;
-        assert_eq!(serving["spec"]["signerName"], "kubernetes.io/kubelet-serving");
+        let serving = cluster.open_request(SERVING_SIGNER, &[]).await;
         assert_eq!(serving["spec"]["username"], "system:node:n1");
         child.kill().expect("it runs");
         child.wait().expect("it ends");

@@ -19,7 +19,7 @@ use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 use serde_json::json;
 
-use crate::cluster::{Cluster, NODE, name_of};
+use crate::cluster::{Cluster, NODE, SERVING_SIGNER, name_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -93,7 +93,7 @@ fn certificate_follows_the_addresses_and_is_renewed() {
             let (serving, client) = (serving.clone(), client.clone());
             async move { serving.run(client).await }
         });
-        assert!(shake_hands(&cluster, &serving, NODE).is_err(), "there is none yet");
+        assert!(shake_hands(&cluster, &serving, NODE).is_err(), "before the first one");
 
         let mut known = Vec::new();
         let mut former = Vec::new();
@@ -112,8 +112,7 @@ fn certificate_follows_the_addresses_and_is_renewed() {
         for (all, later) in steps {
             serving.set_addresses(&addresses(all));
             cluster.clock.advance(later);
-            let request = cluster.open_request(&known).await;
-            assert_eq!(request["spec"]["signerName"], "kubernetes.io/kubelet-serving");
+            let request = cluster.open_request(SERVING_SIGNER, &known).await;
             assert_eq!(request["spec"]["usages"], json!(["digital signature", "server auth"]));
             assert_eq!(request["spec"]["username"], "system:node:n1");
             let name = name_of(&request);

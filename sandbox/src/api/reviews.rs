@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::access::{Access, User};
 use crate::api::Api;
 use crate::api::response::json_response;
-use crate::auth::{ISSUER, valid_audiences};
+use crate::auth::valid_audiences;
 use crate::failures::{self, invalid_value};
 use crate::object::{list, text};
 use crate::request::call::ResourcePath;

@@ -7,7 +7,7 @@ use super::Kind;
 use super::builtin::kind;
 use super::fault::{immutable, invalid, required};
 use super::json::{drop_nulls, fill, object, text};
-use super::metadata::{NameRule, label_fault, subdomain_fault};
+use super::metadata::{NameRule, dns1123_label_fault, subdomain_fault};
 use super::rules::Rules;
 use super::workloads;
 use crate::status::Cause;
@@ -100,7 +100,7 @@ fn signer_fault(signer: &str) -> Option<Cause> {
             return fault(signer, detail);
         }
     };
-    let faulty = |label: &str| Some((label.to_owned(), label_fault(label)?));
+    let faulty = |label: &str| Some((label.to_owned(), dns1123_label_fault(label)?));
     if let Some((label, why)) = domain.split('.').find_map(faulty) {
         return fault(domain, &format!("validating label {label:?}: {why}"));
     }

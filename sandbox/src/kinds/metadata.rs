@@ -12,7 +12,7 @@ use crate::status::Cause;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NameRule {
     Subdomain,
-    Label,
+    Dns1123Label,
     /// Services: a label of DNS.
     Dns1035,
     /// RBAC, certificate requests: anything that can be one part of a path.

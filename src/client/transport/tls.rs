@@ -279,9 +279,8 @@ KBdNldGeZKjvGGg/TpvEEgxzDhGmxk/I+w==
         let tls = Tls { renewed: Some(renewed.clone()), ..Tls::default() };
         let source = TlsSource::new(tls, None).unwrap();
         let identity = || block_on(source.identity()).unwrap();
-        let shows_one =
-            |identity: &Identity| identity.config.client_auth_cert_resolver.has_certs();
-        assert!(!shows_one(&identity()), "there is none yet");
+        let shows_one = |identity: &Identity| identity.config.client_auth_cert_resolver.has_certs();
+        assert!(!shows_one(&identity()), "before the first one");
         let mut before = identity();
         for rotations in [0, 1] {
             let mut renewal = source.renewal();
