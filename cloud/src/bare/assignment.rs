@@ -22,7 +22,7 @@ use kube_controller_manager::cache::{Lister, Scope};
 use kube_controller_manager::client::{self, Client, Patch};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::controllers::{
-    Change, Controller, ControllerContext, Next, Queue, QueuePolicy, SyncResult,
+    Change, Controller, ControllerContext, Error, Next, Queue, QueuePolicy, SyncResult,
 };
 use kube_controller_manager::objects::{ConfigMap, Meta, ObjectKey, Resource, Uid, Written};
 use kube_controller_manager::task::Latch;
@@ -36,7 +36,7 @@ use super::claims::{
 use super::config::MapName;
 use super::plan::{Plan, Refusal, plan};
 use super::pools::Pools;
-use super::profile;
+use super::{SOON, profile};
 use crate::objects::Service;
 
 /// How long a call waits for the caches.
@@ -97,6 +97,38 @@ impl State {
             None => false,
             Some(seen) => reservation.written.is_none_or(|written| *seen < written),
         });
+    }
+
+    /// Decides for a Service, and returns what the decision changes in it. The addresses are
+    /// reserved then, also when the Service shows them: it may be newer than the cache.
+    /// `services`: all of the cache.
+    fn decide(
+        &mut self,
+        service: &Service,
+        services: &[Arc<Service>],
+        pools: &Pools,
+    ) -> Result<(Plan, Option<Value>), Refusal> {
+        self.prune(services);
+        let uid = &service.meta.uid;
+        let others: Vec<Claim> = services
+            .iter()
+            .filter(|other| other.meta.uid != *uid)
+            .map(|other| self.claim(other, pools))
+            .filter(|claim| !claim.addresses.is_empty())
+            .collect();
+        let own = self.claim(service, pools);
+        let planned = plan(service, &own, self.addresses(uid), &others, pools)?;
+        let change = record(service, &planned, pools);
+        let written = change.is_none().then_some(service.meta.resource_version);
+        let reservation = Reservation { addresses: planned.addresses.clone(), written };
+        self.reserved.insert(uid.clone(), reservation);
+        Ok((planned, change))
+    }
+
+    fn note_written(&mut self, uid: &Uid, version: u64) {
+        if let Some(reservation) = self.reserved.get_mut(uid) {
+            reservation.written = Some(version);
+        }
     }
 }
 
@@ -212,44 +244,54 @@ impl Assignment {
     }
 
     async fn attempt(&self, parts: &Parts, cached: &Service) -> Result<Plan, Failure> {
-        let (plan, change) = self.decide(parts, cached)?;
-        if change.is_none() {
-            return Ok(plan);
+        let (key, uid) = (cached.meta.key(), &cached.meta.uid);
+        // With leader migration the caller has another cache.
+        let known = parts.services.get(&key).filter(|known| {
+            known.meta.uid == *uid && known.meta.resource_version >= cached.meta.resource_version
+        });
+        let known = known.ok_or(Failure::Busy("the cache of Services is behind"))?;
+        if !may_have(&known) {
+            return Err(Failure::Gone);
         }
-        let key = cached.meta.key();
+        match self.decide(parts, &known) {
+            Ok((plan, None)) => return Ok(plan),
+            Err(refusal) if self.state.lock().addresses(uid).is_empty() => {
+                return Err(Failure::Refused(refusal));
+            }
+            // The live Service says whether the reservation is still right.
+            Ok((_, Some(_))) | Err(_) => {}
+        }
         for _ in 0..ATTEMPTS {
             // The cached one is older than the finalizer that the service controller has just set.
             let live = match parts.client.get::<Service>(&key).await {
-                Err(error) if error.is_not_found() => return Err(Failure::Gone),
+                Err(error) if error.is_not_found() => return Err(self.gone(uid)),
                 live => live?,
             };
-            let is_wanted = wants_load_balancer(&live) && !live.meta.is_being_deleted();
-            if live.meta.uid != cached.meta.uid || !is_wanted {
-                return Err(Failure::Gone);
+            if live.meta.uid != *uid || !may_have(&live) {
+                return Err(self.gone(uid));
             }
-            let (plan, change) = self.decide(parts, &live)?;
+            let (plan, change) = self.decide(parts, &live).map_err(|refusal| {
+                self.state.lock().reserved.remove(uid);
+                Failure::Refused(refusal)
+            })?;
             let Some(change) = change else { return Ok(plan) };
             match write(&parts.client, &live.meta, change).await {
                 Ok(version) => {
-                    self.note_written(&live.meta.uid, version);
+                    self.state.lock().note_written(uid, version);
                     return Ok(plan);
                 }
                 Err(error) if error.is_conflict() => {}
-                Err(error) => {
-                    if !error.is_unsure() {
-                        self.state.lock().reserved.remove(&live.meta.uid);
-                    }
-                    return Err(error.into());
-                }
+                // The reservation stays, as it may be of an earlier write too: the next attempt
+                // uses it.
+                Err(error) => return Err(error.into()),
             }
         }
         Err(Failure::Busy("the Service changes all the time"))
     }
 
-    fn note_written(&self, uid: &Uid, version: u64) {
-        if let Some(reservation) = self.state.lock().reserved.get_mut(uid) {
-            reservation.written = Some(version);
-        }
+    fn gone(&self, uid: &Uid) -> Failure {
+        self.state.lock().reserved.remove(uid);
+        Failure::Gone
     }
 
     fn pools(&self, parts: &Parts) -> Pools {
@@ -257,31 +299,12 @@ impl Assignment {
         Pools::new(parts.maps.get(&key).map(|map| map.data.clone()))
     }
 
-    /// Decides, and returns what it changes in the Service; the addresses are reserved then.
-    fn decide(&self, parts: &Parts, service: &Service) -> Result<(Plan, Option<Value>), Failure> {
+    /// As [`State::decide`], with the Services and pools of the caches.
+    fn decide(&self, parts: &Parts, service: &Service) -> Result<(Plan, Option<Value>), Refusal> {
         let pools = self.pools(parts);
-        let services = parts.services.list();
         let mut state = self.state.lock();
-        state.prune(&services);
-        let uid = &service.meta.uid;
-        let others: Vec<Claim> = services
-            .iter()
-            .filter(|other| other.meta.uid != *uid)
-            .map(|other| state.claim(other, &pools))
-            .filter(|claim| !claim.addresses.is_empty())
-            .collect();
-        let own = state.claim(service, &pools);
-        let planned = plan(service, &own, state.addresses(uid), &others, &pools);
-        let planned = planned.map_err(Failure::Refused)?;
-        let change = record(service, &planned, &pools);
-        match change {
-            None => drop(state.reserved.remove(uid)),
-            Some(_) => {
-                let addresses = planned.addresses.clone();
-                state.reserved.insert(uid.clone(), Reservation { addresses, written: None });
-            }
-        }
-        Ok((planned, change))
+        // Under the lock: an older list lacks what a later one has made others forget.
+        state.decide(service, &parts.services.list(), &pools)
     }
 
     /// Takes the addresses of a Service back, which no longer wants them or is being deleted. A
@@ -332,28 +355,31 @@ impl Assignment {
     }
 
     async fn settle(self: Arc<Self>, _: ObjectKey) -> SyncResult {
-        let mut failure = None;
+        let (mut failure, mut busy) = (None, None);
         for service in self.unsettled() {
             match self.assign(&service).await {
                 Err(Failure::Api(error)) => failure = Some(error),
+                Err(Failure::Busy(why)) => {
+                    let why = format!("Service {}: {why}", service.meta.key());
+                    busy = Some(Error::Wait { after: SOON, why });
+                }
                 Err(other) => log::debug!("Service {}: {other}", service.meta.key()),
                 Ok(_) => {}
             }
         }
-        failure.map_or(Ok(Next::Done), |error| Err(error.into()))
+        failure.map(Error::from).or(busy).map_or(Ok(Next::Done), Err)
     }
 
     /// The Services that wait for addresses, and those that have an address which another one keeps;
     /// the oldest first.
     fn unsettled(&self) -> Vec<Arc<Service>> {
         let Some(parts) = self.parts.get() else { return Vec::new() };
-        let services = parts.services.list();
-        let services: Vec<Arc<Service>> = services
-            .into_iter()
-            .filter(|service| wants_load_balancer(service) && !service.meta.is_being_deleted())
-            .collect();
         let pools = self.pools(parts);
         let mut state = self.state.lock();
+        let services = parts.services.list();
+        state.prune(&services);
+        let services: Vec<Arc<Service>> =
+            services.into_iter().filter(|service| may_have(service)).collect();
         let claims: Vec<Claim> =
             services.iter().map(|service| state.claim(service, &pools)).collect();
         let losing = losing(&claims);
@@ -373,6 +399,11 @@ impl Assignment {
         });
         found
     }
+}
+
+/// Whether a Service is to have addresses.
+fn may_have(service: &Service) -> bool {
+    wants_load_balancer(service) && !service.meta.is_being_deleted()
 }
 
 /// The claims that have been given an address which another one keeps.
@@ -468,4 +499,97 @@ async fn write(client: &Client, meta: &Meta, mut change: Value) -> client::Resul
     let written: Written =
         client.resource(&Service::RESOURCE).patch_for_metadata(&meta.key(), &patch).await?;
     Ok(written.meta.resource_version)
+}
+
+#[cfg(test)]
+mod tests {
+    use kube_controller_manager::objects::Labels;
+
+    use super::*;
+
+    /// A Service at a version, with these annotations.
+    fn service(name: &str, version: u64, annotations: Value) -> Service {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": name, "namespace": "default", "uid": name,
+                "resourceVersion": version.to_string(), "annotations": annotations,
+                "labels": { IMPLEMENTATION: KUBE_VIP },
+            },
+            "spec": { "type": "LoadBalancer", "ports": [{ "port": 80 }] },
+        }))
+        .expect("a Service")
+    }
+
+    fn with_given(name: &str, version: u64) -> Service {
+        let annotations = json!({ KUBE_VIP_ADDRESSES: "10.0.0.1", GIVEN_ADDRESSES: "10.0.0.1" });
+        service(name, version, annotations)
+    }
+
+    fn pools() -> Pools {
+        let entries = [("range-global", "10.0.0.1-10.0.0.9")];
+        Pools::new(Some(entries.into_iter().collect::<Labels>()))
+    }
+
+    /// What is known of the write of an address.
+    #[derive(Clone, Copy, Debug)]
+    enum Outcome {
+        Unknown,
+        Written(u64),
+        /// The live Service shows it, and was decided on again.
+        Live(u64),
+    }
+
+    #[test]
+    fn an_address_is_reserved_until_the_cache_shows_it() {
+        let pools = pools();
+        let bare = |version| Some(service("a", version, json!({})));
+        for (outcome, cached, other, is_reserved) in [
+            (Outcome::Unknown, bare(1), "10.0.0.2", true),
+            (Outcome::Unknown, bare(9), "10.0.0.2", true),
+            (Outcome::Unknown, None, "10.0.0.1", false),
+            (Outcome::Written(5), bare(1), "10.0.0.2", true),
+            (Outcome::Written(5), bare(4), "10.0.0.2", true),
+            (Outcome::Written(5), Some(with_given("a", 5)), "10.0.0.2", false),
+            // Somebody has removed the annotations.
+            (Outcome::Written(5), bare(6), "10.0.0.1", false),
+            (Outcome::Written(5), None, "10.0.0.1", false),
+            (Outcome::Live(5), bare(1), "10.0.0.2", true),
+            (Outcome::Live(5), Some(with_given("a", 5)), "10.0.0.2", false),
+        ] {
+            let text = format!("{outcome:?}, cached {cached:?}");
+            let mut state = State::default();
+            let first = service("a", 1, json!({}));
+            let new = service("b", 2, json!({}));
+            let before = [Arc::new(first.clone()), Arc::new(new.clone())];
+            let (plan, change) = state.decide(&first, &before, &pools).expect(&text);
+            assert_eq!((show(&plan.addresses).as_str(), change.is_some()), ("10.0.0.1", true));
+            match outcome {
+                Outcome::Unknown => {}
+                Outcome::Written(version) => state.note_written(&first.meta.uid, version),
+                Outcome::Live(version) => {
+                    let live = with_given("a", version);
+                    let (plan, change) = state.decide(&live, &before, &pools).expect(&text);
+                    assert_eq!((show(&plan.addresses).as_str(), change), ("10.0.0.1", None));
+                }
+            }
+            let services: Vec<Arc<Service>> =
+                cached.into_iter().chain([new.clone()]).map(Arc::new).collect();
+            let (plan, _) = state.decide(&new, &services, &pools).expect(&text);
+            assert_eq!(show(&plan.addresses), other, "{text}");
+            assert_eq!(state.reserved.contains_key(&first.meta.uid), is_reserved, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_whose_write_is_unknown_is_chosen_again() {
+        let (pools, mut state) = (pools(), State::default());
+        let first = service("a", 1, json!({}));
+        let services = [Arc::new(first.clone())];
+        state.decide(&first, &services, &pools).expect("an address");
+        // The pool prefers another one by now.
+        let entries = [("range-global", "10.0.0.1-10.0.0.9"), ("search-order", "desc")];
+        let pools = Pools::new(Some(entries.into_iter().collect::<Labels>()));
+        let (plan, _) = state.decide(&first, &services, &pools).expect("an address");
+        assert_eq!(show(&plan.addresses), "10.0.0.1");
+    }
 }
