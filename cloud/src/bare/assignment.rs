@@ -30,8 +30,8 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use super::claims::{
-    Claim, GIVEN_ADDRESSES, Hold, IMPLEMENTATION, KUBE_VIP, KUBE_VIP_ADDRESSES, KUBE_VIP_INTERFACE,
-    given, show, wants_load_balancer,
+    Claim, GIVEN_ADDRESSES, GRANTED_ADDRESSES, Hold, IMPLEMENTATION, KUBE_VIP, KUBE_VIP_ADDRESSES,
+    KUBE_VIP_INTERFACE, given, show, wants_load_balancer,
 };
 use super::config::MapName;
 use super::plan::{Plan, Refusal, plan};
@@ -448,12 +448,19 @@ fn record(service: &Service, plan: &Plan, pools: &Pools) -> Option<Value> {
     let (shown, before) = (annotations.get(KUBE_VIP_ADDRESSES), annotations.get(GIVEN_ADDRESSES));
     let mut changed = Map::new();
     let is_persons = shown.is_some_and(|shown| !shown.is_empty() && Some(shown) != before);
+    let granted = annotations.get(GRANTED_ADDRESSES);
+    let text = show(&plan.addresses);
     if plan.is_requested && is_persons {
         if before.is_some() {
             changed.insert(GIVEN_ADDRESSES.to_owned(), Value::Null);
         }
+        if granted != Some(text.as_str()) {
+            changed.insert(GRANTED_ADDRESSES.to_owned(), text.into());
+        }
     } else {
-        let text = show(&plan.addresses);
+        if granted.is_some() {
+            changed.insert(GRANTED_ADDRESSES.to_owned(), Value::Null);
+        }
         if shown != Some(text.as_str()) || before != Some(text.as_str()) {
             changed.insert(KUBE_VIP_ADDRESSES.to_owned(), text.clone().into());
             changed.insert(GIVEN_ADDRESSES.to_owned(), text.into());
@@ -477,8 +484,9 @@ fn record(service: &Service, plan: &Plan, pools: &Pools) -> Option<Value> {
 fn removal(service: &Service) -> Option<Value> {
     let annotations = &service.meta.annotations;
     let given = annotations.get(GIVEN_ADDRESSES);
+    let is_granted = annotations.contains_key(GRANTED_ADDRESSES);
     let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
-    if given.is_none() && !is_labelled {
+    if given.is_none() && !is_granted && !is_labelled {
         return None;
     }
     let mut removed = json!({ "labels": { IMPLEMENTATION: null } });
@@ -487,6 +495,9 @@ fn removal(service: &Service) -> Option<Value> {
         if annotations.get(KUBE_VIP_ADDRESSES) == given {
             removed["annotations"][KUBE_VIP_ADDRESSES] = Value::Null;
         }
+    }
+    if is_granted {
+        removed["annotations"][GRANTED_ADDRESSES] = Value::Null;
     }
     Some(removed)
 }
@@ -578,6 +589,37 @@ mod tests {
             assert_eq!(show(&plan.addresses), other, "{text}");
             assert_eq!(state.reserved.contains_key(&first.meta.uid), is_reserved, "{text}");
         }
+    }
+
+    #[test]
+    fn a_granted_request_is_recorded_and_kept_from_others() {
+        let (pools, mut state) = (pools(), State::default());
+        let request = |name, granted: Option<&str>| {
+            let mut annotations = json!({ KUBE_VIP_ADDRESSES: "10.0.0.1" });
+            if let Some(granted) = granted {
+                annotations[GRANTED_ADDRESSES] = granted.into();
+            }
+            service(name, 1, annotations)
+        };
+        let (plan, change) = state.decide(&request("z", None), &[], &pools).expect("granted");
+        assert_eq!(show(&plan.addresses), "10.0.0.1");
+        let change = change.expect("a change");
+        assert_eq!(change["annotations"], json!({ GRANTED_ADDRESSES: "10.0.0.1" }));
+        // A former leader's grant is known from the Service alone, whatever the names.
+        let granted = request("z", Some("10.0.0.1"));
+        let services = [Arc::new(granted.clone()), Arc::new(request("a", None))];
+        let mut state = State::default();
+        let refused = state.decide(&services[1], &services, &pools);
+        assert!(matches!(refused, Err(Refusal::Taken { .. })), "{refused:?}");
+        let (_, change) = state.decide(&granted, &services, &pools).expect("granted");
+        assert_eq!(change, None);
+        let removed = removal(&granted).expect("a change");
+        assert_eq!(removed["annotations"], json!({ GRANTED_ADDRESSES: null }));
+        // Another request is another grant.
+        let other = request("z", Some("10.0.0.7"));
+        let (_, change) = State::default().decide(&other, &[], &pools).expect("granted");
+        let change = change.expect("a change");
+        assert_eq!(change["annotations"], json!({ GRANTED_ADDRESSES: "10.0.0.1" }));
     }
 
     #[test]

@@ -15,6 +15,9 @@ pub const KUBE_VIP_INTERFACE: &str = "kube-vip.io/serviceInterface";
 /// The addresses that this provider gave the Service. Where [`KUBE_VIP_ADDRESSES`] differs, a
 /// person has set it.
 pub const GIVEN_ADDRESSES: &str = "bare/given-addresses";
+/// The addresses that this provider let the Service have, of those that a person asks for by
+/// [`KUBE_VIP_ADDRESSES`].
+pub const GRANTED_ADDRESSES: &str = "bare/granted-addresses";
 /// The label by which kube-vip-cloud-provider finds its Services.
 pub const IMPLEMENTATION: &str = "implementation";
 pub const KUBE_VIP: &str = "kube-vip";
@@ -54,6 +57,14 @@ fn annotation<'a>(service: &'a Service, key: &str) -> Option<&'a str> {
 /// The addresses that this provider gave the Service before.
 pub fn given(service: &Service) -> Vec<IpAddr> {
     annotation(service, GIVEN_ADDRESSES).and_then(|text| parse(text).ok()).unwrap_or_default()
+}
+
+/// The addresses that a person asks for and that were granted.
+fn granted(service: &Service) -> Vec<IpAddr> {
+    let granted = annotation(service, GRANTED_ADDRESSES).and_then(|text| parse(text).ok());
+    let granted = granted.unwrap_or_default();
+    let requested = requested(service).unwrap_or_default();
+    requested.into_iter().filter(|address| granted.contains(address)).collect()
 }
 
 /// The addresses in the Service's status.
@@ -107,7 +118,7 @@ pub fn requested(service: &Service) -> Result<Vec<IpAddr>, RequestError> {
 pub enum Hold {
     /// It asks for it.
     Requested,
-    /// It was given it.
+    /// It was given it, or its request was granted.
     Given,
     /// Its status shows it.
     InStatus,
@@ -146,6 +157,7 @@ impl Claim {
         };
         claim.add(&in_status(service), Hold::InStatus);
         claim.add(&given(service), Hold::Given);
+        claim.add(&granted(service), Hold::Given);
         claim.add(reserved, Hold::Given);
         if service.spec.type_.as_deref() == Some("LoadBalancer") {
             claim.add(&requested(service).unwrap_or_default(), Hold::Requested);

@@ -511,6 +511,13 @@ mod tests {
             merge(&mut request, created(time));
             service("w", request)
         };
+        let granted = |time: &str| {
+            let mut granted = annotated(json!({
+                "kube-vip.io/loadbalancerIPs": "10.0.0.1", "bare/granted-addresses": "10.0.0.1",
+            }));
+            merge(&mut granted, created(time));
+            service("x", granted)
+        };
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
         for (keeps, loses) in [
             // The older one, then the name.
@@ -520,6 +527,7 @@ mod tests {
             (give("b", status(&["10.0.0.1"])), give("a", json!({}))),
             // The one that was given it, before one that asks for it.
             (give("b", created(late)), request(early)),
+            (granted(late), request(early)),
         ] {
             let name = format!("{} {}", keeps.meta.name, loses.meta.name);
             let keeping = decide(&keeps, std::slice::from_ref(&loses), &pool);
