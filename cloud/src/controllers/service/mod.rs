@@ -330,12 +330,10 @@ impl ServiceController {
     /// Upstream: `syncNodes`.
     async fn sync_nodes(self: Arc<Self>, _: &'static str) -> SyncResult {
         let start = self.clock.monotonic();
-        let targets: Arc<[Arc<Node>]> = targets(self.nodes.list()).into();
-        let set = self.records.shared(TargetSet::of(&targets));
         let this = self.clone();
         let update = move |key: ObjectKey| {
-            let (this, targets, set) = (this.clone(), targets.clone(), set.clone());
-            async move { (!this.update_targets(&key, &targets, &set).await).then_some(key) }
+            let this = this.clone();
+            async move { (!this.update_targets(&key).await).then_some(key) }
         };
         let failed = parallel::for_each(self.records.keys(), self.workers, update).await;
         failed.into_iter().flatten().for_each(|key| self.queue.add(key));
@@ -345,12 +343,7 @@ impl ServiceController {
 
     /// Whether nothing is left to do: the load balancer has these targets, or does not exist.
     /// Upstream: `nodeSyncService`.
-    async fn update_targets(
-        &self,
-        key: &ObjectKey,
-        targets: &[Arc<Node>],
-        set: &Arc<TargetSet>,
-    ) -> bool {
+    async fn update_targets(&self, key: &ObjectKey) -> bool {
         let calls = self.records.calls(key);
         let _calls = calls.lock().await;
         let service = self.records.service(key).filter(|service| wants_load_balancer(service));
@@ -358,14 +351,18 @@ impl ServiceController {
             self.records.forget_unused(key);
             return true;
         };
+        // Under the lock: a sync of the Service meanwhile may have used newer nodes than those at
+        // the start of this pass.
+        let targets = targets(self.nodes.list());
         // Also before a failure: the Service is synced then, with all nodes.
-        if !self.records.replace_targets(key, set) {
+        let set = self.records.shared(TargetSet::of(&targets));
+        if !self.records.replace_targets(key, &set) {
             return true;
         }
         SYNCS.inc();
         let start = self.clock.monotonic();
-        log::debug!("Updating backends for load balancer {key} with {}", shown_names(targets));
-        let updated = self.update(&service, targets).await;
+        log::debug!("Updating backends for load balancer {key} with {}", shown_names(&targets));
+        let updated = self.update(&service, &targets).await;
         UPDATE_LATENCY.observe((self.clock.monotonic() - start).as_secs_f64());
         if let Err(error) = &updated {
             NODE_SYNC_ERRORS.inc();
