@@ -4,7 +4,8 @@
 //!
 //! - It is repeated: after an error, after a restart, by the next leader while this process still
 //!   waits for an answer. So each call states a goal, and one that is reached already is a success.
-//! - Calls for one Service or one Node do not overlap within a process, calls for different ones do.
+//! - Calls for the load balancer of one Service do not overlap within a process, all others do: three
+//!   controllers ask about a Node, each at its own time.
 //! - A provider bounds its own waits. The future may be dropped at any time, when the process ends;
 //!   the cloud may carry out what it asked for.
 //! - Objects are those of the cache: they may be some moments old, and are not changed.

@@ -104,8 +104,14 @@ impl NodeController {
                 return Ok(());
             }
             Err(error) => {
-                let doing = format!("failed to get instance metadata for node {name}");
-                return Err(Error::other(format!("{doing}: {error}")));
+                let why = format!("failed to get instance metadata for node {name}: {error}");
+                return Err(match error {
+                    provider::Error::Retry { after, .. } => {
+                        log::warn!("{why} (retrying in {after:?})");
+                        Error::Wait { after, why }
+                    }
+                    _ => Error::other(why),
+                });
             }
         };
         // A node whose kubelet wants an address that the cloud does not know stays out of use.
