@@ -107,7 +107,8 @@ impl Remote {
         let node = Some(messages::node(node));
         let request = api::GetInstanceRequest { cluster_name: self.cluster_name(), node };
         let method = method!("GetInstance");
-        let answer: api::GetInstanceResponse = self.call(method, request).await.map_err(fault)?;
+        let answer = self.call::<api::GetInstanceResponse>(method, request).await;
+        let answer = answer.map_err(fault_of_instance)?;
         match answer.state() {
             State::Unspecified => {
                 Err(malformed(method, &format!("the state {} is not valid", answer.state)))
@@ -136,6 +137,16 @@ fn fault(error: ::grpc::Error) -> Error {
         (None, Code::Aborted) => Error::Retry { message, after: WHILE_ABORTED },
         (None, Code::ResourceExhausted) => Error::Retry { message, after: WHILE_EXHAUSTED },
         (None, _) => Error::other(message),
+    }
+}
+
+/// As [`fault`]. The configuration says that the provider has instances: without the call it is not
+/// complete, as in an update, and a Node that waits for it is asked for again.
+fn fault_of_instance(error: ::grpc::Error) -> Error {
+    let message = error.with_causes();
+    match fault(error) {
+        Error::NotImplemented => Error::other(message),
+        other => other,
     }
 }
 
@@ -340,6 +351,11 @@ mod tests {
             }
         }
         assert!(matches!(error(Code::Unimplemented, None), Error::NotImplemented));
+        let (message, retry_after) = ("why".to_owned(), None);
+        let code = Code::Unimplemented;
+        let of_instance =
+            fault_of_instance(::grpc::Error::Status { method: "X", code, message, retry_after });
+        assert!(matches!(of_instance, Error::Other(_)), "{of_instance:?}");
     }
 
     #[test]
