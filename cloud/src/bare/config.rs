@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use hyper::http::uri::PathAndQuery;
 use k8s_openapi::api::core::v1::NodeAddress;
 use serde::Deserialize;
 
@@ -247,8 +248,13 @@ impl Check {
     fn validate(&self) -> Result<(), String> {
         let fault = match (&self.tcp, &self.http) {
             (None, None) | (Some(_), Some(_)) => "nodes.check: it needs either tcp or http",
+            (Some(Tcp { port: 0 }), _) => "nodes.check.tcp.port: it is zero",
+            (_, Some(Http { port: 0, .. })) => "nodes.check.http.port: it is zero",
             (_, Some(http)) if !http.path.starts_with('/') => {
                 "nodes.check.http.path: it does not begin with a slash"
+            }
+            (_, Some(http)) if !is_path_and_query(&http.path) => {
+                "nodes.check.http.path: it is not the path and query of a URL"
             }
             _ if self.period.is_zero() => "nodes.check.period: it is zero",
             _ if self.timeout.is_zero() => "nodes.check.timeout: it is zero",
@@ -260,6 +266,12 @@ impl Check {
         };
         Err(fault.to_owned())
     }
+}
+
+/// Whether a request can have it as its target.
+fn is_path_and_query(text: &str) -> bool {
+    // A fragment is parsed, and would not be sent.
+    !text.contains('#') && text.parse::<PathAndQuery>().is_ok()
 }
 
 #[cfg(test)]
@@ -335,7 +347,11 @@ nodes:
             (check("tcp: {port: 1}, http: {port: 1}"), "nodes.check: it needs either"),
             (check("tcp: {port: 70000}"), "nodes.check.tcp.port: "),
             (check("tcp: {}"), "missing field `port`"),
+            (check("tcp: {port: 0}"), "nodes.check.tcp.port: it is zero"),
+            (check("http: {port: 0}"), "nodes.check.http.port: it is zero"),
             (check("http: {port: 1, path: x}"), "nodes.check.http.path: "),
+            (check("http: {port: 1, path: /a b}"), "nodes.check.http.path: it is not the path"),
+            (check("http: {port: 1, path: '/a#b'}"), "nodes.check.http.path: it is not the path"),
             (check("tcp: {port: 1}, period: 0s"), "nodes.check.period: it is zero"),
             (check("tcp: {port: 1}, period: 5"), "nodes.check.period: "),
             (check("tcp: {port: 1}, timeout: 0s"), "nodes.check.timeout: it is zero"),
