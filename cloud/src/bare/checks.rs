@@ -124,7 +124,17 @@ impl Checks {
         let mut c = Controller::new(profile("bare-machine-checks"), context)?;
         let nodes = c.lister::<Node>();
         let queue = c.queue(QueuePolicy::default());
-        c.watch(&nodes, &queue, |change: Change<'_, Node>, queue: &Queue| {
+        let this = self.clone();
+        c.watch(&nodes, &queue, move |change: Change<'_, Node>, queue: &Queue| {
+            // At once: all workers may wait for other machines.
+            if matches!(change, Change::Deleted(_)) || is_ready(change.object()) {
+                this.results.lock().remove(&change.object().meta.uid);
+            }
+            if let Change::Updated { old, new } = &change
+                && old.meta.uid != new.meta.uid
+            {
+                this.results.lock().remove(&old.meta.uid);
+            }
             let was_ready = |change: &Change<'_, Node>| match change {
                 Change::Updated { old, .. } => Some(is_ready(old)),
                 _ => None,
@@ -146,13 +156,19 @@ impl Checks {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(parts) = self.parts.get() else { return Ok(Next::Done) };
         let Some(node) = parts.nodes.get(&key).filter(|node| !is_ready(node)) else {
-            self.forget(&parts.nodes);
             return Ok(Next::Done);
         };
         let outcome = self.reach(&node, &parts.clock).await;
         let now = parts.clock.monotonic();
         let (before, after) = {
             let mut results = self.results.lock();
+            // A node that became ready or went meanwhile has no results. The handler of the watch
+            // removes those of one that does so from now on.
+            let latest = parts.nodes.get(&key);
+            if latest.is_none_or(|latest| !is_same_unready(&latest, &node)) {
+                // Another Node of its name may not be ready either.
+                return Ok(Next::After(self.check.period));
+            }
             let results = results.entry(node.meta.uid.clone()).or_default();
             let before = results.clone();
             *results = before.after(outcome.is_ok(), now, &self.check);
@@ -172,27 +188,21 @@ impl Checks {
         Ok(Next::After(self.check.period))
     }
 
-    /// Forgets the results of nodes that are ready or gone.
-    fn forget(&self, nodes: &Lister<Node>) {
-        let mut results = self.results.lock();
-        if results.is_empty() {
-            return;
-        }
-        let nodes = nodes.list();
-        let unready = nodes.iter().filter(|node| !is_ready(node));
-        let unready: std::collections::HashSet<&Uid> = unready.map(|node| &node.meta.uid).collect();
-        results.retain(|uid, _| unready.contains(uid));
-    }
-
-    /// What is known of the machine of a node.
+    /// What is known of the machine of a node. None is gone while most are not reached.
     pub fn verdict(&self, node: &Node) -> Verdict {
         let Some(parts) = self.parts.get() else { return Verdict::Runs };
         // The caller's node may be older than the news that it is ready.
         let is_ready = parts.nodes.get(&node.meta.key()).is_some_and(|node| is_ready(&node));
         let results = self.results.lock();
-        match results.get(&node.meta.uid) {
+        let verdict = match results.get(&node.meta.uid) {
             Some(results) if !is_ready => results.verdict(parts.clock.monotonic(), &self.check),
-            _ => Verdict::Runs,
+            _ => return Verdict::Runs,
+        };
+        // Also those that have not failed often enough yet: all fail at about the same time.
+        let unreached = results.values().filter(|results| results.failures > 0).count();
+        match verdict {
+            Verdict::Gone if is_cut_off(unreached, parts.nodes.list().len()) => Verdict::ShutDown,
+            verdict => verdict,
         }
     }
 
@@ -256,6 +266,16 @@ async fn get(
     answer.or(driven).await
 }
 
+/// Whether most machines are not reached: the manager itself is likely to be cut off.
+fn is_cut_off(unreached: usize, nodes: usize) -> bool {
+    unreached > nodes / 2
+}
+
+/// Whether it is still the same Node, and not ready.
+fn is_same_unready(latest: &Node, node: &Node) -> bool {
+    latest.meta.uid == node.meta.uid && !is_ready(latest)
+}
+
 fn is_ready(node: &Node) -> bool {
     node.condition("Ready") == Some("True")
 }
@@ -311,6 +331,43 @@ mod tests {
         let forever = check("failures: 1, unreachable: shutdown");
         let results = Results::default().after(false, seconds(0), &forever);
         assert_eq!(results.verdict(Duration::MAX, &forever), Verdict::ShutDown);
+    }
+
+    #[test]
+    fn the_manager_is_cut_off_when_most_machines_are_not_reached() {
+        for (unreached, nodes, expected) in [
+            (1, 1, true),
+            (1, 2, false),
+            (2, 2, true),
+            (1, 3, false),
+            (2, 3, true),
+            (50, 100, false),
+            (51, 100, true),
+            // The lister is ahead of the handler.
+            (1, 0, true),
+        ] {
+            assert_eq!(is_cut_off(unreached, nodes), expected, "{unreached} of {nodes}");
+        }
+    }
+
+    #[test]
+    fn results_of_a_node_that_is_ready_or_another_one_are_not_recorded() {
+        let node = |uid: &str, ready: &str| -> Node {
+            serde_json::from_value(json!({
+                "metadata": { "name": "n", "uid": uid },
+                "status": { "conditions": [{ "type": "Ready", "status": ready }] },
+            }))
+            .expect("a Node")
+        };
+        let checked = node("1", "Unknown");
+        for (latest, expected) in [
+            (node("1", "Unknown"), true),
+            (node("1", "False"), true),
+            (node("1", "True"), false),
+            (node("2", "Unknown"), false),
+        ] {
+            assert_eq!(is_same_unready(&latest, &checked), expected, "{latest:?}");
+        }
     }
 
     /// A server that answers each connection with this text, after it has read something.

@@ -308,6 +308,8 @@ fn a_node_is_initialized_shut_down_and_gone() {
              10s, failures: 2, unreachable: shutdown, goneAfter: 1h}}}}"
         );
         let names = ["cloud-node-controller", "cloud-node-lifecycle-controller"];
+        // The only node of a cluster would never be gone.
+        env.create_node("n2", json!({})).await;
         let manager = Manager::start(env, provider(env, "bare", &config), &names);
         let uninitialized = json!([{
             "key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true",
