@@ -42,6 +42,8 @@ pub struct State {
     /// By the name of the Node.
     pub machines: BTreeMap<String, Machine>,
     pub routes: Vec<Route>,
+    /// How many calls that were held have had their effects.
+    pub released_effects: usize,
     plans: HashMap<&'static str, VecDeque<Plan>>,
     releases: usize,
 }
@@ -121,7 +123,12 @@ impl Fake {
             },
             Some(Plan::Lose) | None => {}
         }
-        let answer = effect(&mut self.state.lock());
+        let answer = {
+            let mut state = self.state.lock();
+            let answer = effect(&mut state);
+            state.released_effects += usize::from(matches!(plan, Some(Plan::Hold)));
+            answer
+        };
         match plan {
             Some(Plan::Lose) => Err(Error::other(format!("the answer to {call} is lost"))),
             _ => answer,

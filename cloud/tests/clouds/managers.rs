@@ -41,7 +41,11 @@ impl Manager {
         let alive = Arc::new(AtomicBool::new(true));
         let guard = alive.clone();
         let client = env.client.guarded(Guard::new(move || guard.load(Ordering::SeqCst)));
-        let options = Options { concurrent_service_syncs: Count::new(8), ..Options::default() };
+        let options = Options {
+            concurrent_service_syncs: Count::new(8),
+            cluster_cidr: "10.244.0.0/16".into(),
+            ..Options::default()
+        };
         let source = ClientSource::new(env.client.clone());
         let context = ControllerContext::new(ControllerContextParts {
             options: Arc::new(options),

@@ -313,8 +313,12 @@ fn services_nodes_and_routes_of_a_process() {
         reference.set_machines(json!({ "n1": {
             "state": "RUNNING", "zone": "a", "addresses": { "InternalIP": "10.0.0.1" },
         } }));
-        let names =
-            ["service-lb-controller", "cloud-node-controller", "cloud-node-lifecycle-controller"];
+        let names = [
+            "service-lb-controller",
+            "cloud-node-controller",
+            "cloud-node-lifecycle-controller",
+            "node-route-controller",
+        ];
         let manager = Manager::start(env, reference.client("120s"), &names);
         let web = env.create_service("web").await;
         env.eventually("web has an address", || async {
@@ -327,7 +331,10 @@ fn services_nodes_and_routes_of_a_process() {
             "key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true",
             "effect": "NoSchedule",
         }]);
-        let n1 = env.create_node("n1", json!({ "taints": taints })).await;
+        let spec = json!({
+            "taints": taints, "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"],
+        });
+        let n1 = env.create_node("n1", spec).await;
         env.eventually("n1 is initialized", || async {
             let node = env.get::<Node>(&n1).await.expect("the Node");
             let is_done = node["spec"]["providerID"] == "example://n1"
@@ -343,11 +350,33 @@ fn services_nodes_and_routes_of_a_process() {
             if is_target { Ok(()) } else { Err(cloud.to_string()) }
         })
         .await;
+        let routes = || {
+            let cloud = reference.cloud();
+            let routes = cloud["routes"].as_object().cloned().unwrap_or_default();
+            let shown = routes.values().map(|route| {
+                let text = |field: &str| route[field].as_str().unwrap_or_default().to_owned();
+                (text("node"), text("destination"))
+            });
+            shown.collect::<Vec<_>>()
+        };
+        env.eventually("n1 has a route", || async {
+            manager.clock.advance(std::time::Duration::from_secs(10));
+            let found = routes();
+            let expected = ("n1".to_owned(), "10.244.1.0/24".to_owned());
+            if found == [expected] { Ok(()) } else { Err(format!("{found:?}")) }
+        })
+        .await;
         env.set_ready(&n1, "Unknown").await;
         reference.set_machines(json!({ "n1": { "state": "GONE" } }));
         env.eventually("n1 is gone", || async {
             manager.clock.advance(std::time::Duration::from_secs(5));
             env.get::<Node>(&n1).await.map_or(Ok(()), |node| Err(node.to_string()))
+        })
+        .await;
+        env.eventually("n1 has no route", || async {
+            manager.clock.advance(std::time::Duration::from_secs(10));
+            let found = routes();
+            if found.is_empty() { Ok(()) } else { Err(format!("{found:?}")) }
         })
         .await;
         // The provider does not answer: the Service stays until its load balancer is deleted.

@@ -239,7 +239,13 @@ fn an_answer_to_a_manager_that_died_harms_nothing() {
         let key = env.create_service("web").await;
         has_address(env, &second, &key).await;
         let before = env.get::<Service>(&key).await.expect("it is there");
+        assert_eq!(fake.see(|state| state.released_effects), 0);
         fake.release();
+        env.eventually("the held call has its effect", || async {
+            let count = fake.see(|state| state.released_effects);
+            if count == 1 { Ok(()) } else { Err(count.to_string()) }
+        })
+        .await;
         has_targets(env, &second, &fake, &key, Some(&["a"])).await;
         first.stop().await;
         let after = env.get::<Service>(&key).await.expect("it is there");
