@@ -106,7 +106,8 @@ pub trait Instances: Send + Sync {
     /// Whether the machine exists and does not run.
     fn is_shut_down<'a>(&'a self, node: &'a Node) -> Answer<'a, bool>;
 
-    /// What becomes part of the Node. [`Error::InstanceNotFound`]: there is no such machine.
+    /// What becomes part of the Node. [`Error::InstanceNotFound`]: there is no such machine. While a
+    /// Node is not initialized, [`Error::Retry`] asks for a call after a fixed time.
     fn metadata<'a>(&'a self, node: &'a Node) -> Answer<'a, InstanceMetadata>;
 }
 
