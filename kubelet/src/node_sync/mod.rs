@@ -37,6 +37,9 @@ use crate::whole_object::WholeObject;
 const MAX_TRIES: usize = 5;
 /// Requests of many nodes spread by this part of their period.
 const JITTER: f64 = 0.04;
+/// How often the runtime is asked. It does not follow the period of statuses: a runtime counts as
+/// down after 30 seconds without an answer. Upstream: `Kubelet.Run`, `updateRuntimeUp`.
+const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
 /// How often it is tried to be ready, at the start, and for how long. Upstream:
 /// `fastStatusUpdateOnce`, `nodeReadyGracePeriod`.
 const FAST_PERIOD: Duration = Duration::from_millis(100);
@@ -148,16 +151,17 @@ impl NodeSync {
     pub async fn run(&self, heartbeats: &Heartbeats, kubelet: &Kubelet, stop: StopToken) {
         let regular = self.regular(heartbeats, kubelet);
         let fast = self.fast(heartbeats, kubelet);
-        let refresh = async {
-            loop {
-                self.clock.sleep(self.jittered()).await;
-                self.runtime.refresh().await;
-            }
-        };
         let all = async {
             zip(regular, fast).await;
         };
-        stop.unless_stopped(all.or(refresh)).await;
+        stop.unless_stopped(all.or(self.ask_runtime())).await;
+    }
+
+    async fn ask_runtime(&self) {
+        loop {
+            self.clock.sleep(RUNTIME_PERIOD).await;
+            self.runtime.refresh().await;
+        }
     }
 
     /// Upstream: `JitterUntil`.
