@@ -40,6 +40,8 @@ const JITTER: f64 = 0.04;
 /// How often the runtime is asked. It does not follow the period of statuses: a runtime counts as
 /// down after 30 seconds without an answer. Upstream: `Kubelet.Run`, `updateRuntimeUp`.
 const RUNTIME_PERIOD: Duration = Duration::from_secs(5);
+/// How often images are listed. Upstream: `realImageGCManager.Start`.
+const IMAGE_PERIOD: Duration = Duration::from_secs(30);
 /// How often it is tried to be ready, at the start, and for how long. Upstream:
 /// `fastStatusUpdateOnce`, `nodeReadyGracePeriod`.
 const FAST_PERIOD: Duration = Duration::from_millis(100);
@@ -154,13 +156,24 @@ impl NodeSync {
         let all = async {
             zip(regular, fast).await;
         };
-        stop.unless_stopped(all.or(self.ask_runtime())).await;
+        let watch = async {
+            zip(self.ask_runtime(), self.list_images()).await;
+        };
+        stop.unless_stopped(all.or(watch)).await;
     }
 
     async fn ask_runtime(&self) {
         loop {
             self.clock.sleep(RUNTIME_PERIOD).await;
             self.runtime.refresh().await;
+        }
+    }
+
+    /// In a loop of its own: a runtime that lists its images slowly is not down.
+    async fn list_images(&self) {
+        loop {
+            self.runtime.list_images().await;
+            self.clock.sleep(IMAGE_PERIOD).await;
         }
     }
 

@@ -13,8 +13,6 @@ use crate::node::status::{ImageNames, RuntimeFeatures, RuntimeInfo};
 
 /// For so long a runtime that does not answer counts as up. Upstream: `maxWaitForContainerRuntime`.
 const THRESHOLD: Duration = Duration::from_secs(30);
-/// How often images are listed. Upstream: `realImageGCManager.Start`.
-const IMAGE_PERIOD: Duration = Duration::from_secs(30);
 
 /// The runtime, as it was last asked.
 pub struct RuntimeWatch {
@@ -32,7 +30,6 @@ struct RuntimeState {
     network_fault: Option<String>,
     info: RuntimeInfo,
     images: Option<Vec<ImageNames>>,
-    images_listed: Option<Duration>,
 }
 
 impl RuntimeState {
@@ -102,7 +99,8 @@ impl RuntimeWatch {
         RuntimeWatch { runtime, images, clock, state: state.into() }
     }
 
-    /// Asks the runtime. A runtime that does not answer keeps the caller for long.
+    /// Asks the runtime for its status and version. A runtime that does not answer keeps the caller
+    /// for long.
     pub async fn refresh(&self) {
         match self.runtime.status(api::StatusRequest { verbose: false }).await {
             Ok(answer) => self.state.lock().set(answer, self.clock.monotonic()),
@@ -110,23 +108,15 @@ impl RuntimeWatch {
         }
         let version = self.runtime.version(api::VersionRequest { version: "0.1.0".to_owned() });
         let version = version.await.ok().and_then(|answer| plain_version(&answer.runtime_version));
-        let now = self.clock.monotonic();
-        let listed = {
-            let mut state = self.state.lock();
-            state.info.version = version;
-            state.images_listed
-        };
-        if listed.is_none_or(|listed| now.saturating_sub(listed) >= IMAGE_PERIOD) {
-            self.list_images(now).await;
-        }
+        self.state.lock().info.version = version;
     }
 
-    async fn list_images(&self, now: Duration) {
+    /// Lists the images, for long where the runtime's disk is slow.
+    pub async fn list_images(&self) {
         let listed = self.images.list_images(api::ListImagesRequest::default()).await;
         let listed = listed.map(|answer| answer.images.into_iter().map(names).collect());
-        let mut state = self.state.lock();
         match listed {
-            Ok(images) => (state.images, state.images_listed) = (Some(images), Some(now)),
+            Ok(images) => self.state.lock().images = Some(images),
             // The last list stays, as upstream's cache.
             Err(error) => log::warn!("Failed to update image list: {}", chain(&error)),
         }
