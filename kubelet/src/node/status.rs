@@ -57,6 +57,7 @@ pub struct RuntimeFeatures {
 /// An image of the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageNames {
+    pub id: String,
     pub digests: Vec<String>,
     pub tags: Vec<String>,
     pub size_bytes: i64,
@@ -184,10 +185,11 @@ fn set_runtime(status: &mut core::NodeStatus, inputs: &Inputs) {
     status.declared_features = Some(inputs.constants.declared_features.clone());
 }
 
-/// Lists the largest images. Upstream: `nodestatus.Images`, `GetImageList`.
+/// Lists the largest images. Those of the same size have an order too, else the status changes with
+/// that of the runtime's list. Upstream: `nodestatus.Images`, `GetImageList`, `ByImageSize`.
 fn set_images(status: &mut core::NodeStatus, inputs: &Inputs) {
     let mut images = inputs.images.clone().unwrap_or_default();
-    images.sort_by_key(|image| std::cmp::Reverse(image.size_bytes));
+    images.sort_by(|one, other| (other.size_bytes, &other.id).cmp(&(one.size_bytes, &one.id)));
     images.truncate(inputs.constants.max_images.unwrap_or(usize::MAX));
     let listed = images.into_iter().map(|image| {
         let mut names = image.digests;
@@ -280,6 +282,7 @@ mod tests {
     /// Of an external cloud's node without addresses: nothing of this machine is read.
     fn inputs(constants: &Constants, runtime: &RuntimeInfo, seconds: i64) -> Inputs {
         let image = |digest: &str, tags: &[&str], size_bytes| ImageNames {
+            id: digest.to_owned(),
             digests: vec![digest.to_owned()],
             tags: tags.iter().map(ToString::to_string).collect(),
             size_bytes,
@@ -374,6 +377,32 @@ mod tests {
         assert!(has_changed(before.status.as_ref().expect("a status"), status));
         let info = status.node_info.as_ref().expect("its information");
         assert_eq!(info.container_runtime_version, "containerd://Unknown");
+    }
+
+    #[test]
+    fn images_have_the_same_order_in_each_status() {
+        let (mut constants, runtime) = (constants(), RuntimeInfo::default());
+        constants.max_images = None;
+        let image = |id: &str, size_bytes| ImageNames {
+            id: id.to_owned(),
+            tags: vec![id.to_owned()],
+            size_bytes,
+            ..ImageNames::default()
+        };
+        let listed = |images: [ImageNames; 3]| {
+            let inputs = Inputs { images: Some(images.into()), ..inputs(&constants, &runtime, 1) };
+            let mut node = core::Node::default();
+            set(&mut node, &inputs);
+            let images = node.status.unwrap_or_default().images.unwrap_or_default();
+            let names = images.into_iter().flat_map(|image| image.names.unwrap_or_default());
+            names.collect::<Vec<String>>()
+        };
+        for images in [
+            [image("a", 1), image("b", 1), image("0", 2)],
+            [image("b", 1), image("0", 2), image("a", 1)],
+        ] {
+            assert_eq!(listed(images), ["0", "b", "a"]);
+        }
     }
 
     #[test]

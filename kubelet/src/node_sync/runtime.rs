@@ -137,7 +137,7 @@ impl RuntimeWatch {
 
 fn names(image: api::Image) -> ImageNames {
     let size_bytes = i64::try_from(image.size).unwrap_or(i64::MAX);
-    ImageNames { digests: image.repo_digests, tags: image.repo_tags, size_bytes }
+    ImageNames { id: image.id, digests: image.repo_digests, tags: image.repo_tags, size_bytes }
 }
 
 /// The version of a runtime as a Node shows it: without a leading `v`, and without what follows its
