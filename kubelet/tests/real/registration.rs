@@ -221,8 +221,11 @@ fn node_is_registered_reported_and_leased() {
         let runtime = FakeRuntime::start(&folder.0, answers);
         let agent = Agent::start(&folder.0, &server, &runtime, &[]);
 
-        // Not ready at first, by the runtime.
-        let first = node(&server, "registered", |node| ready(node).is_object()).await;
+        // Not ready at first, by the runtime. Images are listed meanwhile.
+        let first = node(&server, "registered", |node| {
+            ready(node).is_object() && node["status"]["images"][0].is_object()
+        });
+        let first = first.await;
         let labels = &first["metadata"]["labels"];
         assert_eq!((&labels["x"], &labels["node.kubernetes.io/z"]), (&json!("y"), &json!("1")));
         assert_eq!(labels["kubernetes.io/hostname"], NAME);
