@@ -265,7 +265,11 @@ async fn serve(
         drop(task::spawn(local_objects::run(folder, period, objects, changed, clock, stop)));
     }
     match &client {
-        None => node.own.set_standalone(),
+        None => {
+            node.own.set_standalone();
+            let stop = stop.clone();
+            drop(task::spawn(async move { node_sync.run_standalone(stop).await }));
+        }
         Some(client) => keep_node(client, node_sync, &kubelet, configuration, &clock, &stop),
     }
     if let Some(client) = client {

@@ -162,6 +162,19 @@ impl NodeSync {
         stop.unless_stopped(all.or(watch)).await;
     }
 
+    /// Keeps the Node that would be registered as the runtime is, where there is no server, until
+    /// stopped: the runtime may not have been ready at the start.
+    pub async fn run_standalone(&self, stop: StopToken) {
+        stop.unless_stopped(self.keep_initial()).await;
+    }
+
+    async fn keep_initial(&self) {
+        loop {
+            self.clock.sleep(RUNTIME_PERIOD).await;
+            self.prepare().await;
+        }
+    }
+
     async fn ask_runtime(&self) {
         loop {
             self.clock.sleep(RUNTIME_PERIOD).await;
