@@ -270,8 +270,9 @@ fn limit_reservation(cgroups: &Cgroups, cgroup: &str, limits: Limits) -> Result<
 fn limit_pods(cgroups: &Cgroups, limits: Limits, node: &str) -> bool {
     match cgroups.limit_pods(limits) {
         Ok(()) => {
-            let message = "Updated Node Allocatable limit across pods";
-            events::node_normal(node, "NodeAllocatableEnforced", message);
+            if let Some(message) = limited(cgroups.driver()) {
+                events::node_normal(node, "NodeAllocatableEnforced", message);
+            }
             true
         }
         Err(error) => {
@@ -280,6 +281,14 @@ fn limit_pods(cgroups: &Cgroups, limits: Limits, node: &str) -> bool {
             events::node_warning(node, "FailedNodeAllocatableEnforcement", message);
             false
         }
+    }
+}
+
+/// The message that all pods are limited; `None`: systemd's cgroups are not limited yet.
+fn limited(driver: Driver) -> Option<&'static str> {
+    match driver {
+        Driver::Cgroupfs => Some("Updated Node Allocatable limit across pods"),
+        Driver::Systemd => None,
     }
 }
 
@@ -337,6 +346,12 @@ mod tests {
                 (outcome, expected) => assert_eq!(outcome.ok(), expected.ok(), "{fields}"),
             }
         }
+    }
+
+    #[test]
+    fn event_says_that_pods_are_limited_only_where_they_are() {
+        assert!(limited(Driver::Cgroupfs).is_some());
+        assert_eq!(limited(Driver::Systemd), None);
     }
 
     #[test]
