@@ -181,7 +181,7 @@ impl Manager {
 
     /// Tries until the certificate is renewed; `false`: there is nothing to ask for any more.
     async fn renew_at_last(&self, client: &ClientFn) -> bool {
-        // A certificate that could not be written is kept, and nothing is asked for meanwhile.
+        // A certificate that could not be written is kept and used; nothing is asked for meanwhile.
         let mut issued = None;
         let mut failures = 0;
         loop {
@@ -221,8 +221,9 @@ impl Manager {
         }
     }
 
-    /// Gets a certificate and makes it the current one. `issued`: one that an earlier call could
-    /// not write. Upstream: `rotateCerts`.
+    /// Gets a certificate, makes it the current one, and writes it. `issued`: one that an earlier
+    /// call could not write; it is in use already. Upstream: `rotateCerts`, which does not use a
+    /// certificate that is not written.
     async fn renew(
         &self,
         client: &ClientFn,
@@ -236,24 +237,32 @@ impl Manager {
             Some((_, pair)) => pair,
             None => Arc::new(self.obtain(client, &wanted).await?),
         };
+        self.accept(&wanted, &pair);
         let (store, written, now) = (self.store.clone(), pair.clone(), self.clock.now());
         if let Err(error) = task::blocking(move || store.update(&written, now)).await {
             *issued = Some((wanted, pair));
             return Err(error);
         }
+        Ok(())
+    }
+
+    /// Uses a certificate that was issued for `wanted`, unless it is in use already.
+    fn accept(&self, wanted: &Template, pair: &Arc<Pair>) {
         let former = {
             let mut state = self.state.lock();
+            if state.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, pair)) {
+                return;
+            }
             state.is_server_healthy = true;
-            state.requested = Some(wanted);
+            state.requested = Some(wanted.clone());
             state.current.clone()
         };
-        self.set(pair);
+        self.set(pair.clone());
         log::info!("{}: the certificate is renewed", self.purpose.signer);
         if let Some(former) = former {
             let age = self.clock.now().duration_since(former.leaf.not_before());
             self.purpose.metrics.observe_age(age);
         }
-        Ok(())
     }
 
     async fn obtain(&self, client: &ClientFn, wanted: &Template) -> Result<Pair, Error> {
@@ -440,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn issued_certificate_that_cannot_be_written_is_kept() {
+    fn issued_certificate_that_cannot_be_written_is_used_and_kept() {
         let folder = Folder::new("manager-full");
         let wanted = Wanted::default();
         wanted.set(Some(template(&["a"])));
@@ -452,10 +461,15 @@ mod tests {
         let mut kept = Some((template(&["a"]), issued.clone()));
         let renewed = block_on(manager.renew(&no_client, &mut kept));
         assert!(matches!(renewed, Err(Error::File { .. })), "{renewed:?}");
-        assert!(kept.is_some() && manager.current().is_none());
+        let current = manager.current().expect("a certificate");
+        assert!(kept.is_some() && Arc::ptr_eq(&current, &issued));
+        let (deadline, mut changed) = (manager.state.lock().deadline, manager.listen());
         clock.advance(Duration::from_secs(1));
         block_on(manager.renew(&no_client, &mut kept)).expect("written");
         let current = manager.current().expect("a certificate");
         assert!(kept.is_none() && Arc::ptr_eq(&current, &issued));
+        // Clients need not connect again.
+        assert_eq!(manager.state.lock().deadline, deadline);
+        assert!(block_on(poll_once(&mut changed)).is_none());
     }
 }
