@@ -14,7 +14,7 @@ use kube_controller_manager::task::{self, StopToken};
 pub use self::error::Error;
 
 use crate::causes::chain;
-use crate::eviction::{self, Candidate, Observations, Signal, Statements, Watch};
+use crate::eviction::{self, Candidate, Observations, Signal, Statements, Threshold, Watch};
 use crate::images::gc::{self, ImageGc};
 use crate::kubelet::{EvictionCause, Kubelet};
 use crate::kuberuntime::garbage;
@@ -234,6 +234,11 @@ impl Upkeep {
     async fn evict(&self, measured: &mut Option<Duration>) -> Result<(), Error> {
         let now = self.kubelet.manager().clock.monotonic();
         let thresholds = self.evictions.watch.lock().thresholds().to_vec();
+        // First, so that the node's conditions do not depend on what happens to pods after it.
+        let noted = match thresholds.is_empty() {
+            true => Ok(None),
+            false => self.note_pressure(now).await.map(Some),
+        };
         let pods = self.kubelet.active_pods();
         let period = self.evictions.volume_period;
         let is_due = measured.is_none_or(|last| now.saturating_sub(last) >= period);
@@ -241,19 +246,10 @@ impl Upkeep {
         if is_due && !period.is_zero() && pods.iter().any(is_limited) {
             *measured = Some(now);
             if self.evict_by_limits(&pods).await? {
-                return Ok(());
+                return noted.map(|_| ());
             }
         }
-        if thresholds.is_empty() {
-            return Ok(());
-        }
-        let (observations, has_image_disk) = self.observe().await?;
-        let met = {
-            let mut watch = self.evictions.watch.lock();
-            let met = watch.observe(&observations, now);
-            self.evictions.pressure.observe(watch.crossed().map(Signal::pressure), now);
-            met
-        };
+        let Some(Noted { observations, has_image_disk, met }) = noted? else { return Ok(()) };
         let Some(first) = met.first() else { return Ok(()) };
         let resource = first.signal.resource();
         log::warn!("Eviction manager: attempting to reclaim {resource}");
@@ -300,6 +296,15 @@ impl Upkeep {
         }
         log::warn!("Eviction manager: unable to evict any pods from the node");
         Ok(())
+    }
+
+    /// Observes the signals, and notes in the node's conditions which thresholds are crossed.
+    async fn note_pressure(&self, now: Duration) -> Result<Noted, Error> {
+        let (observations, has_image_disk) = self.observe().await?;
+        let mut watch = self.evictions.watch.lock();
+        let met = watch.observe(&observations, now);
+        self.evictions.pressure.observe(watch.crossed().map(Signal::pressure), now);
+        Ok(Noted { observations, has_image_disk, met })
     }
 
     /// Returns whether a pod was evicted for its own limits.
@@ -401,6 +406,15 @@ impl Upkeep {
             clock.sleep(IMAGE_PERIOD).await;
         }
     }
+}
+
+/// What one round of evictions has observed.
+struct Noted {
+    observations: Observations,
+    /// Whether images have a disk of their own.
+    has_image_disk: bool,
+    /// The thresholds that count now, the most urgent first.
+    met: Vec<Threshold>,
 }
 
 fn nanos(time: Timestamp) -> i64 {
