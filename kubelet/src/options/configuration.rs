@@ -302,8 +302,10 @@ impl Configuration {
         replace_zero(&mut self.container_runtime_endpoint, endpoint);
     }
 
-    /// As flags too (upstream: in files only): sources are never read without a pause.
-    pub(super) fn replace_zero_check_periods(&mut self) {
+    /// As flags too (upstream: in files only): no loop is without a pause.
+    pub(super) fn replace_zero_periods(&mut self) {
+        let update = Configuration::default().node_status_update_frequency;
+        replace_zero(&mut self.node_status_update_frequency, update);
         replace_zero(&mut self.file_check_frequency, CHECK_PERIOD);
         replace_zero(&mut self.http_check_frequency, CHECK_PERIOD);
     }

@@ -355,7 +355,7 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
     settings.configuration = read.configuration;
     settings.ignored_fields = read.ignored;
     set_flags(&mut settings, &arguments).map_err(Error::Flag)?;
-    settings.configuration.replace_zero_check_periods();
+    settings.configuration.replace_zero_periods();
     if settings.root.is_empty() {
         settings.root = Settings::default().root;
     }
@@ -461,6 +461,16 @@ mod tests {
             let expected = GoDuration::from_secs(expected);
             assert_eq!(configuration.file_check_frequency, expected, "{period}");
             assert_eq!(configuration.http_check_frequency, expected, "{period}");
+        }
+    }
+
+    #[test]
+    fn statuses_are_computed_with_a_pause() {
+        for (period, expected) in [("0s", 10), ("0", 10), ("1m", 60)] {
+            let flag = format!("--node-status-update-frequency={period}");
+            let configuration = run(&[&flag]).expect("settings").configuration;
+            let expected = GoDuration::from_secs(expected);
+            assert_eq!(configuration.node_status_update_frequency, expected, "{period}");
         }
     }
 
