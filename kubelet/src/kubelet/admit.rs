@@ -80,7 +80,8 @@ impl Kubelet {
             && let Some(fetch) = &self.admission.fetch_node
             && let Some(node) = fetch().await
         {
-            // A label may have come with the pod.
+            // A label may have come with the pod. The other pods of the update need it too.
+            self.manager.node.own.keep_if_newer(&node);
             outcome = self.admission_of(pod, &node);
         }
         outcome.map_err(|rejection| self.reject(pod, &rejection)).ok()

@@ -125,6 +125,19 @@ impl OwnNode {
         *self.inner.registered.write() = node;
     }
 
+    /// Keeps a Node that was read from the API server if it is newer than the last one that the
+    /// watch has shown.
+    pub fn keep_if_newer(&self, node: &Arc<core::Node>) {
+        let mut registered = self.inner.registered.write();
+        // One that is not watched may be gone already.
+        let is_newer = registered.as_ref().is_some_and(|current| {
+            current.metadata.uid == node.metadata.uid && version(current) < version(node)
+        });
+        if is_newer {
+            *registered = Some(node.clone());
+        }
+    }
+
     /// Follows the Node in the API server until stopped.
     pub async fn follow(
         &self,
@@ -144,6 +157,11 @@ impl OwnNode {
         };
         synced.or(informer.run(stop)).await;
     }
+}
+
+/// `None`: the version is not a number.
+fn version(node: &core::Node) -> Option<u64> {
+    node.metadata.resource_version.as_deref()?.parse().ok()
 }
 
 struct Follower(OwnNode);
@@ -171,6 +189,27 @@ mod tests {
 
     fn node(value: Value) -> Arc<core::Node> {
         Arc::new(serde_json::from_value(value).expect("a node"))
+    }
+
+    #[test]
+    fn node_that_was_read_is_kept_if_it_is_newer() {
+        let own = OwnNode::new("n", NodeAddress::new("n".to_owned(), NodeIps::default(), true));
+        let of = |uid: &str, version: &str| {
+            node(json!({"metadata": {"name": "n", "uid": uid, "resourceVersion": version}}))
+        };
+        own.keep_if_newer(&of("u", "1"));
+        assert!(own.registered().is_none(), "it may be gone");
+        own.set_registered(Some(of("u", "9")));
+        for (read, expected) in [
+            (of("u", "8"), "9"),
+            (of("other", "11"), "9"),
+            (of("u", "x"), "9"),
+            (of("u", "10"), "10"),
+        ] {
+            own.keep_if_newer(&read);
+            let version = own.get().metadata.resource_version.clone();
+            assert_eq!(version.as_deref(), Some(expected));
+        }
     }
 
     #[test]
