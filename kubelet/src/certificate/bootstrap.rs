@@ -135,10 +135,11 @@ impl Places {
         });
         // JSON is YAML, but people read this file.
         let text = serde_yaml_ng::to_string(&kubeconfig).unwrap_or_else(|_| kubeconfig.to_string());
-        if let Some(folder) = self.kubeconfig.parent() {
+        let file = target(&self.kubeconfig);
+        if let Some(folder) = file.parent() {
             fs::create_dir_all(folder).map_err(Error::file(folder))?;
         }
-        replace_file(&self.kubeconfig, text.as_bytes(), 0o600)
+        replace_file(&file, text.as_bytes(), 0o600)
     }
 
     /// Gets a client certificate by the bootstrap credential and writes the kubeconfig for it,
@@ -208,6 +209,16 @@ impl Places {
         replace_file(file, &key.pem, 0o600)?;
         Ok(key)
     }
+}
+
+/// The file that a path names: a symbolic link to it stays when the file is replaced. A link to no
+/// file is followed once.
+fn target(path: &Path) -> PathBuf {
+    let linked = || {
+        let link = fs::read_link(path).ok()?;
+        Some(path.parent()?.join(link))
+    };
+    fs::canonicalize(path).ok().or_else(linked).unwrap_or_else(|| path.to_owned())
 }
 
 /// `Err`: why a kubeconfig cannot be used.
@@ -375,6 +386,24 @@ mod tests {
         fs::remove_file(&places.kubeconfig).expect("it was there");
         let error = places.configs(&clock()).err().expect("no kubeconfig");
         assert_eq!(error.to_string(), "unable to load kubeconfig");
+    }
+
+    #[test]
+    fn kubeconfig_may_be_a_symbolic_link() {
+        let folder = Folder::new("bootstrap-link");
+        let places = places(&folder);
+        let bootstrap = kubeconfig("insecure-skip-tls-verify: true", "token: t");
+        fs::write(places.bootstrap.as_ref().expect("a path"), bootstrap).expect("written");
+        std::os::unix::fs::symlink("etc/real.conf", &places.kubeconfig).expect("a link");
+        let real = folder.path().join("etc/real.conf");
+        // At first the link names no file.
+        for _ in 0..2 {
+            places.configs(&clock()).expect("configurations");
+            assert!(places.kubeconfig.is_symlink());
+            let text = fs::read_to_string(&real).expect("the file");
+            assert!(text.contains("default-cluster"), "{text}");
+            fs::write(&real, "").expect("written");
+        }
     }
 
     #[test]
