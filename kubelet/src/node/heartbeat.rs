@@ -50,6 +50,16 @@ impl Error {
         matches!(self, Error::Request(error) if error.is_not_found())
     }
 
+    /// Upstream: `apierrors.IsAlreadyExists`.
+    pub fn is_already_exists(&self) -> bool {
+        matches!(self, Error::Request(error) if error.is_already_exists())
+    }
+
+    /// Upstream: `apierrors.IsForbidden`.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Error::Request(error) if error.is_forbidden())
+    }
+
     /// Upstream: `apierrors.IsConflict`.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_conflict())

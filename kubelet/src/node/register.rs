@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
-use kube_controller_manager::client::{Client, Error, Patch};
+use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{Node, ObjectKey, Quantity, Resource};
 
+use super::heartbeat::{Error, Heartbeats};
 use super::huge_pages;
 use super::labels::{self, Taint};
 use super::patch;
@@ -83,13 +84,13 @@ impl Registration {
     }
 }
 
-/// Creates the Node, or brings an existing one up to date.
+/// Creates the Node, or brings an existing one up to date. Each request has a time of its own.
 ///
 /// # Errors
 /// Those of the requests: another attempt may succeed.
-pub async fn try_register(client: &Client, initial: &core::Node) -> Result<(), Error> {
-    let nodes = client.resource(&Node::RESOURCE);
-    let created = nodes.create_for_metadata("", initial).await;
+pub async fn try_register(heartbeats: &Heartbeats, initial: &core::Node) -> Result<(), Error> {
+    let nodes = heartbeats.client().resource(&Node::RESOURCE);
+    let created = heartbeats.within(nodes.create_for_metadata("", initial)).await;
     let Err(error) = created else { return Ok(()) };
     // A node may be allowed to read and update its Node, and not to create it.
     if !error.is_already_exists() && !error.is_forbidden() {
@@ -97,7 +98,7 @@ pub async fn try_register(client: &Client, initial: &core::Node) -> Result<(), E
     }
     let name = initial.metadata.name.as_deref().unwrap_or_default();
     let key = ObjectKey::cluster(name);
-    let existing: WholeObject<core::Node> = match nodes.get(&key).await {
+    let existing = match heartbeats.within(nodes.get::<WholeObject<core::Node>>(&key)).await {
         Ok(existing) => existing,
         // The first error says more.
         Err(other) if error.is_forbidden() => {
@@ -113,7 +114,8 @@ pub async fn try_register(client: &Client, initial: &core::Node) -> Result<(), E
     let change = patch::between(before, &after);
     if change.as_object().is_some_and(|members| !members.is_empty()) {
         let change = Patch::StrategicMerge(change);
-        nodes.subresource("status").patch_for_metadata(&key, &change).await?;
+        let status = nodes.subresource("status");
+        heartbeats.within(status.patch_for_metadata(&key, &change)).await?;
     }
     Ok(())
 }

@@ -255,7 +255,7 @@ impl NodeSync {
             self.own.set_initial(node.clone());
             let name = self.own.name();
             log::info!("Attempting to register node {name}");
-            match heartbeats.within(register::try_register(heartbeats.client(), &node)).await {
+            match register::try_register(heartbeats, &node).await {
                 Ok(()) => {
                     log::info!("Successfully registered node {name}");
                     self.state.written.lock().is_registered = true;
