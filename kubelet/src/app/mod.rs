@@ -50,7 +50,7 @@ use crate::node::machine_info::MachineInfo;
 use crate::node::oom;
 use crate::node::own::OwnNode;
 use crate::node::pressure::NodePressure;
-use crate::node::register::Registration;
+use crate::node::register::{self, Registration};
 use crate::node::resources::{self, NodeResources, PodLimit};
 use crate::node::status::Constants;
 use crate::node_sync::{self, NodeSync, Periods, RuntimeWatch};
@@ -190,6 +190,7 @@ async fn serve(
             provider_id: configuration.provider_id.clone(),
             is_external,
             controller_attaches: configuration.enable_controller_attach_detach,
+            former_devices: register::former_devices(&folders.root),
         },
         registers: configuration.register_node,
         constants: Arc::new(Constants {

@@ -2,17 +2,22 @@
 //! `tryRegisterWithAPIServer`.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{Node, ObjectKey, Quantity, Resource};
+use serde::Deserialize;
 
 use super::heartbeat::{Error, Heartbeats};
 use super::huge_pages;
 use super::labels::{self, Taint};
 use super::patch;
+use super::resources;
 use super::status;
 use crate::whole_object::WholeObject;
 
@@ -23,6 +28,10 @@ const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-atta
 /// The taint of a node that its cloud's controller has not seen yet.
 /// Upstream: `TaintExternalCloudProvider`.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+
+/// Below the root folder: what device plugins have registered with upstream's kubelet.
+/// Upstream: `kubeletDeviceManagerCheckpoint`.
+const DEVICE_CHECKPOINT: &str = "device-plugins/kubelet_internal_checkpoint";
 
 /// The waits before the attempts. Upstream: `registerWithAPIServer`.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
@@ -46,6 +55,38 @@ pub struct Registration {
     pub is_external: bool,
     /// `enableControllerAttachDetach`.
     pub controller_attaches: bool,
+    /// See [`former_devices`].
+    pub former_devices: Vec<String>,
+}
+
+/// The extended resources that device plugins advertised by a former kubelet of this root folder.
+/// No plugin provides them now. A checkpoint that cannot be read names none. Blocks.
+pub fn former_devices(root: &Path) -> Vec<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Checkpoint {
+        data: Devices,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Devices {
+        // Go writes null for an empty map.
+        registered_devices: Option<BTreeMap<String, serde_json::Value>>,
+    }
+    let path = root.join(DEVICE_CHECKPOINT);
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
+        Err(error) => {
+            log::warn!("{}: {error}", path.display());
+            return Vec::new();
+        }
+    };
+    let checkpoint = serde_json::from_slice::<Checkpoint>(&text)
+        .inspect_err(|error| log::warn!("{}: {error}", path.display()));
+    let devices = checkpoint.ok().and_then(|checkpoint| checkpoint.data.registered_devices);
+    let names = devices.unwrap_or_default().into_keys();
+    names.filter(|name| resources::is_extended(name)).collect()
 }
 
 impl Registration {
@@ -85,10 +126,15 @@ impl Registration {
 }
 
 /// Creates the Node, or brings an existing one up to date. Each request has a time of its own.
+/// `former_devices`: extended resources that no plugin provides now.
 ///
 /// # Errors
 /// Those of the requests: another attempt may succeed.
-pub async fn try_register(heartbeats: &Heartbeats, initial: &core::Node) -> Result<(), Error> {
+pub async fn try_register(
+    heartbeats: &Heartbeats,
+    initial: &core::Node,
+    former_devices: &[String],
+) -> Result<(), Error> {
     let nodes = heartbeats.client().resource(&Node::RESOURCE);
     let created = heartbeats.within(nodes.create_for_metadata("", initial)).await;
     let Err(error) = created else { return Ok(()) };
@@ -111,6 +157,7 @@ pub async fn try_register(heartbeats: &Heartbeats, initial: &core::Node) -> Resu
     let before = existing.object();
     let mut after = (**before).clone();
     reconcile(initial, &mut after);
+    withdraw(former_devices, &mut after);
     let change = patch::between(before, &after);
     if change.as_object().is_some_and(|members| !members.is_empty()) {
         let change = Patch::StrategicMerge(change);
@@ -156,6 +203,20 @@ fn reconcile(initial: &core::Node, existing: &mut core::Node) {
     set_huge_pages(&of_initial.allocatable.unwrap_or_default(), allocatable);
 }
 
+/// Takes back what an existing Node has of resources that no plugin provides. Upstream: the stopped
+/// endpoints of `ManagerImpl.GetCapacity`.
+fn withdraw(resources: &[String], existing: &mut core::Node) {
+    let Some(status) = &mut existing.status else { return };
+    for list in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
+        for name in resources {
+            if let Some(quantity) = list.get_mut(name) {
+                log::info!("Zero out resource capacity of {name} in existing node");
+                *quantity = ApiQuantity("0".to_owned());
+            }
+        }
+    }
+}
+
 /// Sets all resources of an empty list, and else those of huge pages; others of huge pages are removed.
 fn set_huge_pages(
     wanted: &BTreeMap<String, ApiQuantity>,
@@ -195,6 +256,7 @@ mod tests {
             provider_id: "cloud://1".to_owned(),
             is_external: true,
             controller_attaches: true,
+            former_devices: Vec::new(),
         };
         let arch = status::architecture();
         assert_eq!(
@@ -273,6 +335,38 @@ mod tests {
             let patch = patch::between(&before, &after);
             assert_eq!(patch, expected.unwrap_or(json!({})), "{existing}");
         }
+    }
+
+    #[test]
+    fn devices_of_a_former_kubelet_are_withdrawn() {
+        let root = std::env::temp_dir().join(format!("kubelet-devices-{}", std::process::id()));
+        let file = root.join(DEVICE_CHECKPOINT);
+        fs::create_dir_all(file.parent().expect("a folder")).expect("made");
+        assert!(former_devices(&root).is_empty(), "there is no checkpoint");
+        for (text, expected) in [
+            ("{", &[][..]),
+            (r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#, &[]),
+            (
+                r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"x/gpu":["a","b"],
+                    "x/gone":[]}},"Checksum":1}"#,
+                &["x/gone", "x/gpu"],
+            ),
+        ] {
+            fs::write(&file, text).expect("written");
+            assert_eq!(former_devices(&root), expected, "{text}");
+        }
+        let former = former_devices(&root);
+        fs::remove_dir_all(&root).expect("removed");
+        let status = json!({"capacity": {"cpu": "4", "x/gpu": "2", "x/y": "1"},
+                            "allocatable": {"cpu": "3", "x/gpu": "2", "x/y": "1"}});
+        let mut node: core::Node =
+            serde_json::from_value(json!({"status": status})).expect("a node");
+        withdraw(&former, &mut node);
+        assert_eq!(
+            serde_json::to_value(node.status).expect("JSON"),
+            json!({"capacity": {"cpu": "4", "x/gpu": "0", "x/y": "1"},
+                   "allocatable": {"cpu": "3", "x/gpu": "0", "x/y": "1"}})
+        );
     }
 
     #[test]

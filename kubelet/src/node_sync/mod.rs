@@ -255,7 +255,8 @@ impl NodeSync {
             self.own.set_initial(node.clone());
             let name = self.own.name();
             log::info!("Attempting to register node {name}");
-            match register::try_register(heartbeats, &node).await {
+            let former = &self.registration.former_devices;
+            match register::try_register(heartbeats, &node, former).await {
                 Ok(()) => {
                     log::info!("Successfully registered node {name}");
                     self.state.written.lock().is_registered = true;
