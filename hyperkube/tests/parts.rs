@@ -82,7 +82,7 @@ fn binary_itself_names_its_parts() {
     assert_eq!((nothing.status.code(), stdout(&nothing)), (Some(1), usage));
     let unknown = run(BINARY, &["kube-proxy"]);
     let fault = "Error: unknown command \"kube-proxy\" for \"hyperkube\": expected \
-                 kube-controller-manager or kubelet or cloud-controller-manager";
+                 kube-controller-manager or cloud-controller-manager or kubelet";
     assert_eq!((unknown.status.code(), stderr(&unknown).trim()), (Some(1), fault));
     assert!(stdout(&run(BINARY, &["--version"])).starts_with("Kubernetes v1.36."));
 }

@@ -110,7 +110,7 @@ impl DocumentSplitter {
         }
     }
 
-    /// Finds the ends of documents byte by byte, where line ends do not tell them, and keeps the
+    /// Finds the ends of documents byte by byte, where line ends are not enough, and keeps the
     /// beginning of the next one.
     fn scan(&mut self, found: &mut dyn FnMut(&[u8])) {
         let (mut start, mut at) = (0, self.scanned);

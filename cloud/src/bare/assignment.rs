@@ -605,7 +605,7 @@ mod tests {
         assert_eq!(show(&plan.addresses), "10.0.0.1");
         let change = change.expect("a change");
         assert_eq!(change["annotations"], json!({ GRANTED_ADDRESSES: "10.0.0.1" }));
-        // A former leader's grant is known from the Service alone, whatever the names.
+        // A former leader's grant is known from the Service alone, with any names.
         let granted = request("z", Some("10.0.0.1"));
         let services = [Arc::new(granted.clone()), Arc::new(request("a", None))];
         let mut state = State::default();

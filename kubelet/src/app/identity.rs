@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 use futures_lite::future::{Boxed, pending};
+use k8s_openapi::api::core::v1::Node;
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken};
 
 use super::error::Error;
+use crate::causes::chain;
 use crate::certificate::{ClientCertificate, Places, ServingCertificate, ServingOptions};
+use crate::node::address::NodeAddress;
 use crate::node::own::OwnNode;
 use crate::options::Settings;
 
@@ -31,6 +34,7 @@ pub struct Identity {
 pub async fn establish(
     settings: &Settings,
     own: &OwnNode,
+    address: &NodeAddress,
     clock: &SharedClock,
     stop: &StopToken,
 ) -> Result<Option<Identity>, Error> {
@@ -80,7 +84,8 @@ pub async fn establish(
     let serving = ServingCertificate::new(&options, own.name(), clock)
         .map_err(Error::of("the serving certificate"))?;
     if options.is_requested {
-        let addresses = follow_addresses(serving.clone(), own.clone(), clock.clone());
+        let addresses =
+            follow_addresses(serving.clone(), own.clone(), address.clone(), clock.clone());
         let requests = client.clone();
         drop(task::spawn(async move { serving.run(requests).or(addresses).await }));
     }
@@ -88,11 +93,21 @@ pub async fn establish(
 }
 
 /// Keeps the names in the serving certificate those of the Node.
-async fn follow_addresses(serving: ServingCertificate, own: OwnNode, clock: SharedClock) {
+async fn follow_addresses(
+    serving: ServingCertificate,
+    own: OwnNode,
+    address: NodeAddress,
+    clock: SharedClock,
+) {
     loop {
-        let node = own.get();
-        let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref());
-        serving.set_addresses(addresses.unwrap_or_default());
+        let mut node = Node::clone(&own.get());
+        let has_addresses = node.status.as_ref().is_some_and(|status| status.addresses.is_some());
+        // Its status is not computed before the runtime is there.
+        if !has_addresses && let Err(error) = address.set(&mut node) {
+            log::warn!("the serving certificate waits for the node's addresses: {}", chain(&error));
+        }
+        let addresses = node.status.and_then(|status| status.addresses);
+        serving.set_addresses(&addresses.unwrap_or_default());
         clock.sleep(ADDRESS_PERIOD).await;
     }
 }

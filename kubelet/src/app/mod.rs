@@ -115,7 +115,7 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), Error> {
     let ips = NodeIps::parse(&settings.node_ip).map_err(Error::Node)?;
     let address = NodeAddress::new(name.clone(), ips, settings.is_cloud_external());
     let own = OwnNode::new(&name, address.clone());
-    let identity = identity::establish(&settings, &own, &clock, &stop).await?;
+    let identity = identity::establish(&settings, &own, &address, &clock, &stop).await?;
     let Some(Identity { client, lost }) = identity else { return Ok(()) };
     let lost = async { Err(Error::IdentityLost(lost.await)) };
     let node = node(&settings, &machine, own);

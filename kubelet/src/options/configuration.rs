@@ -689,6 +689,7 @@ mod tests {
             file_check_frequency: GoDuration::default(),
             http_check_frequency: GoDuration::default(),
             resolv_conf: "/run/systemd/resolve/resolv.conf".to_owned(),
+            rotate_certificates: true,
             static_pod_path: "/etc/kubernetes/manifests".to_owned(),
             ..Configuration::default()
         };
