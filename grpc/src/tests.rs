@@ -118,7 +118,7 @@ fn calls_over_a_socket_survive_a_restart_of_the_server() {
     let socket = folder.0.join("socket");
     let channel = channel(Endpoint::Unix(socket.clone()), SystemClock::shared());
     block_on(async {
-        let error = call(&channel, "a").await.expect_err("nobody listens");
+        let error = call(&channel, "a").await.expect_err("no process listens");
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
         let text = error.with_causes();
         let start = format!("the server at {} cannot be reached: ", socket.display());

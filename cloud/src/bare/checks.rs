@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_does_not_answer_is_not_waited_for() {
-        // Its backlog takes the connection; nobody reads.
+        // Its backlog takes the connection, and no process reads from it.
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let clock = FakeClock::new(Timestamp::from_secs(0));

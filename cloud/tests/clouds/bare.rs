@@ -243,7 +243,7 @@ fn one_of_two_services_with_the_same_address_gets_a_new_one() {
             "kube-vip.io/loadbalancerIPs": "10.0.0.1", "bare/given-addresses": "10.0.0.1",
         });
         env.patch::<Service>(&second, json!({ "metadata": { "annotations": same } })).await;
-        // Its status has the address that it had before: nobody took that meanwhile.
+        // Its status has the address that it had before: no other Service took that meanwhile.
         env.eventually("the second one moves", || async {
             let found = service(env, &second).await;
             let annotation = annotation(&found, "bare/given-addresses");
