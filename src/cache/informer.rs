@@ -43,6 +43,7 @@ pub struct Informer {
     processor: Processor,
     counts: Arc<Counts>,
     default_resync: OnceLock<Duration>,
+    min_watch_timeout: OnceLock<Duration>,
     synced: Latch,
     failure: Failure,
     progress: Arc<Progress>,
@@ -87,6 +88,7 @@ impl Informer {
             counts: Arc::default(),
             name,
             default_resync: OnceLock::new(),
+            min_watch_timeout: OnceLock::new(),
             synced: Latch::new(),
             progress: Arc::default(),
             failure,
@@ -129,6 +131,11 @@ impl Informer {
     /// The first period stays. Upstream: `defaultEventHandlerResyncPeriod`.
     pub fn set_default_resync(&self, period: Duration) {
         self.default_resync.get_or_init(|| period);
+    }
+
+    /// The first period stays. Upstream: `ReflectorOptions.MinWatchTimeout`.
+    pub fn set_min_watch_timeout(&self, period: Duration) {
+        self.min_watch_timeout.get_or_init(|| period);
     }
 
     pub fn add_handler(
@@ -181,7 +188,8 @@ impl Informer {
             self.clock.clone(),
         )
         .reporting(self.progress.clone())
-        .following(&self.history);
+        .following(&self.history)
+        .watching_for(self.min_watch_timeout.get().copied());
         let mut backoff = Backoff::new(self.clock.monotonic(), fastrand::Rng::new());
         let mut panics = Vec::new();
         loop {

@@ -40,7 +40,8 @@ const PAGE_SIZE: u32 = 500;
 /// A watch that ends sooner without an event counts as a failure.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
 
-/// The server ends a watch after one to two times this period, chosen at random.
+/// The server ends a watch after one to two times this period, chosen at random, unless the informer
+/// has another one.
 const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// A watch may end this much earlier than its timeout: its server measures the time too.
@@ -101,6 +102,7 @@ pub struct Reflector {
     /// send all objects at once.
     paginated: bool,
     slice: TimeSlice,
+    min_watch_timeout: Duration,
 }
 
 /// An open watch, and the time at which its connection counts as dead.
@@ -142,7 +144,14 @@ impl Reflector {
             outages,
             paginated: false,
             slice,
+            min_watch_timeout: MIN_WATCH_TIMEOUT,
         }
+    }
+
+    /// Watches last one to two times this period; `None`: five minutes.
+    pub(super) fn watching_for(mut self, min_watch_timeout: Option<Duration>) -> Reflector {
+        self.min_watch_timeout = min_watch_timeout.unwrap_or(MIN_WATCH_TIMEOUT);
+        self
     }
 
     /// Records the phases in `progress`, for debug pages.
@@ -424,7 +433,8 @@ impl Reflector {
 
     async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         self.counts.watches.add_one();
-        let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
+        let least = self.min_watch_timeout;
+        let timeout = least + least.mul_f64(self.random.f64());
         let timeout = Duration::from_secs(timeout.as_secs());
         let end = self.clock.monotonic() + timeout;
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);

@@ -150,6 +150,13 @@ impl<T: Object> SharedIndexInformer<T> {
         self.inner.default_resync()
     }
 
+    /// The server ends each watch after one to two times this period, in place of five minutes: for
+    /// one of many informers of few objects. Call it before [`run`](Self::run); the first period
+    /// stays. Upstream: `ReflectorOptions.MinWatchTimeout`.
+    pub fn set_min_watch_timeout(&self, period: Duration) {
+        self.inner.set_min_watch_timeout(period);
+    }
+
     /// Lets [`Lister::by_index`] find objects by `index`. May be called at any time, also while the
     /// informer runs. Adding an index again does nothing. Upstream: `AddIndexers`.
     pub fn add_index(&self, index: &Index<T>) {

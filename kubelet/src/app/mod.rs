@@ -41,7 +41,6 @@ use crate::kubelet::Kubelet;
 use crate::kuberuntime::garbage;
 use crate::kuberuntime::logs::Rotation;
 use crate::kuberuntime::{Manager, Node};
-use crate::local_objects::{self, LocalObjects};
 use crate::metrics;
 use crate::node::address::{NodeAddress, NodeIps};
 use crate::node::heartbeat::Heartbeats;
@@ -54,6 +53,8 @@ use crate::node::register::{self, Registration};
 use crate::node::resources::{self, NodeResources, PodLimit};
 use crate::node::status::Constants;
 use crate::node_sync::{self, NodeSync, Periods, RuntimeWatch};
+use crate::objects::Objects;
+use crate::objects::folder::{self, LocalObjects};
 use crate::options::configuration::Configuration;
 use crate::options::{self, Command, Settings};
 use crate::pod::Uid;
@@ -142,11 +143,20 @@ async fn serve(
     set_oom_score(configuration)?;
     let objects_folder = Some(&settings.objects).filter(|folder| !folder.is_empty());
     let objects_folder = objects_folder.map(PathBuf::from);
-    let objects = match &objects_folder {
-        Some(folder) => local_objects::first(folder).map_err(Error::of("--local-objects-path"))?,
+    let in_folder = match &objects_folder {
+        Some(folder) => folder::first(folder).map_err(Error::of("--local-objects-path"))?,
         None => LocalObjects::default(),
     };
-    let (probed, results) = async_channel::unbounded();
+    // The pods that have to be synced again.
+    let (again, results) = async_channel::unbounded();
+    let objects = Objects::new(in_folder.clone(), clock.clone());
+    let objects = Arc::new(match &client {
+        Some(client) => {
+            let period = configuration.sync_frequency.0;
+            objects.with_server(client, again.clone(), period, &stop)
+        }
+        None => objects,
+    });
     let folders = Folders {
         root: settings.root.clone().into(),
         logs: configuration.pod_logs_dir.clone().into(),
@@ -228,9 +238,10 @@ async fn serve(
                 std::env::var_os("HOME").as_deref().map(Path::new),
             ),
             plugins,
+            objects.clone(),
         ),
-        objects: objects.clone(),
-        probes: Probes::new(runtime.clone(), folders.clone(), clock.clone(), probed, stop.clone()),
+        objects,
+        probes: Probes::new(runtime.clone(), folders.clone(), clock.clone(), again, stop.clone()),
         runtime,
         runtime_name,
         folders,
@@ -263,7 +274,7 @@ async fn serve(
         let changed = move |keys| users.sync_users(&keys);
         let period = configuration.file_check_frequency.0;
         let (clock, stop) = (clock.clone(), stop.clone());
-        drop(task::spawn(local_objects::run(folder, period, objects, changed, clock, stop)));
+        drop(task::spawn(folder::run(folder, period, in_folder, changed, clock, stop)));
     }
     match &client {
         None => {

@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
+use super::credentials::Malformed;
 use super::gc::{Disk, size};
 use super::pull_error;
 use crate::causes::chain;
@@ -17,13 +18,26 @@ pub enum Error {
     /// The runtime names no filesystem of images.
     NoFilesystem,
     /// The filesystem that the runtime names cannot be read.
-    Filesystem { path: String, source: io::Error },
+    Filesystem {
+        path: String,
+        source: io::Error,
+    },
     /// The filesystem of images has no size.
     NoCapacity,
     /// Images could not be removed. `wanted`: what their removal was for.
-    NotRemoved { wanted: String, causes: Vec<cri::Error> },
+    NotRemoved {
+        wanted: String,
+        causes: Vec<cri::Error>,
+    },
     /// All unused images together are too small.
-    NotEnough { disk: Disk, freed_bytes: u64 },
+    NotEnough {
+        disk: Disk,
+        freed_bytes: u64,
+    },
+    PullSecret {
+        name: String,
+        source: Malformed,
+    },
     /// An image could not be pulled, with each of the credentials.
     NotPulled(Vec<cri::Error>),
 }
@@ -48,6 +62,7 @@ impl fmt::Display for Error {
                 disk.used_percent(),
                 size(disk.capacity),
             ),
+            Error::PullSecret { name, .. } => write!(f, "pull secret {name:?}"),
             Error::NotPulled(causes) => {
                 let mut texts: Vec<String> = causes.iter().map(pull_error).collect();
                 texts.dedup();
@@ -65,6 +80,7 @@ impl StdError for Error {
         match self {
             Error::Runtime(error) => error.source(),
             Error::Filesystem { source, .. } => Some(source),
+            Error::PullSecret { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@ pub mod credential_plugins;
 pub mod credentials;
 mod error;
 pub mod gc;
+mod pull_secrets;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,12 +16,13 @@ use kube_controller_manager::options::show_duration;
 use kube_controller_manager::task;
 
 use self::credential_plugins::Plugins;
-use self::credentials::{Files, Keyring};
+use self::credentials::Files;
 pub use self::error::Error;
 use crate::causes::chain;
 use crate::cri::{self, Code, ImageService, api};
 use crate::events;
 use crate::metrics;
+use crate::objects::{Objects, Use};
 use crate::pod::{Pod, PodExt};
 use crate::runtime::backoff::Backoff;
 
@@ -53,8 +55,8 @@ pub struct Images {
     /// Credentials of the node, from files and from programs.
     files: Files,
     plugins: Option<Plugins>,
-    /// The credentials of a pod's own `imagePullSecrets`, which come first.
-    pull_secrets: Option<PullSecrets>,
+    /// They have the credentials of a pod's own `imagePullSecrets`, which come first.
+    objects: Arc<Objects>,
 }
 
 /// Failed pulls by a pod's uid and an image. Both maps have the same keys.
@@ -117,9 +119,6 @@ fn pull_error(error: &cri::Error) -> String {
     }
 }
 
-/// Answers with the credentials of a pod's `imagePullSecrets`. Blocks.
-pub type PullSecrets = Arc<dyn Fn(&Pod) -> Keyring + Send + Sync>;
-
 /// What the images of the runtime use of their disk.
 #[derive(Clone, Debug, Default)]
 pub struct ImageUse {
@@ -162,6 +161,7 @@ impl Images {
         max_parallel_pulls: Option<usize>,
         files: Files,
         plugins: Option<Plugins>,
+        objects: Arc<Objects>,
     ) -> Images {
         Images {
             service,
@@ -170,13 +170,8 @@ impl Images {
             permits: max_parallel_pulls.map(Semaphore::new),
             files,
             plugins,
-            pull_secrets: None,
+            objects,
         }
-    }
-
-    /// The same, with the credentials of pods' own secrets.
-    pub fn with_pull_secrets(self, pull_secrets: PullSecrets) -> Images {
-        Images { pull_secrets: Some(pull_secrets), ..self }
     }
 
     /// The disk usage of images.
@@ -291,9 +286,9 @@ impl Images {
         sandbox: &api::PodSandboxConfig,
     ) -> Result<api::PullImageResponse, Error> {
         let repository = credentials::repository(&spec.image);
-        let (files, secrets, of) = (self.files.clone(), self.pull_secrets.clone(), pod.clone());
-        let read = move || (secrets.map(|of_pod| of_pod(&of)).unwrap_or_default(), files.read());
-        let (of_pod, mut of_node) = task::blocking(read).await;
+        let of_pod = pull_secrets::keyring(pod, &self.objects.read(pod, Use::Pulls).await)?;
+        let files = self.files.clone();
+        let mut of_node = task::blocking(move || files.read()).await;
         if let Some(plugins) = &self.plugins {
             plugins.add_to(&mut of_node, &repository).await;
         }

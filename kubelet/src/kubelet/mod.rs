@@ -37,7 +37,7 @@ use self::health::LoopHealth;
 use self::pod_store::PodStore;
 use self::pod_workers::Reason;
 use crate::kuberuntime::Manager;
-use crate::local_objects;
+use crate::objects;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::sources::{Op, PodUpdate, Source};
 use crate::stats::Stats;
@@ -80,7 +80,7 @@ impl Kubelet {
     pub async fn run(
         self: Arc<Self>,
         updates: Receiver<PodUpdate>,
-        probed: Receiver<Uid>,
+        again: Receiver<Uid>,
         stop: StopToken,
     ) {
         let sources = async {
@@ -88,15 +88,15 @@ impl Kubelet {
                 self.handle(&update).await;
             }
         };
-        let probes = async {
-            while let Ok(uid) = probed.recv().await {
+        let again = async {
+            while let Ok(uid) = again.recv().await {
                 self.dispatcher.requeue([&uid]);
             }
         };
         let dispatch = self.dispatcher.run(&self.clock, |uid, work, cancel| {
             drop(task::spawn(self.clone().work(uid, work, cancel)));
         });
-        stop.unless_stopped(sources.or(probes).or(self.relist()).or(dispatch)).await;
+        stop.unless_stopped(sources.or(again).or(self.relist()).or(dispatch)).await;
     }
 
     /// Takes the changes of a source. Upstream: `HandlePodAdditions` and those beside it.
@@ -144,8 +144,8 @@ impl Kubelet {
         self.store.retain(|uid| self.dispatcher.knows(uid));
     }
 
-    /// Syncs the pods that refer to any of these objects, which have changed.
-    pub fn sync_users(&self, objects: &BTreeSet<local_objects::Key>) {
+    /// Syncs the static pods that refer to any of these objects of the folder, which have changed.
+    pub fn sync_users(&self, objects: &BTreeSet<objects::Key>) {
         self.dispatcher.requeue(&self.store.users_of(objects));
     }
 

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1 as core;
 use parking_lot::Mutex;
 
 use crate::images::Waiting;
-use crate::local_objects;
+use crate::objects;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::sources::Source;
 
@@ -161,11 +161,11 @@ impl PodStore {
         records.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// The pods of all sources that refer to any of these objects.
-    pub(super) fn users_of(&self, objects: &BTreeSet<local_objects::Key>) -> Vec<Uid> {
+    /// The static pods that refer to any of these objects.
+    pub(super) fn users_of(&self, objects: &BTreeSet<objects::Key>) -> Vec<Uid> {
         let pods = self.pods();
-        let uses = |pod: &&Arc<Pod>| !local_objects::references(pod).is_disjoint(objects);
-        pods.iter().filter(uses).map(|pod| pod.uid()).collect()
+        let uses = |pod: &&Arc<Pod>| !objects::references(pod).is_disjoint(objects);
+        pods.iter().filter(|pod| pod.is_static()).filter(uses).map(|pod| pod.uid()).collect()
     }
 
     /// The pods of all sources with their statuses.

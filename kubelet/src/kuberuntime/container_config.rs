@@ -14,6 +14,7 @@ use super::{Error, Manager};
 use crate::cgroups;
 use crate::cri::api;
 use crate::node::app_armor;
+use crate::objects::Use;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::dns;
 use crate::runtime::environment::{self, DownwardInputs};
@@ -69,15 +70,17 @@ impl Manager {
         images: HashMap<String, api::ImageSpec>,
         ips: &[String],
     ) -> Result<VariablesAndMounts, Error> {
+        let services = self.objects.service_variables(pod).await.map_err(Error::NoObject)?;
+        let objects = self.objects.read(pod, Use::Variables(container)).await;
         let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
-        let (objects, pod_ips) = (self.objects.now(), ips.to_vec());
-        let node = self.node.own.clone();
+        let (node, pod_ips) = (self.node.own.clone(), ips.to_vec());
         task::blocking(move || {
             let inputs = DownwardInputs { node: &node, pod_ips: &pod_ips };
             let file = |key: &_| -> environment::FileContent {
                 Ok(volumes::variable_file(&folders, &pod, key)?)
             };
-            let sources = environment::Sources { inputs, objects: &objects, file: &file };
+            let (objects, services) = (&objects, &services);
+            let sources = environment::Sources { inputs, objects, services, file: &file };
             let variables = environment::variables(&pod, &container, sources)?;
             let values: environment::Values = variables.iter().cloned().collect();
             let mounts = volumes::mounts(&folders, &pod, &container, &values, &images)?;
@@ -136,7 +139,7 @@ impl Manager {
             return Err(Error::NoStrictGroups);
         }
         // The handler without a name is the default one.
-        let own = self.handler(pod)?;
+        let own = self.handler(pod).await?;
         let handler = status.runtime_handlers.iter().find(|handler| handler.name == own);
         let features = handler.and_then(|handler| handler.features.as_ref());
         if is_recursive && !features.is_some_and(|f| f.recursive_read_only_mounts) {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use crate::local_objects::NotFound;
+use crate::objects::Unavailable;
 use crate::pod::Uid;
 use crate::{cri, runtime, volumes};
 
@@ -17,8 +17,8 @@ pub enum Error {
     /// The pod or a container has no definition for the runtime.
     Definition(runtime::Error),
     Volumes(volumes::Error),
-    /// The pod's class does not exist.
-    NoClass(NotFound),
+    /// The pod's class, or the Services for its variables, are not known.
+    NoObject(Unavailable),
     /// The runtime ignores `supplementalGroupsPolicy`.
     NoStrictGroups,
     /// The runtime ignores that mounts within a mount are read-only.
@@ -56,7 +56,7 @@ impl fmt::Display for Error {
             Error::Runtime(error) => error.fmt(f),
             Error::Definition(error) => error.fmt(f),
             Error::Volumes(error) => error.fmt(f),
-            Error::NoClass(error) => error.fmt(f),
+            Error::NoObject(error) => error.fmt(f),
             Error::NoStrictGroups => {
                 f.write_str("the runtime does not support supplementalGroupsPolicy Strict")
             }
@@ -85,7 +85,7 @@ impl StdError for Error {
             Error::Path { source, .. }
             | Error::MakeCgroup { source, .. }
             | Error::RemoveCgroup { source, .. } => Some(source),
-            Error::NoClass(_) | Error::NoStrictGroups | Error::NoRecursiveReadOnly => None,
+            Error::NoObject(_) | Error::NoStrictGroups | Error::NoRecursiveReadOnly => None,
         }
     }
 }

@@ -32,10 +32,10 @@ pub use self::sync::Synced;
 use crate::cgroups::{self, Cgroups};
 use crate::cri::RuntimeService;
 use crate::images::Images;
-use crate::local_objects::LocalObjects;
 use crate::node::huge_pages::PageSize;
 use crate::node::own::OwnNode;
 use crate::node::pressure::NodePressure;
+use crate::objects::Objects;
 use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
@@ -70,8 +70,8 @@ pub struct Manager {
     pub folders: Folders,
     /// The volumes of each pod that this process has set up, by name.
     pub mounted: Mutex<HashMap<Uid, BTreeSet<String>>>,
-    /// The ConfigMaps and Secrets that pods may use.
-    pub objects: LocalObjects,
+    /// What pods refer to.
+    pub objects: Arc<Objects>,
     pub node: Node,
     pub clock: SharedClock,
     pub backoff: Mutex<Backoff>,

@@ -46,9 +46,8 @@ impl Manager {
 
     /// The runtime's handler that a pod's class names; empty: the default one.
     /// Upstream: `LookupRuntimeHandler`.
-    pub(super) fn handler(&self, pod: &Pod) -> Result<String, Error> {
-        let class = pod.spec().runtime_class_name.as_deref();
-        self.objects.now().handler(class).map_err(Error::NoClass)
+    pub(super) async fn handler(&self, pod: &Pod) -> Result<String, Error> {
+        self.objects.handler(pod).await.map_err(Error::NoObject)
     }
 
     /// Makes and starts a sandbox. Returns its id.
@@ -61,7 +60,7 @@ impl Manager {
         let answer = async {
             let request = api::RunPodSandboxRequest {
                 config: Some(config.clone()),
-                runtime_handler: self.handler(pod)?,
+                runtime_handler: self.handler(pod).await?,
             };
             Ok::<_, Error>(self.runtime.run_pod_sandbox(request).await?)
         };

@@ -14,6 +14,7 @@ use crate::causes::chain;
 use crate::cri;
 use crate::events;
 use crate::images::Waiting;
+use crate::objects::Use;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::actions::{self, PodActions};
 use crate::runtime::environment::DownwardInputs;
@@ -52,6 +53,7 @@ impl Manager {
         status: &PodStatus,
         restarts_all: bool,
     ) -> Result<Synced, Error> {
+        self.objects.follow(pod);
         self.set_up_volumes(pod).await?;
         let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
         self.end_containers(pod, status, &actions).await?;
@@ -66,7 +68,7 @@ impl Manager {
     async fn set_up_volumes(&self, pod: &Arc<Pod>) -> Result<(), volumes::Error> {
         let (folders, of) = (self.folders.clone(), pod.clone());
         let node = self.node.own.clone();
-        let objects = self.objects.now();
+        let objects = self.objects.read(pod, Use::Volumes).await;
         let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
         let mounted = self.mounted.lock().get(&pod.uid()).cloned().unwrap_or_default();
         let before = mounted.clone();

@@ -326,17 +326,17 @@ fn honoured() -> Vec<String> {
 }
 
 /// Fields that are accepted with one value, which is how this kubelet works.
-const FIXED: [(&str, &str); 5] = [
+const FIXED: [(&str, &str); 6] = [
     ("enableServer", "false"),
     ("failSwapOn", "false"),
     ("failCgroupV1", "false"),
     ("makeIPTablesUtilChains", "false"),
     ("cpuManagerPolicy", "\"none\""),
+    ("configMapAndSecretChangeDetectionStrategy", "\"Watch\""),
 ];
 
 /// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 4] =
-    ["authentication", "authorization", "configMapAndSecretChangeDetectionStrategy", "contentType"];
+const WITHOUT_EFFECT: [&str; 3] = ["authentication", "authorization", "contentType"];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
 const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \

@@ -1,7 +1,7 @@
 //! The environment of a container, with the downward API. Upstream: `makeEnvironmentVariables`,
 //! `third_party/forked/golang/expansion`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::error::Error as StdError;
 use std::path::PathBuf;
 
@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Quantity;
 
 use super::{Error, env_file};
-use crate::local_objects::{Contents, Kind, NotFound, Objects};
 use crate::node::own::OwnNode;
+use crate::objects::{Contents, Kind, PodObjects, Unavailable};
 use crate::pod::{Container, Pod, PodExt, listed};
 
 /// What the downward API needs beside the pod.
@@ -25,7 +25,9 @@ pub struct DownwardInputs<'a> {
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
     pub inputs: DownwardInputs<'a>,
-    pub objects: &'a Objects,
+    pub objects: &'a PodObjects,
+    /// The variables of Services: those that the container does not have come last.
+    pub services: &'a [(String, String)],
     pub file: &'a FileReader<'a>,
 }
 
@@ -36,18 +38,22 @@ pub type Values = HashMap<String, Vec<u8>>;
 pub type FileReader<'a> = dyn Fn(&core::FileKeySelector) -> FileContent + 'a;
 pub type FileContent = Result<(PathBuf, String), Box<dyn StdError + Send + Sync>>;
 
-/// The variables in the order of the definition: those of `envFrom` first, by key. Values of a Secret
-/// may be any bytes. Blocks where a variable is in a file.
+/// The variables in the order of the definition: those of `envFrom` first, by key, and those of
+/// Services last. Values of a Secret may be any bytes. Blocks where a variable is in a file.
 ///
 /// # Errors
-/// One that names the variable whose source does not exist.
+/// The source of a variable does not exist, or is not known yet.
 pub fn variables(
     pod: &Pod,
     container: &Container,
     sources: Sources<'_>,
 ) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let mut variables: Vec<(String, Vec<u8>)> = Vec::new();
-    let mut values = Values::new();
+    let services = || {
+        let services = sources.services.iter();
+        services.map(|(name, value)| (name.clone(), value.clone().into_bytes()))
+    };
+    let mut values: Values = services().collect();
     let mut add = |name: &str, value: Vec<u8>, values: &mut Values| {
         values.insert(name.to_owned(), value.clone());
         variables.retain(|(other, _)| other != name);
@@ -62,18 +68,15 @@ pub fn variables(
     for env in container.env.iter().flatten() {
         let given = env.value.as_deref().unwrap_or_default();
         let value = match &env.value_from {
-            Some(from) if given.is_empty() => {
-                let value = source(pod, container, from, sources);
-                let of_variable =
-                    |cause| Error::Variable { name: env.name.clone(), cause: Box::new(cause) };
-                value.map_err(of_variable)?
-            }
+            Some(from) if given.is_empty() => source(pod, container, from, sources)?,
             _ => Some(expand(given, &values)),
         };
         // An optional source that does not exist.
         let Some(value) = value else { continue };
         add(&env.name, value, &mut values);
     }
+    let own: HashSet<String> = variables.iter().map(|(name, _)| name.clone()).collect();
+    variables.extend(services().filter(|(name, _)| !own.contains(name)));
     Ok(variables)
 }
 
@@ -81,8 +84,8 @@ pub fn variables(
 fn all_of<'a>(
     pod: &Pod,
     from: &core::EnvFromSource,
-    objects: &'a Objects,
-) -> Result<Option<&'a Contents>, NotFound> {
+    objects: &'a PodObjects,
+) -> Result<Option<&'a Contents>, Unavailable> {
     let (kind, name, optional) = match (&from.config_map_ref, &from.secret_ref) {
         (Some(map), _) => (Kind::ConfigMap, &map.name, map.optional),
         (_, Some(secret)) => (Kind::Secret, &secret.name, secret.optional),
@@ -90,8 +93,8 @@ fn all_of<'a>(
     };
     match objects.get(kind, pod.namespace(), name) {
         Ok(contents) => Ok(Some(contents)),
-        Err(_) if optional == Some(true) => Ok(None),
-        Err(fault) => Err(fault),
+        Err(error) if optional == Some(true) && error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -103,7 +106,7 @@ fn source(
     sources: Sources<'_>,
 ) -> Result<Option<Vec<u8>>, Error> {
     let text = |text: String| Some(text.into_bytes());
-    let Sources { inputs, objects, file } = sources;
+    let Sources { inputs, objects, file, .. } = sources;
     if let Some(field) = &from.field_ref {
         return pod_field(pod, &field.field_path, inputs).map(text);
     }
@@ -131,17 +134,18 @@ fn source(
         (_, Some(secret)) => (Kind::Secret, &secret.name, &secret.key, secret.optional),
         (None, None) => return Err(Error::UnsupportedSource),
     };
-    let found = match objects.get(kind, pod.namespace(), name) {
-        Ok(contents) => contents.data.get(key).ok_or_else(|| {
-            let object = format!("{}/{name}", pod.namespace());
-            Error::NoKey { kind, object, key: key.clone() }
-        }),
+    let is_optional = optional == Some(true);
+    match objects.get(kind, pod.namespace(), name) {
+        Ok(contents) => match contents.data.get(key) {
+            Some(bytes) => Ok(Some(bytes.clone())),
+            None if is_optional => Ok(None),
+            None => {
+                let object = format!("{}/{name}", pod.namespace());
+                Err(Error::NoKey { kind, object, key: key.clone() })
+            }
+        },
+        Err(error) if is_optional && error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
-    };
-    match found {
-        Ok(bytes) => Ok(Some(bytes.clone())),
-        Err(_) if optional == Some(true) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 
@@ -283,7 +287,7 @@ fn expand_by(text: &str, mut value: impl FnMut(&str) -> Vec<u8>) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -341,7 +345,8 @@ mod tests {
                 path => Ok((PathBuf::from("/v").join(path), "K='v'".to_owned())),
             }
         };
-        let sources = Sources { inputs, objects: &Objects::default(), file: &file };
+        let sources =
+            Sources { inputs, objects: &PodObjects::default(), services: &[], file: &file };
         for (key, expected) in [
             (json!({"path": "f", "key": "K"}), Ok(Some(&b"v"[..]))),
             (json!({"path": "f", "key": "L", "optional": true}), Ok(None)),
@@ -376,11 +381,69 @@ mod tests {
         assert_eq!(fault.to_string(), "unsupported fieldPath: spec.x");
     }
 
+    /// The variables of the first container.
+    fn shown(pod: &Value, objects: &PodObjects, services: &[(&str, &str)]) -> String {
+        let pod: Pod = serde_json::from_value(pod.clone()).expect("a pod");
+        let services = services.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        let services: Vec<(String, String)> = services.collect();
+        let file = |_: &core::FileKeySelector| -> FileContent { Err("no file".into()) };
+        let node = OwnNode::for_tests("1", "1", "");
+        let inputs = DownwardInputs { node: &node, pod_ips: &[] };
+        let sources = Sources { inputs, objects, services: &services, file: &file };
+        match variables(&pod, &pod.spec().containers[0], sources) {
+            Ok(variables) => {
+                let show = |(name, value): &(String, Vec<u8>)| {
+                    format!("{name}={}", String::from_utf8_lossy(value))
+                };
+                variables.iter().map(show).collect::<Vec<_>>().join(" ")
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn variables_of_services_come_last_and_can_be_referred_to() {
+        let pod = json!({"spec": {"containers": [{"name": "c", "env": [
+            {"name": "URL", "value": "http://$(WEB_SERVICE_HOST)/$(OWN)"},
+            {"name": "OWN", "value": "own"},
+            {"name": "REF", "value": "$(OWN)"},
+        ]}]}});
+        let services = [("OWN", "of a service"), ("WEB_SERVICE_HOST", "10.0.0.1")];
+        let expected = "URL=http://10.0.0.1/of a service OWN=own REF=own WEB_SERVICE_HOST=10.0.0.1";
+        assert_eq!(shown(&pod, &PodObjects::default(), &services), expected);
+    }
+
+    #[test]
+    fn only_what_does_not_exist_is_optional() {
+        let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: m, namespace: n}, \
+                   data: {k: v}}";
+        for (is_optional, name, key, expected) in [
+            (false, "m", "k", "A=v"),
+            (false, "m", "x", "couldn't find key x in ConfigMap n/m"),
+            (true, "m", "x", ""),
+            (false, "none", "k", "configmap \"none\" not found"),
+            (true, "none", "k", ""),
+            (false, "m", "", "k=v"),
+            (false, "none", "", "configmap \"none\" not found"),
+            (true, "none", "", ""),
+        ] {
+            let reference = json!({"name": name, "key": key, "optional": is_optional});
+            let from = json!({"name": "A", "valueFrom": {"configMapKeyRef": reference}});
+            let container = match key {
+                "" => json!({"name": "c", "envFrom": [{"configMapRef": reference}]}),
+                _ => json!({"name": "c", "env": [from]}),
+            };
+            let pod = json!({"metadata": {"namespace": "n"}, "spec": {"containers": [container]}});
+            let decoded: Pod = serde_json::from_value(pod.clone()).expect("a pod");
+            let objects = PodObjects::for_tests(&decoded, &[map]);
+            assert_eq!(shown(&pod, &objects, &[]), expected, "{pod}");
+            let waits = "failed to sync configmap cache: timed out waiting for the condition";
+            assert_eq!(shown(&pod, &PodObjects::not_yet(&decoded), &[]), waits, "{pod}");
+        }
+    }
+
     #[test]
     fn values_of_secrets_are_any_bytes() {
-        let objects = Objects::for_tests(
-            "{apiVersion: v1, kind: Secret, metadata: {name: s, namespace: n}, data: {k: /wA=}}",
-        );
         let pod = json!({
             "metadata": {"namespace": "n"},
             "spec": {"containers": [{"name": "c", "envFrom": [{"secretRef": {"name": "s"}}], "env": [
@@ -391,8 +454,12 @@ mod tests {
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
         let node = OwnNode::for_tests("1", "1", "");
         let inputs = DownwardInputs { node: &node, pod_ips: &[] };
+        let objects = PodObjects::for_tests(
+            &pod,
+            &["{apiVersion: v1, kind: Secret, metadata: {name: s, namespace: n}, data: {k: /wA=}}"],
+        );
         let file = |_: &core::FileKeySelector| -> FileContent { Err("no file".into()) };
-        let sources = Sources { inputs, objects: &objects, file: &file };
+        let sources = Sources { inputs, objects: &objects, services: &[], file: &file };
         let variables = variables(&pod, &pod.spec().containers[0], sources).expect("variables");
         let expected = [("k", &[255, 0][..]), ("A", &[255, 0]), ("B", &[97, 255, 0, 255, 0])];
         let expected = expected.map(|(name, value)| (name.to_owned(), value.to_vec()));

@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::dns::MAX_FQDN;
-use crate::local_objects::{Kind, NotFound};
+use crate::objects::{Kind, Unavailable};
 
 /// Why a pod, or a container of it, has no definition for the runtime, or a variable no value. The
 /// texts are upstream's where it has one.
@@ -19,12 +19,7 @@ pub enum Error {
     },
     /// The pod's name with its domain is too long for the kernel.
     LongName(String),
-    /// What concerns one variable.
-    Variable {
-        name: String,
-        cause: Box<Error>,
-    },
-    NoObject(NotFound),
+    NoObject(Unavailable),
     /// An object has no such key.
     NoKey {
         kind: Kind,
@@ -78,7 +73,6 @@ impl fmt::Display for Error {
                  long ({MAX_FQDN} characters is the max, {} characters requested)",
                 full.len()
             ),
-            Error::Variable { name, .. } => write!(f, "environment variable {name}"),
             Error::NoObject(error) => error.fmt(f),
             Error::NoKey { kind, object, key } => {
                 write!(f, "couldn't find key {key} in {kind:?} {object}")
@@ -125,15 +119,14 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Error::ResolvConf { source, .. } => Some(source),
-            Error::Variable { cause, .. } => Some(&**cause),
             Error::VolumeFile(error) => error.source(),
             _ => None,
         }
     }
 }
 
-impl From<NotFound> for Error {
-    fn from(error: NotFound) -> Error {
+impl From<Unavailable> for Error {
+    fn from(error: Unavailable) -> Error {
         Error::NoObject(error)
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 
 use super::Error;
@@ -22,6 +22,8 @@ const MAX_LENGTHS: (usize, usize) = (4096, 255);
 pub struct File {
     pub data: Vec<u8>,
     pub mode: u32,
+    /// The user; `None`: that of the kubelet.
+    pub owner: Option<u32>,
 }
 
 /// The files of a volume, by their paths in it.
@@ -54,7 +56,7 @@ pub fn write(
     if !is_same && let Some(old) = old {
         // Names that the old files had alone.
         for entry in fs::read_dir(&old).into_iter().flatten().flatten() {
-            if !visible.contains(Path::new(&entry.file_name())) {
+            if !visible.contains_key(Path::new(&entry.file_name())) {
                 let removed = fs::remove_file(folder.join(entry.file_name()));
                 removed.or_else(absent_is_fine).map_err(fault)?;
             }
@@ -112,13 +114,13 @@ fn check(payload: &Payload) -> Result<(), Error> {
     Ok(())
 }
 
-/// The first parts of the paths.
-fn visible_names(payload: &Payload) -> BTreeSet<PathBuf> {
-    payload
-        .keys()
-        .filter_map(|path| path.iter().find(|part| *part != "."))
-        .map(Into::into)
-        .collect()
+/// The first parts of the paths, with the owner of a file there.
+fn visible_names(payload: &Payload) -> BTreeMap<PathBuf, Option<u32>> {
+    let visible = |(path, file): (&PathBuf, &File)| {
+        let name = path.iter().find(|part| *part != ".")?;
+        Some((name.into(), file.owner))
+    };
+    payload.iter().filter_map(visible).collect()
 }
 
 fn is_same(old: &Path, payload: &Payload) -> bool {
@@ -155,6 +157,9 @@ fn replace(folder: &Path, payload: &Payload, group: Option<u32>, time: &str) -> 
             io::Write::write_all(&mut made, &file.data)?;
             // Without the process's mask.
             made.set_permissions(fs::Permissions::from_mode(file.mode & 0o7777))?;
+            if file.owner.is_some() {
+                chown(&path, file.owner, None)?;
+            }
         }
         if let Some(group) = group {
             give(&new, group)?;
@@ -186,13 +191,17 @@ fn give(path: &Path, group: u32) -> io::Result<()> {
 }
 
 /// Makes the visible names.
-fn link(folder: &Path, visible: &BTreeSet<PathBuf>, group: Option<u32>) -> io::Result<()> {
-    for name in visible {
+fn link(
+    folder: &Path,
+    visible: &BTreeMap<PathBuf, Option<u32>>,
+    group: Option<u32>,
+) -> io::Result<()> {
+    for (name, owner) in visible {
         let link = folder.join(name);
         if fs::symlink_metadata(&link).is_err() {
             symlink(Path::new(DATA).join(name), &link)?;
-            if let Some(group) = group {
-                lchown(&link, None, Some(group))?;
+            if owner.is_some() || group.is_some() {
+                lchown(&link, *owner, group)?;
             }
         }
     }
@@ -205,7 +214,8 @@ mod tests {
 
     fn payload(files: &[(&str, &str, u32)]) -> Payload {
         let file = |(path, data, mode): &(&str, &str, u32)| {
-            (PathBuf::from(path), File { data: data.as_bytes().to_vec(), mode: *mode })
+            let data = data.as_bytes().to_vec();
+            (PathBuf::from(path), File { data, mode: *mode, owner: None })
         };
         files.iter().map(file).collect()
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::causes::chain;
-use crate::local_objects::{Kind, NotFound};
+use crate::objects::{Kind, Unavailable};
 use crate::runtime;
 
 /// Why a volume is not set up, or a container has no definition of its mounts. The texts are
@@ -32,12 +32,16 @@ pub enum Error {
     },
     UnknownHostPathType(String),
     UnsupportedKind,
+    /// A source of a projected volume that has none of the known kinds.
     UnsupportedSource,
+    /// A source of a projected volume whose gate is off in 1.36.
+    TrustBundle,
+    PodCertificate,
     /// A container of the downward API does not exist.
     NoContainer(String),
     /// A field of the pod or a variable that a volume or a mount refers to has no value.
     NoValue(runtime::Error),
-    NoObject(NotFound),
+    NoObject(Unavailable),
     /// An object has no such key.
     NoKey {
         kind: Kind,
@@ -49,6 +53,11 @@ pub enum Error {
     Several(Vec<Error>),
     /// What concerns one volume.
     Volume {
+        name: String,
+        cause: Box<Error>,
+    },
+    /// A volume cannot be set up.
+    SetUp {
         name: String,
         cause: Box<Error>,
     },
@@ -98,6 +107,10 @@ impl fmt::Display for Error {
             Error::UnsupportedSource => {
                 f.write_str("a source of the projected volume is not supported")
             }
+            Error::TrustBundle => {
+                f.write_str("ClusterTrustBundle projection is not supported in static kubelet mode")
+            }
+            Error::PodCertificate => f.write_str("unimplemented"),
             Error::NoContainer(name) => write!(f, "no container {name:?}"),
             Error::NoValue(error) => error.fmt(f),
             Error::NoObject(error) => error.fmt(f),
@@ -110,9 +123,16 @@ impl fmt::Display for Error {
             }
             Error::Several(errors) => {
                 let texts: Vec<String> = errors.iter().map(|error| chain(error)).collect();
-                f.write_str(&texts.join(", "))
+                match &texts[..] {
+                    [text] => f.write_str(text),
+                    texts => write!(f, "[{}]", texts.join(", ")),
+                }
             }
             Error::Volume { name, .. } => write!(f, "volume {name:?}"),
+            // The cause follows after a colon.
+            Error::SetUp { name, .. } => {
+                write!(f, "MountVolume.SetUp failed for volume {name:?} ")
+            }
             Error::NoVolumeOfVariable { name } => {
                 write!(f, "cannot find the volume {name:?} referenced by FileKeyRef")
             }
@@ -145,7 +165,7 @@ impl StdError for Error {
             Error::Path { source, .. } | Error::HostPath { source, .. } => Some(source),
             Error::EmptyDir(error) => error.source(),
             Error::NoValue(error) => error.source(),
-            Error::Volume { cause, .. } => Some(&**cause),
+            Error::Volume { cause, .. } | Error::SetUp { cause, .. } => Some(&**cause),
             _ => None,
         }
     }

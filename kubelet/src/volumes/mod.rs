@@ -30,7 +30,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::cgroups::Resources;
 use crate::cri::api;
 use crate::files::tree;
-use crate::local_objects::Objects;
+use crate::objects::PodObjects;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::dns::PodName;
 use crate::runtime::environment::{DownwardInputs, Values, expand_known};
@@ -129,7 +129,7 @@ pub fn set_up(
     pod: &Pod,
     mounted: &BTreeSet<String>,
     inputs: DownwardInputs<'_>,
-    objects: &Objects,
+    objects: &PodObjects,
     time: &str,
 ) -> Result<Vec<Outcome>, Error> {
     let uid = pod.uid();
@@ -159,8 +159,9 @@ pub fn set_up(
         }
     };
     let volumes = pod.spec().volumes.iter().flatten().map(|volume| {
-        let done = set_up_one(volume).map_err(|cause| of_volume(volume, cause));
-        (volume.name.clone(), done)
+        let name = volume.name.clone();
+        let done = set_up_one(volume);
+        (name.clone(), done.map_err(|cause| Error::SetUp { name, cause: cause.into() }))
     });
     Ok(volumes.collect())
 }
@@ -619,7 +620,7 @@ mod tests {
         let node = OwnNode::for_tests("1", "1", "");
         let inputs = DownwardInputs { node: &node, pod_ips: &[] };
         let outcomes =
-            set_up(&folders, &pod, &BTreeSet::new(), inputs, &Objects::default(), "t").unwrap();
+            set_up(&folders, &pod, &BTreeSet::new(), inputs, &PodObjects::default(), "t").unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
         let uid = pod.uid();
         write_hosts(&folders.hosts_file(&uid), "").unwrap();

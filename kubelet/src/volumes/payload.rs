@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::Error;
 use super::atomic::{File, Payload};
-use crate::local_objects::{Contents, Kind, Objects};
+use super::{Error, fs_group};
+use crate::objects::{Contents, Kind, PodObjects};
 use crate::pod::{Pod, PodExt};
 use crate::runtime::environment::{DownwardInputs, pod_field, resource_field};
 
@@ -41,7 +41,7 @@ pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
 pub fn of(
     pod: &Pod,
     volume: &core::Volume,
-    objects: &Objects,
+    objects: &PodObjects,
     inputs: DownwardInputs<'_>,
 ) -> Result<Option<Written>, Error> {
     let Some(kind) = kind_of(volume) else { return Ok(None) };
@@ -79,7 +79,7 @@ fn projected_files(
     pod: &Pod,
     sources: &[core::VolumeProjection],
     mode: Option<i32>,
-    objects: &Objects,
+    objects: &PodObjects,
     inputs: DownwardInputs<'_>,
 ) -> Result<Payload, Error> {
     let (mut files, mut faults) = (Payload::new(), Vec::new());
@@ -94,6 +94,12 @@ fn projected_files(
                 .files(pod, objects)
         } else if let Some(downward) = &source.downward_api {
             downward_files(pod, downward.items.as_deref(), mode, inputs)
+        } else if let Some(token) = &source.service_account_token {
+            token_file(pod, token, mode, objects)
+        } else if source.cluster_trust_bundle.is_some() {
+            Err(Error::TrustBundle)
+        } else if source.pod_certificate.is_some() {
+            Err(Error::PodCertificate)
         } else {
             Err(Error::UnsupportedSource)
         };
@@ -118,12 +124,12 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn files(&self, pod: &Pod, objects: &Objects) -> Result<Payload, Error> {
+    fn files(&self, pod: &Pod, objects: &PodObjects) -> Result<Payload, Error> {
         let is_optional = self.optional == Some(true);
         let none = Contents::default();
         let contents = match objects.get(self.kind, pod.namespace(), self.name) {
             Ok(contents) => contents,
-            Err(_) if is_optional => &none,
+            Err(error) if is_optional && error.is_not_found() => &none,
             Err(error) => return Err(Error::NoObject(error)),
         };
         let items = self.items.unwrap_or_default();
@@ -152,7 +158,35 @@ impl Source<'_> {
 
 fn file(data: &[u8], own: Option<i32>, default: Option<i32>) -> File {
     let mode = own.or(default).unwrap_or(DEFAULT_MODE);
-    File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777 }
+    File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777, owner: None }
+}
+
+/// The file of a token: its user alone reads it where all containers have one user, its group where
+/// the pod has a group of files.
+fn token_file(
+    pod: &Pod,
+    source: &core::ServiceAccountTokenProjection,
+    mode: Option<i32>,
+    objects: &PodObjects,
+) -> Result<Payload, Error> {
+    let token = objects.token(source).map_err(Error::NoObject)?;
+    let owner = user(pod);
+    // The group's bits follow with its ownership.
+    let mode = if owner.is_some() || fs_group(pod).is_some() { Some(0o600) } else { mode };
+    let file = File { owner, ..file(token.as_bytes(), None, mode) };
+    Ok(Payload::from([(clean(&source.path), file)]))
+}
+
+/// The user that all containers have; `None`: they have several, or one does not name its user.
+/// Upstream: `FsUserFrom`.
+fn user(pod: &Pod) -> Option<u32> {
+    let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
+    let mut users = pod.all_containers().map(|container| {
+        let own = container.security_context.as_ref().and_then(|context| context.run_as_user);
+        own.or(of_pod)
+    });
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok())?
 }
 
 /// A path without `.` and doubled slashes; `..` stays, and is refused when it is written.
@@ -215,36 +249,48 @@ mod tests {
 
     use super::*;
     use crate::causes::chain;
-    use crate::local_objects;
     use crate::node::own::OwnNode;
 
-    fn objects() -> Objects {
-        let folder = std::env::temp_dir().join(format!(
-            "kubelet-payload-{}-{}",
-            std::process::id(),
-            fastrand::u64(..)
-        ));
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: '1', b: '2'}}";
-        std::fs::write(folder.join("m.yaml"), map).expect("a file");
-        let secret = "{apiVersion: v1, kind: Secret, metadata: {name: s}, stringData: {c: '3'}}";
-        std::fs::write(folder.join("s.yaml"), secret).expect("a file");
-        let objects = local_objects::first(&folder).expect("objects").now();
-        std::fs::remove_dir_all(&folder).expect("removed");
-        Objects::clone(&objects)
+    const MAP: &str =
+        "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: '1', b: '2'}}";
+    const SECRET: &str =
+        "{apiVersion: v1, kind: Secret, metadata: {name: s}, stringData: {c: '3'}}";
+
+    fn token(source: &Value) -> core::ServiceAccountTokenProjection {
+        serde_json::from_value(source.clone()).expect("a source")
+    }
+
+    /// A pod with a volume, and the volume.
+    fn pod_with(volume: &Value, security: &Value, containers: &Value) -> (Pod, core::Volume) {
+        let mut named = volume.clone();
+        named["name"] = json!("v");
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "default"},
+            "spec": {"containers": containers, "securityContext": security, "volumes": [named]},
+        });
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        let volume = pod.spec().volumes.iter().flatten().next().expect("a volume").clone();
+        (pod, volume)
+    }
+
+    fn files(pod: &Pod, volume: &core::Volume, objects: &PodObjects) -> Result<String, String> {
+        let node = OwnNode::for_tests("2", "1", "");
+        let inputs = DownwardInputs { node: &node, pod_ips: &[] };
+        let written = of(pod, volume, objects, inputs).map_err(|error| chain(&error))?;
+        Ok(shown(written.expect("a volume of files").files))
     }
 
     fn shown(files: Payload) -> String {
         let show = |(path, file): (PathBuf, File)| {
             let text = String::from_utf8(file.data).expect("text");
-            format!("{} {text} {:o}", path.display(), file.mode)
+            let owner = file.owner.map(|owner| format!(" {owner}")).unwrap_or_default();
+            format!("{} {text} {:o}{owner}", path.display(), file.mode)
         };
         files.into_iter().map(show).collect::<Vec<_>>().join(", ")
     }
 
     #[test]
     fn files_come_from_objects_and_the_pod() {
-        let objects = objects();
         let items = |mode: Value| json!([{"key": "a", "path": "x/./y", "mode": mode}]);
         let missing = json!([{"key": "z", "path": "z"}, {"key": "a", "path": "a"}]);
         for (volume, expected) in [
@@ -287,26 +333,55 @@ mod tests {
             (
                 json!({"projected": {"sources": [
                     {"configMap": {"name": "n"}}, {"secret": {"name": "t"}}]}}),
-                Err("configmap \"n\" not found, secret \"t\" not found"),
+                Err("[configmap \"n\" not found, secret \"t\" not found]"),
             ),
         ] {
-            let pod: Pod = serde_json::from_value(json!({
-                "metadata": {"name": "p", "namespace": "default"},
-                "spec": {"containers": [{"name": "c"}]},
-            }))
-            .expect("a pod");
-            let mut named = json!({"name": "v"});
-            for (key, value) in volume.as_object().into_iter().flatten() {
-                named[key] = value.clone();
-            }
-            let named: core::Volume = serde_json::from_value(named).expect("a volume");
-            let node = OwnNode::for_tests("2", "1", "");
-            let inputs = DownwardInputs { node: &node, pod_ips: &[] };
-            let written = of(&pod, &named, &objects, inputs).map_err(|error| chain(&error));
-            let files = written.map(|written| shown(written.expect("a volume of files").files));
-            let files = files.as_deref().map_err(String::as_str);
-            assert_eq!(files, expected, "{volume}");
+            let (pod, named) = pod_with(&volume, &json!({}), &json!([{"name": "c"}]));
+            let found = files(&pod, &named, &PodObjects::for_tests(&pod, &[MAP, SECRET]));
+            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{volume}");
         }
+    }
+
+    #[test]
+    fn optional_objects_are_waited_for() {
+        let waits =
+            |kind| format!("failed to sync {kind} cache: timed out waiting for the condition");
+        for (volume, kind) in [
+            (json!({"configMap": {"name": "m", "optional": true}}), "configmap"),
+            (json!({"secret": {"secretName": "s", "optional": true}}), "secret"),
+            (
+                json!({"projected": {"sources": [{"secret": {"name": "s", "optional": true}}]}}),
+                "secret",
+            ),
+        ] {
+            let (pod, named) = pod_with(&volume, &json!({}), &json!([{"name": "c"}]));
+            assert_eq!(files(&pod, &named, &PodObjects::not_yet(&pod)), Err(waits(kind)));
+        }
+    }
+
+    #[test]
+    fn token_is_readable_for_the_user_of_all_containers() {
+        let source = json!({"path": "a/token", "audience": "x", "expirationSeconds": 600});
+        let volume = json!({"projected": {"defaultMode": 0o644, "sources": [{"serviceAccountToken": source}]}});
+        let user = |user: Value| json!({"name": "c", "securityContext": {"runAsUser": user}});
+        for (security, containers, expected) in [
+            (json!({}), json!([{"name": "c"}]), "a/token t 644"),
+            (json!({"runAsUser": 7}), json!([{"name": "c"}]), "a/token t 600 7"),
+            (json!({"runAsUser": 7}), json!([user(json!(8)), user(json!(8))]), "a/token t 600 8"),
+            (json!({"runAsUser": 7}), json!([user(json!(7)), user(json!(8))]), "a/token t 644"),
+            (json!({}), json!([user(json!(7)), {"name": "d"}]), "a/token t 644"),
+            (json!({"fsGroup": 9}), json!([{"name": "c"}]), "a/token t 600"),
+            (json!({"fsGroup": 9, "runAsUser": 7}), json!([{"name": "c"}]), "a/token t 600 7"),
+        ] {
+            let (pod, named) = pod_with(&volume, &security, &containers);
+            let objects = PodObjects::default().with_token(&token(&source), "t");
+            assert_eq!(files(&pod, &named, &objects).as_deref(), Ok(expected), "{security}");
+        }
+        let (pod, named) = pod_with(&volume, &json!({}), &json!([]));
+        let other = token(&json!({"path": "token"}));
+        let objects = PodObjects::default().with_token(&other, "t");
+        let fault = "cannot use TokenManager when kubelet is in standalone mode";
+        assert_eq!(files(&pod, &named, &objects), Err(fault.to_owned()));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::machine::{Error, Machine};
 use super::node::{kubelet, place};
 use super::pods::is_ready;
 
-const PATIENCE: Duration = Duration::from_secs(600);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An API server alone.
 pub struct Server {
@@ -37,10 +37,14 @@ pub struct Server {
 
 impl Server {
     pub async fn start() -> Server {
+        Server::start_with(|options| SandboxOptions { service_accounts: false, ..options }).await
+    }
+
+    pub async fn start_with(change: impl FnOnce(SandboxOptions) -> SandboxOptions) -> Server {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
         let folder = std::env::temp_dir().join(format!("kubelet-api-{unique}"));
-        let options = SandboxOptions { service_accounts: false, ..SandboxOptions::new(&folder) };
+        let options = change(SandboxOptions::new(&folder));
         let sandbox = Sandbox::start(options).await.expect("the sandbox starts");
         let clock = SystemClock::shared();
         let client = administrator(&sandbox.kubeconfig(), "test", &clock).expect("a client");
@@ -100,7 +104,7 @@ impl Drop for Server {
     }
 }
 
-fn key(name: &str) -> ObjectKey {
+pub fn key(name: &str) -> ObjectKey {
     ObjectKey::new("default", name)
 }
 
@@ -164,7 +168,7 @@ fn changes_at_the_server_become_changes_of_pods() {
     });
 }
 
-/// A kubelet of the machine's runtime, outside of its network.
+/// A kubelet of the machine's runtime, outside of its network: the API server is there.
 pub struct Agent(Child);
 
 impl Agent {
@@ -180,7 +184,11 @@ impl Agent {
             machine.name,
         );
         std::fs::write(path("config"), config).expect("a file");
-        let agent = Command::new(kubelet())
+        // Volumes in memory are seen by the runtime.
+        let agent = Command::new("nsenter")
+            .arg(format!("--mount={}", path("ns/mount")))
+            .arg("--wdns=/")
+            .arg(kubelet())
             .arg(format!("--config={}", path("config")))
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .arg(format!("--container-runtime-endpoint=unix://{}", machine.socket().display()))

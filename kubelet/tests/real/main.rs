@@ -4,6 +4,7 @@
 mod addresses;
 mod admission;
 mod api;
+mod api_objects;
 mod cgroup2;
 mod crashes;
 mod cri;

@@ -34,6 +34,7 @@ impl Kubelet {
         let fault = |source| Error::Folders { pod: pod.display_name(), source };
         torn_down.await.map_err(fault)?;
         self.manager.mounted.lock().remove(&uid);
+        self.manager.objects.forget(&uid);
         self.manager.remove_cgroup(&uid).await?;
         prober::remove_metrics(pod);
         log::info!("pod {} has ended", pod.display_name());

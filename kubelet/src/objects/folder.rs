@@ -1,8 +1,5 @@
-//! ConfigMaps, Secrets and RuntimeClasses from a folder, for pods on a machine without an API server.
-//! One object a file, JSON or YAML. Upstream has nothing like it: there static pods may not refer to
-//! such objects.
-
-mod error;
+//! ConfigMaps, Secrets and RuntimeClasses from a folder, for static pods. One object a file, JSON or
+//! YAML. Upstream has nothing like it: there static pods may not refer to such objects.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -20,100 +17,57 @@ use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-pub use self::error::{Error, NotFound};
-
+use super::{Contents, Error, HANDLER, Key, Kind, Known, PodObjects};
 use crate::causes::chain;
 use crate::files::folder_watch::FolderWatch;
-use crate::pod::{Pod, PodExt};
 
 /// The largest file.
-const MAX_BYTES: u64 = 10 << 20;
+pub(super) const MAX_BYTES: u64 = 10 << 20;
 /// The delay after which a folder that cannot be watched is watched again.
 const RETRY: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    ConfigMap,
-    Secret,
-    /// Its namespace is empty.
-    RuntimeClass,
-}
-
-/// The key of a RuntimeClass's only content.
-const HANDLER: &str = "handler";
-
-/// What a pod refers to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
-    pub kind: Kind,
-    pub namespace: String,
-    pub name: String,
-}
-
-/// The content of an object, by key.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
-    /// `data`, of a Secret also `stringData`.
-    pub data: BTreeMap<String, Vec<u8>>,
-    /// A ConfigMap's `binaryData`, which variables do not see.
-    pub binary_data: BTreeMap<String, Vec<u8>>,
-}
-
-impl Contents {
-    /// The content of a key, for a file.
-    pub fn bytes(&self, key: &str) -> Option<&[u8]> {
-        self.data.get(key).or_else(|| self.binary_data.get(key)).map(Vec::as_slice)
-    }
-}
-
 /// All objects of the folder at a time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Objects(BTreeMap<Key, Object>);
+pub(super) struct State(BTreeMap<Key, Object>);
 
 #[derive(Clone, Debug, PartialEq)]
 struct Object {
     file: PathBuf,
-    contents: Contents,
+    contents: Arc<Contents>,
 }
 
-impl Objects {
-    /// # Errors
-    /// When there is no such object.
-    pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, NotFound> {
-        let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
-        let found = self.contents(&key);
-        found.ok_or_else(|| NotFound { kind, name: name.to_owned() })
+impl State {
+    /// What is known of these objects.
+    pub(super) fn known(&self, keys: BTreeSet<Key>) -> PodObjects {
+        let known = |key: Key| {
+            let known = match self.contents(&key) {
+                Some(contents) => Known::Found(contents.clone()),
+                None => Known::Missing,
+            };
+            (key, known)
+        };
+        PodObjects::new(keys.into_iter().map(known).collect())
     }
 
-    /// The runtime's handler of a class; empty: the default one.
-    ///
-    /// # Errors
-    /// When there is no such class.
-    pub fn handler(&self, class: Option<&str>) -> Result<String, NotFound> {
-        let Some(class) = class.filter(|class| !class.is_empty()) else { return Ok(String::new()) };
-        let handler = self.get(Kind::RuntimeClass, "", class)?.bytes(HANDLER).unwrap_or_default();
-        Ok(String::from_utf8_lossy(handler).into_owned())
-    }
-
-    /// The only object of a folder.
     #[cfg(test)]
-    pub fn for_tests(text: &str) -> Objects {
+    pub(super) fn for_tests(texts: &[&str]) -> State {
+        let objects = texts.iter().map(|text| decode(text.as_bytes()).expect("an object"));
         let object = |(key, contents)| (key, Object { file: PathBuf::new(), contents });
-        Objects(decode(text.as_bytes()).into_iter().map(object).collect())
+        State(objects.map(object).collect())
     }
 
     /// The objects that another state of the folder has not, or not as here, or not any more.
-    fn changes(&self, other: &Objects) -> BTreeSet<Key> {
+    fn changes(&self, other: &State) -> BTreeSet<Key> {
         let keys = self.0.keys().chain(other.0.keys());
         keys.filter(|key| self.contents(key) != other.contents(key)).cloned().collect()
     }
 
-    fn contents(&self, key: &Key) -> Option<&Contents> {
+    fn contents(&self, key: &Key) -> Option<&Arc<Contents>> {
         self.0.get(key).map(|object| &object.contents)
     }
 
     /// The object of a file.
-    fn of_file(&self, file: &Path) -> Option<(Key, Contents)> {
+    fn of_file(&self, file: &Path) -> Option<(Key, Arc<Contents>)> {
         let mut objects = self.0.iter();
         let (key, object) = objects.find(|(_, object)| object.file == file)?;
         Some((key.clone(), object.contents.clone()))
@@ -122,10 +76,10 @@ impl Objects {
 
 /// The present state of the folder. Cheap to clone; empty without a folder.
 #[derive(Clone, Default)]
-pub struct LocalObjects(Arc<Mutex<Arc<Objects>>>);
+pub struct LocalObjects(Arc<Mutex<Arc<State>>>);
 
 impl LocalObjects {
-    pub fn now(&self) -> Arc<Objects> {
+    pub(super) fn now(&self) -> Arc<State> {
         self.0.lock().clone()
     }
 }
@@ -177,14 +131,14 @@ pub async fn run(
 /// When the folder cannot be read.
 pub fn first(folder: &Path) -> Result<LocalObjects, Error> {
     fs::read_dir(folder).map_err(|source| Error::Folder { path: folder.to_owned(), source })?;
-    let (objects, _) = read(folder, &Objects::default());
+    let (objects, _) = read(folder, &State::default());
     Ok(LocalObjects(Arc::new(Mutex::new(Arc::new(objects)))))
 }
 
 /// The objects of a folder, and a line for each fault. Of files with one object the first by name
 /// counts. A file with a fault keeps its `last` object, as a folder that cannot be read keeps all: only
 /// what is not there is gone.
-fn read(folder: &Path, last: &Objects) -> (Objects, BTreeSet<String>) {
+fn read(folder: &Path, last: &State) -> (State, BTreeSet<String>) {
     let entries = || {
         let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
         entries.collect::<io::Result<Vec<_>>>()
@@ -193,12 +147,12 @@ fn read(folder: &Path, last: &Objects) -> (Objects, BTreeSet<String>) {
         Ok(files) => files,
         Err(error) => {
             let is_gone = error.kind() == io::ErrorKind::NotFound;
-            let objects = if is_gone { Objects::default() } else { last.clone() };
+            let objects = if is_gone { State::default() } else { last.clone() };
             return (objects, BTreeSet::from([format!("{}: {error}", folder.display())]));
         }
     };
     files.sort();
-    let (mut objects, mut faults) = (Objects::default(), BTreeSet::new());
+    let (mut objects, mut faults) = (State::default(), BTreeSet::new());
     for file in files {
         if file.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.') {
             continue;
@@ -224,7 +178,7 @@ fn read(folder: &Path, last: &Objects) -> (Objects, BTreeSet<String>) {
 }
 
 /// The object of a file; `None`: it is gone, or not a file.
-fn read_file(file: &Path) -> Result<Option<(Key, Contents)>, Error> {
+fn read_file(file: &Path) -> Result<Option<(Key, Arc<Contents>)>, Error> {
     match fs::metadata(file) {
         Ok(data) if data.is_file() => {}
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::File(error)),
@@ -239,7 +193,7 @@ fn read_file(file: &Path) -> Result<Option<(Key, Contents)>, Error> {
     decode(&bytes).map(Some)
 }
 
-fn decode(bytes: &[u8]) -> Result<(Key, Contents), Error> {
+fn decode(bytes: &[u8]) -> Result<(Key, Arc<Contents>), Error> {
     let text = std::str::from_utf8(bytes).map_err(Error::NotUtf8)?;
     let document: Value = match serde_json::from_str(text) {
         Ok(document) => document,
@@ -255,6 +209,7 @@ fn decode(bytes: &[u8]) -> Result<(Key, Contents), Error> {
             let contents = Contents {
                 data: data.into_iter().map(|(key, text)| (key, text.into_bytes())).collect(),
                 binary_data: bytes_of(map.binary_data),
+                ..Contents::default()
             };
             (Kind::ConfigMap, map.metadata, contents)
         }
@@ -263,7 +218,8 @@ fn decode(bytes: &[u8]) -> Result<(Key, Contents), Error> {
             let mut data = bytes_of(secret.data);
             let texts = secret.string_data.unwrap_or_default();
             data.extend(texts.into_iter().map(|(key, text)| (key, text.into_bytes())));
-            (Kind::Secret, secret.metadata, Contents { data, ..Contents::default() })
+            let secret_type = secret.type_.unwrap_or_default();
+            (Kind::Secret, secret.metadata, Contents { data, secret_type, ..Contents::default() })
         }
         ("node.k8s.io/v1", "RuntimeClass") => {
             let class: RuntimeClass = serde_json::from_value(document).map_err(invalid)?;
@@ -290,7 +246,7 @@ fn decode(bytes: &[u8]) -> Result<(Key, Contents), Error> {
     if let Some(key) = contents.data.keys().find(|key| contents.binary_data.contains_key(*key)) {
         return Err(Error::DuplicateKey(key.clone()));
     }
-    Ok((Key { kind, namespace, name }, contents))
+    Ok((Key { kind, namespace, name }, Arc::new(contents)))
 }
 
 fn bytes_of(data: Option<BTreeMap<String, k8s_openapi::ByteString>>) -> BTreeMap<String, Vec<u8>> {
@@ -306,45 +262,8 @@ fn is_key(key: &str) -> bool {
         && !key.starts_with("..")
 }
 
-/// The objects that a pod refers to.
-pub fn references(pod: &Pod) -> BTreeSet<Key> {
-    let spec = pod.spec();
-    let mut names: Vec<(Kind, &str)> = Vec::new();
-    for container in pod.all_containers() {
-        for from in container.env_from.iter().flatten() {
-            names.extend(from.config_map_ref.iter().map(|r| (Kind::ConfigMap, r.name.as_str())));
-            names.extend(from.secret_ref.iter().map(|r| (Kind::Secret, r.name.as_str())));
-        }
-        for from in container.env.iter().flatten().filter_map(|env| env.value_from.as_ref()) {
-            let map = from.config_map_key_ref.iter();
-            names.extend(map.map(|r| (Kind::ConfigMap, r.name.as_str())));
-            names.extend(from.secret_key_ref.iter().map(|r| (Kind::Secret, r.name.as_str())));
-        }
-    }
-    for volume in spec.volumes.iter().flatten() {
-        names.extend(volume.config_map.iter().map(|r| (Kind::ConfigMap, r.name.as_str())));
-        let secret = volume.secret.iter().filter_map(|source| source.secret_name.as_deref());
-        names.extend(secret.map(|name| (Kind::Secret, name)));
-        let projected = volume.projected.iter().flat_map(|volume| volume.sources.iter().flatten());
-        for source in projected {
-            names.extend(source.config_map.iter().map(|r| (Kind::ConfigMap, r.name.as_str())));
-            names.extend(source.secret.iter().map(|r| (Kind::Secret, r.name.as_str())));
-        }
-    }
-    let namespace = pod.namespace();
-    let key = |(kind, name): (Kind, &str)| Key {
-        kind,
-        namespace: if kind == Kind::RuntimeClass { "" } else { namespace }.to_owned(),
-        name: name.to_owned(),
-    };
-    let class = spec.runtime_class_name.iter().map(|name| (Kind::RuntimeClass, name.as_str()));
-    names.into_iter().chain(class).map(key).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -370,13 +289,7 @@ mod tests {
         )
         .expect("a RuntimeClass");
         assert_eq!((class.kind, &*class.namespace), (Kind::RuntimeClass, ""));
-        let object = Object { file: PathBuf::new(), contents: of_class };
-        let objects = Objects(BTreeMap::from([(class, object)]));
-        let absent = Err("runtimeclass.node.k8s.io \"x\" not found");
-        for (name, handler) in [(None, Ok("")), (Some("kata"), Ok("k")), (Some("x"), absent)] {
-            let found = objects.handler(name).map_err(|error| error.to_string());
-            assert_eq!(found.as_deref().map_err(String::as_str), handler, "{name:?}");
-        }
+        assert_eq!((&*class.name, of_class.bytes(HANDLER)), ("kata", Some(&b"k"[..])));
         assert_eq!(contents.bytes("b"), Some(&b"b"[..]));
         assert_eq!(contents.bytes("c"), Some(&b"text"[..]));
     }
@@ -426,11 +339,9 @@ mod tests {
         ] {
             fs::write(folder.join(file), text).expect("a file");
         }
-        let (objects, faults) = read(&folder, &Objects::default());
-        assert!(objects.get(Kind::ConfigMap, "default", "a").is_ok());
-        assert!(objects.get(Kind::ConfigMap, "default", "b").is_ok());
-        let fault = objects.get(Kind::ConfigMap, "default", "hidden").expect_err("hidden");
-        assert_eq!(fault.to_string(), "configmap \"hidden\" not found");
+        let (objects, faults) = read(&folder, &State::default());
+        let keys: Vec<&str> = objects.0.keys().map(|key| key.name.as_str()).collect();
+        assert_eq!(keys, ["a", "b"]);
         let faults: Vec<String> = faults.into_iter().collect();
         assert_eq!(faults.len(), 2, "{faults:?}");
         assert!(faults[0].ends_with("ConfigMap default/a is in another file already"));
@@ -448,11 +359,11 @@ mod tests {
         let object =
             |name: &str| format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}}}");
         let write = |file: &str, text: &str| fs::write(folder.join(file), text).expect("a file");
-        let names = |of: &Objects| of.0.keys().map(|key| key.name.clone()).collect::<Vec<_>>();
+        let names = |of: &State| of.0.keys().map(|key| key.name.clone()).collect::<Vec<_>>();
         for name in ["a", "b", "c"] {
             write(name, &object(name));
         }
-        let (first, faults) = read(&folder, &Objects::default());
+        let (first, faults) = read(&folder, &State::default());
         assert_eq!((names(&first).concat(), faults.len()), ("abc".to_owned(), 0));
         // A file that is being written, and one that cannot be opened: a link to itself.
         write("a", "{");
@@ -470,36 +381,6 @@ mod tests {
         let (all, faults) = read(&folder.join("a"), &third);
         assert_eq!((all, faults.len()), (third.clone(), 1));
         fs::remove_dir_all(&folder).expect("removed");
-        assert_eq!(read(&folder, &third).0, Objects::default());
-    }
-
-    #[test]
-    fn references_are_found_in_variables_and_volumes() {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"namespace": "n"},
-            "spec": {
-                "runtimeClassName": "kata",
-                "initContainers": [{"name": "i", "envFrom": [
-                    {"configMapRef": {"name": "a"}}, {"secretRef": {"name": "b"}}]}],
-                "containers": [{"name": "c", "env": [
-                    {"name": "E", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
-                    {"name": "F", "valueFrom": {"secretKeyRef": {"name": "d", "key": "k"}}}]}],
-                "volumes": [
-                    {"name": "1", "configMap": {"name": "e"}},
-                    {"name": "2", "secret": {"secretName": "f"}},
-                    {"name": "3", "projected": {"sources": [
-                        {"configMap": {"name": "g"}}, {"secret": {"name": "h"}}]}},
-                ],
-            },
-        }))
-        .expect("a pod");
-        let keys = references(&pod);
-        assert!(keys.iter().all(|key| ["n", ""].contains(&key.namespace.as_str())));
-        let names = |kind| -> Vec<&str> {
-            keys.iter().filter(|key| key.kind == kind).map(|key| key.name.as_str()).collect()
-        };
-        assert_eq!(names(Kind::ConfigMap), ["a", "c", "e", "g"]);
-        assert_eq!(names(Kind::Secret), ["b", "d", "f", "h"]);
-        assert_eq!(names(Kind::RuntimeClass), ["kata"]);
+        assert_eq!(read(&folder, &third).0, State::default());
     }
 }

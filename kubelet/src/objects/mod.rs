@@ -1,0 +1,319 @@
+//! What pods refer to: ConfigMaps, Secrets, RuntimeClasses, Services and tokens of their accounts.
+//! Static pods have the objects of a folder, pods of the API server those of the server.
+//!
+//! [`Objects::read`] gives a pod's objects at a time, as [`PodObjects`]: each is found, missing, or
+//! not fetched yet. It waits a second at most. When an object comes later, or changes, the pods that
+//! refer to it are synced again.
+
+mod error;
+pub mod folder;
+mod references;
+mod registry;
+mod runtime_classes;
+mod services;
+mod tokens;
+mod watches;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_channel::Sender;
+use event_listener::{Event, EventListener};
+use futures_lite::FutureExt;
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::client::Client;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::source::ClientSource;
+use kube_controller_manager::task::{self, StopToken, notify_all};
+
+pub use self::error::{Error, Unavailable};
+pub use self::references::{Use, references};
+
+use self::folder::LocalObjects;
+use self::runtime_classes::RuntimeClasses;
+use self::services::Services;
+use self::tokens::{KnownToken, TokenSpec, Tokens};
+use self::watches::Watches;
+use crate::pod::{Pod, PodExt, Uid};
+
+/// The longest wait for objects that are not fetched yet. Upstream: the poll of `objectCache.Get`.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Objects that nobody has read for this number of sync periods are watched no more.
+/// Upstream: `NewWatchBasedManager`.
+const IDLE_PERIODS: u32 = 5;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    ConfigMap,
+    Secret,
+    /// Its namespace is empty.
+    RuntimeClass,
+}
+
+/// The key of a RuntimeClass's only content.
+const HANDLER: &str = "handler";
+
+/// What a pod refers to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pub kind: Kind,
+    pub namespace: String,
+    pub name: String,
+}
+
+/// The content of an object, by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// `data`, of a Secret also `stringData`.
+    pub data: BTreeMap<String, Vec<u8>>,
+    /// A ConfigMap's `binaryData`, which variables do not see.
+    pub binary_data: BTreeMap<String, Vec<u8>>,
+    /// That of a Secret.
+    pub secret_type: String,
+}
+
+impl Contents {
+    /// The content of a key, for a file.
+    pub fn bytes(&self, key: &str) -> Option<&[u8]> {
+        self.data.get(key).or_else(|| self.binary_data.get(key)).map(Vec::as_slice)
+    }
+}
+
+/// What is known of an object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Known {
+    Found(Arc<Contents>),
+    Missing,
+    /// The API server has not answered yet.
+    #[default]
+    NotYet,
+}
+
+/// What is known of the objects that a pod refers to, at a time.
+#[derive(Clone, Debug, Default)]
+pub struct PodObjects {
+    objects: BTreeMap<Key, Known>,
+    tokens: BTreeMap<TokenSpec, KnownToken>,
+}
+
+impl PodObjects {
+    fn new(objects: BTreeMap<Key, Known>) -> PodObjects {
+        PodObjects { objects, tokens: BTreeMap::new() }
+    }
+
+    /// # Errors
+    /// The object is missing, or is not fetched yet. The texts are upstream's.
+    pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, Unavailable> {
+        let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        match self.objects.get(&key) {
+            Some(Known::Found(contents)) => Ok(contents),
+            Some(Known::Missing) => Err(Unavailable::NotFound { kind, name: key.name }),
+            Some(Known::NotYet) => Err(Unavailable::NotYet { kind }),
+            None => Err(Unavailable::NotRegistered { namespace: key.namespace, name: key.name }),
+        }
+    }
+
+    /// The token of the pod's account for a source of a volume.
+    ///
+    /// # Errors
+    /// It is not there yet, or could not be fetched.
+    pub fn token(&self, source: &core::ServiceAccountTokenProjection) -> Result<&str, Unavailable> {
+        match self.tokens.get(&TokenSpec::of(source)) {
+            Some(KnownToken::Found(token)) => Ok(token),
+            Some(KnownToken::Failed(error)) => Err(error.clone()),
+            Some(KnownToken::NotYet) => Err(Unavailable::TokenNotYet),
+            None => Err(Unavailable::NoTokens),
+        }
+    }
+
+    /// Whether the API server has answered for all of them.
+    fn is_settled(&self) -> bool {
+        self.objects.values().all(|known| *known != Known::NotYet)
+            && self.tokens.values().all(KnownToken::is_settled)
+    }
+
+    /// What a static pod finds in a folder with these objects.
+    #[cfg(test)]
+    pub fn for_tests(pod: &Pod, texts: &[&str]) -> PodObjects {
+        folder::State::for_tests(texts).known(references(pod))
+    }
+
+    /// What a pod finds while the API server has not answered.
+    #[cfg(test)]
+    pub fn not_yet(pod: &Pod) -> PodObjects {
+        PodObjects::new(references(pod).into_iter().map(|key| (key, Known::NotYet)).collect())
+    }
+
+    /// The same, with a token for this source.
+    #[cfg(test)]
+    pub fn with_token(
+        mut self,
+        source: &core::ServiceAccountTokenProjection,
+        token: &str,
+    ) -> PodObjects {
+        self.tokens.insert(TokenSpec::of(source), KnownToken::Found(token.into()));
+        self
+    }
+}
+
+/// Who is notified of changes of objects.
+#[derive(Clone)]
+struct Changes {
+    changed: Arc<Event>,
+    /// Gets the pods that have to be synced again.
+    again: Sender<Uid>,
+}
+
+impl Changes {
+    /// Wakes who waits for objects, and lets these pods be synced again.
+    fn notify(&self, pods: impl IntoIterator<Item = Uid>) {
+        notify_all(&self.changed);
+        for uid in pods {
+            // Closed only when the kubelet stops.
+            let _ = self.again.try_send(uid);
+        }
+    }
+}
+
+/// The objects of all pods.
+pub struct Objects {
+    folder: LocalObjects,
+    /// `None`: there is no API server.
+    server: Option<ServerObjects>,
+    clock: SharedClock,
+}
+
+struct ServerObjects {
+    watches: Watches,
+    tokens: Tokens,
+    services: Services,
+    classes: RuntimeClasses,
+    changes: Changes,
+}
+
+impl Objects {
+    /// The objects of a folder, and of no API server.
+    pub fn new(folder: LocalObjects, clock: SharedClock) -> Objects {
+        Objects { folder, server: None, clock }
+    }
+
+    /// The same, with those of an API server, which are followed until stopped. `again` gets the
+    /// pods whose objects have changed. `sync_period`: that of pods.
+    pub fn with_server(
+        self,
+        client: &Client,
+        again: Sender<Uid>,
+        sync_period: Duration,
+        stop: &StopToken,
+    ) -> Objects {
+        let clock = &self.clock;
+        let changes = Changes { changed: Arc::default(), again };
+        let source = ClientSource::new(client.clone());
+        let max_idle = sync_period * IDLE_PERIODS;
+        let watches =
+            Watches::new(source.clone(), clock.clone(), max_idle, changes.clone(), stop.clone());
+        let services = Services::start(source.clone(), clock.clone(), watches.clone(), stop);
+        let classes = RuntimeClasses::start(source, clock.clone(), watches.clone(), stop);
+        let tokens = Tokens::new(client.clone(), clock.clone(), changes.clone(), stop.clone());
+        let server = ServerObjects { watches, tokens, services, classes, changes };
+        Objects { server: Some(server), ..self }
+    }
+
+    /// Those of the API server, for a pod that is from there.
+    fn server_of(&self, pod: &Pod) -> Option<&ServerObjects> {
+        self.server.as_ref().filter(|_| !pod.is_static())
+    }
+
+    /// The pod begins, or has changed: what it refers to is followed from now on, until
+    /// [`Objects::forget`]. Upstream: `RegisterPod`.
+    pub fn follow(&self, pod: &Pod) {
+        if let Some(server) = self.server_of(pod) {
+            server.watches.register(&pod.uid(), references(pod));
+        }
+    }
+
+    /// The pod has ended. Upstream: `UnregisterPod`, `DeleteServiceAccountToken`.
+    pub fn forget(&self, uid: &Uid) {
+        if let Some(server) = &self.server {
+            server.watches.forget(uid);
+            server.tokens.forget(uid);
+        }
+    }
+
+    /// What a pod refers to for this use. Waits for what is not fetched yet, for a second at most.
+    /// The future may be dropped at any time.
+    pub async fn read(&self, pod: &Pod, what: Use<'_>) -> PodObjects {
+        let keys = what.keys(pod);
+        let Some(server) = self.server_of(pod) else { return self.folder.now().known(keys) };
+        let specs = what.tokens(pod);
+        server.tokens.request(pod, &specs);
+        let now = || PodObjects {
+            objects: server.watches.known(&keys),
+            tokens: server.tokens.known(pod, &specs),
+        };
+        self.settled(server, now, PodObjects::is_settled).await
+    }
+
+    /// The first value that is settled; the last one after a second.
+    async fn settled<T>(
+        &self,
+        server: &ServerObjects,
+        now: impl Fn() -> T,
+        is_settled: impl Fn(&T) -> bool,
+    ) -> T {
+        let settles = async {
+            loop {
+                let changed: EventListener = server.changes.changed.listen();
+                let value = now();
+                if is_settled(&value) {
+                    return value;
+                }
+                changed.await;
+            }
+        };
+        let late = async {
+            self.clock.sleep(PATIENCE).await;
+            now()
+        };
+        settles.or(late).await
+    }
+
+    /// The runtime's handler of the pod's class; empty: the default one.
+    /// Upstream: `LookupRuntimeHandler`.
+    ///
+    /// # Errors
+    /// There is no such class, or it is not known yet.
+    pub async fn handler(&self, pod: &Pod) -> Result<String, Unavailable> {
+        let class = pod.spec().runtime_class_name.as_deref().unwrap_or_default();
+        if class.is_empty() {
+            return Ok(String::new());
+        }
+        let Some(server) = self.server_of(pod) else {
+            let objects = self.folder.now().known(references(pod));
+            let handler = objects.get(Kind::RuntimeClass, "", class)?.bytes(HANDLER);
+            return Ok(String::from_utf8_lossy(handler.unwrap_or_default()).into_owned());
+        };
+        let handler = || server.classes.handler(class);
+        let is_settled = |found: &Result<_, _>| !matches!(found, Err(Unavailable::NotYet { .. }));
+        self.settled(server, handler, is_settled).await
+    }
+
+    /// The variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.
+    ///
+    /// # Errors
+    /// The pod is of the API server, and the Services are not known yet.
+    pub async fn service_variables(&self, pod: &Pod) -> Result<Vec<(String, String)>, Unavailable> {
+        // A static pod has the Services that are known.
+        let Some(server) = &self.server else { return Ok(Vec::new()) };
+        let variables = || server.services.variables(pod);
+        let is_settled = |found: &Result<_, _>| found.is_ok();
+        self.settled(server, variables, is_settled).await
+    }
+}
+
+/// Runs a task of the objects until stopped.
+fn spawn(stop: &StopToken, work: impl Future<Output = ()> + Send + 'static) {
+    let stop = stop.clone();
+    drop(task::spawn(async move { stop.unless_stopped(work).await.unwrap_or(()) }));
+}

@@ -1,0 +1,345 @@
+//! Tokens of service accounts for pods. Upstream: `pkg/kubelet/token`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::client::{self, Client};
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::{ObjectKey, Resource, ServiceAccount, Timestamp};
+use kube_controller_manager::task::StopToken;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Changes, Unavailable, spawn};
+use crate::pod::{Pod, PodExt, Uid};
+
+/// A token is renewed at this age, though it lives longer. Upstream: `maxTTL`.
+const MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Renewals begin up to this number of seconds earlier. Upstream: `maxJitter`.
+const MAX_JITTER_SECONDS: f64 = 10.0;
+
+/// The token that a source of a volume asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TokenSpec {
+    /// Empty: the API server.
+    pub(super) audience: String,
+    pub(super) seconds: Option<i64>,
+}
+
+impl TokenSpec {
+    pub(super) fn of(source: &core::ServiceAccountTokenProjection) -> TokenSpec {
+        let audience = source.audience.clone().unwrap_or_default();
+        TokenSpec { audience, seconds: source.expiration_seconds }
+    }
+}
+
+/// What is known of a token.
+#[derive(Clone, Debug)]
+pub(super) enum KnownToken {
+    Found(Arc<str>),
+    Failed(Unavailable),
+    /// The API server has not answered yet.
+    NotYet,
+}
+
+impl KnownToken {
+    pub(super) fn is_settled(&self) -> bool {
+        !matches!(self, KnownToken::NotYet)
+    }
+}
+
+/// The tokens of all pods. Cheap to clone: clones are the same.
+#[derive(Clone)]
+pub(super) struct Tokens(Arc<Inner>);
+
+struct Inner {
+    client: Client,
+    clock: SharedClock,
+    changes: Changes,
+    stop: StopToken,
+    tokens: Mutex<BTreeMap<Uid, BTreeMap<TokenSpec, Token>>>,
+}
+
+/// The state of one token.
+#[derive(Default)]
+struct Token {
+    /// The last one that was issued.
+    issued: Option<Issued>,
+    /// Why the last request failed.
+    fault: Option<Arc<client::Error>>,
+    /// Whether a request is under way.
+    is_requested: bool,
+}
+
+#[derive(Clone)]
+struct Issued {
+    token: Arc<str>,
+    lifetime: Duration,
+    expires: Timestamp,
+}
+
+impl Issued {
+    /// Whether it has to be renewed: in the last fifth of its life, or after a day. `jitter`: how
+    /// much earlier. Upstream: `requiresRefresh`.
+    fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
+        // The API server counts its life in whole seconds.
+        let fifth = Duration::from_secs(self.lifetime.as_secs() * 20 / 100);
+        now > self.expires - self.lifetime + (MAX_AGE - jitter)
+            || now > self.expires - fifth - jitter
+    }
+
+    fn is_expired(&self, now: Timestamp) -> bool {
+        now > self.expires
+    }
+}
+
+impl Token {
+    /// What a pod gets. `account`: NAMESPACE/NAME.
+    fn known(&self, account: impl Fn() -> String, now: Timestamp) -> KnownToken {
+        match (&self.issued, &self.fault) {
+            (Some(issued), _) if !issued.is_expired(now) => KnownToken::Found(issued.token.clone()),
+            _ if self.is_requested => KnownToken::NotYet,
+            (None, Some(error)) => KnownToken::Failed(Unavailable::Token(error.clone())),
+            (Some(_), Some(error)) => {
+                let (account, source) = (account(), error.clone());
+                KnownToken::Failed(Unavailable::TokenExpired { account, source })
+            }
+            (_, None) => KnownToken::NotYet,
+        }
+    }
+
+    /// Whether a request has to be sent.
+    fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
+        !self.is_requested && self.issued.as_ref().is_none_or(|issued| issued.is_due(now, jitter))
+    }
+}
+
+impl Tokens {
+    /// Has no token yet. Requests end with `stop`.
+    pub(super) fn new(
+        client: Client,
+        clock: SharedClock,
+        changes: Changes,
+        stop: StopToken,
+    ) -> Tokens {
+        Tokens(Arc::new(Inner { client, clock, changes, stop, tokens: Mutex::default() }))
+    }
+
+    /// Requests those of these tokens that are not there, or have to be renewed. A request that has
+    /// failed is sent again.
+    pub(super) fn request(&self, pod: &Pod, specs: &BTreeSet<TokenSpec>) {
+        let now = self.0.clock.now();
+        for spec in specs {
+            // Whole seconds, as upstream.
+            let jitter = Duration::from_secs((fastrand::f64() * MAX_JITTER_SECONDS) as u64);
+            {
+                let mut tokens = self.0.tokens.lock();
+                let token = tokens.entry(pod.uid()).or_default().entry(spec.clone()).or_default();
+                if !token.is_due(now, jitter) {
+                    continue;
+                }
+                token.is_requested = true;
+            }
+            let (inner, spec) = (self.0.clone(), spec.clone());
+            let (uid, account, body) = (pod.uid(), account(pod), body(pod, &spec));
+            spawn(&self.0.stop, async move { inner.fetch(uid, spec, account, body).await });
+        }
+    }
+
+    /// What is known of these tokens.
+    pub(super) fn known(
+        &self,
+        pod: &Pod,
+        specs: &BTreeSet<TokenSpec>,
+    ) -> BTreeMap<TokenSpec, KnownToken> {
+        let now = self.0.clock.now();
+        let tokens = self.0.tokens.lock();
+        let of_pod = tokens.get(&pod.uid());
+        let known = |spec: &TokenSpec| {
+            let token = of_pod.and_then(|tokens| tokens.get(spec));
+            let account = || account(pod).to_string();
+            let known = token.map_or(KnownToken::NotYet, |token| token.known(account, now));
+            (spec.clone(), known)
+        };
+        specs.iter().map(known).collect()
+    }
+
+    /// The pod is gone.
+    pub(super) fn forget(&self, uid: &Uid) {
+        self.0.tokens.lock().remove(uid);
+    }
+}
+
+impl Inner {
+    async fn fetch(&self, uid: Uid, spec: TokenSpec, account: ObjectKey, body: Value) {
+        let accounts = self.client.resource(&ServiceAccount::RESOURCE).subresource("token");
+        let answer = accounts.create_for::<Answer>(&account, &body).await;
+        // A failed request is sent again by the pod's next sync.
+        let again = answer.is_ok().then(|| uid.clone());
+        {
+            let mut tokens = self.tokens.lock();
+            // The pod may be gone.
+            let Some(token) = tokens.get_mut(&uid).and_then(|tokens| tokens.get_mut(&spec)) else {
+                return;
+            };
+            token.is_requested = false;
+            match answer {
+                Ok(answer) => {
+                    token.issued = Some(answer.into());
+                    token.fault = None;
+                }
+                Err(error) => {
+                    log::error!("Couldn't update token of {account}: {error}");
+                    token.fault = Some(Arc::new(error));
+                }
+            }
+        }
+        self.changes.notify(again);
+    }
+}
+
+fn account(pod: &Pod) -> ObjectKey {
+    let name = pod.spec().service_account_name.as_deref().unwrap_or_default();
+    ObjectKey::new(pod.namespace(), name)
+}
+
+/// The request for a token that is good while the pod exists.
+fn body(pod: &Pod, spec: &TokenSpec) -> Value {
+    let audiences: Vec<&str> =
+        Some(spec.audience.as_str()).filter(|audience| !audience.is_empty()).into_iter().collect();
+    json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {
+            "audiences": audiences,
+            "expirationSeconds": spec.seconds,
+            "boundObjectRef": {
+                "apiVersion": "v1", "kind": "Pod", "name": pod.name(), "uid": &*pod.uid(),
+            },
+        },
+    })
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    spec: AnswerSpec,
+    status: AnswerStatus,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerSpec {
+    /// The life that the API server has granted.
+    expiration_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerStatus {
+    token: String,
+    expiration_timestamp: Timestamp,
+}
+
+impl From<Answer> for Issued {
+    fn from(Answer { spec, status }: Answer) -> Issued {
+        Issued {
+            token: status.token.into(),
+            lifetime: Duration::from_secs(spec.expiration_seconds.unwrap_or_default()),
+            expires: status.expiration_timestamp,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: i64 = 3600;
+
+    fn issued(seconds: i64, lifetime: i64) -> Issued {
+        Issued {
+            token: "t".into(),
+            lifetime: Duration::from_secs(lifetime.unsigned_abs()),
+            expires: Timestamp::from_secs(seconds + lifetime),
+        }
+    }
+
+    #[test]
+    fn tokens_are_renewed_at_four_fifths_of_their_life_and_after_a_day() {
+        for (lifetime, jitter, at, is_due) in [
+            (HOUR, 0, 0, false),
+            (HOUR, 0, 2880, false),
+            (HOUR, 0, 2881, true),
+            (HOUR, 9, 2871, false),
+            (HOUR, 9, 2872, true),
+            (HOUR, 0, 5000, true),
+            (600, 0, 480, false),
+            (600, 0, 481, true),
+            (25 * HOUR, 0, 20 * HOUR, false),
+            (25 * HOUR, 0, 20 * HOUR + 1, true),
+            (48 * HOUR, 0, 24 * HOUR, false),
+            (48 * HOUR, 0, 24 * HOUR + 1, true),
+            (48 * HOUR, 9, 24 * HOUR - 9, false),
+            (48 * HOUR, 9, 24 * HOUR - 8, true),
+        ] {
+            let (token, jitter) = (issued(1_000, lifetime), Duration::from_secs(jitter));
+            let found = token.is_due(Timestamp::from_secs(1_000 + at), jitter);
+            assert_eq!(found, is_due, "{lifetime} {jitter:?} {at}");
+        }
+    }
+
+    #[test]
+    fn token_is_used_until_it_expires() {
+        let fault = || Some(Arc::new(client::Error::Config("no".to_owned())));
+        for (issued_at, has_failed, is_requested, at, expected) in [
+            (None, false, true, 0, "not yet"),
+            (None, true, false, 0, "failed to fetch token: "),
+            (None, true, true, 0, "not yet"),
+            (Some(0), false, false, 0, "t"),
+            (Some(0), true, false, 3000, "t"),
+            (Some(0), false, true, 3600, "t"),
+            (Some(0), true, false, 3601, "token n/a expired and refresh failed: "),
+            (Some(0), false, true, 3601, "not yet"),
+        ] {
+            let token = Token {
+                issued: issued_at.map(|at| issued(at, HOUR)),
+                fault: has_failed.then(fault).flatten(),
+                is_requested,
+            };
+            let text = match token.known(|| "n/a".to_owned(), Timestamp::from_secs(at)) {
+                KnownToken::Found(token) => token.to_string(),
+                KnownToken::NotYet => "not yet".to_owned(),
+                KnownToken::Failed(error) => error.to_string(),
+            };
+            let case = (issued_at, has_failed, is_requested, at);
+            assert!(text.starts_with(expected), "{case:?}: {text}");
+            // An old token is renewed meanwhile, by one request.
+            let now = Timestamp::from_secs(at);
+            let is_due = !is_requested && (issued_at.is_none() || at > 2880);
+            assert_eq!(token.is_due(now, Duration::ZERO), is_due, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn request_is_bound_to_the_pod() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"serviceAccountName": "a", "containers": []},
+        }))
+        .expect("a pod");
+        let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"});
+        for (audience, seconds, audiences) in
+            [("", None, json!([])), ("vault", Some(600), json!(["vault"]))]
+        {
+            let body = body(&pod, &TokenSpec { audience: audience.to_owned(), seconds });
+            let expected = json!({
+                "audiences": audiences, "expirationSeconds": seconds, "boundObjectRef": bound,
+            });
+            assert_eq!(body["spec"], expected);
+        }
+        assert_eq!(account(&pod).to_string(), "n/a");
+    }
+}

@@ -1,0 +1,245 @@
+//! ConfigMaps, Secrets, Services and tokens of an API server, for pods that it binds to the node.
+
+use std::fs;
+use std::time::Duration;
+
+use async_channel::Receiver;
+use futures_lite::FutureExt;
+use kube_controller_manager::client::{Delete, Patch};
+use kube_controller_manager::objects::ResourceType;
+use kube_controller_manager::task::{self, StopToken};
+use kubelet::objects::folder::LocalObjects;
+use kubelet::objects::{Kind, Objects, Use};
+use kubelet::pod::{Pod, PodExt, Uid};
+use serde_json::{Value, json};
+
+use super::api::{Agent, PATIENCE, Server, key};
+use super::machine::{Error, Machine};
+use super::node::place;
+use super::pods::{container, is_ready};
+
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+const SECRETS: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
+const ACCOUNTS: ResourceType =
+    ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
+const SERVICES: ResourceType = ResourceType::fixed("", "v1", "Service", "services", true);
+const CLASSES: ResourceType =
+    ResourceType::fixed("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", false);
+
+impl Server {
+    async fn make(&self, resource: &ResourceType, object: Value) {
+        let namespace = if resource.namespaced { "default" } else { "" };
+        let made = self.client.resource(resource).create::<Value>(namespace, &object).await;
+        made.expect("created");
+    }
+
+    async fn change(&self, resource: &ResourceType, name: &str, change: Value) {
+        let patch = Patch::Merge(change);
+        let changed = self.client.resource(resource).patch::<Value>(&key(name), &patch).await;
+        changed.expect("changed");
+    }
+
+    /// What pods with tokens need in a namespace.
+    async fn make_account(&self) {
+        self.make(&ACCOUNTS, json!({"metadata": {"name": "default"}})).await;
+        let data = json!({"ca.crt": "a certificate"});
+        self.make(&CONFIG_MAPS, json!({"metadata": {"name": "kube-root-ca.crt"}, "data": data}))
+            .await;
+    }
+}
+
+fn pod(spec: Value) -> Pod {
+    let pod = json!({
+        "metadata": {"name": "p", "namespace": "default", "uid": "u",
+                     "annotations": {"kubernetes.io/config.source": "api"}},
+        "spec": spec,
+    });
+    serde_json::from_value(pod).expect("a pod")
+}
+
+/// Waits until the pod has to be synced again.
+async fn again(pods: &Receiver<Uid>, server: &Server) {
+    let late = async {
+        server.clock.sleep(PATIENCE).await;
+        panic!("the pod is not synced again");
+    };
+    let synced = async { pods.recv().await.expect("a pod") };
+    assert_eq!(&*synced.or(late).await, "u");
+}
+
+#[test]
+fn objects_are_followed_from_their_absence_to_their_removal() {
+    task::run(1, async {
+        let server = Server::start_with(|options| options).await;
+        server.make_account().await;
+        let (sender, pods) = async_channel::unbounded();
+        let stop = StopToken::new();
+        let objects = Objects::new(LocalObjects::default(), server.clock.clone());
+        let minute = Duration::from_secs(60);
+        let objects = objects.with_server(&server.client, sender, minute, &stop);
+        let pod = pod(json!({
+            "serviceAccountName": "default",
+            "containers": [{"name": "c", "envFrom": [{"secretRef": {"name": "s"}}]}],
+            "volumes": [{"name": "v", "projected": {"sources": [
+                {"secret": {"name": "s"}}, {"serviceAccountToken": {"path": "t"}}]}}],
+        }));
+        let text = async || {
+            let found = objects.read(&pod, Use::Volumes).await;
+            match found.get(Kind::Secret, "default", "s") {
+                Ok(secret) => String::from_utf8(secret.data["k"].clone()).expect("text"),
+                Err(error) => error.to_string(),
+            }
+        };
+        assert_eq!(text().await, "object \"default\"/\"s\" not registered");
+        objects.follow(&pod);
+        assert_eq!(text().await, "secret \"s\" not found");
+        while pods.try_recv().is_ok() {}
+        server.make(&SECRETS, json!({"metadata": {"name": "s"}, "stringData": {"k": "1"}})).await;
+        again(&pods, &server).await;
+        assert_eq!(text().await, "1");
+        server.change(&SECRETS, "s", json!({"stringData": {"k": "2"}})).await;
+        again(&pods, &server).await;
+        assert_eq!(text().await, "2");
+        let delete = server.client.resource(&SECRETS).delete(&key("s"), Delete::new()).await;
+        delete.expect("deleted");
+        again(&pods, &server).await;
+        assert_eq!(text().await, "secret \"s\" not found");
+        let immutable =
+            json!({"metadata": {"name": "s"}, "immutable": true, "stringData": {"k": "3"}});
+        server.make(&SECRETS, immutable).await;
+        again(&pods, &server).await;
+        assert_eq!(text().await, "3");
+        // A token is bound to the pod, and kept.
+        let source =
+            pod.spec().volumes.iter().flatten().next().expect("a volume").projected.clone();
+        let source = source.and_then(|volume| volume.sources).expect("sources").remove(1);
+        let source = source.service_account_token.expect("a token");
+        let token = async || {
+            let found = objects.read(&pod, Use::Volumes).await;
+            found.token(&source).expect("a token").to_owned()
+        };
+        let first = token().await;
+        assert_eq!(first.split('.').count(), 3, "{first}");
+        assert_eq!(token().await, first);
+        // Services and classes.
+        let services = objects.service_variables(&pod).await.expect("variables");
+        assert!(services.iter().any(|(name, _)| name == "KUBERNETES_SERVICE_HOST"), "{services:?}");
+        let mut classy = pod.clone();
+        classy.spec.get_or_insert_default().runtime_class_name = Some("kata".to_owned());
+        objects.follow(&classy);
+        let handler = async || objects.handler(&classy).await.map_err(|error| error.to_string());
+        let absent = "runtimeclass.node.k8s.io \"kata\" not found";
+        assert_eq!(handler().await, Err(absent.to_owned()));
+        server.make(&CLASSES, json!({"metadata": {"name": "kata"}, "handler": "k"})).await;
+        again(&pods, &server).await;
+        assert_eq!(handler().await, Ok("k".to_owned()));
+        // With the server away, what is known stays.
+        server.sandbox.stop().await;
+        assert_eq!(text().await, "3");
+        assert_eq!(token().await, first);
+        objects.forget(&pod.uid());
+        assert_eq!(text().await, "object \"default\"/\"s\" not registered");
+        stop.stop();
+    });
+}
+
+/// Writes what it sees below `/out`, its files again each second, and ends when it is asked to.
+const SCRIPT: &str = "rm -f /out/end; env | sort > /out/env; \
+    for file in token ca.crt namespace; do \
+    cat /var/run/secrets/kubernetes.io/serviceaccount/$file > /out/$file; done; \
+    stat -L -c '%a %u %g' /config/color > /out/mode; touch /out/done; \
+    trap 'exit 0' TERM; while ! test -e /out/end; do cat /config/color > /out/color; \
+    cat /part > /out/part; sleep 1; done";
+
+#[test]
+fn pods_of_the_server_get_its_objects() {
+    let Some(_place) = place("api_objects") else { return };
+    let machine = match Machine::start(format!("/tmp/kobj{}", std::process::id()).into()) {
+        Ok(machine) => machine,
+        Err(Error::Missing(line)) => return eprintln!("api_objects: {line}"),
+        Err(Error::Failed(text)) => panic!("{text}"),
+    };
+    task::run(1, async move {
+        let server = Server::start_with(|options| options).await;
+        server.make_account().await;
+        let map = json!({"metadata": {"name": "app"}, "data": {"color": "red"}});
+        server.make(&CONFIG_MAPS, map).await;
+        let ports = json!([{"name": "http", "port": 80}]);
+        let web = json!({"metadata": {"name": "my-web"},
+                         "spec": {"clusterIP": "10.96.7.7", "ports": ports}});
+        server.make(&SERVICES, web).await;
+        let out = machine.folder.join("out");
+        let spec = json!({
+            "terminationGracePeriodSeconds": 1,
+            "volumes": [
+                {"name": "config", "configMap": {"name": "app"}},
+                {"name": "out", "hostPath": {"path": out, "type": "DirectoryOrCreate"}},
+            ],
+            "containers": [{
+                "name": "main", "image": "node.test/busybox:1", "command": ["sh", "-c", SCRIPT],
+                "env": [
+                    {"name": "COLOR", "valueFrom": {"configMapKeyRef": {"name": "app", "key": "color"}}},
+                    {"name": "NONE", "valueFrom": {"configMapKeyRef":
+                        {"name": "none", "key": "k", "optional": true}}},
+                    {"name": "URL", "value": "http://$(MY_WEB_SERVICE_HOST)"},
+                ],
+                "envFrom": [{"secretRef": {"name": "late"}}],
+                "volumeMounts": [
+                    {"name": "config", "mountPath": "/config"},
+                    {"name": "config", "mountPath": "/part", "subPath": "color"},
+                    {"name": "out", "mountPath": "/out"},
+                ],
+                "readinessProbe": {
+                    "exec": {"command": ["test", "-e", "/out/done"]},
+                    "periodSeconds": 1, "timeoutSeconds": 60,
+                },
+            }],
+        });
+        server.create("p", "n", json!({}), spec).await;
+        let agent = Agent::start(&machine, &server.sandbox.kubeconfig());
+        // The Secret comes later.
+        let waits = |pod: &Value| {
+            let waiting = &container(pod)["state"]["waiting"];
+            waiting["reason"] == "CreateContainerConfigError"
+                && waiting["message"] == "secret \"late\" not found"
+        };
+        server.eventually("p", "waiting", waits).await;
+        let secret = json!({"metadata": {"name": "late"}, "stringData": {"PASSWORD": "s3cret"}});
+        server.make(&SECRETS, secret).await;
+        server.eventually("p", "ready", is_ready).await;
+        let read = |name: &str| fs::read_to_string(out.join(name)).unwrap_or_default();
+        let env = read("env");
+        for line in [
+            "COLOR=red",
+            "PASSWORD=s3cret",
+            "URL=http://10.96.7.7",
+            "MY_WEB_SERVICE_PORT_HTTP=80",
+            "KUBERNETES_SERVICE_HOST=10.96.0.1",
+        ] {
+            assert!(env.lines().any(|other| other == line), "{line}: {env}");
+        }
+        assert!(!env.contains("NONE="), "{env}");
+        assert_eq!(read("token").split('.').count(), 3, "{}", machine.log());
+        assert_eq!((&*read("ca.crt"), &*read("namespace")), ("a certificate", "default"));
+        assert_eq!(read("mode"), "644 0 0\n");
+        // A change reaches the volume, but not what is mounted of a part of it.
+        server.change(&CONFIG_MAPS, "app", json!({"data": {"color": "blue"}})).await;
+        eventually(&server, &machine, || read("color") == "blue").await;
+        assert_eq!(read("part"), "red");
+        // With the server away, containers continue, and are started again with what is known.
+        server.sandbox.stop().await;
+        fs::remove_file(out.join("env")).expect("a file");
+        fs::write(out.join("end"), "").expect("a file");
+        eventually(&server, &machine, || read("env").contains("COLOR=blue")).await;
+        assert!(read("env").contains("PASSWORD=s3cret"));
+        drop(agent);
+    });
+}
+
+async fn eventually(server: &Server, machine: &Machine, is_so: impl Fn() -> bool) {
+    let end = server.clock.monotonic() + PATIENCE;
+    while !is_so() {
+        assert!(server.clock.monotonic() < end, "{}", machine.log());
+        server.clock.sleep(Duration::from_millis(200)).await;
+    }
+}
