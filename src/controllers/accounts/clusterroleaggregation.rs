@@ -19,11 +19,12 @@ const FIELD_MANAGER: &str = "clusterrole-aggregation-controller";
 /// An index of the roles that aggregate others: all have one value.
 const AGGREGATING: Index<ClusterRole> = Index::new("aggregating", |role, emit| {
     if role.aggregation_rule.is_some() {
-        emit(aggregating());
+        emit(aggregating_value());
     }
 });
 
-fn aggregating() -> IndexValue {
+/// The one value of [`AGGREGATING`].
+fn aggregating_value() -> IndexValue {
     IndexValue::Text(Istr::default())
 }
 
@@ -33,10 +34,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&roles, &AGGREGATING);
     let this = Arc::new(Aggregation { client: c.client(), roles: roles.clone() });
     let queue = c.queue(QueuePolicy::default());
-    let all = roles.clone();
+    let all_roles = roles.clone();
     // Each role may be selected by each aggregating role, and there are few of those.
     c.watch(&roles, &queue, move |_, queue| {
-        for role in all.by_index(&AGGREGATING, &aggregating()) {
+        for role in all_roles.by_index(&AGGREGATING, &aggregating_value()) {
             queue.add(role.meta().key());
         }
     });
@@ -53,24 +54,26 @@ impl Aggregation {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(role) = self.roles.get(&key) else { return Ok(Next::Done) };
         let Some(rule) = &role.aggregation_rule else { return Ok(Next::Done) };
-        let rules = aggregated(&key.name, rule, self.roles.list())?;
+        let rules = aggregate_rules(&key.name, rule, self.roles.list())?;
         if *rules != *role.rules {
             self.apply(&key, &rules).await?;
         }
         Ok(Next::Done)
     }
 
+    /// Sets the rules of the role; other fields are kept.
     async fn apply(&self, key: &ObjectKey, rules: &[PolicyRule]) -> SyncResult {
-        let kind = ClusterRole::RESOURCE;
+        let resource = ClusterRole::RESOURCE;
         let mut body = json!({
-            "apiVersion": kind.api_version(), "kind": kind.kind, "metadata": { "name": key.name },
+            "apiVersion": resource.api_version(), "kind": resource.kind,
+            "metadata": { "name": key.name },
         });
         if !rules.is_empty() {
             body["rules"] = json!(rules);
         }
         let patch = Patch::Apply { manager: FIELD_MANAGER.into(), force: true, body };
         match self.client.patch::<ClusterRole>(key, &patch).await {
-            // A server without server-side apply.
+            // 415, unsupported media type: the server has no server-side apply.
             Err(error) if error.code() == Some(415) => {
                 let replace = |live: &mut serde_json::Value| {
                     live["rules"] = json!(rules);
@@ -78,16 +81,17 @@ impl Aggregation {
                 };
                 self.client.modify::<ClusterRole>(key, replace).await?;
             }
-            applied => drop(applied?),
+            Err(error) => return Err(error.into()),
+            Ok(_) => {}
         }
         Ok(Next::Done)
     }
 }
 
 /// The rules of all of `roles` that `rule` selects, each once: selector by selector, role by role
-/// in the order of their names. The role `own` adds nothing to itself.
-fn aggregated(
-    own: &str,
+/// in the order of their names. The role `own_name` adds nothing to itself.
+fn aggregate_rules(
+    own_name: &str,
     rule: &AggregationRule,
     mut roles: Vec<Arc<ClusterRole>>,
 ) -> Result<Vec<PolicyRule>, SelectorError> {
@@ -96,7 +100,7 @@ fn aggregated(
     for selector in &rule.cluster_role_selectors {
         let selector = Selector::try_from(selector)?;
         let selected = |role: &&Arc<ClusterRole>| {
-            *role.meta.name != *own && selector.matches(&role.meta.labels)
+            *role.meta.name != *own_name && selector.matches(&role.meta.labels)
         };
         for rule in roles.iter().filter(selected).flat_map(|role| &role.rules) {
             if seen.insert(rule) {
@@ -145,7 +149,7 @@ mod tests {
         ] {
             let rule: AggregationRule =
                 serde_json::from_value(json!({ "clusterRoleSelectors": selectors })).unwrap();
-            let rules = aggregated("own", &rule, roles.clone()).ok();
+            let rules = aggregate_rules("own", &rule, roles.clone()).ok();
             let found = rules.as_ref().map(|rules| {
                 rules.iter().map(|rule| rule.verbs[0].as_str()).collect::<Vec<&str>>()
             });

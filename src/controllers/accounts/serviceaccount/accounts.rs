@@ -41,6 +41,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Accounts {
+    /// Creates the missing accounts of an active namespace.
     async fn sync(self: Arc<Self>, namespace: ObjectKey) -> SyncResult {
         if !self.namespaces.get(&namespace).is_some_and(|namespace| namespace.is_active()) {
             return Ok(Next::Done);
@@ -55,7 +56,8 @@ impl Accounts {
             });
             match self.client.create::<ServiceAccount>(&namespace.name, &account).await {
                 Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
-                made => drop(made?),
+                Err(error) => return Err(error.into()),
+                Ok(_) => {}
             }
         }
         Ok(Next::Done)

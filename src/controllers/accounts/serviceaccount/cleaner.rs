@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::mounts::Mounts;
+use super::pod_secrets::PodSecrets;
 use super::token_secrets;
 use crate::cache::Lister;
 use crate::client::{self, Client, Delete, ListOptions, Patch};
@@ -15,14 +15,14 @@ use crate::clock::SharedClock;
 use crate::controllers::{Controller, Error};
 use crate::objects::{Istr, ObjectKey, ResourceType, ServiceAccount, Timestamp, TokenSecret};
 
-/// Labels of token Secrets, with dates.
+/// Labels of token Secrets. Their values are dates.
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 /// The ConfigMap with the date since which the API server labels used tokens.
-const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
+const TRACKING_CONFIG_MAP: &str = "kube-apiserver-legacy-service-account-token-tracking";
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
-const EVERY: Duration = Duration::from_secs(24 * 3600);
+const INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 struct Cleaner {
@@ -32,7 +32,8 @@ struct Cleaner {
     clock: SharedClock,
     accounts: Lister<ServiceAccount>,
     secrets: Lister<TokenSecret>,
-    patience: Duration,
+    /// How long a token is unused before it is marked, and marked before it is deleted.
+    clean_up_period: Duration,
 }
 
 /// The controller `legacy-serviceaccount-token-cleaner-controller`.
@@ -40,8 +41,8 @@ struct Cleaner {
 /// # Errors
 /// When `--legacy-service-account-token-clean-up-period` is zero.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
-    let patience = c.options().legacy_service_account_token_clean_up_period;
-    if patience.is_zero() {
+    let clean_up_period = c.options().legacy_service_account_token_clean_up_period;
+    if clean_up_period.is_zero() {
         return Err("failed to init the legacy service account token cleaner: \
                     invalid CleanUpPeriod: 0s"
             .into());
@@ -52,9 +53,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         clock: c.clock(),
         accounts: c.lister(),
         secrets: token_secrets(c),
-        patience,
+        clean_up_period,
     });
-    c.every(EVERY, move || this.clone().clean());
+    c.every(INTERVAL, move || this.clone().clean());
     Ok(())
 }
 
@@ -64,29 +65,22 @@ impl Cleaner {
         let tracking: Value = self
             .client
             .resource(&CONFIG_MAPS)
-            .get(&ObjectKey::new("kube-system", TRACKING))
+            .get(&ObjectKey::new("kube-system", TRACKING_CONFIG_MAP))
             .await?;
-        let since = tracking["data"]["since"].as_str();
-        let since = since.ok_or_else(|| Error::other("configMap does not have since label"))?;
-        let Some(rule) = Rule::new(since, now, self.patience).map_err(Error::other)? else {
-            return Ok(());
+        let Some(tracked_since) = tracking["data"]["since"].as_str() else {
+            return Err(Error::other("configMap does not have since label"));
         };
-        let mut mounted = HashMap::new();
+        let cutoff = Cutoff::new(tracked_since, now, self.clean_up_period);
+        let Some(cutoff) = cutoff.map_err(Error::other)? else { return Ok(()) };
+        let mut mounted_by_namespace = HashMap::new();
         for secret in self.secrets.list() {
             let account =
                 self.accounts.get(&ObjectKey::new(&secret.meta.namespace, secret.account_name()));
-            if !rule.is_unused(&secret, account.as_deref()) {
+            if !cutoff.is_unused(&secret, account.as_deref()) {
                 continue;
             }
-            let cleaned = async {
-                let namespace = &secret.meta.namespace;
-                if self.mounted_in(namespace, &mut mounted).await?.contains(&*secret.meta.name) {
-                    return Ok(());
-                }
-                self.carry_out(rule.next(&secret), &secret).await
-            };
+            let cleaned = self.clean_secret(&secret, &cutoff, &mut mounted_by_namespace).await;
             // A failure must not stop the others: this Secret is checked again another day.
-            let cleaned: client::Result<()> = cleaned.await;
             if let Err(error) = cleaned {
                 log::error!("legacy service account token {}: {error}", secret.meta.key());
             }
@@ -94,19 +88,34 @@ impl Cleaner {
         Ok(())
     }
 
-    /// The Secrets that the pods of a namespace name. Read from the server when they are needed,
-    /// which is rare, so that cached pods need not hold them.
-    async fn mounted_in<'a>(
+    /// Takes the next step for an unused token, unless a pod names its Secret.
+    async fn clean_secret(
+        &self,
+        secret: &TokenSecret,
+        cutoff: &Cutoff,
+        mounted_by_namespace: &mut HashMap<Istr, HashSet<String>>,
+    ) -> client::Result<()> {
+        let mounted = self.mounted_secrets(&secret.meta.namespace, mounted_by_namespace).await?;
+        if mounted.contains(&*secret.meta.name) {
+            return Ok(());
+        }
+        self.carry_out(cutoff.next_step(secret), secret).await
+    }
+
+    /// The Secrets that the pods of a namespace name. They are read from the API server when they
+    /// are needed, which is rare, so that cached pods need not hold them.
+    async fn mounted_secrets<'a>(
         &self,
         namespace: &Istr,
-        known: &'a mut HashMap<Istr, HashSet<String>>,
+        by_namespace: &'a mut HashMap<Istr, HashSet<String>>,
     ) -> client::Result<&'a HashSet<String>> {
-        if !known.contains_key(namespace) {
-            let pods: Vec<Mounts> =
+        if !by_namespace.contains_key(namespace) {
+            let pods: Vec<PodSecrets> =
                 self.reader.list(Some(namespace), &ListOptions::default()).await?;
-            known.insert(namespace.clone(), pods.into_iter().flat_map(Mounts::names).collect());
+            let names = pods.into_iter().flat_map(PodSecrets::names).collect();
+            by_namespace.insert(namespace.clone(), names);
         }
-        Ok(&known[namespace])
+        Ok(&by_namespace[namespace])
     }
 
     async fn carry_out(&self, step: Step, secret: &TokenSecret) -> client::Result<()> {
@@ -147,47 +156,48 @@ enum Step {
     Delete,
 }
 
-/// The limits of time for unused tokens.
-struct Rule {
+/// The time before which a token must have been last used, or marked, for the next step.
+struct Cutoff {
     today: String,
     /// Tokens created at this time or later stay.
-    limit: Timestamp,
-    /// Tokens used or marked on this date or later stay.
-    limit_date: String,
+    time: Timestamp,
+    /// The date of `time`. Tokens used or marked on this date or later stay.
+    date: String,
 }
 
-impl Rule {
+impl Cutoff {
     /// `None`: the time since `tracked_since` is too short to decide.
     fn new(
         tracked_since: &str,
         now: Timestamp,
-        patience: Duration,
-    ) -> Result<Option<Rule>, String> {
-        let first = date(tracked_since)
-            .ok_or_else(|| format!("error parsing trackedSince time: {tracked_since:?}"))?;
-        // On that day not every use was recorded.
-        let tracked = first + DAY;
-        if now < tracked + patience {
+        clean_up_period: Duration,
+    ) -> Result<Option<Cutoff>, String> {
+        let Some(first_day) = parse_date(tracked_since) else {
+            return Err(format!("error parsing trackedSince time: {tracked_since:?}"));
+        };
+        // On the first day not every use was recorded.
+        let fully_tracked = first_day + DAY;
+        if now < fully_tracked + clean_up_period {
             return Ok(None);
         }
-        let limit = now - patience;
-        Ok(Some(Rule { today: date_of(now), limit, limit_date: date_of(limit) }))
+        let time = now - clean_up_period;
+        Ok(Some(Cutoff { today: format_date(now), time, date: format_date(time) }))
     }
 
     /// Whether this token was generated for its account, `account`, before the limit, and has not
     /// been used since.
     fn is_unused(&self, secret: &TokenSecret, account: Option<&ServiceAccount>) -> bool {
         let meta = &secret.meta;
-        if meta.creation_timestamp.is_some_and(|made| made >= self.limit) || meta.is_being_deleted()
-        {
+        let is_new = meta.creation_timestamp.is_some_and(|created| created >= self.time);
+        if is_new || meta.is_being_deleted() {
             return false;
         }
         if let Some(last_used) = meta.labels.get(LAST_USED) {
-            if date(last_used).is_none() {
+            if parse_date(last_used).is_none() {
                 log::error!("{}: label {LAST_USED} is no date: {last_used:?}", meta.key());
                 return false;
             }
-            if *last_used >= *self.limit_date {
+            if *last_used >= *self.date {
                 return false;
             }
         }
@@ -196,22 +206,25 @@ impl Rule {
         })
     }
 
-    fn next(&self, secret: &TokenSecret) -> Step {
-        let since = secret.meta.labels.get(INVALID_SINCE).filter(|since| date(since).is_some());
+    /// The next step for a token that is unused.
+    fn next_step(&self, secret: &TokenSecret) -> Step {
+        let since =
+            secret.meta.labels.get(INVALID_SINCE).filter(|since| parse_date(since).is_some());
         match since {
             None => Step::Invalidate { since: self.today.clone() },
-            Some(since) if *since >= *self.limit_date => Step::Wait,
+            Some(since) if *since >= *self.date => Step::Wait,
             Some(_) => Step::Delete,
         }
     }
 }
 
 /// The beginning of a day that is written as `2006-01-02`; no other form is accepted.
-fn date(text: &str) -> Option<Timestamp> {
+fn parse_date(text: &str) -> Option<Timestamp> {
     format!("{text}T00:00:00Z").parse().ok()
 }
 
-fn date_of(time: Timestamp) -> String {
+/// The date of `time`, as `2006-01-02`.
+fn format_date(time: Timestamp) -> String {
     time.to_string().chars().take_while(|character| *character != 'T').collect()
 }
 
@@ -231,8 +244,8 @@ mod tests {
         serde_json::from_value(json!({ "metadata": metadata, "secrets": secrets })).unwrap()
     }
 
-    /// Made at `made`, with these two labels where they are not empty.
-    fn secret(made: &str, last_used: &str, invalid_since: &str) -> TokenSecret {
+    /// Made at `created`, with these two labels where they are not empty.
+    fn secret(created: &str, last_used: &str, invalid_since: &str) -> TokenSecret {
         let labels: serde_json::Map<String, Value> =
             [(LAST_USED, last_used), (INVALID_SINCE, invalid_since)]
                 .into_iter()
@@ -240,7 +253,7 @@ mod tests {
                 .map(|(key, value)| (key.to_owned(), value.into()))
                 .collect();
         serde_json::from_value(json!({ "metadata": {
-            "namespace": "ns", "name": "s", "creationTimestamp": made, "labels": labels,
+            "namespace": "ns", "name": "s", "creationTimestamp": created, "labels": labels,
             "annotations": { TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "u-1" },
         } }))
         .unwrap()
@@ -248,21 +261,22 @@ mod tests {
 
     #[test]
     fn no_token_is_marked_before_uses_were_tracked_for_the_period() {
-        let rule = |since: &str, now: &str| Rule::new(since, time(now), YEAR).map(|r| r.is_some());
-        assert_eq!(rule("2025-01-01", "2026-01-01T23:59:59Z"), Ok(false));
-        assert_eq!(rule("2025-01-01", "2026-01-02T00:00:00Z"), Ok(true));
+        let cutoff =
+            |since: &str, now: &str| Cutoff::new(since, time(now), YEAR).map(|r| r.is_some());
+        assert_eq!(cutoff("2025-01-01", "2026-01-01T23:59:59Z"), Ok(false));
+        assert_eq!(cutoff("2025-01-01", "2026-01-02T00:00:00Z"), Ok(true));
         for bad in ["", "2025-1-1", "20250101", "2025-13-01", "yesterday!"] {
-            assert!(rule(bad, "2026-01-02T00:00:00Z").is_err(), "{bad}");
+            assert!(cutoff(bad, "2026-01-02T00:00:00Z").is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_token_that_may_be_in_use_stays() {
         let now = time("2026-06-15T12:00:00Z");
-        let rule = Rule::new("2020-01-01", now, YEAR).unwrap().unwrap();
+        let cutoff = Cutoff::new("2020-01-01", now, YEAR).unwrap().unwrap();
         let owner = account(json!([{ "name": "s" }]));
         let old = "2024-01-01T00:00:00Z";
-        for (made, last_used, unused) in [
+        for (created, last_used, unused) in [
             (old, "", true),
             (old, "2025-06-14", true),
             (old, "2025-06-15", false),
@@ -270,34 +284,34 @@ mod tests {
             ("2025-06-15T11:59:59Z", "", true),
             ("2025-06-15T12:00:00Z", "", false),
         ] {
-            let secret = secret(made, last_used, "");
-            assert_eq!(rule.is_unused(&secret, Some(&owner)), unused, "{made} {last_used}");
+            let secret = secret(created, last_used, "");
+            assert_eq!(cutoff.is_unused(&secret, Some(&owner)), unused, "{created} {last_used}");
         }
         let unused = secret(old, "", "");
-        assert!(!rule.is_unused(&unused, None), "the account is gone");
-        assert!(!rule.is_unused(&unused, Some(&account(json!([])))), "made by hand");
+        assert!(!cutoff.is_unused(&unused, None), "the account is gone");
+        assert!(!cutoff.is_unused(&unused, Some(&account(json!([])))), "made by hand");
         let mut again = owner.clone();
         again.meta.uid = "u-2".into();
-        assert!(!rule.is_unused(&unused, Some(&again)), "of another account of that name");
+        assert!(!cutoff.is_unused(&unused, Some(&again)), "of another account of that name");
         let mut going = unused.clone();
         going.meta.deletion_timestamp = Some(now);
-        assert!(!rule.is_unused(&going, Some(&owner)));
+        assert!(!cutoff.is_unused(&going, Some(&owner)));
     }
 
     #[test]
     fn a_token_is_marked_and_a_period_later_deleted() {
         let clock = FakeClock::new(time("2026-06-15T12:00:00Z"));
-        let rule = |clock: &FakeClock| {
-            Rule::new("2020-01-01", clock.now(), YEAR).unwrap().expect("tracked for long enough")
+        let cutoff = |clock: &FakeClock| {
+            Cutoff::new("2020-01-01", clock.now(), YEAR).unwrap().expect("tracked for long enough")
         };
         let old = "2024-01-01T00:00:00Z";
         let marked = Step::Invalidate { since: "2026-06-15".into() };
-        assert_eq!(rule(&clock).next(&secret(old, "", "")), marked);
-        assert_eq!(rule(&clock).next(&secret(old, "", "no date")), marked);
+        assert_eq!(cutoff(&clock).next_step(&secret(old, "", "")), marked);
+        assert_eq!(cutoff(&clock).next_step(&secret(old, "", "no date")), marked);
         let secret = secret(old, "", "2026-06-15");
         clock.advance(YEAR);
-        assert_eq!(rule(&clock).next(&secret), Step::Wait);
+        assert_eq!(cutoff(&clock).next_step(&secret), Step::Wait);
         clock.advance(DAY);
-        assert_eq!(rule(&clock).next(&secret), Step::Delete);
+        assert_eq!(cutoff(&clock).next_step(&secret), Step::Delete);
     }
 }

@@ -4,7 +4,7 @@
 
 pub mod accounts;
 pub mod cleaner;
-mod mounts;
+mod pod_secrets;
 pub mod tokens;
 
 use crate::cache::{Lister, Scope};

@@ -22,8 +22,8 @@ use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid, from_jso
 const MAX_RETRIES: u32 = 10;
 /// The number of attempts to remove a reference, and the least time between two of them, which a
 /// random factor up to doubles. Upstream: `RemoveTokenBackoff`.
-const REMOVE_TRIES: u32 = 10;
-const REMOVE_WAIT: Duration = Duration::from_millis(100);
+const REMOVE_ATTEMPTS: u32 = 10;
+const REMOVE_BACKOFF: Duration = Duration::from_millis(100);
 
 /// An account with its uid, so that its Secrets are found when it is gone.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -65,7 +65,7 @@ struct Tokens {
     clock: SharedClock,
     accounts: Lister<ServiceAccount>,
     secrets: Lister<TokenSecret>,
-    content: Content,
+    token_data: TokenData,
 }
 
 /// The controller `serviceaccount-token-controller`; idle without a key to sign with.
@@ -78,31 +78,31 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         log::info!("Controller is disabled because there is no private key: {}", c.name());
         return Ok(());
     }
-    let fault =
+    let key_error =
         |why: String| format!("error reading key for service account token controller: {why}");
-    let pem = std::fs::read(&file).map_err(|error| fault(format!("open {file}: {error}")))?;
+    let pem = std::fs::read(&file).map_err(|error| key_error(format!("open {file}: {error}")))?;
     let signer = Signer::from_pem(&pem)
-        .map_err(|why| fault(format!("error reading private key file {file}: {why}")))?;
+        .map_err(|why| key_error(format!("error reading private key file {file}: {why}")))?;
     // The credentials of other controllers may depend on these tokens, so it has the manager's own.
     let client = c.root_client("tokens-controller");
-    let authority = root_ca(&c.options().root_ca_file, &client)?;
+    let root_ca_pem = root_ca(&c.options().root_ca_file, &client)?;
     let (accounts, secrets) = (c.lister::<ServiceAccount>(), token_secrets(c));
     let this = Arc::new(Tokens {
         client,
         clock: c.clock(),
         accounts: accounts.clone(),
         secrets: secrets.clone(),
-        content: Content { signer, authority: Istr::new(&STANDARD.encode(authority)) },
+        token_data: TokenData { signer, root_ca: Istr::new(&STANDARD.encode(root_ca_pem)) },
     });
     // Without resyncs, as the Go manager is built.
-    let gone = c.queue(QueuePolicy::at_most(MAX_RETRIES));
-    c.watch_resyncing(&accounts, None, &gone, |change, queue| {
+    let account_queue = c.queue(QueuePolicy::at_most(MAX_RETRIES));
+    c.watch_resyncing(&accounts, None, &account_queue, |change, queue| {
         let meta = &change.object().meta;
         queue.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
     });
     // Upstream gives both queues the same name.
-    let filled = c.queue(QueuePolicy::at_most(MAX_RETRIES));
-    c.watch_resyncing(&secrets, None, &filled, |change, queue| {
+    let secret_queue = c.queue(QueuePolicy::at_most(MAX_RETRIES));
+    c.watch_resyncing(&secrets, None, &secret_queue, |change, queue| {
         let secret = change.object();
         if !secret.account_name().is_empty() {
             queue.add(SecretKey {
@@ -113,8 +113,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             });
         }
     });
-    c.sync(gone, &this, Tokens::sync_account);
-    c.sync(filled, &this, Tokens::sync_secret);
+    c.sync(account_queue, &this, Tokens::sync_account);
+    c.sync(secret_queue, &this, Tokens::sync_secret);
     Ok(())
 }
 
@@ -131,9 +131,14 @@ impl Tokens {
                 errors.extend(deleted.err().map(Error::from));
             }
         }
-        Error::many(errors).map_or(Ok(Next::Done), Err)
+        match Error::many(errors) {
+            Some(error) => Err(error),
+            None => Ok(Next::Done),
+        }
     }
 
+    /// Fills a Secret, or deletes it if its account does not exist. A Secret that does not exist any
+    /// more is removed from its account.
     async fn sync_secret(self: Arc<Self>, key: SecretKey) -> SyncResult {
         let secret = self.secrets.get(&key.secret).filter(|secret| secret.meta.uid == key.uid);
         let Some(secret) = secret else {
@@ -144,7 +149,7 @@ impl Tokens {
             }
             return Ok(Next::Done);
         };
-        match self.account(&key.account(), &key.account_uid).await? {
+        match self.find_account(&key.account(), &key.account_uid).await? {
             Some(account) => self.fill(&account, &secret).await,
             None => {
                 log::debug!("{}: its service account does not exist: deleted", key.secret);
@@ -160,7 +165,7 @@ impl Tokens {
     }
 
     /// Like [`Self::cached_account`], but reads from the API server what the cache does not have.
-    async fn account(
+    async fn find_account(
         &self,
         key: &ObjectKey,
         uid: &Uid,
@@ -171,9 +176,8 @@ impl Tokens {
         match self.client.get::<ServiceAccount>(key).await {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
-            Ok(live) => {
-                Ok(Some(live).filter(|live| uid.is_empty() || live.meta.uid == *uid).map(Arc::new))
-            }
+            Ok(live) if uid.is_empty() || live.meta.uid == *uid => Ok(Some(Arc::new(live))),
+            Ok(_) => Ok(None),
         }
     }
 
@@ -187,101 +191,106 @@ impl Tokens {
 
     /// Adds the missing data to the Secret, unless the cache lags behind.
     async fn fill(&self, account: &ServiceAccount, cached: &TokenSecret) -> SyncResult {
-        if !self.content.is_lacking(cached) {
+        if !self.token_data.is_incomplete(cached) {
             return Ok(Next::Done);
         }
-        let mut outcome = Ok(false);
+        // Whether data was added to the live Secret, or why it could not be.
+        let mut added = Ok(false);
         let key = cached.meta.key();
         let written = self.client.modify::<TokenSecret>(&key, |live| {
-            outcome = self.content.fill(live, account, cached.meta.resource_version);
-            matches!(outcome, Ok(true))
+            added = self.token_data.add_missing(live, account, cached.meta.resource_version);
+            matches!(added, Ok(true))
         });
         let written = written.await;
-        outcome.map_err(|why| Error::Terminal(Box::new(Error::other(why))))?;
+        added.map_err(|why| Error::Terminal(Box::new(Error::other(why))))?;
         match written {
             // Changed or deleted meanwhile: the watch brings the change.
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(Next::Done),
-            other => other.map(|_| Next::Done).map_err(Error::from),
+            Err(error) => Err(error.into()),
+            Ok(_) => Ok(Next::Done),
         }
     }
 
     /// Removes the reference to the Secret from the account.
     async fn remove_reference(&self, key: &SecretKey) -> client::Result<()> {
         let account = key.account();
-        let mut tries = 1;
+        let mut attempt = 1;
         loop {
             let written = self
                 .client
                 .modify::<ServiceAccount>(&account, |live| {
-                    without_reference(live, &key.account_uid, &key.secret.name)
+                    remove_secret_reference(live, &key.account_uid, &key.secret.name)
                 })
                 .await;
             match written {
                 Err(error) if error.is_not_found() => return Ok(()),
-                Err(error) if error.is_conflict() && tries < REMOVE_TRIES => {}
+                Err(error) if error.is_conflict() && attempt < REMOVE_ATTEMPTS => {}
                 other => return other.map(drop),
             }
-            tries += 1;
-            self.clock.sleep(REMOVE_WAIT.mul_f64(1.0 + fastrand::f64())).await;
+            attempt += 1;
+            self.clock.sleep(REMOVE_BACKOFF.mul_f64(1.0 + fastrand::f64())).await;
         }
     }
 }
 
-/// Removes the Secret from the account's list. Returns whether that changed anything.
-fn without_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool {
-    let real = account["metadata"]["uid"].as_str().unwrap_or_default();
-    if !uid.is_empty() && *uid != Uid::new(real) {
+/// Removes the Secret from the list of the account, if the account has this uid. Returns whether
+/// that changed anything.
+fn remove_secret_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool {
+    let live_uid = account["metadata"]["uid"].as_str().unwrap_or_default();
+    if !uid.is_empty() && *uid != Uid::new(live_uid) {
         return false;
     }
     let Some(secrets) = account.get_mut("secrets").and_then(Value::as_array_mut) else {
         return false;
     };
-    let before = secrets.len();
+    let old_count = secrets.len();
     secrets.retain(|reference| reference["name"] != *secret);
-    secrets.len() != before
+    secrets.len() != old_count
 }
 
-/// The data that Secrets get.
-struct Content {
+/// The data that is the same in each Secret, and the key that signs tokens.
+struct TokenData {
     signer: Signer,
-    /// In base64; empty: none.
-    authority: Istr,
+    /// In base64; empty without a root CA.
+    root_ca: Istr,
 }
 
-impl Content {
-    fn lacks_authority(&self, secret: &TokenSecret) -> bool {
-        !self.authority.is_empty() && secret.data.ca != self.authority
+impl TokenData {
+    /// Whether the Secret has no root CA, or another one.
+    fn lacks_root_ca(&self, secret: &TokenSecret) -> bool {
+        !self.root_ca.is_empty() && secret.data.ca != self.root_ca
     }
 
-    fn is_lacking(&self, secret: &TokenSecret) -> bool {
+    fn is_incomplete(&self, secret: &TokenSecret) -> bool {
         let data = &secret.data;
-        self.lacks_authority(secret) || !data.has_namespace || !data.has_token
+        self.lacks_root_ca(secret) || !data.has_namespace || !data.has_token
     }
 
     /// Adds the missing data to `live`, if it is a Secret of this version. `false`: nothing is
     /// missing, or it has changed.
-    fn fill(
+    fn add_missing(
         &self,
         live: &mut Value,
         account: &ServiceAccount,
         version: u64,
     ) -> Result<bool, String> {
-        let seen: TokenSecret = from_json(&live.to_string()).map_err(|error| error.to_string())?;
-        if seen.meta.resource_version != version {
-            log::debug!("{}: not up to date, no token is put into it", seen.meta.key());
+        let secret: TokenSecret =
+            from_json(&live.to_string()).map_err(|error| error.to_string())?;
+        if secret.meta.resource_version != version {
+            log::debug!("{}: not up to date, no token is put into it", secret.meta.key());
             return Ok(false);
         }
-        if !self.is_lacking(&seen) {
+        if !self.is_incomplete(&secret) {
             return Ok(false);
         }
-        let meta = &seen.meta;
-        if self.lacks_authority(&seen) {
-            live["data"]["ca.crt"] = self.authority.as_str().into();
+        let meta = &secret.meta;
+        if self.lacks_root_ca(&secret) {
+            live["data"]["ca.crt"] = self.root_ca.as_str().into();
         }
-        if !seen.data.has_namespace {
+        if !secret.data.has_namespace {
             live["data"]["namespace"] = STANDARD.encode(&*meta.namespace).into();
         }
-        if !seen.data.has_token {
+        if !secret.data.has_token {
             let uid = account.meta.uid.to_string();
             let name = &account.meta.name;
             let claims = LegacyClaims::new(&account.meta.namespace, name, &uid, &meta.name);
@@ -305,10 +314,10 @@ mod tests {
         serde_json::from_value(json!({ "metadata": metadata })).unwrap()
     }
 
-    fn content(authority: &str) -> Content {
+    fn token_data(root_ca: &str) -> TokenData {
         let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
         let signer = Signer::from_pem(key.as_bytes()).unwrap();
-        Content { signer, authority: Istr::new(&STANDARD.encode(authority)) }
+        TokenData { signer, root_ca: Istr::new(&STANDARD.encode(root_ca)) }
     }
 
     fn secret(data: Value) -> Value {
@@ -323,11 +332,15 @@ mod tests {
 
     #[test]
     fn a_secret_gets_missing_data_and_keeps_existing_data() {
-        let content = content("CA");
+        let token_data = token_data("CA");
         let mut live = secret(Value::Null);
         live.as_object_mut().unwrap().remove("data");
-        assert_eq!(content.fill(&mut live, &account(), 4), Ok(false), "changed meanwhile");
-        assert_eq!(content.fill(&mut live, &account(), 5), Ok(true));
+        assert_eq!(
+            token_data.add_missing(&mut live, &account(), 4),
+            Ok(false),
+            "changed meanwhile"
+        );
+        assert_eq!(token_data.add_missing(&mut live, &account(), 5), Ok(true));
         let plain = |key: &str| {
             String::from_utf8(STANDARD.decode(live["data"][key].as_str().unwrap()).unwrap())
         };
@@ -335,18 +348,18 @@ mod tests {
             (plain("ca.crt").unwrap(), plain("namespace").unwrap()),
             ("CA".into(), "ns".into())
         );
-        let claims = content.signer.public_key().verify(&plain("token").unwrap());
+        let claims = token_data.signer.public_key().verify(&plain("token").unwrap());
         assert_eq!(claims, Some(LegacyClaims::new("ns", "robot", "u-1", "s")));
         let annotations = json!({
             TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "u-1", "more": "kept",
         });
         assert_eq!(live["metadata"]["annotations"], annotations);
         assert_eq!(live["future"]["field"], 1);
-        assert_eq!(content.fill(&mut live, &account(), 5), Ok(false), "nothing more");
+        assert_eq!(token_data.add_missing(&mut live, &account(), 5), Ok(false), "nothing more");
 
         live["data"]["token"] = "bWluZQ==".into();
         live["data"]["ca.crt"] = "b2xk".into();
-        assert_eq!(content.fill(&mut live, &account(), 5), Ok(true));
+        assert_eq!(token_data.add_missing(&mut live, &account(), 5), Ok(true));
         assert_eq!(
             (&live["data"]["token"], &live["data"]["ca.crt"]),
             (&json!("bWluZQ=="), &json!("Q0E="))
@@ -355,11 +368,11 @@ mod tests {
 
     #[test]
     fn without_an_authority_a_secret_without_one_is_complete() {
-        let content = content("");
+        let token_data = token_data("");
         let full = secret(json!({ "token": "eA==", "namespace": "bnM=", "ca.crt": "b2xk" }));
         let view = |secret: &Value| from_json::<TokenSecret>(&secret.to_string()).unwrap();
-        assert!(!content.is_lacking(&view(&full)));
-        assert!(content.is_lacking(&view(&secret(json!({ "token": "eA==" })))));
+        assert!(!token_data.is_incomplete(&view(&full)));
+        assert!(token_data.is_incomplete(&view(&secret(json!({ "token": "eA==" })))));
     }
 
     #[test]
@@ -370,12 +383,12 @@ mod tests {
             [("u-1", "s", json!([{ "name": "t" }])), ("", "t", json!([{ "name": "s" }]))]
         {
             let mut live = named.clone();
-            assert!(without_reference(&mut live, &Uid::new(uid), secret));
+            assert!(remove_secret_reference(&mut live, &Uid::new(uid), secret));
             assert_eq!(live["secrets"], left);
         }
         for (uid, secret) in [("u-2", "s"), ("u-1", "x")] {
             let mut live = named.clone();
-            assert!(!without_reference(&mut live, &Uid::new(uid), secret));
+            assert!(!remove_secret_reference(&mut live, &Uid::new(uid), secret));
             assert_eq!(live, named);
         }
     }

@@ -9,12 +9,12 @@ use crate::objects::{Pod, Resource, ResourceType, null_as_default};
 /// The parts of a pod that name Secrets.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Mounts {
+pub(super) struct PodSecrets {
     #[serde(deserialize_with = "null_as_default")]
     spec: Spec,
 }
 
-impl Resource for Mounts {
+impl Resource for PodSecrets {
     const RESOURCE: ResourceType = Pod::RESOURCE;
 }
 
@@ -22,7 +22,7 @@ impl Resource for Mounts {
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
     #[serde(deserialize_with = "null_as_default")]
-    image_pull_secrets: Vec<Reference>,
+    image_pull_secrets: Vec<SecretReference>,
     #[serde(deserialize_with = "null_as_default")]
     containers: Vec<Container>,
     #[serde(deserialize_with = "null_as_default")]
@@ -35,7 +35,7 @@ struct Spec {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Reference {
+struct SecretReference {
     #[serde(deserialize_with = "null_as_default")]
     name: String,
 }
@@ -44,27 +44,27 @@ struct Reference {
 #[serde(rename_all = "camelCase", default)]
 struct Container {
     #[serde(deserialize_with = "null_as_default")]
-    env: Vec<Variable>,
+    env: Vec<EnvVar>,
     #[serde(deserialize_with = "null_as_default")]
-    env_from: Vec<Variables>,
+    env_from: Vec<EnvFromSource>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Variable {
-    value_from: Option<ValueFrom>,
+struct EnvVar {
+    value_from: Option<EnvVarSource>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ValueFrom {
-    secret_key_ref: Option<Reference>,
+struct EnvVarSource {
+    secret_key_ref: Option<SecretReference>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Variables {
-    secret_ref: Option<Reference>,
+struct EnvFromSource {
+    secret_ref: Option<SecretReference>,
 }
 
 /// The source of a volume, under the name of its kind.
@@ -74,50 +74,54 @@ struct Volume {
     #[serde(rename = "name", deserialize_with = "null_as_default")]
     _name: String,
     #[serde(flatten)]
-    source: BTreeMap<String, Option<Source>>,
+    source: BTreeMap<String, Option<VolumeSource>>,
 }
 
 /// The places in which some kind of volume names a Secret.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Source {
+struct VolumeSource {
     #[serde(deserialize_with = "null_as_default")]
     secret_name: String,
-    secret_ref: Option<Reference>,
-    node_publish_secret_ref: Option<Reference>,
+    secret_ref: Option<SecretReference>,
+    node_publish_secret_ref: Option<SecretReference>,
     /// `null` in a projected volume without sources.
     #[serde(deserialize_with = "null_as_default")]
-    sources: Vec<Projected>,
+    sources: Vec<ProjectedSource>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Projected {
-    secret: Option<Reference>,
+struct ProjectedSource {
+    secret: Option<SecretReference>,
 }
 
-impl Mounts {
+impl PodSecrets {
+    /// The names of the Secrets, each once.
     pub fn names(self) -> HashSet<String> {
         let mut names = HashSet::new();
-        let mut put = |name: String| {
-            if !name.is_empty() {
-                names.insert(name);
-            }
-        };
         let Spec { image_pull_secrets, containers, init_containers, ephemeral_containers, volumes } =
             self.spec;
-        image_pull_secrets.into_iter().for_each(|secret| put(secret.name));
+        names.extend(image_pull_secrets.into_iter().map(|secret| secret.name));
         for container in containers.into_iter().chain(init_containers).chain(ephemeral_containers) {
-            let single = container.env.into_iter().filter_map(|v| v.value_from?.secret_key_ref);
-            let whole = container.env_from.into_iter().filter_map(|v| v.secret_ref);
-            single.chain(whole).for_each(|secret| put(secret.name));
+            for secret in container.env.into_iter().filter_map(|env| env.value_from?.secret_key_ref)
+            {
+                names.insert(secret.name);
+            }
+            for secret in container.env_from.into_iter().filter_map(|source| source.secret_ref) {
+                names.insert(secret.name);
+            }
         }
         for source in volumes.into_iter().flat_map(|volume| volume.source.into_values()).flatten() {
-            put(source.secret_name);
-            let projected = source.sources.into_iter().filter_map(|part| part.secret);
-            let named = source.secret_ref.into_iter().chain(source.node_publish_secret_ref);
-            named.chain(projected).for_each(|secret| put(secret.name));
+            names.insert(source.secret_name);
+            names.extend(source.secret_ref.map(|secret| secret.name));
+            names.extend(source.node_publish_secret_ref.map(|secret| secret.name));
+            for secret in source.sources.into_iter().filter_map(|projected| projected.secret) {
+                names.insert(secret.name);
+            }
         }
+        // A reference without a name names no Secret.
+        names.remove("");
         names
     }
 }
@@ -158,12 +162,12 @@ mod tests {
             ],
         } });
         let mut names: Vec<String> =
-            serde_json::from_value::<Mounts>(pod).unwrap().names().into_iter().collect();
+            serde_json::from_value::<PodSecrets>(pod).unwrap().names().into_iter().collect();
         names.sort();
         let mut wanted = vec!["pull", "volume", "csi", "iscsi", "part"];
         wanted.extend(["env-1", "env-2", "env-3", "all-1", "all-2", "all-3"]);
         wanted.sort_unstable();
         assert_eq!(names, wanted);
-        assert!(serde_json::from_value::<Mounts>(json!({})).unwrap().names().is_empty());
+        assert!(serde_json::from_value::<PodSecrets>(json!({})).unwrap().names().is_empty());
     }
 }
