@@ -18,8 +18,9 @@ const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 /// The namespace of the API servers' identity leases.
 const NAMESPACE: &str = "kube-system";
-/// Upstream: `IdentityLeaseComponentLabelKey`, `KubeAPIServer`.
-const IDENTITY: (&str, &str) = ("apiserver.kubernetes.io/identity", "kube-apiserver");
+/// Key and value of the label of the identity leases of API servers. Upstream:
+/// `IdentityLeaseComponentLabelKey`, `KubeAPIServer`.
+const IDENTITY_LABEL: (&str, &str) = ("apiserver.kubernetes.io/identity", "kube-apiserver");
 
 /// The controller `storageversion-garbage-collector-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
@@ -29,19 +30,21 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let versions = c.lister::<StorageVersion>();
     let this = Arc::new(StorageVersions { client: c.client(), clock: c.clock() });
-    let retries = QueuePolicy::default;
-    let lease_queue = c.queue_named("storage_version_garbage_collector_leases", retries());
-    let version_queue =
-        c.queue_named("storage_version_garbage_collector_storageversions", retries());
+    let policy = QueuePolicy::default();
+    let lease_queue = c.queue_named("storage_version_garbage_collector_leases", policy);
+    let policy = QueuePolicy::default();
+    let version_queue = c.queue_named("storage_version_garbage_collector_storageversions", policy);
     c.watch(&leases, &lease_queue, |change: Change<'_, PartialObjectMetadata>, queue: &Queue| {
         if let Change::Deleted(last) = change
-            && is_identity(&last.object().meta)
+            && is_identity_lease(&last.object().meta)
         {
             queue.add(last.object().meta.key());
         }
     });
     c.watch(&versions, &version_queue, move |change: Change<'_, StorageVersion>, queue: &Queue| {
-        if !matches!(change, Change::Deleted(_)) && names_unknown(change.object(), &leases) {
+        if !matches!(change, Change::Deleted(_))
+            && names_server_without_lease(change.object(), &leases)
+        {
             queue.add(change.object().meta.key());
         }
     });
@@ -50,16 +53,20 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn is_identity(lease: &Meta) -> bool {
-    let (key, value) = IDENTITY;
+/// Whether the lease is the identity of an API server.
+fn is_identity_lease(lease: &Meta) -> bool {
+    let (key, value) = IDENTITY_LABEL;
     lease.labels.get(key) == Some(value)
 }
 
 /// Whether an entry belongs to a server without a lease.
-fn names_unknown(version: &StorageVersion, leases: &Lister<PartialObjectMetadata>) -> bool {
+fn names_server_without_lease(
+    version: &StorageVersion,
+    leases: &Lister<PartialObjectMetadata>,
+) -> bool {
     version.status.storage_versions.iter().any(|entry| {
         let lease = leases.get(&ObjectKey::new(NAMESPACE, &entry.api_server_id));
-        !lease.is_some_and(|lease| is_identity(&lease.meta))
+        !lease.is_some_and(|lease| is_identity_lease(&lease.meta))
     })
 }
 
@@ -71,20 +78,23 @@ struct StorageVersions {
 impl StorageVersions {
     /// Removes the server whose lease was deleted. Upstream: `processDeletedLease`.
     async fn sync_lease(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        if self.lease(&key.name).await?.is_some() {
+        if self.live_lease(&key.name).await?.is_some() {
             return Ok(Next::Done);
         }
-        let all: Vec<Value> = self
+        let versions: Vec<Value> = self
             .client
             .resource(&StorageVersion::RESOURCE)
             .list(None, &ListOptions::default())
             .await?
             .items;
         let mut errors = Vec::new();
-        for live in all {
-            errors.extend(self.remove(live, |server| server == &*key.name).await.err());
+        for live in versions {
+            errors.extend(self.remove_servers(live, |server| server == &*key.name).await.err());
         }
-        Error::many(errors).map_or(Ok(Next::Done), Err)
+        match Error::many(errors) {
+            Some(error) => Err(error),
+            None => Ok(Next::Done),
+        }
     }
 
     /// Removes the servers that have no lease. Upstream: `syncStorageVersion`.
@@ -93,19 +103,20 @@ impl StorageVersions {
             Err(error) if error.is_not_found() => return Ok(Next::Done),
             live => live?,
         };
-        let mut gone = Vec::new();
-        for server in servers(&live) {
+        let mut without_lease = Vec::new();
+        for server in server_ids(&live) {
             // Only a lease that certainly does not exist counts.
-            if !self.lease(server).await?.is_some_and(|lease| is_identity(&lease)) {
-                gone.push(server.to_owned());
+            if !self.live_lease(server).await?.is_some_and(|lease| is_identity_lease(&lease)) {
+                without_lease.push(server.to_owned());
             }
         }
-        self.remove(live, |server| gone.iter().any(|other| other == server)).await?;
+        self.remove_servers(live, |server| without_lease.iter().any(|other| other == server))
+            .await?;
         Ok(Next::Done)
     }
 
     /// The live lease of this name.
-    async fn lease(&self, name: &str) -> Result<Option<Meta>, Error> {
+    async fn live_lease(&self, name: &str) -> Result<Option<Meta>, Error> {
         let leases = self.client.resource(&LEASES).metadata_only();
         let found: Result<PartialObjectMetadata, _> =
             leases.get(&ObjectKey::new(NAMESPACE, name)).await;
@@ -116,14 +127,19 @@ impl StorageVersions {
         }
     }
 
-    /// Writes `live` without the servers that are `gone`, or deletes it when no server remains.
-    async fn remove(&self, mut live: Value, gone: impl Fn(&str) -> bool) -> Result<(), Error> {
+    /// Writes `live` without the servers that do not exist any more, or deletes it when no server
+    /// remains.
+    async fn remove_servers(
+        &self,
+        mut live: Value,
+        is_gone: impl Fn(&str) -> bool,
+    ) -> Result<(), Error> {
         let versions = self.client.resource(&StorageVersion::RESOURCE);
-        let text = |at: &str| live.pointer(at).and_then(Value::as_str).unwrap_or_default();
-        let key = ObjectKey::cluster(text("/metadata/name"));
-        let uid = Uid::new(text("/metadata/uid"));
-        let version = text("/metadata/resourceVersion").parse().unwrap_or_default();
-        match prune_servers(&mut live, gone, self.clock.now()) {
+        let text_at = |at: &str| live.pointer(at).and_then(Value::as_str).unwrap_or_default();
+        let key = ObjectKey::cluster(text_at("/metadata/name"));
+        let uid = Uid::new(text_at("/metadata/uid"));
+        let version = text_at("/metadata/resourceVersion").parse().unwrap_or_default();
+        match prune_servers(&mut live, is_gone, self.clock.now()) {
             Edit::Nothing => Ok(()),
             Edit::Delete => {
                 let delete = Delete::new().uid(uid).resource_version(version);
@@ -141,11 +157,13 @@ impl StorageVersions {
     }
 }
 
-fn servers(version: &Value) -> impl Iterator<Item = &str> {
+/// The ids of the API servers in the status of a StorageVersion.
+fn server_ids(version: &Value) -> impl Iterator<Item = &str> {
     let entries = version["status"]["storageVersions"].as_array();
     entries.into_iter().flatten().filter_map(|entry| entry["apiServerID"].as_str())
 }
 
+/// How a pruned StorageVersion is written.
 #[derive(Debug, PartialEq)]
 enum Edit {
     Nothing,
@@ -153,36 +171,36 @@ enum Edit {
     Delete,
 }
 
-/// Removes the entries of servers that are `gone`, and computes `commonEncodingVersion` and the
+/// Removes the entries of servers that do not exist any more, and computes `commonEncodingVersion` and the
 /// condition `AllEncodingVersionsEqual` again. Returns how the object is to be written.
 /// Upstream: `updateOrDeleteStorageVersion`, `SetCommonEncodingVersion`.
-fn prune_servers(version: &mut Value, gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {
+fn prune_servers(version: &mut Value, is_gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {
     let generation = version["metadata"]["generation"].as_i64().unwrap_or(0);
     let status = &mut version["status"];
     let Some(entries) = status["storageVersions"].as_array_mut() else { return Edit::Nothing };
-    let before = entries.len();
-    entries.retain(|entry| !gone(entry["apiServerID"].as_str().unwrap_or_default()));
-    match entries.len() {
-        0 if before > 0 => return Edit::Delete,
-        after if after == before => return Edit::Nothing,
-        _ => {}
+    let old_count = entries.len();
+    entries.retain(|entry| !is_gone(entry["apiServerID"].as_str().unwrap_or_default()));
+    if entries.len() == old_count {
+        return Edit::Nothing;
+    }
+    if entries.is_empty() {
+        return Edit::Delete;
     }
     let first = entries[0]["encodingVersion"].clone();
     let is_common = entries.iter().all(|entry| entry["encodingVersion"] == first);
     let old = status["commonEncodingVersion"].take();
-    let moved = is_common && old.is_string() && old != first;
-    if let Some(status) = status.as_object_mut() {
-        match is_common {
-            true => status.insert("commonEncodingVersion".to_owned(), first),
-            false => status.remove("commonEncodingVersion"),
-        };
+    let is_other_version = is_common && old.is_string() && old != first;
+    if is_common {
+        status["commonEncodingVersion"] = first;
+    } else if let Some(status) = status.as_object_mut() {
+        status.remove("commonEncodingVersion");
     }
-    let (holds, reason, message) = match is_common {
+    let (condition_status, reason, message) = match is_common {
         true => ("True", "CommonEncodingVersionSet", "Common encoding version set"),
         false => ("False", "CommonEncodingVersionUnset", "Common encoding version unset"),
     };
     let mut condition = json!({
-        "type": "AllEncodingVersionsEqual", "status": holds, "observedGeneration": generation,
+        "type": "AllEncodingVersionsEqual", "status": condition_status, "observedGeneration": generation,
         "lastTransitionTime": now, "reason": reason, "message": message,
     });
     if generation == 0
@@ -194,12 +212,12 @@ fn prune_servers(version: &mut Value, gone: impl Fn(&str) -> bool, now: Timestam
         status["conditions"] = json!([]);
     }
     if let Some(conditions) = status["conditions"].as_array_mut() {
-        match conditions.iter_mut().find(|known| known["type"] == condition["type"]) {
-            Some(known) => {
-                if known["status"] == condition["status"] && !moved {
-                    condition["lastTransitionTime"] = known["lastTransitionTime"].take();
+        match conditions.iter_mut().find(|old| old["type"] == condition["type"]) {
+            Some(old) => {
+                if old["status"] == condition["status"] && !is_other_version {
+                    condition["lastTransitionTime"] = old["lastTransitionTime"].take();
                 }
-                *known = condition;
+                *old = condition;
             }
             None => conditions.push(condition),
         }
@@ -290,7 +308,7 @@ mod tests {
                 (&status["brandNew"], &status["storageVersions"][0]["brandNew"]),
                 (&json!(2), &json!([1]))
             );
-            assert_eq!(servers(&version).count(), entries.len() - 1);
+            assert_eq!(server_ids(&version).count(), entries.len() - 1);
         }
     }
 }

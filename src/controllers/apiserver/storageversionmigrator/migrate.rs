@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Migrator, SUCCEEDED, is_terminal, malformed, text, version, with_condition, with_progress,
+    Migrator, SUCCEEDED, is_terminal, malformed_message, parse_version, resource_text,
+    with_condition, with_progress,
 };
 use crate::client::{self, ApiResource, ListOptions, Patch};
 use crate::controllers::{Error, Next, SyncResult};
@@ -20,82 +21,86 @@ use crate::objects::{
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 
 impl Migrator {
+    /// Patches all objects of the resource, once their version is recorded.
     pub(super) async fn migrate(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        self.is_current()?;
+        self.require_current()?;
         let Some(migration) = self.migrations.get(&key) else { return Ok(Next::Done) };
         let status = &migration.status;
         if is_terminal(status) || status.resource_version.is_empty() {
             return Ok(Next::Done);
         }
-        let fail = async |why: &str| {
-            let why = format!("migration encountered unhandled error: {why}");
-            self.fail(&migration, &why).await.map(|()| Next::Done)
-        };
-        let Some(found) = self.served(&migration.spec.resource).await? else {
+        let Some(found) = self.find_served(&migration.spec.resource).await? else {
             if self.is_in_discovery_grace_period(&migration) {
                 let why = "resource does not exist in rest mapper, requeuing to attempt again";
                 return Err(Error::NotYet(why.to_owned()));
             }
-            return fail("unable to obtain GVR from discovery").await;
+            return self.fail_unhandled(&migration, "unable to obtain GVR from discovery").await;
         };
-        if !is_collected(&found) {
-            let why = format!("no monitor found for resource {}", text(&found.resource));
+        if !has_gc_monitor(&found) {
+            let why = format!("no monitor found for resource {}", resource_text(&found.resource));
             return Err(Error::NotYet(why));
         }
-        let Some(newest) = version(&status.resource_version) else {
+        let Some(newest) = parse_version(&status.resource_version) else {
             let why = "error comparing resource versions between GC and SVM resource";
-            return fail(&format!("{why}: {}", malformed(&status.resource_version))).await;
+            let why = format!("{why}: {}", malformed_message(&status.resource_version));
+            return self.fail_unhandled(&migration, &why).await;
         };
         let verbs = self.client.resource(&found.resource).metadata_only();
-        let all = verbs.list::<PartialObjectMetadata>(None, &ListOptions::default()).await?;
-        let seen = version(&all.resource_version).unwrap_or(0);
-        if seen < newest {
+        let listed = verbs.list::<PartialObjectMetadata>(None, &ListOptions::default()).await?;
+        let listed_version = parse_version(&listed.resource_version).unwrap_or(0);
+        if listed_version < newest {
             return Err(Error::NotYet(format!(
                 "GC cache is not up to date, requeuing to attempt again. \
-                 gcListResourceVersion: {seen}, listResourceVersion: {newest}"
+                 gcListResourceVersion: {listed_version}, listResourceVersion: {newest}"
             )));
         }
         // A newer object has been written in the current version already.
-        let old = all.items.into_iter().filter(|object| object.meta.resource_version <= newest);
-        let old: Vec<Meta> = old.map(|object| object.meta).collect();
+        let mut outdated: Vec<Meta> = listed.items.into_iter().map(|object| object.meta).collect();
+        outdated.retain(|meta| meta.resource_version <= newest);
         let mut progress = Progress {
             migration: StorageVersionMigration::clone(&migration),
-            done: 0,
-            all: old.len(),
-            written: self.clock.monotonic(),
+            migrated: 0,
+            total: outdated.len(),
+            written_at: self.clock.monotonic(),
         };
-        for meta in old {
-            match self.rewrite(&found.resource, &meta).await {
+        for meta in outdated {
+            match self.patch_object(&found.resource, &meta).await {
                 // Another client has changed or deleted it: it needs no migration any more.
-                Err(error) if error.is_conflict() || self.is_gone(&error) => {}
+                Err(error) if error.is_conflict() || self.is_deleted(&error) => {}
                 Err(error) if is_retriable(&error) => return Err(error.into()),
                 Err(error) => {
                     let object = meta.key();
                     log::error!("{}: {key}: failed to migrate {object}: {error}", self.name);
-                    progress.migration.status = self.status_with(&progress);
+                    progress.migration.status = self.status_with_progress(&progress);
                     let why = Error::from(error).message();
-                    let why = format!("migration encountered unhandled error: {why}");
-                    return self.fail(&progress.migration, &why).await.map(|()| Next::Done);
+                    return self.fail_unhandled(&progress.migration, &why).await;
                 }
                 Ok(()) => {}
             }
-            progress.done += 1;
-            if self.clock.monotonic() >= progress.written + PROGRESS_PERIOD {
-                self.show(&key, &mut progress).await;
+            progress.migrated += 1;
+            if self.clock.monotonic() >= progress.written_at + PROGRESS_PERIOD {
+                self.write_progress(&key, &mut progress).await;
             }
         }
-        let status = self.status_with(&progress);
+        let status = self.status_with_progress(&progress);
         let reason = "StorageVersionMigrationSucceeded";
         let status = with_condition(&status, SUCCEEDED, reason, "", self.clock.now());
-        self.write(&progress.migration, &status).await?;
+        self.write_status(&progress.migration, &status).await?;
+        Ok(Next::Done)
+    }
+
+    /// Marks the migration as failed for good.
+    async fn fail_unhandled(&self, migration: &StorageVersionMigration, why: &str) -> SyncResult {
+        let why = format!("migration encountered unhandled error: {why}");
+        self.mark_failed(migration, &why).await?;
         Ok(Next::Done)
     }
 
     /// Writes how many objects are migrated. A failure does not end the migration.
-    async fn show(&self, key: &ObjectKey, progress: &mut Progress) {
-        let status = self.status_with(progress);
+    async fn write_progress(&self, key: &ObjectKey, progress: &mut Progress) {
+        let status = self.status_with_progress(progress);
         if status != progress.migration.status {
-            match self.write(&progress.migration, &status).await {
+            match self.write_status(&progress.migration, &status).await {
                 Ok(written) => progress.migration = written,
                 Err(error) => {
                     log::info!("{}: {key}: its progress is not shown: {error}", self.name);
@@ -105,28 +110,30 @@ impl Migrator {
                 }
             }
         }
-        progress.written = self.clock.monotonic();
+        progress.written_at = self.clock.monotonic();
     }
 
-    /// Whether an error says that the object of a merge patch has been deleted. That of an apply
-    /// has a conflict then.
-    fn is_gone(&self, error: &client::Error) -> bool {
-        self.counts_objects && error.is_not_found() && error.reason() == Some("NotFound")
+    /// Whether an error says that the object of a merge patch has been deleted. An apply to a deleted
+    /// object causes a conflict instead.
+    fn is_deleted(&self, error: &client::Error) -> bool {
+        self.follows_1_37 && error.is_not_found() && error.reason() == Some("NotFound")
     }
 
-    fn status_with(&self, progress: &Progress) -> StorageVersionMigrationStatus {
-        let Progress { migration, done, all, .. } = progress;
-        match self.counts_objects {
+    /// The status to write; since 1.37 it shows the progress.
+    fn status_with_progress(&self, progress: &Progress) -> StorageVersionMigrationStatus {
+        let Progress { migration, migrated, total, .. } = progress;
+        match self.follows_1_37 {
             true => with_progress(
                 &migration.status,
-                format!("The migration is running: {done} of {all} objects migrated"),
+                format!("The migration is running: {migrated} of {total} objects migrated"),
             ),
             false => migration.status.clone(),
         }
     }
 
-    async fn rewrite(&self, resource: &ResourceType, meta: &Meta) -> client::Result<()> {
-        let patch = match self.counts_objects {
+    /// Makes the API server store the object again.
+    async fn patch_object(&self, resource: &ResourceType, meta: &Meta) -> client::Result<()> {
+        let patch = match self.follows_1_37 {
             true => Patch::Merge(merge_body(resource, meta)),
             false => {
                 let body = apply_body(resource, meta);
@@ -138,14 +145,14 @@ impl Migrator {
     }
 }
 
-/// How far a migration is.
+/// The progress of a migration.
 struct Progress {
-    /// As it was written last.
+    /// As it was last written.
     migration: StorageVersionMigration,
-    done: usize,
-    all: usize,
-    /// When it was written last, in monotonic time.
-    written: Duration,
+    migrated: usize,
+    total: usize,
+    /// When it was last written, in monotonic time.
+    written_at: Duration,
 }
 
 /// An apply that changes nothing. With the uid, a deleted object is not created again. With the
@@ -166,9 +173,9 @@ fn merge_body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     })
 }
 
-/// Whether the garbage collector watches it: upstream migrates the objects in the collector's
-/// cache.
-fn is_collected(found: &ApiResource) -> bool {
+/// Whether the garbage collector watches the resource: upstream migrates the objects in the
+/// collector's cache.
+fn has_gc_monitor(found: &ApiResource) -> bool {
     let ResourceType { plural, group, .. } = &found.resource;
     let is_event = plural == "events" && matches!(group.as_ref(), "" | "events.k8s.io");
     found.supports(&["delete", "list", "watch"]) && !is_event

@@ -29,10 +29,11 @@ const RUNNING: &str = "Running";
 const SUCCEEDED: &str = "Succeeded";
 const FAILED: &str = "Failed";
 
-const VERSIONS_QUEUE: &str = "resource-version-controller";
+const VERSION_QUEUE: &str = "resource-version-controller";
 const WORKERS: usize = 5;
-/// The factor for rate and burst of requests: a migration sends many.
-const FASTER: (f64, u32) = (20.0, 100);
+/// The factors for rate and burst of requests: a migration sends many.
+const RATE_FACTOR: f64 = 20.0;
+const BURST_FACTOR: u32 = 100;
 /// How long a resource may be missing in discovery: it may have been defined just now.
 const DISCOVERY_GRACE_PERIOD: Duration = Duration::from_mins(1);
 
@@ -41,9 +42,9 @@ struct Migrator {
     client: Client,
     clock: SharedClock,
     migrations: Lister<StorageVersionMigration>,
-    /// Whether objects are rewritten, and their number shown, as in 1.37.
-    counts_objects: bool,
-    /// The newest version that this controller wrote of each migration.
+    /// Whether objects get merge patches, and the status shows their number, as in 1.37.
+    follows_1_37: bool,
+    /// The version of the newest write to any migration.
     written: Mutex<HistoryVersion>,
 }
 
@@ -56,66 +57,70 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     if !c.options().enable_garbage_collector {
         return Err("storage version migrator requires garbage collector".to_owned());
     }
-    let (qps, burst) = FASTER;
     let migrations = c.lister::<StorageVersionMigration>();
     let this = Arc::new(Migrator {
         name: c.name(),
-        client: c.client().with_rate(qps, burst),
+        client: c.client().with_rate(RATE_FACTOR, BURST_FACTOR),
         clock: c.clock(),
         migrations: migrations.clone(),
-        counts_objects: c.options().release() >= Release::V1_37,
+        follows_1_37: c.options().release() >= Release::V1_37,
         written: Mutex::default(),
     });
-    let to_migrate = c.queue(QueuePolicy::default().logged_as(log::Level::Info));
-    let to_date = c.queue_named(VERSIONS_QUEUE, QueuePolicy::default().logged_as(log::Level::Info));
+    let migrate_queue = c.queue(QueuePolicy::default().logged_as(log::Level::Info));
+    let version_queue =
+        c.queue_named(VERSION_QUEUE, QueuePolicy::default().logged_as(log::Level::Info));
     // Upstream gives both queues one name.
-    let in_turn = c.queue_named(VERSIONS_QUEUE, QueuePolicy::default());
-    c.watch(&migrations, &to_migrate, keys::of_current(|_| true));
-    c.watch(&migrations, &to_date, keys::of_current(|_| true));
+    let serializer_queue = c.queue_named(VERSION_QUEUE, QueuePolicy::default());
+    c.watch(&migrations, &migrate_queue, keys::of_current(|_| true));
+    c.watch(&migrations, &version_queue, keys::of_current(|_| true));
     c.watch(
         &migrations,
-        &in_turn,
+        &serializer_queue,
         |change: Change<'_, StorageVersionMigration>, queue: &Queue<GroupResource>| {
             queue.add(change.object().spec.resource.clone());
         },
     );
-    c.sync_by(WORKERS, to_migrate, &this, Migrator::migrate);
-    c.sync_by(1, to_date, &this, Migrator::note_version);
-    c.sync_by(1, in_turn, &this, Migrator::take_turns);
+    c.sync_by(WORKERS, migrate_queue, &this, Migrator::migrate);
+    c.sync_by(1, version_queue, &this, Migrator::record_resource_version);
+    c.sync_by(1, serializer_queue, &this, Migrator::serialize_migrations);
     Ok(())
 }
 
+/// The resource in its preferred version; `None` if it is not served.
+///
 /// # Errors
-/// While the resources of its group are not known: it may be one of them.
-fn find(served: &Discovery, resource: &GroupResource) -> Result<Option<ApiResource>, Error> {
-    let is_it = |found: &&ApiResource| {
-        resource.group == *found.resource.group && resource.resource == *found.resource.plural
-    };
-    if let Some(found) = served.preferred().find(is_it) {
-        return Ok(Some(found.clone()));
+/// When discovery could not read a version of the group: the resource may be in it.
+fn find_resource(
+    served: &Discovery,
+    resource: &GroupResource,
+) -> Result<Option<ApiResource>, Error> {
+    for found in served.preferred() {
+        if resource.group == *found.resource.group && resource.resource == *found.resource.plural {
+            return Ok(Some(found.clone()));
+        }
     }
-    let group_of =
-        |version: &str| version.split_once('/').map_or("", |(group, _)| group).to_owned();
-    let unknown = served.failures.iter().find(|(version, _)| *resource.group == group_of(version));
-    match unknown {
-        Some((version, why)) => Err(Error::NotYet(format!("{resource}: {version}: {why}"))),
-        None => Ok(None),
+    for (group_version, why) in &served.failures {
+        let group = group_version.split_once('/').map_or("", |(group, _)| group);
+        if *resource.group == *group {
+            return Err(Error::NotYet(format!("{resource}: {group_version}: {why}")));
+        }
     }
+    Ok(None)
 }
 
 /// Upstream: `GroupVersionResource.String`.
-fn text(resource: &ResourceType) -> String {
+fn resource_text(resource: &ResourceType) -> String {
     format!("{}/{}, Resource={}", resource.group, resource.version, resource.plural)
 }
 
 /// The number of a resource version that is well formed. Upstream: `isWellFormed`.
-fn version(text: &str) -> Option<u64> {
+fn parse_version(text: &str) -> Option<u64> {
     let is_well_formed = !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| is_well_formed)
+    if is_well_formed { text.parse().ok() } else { None }
 }
 
 /// Upstream: `InvalidResourceVersion`.
-fn malformed(version: &str) -> String {
+fn malformed_message(version: &str) -> String {
     format!("resource version is not well formed: {version}")
 }
 
@@ -130,9 +135,9 @@ fn with_progress(
     message: String,
 ) -> StorageVersionMigrationStatus {
     let mut status = status.clone();
-    let running = |known: &&mut Condition| known.type_ == RUNNING && known.status == "True";
-    if let Some(running) = status.conditions.iter_mut().find(running) {
-        running.message = Some(message);
+    let is_running = |old: &&mut Condition| old.type_ == RUNNING && old.status == "True";
+    if let Some(condition) = status.conditions.iter_mut().find(is_running) {
+        condition.message = Some(message);
     }
     status
 }
@@ -141,16 +146,16 @@ fn with_progress(
 /// `setStatusConditions`.
 fn with_condition(
     status: &StorageVersionMigrationStatus,
-    name: &str,
+    condition_type: &str,
     reason: &str,
     message: &str,
     now: Timestamp,
 ) -> StorageVersionMigrationStatus {
     let mut status = status.clone();
-    let known = status.condition(name).map(|condition| &*condition.status);
-    if !matches!(known, Some("True" | "False")) {
+    let old = status.condition(condition_type).map(|condition| &*condition.status);
+    if !matches!(old, Some("True" | "False")) {
         status.conditions.push(Condition {
-            type_: name.to_owned(),
+            type_: condition_type.to_owned(),
             status: "True".to_owned(),
             last_transition_time: Some(now.truncate_to_secs()),
             reason: Some(reason.to_owned()),
@@ -162,22 +167,22 @@ fn with_condition(
 }
 
 impl Migrator {
-    /// Writes `status`; returns the migration with it.
-    async fn write(
+    /// Writes `status`, and returns the migration with it.
+    async fn write_status(
         &self,
         migration: &StorageVersionMigration,
         status: &StorageVersionMigrationStatus,
     ) -> Result<StorageVersionMigration, Error> {
         let written = self.client.update_status(migration, status).await?;
-        let at = self.migrations.written_at(written.meta.resource_version);
+        let version = self.migrations.written_at(written.meta.resource_version);
         let mut newest = self.written.lock();
-        *newest = at.max(*newest);
+        *newest = version.max(*newest);
         Ok(written)
     }
 
     /// Fails while the cache is older than the last write: it shows a former state of the
     /// migration.
-    fn is_current(&self) -> Result<(), Error> {
+    fn require_current(&self) -> Result<(), Error> {
         let (written, seen) = (*self.written.lock(), self.migrations.seen());
         match seen < written {
             true => Err(Error::Stale(format!(
@@ -188,16 +193,21 @@ impl Migrator {
         }
     }
 
-    async fn fail(&self, migration: &StorageVersionMigration, why: &str) -> Result<(), Error> {
+    /// Sets the condition Failed, which ends the migration.
+    async fn mark_failed(
+        &self,
+        migration: &StorageVersionMigration,
+        why: &str,
+    ) -> Result<(), Error> {
         let reason = "StorageVersionMigrationFailed";
         let now = self.clock.now();
         let status = with_condition(&migration.status, FAILED, reason, why, now);
-        self.write(migration, &status).await.map(drop)
+        self.write_status(migration, &status).await.map(drop)
     }
 
     /// The resource in its preferred version; `None` if it is not served.
-    async fn served(&self, resource: &GroupResource) -> Result<Option<ApiResource>, Error> {
-        find(&self.client.discover().await?, resource)
+    async fn find_served(&self, resource: &GroupResource) -> Result<Option<ApiResource>, Error> {
+        find_resource(&self.client.discover().await?, resource)
     }
 
     /// Whether `migration` was created less than [`DISCOVERY_GRACE_PERIOD`] ago: a resource that
@@ -217,8 +227,8 @@ mod tests {
 
     #[test]
     fn resources_are_written_as_upstream_writes_them() {
-        assert_eq!(text(&Pod::RESOURCE), "/v1, Resource=pods");
-        assert_eq!(text(&ReplicaSet::RESOURCE), "apps/v1, Resource=replicasets");
+        assert_eq!(resource_text(&Pod::RESOURCE), "/v1, Resource=pods");
+        assert_eq!(resource_text(&ReplicaSet::RESOURCE), "apps/v1, Resource=replicasets");
     }
 
     #[test]
@@ -226,7 +236,7 @@ mod tests {
         for (text, number) in
             [("1", Some(1)), ("90", Some(90)), ("", None), ("0", None), ("07", None), ("+7", None)]
         {
-            assert_eq!(version(text), number, "{text}");
+            assert_eq!(parse_version(text), number, "{text}");
         }
     }
 
@@ -242,7 +252,7 @@ mod tests {
         };
         let find = |group: &str, resource: &str, failures: &[&str]| {
             let resource = GroupResource { group: group.into(), resource: resource.into() };
-            find(&served(failures), &resource)
+            find_resource(&served(failures), &resource)
         };
         let found = |found: Result<Option<ApiResource>, Error>| found.unwrap().is_some();
         assert!(found(find("apps", "replicasets", &["apps/v2"])));

@@ -13,8 +13,8 @@ use crate::objects::{
     Condition, GroupResource, ObjectKey, ResourceType, StorageVersionMigration, Timestamp,
 };
 
-/// Its field manager. Upstream: `MigrationRunnerControllerName`.
-const NAME: &str = "migration-runner-controller";
+/// The field manager of the writes to definitions. Upstream: `MigrationRunnerControllerName`.
+const FIELD_MANAGER: &str = "migration-runner-controller";
 
 const DEFINITIONS: ResourceType = ResourceType::fixed(
     "apiextensions.k8s.io",
@@ -26,26 +26,29 @@ const DEFINITIONS: ResourceType = ResourceType::fixed(
 
 /// The delays between attempts to write a definition that others write as well. Upstream:
 /// `retry.DefaultRetry`.
-const CONFLICT_PAUSES: [Duration; 4] = [Duration::from_millis(10); 4];
+const CONFLICT_BACKOFF: [Duration; 4] = [Duration::from_millis(10); 4];
 
 /// The decision about the migrations of one resource.
 #[derive(Debug, Default, PartialEq)]
 struct Decision {
-    /// These have ended, but are still marked as running.
+    /// The migrations that have ended, but are still marked as running.
     ended: Vec<Arc<StorageVersionMigration>>,
-    /// No migration runs, and this one is the oldest that waits.
+    /// The oldest migration that waits, if none runs.
     next: Option<Arc<StorageVersionMigration>>,
 }
 
-/// Upstream: `getSVMsForResource`.
-fn decide(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> Decision {
+/// Decides which migrations of `resource` are finished, and which is started. Upstream:
+/// `getSVMsForResource`.
+fn select_migrations(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> Decision {
     let mut decision = Decision::default();
     let mut is_running = false;
     let order = |migration: &StorageVersionMigration| {
         (migration.meta.creation_timestamp, migration.meta.name.clone())
     };
     for migration in all.into_iter().filter(|migration| migration.spec.resource == *resource) {
-        match (migration.status.is_true(RUNNING), is_terminal(&migration.status)) {
+        let marked_running = migration.status.is_true(RUNNING);
+        let has_ended = is_terminal(&migration.status);
+        match (marked_running, has_ended) {
             (true, true) => decision.ended.push(migration),
             (true, false) => is_running = true,
             (false, true) => {}
@@ -64,12 +67,17 @@ fn decide(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> D
 }
 
 impl Migrator {
-    pub(super) async fn take_turns(self: Arc<Self>, resource: GroupResource) -> SyncResult {
-        self.is_current()?;
-        let Decision { ended, next } = decide(self.migrations.list(), &resource);
+    /// Finishes the migrations of a resource that have ended, and starts the next.
+    pub(super) async fn serialize_migrations(
+        self: Arc<Self>,
+        resource: GroupResource,
+    ) -> SyncResult {
+        self.require_current()?;
+        let Decision { ended, next } = select_migrations(self.migrations.list(), &resource);
         for migration in ended {
             let success = migration.status.is_true(SUCCEEDED);
-            self.mark(&resource, |definition, now| finished(definition, success, now)).await?;
+            let new_status = |definition: &Value, now| finished_status(definition, success, now);
+            self.apply_definition_status(&resource, new_status).await?;
             let mut status = migration.status.clone();
             for condition in status.conditions.iter_mut().filter(|known| known.type_ == RUNNING) {
                 *condition = Condition {
@@ -82,37 +90,38 @@ impl Migrator {
                     ..Condition::default()
                 };
             }
-            self.write(&migration, &status).await?;
+            self.write_status(&migration, &status).await?;
         }
         if let Some(migration) = next {
             let name = &*migration.meta.name;
-            self.mark(&resource, |definition, now| Some(started(definition, name, now))).await?;
+            let new_status = |definition: &Value, now| Some(running_status(definition, name, now));
+            self.apply_definition_status(&resource, new_status).await?;
             let message = "The migration is running";
             let now = self.clock.now();
             let status =
                 with_condition(&migration.status, RUNNING, "MigrationRunning", message, now);
-            self.write(&migration, &status).await?;
+            self.write_status(&migration, &status).await?;
         }
         Ok(Next::Done)
     }
 
-    /// Applies the status that `status` returns for the definition of `resource`, if that is a
-    /// custom resource. The write is conditional on the version of the definition; a conflict is
+    /// Applies the status that `new_status` returns for the definition of `resource`, if that is a
+    /// custom resource and its status is to change. The write is conditional on the version of the definition; a conflict is
     /// retried.
-    async fn mark(
+    async fn apply_definition_status(
         &self,
         resource: &GroupResource,
-        status: impl Fn(&Value, Timestamp) -> Option<Value>,
+        new_status: impl Fn(&Value, Timestamp) -> Option<Value>,
     ) -> Result<(), Error> {
         let key = ObjectKey::cluster(&format!("{}.{}", resource.resource, resource.group));
         let definitions = self.client.resource(&DEFINITIONS);
-        let mut pauses = CONFLICT_PAUSES.iter();
+        let mut pauses = CONFLICT_BACKOFF.iter();
         loop {
             let live: Value = match definitions.get(&key).await {
                 Err(error) if error.is_not_found() => return Ok(()),
                 live => live?,
             };
-            let Some(mut status) = status(&live, self.clock.now()) else { return Ok(()) };
+            let Some(mut status) = new_status(&live, self.clock.now()) else { return Ok(()) };
             // An apply removes the fields that it does not contain.
             let stored = &live["status"]["storedVersions"];
             if status["storedVersions"].is_null() && !stored.is_null() {
@@ -125,7 +134,7 @@ impl Migrator {
                 },
                 "status": status,
             });
-            let patch = Patch::Apply { manager: NAME.to_owned(), force: true, body };
+            let patch = Patch::Apply { manager: FIELD_MANAGER.to_owned(), force: true, body };
             let written: Result<Value, _> =
                 definitions.clone().subresource("status").patch(&key, &patch).await;
             match (written, pauses.next()) {
@@ -137,17 +146,18 @@ impl Migrator {
     }
 }
 
-const MIGRATING: &str = "StorageMigrating";
+const STORAGE_MIGRATING: &str = "StorageMigrating";
 
-fn condition(
+/// The condition of a definition that shows whether a migration of its objects runs.
+fn storage_migrating_condition(
     definition: &Value,
-    holds: bool,
+    is_running: bool,
     reason: &str,
     message: &str,
     now: Timestamp,
 ) -> Value {
     let mut condition = json!({
-        "type": MIGRATING, "status": if holds { "True" } else { "False" },
+        "type": STORAGE_MIGRATING, "status": if is_running { "True" } else { "False" },
         "lastTransitionTime": now, "reason": reason, "message": message,
     });
     let generation = &definition["metadata"]["generation"];
@@ -157,17 +167,19 @@ fn condition(
     condition
 }
 
-fn started(definition: &Value, migration: &str, now: Timestamp) -> Value {
+/// The status of a definition whose migration starts.
+fn running_status(definition: &Value, migration: &str, now: Timestamp) -> Value {
     let message = format!("Migration {migration} is running");
-    json!({"conditions": [condition(definition, true, "MigrationRunning", &message, now)]})
+    json!({"conditions": [storage_migrating_condition(definition, true, "MigrationRunning", &message, now)]})
 }
 
-/// After a success on an unchanged definition, its storage version is the only one stored. `None`:
-/// the end is recorded already, and the write after it has failed. The condition's observed
+/// The status of a definition whose migration has ended. After a success on an unchanged definition,
+/// its storage version is the only one stored. `None`: the end is recorded already, and only the
+/// write to the migration after it has failed. The condition's observed
 /// generation is that at the end, not at the beginning. Upstream: `finishCRDMigration`.
-fn finished(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
+fn finished_status(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
     let conditions = definition["status"]["conditions"].as_array();
-    let known = conditions.into_iter().flatten().find(|known| known["type"] == MIGRATING);
+    let known = conditions.into_iter().flatten().find(|known| known["type"] == STORAGE_MIGRATING);
     if known.is_some_and(|known| known["status"] == "False") {
         return None;
     }
@@ -186,11 +198,14 @@ fn finished(definition: &Value, success: bool, now: Timestamp) -> Option<Value> 
         ),
         (false, _) => ("MigrationFailed", "The migration has failed"),
     };
-    let mut status = json!({"conditions": [condition(definition, false, reason, message, now)]});
+    let mut status = json!({"conditions": [storage_migrating_condition(definition, false, reason, message, now)]});
     let versions = definition["spec"]["versions"].as_array();
-    let stored = versions.into_iter().flatten().find(|version| version["storage"] == true);
-    if let Some(stored) = stored.filter(|_| success && is_unchanged) {
-        status["storedVersions"] = json!([stored["name"]]);
+    let storage_version = versions.into_iter().flatten().find(|v| v["storage"] == true);
+    if let Some(version) = storage_version
+        && success
+        && is_unchanged
+    {
+        status["storedVersions"] = json!([version["name"]]);
     }
     Some(status)
 }
@@ -238,7 +253,7 @@ mod tests {
             for first in [true, false] {
                 let mut all = others.clone();
                 all.insert(if first { 0 } else { all.len() }, waits.clone());
-                let decision = decide(all, &resource);
+                let decision = select_migrations(all, &resource);
                 let name =
                     |migration: &Arc<StorageVersionMigration>| migration.meta.name.to_string();
                 assert_eq!(decision.ended.iter().map(name).collect::<Vec<_>>(), ended);
@@ -246,7 +261,7 @@ mod tests {
             }
         }
         let other = GroupResource { resource: "replicasets".into(), ..resource };
-        assert_eq!(decide(vec![waits], &other), Decision::default());
+        assert_eq!(select_migrations(vec![waits], &other), Decision::default());
     }
 
     #[test]
@@ -256,11 +271,11 @@ mod tests {
                 "metadata": {"generation": 3},
                 "spec": {"versions": [
                     {"name": "v1", "storage": false}, {"name": "v2", "storage": true}]},
-                "status": {"conditions": [{"type": MIGRATING, "observedGeneration": observed}]},
+                "status": {"conditions": [{"type": STORAGE_MIGRATING, "observedGeneration": observed}]},
             })
         };
         let now = Timestamp::from_secs(0);
-        let start = started(&definition(json!(3)), "m", now);
+        let start = running_status(&definition(json!(3)), "m", now);
         assert_eq!(
             start["conditions"][0],
             json!({
@@ -274,7 +289,7 @@ mod tests {
             (Value::Null, true, "MigrationSucceeded", Value::Null),
             (json!(3), false, "MigrationFailed", Value::Null),
         ] {
-            let status = finished(&definition(observed), success, now).unwrap();
+            let status = finished_status(&definition(observed), success, now).unwrap();
             let condition = &status["conditions"][0];
             assert_eq!(
                 (&condition["status"], &condition["reason"]),
@@ -284,6 +299,6 @@ mod tests {
         }
         let mut ended = definition(json!(3));
         ended["status"]["conditions"][0]["status"] = json!("False");
-        assert_eq!(finished(&ended, true, now), None, "its end is noted once");
+        assert_eq!(finished_status(&ended, true, now), None, "its end is noted once");
     }
 }

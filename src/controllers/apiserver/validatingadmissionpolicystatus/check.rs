@@ -2,7 +2,7 @@
 //! Upstream: `admission/plugin/policy/validating`: `TypeChecker`.
 
 use async_lock::Semaphore;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::task;
 
 /// Upstream: `maxTypesToCheck`.
 const MAX_TYPES: usize = 10;
-/// The number of kinds whose schemas are kept: documents are large, and policies often match the
+/// The number of kinds whose schemas are cached: documents are large, and policies often match the
 /// same few kinds.
-const MAX_KEPT: usize = 8;
+const MAX_CACHED: usize = 8;
 /// The most bytes of warnings; more are dropped, since the object has a limited size.
 const MAX_WARNING_BYTES: usize = 256 << 10;
 /// The most parts of a variable's type; a larger type becomes dynamic.
@@ -55,13 +55,13 @@ const BUILT_IN_GROUPS: [&str; 22] = [
 pub struct TypeChecker {
     client: Client,
     clock: SharedClock,
-    /// The lock of a check: checks take time and memory, so one runs at a time.
-    turn: Semaphore,
+    /// Held during a check: checks take time and memory, so one runs at a time.
+    check_permit: Semaphore,
     /// The definitions from documents, by the documents' addresses, which change with the content.
-    kept: Mutex<Vec<KeptDefinitions>>,
+    cached: Mutex<Vec<CachedDefinitions>>,
 }
 
-struct KeptDefinitions {
+struct CachedDefinitions {
     kind: GroupVersionKind,
     address: String,
     definitions: Arc<Definitions>,
@@ -81,7 +81,7 @@ struct IndexEntry {
 
 impl TypeChecker {
     pub fn new(client: Client, clock: SharedClock) -> TypeChecker {
-        TypeChecker { client, clock, turn: Semaphore::new(1), kept: Mutex::default() }
+        TypeChecker { client, clock, check_permit: Semaphore::new(1), cached: Mutex::default() }
     }
 
     /// The warnings about the policy's validations and their messages. Kinds whose schema the
@@ -94,15 +94,6 @@ impl TypeChecker {
         policy: &Arc<ValidatingAdmissionPolicy>,
     ) -> Result<Vec<ExpressionWarning>, Error> {
         let kinds = self.kinds_to_check(policy).await?;
-        let params = policy.spec.param_kind.as_ref().and_then(|kind| {
-            let (group, version) = match kind.api_version.split('/').collect::<Vec<_>>()[..] {
-                [version] => ("", version),
-                [group, version] => (group, version),
-                _ => return None,
-            };
-            let (group, version) = (group.to_owned(), version.to_owned());
-            Some(GroupVersionKind { group, version, kind: kind.kind.clone() })
-        });
         if kinds.is_empty() {
             return Ok(Vec::new());
         }
@@ -116,28 +107,24 @@ impl TypeChecker {
         let mut types = Vec::new();
         for kind in kinds {
             if let Some(definitions) = self.definitions(&index, &kind).await? {
-                let object = self.type_of(&kind, &definitions);
+                let object = self.object_type(&kind, &definitions);
                 types.push((kind, object));
             }
         }
-        let params = match params {
+        let params = match param_kind(policy) {
             Some(kind) => Some(match self.definitions(&index, &kind).await? {
-                Some(definitions) => self.type_of(&kind, &definitions),
+                Some(definitions) => self.object_type(&kind, &definitions),
                 None => Type::Dyn,
             }),
             None => None,
         };
-        let _turn = self.turn.acquire().await;
-        warnings(policy.clone(), types, params).await
+        let _permit = self.check_permit.acquire().await;
+        check_off_executor(policy.clone(), types, params).await
     }
 
     /// Drops the cached definitions.
-    pub fn forget(&self) {
-        self.kept().clear();
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Vec<KeptDefinitions>> {
-        self.kept.lock()
+    pub fn clear_cache(&self) {
+        self.cached.lock().clear();
     }
 
     /// The definitions of a kind in the server's documents. `None`: the kind is not in them.
@@ -146,11 +133,12 @@ impl TypeChecker {
         index: &Index,
         kind: &GroupVersionKind,
     ) -> client::Result<Option<Arc<Definitions>>> {
-        let document = kind.document();
+        let document = kind.document_path();
         let Some(IndexEntry { address }) = index.paths.get(&document) else { return Ok(None) };
-        let known = |kept: &&KeptDefinitions| kept.kind == *kind && kept.address == *address;
-        if let Some(kept) = self.kept().iter().find(known) {
-            return Ok(Some(kept.definitions.clone()));
+        let is_same =
+            |cached: &&CachedDefinitions| cached.kind == *kind && cached.address == *address;
+        if let Some(cached) = self.cached.lock().iter().find(is_same) {
+            return Ok(Some(cached.definitions.clone()));
         }
         let body = match self.client.get_path(&format!("/openapi/v3/{document}")).await {
             Err(error) if error.may_pass() && is_built_in(kind) => return Err(error),
@@ -161,30 +149,33 @@ impl TypeChecker {
             }
             other => other?,
         };
-        let wanted = kind.clone();
-        let definitions = match task::blocking(move || Definitions::read(&body, &wanted)).await {
-            Ok(Some(definitions)) => Arc::new(definitions),
-            Ok(None) => return Ok(None),
-            Err(error) => {
-                log::warn!("schema of {kind}: {error}");
-                return Ok(None);
-            }
-        };
-        let mut kept = self.kept();
-        kept.retain(|kept| kept.kind != *kind);
-        if kept.len() >= MAX_KEPT {
-            kept.remove(0);
+        let kind_to_read = kind.clone();
+        let definitions =
+            match task::blocking(move || Definitions::read(&body, &kind_to_read)).await {
+                Ok(Some(definitions)) => Arc::new(definitions),
+                Ok(None) => return Ok(None),
+                Err(error) => {
+                    log::warn!("schema of {kind}: {error}");
+                    return Ok(None);
+                }
+            };
+        let mut cached = self.cached.lock();
+        cached.retain(|cached| cached.kind != *kind);
+        if cached.len() >= MAX_CACHED {
+            cached.remove(0);
         }
         let (kind, address) = (kind.clone(), address.clone());
-        kept.push(KeptDefinitions { kind, address, definitions: definitions.clone() });
+        cached.push(CachedDefinitions { kind, address, definitions: definitions.clone() });
         Ok(Some(definitions))
     }
 
-    fn type_of(&self, kind: &GroupVersionKind, definitions: &Arc<Definitions>) -> Type {
+    /// The type of a kind's objects. Its name ends with nanoseconds, as upstream's.
+    fn object_type(&self, kind: &GroupVersionKind, definitions: &Arc<Definitions>) -> Type {
         let nanos = self.clock.now().as_micros().rem_euclid(1_000_000) * 1000;
         definitions.root_type(&format!("{}{nanos}", kind.kind)).unwrap_or(Type::Dyn)
     }
 
+    /// The kinds that the policy's rules name exactly.
     async fn kinds_to_check(
         &self,
         policy: &ValidatingAdmissionPolicy,
@@ -193,50 +184,64 @@ impl TypeChecker {
         if rules.iter().all(|rule| exact_resources(rule).is_empty()) {
             return Ok(BTreeSet::new());
         }
-        let known = self.client.discovery().await?;
-        let (found, missed) = kinds_to_check(rules, &known);
-        if !missed {
-            return Ok(found);
+        let discovery = self.client.discovery().await?;
+        let (kinds, has_unknown) = kinds_of_rules(rules, &discovery);
+        if !has_unknown {
+            return Ok(kinds);
         }
         // A kind that is not in the cached documents may be new.
         self.client.reset_discovery();
-        let known = self.client.discovery().await?;
-        Ok(kinds_to_check(rules, &known).0)
+        let discovery = self.client.discovery().await?;
+        let (kinds, _) = kinds_of_rules(rules, &discovery);
+        Ok(kinds)
     }
+}
+
+/// The kind of the policy's parameters; `None` without one, or if its version is malformed.
+fn param_kind(policy: &ValidatingAdmissionPolicy) -> Option<GroupVersionKind> {
+    let param_kind = policy.spec.param_kind.as_ref()?;
+    let (group, version) = match param_kind.api_version.split('/').collect::<Vec<_>>()[..] {
+        [version] => ("", version),
+        [group, version] => (group, version),
+        _ => return None,
+    };
+    let (group, version) = (group.to_owned(), version.to_owned());
+    Some(GroupVersionKind { group, version, kind: param_kind.kind.clone() })
 }
 
 fn is_built_in(kind: &GroupVersionKind) -> bool {
     BUILT_IN_GROUPS.contains(&kind.group.as_str())
 }
 
-/// Checks the policy against the types of the kinds. A large policy takes seconds, so the
-/// executor's thread does not wait for that.
-async fn warnings(
+/// Checks the policy in another thread: a large one takes seconds, and the executor's thread must not
+/// wait for that.
+async fn check_off_executor(
     policy: Arc<ValidatingAdmissionPolicy>,
     kinds: Vec<(GroupVersionKind, Type)>,
     params: Option<Type>,
 ) -> Result<Vec<ExpressionWarning>, Error> {
     let name = policy.meta.name.clone();
-    let check = move || on_deep_stack(|| check_all(&policy, kinds, params));
+    let check = move || on_deep_stack(|| check_policy(&policy, kinds, params));
     let checked = task::blocking(check).await;
     checked.map_err(|error| Error::other(format!("type check of {name}: {error}")))
 }
 
-fn check_all(
+/// The warnings about the expressions of the policy, up to a limit of bytes.
+fn check_policy(
     policy: &ValidatingAdmissionPolicy,
     kinds: Vec<(GroupVersionKind, Type)>,
     params: Option<Type>,
 ) -> Vec<ExpressionWarning> {
-    let environments: Vec<(GroupVersionKind, Environment)> = kinds
-        .into_iter()
-        .map(|(kind, object)| (kind, environment(policy, object, params.clone())))
-        .collect();
+    let mut environments = Vec::new();
+    for (kind, object) in kinds {
+        environments.push((kind, policy_environment(policy, object, params.clone())));
+    }
     let (mut warnings, mut bytes) = (Vec::new(), 0);
     let mut check = |field: String, expression: &str| {
         if bytes > MAX_WARNING_BYTES {
             return;
         }
-        let warning = warning(&environments, expression);
+        let warning = compile_errors(&environments, expression);
         bytes += warning.len();
         if !warning.is_empty() && bytes <= MAX_WARNING_BYTES {
             warnings.push(ExpressionWarning { field_ref: field, warning });
@@ -252,18 +257,20 @@ fn check_all(
     warnings
 }
 
-/// The faults of an expression, by kind.
-fn warning(environments: &[(GroupVersionKind, Environment)], expression: &str) -> String {
-    let wrong = environments.iter().filter_map(|(kind, environment)| {
-        let issues = environment.compile(expression).err()?;
-        Some(format!("{kind}: {issues}\n"))
-    });
-    wrong.collect::<Vec<_>>().join("\n")
+/// The faults of an expression, by kind. Empty if it has none.
+fn compile_errors(environments: &[(GroupVersionKind, Environment)], expression: &str) -> String {
+    let mut errors = Vec::new();
+    for (kind, environment) in environments {
+        if let Err(issues) = environment.compile(expression) {
+            errors.push(format!("{kind}: {issues}\n"));
+        }
+    }
+    errors.join("\n")
 }
 
 /// All variables of a policy, its own included: each may use those before it. A variable whose
 /// expression has a fault may have any type.
-fn environment(
+fn policy_environment(
     policy: &ValidatingAdmissionPolicy,
     object: Type,
     params: Option<Type>,
@@ -280,15 +287,16 @@ fn environment(
     environment.types.insert(VARIABLES.to_owned(), variables.clone());
     environment.variables.insert("variables", variables);
     for variable in &policy.spec.variables {
-        let found = environment.compile(&variable.expression).ok();
-        let found = found.filter(|of| !of.has_more_parts_than(MAX_TYPE_PARTS));
-        let found = found.map_or(Type::Dyn, |of| plain(&of));
-        fields.0.lock().insert(variable.name.clone(), found);
+        let variable_type = match environment.compile(&variable.expression) {
+            Ok(result) if !result.has_more_parts_than(MAX_TYPE_PARTS) => to_variable_type(&result),
+            _ => Type::Dyn,
+        };
+        fields.0.lock().insert(variable.name.clone(), variable_type);
     }
     environment
 }
 
-/// The variables of a policy so far. Clones share them.
+/// The types of the variables of a policy that have been compiled. Clones share them.
 #[derive(Clone, Default)]
 struct Variables(Arc<Mutex<BTreeMap<String, Type>>>);
 
@@ -298,10 +306,10 @@ impl LazyFields for Variables {
     }
 }
 
-/// The type of a variable; an object becomes dynamic. Upstream: `convertCelTypeToDeclType`.
-fn plain(of: &Type) -> Type {
-    match of {
-        Type::List(_) | Type::Map(_) => of.map_params(&mut |inner| plain(inner)),
+/// The type of a variable whose expression has the type `result`; an object becomes dynamic. Upstream: `convertCelTypeToDeclType`.
+fn to_variable_type(result: &Type) -> Type {
+    match result {
+        Type::List(_) | Type::Map(_) => result.map_params(&mut |inner| to_variable_type(inner)),
         Type::Struct(_) | Type::Opaque(..) | Type::Kind(_) | Type::Error | Type::Param(_) => {
             Type::Dyn
         }
@@ -309,18 +317,19 @@ fn plain(of: &Type) -> Type {
     }
 }
 
-/// The group, version and resource of each resource that a rule names exactly, sorted. None when a
+/// The group, version and resource of each resource that a rule names exactly, sorted. Empty when a
 /// group or version has a wildcard; resources with one, and subresources, are left out.
 fn exact_resources(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
-    let wild = |names: &[String]| names.iter().any(|name| name.contains('*'));
-    if wild(&rule.api_groups) || wild(&rule.api_versions) {
+    let has_wildcard = |names: &[String]| names.iter().any(|name| name.contains('*'));
+    if has_wildcard(&rule.api_groups) || has_wildcard(&rule.api_versions) {
         return Vec::new();
     }
     let mut exact = Vec::new();
     for group in &rule.api_groups {
         for version in &rule.api_versions {
-            let plain = rule.resources.iter().filter(|name| !name.contains(['*', '/']));
-            exact.extend(plain.map(|name| (group.as_str(), version.as_str(), name.as_str())));
+            for resource in rule.resources.iter().filter(|name| !name.contains(['*', '/'])) {
+                exact.push((group.as_str(), version.as_str(), resource.as_str()));
+            }
         }
     }
     exact.sort();
@@ -328,49 +337,49 @@ fn exact_resources(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
 }
 
 /// The kinds that rules name, and whether some resource is unknown.
-fn kinds_to_check(
+fn kinds_of_rules(
     rules: &[NamedRuleWithOperations],
-    known: &Discovery,
+    discovery: &Discovery,
 ) -> (BTreeSet<GroupVersionKind>, bool) {
     let mut found = BTreeSet::new();
-    let mut missed = false;
+    let mut has_unknown = false;
     for rule in rules {
         let mut count = 0;
         for (group, version, resource) in exact_resources(rule) {
-            let kinds = kinds_for(known, group, version, resource);
-            missed |= kinds.is_empty();
+            let kinds = kinds_for(discovery, group, version, resource);
+            has_unknown |= kinds.is_empty();
             for kind in kinds {
                 found.insert(kind);
                 count += 1;
                 if count == MAX_TYPES {
-                    return (found, missed);
+                    return (found, has_unknown);
                 }
             }
         }
     }
-    (found, missed)
+    (found, has_unknown)
 }
 
-/// An empty group means any, and so does an empty version. Upstream:
-/// `DefaultRESTMapper.KindsFor`.
+/// The kinds of a resource, by its plural or its kind. An empty group means any, and so does an empty
+/// version. Upstream: `DefaultRESTMapper.KindsFor`.
 fn kinds_for(
-    known: &Discovery,
+    discovery: &Discovery,
     group: &str,
     version: &str,
-    resource: &str,
+    name: &str,
 ) -> Vec<GroupVersionKind> {
-    let name = resource.to_lowercase();
+    let name = name.to_lowercase();
     let mut kinds = Vec::new();
-    for found in &known.resources {
-        let of = &found.resource;
-        let matches = (group.is_empty() || of.group == group)
-            && (version.is_empty() || of.version == version)
-            && (of.plural == name || of.kind.to_lowercase() == name);
+    for served in &discovery.resources {
+        let resource = &served.resource;
+        let matches = (group.is_empty() || resource.group == group)
+            && (version.is_empty() || resource.version == version)
+            && (resource.plural == name || resource.kind.to_lowercase() == name);
         if matches {
             let kind = GroupVersionKind {
-                group: of.group.to_string(),
-                version: of.version.to_string(),
-                kind: of.kind.to_string(),
+                group: resource.group.to_string(),
+                version: resource.version.to_string(),
+                kind: resource.kind.to_string(),
             };
             if !kinds.contains(&kind) {
                 kinds.push(kind);
@@ -440,12 +449,13 @@ mod tests {
         GroupVersionKind { group: "g".into(), version: "v1".into(), kind: "K".into() }
     }
 
+    /// The warnings about a policy, checked for objects without fields.
     fn checked(spec: Value) -> Vec<ExpressionWarning> {
         let object = Type::structure("K", Fields::Known(BTreeMap::new()));
-        block_on(warnings(policy(spec), vec![(kind(), object)], None)).unwrap()
+        block_on(check_off_executor(policy(spec), vec![(kind(), object)], None)).unwrap()
     }
 
-    /// Fields that are found once the test says so.
+    /// Fields that are found once the test has sent a message.
     struct Gate(Mutex<Receiver<()>>);
 
     impl LazyFields for Gate {
@@ -460,7 +470,7 @@ mod tests {
         let (open, gate) = std::sync::mpsc::channel();
         let object = Type::structure("K", Fields::Lazy(Box::new(Gate(Mutex::new(gate)))));
         let policy = policy(json!({ "validations": [{ "expression": "object.a == 'x'" }] }));
-        let mut checking = Box::pin(warnings(policy, vec![(kind(), object)], None));
+        let mut checking = Box::pin(check_off_executor(policy, vec![(kind(), object)], None));
         assert!(block_on(poll_once(&mut checking)).is_none(), "other tasks get their turn");
         open.send(()).unwrap();
         assert_eq!(block_on(checking).unwrap().len(), 1);
@@ -515,7 +525,7 @@ mod tests {
     #[test]
     fn kinds_are_found_by_the_rules() {
         let many = ["ls", "ks", "js", "is", "hs", "gs", "fs", "es", "ds", "cs", "bs", "as"];
-        for (rules, expected, missed) in [
+        for (rules, expected, has_unknown) in [
             (vec![rule(&["apps"], &["v1"], &["deployments"])], "apps/v1 Deployment", false),
             // No group is any group.
             (vec![rule(&[""], &["v1"], &["events"])], "/v1 Event,events.k8s.io/v1 Event", false),
@@ -540,12 +550,12 @@ mod tests {
                 false,
             ),
         ] {
-            let (found, unknown) = kinds_to_check(&rules, &discovery());
+            let (found, unknown) = kinds_of_rules(&rules, &discovery());
             let found: Vec<String> = found
                 .iter()
                 .map(|kind| format!("{}/{} {}", kind.group, kind.version, kind.kind))
                 .collect();
-            assert_eq!((found.join(","), unknown), (expected.to_owned(), missed), "{rules:?}");
+            assert_eq!((found.join(","), unknown), (expected.to_owned(), has_unknown), "{rules:?}");
         }
     }
 }

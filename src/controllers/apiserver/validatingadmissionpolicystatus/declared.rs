@@ -8,8 +8,8 @@ use cel_compiler::{Environment, Fields, Type};
 /// An environment with all variables except those that depend on the policy.
 pub fn environment() -> Environment {
     let mut environment = Environment::default();
-    let request = request(&mut environment.types);
-    let namespace = namespace(&mut environment.types);
+    let request = request_type(&mut environment.types);
+    let namespace = namespace_type(&mut environment.types);
     let authorizer = Type::structure("kubernetes.authorization.Authorizer", Fields::Unknown);
     environment.variables.insert("request", request);
     environment.variables.insert("namespaceObject", namespace);
@@ -17,38 +17,38 @@ pub fn environment() -> Environment {
     environment
 }
 
-/// A type that expressions may name.
+/// Adds an object type to `types`, so that expressions may name it.
 fn declare<const N: usize>(
     types: &mut BTreeMap<String, Type>,
     name: &str,
     fields: [(&str, Type); N],
 ) -> Type {
-    let fields = fields.into_iter().map(|(name, of)| (name.to_owned(), of)).collect();
+    let fields = fields.into_iter().map(|(name, type_)| (name.to_owned(), type_)).collect();
     let declared = Type::structure(name, Fields::Known(fields));
     types.insert(name.to_owned(), declared.clone());
     declared
 }
 
-fn request(types: &mut BTreeMap<String, Type>) -> Type {
-    let text = || Type::String;
+fn request_type(types: &mut BTreeMap<String, Type>) -> Type {
+    let string = || Type::String;
     let kind = declare(
         types,
         "kubernetes.GroupVersionKind",
-        [("group", text()), ("version", text()), ("kind", text())],
+        [("group", string()), ("version", string()), ("kind", string())],
     );
     let resource = declare(
         types,
         "kubernetes.GroupVersionResource",
-        [("group", text()), ("version", text()), ("resource", text())],
+        [("group", string()), ("version", string()), ("resource", string())],
     );
     let user = declare(
         types,
         "kubernetes.UserInfo",
         [
-            ("username", text()),
-            ("uid", text()),
-            ("groups", Type::list(text())),
-            ("extra", Type::map(text(), Type::list(text()))),
+            ("username", string()),
+            ("uid", string()),
+            ("groups", Type::list(string())),
+            ("extra", Type::map(string(), Type::list(string()))),
         ],
     );
     declare(
@@ -57,13 +57,13 @@ fn request(types: &mut BTreeMap<String, Type>) -> Type {
         [
             ("kind", kind.clone()),
             ("resource", resource.clone()),
-            ("subResource", text()),
+            ("subResource", string()),
             ("requestKind", kind),
             ("requestResource", resource),
-            ("requestSubResource", text()),
-            ("name", text()),
-            ("namespace", text()),
-            ("operation", text()),
+            ("requestSubResource", string()),
+            ("name", string()),
+            ("namespace", string()),
+            ("operation", string()),
             ("userInfo", user),
             ("dryRun", Type::Bool),
             ("options", Type::Dyn),
@@ -71,42 +71,42 @@ fn request(types: &mut BTreeMap<String, Type>) -> Type {
     )
 }
 
-fn namespace(types: &mut BTreeMap<String, Type>) -> Type {
-    let text = || Type::String;
+fn namespace_type(types: &mut BTreeMap<String, Type>) -> Type {
+    let string = || Type::String;
     let spec =
         declare(types, "kubernetes.NamespaceSpec", [("finalizers", Type::list(Type::String))]);
     let condition = declare(
         types,
         "kubernetes.NamespaceCondition",
         [
-            ("status", text()),
-            ("type", text()),
+            ("status", string()),
+            ("type", string()),
             ("lastTransitionTime", Type::Timestamp),
-            ("message", text()),
-            ("reason", text()),
+            ("message", string()),
+            ("reason", string()),
         ],
     );
     let status = declare(
         types,
         "kubernetes.NamespaceStatus",
-        [("conditions", Type::list(condition)), ("phase", text())],
+        [("conditions", Type::list(condition)), ("phase", string())],
     );
     let metadata = declare(
         types,
         "kubernetes.NamespaceMetadata",
         [
-            ("name", text()),
-            ("generateName", text()),
-            ("namespace", text()),
-            ("labels", Type::map(text(), text())),
-            ("annotations", Type::map(text(), text())),
-            ("UID", text()),
+            ("name", string()),
+            ("generateName", string()),
+            ("namespace", string()),
+            ("labels", Type::map(string(), string())),
+            ("annotations", Type::map(string(), string())),
+            ("UID", string()),
             ("creationTimestamp", Type::Timestamp),
             ("deletionGracePeriodSeconds", Type::Int),
             ("deletionTimestamp", Type::Timestamp),
             ("generation", Type::Int),
-            ("resourceVersion", text()),
-            ("finalizers", Type::list(text())),
+            ("resourceVersion", string()),
+            ("finalizers", Type::list(string())),
         ],
     );
     declare(

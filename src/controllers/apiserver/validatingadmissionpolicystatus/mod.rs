@@ -19,8 +19,8 @@ use crate::objects::{
 };
 
 const FIELD_MANAGER: &str = "validatingadmissionpolicy-status";
-/// How long schemas are kept, for a burst of policies.
-const MEMORY: Duration = Duration::from_secs(300);
+/// The time between two clearings of the cache of schemas, which serves bursts of policies.
+const CACHE_PERIOD: Duration = Duration::from_secs(300);
 
 struct PolicyStatus {
     client: Client,
@@ -35,20 +35,22 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let this = Arc::new(PolicyStatus { client: c.client(), policies: policies.clone(), checker });
     let queue = c.queue(QueuePolicy::default());
     c.watch(&policies, &queue, keys::of_current(needs_check));
-    let forgetful = this.clone();
-    c.every(MEMORY, move || {
-        forgetful.checker.forget();
+    let status = this.clone();
+    c.every(CACHE_PERIOD, move || {
+        status.checker.clear_cache();
         std::future::ready(Ok(()))
     });
     c.sync(queue, &this, PolicyStatus::sync);
     Ok(())
 }
 
+/// Whether the spec has changed since the last check.
 fn needs_check(policy: &ValidatingAdmissionPolicy) -> bool {
     policy.meta.generation > policy.status.observed_generation
 }
 
 impl PolicyStatus {
+    /// Checks the policy, and writes the warnings into its status.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(policy) = self.policies.get(&key).filter(|policy| needs_check(policy)) else {
             return Ok(Next::Done);
@@ -61,7 +63,8 @@ impl PolicyStatus {
         };
         match self.write(&policy, status).await {
             Err(error) if error.is_not_found() => Ok(Next::Done),
-            other => Ok(other.map(|()| Next::Done)?),
+            Err(error) => Err(error.into()),
+            Ok(()) => Ok(Next::Done),
         }
     }
 

@@ -33,7 +33,7 @@ impl fmt::Display for GroupVersionKind {
 
 impl GroupVersionKind {
     /// The key of its document in the index of `/openapi/v3`, and its path below that.
-    pub fn document(&self) -> String {
+    pub fn document_path(&self) -> String {
         match self.group.as_str() {
             "" => format!("api/{}", self.version),
             group => format!("apis/{group}/{}", self.version),
@@ -60,7 +60,7 @@ struct Schema {
     #[serde(rename = "x-kubernetes-int-or-string")]
     int_or_string: bool,
     #[serde(rename = "x-kubernetes-embedded-resource")]
-    embedded: bool,
+    is_embedded_resource: bool,
 }
 
 /// References with other members beside them are wrapped in this.
@@ -100,8 +100,8 @@ enum Format {
 
 /// A schema; a boolean or a list of schemas in its place is ignored.
 fn schema_only<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Arc<Schema>>, D::Error> {
-    struct Only;
-    impl<'de> Visitor<'de> for Only {
+    struct SchemaVisitor;
+    impl<'de> Visitor<'de> for SchemaVisitor {
         type Value = Option<Arc<Schema>>;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a schema")
@@ -120,16 +120,18 @@ fn schema_only<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Arc<Schema>
             Schema::deserialize(MapAccessDeserializer::new(members)).map(|s| Some(Arc::new(s)))
         }
     }
-    input.deserialize_any(Only)
+    input.deserialize_any(SchemaVisitor)
 }
 
 impl Schema {
+    /// The name of the schema that this one refers to.
     fn reference(&self) -> Option<&str> {
-        let wrapped = || self.all_of.iter().find_map(|reference| reference.to.as_deref());
-        let to = self.reference.as_deref().or_else(wrapped)?;
-        Some(to.strip_prefix(PREFIX).unwrap_or(to))
+        let wrapped = self.all_of.iter().find_map(|reference| reference.to.as_deref());
+        let path = self.reference.as_deref().or(wrapped)?;
+        Some(path.strip_prefix(PREFIX).unwrap_or(path))
     }
 
+    /// The schemas directly inside this one.
     fn children(&self) -> impl Iterator<Item = &Arc<Schema>> {
         self.properties.iter().flat_map(HashMap::values).chain(&self.items).chain(&self.values)
     }
@@ -156,7 +158,7 @@ struct Components<'a> {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Kinds {
+struct SchemaKinds {
     #[serde(rename = "x-kubernetes-group-version-kind")]
     kinds: Vec<GroupVersionKind>,
 }
@@ -171,7 +173,7 @@ impl Definitions {
             serde_json::from_slice(document)?;
         let mut root = None;
         for (name, raw) in &all {
-            let Kinds { kinds } = from_json(raw.get())?;
+            let SchemaKinds { kinds } = from_json(raw.get())?;
             if kinds.contains(kind) {
                 root = Some(name.clone());
                 break;
@@ -179,8 +181,8 @@ impl Definitions {
         }
         let Some(root) = root else { return Ok(None) };
         let mut schemas: HashMap<String, Arc<Schema>> = HashMap::new();
-        let mut wanted = vec![root.clone()];
-        while let Some(name) = wanted.pop() {
+        let mut to_read = vec![root.clone()];
+        while let Some(name) = to_read.pop() {
             if schemas.contains_key(&name) {
                 continue;
             }
@@ -188,10 +190,10 @@ impl Definitions {
                 serde::de::Error::custom(format_args!("cannot resolve Ref {name:?}"))
             })?;
             let schema: Arc<Schema> = from_json(raw.get())?;
-            let mut within = vec![&schema];
-            while let Some(schema) = within.pop() {
-                wanted.extend(schema.reference().map(str::to_owned));
-                within.extend(schema.children());
+            let mut to_visit = vec![&schema];
+            while let Some(schema) = to_visit.pop() {
+                to_read.extend(schema.reference().map(str::to_owned));
+                to_visit.extend(schema.children());
             }
             schemas.insert(name, schema);
         }
@@ -201,22 +203,27 @@ impl Definitions {
     /// The type, with the name `name`; `None`: the schema has no type, so the value is dynamic.
     pub fn root_type(self: &Arc<Self>, name: &str) -> Option<Type> {
         let schema = self.schemas.get(&self.root)?.clone();
-        let path = FollowedReferences::default().entered(&self.root);
-        SchemaNode { definitions: self.clone(), schema, path, resource: true }.declared(name)
+        let path = FollowedReferences::default().with(&self.root);
+        SchemaNode { definitions: self.clone(), schema, path, is_resource: true }.into_type(name)
     }
 }
 
-/// The references on the way to a schema: a reference to one of them becomes an empty object.
+/// The references on the path to a schema, as a linked list. A reference to one of them is circular,
+/// and becomes an empty object.
 #[derive(Clone, Default)]
 struct FollowedReferences(Option<Arc<(String, FollowedReferences)>>);
 
 impl FollowedReferences {
-    fn entered(&self, reference: &str) -> FollowedReferences {
+    /// The path with `reference` appended.
+    fn with(&self, reference: &str) -> FollowedReferences {
         FollowedReferences(Some(Arc::new((reference.to_owned(), self.clone()))))
     }
 
     fn contains(&self, reference: &str) -> bool {
-        self.0.as_deref().is_some_and(|(name, rest)| name == reference || rest.contains(reference))
+        match self.0.as_deref() {
+            Some((last, before)) => last == reference || before.contains(reference),
+            None => false,
+        }
     }
 }
 
@@ -226,39 +233,46 @@ struct SchemaNode {
     schema: Arc<Schema>,
     path: FollowedReferences,
     /// Whether it is an object with at least `apiVersion`, `kind` and a name.
-    resource: bool,
+    is_resource: bool,
 }
 
 impl SchemaNode {
-    /// A schema within this one, with its reference followed.
+    /// The node of a schema inside this one, with its reference followed.
     fn resolve(&self, schema: &Arc<Schema>) -> SchemaNode {
         let definitions = self.definitions.clone();
         let Some(reference) = schema.reference() else {
             let (schema, path) = (schema.clone(), self.path.clone());
-            return SchemaNode { definitions, resource: schema.embedded, schema, path };
+            return SchemaNode {
+                definitions,
+                is_resource: schema.is_embedded_resource,
+                schema,
+                path,
+            };
         };
-        let target = definitions.schemas.get(reference).filter(|_| !self.path.contains(reference));
-        let circular = || Arc::new(Schema { kind: Kind::Object, ..Schema::default() });
-        let schema = target.cloned().unwrap_or_else(circular);
-        let path = self.path.entered(reference);
-        SchemaNode { definitions, resource: schema.embedded, schema, path }
+        let schema = match definitions.schemas.get(reference) {
+            Some(target) if !self.path.contains(reference) => target.clone(),
+            // The reference is circular.
+            _ => Arc::new(Schema { kind: Kind::Object, ..Schema::default() }),
+        };
+        let path = self.path.with(reference);
+        SchemaNode { definitions, is_resource: schema.is_embedded_resource, schema, path }
     }
 
     /// The type of the values that the schema allows; objects get the name `name`.
-    fn declared(self, name: &str) -> Option<Type> {
+    fn into_type(self, name: &str) -> Option<Type> {
         let schema = &self.schema;
         if schema.int_or_string || schema.format == Format::IntOrString {
             return Some(Type::Dyn);
         }
         match schema.kind {
             Kind::Array => {
-                let of = self.resolve(schema.items.as_ref()?).declared(&format!("{name}.@idx"))?;
-                Some(Type::list(of))
+                let items = self.resolve(schema.items.as_ref()?);
+                Some(Type::list(items.into_type(&format!("{name}.@idx"))?))
             }
             Kind::Object => match &schema.values {
                 Some(values) => {
-                    let of = self.resolve(values).declared(&format!("{name}.@elem"))?;
-                    Some(Type::map(Type::String, of))
+                    let value = self.resolve(values).into_type(&format!("{name}.@elem"))?;
+                    Some(Type::map(Type::String, value))
                 }
                 None => Some(Type::structure(name, Fields::Lazy(Box::new(self)))),
             },
@@ -275,50 +289,51 @@ impl SchemaNode {
         }
     }
 
+    /// The node of the property of this name.
     fn property(&self, name: &str) -> Option<SchemaNode> {
         self.schema.properties.as_ref()?.get(name).map(|schema| self.resolve(schema))
     }
 
     /// Whether the schema itself has the fields of every resource.
     fn has_metadata(&self) -> bool {
-        let text = |place: &SchemaNode, name| {
-            place.property(name).is_some_and(|place| place.schema.kind == Kind::String)
+        let has_string = |node: &SchemaNode, name| {
+            node.property(name).is_some_and(|property| property.schema.kind == Kind::String)
         };
-        let metadata = self.property("metadata");
-        text(self, "kind")
-            && text(self, "apiVersion")
-            && metadata.is_some_and(|metadata| {
-                metadata.schema.kind == Kind::Object
-                    && text(&metadata, "name")
-                    && text(&metadata, "generateName")
-            })
+        let Some(metadata) = self.property("metadata") else { return false };
+        metadata.schema.kind == Kind::Object
+            && has_string(self, "kind")
+            && has_string(self, "apiVersion")
+            && has_string(&metadata, "name")
+            && has_string(&metadata, "generateName")
     }
 
-    /// The field with the name `name` in expressions.
-    fn field_named(&self, of: &str, name: &str) -> Option<Type> {
-        if self.resource && !self.has_metadata() {
+    /// The type of the field that expressions call `name`, in the object type `type_name`.
+    fn field_type(&self, type_name: &str, name: &str) -> Option<Type> {
+        if self.is_resource && !self.has_metadata() {
             match name {
                 "kind" | "apiVersion" => return Some(Type::String),
                 "metadata" => {
-                    let texts = ["name", "generateName"];
-                    let fields = texts.map(|text| (text.to_owned(), Type::String)).into();
-                    return Some(Type::structure(format!("{of}.{name}"), Fields::Known(fields)));
+                    let fields = ["name", "generateName"];
+                    let fields = fields.map(|field| (field.to_owned(), Type::String)).into();
+                    let name = format!("{type_name}.{name}");
+                    return Some(Type::structure(name, Fields::Known(fields)));
                 }
                 _ => {}
             }
         }
         let names = self.schema.properties.as_ref()?.keys();
         let property = names.into_iter().find(|known| escape(known).as_deref() == Some(name))?;
-        self.property(property)?.declared(&format!("{of}.{name}"))
+        self.property(property)?.into_type(&format!("{type_name}.{name}"))
     }
 }
 
 impl LazyFields for SchemaNode {
-    fn field(&self, of: &str, name: &str) -> Option<Type> {
-        self.field_named(of, name).or_else(|| {
-            let keyword = RESERVED.contains(&name).then(|| format!("__{name}__"))?;
-            self.field_named(of, &keyword)
-        })
+    /// A reserved word names the field with the escaped name too.
+    fn field(&self, type_name: &str, name: &str) -> Option<Type> {
+        match self.field_type(type_name, name) {
+            None if RESERVED.contains(&name) => self.field_type(type_name, &format!("__{name}__")),
+            found => found,
+        }
     }
 }
 
