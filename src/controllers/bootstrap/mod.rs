@@ -10,7 +10,7 @@ use crate::controllers::Controller;
 use crate::objects::{BootstrapToken, Resource};
 
 /// The Secrets that hold bootstrap tokens. No other Secret is read.
-fn tokens(c: &mut Controller) -> Lister<BootstrapToken> {
+fn token_lister(c: &mut Controller) -> Lister<BootstrapToken> {
     c.lister_of(Scope {
         namespace: Some("kube-system".to_owned()),
         field_selector: Some(format!("type={}", BootstrapToken::TYPE)),

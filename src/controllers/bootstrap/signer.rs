@@ -20,9 +20,9 @@ use crate::objects::{BootstrapToken, ConfigMap, Labels, ObjectKey, Resource};
 
 const NAMESPACE: &str = "kube-public";
 const NAME: &str = "cluster-info";
-/// The key of the signed content.
-const CONTENT: &str = "kubeconfig";
-/// Followed by a token's id: the key of its signature.
+/// The key of the content that is signed.
+const CONTENT_KEY: &str = "kubeconfig";
+/// The key of a signature is this prefix and the token's id.
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
 /// The controller `bootstrap-signer-controller`.
@@ -32,7 +32,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         field_selector: Some(format!("metadata.name={NAME}")),
         ..Scope::all(ConfigMap::RESOURCE)
     });
-    let tokens = super::tokens(c);
+    let tokens = super::token_lister(c);
     let queue = c.queue(QueuePolicy::default());
     let key = ObjectKey::new(NAMESPACE, NAME);
     c.watch(&maps, &queue, |change, queue| {
@@ -59,8 +59,11 @@ impl Signer {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(map) = self.maps.get(&key) else { return Ok(Next::Done) };
         let (tokens, now) = (self.tokens.list(), self.clock.now());
-        let tokens = tokens.iter().filter_map(|token| token::for_signing(token, now)).collect();
-        let Some(data) = signed(&map.data, &tokens) else { return Ok(Next::Done) };
+        let secrets =
+            tokens.iter().filter_map(|token| token::id_and_secret_for_signing(token, now));
+        let Some(data) = with_signatures(&map.data, &secrets.collect()) else {
+            return Ok(Next::Done);
+        };
         let map = ConfigMap { data, ..ConfigMap::clone(&map) };
         match self.client.update::<ConfigMap>(&key, &map.to_json()?).await {
             Err(error) if !error.is_conflict() && !error.is_not_found() => {
@@ -72,25 +75,25 @@ impl Signer {
     }
 }
 
-/// `data` with the signatures of these tokens, and of no others; `None` when nothing changes, or
-/// nothing is to be signed. `tokens`: secrets by token id.
-fn signed(data: &Labels, tokens: &BTreeMap<&str, &[u8]>) -> Option<Labels> {
-    let Some(content) = data.get(CONTENT) else {
-        log::debug!("No key in ConfigMap key={CONTENT:?} configMap=\"{NAMESPACE}/{NAME}\"");
+/// `data` with the signatures by these tokens, and by no others; `None` when nothing changes, or
+/// nothing is to be signed. `secrets`: by token id.
+fn with_signatures(data: &Labels, secrets: &BTreeMap<&str, &[u8]>) -> Option<Labels> {
+    let Some(content) = data.get(CONTENT_KEY) else {
+        log::debug!("No key in ConfigMap key={CONTENT_KEY:?} configMap=\"{NAMESPACE}/{NAME}\"");
         return None;
     };
-    let others = data.iter().filter(|(key, _)| !key.starts_with(SIGNATURE_PREFIX));
-    let signatures = tokens
+    let unsigned = data.iter().filter(|(key, _)| !key.starts_with(SIGNATURE_PREFIX));
+    let unsigned = unsigned.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let signatures = secrets
         .iter()
-        .map(|(id, secret)| (format!("{SIGNATURE_PREFIX}{id}"), signature(content, id, secret)));
-    let wanted = others.map(|(key, value)| (key.to_owned(), value.to_owned())).chain(signatures);
-    let wanted: Labels = wanted.collect();
-    (wanted != *data).then_some(wanted)
+        .map(|(id, secret)| (format!("{SIGNATURE_PREFIX}{id}"), detached_jws(content, id, secret)));
+    let new_data: Labels = unsigned.chain(signatures).collect();
+    if new_data == *data { None } else { Some(new_data) }
 }
 
 /// A compact JWS without its payload (RFC 7515, appendix F), by HMAC-SHA256.
 /// Upstream: `jws.ComputeDetachedSignature`.
-fn signature(content: &str, id: &str, secret: &[u8]) -> String {
+fn detached_jws(content: &str, id: &str, secret: &[u8]) -> String {
     let header = json!({ "alg": "HS256", "kid": id }).to_string();
     let header = URL_SAFE_NO_PAD.encode(header);
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("keys are of any length");
@@ -114,7 +117,7 @@ mod tests {
         let content = "Hello from the other side. I must have called a thousand times.";
         let secret = b"my voice is my passcode";
         assert_eq!(
-            signature(content, "joshua", secret),
+            detached_jws(content, "joshua", secret),
             "eyJhbGciOiJIUzI1NiIsImtpZCI6Impvc2h1YSJ9..\
              VShe2taLd-YTrmWuRkcL_8QTNDHYxQIEBsAYYiIj1_8"
         );
@@ -122,13 +125,13 @@ mod tests {
 
     #[test]
     fn the_map_holds_a_signature_for_each_token_and_for_no_other() {
-        let of = |id: &str| (format!("{SIGNATURE_PREFIX}{id}"), signature("c", id, b"s"));
+        let of = |id: &str| (format!("{SIGNATURE_PREFIX}{id}"), detached_jws("c", id, b"s"));
         let (a, b) = (of("aaaaaa"), of("bbbbbb"));
         let (a, b) = ((&*a.0, &*a.1), (&*b.0, &*b.1));
         let both: BTreeMap<&str, &[u8]> =
             [("aaaaaa", &b"s"[..]), ("bbbbbb", &b"s"[..])].into_iter().collect();
-        let (content, other) = ((CONTENT, "c"), ("more", "x"));
-        let wanted = labels(&[content, other, a, b]);
+        let (content, other) = ((CONTENT_KEY, "c"), ("more", "x"));
+        let new_data = labels(&[content, other, a, b]);
         let stranger = ("jws-kubeconfig-cccccc", "x");
         for before in [
             &[content, other][..],
@@ -136,10 +139,14 @@ mod tests {
             &[content, other, a, (b.0, "wrong")],
             &[content, other, a, b, stranger],
         ] {
-            assert_eq!(signed(&labels(before), &both), Some(wanted.clone()), "{before:?}");
+            assert_eq!(
+                with_signatures(&labels(before), &both),
+                Some(new_data.clone()),
+                "{before:?}"
+            );
         }
-        assert_eq!(signed(&wanted, &both), None);
-        assert_eq!(signed(&labels(&[other, a]), &both), None, "nothing to sign");
-        assert_eq!(signed(&wanted, &BTreeMap::new()), Some(labels(&[content, other])));
+        assert_eq!(with_signatures(&new_data, &both), None);
+        assert_eq!(with_signatures(&labels(&[other, a]), &both), None, "nothing to sign");
+        assert_eq!(with_signatures(&new_data, &BTreeMap::new()), Some(labels(&[content, other])));
     }
 }

@@ -8,6 +8,7 @@ use crate::objects::{BootstrapToken, Timestamp};
 const NAME_PREFIX: &str = "bootstrap-token-";
 const ID_LENGTH: usize = 6;
 
+/// When a token expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiration {
     Never,
@@ -16,14 +17,15 @@ pub enum Expiration {
     Expired,
 }
 
+/// When the token expires, seen from `now`.
 pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
     let text = &*token.data.expiration;
     if text.is_empty() {
         return Expiration::Never;
     }
     let meta = &token.meta;
-    let Some(end) = std::str::from_utf8(text).ok().and_then(|text| text.parse::<Timestamp>().ok())
-    else {
+    let parsed = std::str::from_utf8(text).ok().and_then(|text| text.parse::<Timestamp>().ok());
+    let Some(end) = parsed else {
         log::debug!(
             "Unparseable expiration time ({}) in {} Secret. Treating as expired.",
             String::from_utf8_lossy(text),
@@ -38,28 +40,30 @@ pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
 }
 
 /// The id and the secret of a token that may sign now. Upstream: `validateSecretForSigning`.
-pub fn for_signing(token: &BootstrapToken, now: Timestamp) -> Option<(&str, &[u8])> {
+pub fn id_and_secret_for_signing(token: &BootstrapToken, now: Timestamp) -> Option<(&str, &[u8])> {
     let (name, data) = (&*token.meta.name, &token.data);
-    let fault = |why: &str| log::debug!("{why} secretName={name:?}");
+    let log_invalid = |why: &str| log::debug!("{why} secretName={name:?}");
     let id = name.strip_prefix(NAME_PREFIX).filter(|id| {
-        let good = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_lowercase();
-        id.len() == ID_LENGTH && id.bytes().all(good)
+        let is_allowed = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_lowercase();
+        id.len() == ID_LENGTH && id.bytes().all(is_allowed)
     });
     let Some(id) = id else {
-        fault("Invalid secret name, must be of the form bootstrap-token-<secret-id>");
+        log_invalid("Invalid secret name, must be of the form bootstrap-token-<secret-id>");
         return None;
     };
     if data.token_id.is_empty() || data.token_secret.is_empty() {
-        fault("No key in Secret");
+        log_invalid("No key in Secret");
         return None;
     }
     if *data.token_id != *id.as_bytes() {
-        fault("Token ID doesn't match secret name");
+        log_invalid("Token ID doesn't match secret name");
         return None;
     }
-    let signs = *data.usage_bootstrap_signing == *b"true";
-    let may_sign = signs && expiration(token, now) != Expiration::Expired;
-    may_sign.then_some((id, &*data.token_secret))
+    let is_for_signing = *data.usage_bootstrap_signing == *b"true";
+    if !is_for_signing || expiration(token, now) == Expiration::Expired {
+        return None;
+    }
+    Some((id, &*data.token_secret))
 }
 
 #[cfg(test)]
@@ -120,8 +124,14 @@ mod tests {
         ];
         let name = "bootstrap-token-abc123";
         let good = token(name, &GOOD);
-        assert_eq!(for_signing(&good, now), Some(("abc123", &b"0123456789abcdef"[..])));
-        assert!(for_signing(&token(name, &GOOD[..3]), now).is_some(), "it never expires");
+        assert_eq!(
+            id_and_secret_for_signing(&good, now),
+            Some(("abc123", &b"0123456789abcdef"[..]))
+        );
+        assert!(
+            id_and_secret_for_signing(&token(name, &GOOD[..3]), now).is_some(),
+            "it never expires"
+        );
         for (name, key, value) in [
             ("bootstrap-token-abc12", "token-id", "abc12"),
             ("bootstrap-token-ABC123", "token-id", "ABC123"),
@@ -136,7 +146,11 @@ mod tests {
         ] {
             let mut data = GOOD;
             data.iter_mut().filter(|(known, _)| *known == key).for_each(|pair| pair.1 = value);
-            assert_eq!(for_signing(&token(name, &data), now), None, "{name} {key} {value}");
+            assert_eq!(
+                id_and_secret_for_signing(&token(name, &data), now),
+                None,
+                "{name} {key} {value}"
+            );
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::objects::{BootstrapToken, ObjectKey};
 
 /// The controller `token-cleaner-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
-    let tokens = super::tokens(c);
+    let tokens = super::token_lister(c);
     let queue = c.queue(QueuePolicy::default());
     c.watch(&tokens, &queue, |change, queue| {
         if !matches!(change, Change::Deleted(_)) {
