@@ -28,16 +28,16 @@ const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 
 /// A right to have requests approved: the subresource that expresses it, and the approval's
 /// message.
-struct Right {
+struct ApprovalRight {
     subresource: &'static str,
     message: &'static str,
 }
 
-const SELF_RENEWAL: Right = Right {
+const SELF_RENEWAL: ApprovalRight = ApprovalRight {
     subresource: "selfnodeclient",
     message: "Auto approving self kubelet client certificate after SubjectAccessReview.",
 };
-const CLIENT: Right = Right {
+const CLIENT: ApprovalRight = ApprovalRight {
     subresource: "nodeclient",
     message: "Auto approving kubelet client certificate after SubjectAccessReview.",
 };
@@ -45,9 +45,9 @@ const CLIENT: Right = Right {
 /// The controller `certificatesigningrequest-approving-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let requests = c.lister::<CertificateSigningRequest>();
-    let queue = c.queue(requests::retries(c.clock()));
+    let queue = c.queue(requests::queue_policy(c.clock()));
     c.watch(&requests, &queue, |change, queue| {
-        if !matches!(change, Change::Deleted(_)) && is_open(change.object()) {
+        if !matches!(change, Change::Deleted(_)) && needs_decision(change.object()) {
             queue.add(change.object().meta.key());
         }
     });
@@ -61,16 +61,20 @@ struct Approving {
     requests: Lister<CertificateSigningRequest>,
 }
 
-/// Whether the request is undecided and for this controller to decide.
-fn is_open(request: &CertificateSigningRequest) -> bool {
+/// Whether the request has this controller's signer, and is neither approved nor denied.
+fn needs_decision(request: &CertificateSigningRequest) -> bool {
     let status = &request.status;
     let decided = status.has(CertificateSigningRequestStatus::APPROVED)
         || status.has(CertificateSigningRequestStatus::DENIED);
     request.spec.signer_name == *SIGNER && !status.is_issued() && !decided
 }
 
-/// The rights, of which one is sufficient, in the order in which they are checked.
-fn rights(object: &CertificateSigningRequest, request: &CertificateRequest) -> &'static [Right] {
+/// The rights, of which one is sufficient, in the order in which they are checked. Empty if the
+/// request is not that of a kubelet for a client certificate.
+fn approval_rights(
+    object: &CertificateSigningRequest,
+    request: &CertificateRequest,
+) -> &'static [ApprovalRight] {
     if kubelet::check_client(request, &object.spec.usages).is_err() {
         return &[];
     }
@@ -81,15 +85,16 @@ fn rights(object: &CertificateSigningRequest, request: &CertificateRequest) -> &
 }
 
 impl Approving {
+    /// Approves the request if the requester has one of the rights.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(object) = self.requests.get(&key) else { return Ok(Next::Done) };
-        if !is_open(&object) {
+        if !needs_decision(&object) {
             return Ok(Next::Done);
         }
-        let request = requests::parse(&object).map_err(Error::other)?;
-        let rights = rights(&object, &request);
+        let request = requests::parse_request(&object).map_err(Error::other)?;
+        let rights = approval_rights(&object, &request);
         for right in rights {
-            if self.authorize(&object, right).await? {
+            if self.has_right(&object, right).await? {
                 let mut status = object.status.clone();
                 status.conditions.push(RequestCondition {
                     kind: CertificateSigningRequestStatus::APPROVED.into(),
@@ -115,20 +120,21 @@ impl Approving {
         )))
     }
 
-    async fn authorize(
+    /// Whether the requester has `right`, by the API server's authorizers.
+    async fn has_right(
         &self,
         object: &CertificateSigningRequest,
-        right: &Right,
+        right: &ApprovalRight,
     ) -> Result<bool, Error> {
-        let review = review(object, right);
+        let access_review = subject_access_review(object, right);
         let answer: Value =
-            self.client.resource(&SUBJECT_ACCESS_REVIEWS).create("", &review).await?;
+            self.client.resource(&SUBJECT_ACCESS_REVIEWS).create("", &access_review).await?;
         Ok(answer["status"]["allowed"] == true)
     }
 }
 
-/// Whether the requester has `right`.
-fn review(object: &CertificateSigningRequest, right: &Right) -> Value {
+/// The question to the API server, whether the requester has `right`.
+fn subject_access_review(object: &CertificateSigningRequest, right: &ApprovalRight) -> Value {
     let spec = &object.spec;
     json!({
         "apiVersion": SUBJECT_ACCESS_REVIEWS.api_version(),
@@ -170,8 +176,8 @@ mod tests {
     fn rights_depend_on_the_requester_being_the_node_itself() {
         let rights = |username: &str, usages: &[&str]| -> Vec<&str> {
             let object = request(username, usages);
-            let parsed = requests::parse(&object).unwrap();
-            super::rights(&object, &parsed).iter().map(|right| right.subresource).collect()
+            let parsed = requests::parse_request(&object).unwrap();
+            super::approval_rights(&object, &parsed).iter().map(|right| right.subresource).collect()
         };
         assert_eq!(rights("system:node:n1", &USAGES), ["selfnodeclient", "nodeclient"]);
         assert_eq!(rights("system:bootstrap:abcdef", &USAGES), ["nodeclient"]);
@@ -180,9 +186,9 @@ mod tests {
 
     #[test]
     fn a_review_names_the_requester_and_the_right() {
-        let review = review(&request("u", &USAGES), &CLIENT);
+        let access_review = subject_access_review(&request("u", &USAGES), &CLIENT);
         assert_eq!(
-            review["spec"],
+            access_review["spec"],
             json!({
                 "user": "u", "uid": "7", "groups": ["a", "b"], "extra": { "e": ["1", "2"] },
                 "resourceAttributes": {
@@ -195,20 +201,26 @@ mod tests {
 
     #[test]
     fn decided_requests_and_other_signers_are_ignored() {
-        let open = |change: Value| {
+        let needs_decision_with = |change: Value| {
             let mut object = json!({ "spec": { "signerName": SIGNER } });
             for (key, value) in change.as_object().unwrap() {
                 object[key] = value.clone();
             }
-            is_open(&serde_json::from_value(object).unwrap())
+            needs_decision(&serde_json::from_value(object).unwrap())
         };
-        assert!(open(json!({})));
-        assert!(open(json!({ "status": { "conditions": null, "certificate": null } })));
-        assert!(open(json!({ "status": { "conditions": [{ "type": "Failed" }] } })));
+        assert!(needs_decision_with(json!({})));
+        assert!(needs_decision_with(
+            json!({ "status": { "conditions": null, "certificate": null } })
+        ));
+        assert!(needs_decision_with(json!({ "status": { "conditions": [{ "type": "Failed" }] } })));
         for kind in ["Approved", "Denied"] {
-            assert!(!open(json!({ "status": { "conditions": [{ "type": kind }] } })));
+            assert!(!needs_decision_with(
+                json!({ "status": { "conditions": [{ "type": kind }] } })
+            ));
         }
-        assert!(!open(json!({ "status": { "certificate": "eA==" } })));
-        assert!(!open(json!({ "spec": { "signerName": "kubernetes.io/kubelet-serving" } })));
+        assert!(!needs_decision_with(json!({ "status": { "certificate": "eA==" } })));
+        assert!(!needs_decision_with(
+            json!({ "spec": { "signerName": "kubernetes.io/kubelet-serving" } })
+        ));
     }
 }

@@ -15,8 +15,8 @@ use crate::objects::{CertificateSigningRequest, CertificateSigningRequestStatus,
 
 const INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// How long requests are kept: after they were issued, denied or failed; and without a decision.
-const KEPT_DECIDED: Duration = Duration::from_secs(60 * 60);
-const KEPT_PENDING: Duration = Duration::from_secs(24 * 60 * 60);
+const DECIDED_TTL: Duration = Duration::from_secs(60 * 60);
+const PENDING_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The controller `certificatesigningrequest-cleaner-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
@@ -35,7 +35,7 @@ struct Cleaner {
 impl Cleaner {
     async fn clean(self: Arc<Self>) -> Result<(), Error> {
         for request in self.requests.list() {
-            let Some(why) = outdated(&request, self.clock.now()) else { continue };
+            let Some(why) = deletion_reason(&request, self.clock.now()) else { continue };
             let name = &request.meta.name;
             log::info!("Cleaning CSR as {why}. csr={name:?}");
             let key = request.meta.key();
@@ -50,49 +50,42 @@ impl Cleaner {
     }
 }
 
-/// Why `request` is to be deleted.
-fn outdated(request: &CertificateSigningRequest, now: Timestamp) -> Option<&'static str> {
+/// Why `request` is to be deleted; `None` if it stays.
+fn deletion_reason(request: &CertificateSigningRequest, now: Timestamp) -> Option<&'static str> {
     let status = &request.status;
-    let older = |time: Option<Timestamp>, than: Duration| {
-        time.is_some_and(|time| now.duration_since(time) > than)
+    let is_older = |time: Option<Timestamp>, ttl: Duration| {
+        time.is_some_and(|time| now.duration_since(time) > ttl)
     };
-    let since = |kind: &str, than: Duration| {
-        let mut conditions = status.conditions.iter().filter(|one| one.kind == *kind);
-        conditions.any(|condition| older(condition.last_update_time, than))
+    // Whether a condition of this kind was last updated longer than `ttl` ago.
+    let has_old = |kind: &str, ttl: Duration| {
+        let mut conditions = status.conditions.iter().filter(|condition| condition.kind == *kind);
+        conditions.any(|condition| is_older(condition.last_update_time, ttl))
     };
     let approved = CertificateSigningRequestStatus::APPROVED;
     let issued = status.is_issued();
-    let reasons = [
-        (
-            issued && since(approved, KEPT_DECIDED),
-            "it is more than approvedExpiration duration old and approved",
-        ),
-        (
-            since(CertificateSigningRequestStatus::DENIED, KEPT_DECIDED),
-            "it is more than deniedExpiration duration old and denied",
-        ),
-        (
-            since(CertificateSigningRequestStatus::FAILED, KEPT_DECIDED),
-            "it is more than deniedExpiration duration old and failed",
-        ),
-        (
-            status.conditions.is_empty() && older(request.meta.creation_timestamp, KEPT_PENDING),
-            "it is more than pendingExpiration duration old and unhandled",
-        ),
-        (
-            status.has(approved) && expires(&status.certificate).is_some_and(|end| now > end),
-            "the associated certificate is expired",
-        ),
-        (
-            !issued && since(approved, KEPT_PENDING),
-            "it is approved but unissued for more than pendingExpiration duration",
-        ),
-    ];
-    reasons.into_iter().find_map(|(holds, why)| holds.then_some(why))
+    if issued && has_old(approved, DECIDED_TTL) {
+        return Some("it is more than approvedExpiration duration old and approved");
+    }
+    if has_old(CertificateSigningRequestStatus::DENIED, DECIDED_TTL) {
+        return Some("it is more than deniedExpiration duration old and denied");
+    }
+    if has_old(CertificateSigningRequestStatus::FAILED, DECIDED_TTL) {
+        return Some("it is more than deniedExpiration duration old and failed");
+    }
+    if status.conditions.is_empty() && is_older(request.meta.creation_timestamp, PENDING_TTL) {
+        return Some("it is more than pendingExpiration duration old and unhandled");
+    }
+    if status.has(approved) && certificate_end(&status.certificate).is_some_and(|end| now > end) {
+        return Some("the associated certificate is expired");
+    }
+    if !issued && has_old(approved, PENDING_TTL) {
+        return Some("it is approved but unissued for more than pendingExpiration duration");
+    }
+    None
 }
 
 /// The end of the first certificate in this PEM in base64.
-fn expires(certificate: &str) -> Option<Timestamp> {
+fn certificate_end(certificate: &str) -> Option<Timestamp> {
     let der = pem::certificates(&STANDARD.decode(certificate).ok()?).into_iter().next()?;
     Some(Certificate::from_der(&der).ok()?.not_after())
 }
@@ -107,7 +100,7 @@ mod tests {
     fn requests_are_kept_for_their_time() {
         let certificate = include_bytes!("../../../fixtures/certificates/kubelet-serving.crt");
         let certificate = STANDARD.encode(certificate);
-        let end = expires(&certificate).unwrap();
+        let end = certificate_end(&certificate).unwrap();
         let ago = |now: Timestamp, hours: f64| {
             Timestamp::from_secs(now.as_secs() - (hours * 3600.0) as i64)
         };
@@ -143,20 +136,20 @@ mod tests {
             .unwrap()
         };
         for (at, (created, conditions, issued, why)) in cases.into_iter().enumerate() {
-            let reason = outdated(&request(ago(now, created), &conditions, issued), now);
+            let reason = deletion_reason(&request(ago(now, created), &conditions, issued), now);
             let found = reason.unwrap_or_default();
             assert!(found.contains(why) && found.is_empty() == why.is_empty(), "{at}: {found}");
         }
         let issued = request(end, &json!([condition("Approved", Some(end))]), true);
-        assert_eq!(outdated(&issued, end), None);
+        assert_eq!(deletion_reason(&issued, end), None);
         let after = end + Duration::from_secs(1);
-        assert_eq!(outdated(&issued, after), Some("the associated certificate is expired"));
+        assert_eq!(deletion_reason(&issued, after), Some("the associated certificate is expired"));
     }
 
     #[test]
     fn malformed_certificates_do_not_expire() {
         for text in ["", "!", "eA=="] {
-            assert_eq!(expires(text), None);
+            assert_eq!(certificate_end(text), None);
         }
     }
 }

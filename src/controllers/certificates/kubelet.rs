@@ -13,7 +13,7 @@ const ENCIPHERMENT: &str = "key encipherment";
 /// Checks that `request` is for a serving certificate of a kubelet.
 ///
 /// # Errors
-/// Why not, in the words that conditions carry.
+/// The first fault, in the words that conditions carry.
 pub fn check_serving(request: &CertificateRequest, usages: &[Istr]) -> Result<(), String> {
     check_organization(request)?;
     let names = &request.names;
@@ -22,7 +22,7 @@ pub fn check_serving(request: &CertificateRequest, usages: &[Istr]) -> Result<()
         (!names.emails.is_empty(), "Email subjectAltNames are not allowed"),
         (!names.uris.is_empty(), "URI subjectAltNames are not allowed"),
     ];
-    refuse(&faults)?;
+    reject_faults(&faults)?;
     check_usages(usages, "server auth")?;
     check_common_name(request)
 }
@@ -30,7 +30,7 @@ pub fn check_serving(request: &CertificateRequest, usages: &[Istr]) -> Result<()
 /// Checks that `request` is for the client certificate with which a kubelet authenticates.
 ///
 /// # Errors
-/// Why not, in the words that conditions carry.
+/// The first fault, in the words that conditions carry.
 pub fn check_client(request: &CertificateRequest, usages: &[Istr]) -> Result<(), String> {
     check_organization(request)?;
     let names = &request.names;
@@ -40,14 +40,19 @@ pub fn check_client(request: &CertificateRequest, usages: &[Istr]) -> Result<(),
         (!names.ips.is_empty(), "IP subjectAltNames are not allowed"),
         (!names.uris.is_empty(), "URI subjectAltNames are not allowed"),
     ];
-    refuse(&faults)?;
+    reject_faults(&faults)?;
     check_common_name(request)?;
     check_usages(usages, "client auth")
 }
 
-fn refuse(faults: &[(bool, &str)]) -> Result<(), String> {
-    let fault = faults.iter().find(|(is_fault, _)| *is_fault);
-    fault.map_or(Ok(()), |(_, why)| Err((*why).to_owned()))
+/// Fails with the message of the first fault that the request has.
+fn reject_faults(faults: &[(bool, &str)]) -> Result<(), String> {
+    for (has_fault, message) in faults {
+        if *has_fault {
+            return Err((*message).to_owned());
+        }
+    }
+    Ok(())
 }
 
 fn check_organization(request: &CertificateRequest) -> Result<(), String> {
@@ -64,11 +69,12 @@ fn check_common_name(request: &CertificateRequest) -> Result<(), String> {
     }
 }
 
-/// Usages may be repeated and in any order.
+/// Checks that the usages are a digital signature, `purpose`, and perhaps key encipherment. They may
+/// be repeated and in any order.
 fn check_usages(usages: &[Istr], purpose: &str) -> Result<(), String> {
-    let has = |wanted: &str| usages.iter().any(|usage| usage == wanted);
-    let known = |usage: &Istr| [SIGNATURE, ENCIPHERMENT, purpose].contains(&usage.as_str());
-    if has(SIGNATURE) && has(purpose) && usages.iter().all(known) {
+    let has = |name: &str| usages.iter().any(|usage| usage == name);
+    let is_allowed = |usage: &Istr| [SIGNATURE, ENCIPHERMENT, purpose].contains(&usage.as_str());
+    if has(SIGNATURE) && has(purpose) && usages.iter().all(is_allowed) {
         return Ok(());
     }
     let mut required = [SIGNATURE, ENCIPHERMENT, purpose];

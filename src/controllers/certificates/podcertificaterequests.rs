@@ -12,7 +12,7 @@ use crate::objects::{PodCertificateRequest, Timestamp};
 
 const INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// After this time a kubelet has its certificate, or has given up.
-const KEPT: Duration = Duration::from_secs(15 * 60);
+const TTL: Duration = Duration::from_secs(15 * 60);
 
 /// The controller `podcertificaterequest-cleaner-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
@@ -31,7 +31,7 @@ struct Cleaner {
 impl Cleaner {
     async fn clean(self: Arc<Self>) -> Result<(), Error> {
         for request in self.requests.list() {
-            if !is_over(&request, self.clock.now()) {
+            if !is_expired(&request, self.clock.now()) {
                 continue;
             }
             let key = request.meta.key();
@@ -48,8 +48,8 @@ impl Cleaner {
     }
 }
 
-fn is_over(request: &PodCertificateRequest, now: Timestamp) -> bool {
-    now >= request.meta.creation_timestamp.unwrap_or_default() + KEPT
+fn is_expired(request: &PodCertificateRequest, now: Timestamp) -> bool {
+    now >= request.meta.creation_timestamp.unwrap_or_default() + TTL
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
         let created = Timestamp::from_secs(1_000_000);
         let meta = Meta { creation_timestamp: Some(created), ..Meta::default() };
         let request = PodCertificateRequest { meta };
-        assert!(!is_over(&request, created + Duration::from_secs(899)));
-        assert!(is_over(&request, created + Duration::from_secs(900)));
+        assert!(!is_expired(&request, created + Duration::from_secs(899)));
+        assert!(is_expired(&request, created + Duration::from_secs(900)));
     }
 }

@@ -13,9 +13,9 @@ use crate::controllers::QueuePolicy;
 use crate::objects::{CertificateSigningRequest, ObjectKey};
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
-/// A key that failed waits from 200 ms to 1000 s; at most 10 keys a second are retried, with a
+/// The pace of retries: a key that failed waits from 200 ms to 1000 s; at most 10 keys a second are retried, with a
 /// burst of 100.
-pub fn retries(clock: SharedClock) -> QueuePolicy<ObjectKey> {
+pub fn queue_policy(clock: SharedClock) -> QueuePolicy<ObjectKey> {
     QueuePolicy::default().limited_by(Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_millis(200), Duration::from_secs(1000)),
         Arc::new(BucketRateLimiter::new(10.0, 100, clock)),
@@ -26,7 +26,7 @@ pub fn retries(clock: SharedClock) -> QueuePolicy<ObjectKey> {
 ///
 /// # Errors
 /// One line that describes the fault.
-pub fn parse(object: &CertificateSigningRequest) -> Result<CertificateRequest, String> {
+pub fn parse_request(object: &CertificateSigningRequest) -> Result<CertificateRequest, String> {
     let parsed = match STANDARD.decode(&*object.spec.request) {
         Ok(pem) => CertificateRequest::from_pem(&pem),
         Err(error) => Err(error.to_string()),

@@ -1,4 +1,4 @@
-//! The authority that vouches for the API server, for those who hand it to others.
+//! The CA certificates that clients need to verify the API server.
 //! Upstream: `getKubeAPIServerCAFileContents`, `readCA`.
 
 use crate::client::x509::Certificate;
@@ -13,20 +13,22 @@ pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
     if file.is_empty() {
         return Ok(client.ca_data().unwrap_or_default().to_vec());
     }
-    let fault = |why: String| format!("error parsing root-ca-file at {file}: {why}");
-    let pem = std::fs::read(file).map_err(|error| fault(error.to_string()))?;
-    check(&pem).map_err(fault)?;
+    let file_error = |why: String| format!("error parsing root-ca-file at {file}: {why}");
+    let pem = std::fs::read(file).map_err(|error| file_error(error.to_string()))?;
+    check_certificates(&pem).map_err(file_error)?;
     Ok(pem)
 }
 
-fn check(pem: &[u8]) -> Result<(), String> {
-    let mut any = false;
-    for der in pem::certificates(pem) {
-        Certificate::from_der(&der)?;
-        any = true;
+/// Checks that a file has certificates, and that all are well formed.
+fn check_certificates(pem: &[u8]) -> Result<(), String> {
+    let certificates = pem::certificates(pem);
+    if certificates.is_empty() {
+        return Err("data does not contain any valid RSA or ECDSA certificates".to_owned());
     }
-    any.then_some(())
-        .ok_or_else(|| "data does not contain any valid RSA or ECDSA certificates".to_owned())
+    for der in certificates {
+        Certificate::from_der(&der)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -36,9 +38,9 @@ mod tests {
     #[test]
     fn files_without_valid_certificates_are_refused() {
         let certificate = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem();
-        assert_eq!(check(certificate.as_bytes()), Ok(()));
-        assert!(check(b"").is_err());
+        assert_eq!(check_certificates(certificate.as_bytes()), Ok(()));
+        assert!(check_certificates(b"").is_err());
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        assert!(check(format!("{certificate}{broken}").as_bytes()).is_err());
+        assert!(check_certificates(format!("{certificate}{broken}").as_bytes()).is_err());
     }
 }

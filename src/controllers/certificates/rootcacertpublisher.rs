@@ -1,4 +1,4 @@
-//! Publishes the API server's authority to every namespace, in the ConfigMap `kube-root-ca.crt`.
+//! Publishes the CA certificates of the API server to every namespace, in the ConfigMap `kube-root-ca.crt`.
 //! Upstream: `pkg/controller/certificates/rootcacertpublisher`.
 
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::certificates::root_ca::root_ca;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::metrics::{exponential, metrics};
 use crate::objects::{ConfigMap, Labels, Namespace, ObjectKey, Resource};
 
 const NAME: &str = "kube-root-ca.crt";
-/// The key of the authority in the ConfigMap.
-const ENTRY: &str = "ca.crt";
+/// The key of the CA certificates in the ConfigMap.
+const DATA_KEY: &str = "ca.crt";
 const DESCRIPTION: &str = "kubernetes.io/description";
 const DESCRIPTION_TEXT: &str = "Contains a CA bundle that can be used to verify the kube-apiserver \
     when using internal endpoints such as the internal service IP or kubernetes.default.svc. No \
@@ -43,7 +43,7 @@ struct Publisher {
 /// # Errors
 /// When `--root-ca-file` cannot be used.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
-    let authority = root_ca(&c.options().root_ca_file, &c.client())?;
+    let root_ca_pem = root_ca(&c.options().root_ca_file, &c.client())?;
     let namespaces = c.lister::<Namespace>();
     let only = format!("metadata.name={NAME}");
     let maps = c.lister_of::<ConfigMap>(Scope {
@@ -53,7 +53,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let this = Arc::new(Publisher {
         client: c.client(),
         maps: maps.clone(),
-        data: [(ENTRY, String::from_utf8_lossy(&authority))].into_iter().collect(),
+        data: [(DATA_KEY, String::from_utf8_lossy(&root_ca_pem))].into_iter().collect(),
         clock: c.clock(),
     });
     let queue = c.queue(QueuePolicy::default());
@@ -77,6 +77,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Publisher {
+    /// Publishes, and counts the sync by its HTTP code.
     async fn sync(self: Arc<Self>, namespace: ObjectKey) -> SyncResult {
         let start = self.clock.monotonic();
         let result = self.publish(&namespace.name).await;
@@ -91,6 +92,7 @@ impl Publisher {
         result
     }
 
+    /// Creates or corrects the ConfigMap of a namespace.
     async fn publish(&self, namespace: &str) -> SyncResult {
         let key = ObjectKey::new(namespace, NAME);
         let Some(cached) = self.maps.get(&key) else {
@@ -106,10 +108,11 @@ impl Publisher {
                 Err(error) if error.is_not_found() || error.is_namespace_terminating() => {
                     Ok(Next::Done)
                 }
-                made => made.map(|_| Next::Done).map_err(Error::from),
+                Err(error) => Err(error.into()),
+                Ok(_) => Ok(Next::Done),
             };
         };
-        if let Some(map) = corrected(&cached, &self.data) {
+        if let Some(map) = with_expected_content(&cached, &self.data) {
             self.client.update::<ConfigMap>(&key, &map.to_json()?).await?;
         }
         Ok(Next::Done)
@@ -117,16 +120,16 @@ impl Publisher {
 }
 
 /// `map` with the right content; `None` when it has that already.
-fn corrected(map: &ConfigMap, data: &Labels) -> Option<ConfigMap> {
+fn with_expected_content(map: &ConfigMap, data: &Labels) -> Option<ConfigMap> {
     let annotations = &map.meta.annotations;
-    let described = annotations.get(DESCRIPTION).is_some_and(|text| !text.is_empty());
-    if map.data == *data && described {
+    let is_described = annotations.get(DESCRIPTION).is_some_and(|text| !text.is_empty());
+    if map.data == *data && is_described {
         return None;
     }
     let mut map = map.clone();
     map.data = data.clone();
-    let described = map.meta.annotations.iter().chain([(DESCRIPTION, DESCRIPTION_TEXT)]).collect();
-    map.meta.annotations = described;
+    let description = [(DESCRIPTION, DESCRIPTION_TEXT)];
+    map.meta.annotations = map.meta.annotations.iter().chain(description).collect();
     Some(map)
 }
 
@@ -136,7 +139,7 @@ mod tests {
 
     #[test]
     fn changed_content_is_restored_and_the_rest_is_kept() {
-        let data: Labels = [(ENTRY, "CA")].into_iter().collect();
+        let data: Labels = [(DATA_KEY, "CA")].into_iter().collect();
         let decode =
             |value: &serde_json::Value| serde_json::from_value::<ConfigMap>(value.clone()).unwrap();
         let good = json!({
@@ -144,20 +147,20 @@ mod tests {
                 "name": NAME, "namespace": "a", "resourceVersion": "7",
                 "annotations": { DESCRIPTION: "of their own", "x": "y" }, "labels": { "l": "m" },
             },
-            "data": { ENTRY: "CA" }, "binaryData": { "b": "AA==" }, "immutable": false,
+            "data": { DATA_KEY: "CA" }, "binaryData": { "b": "AA==" }, "immutable": false,
         });
-        assert!(corrected(&decode(&good), &data).is_none());
+        assert!(with_expected_content(&decode(&good), &data).is_none());
         let mut fixed = good.clone();
         fixed["metadata"]["annotations"][DESCRIPTION] = DESCRIPTION_TEXT.into();
         for (pointer, value) in [
-            ("/data", json!({ ENTRY: "other" })),
-            ("/data", json!({ ENTRY: "CA", "more": "" })),
+            ("/data", json!({ DATA_KEY: "other" })),
+            ("/data", json!({ DATA_KEY: "CA", "more": "" })),
             ("/data", json!({})),
             ("/metadata/annotations/kubernetes.io~1description", json!("")),
         ] {
             let mut bad = good.clone();
             *bad.pointer_mut(pointer).unwrap() = value.clone();
-            let written = corrected(&decode(&bad), &data);
+            let written = with_expected_content(&decode(&bad), &data);
             assert_eq!(serde_json::to_value(written).unwrap(), fixed, "{pointer} {value}");
         }
     }

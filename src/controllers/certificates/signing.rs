@@ -26,55 +26,55 @@ use crate::task;
 const WORKERS: usize = 5;
 
 /// The shortest duration of a certificate that a request may choose.
-const SHORTEST: Duration = Duration::from_secs(10 * 60);
+const MIN_DURATION: Duration = Duration::from_secs(10 * 60);
 
-type Check = fn(&CertificateRequest, &[Istr]) -> Result<(), String>;
+type RequestCheck = fn(&CertificateRequest, &[Istr]) -> Result<(), String>;
 
-/// One of the signers that the API defines.
-struct Kind {
+/// One of the signers that Kubernetes defines.
+struct SignerKind {
     name: &'static str,
-    /// The certificate and key of this signer alone.
+    /// The flags that name the certificate file and the key file of this signer alone.
     files: fn(&Options) -> (&str, &str),
-    check: Check,
+    check: RequestCheck,
 }
 
-const KINDS: [Kind; 4] = [
-    Kind {
+const SIGNER_KINDS: [SignerKind; 4] = [
+    SignerKind {
         name: "kubernetes.io/kubelet-serving",
-        files: |o| {
+        files: |options| {
             (
-                &o.cluster_signing_kubelet_serving_cert_file,
-                &o.cluster_signing_kubelet_serving_key_file,
+                &options.cluster_signing_kubelet_serving_cert_file,
+                &options.cluster_signing_kubelet_serving_key_file,
             )
         },
         check: kubelet::check_serving,
     },
-    Kind {
+    SignerKind {
         name: "kubernetes.io/kube-apiserver-client-kubelet",
-        files: |o| {
+        files: |options| {
             (
-                &o.cluster_signing_kubelet_client_cert_file,
-                &o.cluster_signing_kubelet_client_key_file,
+                &options.cluster_signing_kubelet_client_cert_file,
+                &options.cluster_signing_kubelet_client_key_file,
             )
         },
         check: kubelet::check_client,
     },
-    Kind {
+    SignerKind {
         name: "kubernetes.io/kube-apiserver-client",
-        files: |o| {
+        files: |options| {
             (
-                &o.cluster_signing_kube_apiserver_client_cert_file,
-                &o.cluster_signing_kube_apiserver_client_key_file,
+                &options.cluster_signing_kube_apiserver_client_cert_file,
+                &options.cluster_signing_kube_apiserver_client_key_file,
             )
         },
-        check: |_, usages| check_client(usages),
+        check: |_, usages| check_client_usages(usages),
     },
-    Kind {
+    SignerKind {
         name: "kubernetes.io/legacy-unknown",
-        files: |o| {
+        files: |options| {
             (
-                &o.cluster_signing_legacy_unknown_cert_file,
-                &o.cluster_signing_legacy_unknown_key_file,
+                &options.cluster_signing_legacy_unknown_cert_file,
+                &options.cluster_signing_legacy_unknown_key_file,
             )
         },
         check: |_, _| Ok(()),
@@ -87,45 +87,44 @@ const KINDS: [Kind; 4] = [
 /// When the flags contradict each other, or name files that can't be used.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let options = c.options();
-    let shared = (&*options.cluster_signing_cert_file, &*options.cluster_signing_key_file);
-    let is_given = |(cert, key): (&str, &str)| !cert.is_empty() || !key.is_empty();
-    let any_specific = KINDS.iter().any(|kind| is_given((kind.files)(options)));
-    match (shared.0.is_empty() || shared.1.is_empty(), any_specific) {
-        (true, false) => {
-            log::info!("Skipping CSR signer controller because no csr cert/key was specified");
-            return Ok(());
-        }
-        (false, true) => {
-            return Err("cannot specify default and per controller certs at the same time".into());
-        }
-        _ => {}
+    // Each pair is the certificate file and the key file.
+    let default_files = (&*options.cluster_signing_cert_file, &*options.cluster_signing_key_file);
+    let is_set = |(cert, key): (&str, &str)| !cert.is_empty() || !key.is_empty();
+    let any_specific = SIGNER_KINDS.iter().any(|kind| is_set((kind.files)(options)));
+    let has_default = !default_files.0.is_empty() && !default_files.1.is_empty();
+    if !has_default && !any_specific {
+        log::info!("Skipping CSR signer controller because no csr cert/key was specified");
+        return Ok(());
+    }
+    if has_default && any_specific {
+        return Err("cannot specify default and per controller certs at the same time".into());
     }
     let mut signers = Vec::new();
-    for kind in KINDS {
+    for kind in SIGNER_KINDS {
         let name = kind.name;
-        let files = if any_specific { (kind.files)(options) } else { shared };
-        if !is_given(files) {
+        let files = if any_specific { (kind.files)(options) } else { default_files };
+        if !is_set(files) {
             log::info!(
                 "Skipping CSR signer controller because specific files were specified for other \
                  signers and not this one controller=\"{name}\""
             );
             continue;
         }
-        let files = AuthorityFiles::load(files.0, files.1);
-        let files = files
+        let (certificate, key) = files;
+        let files = AuthorityFiles::load(certificate, key)
             .map_err(|error| format!("failed to init {name} certificate controller: {error}"))?;
-        let longest = options.cluster_signing_duration;
-        signers.push(Arc::new(Signer { kind, files, longest }));
+        let max_duration = options.cluster_signing_duration;
+        signers.push(Arc::new(Signer { kind, files, max_duration }));
     }
     let requests = c.lister::<CertificateSigningRequest>();
-    let queue = c.queue(requests::retries(c.clock()));
+    let queue = c.queue(requests::queue_policy(c.clock()));
     let workers = WORKERS * signers.len();
     let this =
         Signing { client: c.client(), requests: requests.clone(), signers, clock: c.clock() };
     let this = Arc::new(this);
     let signing = this.clone();
     c.watch(&requests, &queue, move |change, queue| {
-        if !matches!(change, Change::Deleted(_)) && signing.signer_of(change.object()).is_some() {
+        if !matches!(change, Change::Deleted(_)) && signing.signer_for(change.object()).is_some() {
             queue.add(change.object().meta.key());
         }
     });
@@ -141,13 +140,13 @@ struct Signing {
 }
 
 struct Signer {
-    kind: Kind,
+    kind: SignerKind,
     files: AuthorityFiles,
     /// The longest duration of a certificate.
-    longest: Duration,
+    max_duration: Duration,
 }
 
-/// The result of a request.
+/// The answer to a request.
 enum Decision {
     /// The certificate in PEM.
     Issued(String),
@@ -157,7 +156,7 @@ enum Decision {
 
 impl Signing {
     /// The signer for `request`, if it is to be signed now.
-    fn signer_of(&self, request: &CertificateSigningRequest) -> Option<&Arc<Signer>> {
+    fn signer_for(&self, request: &CertificateSigningRequest) -> Option<&Arc<Signer>> {
         if request.status.is_issued() || !request.status.is_approved() || request.status.is_failed()
         {
             return None;
@@ -165,11 +164,12 @@ impl Signing {
         self.signers.iter().find(|signer| request.spec.signer_name == *signer.kind.name)
     }
 
+    /// Writes the certificate, or the reason of the refusal, into the status of the request.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(request) = self.requests.get(&key) else { return Ok(Next::Done) };
-        let Some(signer) = self.signer_of(&request).cloned() else { return Ok(Next::Done) };
+        let Some(signer) = self.signer_for(&request).cloned() else { return Ok(Next::Done) };
         let (object, now) = (request.clone(), self.clock.now());
-        let decision = task::blocking(move || signer.decide(&object, now)).await;
+        let decision = task::blocking(move || signer.sign_or_refuse(&object, now)).await;
         let mut status = request.status.clone();
         let doing = match decision.map_err(Error::other)? {
             Decision::Issued(certificate) => {
@@ -194,42 +194,42 @@ impl Signing {
 }
 
 impl Signer {
-    fn decide(
+    /// The decision about the request. Blocks: it reads the files of the authority.
+    fn sign_or_refuse(
         &self,
         object: &CertificateSigningRequest,
         now: Timestamp,
     ) -> Result<Decision, String> {
-        let request = requests::parse(object)?;
+        let request = requests::parse_request(object)?;
         let usages = &object.spec.usages;
         if let Err(why) = (self.kind.check)(&request, usages) {
             return Ok(Decision::Refused(why));
         }
-        let lifetime = lifetime(object.spec.expiration_seconds, self.longest);
-        let signed = self
-            .files
-            .current()
-            .and_then(|authority| authority.sign(&request, &Template { usages, lifetime, now }));
-        let der = signed.map_err(|error| format!("error auto signing csr: {error}"))?;
+        let lifetime = lifetime(object.spec.expiration_seconds, self.max_duration);
+        let sign_error = |error: String| format!("error auto signing csr: {error}");
+        let authority = self.files.reload().map_err(sign_error)?;
+        let template = Template { usages, lifetime, now };
+        let der = authority.sign(&request, &template).map_err(sign_error)?;
         Ok(Decision::Issued(pem::certificate_text(&der)))
     }
 }
 
-/// The requested duration, within bounds.
-fn lifetime(requested_seconds: Option<i32>, longest: Duration) -> Duration {
-    let Some(seconds) = requested_seconds else { return longest };
+/// The requested duration, or the longest one, within bounds.
+fn lifetime(requested_seconds: Option<i32>, max_duration: Duration) -> Duration {
+    let Some(seconds) = requested_seconds else { return max_duration };
     match Duration::from_secs(u64::try_from(seconds).unwrap_or_default()) {
-        requested if requested > longest => longest,
-        requested => requested.max(SHORTEST),
+        requested if requested > max_duration => max_duration,
+        requested => requested.max(MIN_DURATION),
     }
 }
 
-/// The usages of a client's certificate.
-fn check_client(usages: &[Istr]) -> Result<(), String> {
+/// Checks that the usages are those of a client's certificate.
+fn check_client_usages(usages: &[Istr]) -> Result<(), String> {
     const CLIENT: &str = "client auth";
-    let known =
-        |usage: &&Istr| ["digital signature", "key encipherment", CLIENT].contains(&usage.as_str());
-    if let Some(usage) = usages.iter().find(|usage| !known(usage)) {
-        return Err(format!("invalid usage for client certificate: {usage}"));
+    for usage in usages {
+        if !["digital signature", "key encipherment", CLIENT].contains(&usage.as_str()) {
+            return Err(format!("invalid usage for client certificate: {usage}"));
+        }
     }
     match usages.iter().any(|usage| usage == CLIENT) {
         true => Ok(()),
@@ -242,13 +242,14 @@ fn check_client(usages: &[Istr]) -> Result<(), String> {
 struct AuthorityFiles {
     certificate: String,
     key: String,
-    current: Mutex<Loaded>,
+    current: Mutex<LoadedPair>,
 }
 
-/// The newest certificate and key that belong together.
-struct Loaded {
+/// A certificate and its key, as they were read.
+struct LoadedPair {
     certificate: Vec<u8>,
     key: Vec<u8>,
+    /// An error unless the file has exactly one certificate.
     authority: Result<Arc<Authority>, String>,
 }
 
@@ -258,7 +259,7 @@ impl AuthorityFiles {
         if certificate.is_empty() || key.is_empty() {
             return Err(fault("missing filename for serving cert".to_owned()));
         }
-        let loaded = Loaded::read(certificate, key).map_err(fault)?;
+        let loaded = LoadedPair::read(certificate, key).map_err(fault)?;
         loaded.authority.clone()?;
         Ok(AuthorityFiles {
             certificate: certificate.to_owned(),
@@ -267,50 +268,51 @@ impl AuthorityFiles {
         })
     }
 
-    /// Blocks: it reads files. Files that cannot be read, and a key that does not belong to the
-    /// certificate, leave the authority as it is.
-    fn current(&self) -> Result<Arc<Authority>, String> {
-        let read = Loaded::read(&self.certificate, &self.key);
+    /// Reads the files again, and returns the authority. Blocks. Files that cannot be read, and a key
+    /// that does not belong to the certificate, leave the authority as it is.
+    fn reload(&self) -> Result<Arc<Authority>, String> {
+        let read = LoadedPair::read(&self.certificate, &self.key);
         let mut current = self.current.lock();
         match read {
             Ok(read) if read.certificate == current.certificate && read.key == current.key => {}
             Ok(read) => {
                 log::info!(
                     "Loaded a new cert/key pair name=\"{}\"",
-                    name(&self.certificate, &self.key)
+                    provider_name(&self.certificate, &self.key)
                 );
                 *current = read;
             }
             Err(error) => {
-                log::error!("{} failed with: {error}", name(&self.certificate, &self.key));
+                log::error!("{} failed with: {error}", provider_name(&self.certificate, &self.key));
             }
         }
         current.authority.clone()
     }
 }
 
-fn name(certificate: &str, key: &str) -> String {
+/// The name of the pair of files in the log. Upstream: `DynamicCertKeyPairContent.Name`.
+fn provider_name(certificate: &str, key: &str) -> String {
     format!("csr-controller::{certificate}::{key}")
 }
 
-impl Loaded {
-    fn read(certificate_file: &str, key_file: &str) -> Result<Loaded, String> {
+impl LoadedPair {
+    fn read(certificate_file: &str, key_file: &str) -> Result<LoadedPair, String> {
         let read = |file: &str| fs::read(file).map_err(|error| format!("open {file}: {error}"));
         let (certificate, key) = (read(certificate_file)?, read(key_file)?);
         if certificate.is_empty() || key.is_empty() {
-            let name = name(certificate_file, key_file);
+            let name = provider_name(certificate_file, key_file);
             return Err(format!("missing content for serving cert {name:?}"));
         }
         let authority = Authority::from_pem(&certificate, &key)?;
         let authority = match pem::certificates(&certificate).len() {
             1 => Ok(Arc::new(authority)),
             count => {
-                let name = name(certificate_file, key_file);
+                let name = provider_name(certificate_file, key_file);
                 let fault = format!("expected 1 certificate, found {count}");
                 Err(format!("error reading CA cert file {name:?}: {fault}"))
             }
         };
-        Ok(Loaded { certificate, key, authority })
+        Ok(LoadedPair { certificate, key, authority })
     }
 }
 
@@ -332,14 +334,14 @@ mod tests {
         ] {
             assert_eq!(lifetime(requested, hour).as_secs(), seconds, "{requested:?}");
         }
-        assert_eq!(lifetime(Some(1), Duration::from_secs(60)), SHORTEST);
+        assert_eq!(lifetime(Some(1), Duration::from_secs(60)), MIN_DURATION);
         assert_eq!(lifetime(Some(61), Duration::from_secs(60)).as_secs(), 60);
     }
 
     #[test]
     fn only_usages_of_clients_are_client_usages() {
         let check = |usages: &[&str]| {
-            check_client(&usages.iter().copied().map(Istr::from).collect::<Vec<_>>())
+            check_client_usages(&usages.iter().copied().map(Istr::from).collect::<Vec<_>>())
         };
         assert_eq!(check(&["client auth", "digital signature", "key encipherment"]), Ok(()));
         let fault = |text: &str| Err(text.to_owned());
@@ -379,15 +381,15 @@ mod tests {
 
         write(&one.cert.pem(), &one.signing_key.serialize_pem());
         let files = load().unwrap();
-        let first = files.current().unwrap();
-        assert!(Arc::ptr_eq(&first, &files.current().unwrap()));
+        let first = files.reload().unwrap();
+        assert!(Arc::ptr_eq(&first, &files.reload().unwrap()));
         write(&two.cert.pem(), &one.signing_key.serialize_pem());
-        assert!(Arc::ptr_eq(&first, &files.current().unwrap()), "half of a new pair");
+        assert!(Arc::ptr_eq(&first, &files.reload().unwrap()), "half of a new pair");
         write(&both, &one.signing_key.serialize_pem());
-        assert!(files.current().is_err());
+        assert!(files.reload().is_err());
         write(&two.cert.pem(), &two.signing_key.serialize_pem());
-        assert!(!Arc::ptr_eq(&first, &files.current().unwrap()));
+        assert!(!Arc::ptr_eq(&first, &files.reload().unwrap()));
         fs::remove_dir_all(&folder).unwrap();
-        assert!(files.current().is_ok(), "the files are gone");
+        assert!(files.reload().is_ok(), "the files are gone");
     }
 }

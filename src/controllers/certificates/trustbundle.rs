@@ -1,4 +1,4 @@
-//! Publishes the API server's authority in the ClusterTrustBundle of the signer
+//! Publishes the CA certificates of the API server in the ClusterTrustBundle of the signer
 //! `kubernetes.io/kube-apiserver-serving`.
 //! Upstream: `pkg/controller/certificates/clustertrustbundlepublisher`.
 
@@ -44,19 +44,19 @@ metrics! {
 /// # Errors
 /// When `--root-ca-file` cannot be used.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
-    let authority = root_ca(&c.options().root_ca_file, &c.client())?;
-    if authority.is_empty() {
+    let root_ca_pem = root_ca(&c.options().root_ca_file, &c.client())?;
+    if root_ca_pem.is_empty() {
         return Ok(());
     }
     let this = Arc::new(Publisher {
         client: c.client(),
-        bundle: String::from_utf8_lossy(&authority).into_owned(),
+        bundle: String::from_utf8_lossy(&root_ca_pem).into_owned(),
         resource: OnceLock::new(),
         clock: c.clock(),
     });
     let queue = c.queue(QueuePolicy::default());
-    let (watching, keys, caches) = (this.clone(), queue.clone(), c.metadata_caches());
-    c.background(|stop| async move { watching.watch(caches, keys, stop).await });
+    let (publisher, bundle_queue, caches) = (this.clone(), queue.clone(), c.metadata_caches());
+    c.background(|stop| async move { publisher.watch(caches, bundle_queue, stop).await });
     c.sync(queue, &this, |this, _| this.sync());
     Ok(())
 }
@@ -70,43 +70,46 @@ struct Publisher {
 }
 
 /// The one key: all of the signer's bundles are synced together.
-const ALL: &str = "";
+const ALL_BUNDLES: &str = "";
 
 /// Queues the key when a bundle of the signer changes.
-struct Wake(Queue<&'static str>);
+struct BundleHandler {
+    queue: Queue<&'static str>,
+}
 
-impl Wake {
-    fn of(&self, meta: &Meta) {
+impl BundleHandler {
+    fn queue_if_signers(&self, meta: &Meta) {
         if meta.name.starts_with(NAME_PREFIX) {
-            self.0.add(ALL);
+            self.queue.add(ALL_BUNDLES);
         }
     }
 }
 
-impl MetadataHandler for Wake {
+impl MetadataHandler for BundleHandler {
     fn on_add(&mut self, meta: &Meta) {
-        self.of(meta);
+        self.queue_if_signers(meta);
     }
     fn on_update(&mut self, _: &Meta, new: &Meta) {
-        self.of(new);
+        self.queue_if_signers(new);
     }
     fn on_delete(&mut self, meta: &Meta) {
-        self.of(meta);
+        self.queue_if_signers(meta);
     }
 }
 
 impl Publisher {
-    /// Runs until the stop.
+    /// Watches the bundles of the newest served version, until the stop.
     async fn watch(&self, caches: MetadataCaches, queue: Queue<&'static str>, stop: StopToken) {
-        let Some(Some(resource)) = stop.unless_stopped(self.discover()).await else {
+        let Some(Some(resource)) = stop.unless_stopped(self.discover_resource()).await else {
             return stop.stopped().await;
         };
         let informer = caches.informer(&resource);
-        let registration = informer.add_metadata_handler(KIND, Box::new(Wake(queue.clone())));
+        let handler = BundleHandler { queue: queue.clone() };
+        let registration = informer.add_metadata_handler(KIND, Box::new(handler));
         caches.start(&stop);
         if stop.unless_stopped(registration.synced()).await.is_some() {
             let _ = self.resource.set(resource);
-            queue.add(ALL);
+            queue.add(ALL_BUNDLES);
             stop.stopped().await;
         }
         informer.remove_metadata_handler(&registration);
@@ -114,16 +117,18 @@ impl Publisher {
     }
 
     /// The newest known version that is served; `None`: no known version is.
-    async fn discover(&self) -> Option<ResourceType> {
+    async fn discover_resource(&self) -> Option<ResourceType> {
         loop {
             match self.client.discovery().await {
                 Ok(found) => {
-                    let known = |version: &&str| found.resource_for(GROUP, version, KIND);
-                    if let Some(resource) = VERSIONS.iter().find_map(known) {
-                        return Some(resource);
+                    for version in VERSIONS {
+                        if let Some(resource) = found.resource_for(GROUP, version, KIND) {
+                            return Some(resource);
+                        }
                     }
-                    let unknown = |version: &str| format!("{GROUP}/{version}");
-                    if !VERSIONS.iter().any(|v| found.failures.contains_key(&unknown(v))) {
+                    let has_failed =
+                        |version: &&str| found.failures.contains_key(&format!("{GROUP}/{version}"));
+                    if !VERSIONS.iter().any(has_failed) {
                         log::info!(
                             "no known scheme version was found for clustertrustbundles, cannot \
                              start kube-apiserver-serving-clustertrustbundle-publisher-controller"
@@ -139,6 +144,7 @@ impl Publisher {
         }
     }
 
+    /// Publishes, and counts the sync by its HTTP code.
     async fn sync(self: Arc<Self>) -> SyncResult {
         let Some(resource) = self.resource.get() else { return Ok(Next::Done) };
         let start = self.clock.monotonic();
@@ -154,7 +160,8 @@ impl Publisher {
         result.map(|()| Next::Done)
     }
 
-    /// Reads the signer's bundles from the API server: there are few, and they hardly change.
+    /// Creates or corrects the bundle, and deletes the signer's other bundles. They are read from the
+    /// API server: there are few, and they hardly change.
     async fn publish(&self, resource: &ResourceType) -> Result<(), Error> {
         let verbs = self.client.resource(resource);
         let field_selector = Some(format!("spec.signerName={SIGNER}"));

@@ -26,8 +26,8 @@ use crate::objects::{Istr, Timestamp};
 
 /// How long before now a certificate begins, because some clocks are slow.
 const BACKDATE: Duration = Duration::from_secs(5 * 60);
-/// A shorter duration is not reduced by [`BACKDATE`].
-const SHORT: Duration = Duration::from_secs(8 * 60 * 60);
+/// A lifetime below this is not reduced by [`BACKDATE`].
+const SHORT_LIFETIME: Duration = Duration::from_secs(8 * 60 * 60);
 
 const KEY_USAGES: [(&str, KeyUsages); 10] = [
     ("signing", KeyUsages::DigitalSignature),
@@ -143,12 +143,12 @@ impl Authority {
         let signature = self.key.sign(&contents);
         let signature =
             signature.map_err(|error| format!("failed to sign certificate: {error}"))?;
-        let certificate = || {
-            let contents = AnyRef::from_der(&contents)?;
-            let signature = BitStringRef::from_bytes(&signature)?;
-            SignedCertificate { contents, algorithm: self.key.algorithm(), signature }.to_der()
+        let certificate = SignedCertificate {
+            contents: AnyRef::from_der(&contents).map_err(encoding_error)?,
+            algorithm: self.key.algorithm(),
+            signature: BitStringRef::from_bytes(&signature).map_err(encoding_error)?,
         };
-        certificate().map_err(unencoded)
+        certificate.to_der().map_err(encoding_error)
     }
 
     /// The DER of the TBSCertificate: subject and key of the request, usages and validity of the
@@ -160,41 +160,50 @@ impl Authority {
         serial: &[u8],
     ) -> Result<Vec<u8>, String> {
         let usages = Usages::parse(template.usages)?;
-        let (not_before, not_after) = validity(template, self.not_after)?;
-        let contents = || {
-            let subject = request.subject.to_der()?;
-            let subject = AnyRef::from_der(&subject)?;
-            let issuer = AnyRef::from_der(&self.subject)?;
-            let mut extensions = usages.extensions()?;
-            let not_a_ca = BasicConstraints { ca: false, path_len_constraint: None };
-            extensions.push(extension(true, &not_a_ca)?);
-            if subject != issuer && !self.key_id.is_empty() {
-                let key_identifier = Some(OctetString::new(&*self.key_id)?);
-                let id = AuthorityKeyIdentifier { key_identifier, ..Default::default() };
-                extensions.push(extension(false, &id)?);
-            }
-            if !request.names.is_empty() {
-                let critical = subject.value().is_empty();
-                extensions.push(extension(critical, &request.names.to_extension()?)?);
-            }
-            let validity = Validity { not_before: time(not_before)?, not_after: time(not_after)? };
-            let contents = TbsCertificate {
-                version: Version::V3,
-                serial_number: UintRef::new(serial)?,
-                signature: self.key.algorithm(),
-                issuer,
-                validity,
-                subject,
-                public_key: SubjectPublicKeyInfoRef::from_der(&request.public_key)?,
-                extensions,
-            };
-            contents.to_der()
+        let validity = validity(template, self.not_after)?;
+        self.encode_tbs(request, &usages, validity, serial).map_err(encoding_error)
+    }
+
+    /// `validity`: the first and the last moment.
+    fn encode_tbs(
+        &self,
+        request: &CertificateRequest,
+        usages: &Usages,
+        (not_before, not_after): (Timestamp, Timestamp),
+        serial: &[u8],
+    ) -> der::Result<Vec<u8>> {
+        let subject = request.subject.to_der()?;
+        let subject = AnyRef::from_der(&subject)?;
+        let issuer = AnyRef::from_der(&self.subject)?;
+        let mut extensions = usages.extensions()?;
+        let not_a_ca = BasicConstraints { ca: false, path_len_constraint: None };
+        extensions.push(extension(true, &not_a_ca)?);
+        if subject != issuer && !self.key_id.is_empty() {
+            let key_identifier = Some(OctetString::new(&*self.key_id)?);
+            let id = AuthorityKeyIdentifier { key_identifier, ..Default::default() };
+            extensions.push(extension(false, &id)?);
+        }
+        if !request.names.is_empty() {
+            let critical = subject.value().is_empty();
+            extensions.push(extension(critical, &request.names.to_extension()?)?);
+        }
+        let validity =
+            Validity { not_before: asn1_time(not_before)?, not_after: asn1_time(not_after)? };
+        let contents = TbsCertificate {
+            version: Version::V3,
+            serial_number: UintRef::new(serial)?,
+            signature: self.key.algorithm(),
+            issuer,
+            validity,
+            subject,
+            public_key: SubjectPublicKeyInfoRef::from_der(&request.public_key)?,
+            extensions,
         };
-        contents().map_err(unencoded)
+        contents.to_der()
     }
 }
 
-fn unencoded(error: der::Error) -> String {
+fn encoding_error(error: der::Error) -> String {
     format!("failed to encode certificate: {error}")
 }
 
@@ -205,7 +214,7 @@ fn validity(
 ) -> Result<(Timestamp, Timestamp), String> {
     let Template { lifetime, now, .. } = *template;
     let not_before = now - BACKDATE;
-    let not_after = match lifetime < SHORT {
+    let not_after = match lifetime < SHORT_LIFETIME {
         true => now + lifetime,
         false => now + (lifetime - BACKDATE),
     };
@@ -220,42 +229,46 @@ fn validity(
     Ok((not_before, not_after.min(authority_ends)))
 }
 
+/// The usages of a certificate, as its extensions hold them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Usages {
     key: FlagSet<KeyUsages>,
-    /// Places in [`EXTENDED_USAGES`].
+    /// Indices in [`EXTENDED_USAGES`], sorted.
     extended: Vec<usize>,
 }
 
 impl Usages {
+    /// From the names in `spec.usages`.
     fn parse(usages: &[Istr]) -> Result<Usages, String> {
         let mut parsed = Usages::default();
         let mut unknown = Vec::new();
         for usage in usages.iter().map(Istr::as_str) {
-            let at = EXTENDED_USAGES.iter().position(|(name, _)| *name == usage);
-            match (KEY_USAGES.iter().find(|(name, _)| *name == usage), at) {
-                (Some((_, bit)), _) => parsed.key |= *bit,
-                (None, Some(at)) => parsed.extended.push(at),
-                (None, None) => unknown.push(format!("{usage:?}")),
+            if let Some((_, bit)) = KEY_USAGES.iter().find(|(name, _)| *name == usage) {
+                parsed.key |= *bit;
+            } else if let Some(at) = EXTENDED_USAGES.iter().position(|(name, _)| *name == usage) {
+                parsed.extended.push(at);
+            } else {
+                unknown.push(format!("{usage:?}"));
             }
         }
         parsed.extended.sort();
-        // Two names may be of one purpose.
+        // Two names may have the same identifier.
         parsed.extended.dedup_by_key(|at| EXTENDED_USAGES[*at].1);
-        match unknown.is_empty() {
-            true => Ok(parsed),
-            false => Err(format!("unrecognized usage values: [{}]", unknown.join(" "))),
+        if !unknown.is_empty() {
+            return Err(format!("unrecognized usage values: [{}]", unknown.join(" ")));
         }
+        Ok(parsed)
     }
 
+    /// The extensions of key usage and of extended key usage, where they are not empty.
     fn extensions(&self) -> der::Result<Vec<Extension>> {
         let mut extensions = Vec::new();
         if !self.key.is_empty() {
             extensions.push(extension(true, &KeyUsage(self.key))?);
         }
         if !self.extended.is_empty() {
-            let purposes = self.extended.iter().map(|at| EXTENDED_USAGES[*at].1).collect();
-            extensions.push(extension(false, &ExtendedKeyUsage(purposes))?);
+            let identifiers = self.extended.iter().map(|at| EXTENDED_USAGES[*at].1).collect();
+            extensions.push(extension(false, &ExtendedKeyUsage(identifiers))?);
         }
         Ok(extensions)
     }
@@ -266,9 +279,9 @@ fn extension<T: AssociatedOid + Encode>(critical: bool, value: &T) -> der::Resul
     Ok(Extension { extn_id: T::OID, critical, extn_value })
 }
 
-/// Whole seconds, with two digits of the year where these are enough. No certificate begins or ends
-/// before 1970.
-fn time(time: Timestamp) -> der::Result<Time> {
+/// The time in whole seconds, with two digits of the year until 2049 (RFC 5280), then with four. No
+/// certificate begins or ends before 1970.
+fn asn1_time(time: Timestamp) -> der::Result<Time> {
     let since_1970 = Duration::from_secs(time.as_secs().try_into().unwrap_or_default());
     Ok(match UtcTime::from_unix_duration(since_1970) {
         Ok(short) => short.into(),
@@ -349,7 +362,7 @@ mod tests {
 
     /// Signs as the Go manager did, at the same time and with the same serial number. Returns the
     /// signed part of both, and the Go manager's signature.
-    fn both(authority: &Authority, golden: &Golden) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+    fn signed_parts(authority: &Authority, golden: &Golden) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
         let der = pem::certificates(golden.certificate).remove(0);
         let begins = Certificate::from_der(&der).unwrap().not_before();
         let parsed = CertificateInner::<Raw>::from_der(&der).unwrap();
@@ -371,7 +384,7 @@ mod tests {
     fn certificates_equal_those_of_the_go_manager_byte_for_byte() {
         let authority = authority(fixture!("ca-rsa2048.crt"), fixture!("ca-rsa2048.key"));
         for golden in goldens() {
-            let (ours, theirs, signature) = both(&authority, &golden);
+            let (ours, theirs, signature) = signed_parts(&authority, &golden);
             assert_eq!(ours, theirs, "{}", golden.name);
             assert_eq!(authority.key.sign(&ours), Ok(signature), "{}", golden.name);
         }
@@ -398,7 +411,7 @@ mod tests {
         for (certificate, key, signed) in cases {
             let authority = authority(certificate, key);
             let golden = Golden { certificate: signed, ..goldens().remove(0) };
-            let (ours, theirs, signature) = both(&authority, &golden);
+            let (ours, theirs, signature) = signed_parts(&authority, &golden);
             assert_eq!(ours, theirs);
             let public = authority.key.public_key();
             let algorithm = authority.key.algorithm().to_der().unwrap();
@@ -491,7 +504,7 @@ mod tests {
         for (seconds, text) in
             [(2_524_607_999, "491231235959Z"), (2_524_608_000, "20500101000000Z")]
         {
-            let time = time(Timestamp::from_secs(seconds)).unwrap();
+            let time = asn1_time(Timestamp::from_secs(seconds)).unwrap();
             assert_eq!(&time.to_der().unwrap()[2..], text.as_bytes());
         }
     }

@@ -38,14 +38,14 @@ pub struct CertificateRequest {
 /// The names of a subject that Go knows; others are dropped. Upstream: `pkix.Name`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Subject {
-    /// In the order of [`ATTRIBUTES`].
+    /// The values of each attribute, in the order of [`ATTRIBUTES`].
     values: [Vec<String>; ATTRIBUTES.len()],
 }
 
-/// In the order in which Go writes them.
+/// The attributes of a subject, in the order in which Go writes them.
 const ATTRIBUTES: [ObjectIdentifier; 9] = [C, ST, L, STREET, POSTAL_CODE, O, OU, CN, SERIAL_NUMBER];
-const ORGANIZATION: usize = 5;
-const COMMON_NAME: usize = 7;
+const ORGANIZATION_INDEX: usize = 5;
+const COMMON_NAME_INDEX: usize = 7;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AlternativeNames {
@@ -115,20 +115,20 @@ impl CertificateRequest {
     /// # Errors
     /// One line that describes the fault.
     pub fn from_der(der: &[u8]) -> Result<CertificateRequest, String> {
-        let request = SignedRequest::from_der(der).map_err(text)?;
-        let info: RequestInfo = request.info.decode_as().map_err(text)?;
+        let request = SignedRequest::from_der(der).map_err(der_error)?;
+        let info: RequestInfo = request.info.decode_as().map_err(der_error)?;
         let signature = request.signature.as_bytes();
         Ok(CertificateRequest {
             subject: Subject::read(info.subject)?,
-            names: alternative_names(&info.attributes)?,
-            public_key: info.public_key.to_der().map_err(text)?,
-            signed: request.info.to_der().map_err(text)?,
-            algorithm: request.algorithm.to_der().map_err(text)?,
+            names: requested_names(&info.attributes)?,
+            public_key: info.public_key.to_der().map_err(der_error)?,
+            signed: request.info.to_der().map_err(der_error)?,
+            algorithm: request.algorithm.to_der().map_err(der_error)?,
             signature: signature.ok_or("asn1: the signature has a part of a byte")?.to_vec(),
         })
     }
 
-    /// Whether the requester has the private key.
+    /// Checks that the requester has the private key.
     ///
     /// # Errors
     /// One line that gives the reason.
@@ -138,12 +138,12 @@ impl CertificateRequest {
     }
 }
 
-fn text(error: der::Error) -> String {
+fn der_error(error: der::Error) -> String {
     format!("asn1: {error}")
 }
 
-/// The elements of a set, as they stand.
-fn elements(set: AnyRef<'_>) -> der::Result<Vec<AnyRef<'_>>> {
+/// The elements of a set, in the order in which they are encoded.
+fn set_elements(set: AnyRef<'_>) -> der::Result<Vec<AnyRef<'_>>> {
     set.tag().assert_eq(Tag::Set)?;
     let mut reader = SliceReader::new(set.value())?;
     let mut elements = Vec::new();
@@ -154,27 +154,31 @@ fn elements(set: AnyRef<'_>) -> der::Result<Vec<AnyRef<'_>>> {
 }
 
 impl Subject {
+    /// Empty if the subject has none.
     pub fn common_name(&self) -> &str {
-        self.values[COMMON_NAME].last().map_or("", String::as_str)
+        self.values[COMMON_NAME_INDEX].last().map_or("", String::as_str)
     }
 
     pub fn organizations(&self) -> &[String] {
-        &self.values[ORGANIZATION]
+        &self.values[ORGANIZATION_INDEX]
     }
 
+    /// Decodes a `Name`.
     fn read(name: AnyRef<'_>) -> Result<Subject, String> {
         let mut subject = Subject::default();
-        for set in name.decode_as::<Vec<AnyRef>>().map_err(text)? {
-            for attribute in elements(set).map_err(text)? {
-                let Some(NameAttribute { kind, value }) = known(attribute).map_err(text)? else {
+        for set in name.decode_as::<Vec<AnyRef>>().map_err(der_error)? {
+            for attribute in set_elements(set).map_err(der_error)? {
+                let Some(NameAttribute { kind, value }) =
+                    decode_attribute(attribute).map_err(der_error)?
+                else {
                     continue;
                 };
                 let value = string(value.tag().into(), value.value())?;
-                let at = ATTRIBUTES.iter().position(|attribute| *attribute == kind);
-                if let (Some(at), Some(value)) = (at, value) {
-                    let values = &mut subject.values[at];
+                let index = ATTRIBUTES.iter().position(|attribute| *attribute == kind);
+                if let (Some(index), Some(value)) = (index, value) {
+                    let values = &mut subject.values[index];
                     // If there are several common names or serial numbers, the last one counts.
-                    if at >= COMMON_NAME {
+                    if index >= COMMON_NAME_INDEX {
                         values.clear();
                     }
                     values.push(value);
@@ -187,11 +191,12 @@ impl Subject {
     /// A `Name`. `x509_cert`'s has no room for a value that is there twice, which Go writes.
     pub fn to_der(&self) -> der::Result<Vec<u8>> {
         let mut names = Vec::new();
-        for (at, (kind, values)) in ATTRIBUTES.iter().zip(&self.values).enumerate() {
-            if values.is_empty() || at >= COMMON_NAME && values[0].is_empty() {
+        for (index, (kind, values)) in ATTRIBUTES.iter().zip(&self.values).enumerate() {
+            // Go leaves out a common name or serial number that is empty.
+            if values.is_empty() || index >= COMMON_NAME_INDEX && values[0].is_empty() {
                 continue;
             }
-            let attribute = |value: &String| encoded(*kind, value);
+            let attribute = |value: &String| encode_attribute(*kind, value);
             let mut set: Vec<Vec<u8>> = values.iter().map(attribute).collect::<der::Result<_>>()?;
             set.sort();
             names.push(Any::new(Tag::Set, set.concat())?);
@@ -200,15 +205,13 @@ impl Subject {
     }
 }
 
-/// The parts of an attribute; `None` if its value has a type that `der` does not know. Go reads no
+/// Decodes an attribute; `None` if its value has a type that `der` does not know. Go reads no
 /// text of such a type either.
-fn known(attribute: AnyRef<'_>) -> der::Result<Option<NameAttribute<'_>>> {
+fn decode_attribute(attribute: AnyRef<'_>) -> der::Result<Option<NameAttribute<'_>>> {
     attribute.sequence(|reader| {
         let kind = reader.decode()?;
-        if reader
-            .peek_tag()
-            .is_err_and(|error| matches!(error.kind(), ErrorKind::TagUnknown { .. }))
-        {
+        let is_unknown = |error: der::Error| matches!(error.kind(), ErrorKind::TagUnknown { .. });
+        if reader.peek_tag().is_err_and(is_unknown) {
             reader.read_slice(reader.remaining_len())?;
             return Ok(None);
         }
@@ -217,7 +220,7 @@ fn known(attribute: AnyRef<'_>) -> der::Result<Option<NameAttribute<'_>>> {
 }
 
 /// An attribute with this value: as a PrintableString where that is possible.
-fn encoded(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>> {
+fn encode_attribute(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>> {
     let value = match PrintableStringRef::new(value) {
         Ok(printable) => printable.into(),
         Err(_) => Utf8StringRef::new(value)?.into(),
@@ -227,11 +230,11 @@ fn encoded(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>> {
 
 /// The names in the extensions that a request's attributes ask for. Attributes of other forms are
 /// ignored.
-fn alternative_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, String> {
+fn requested_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, String> {
     let mut names = AlternativeNames::default();
     let mut seen: HashSet<ObjectIdentifier> = HashSet::new();
-    for extensions in attributes.iter().filter_map(|attribute| requested(*attribute)) {
-        for extension in extensions.decode_as::<Vec<Extension>>().map_err(text)? {
+    for extensions in attributes.iter().filter_map(|attribute| requested_extensions(*attribute)) {
+        for extension in extensions.decode_as::<Vec<Extension>>().map_err(der_error)? {
             if !seen.insert(extension.extn_id) {
                 let twice = "x509: certificate request contains duplicate requested extensions";
                 return Err(twice.to_owned());
@@ -244,11 +247,13 @@ fn alternative_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, Stri
     Ok(names)
 }
 
-/// The first value of an attribute that asks for extensions.
-fn requested(attribute: AnyRef<'_>) -> Option<AnyRef<'_>> {
+/// The extensions that an attribute asks for: its first value. `None` for other attributes.
+fn requested_extensions(attribute: AnyRef<'_>) -> Option<AnyRef<'_>> {
     let Attribute { kind, values } = attribute.decode_as().ok()?;
-    let values = elements(values).ok()?;
-    values.first().copied().filter(|_| kind == ID_EXTENSION_REQ)
+    if kind != ID_EXTENSION_REQ {
+        return None;
+    }
+    set_elements(values).ok()?.first().copied()
 }
 
 impl AlternativeNames {
@@ -256,9 +261,10 @@ impl AlternativeNames {
         *self == AlternativeNames::default()
     }
 
+    /// Decodes the extension `SubjectAltName`.
     fn read(extension: &[u8]) -> Result<AlternativeNames, String> {
         let mut names =
-            sequence(extension).map_err(|_| "x509: invalid subject alternative names")?;
+            sequence_reader(extension).map_err(|_| "x509: invalid subject alternative names")?;
         let mut found = AlternativeNames::default();
         while !names.is_finished() {
             let name = AnyRef::decode(&mut names);
@@ -271,11 +277,11 @@ impl AlternativeNames {
                 EMAIL => found.emails.push(ascii("rfc822Name")?),
                 DNS => found.dns.push(ascii("dNSName")?),
                 URI => {
-                    let given = ascii("uniformResourceIdentifier")?;
-                    let form = normal_form(&given);
-                    found.uris.push(
-                        form.map_err(|why| format!("x509: cannot parse URI {given:?}: {why}"))?,
-                    );
+                    let uri = ascii("uniformResourceIdentifier")?;
+                    match normal_form(&uri) {
+                        Ok(form) => found.uris.push(form),
+                        Err(why) => return Err(format!("x509: cannot parse URI {uri:?}: {why}")),
+                    }
                 }
                 IP => match name.value().len() {
                     4 | 16 => found.ips.push(name.value().to_vec()),
@@ -297,7 +303,7 @@ impl AlternativeNames {
             names.push(GeneralName::Rfc822Name(Ia5String::new(name)?));
         }
         for ip in &self.ips {
-            names.push(GeneralName::IpAddress(OctetString::new(shortest(ip))?));
+            names.push(GeneralName::IpAddress(OctetString::new(shorten_ip(ip))?));
         }
         for uri in &self.uris {
             names.push(GeneralName::UniformResourceIdentifier(Ia5String::new(uri)?));
@@ -306,17 +312,20 @@ impl AlternativeNames {
     }
 }
 
-/// The elements of the sequence that `bytes` begin with.
-fn sequence(bytes: &[u8]) -> der::Result<SliceReader<'_>> {
+/// A reader of the elements of the sequence that `bytes` begin with.
+fn sequence_reader(bytes: &[u8]) -> der::Result<SliceReader<'_>> {
     let sequence: AnyRef = SliceReader::new(bytes)?.decode()?;
     sequence.tag().assert_eq(Tag::Sequence)?;
     SliceReader::new(sequence.value())
 }
 
-/// An IPv4 address in 4 bytes, also when it came within an IPv6 address.
-fn shortest(ip: &[u8]) -> Vec<u8> {
-    let v4 = <[u8; 16]>::try_from(ip).ok().and_then(|ip| Ipv6Addr::from(ip).to_ipv4_mapped());
-    v4.map_or_else(|| ip.to_vec(), |v4| v4.octets().to_vec())
+/// The address; an IPv4 address that is mapped into an IPv6 address becomes 4 bytes.
+fn shorten_ip(ip: &[u8]) -> Vec<u8> {
+    let Ok(v6) = <[u8; 16]>::try_from(ip) else { return ip.to_vec() };
+    match Ipv6Addr::from(v6).to_ipv4_mapped() {
+        Some(v4) => v4.octets().to_vec(),
+        None => ip.to_vec(),
+    }
 }
 
 #[cfg(test)]

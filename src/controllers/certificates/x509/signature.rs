@@ -41,10 +41,10 @@ const fn without_parameters(oid: ObjectIdentifier) -> AlgorithmIdentifierRef<'st
     AlgorithmIdentifierRef { oid, parameters: None }
 }
 
-/// The most bits of an RSA key, as in Go.
+/// The fewest bits of an RSA key, as in Go.
 const MIN_RSA_BITS: usize = 1024;
 
-/// Whether `signature` of `message` was made with the private key of `public_key`, a
+/// Checks that `signature` of `message` was made with the private key of `public_key`, a
 /// SubjectPublicKeyInfo, by the algorithm of this AlgorithmIdentifier.
 ///
 /// # Errors
@@ -55,11 +55,13 @@ pub fn verify(
     message: &[u8],
     signature: &[u8],
 ) -> Result<(), String> {
-    let text = |error: der::Error| format!("asn1: {error}");
-    let info = SubjectPublicKeyInfoRef::from_der(public_key).map_err(text)?;
-    let algorithm = AlgorithmIdentifierRef::from_der(algorithm).map_err(text)?;
+    let der_error = |error: der::Error| format!("asn1: {error}");
+    let info = SubjectPublicKeyInfoRef::from_der(public_key).map_err(der_error)?;
+    let algorithm = AlgorithmIdentifierRef::from_der(algorithm).map_err(der_error)?;
     let key = info.subject_public_key.as_bytes().ok_or("asn1: the key has a part of a byte")?;
-    if is_verified(&info.algorithm, key, &algorithm, message, signature).map_err(text)? {
+    if is_verified_by_rustls(&info.algorithm, key, &algorithm, message, signature)
+        .map_err(der_error)?
+    {
         return Ok(());
     }
     let hash = match algorithm.oid {
@@ -70,28 +72,43 @@ pub fn verify(
         _ => return Err("x509: cannot verify signature: algorithm unimplemented".to_owned()),
     };
     let ecdsa = [ECDSA_WITH_SHA_1, ECDSA_WITH_SHA_256, ECDSA_WITH_SHA_384, ECDSA_WITH_SHA_512];
-    if !ecdsa.contains(&algorithm.oid) {
-        let key = RsaPublicKey::from_pkcs1_der(key).map_err(|error| error.to_string())?;
-        if key.n().bits() < MIN_RSA_BITS {
-            let bits = key.n().bits();
-            return Err(format!("crypto/rsa: {bits}-bit keys are insecure"));
-        }
-        let digest = hash.info(message).map_err(text)?;
-        let verified = key.verify(Pkcs1v15Sign::new_unprefixed(), &digest, signature);
-        return verified.map_err(|_| "crypto/rsa: verification error".to_owned());
+    if ecdsa.contains(&algorithm.oid) {
+        verify_ecdsa(&info.algorithm, key, hash, message, signature)
+    } else {
+        verify_rsa(key, hash, message, signature)
     }
-    let verified = match info.algorithm.parameters_oid() {
+}
+
+fn verify_rsa(key: &[u8], hash: Hash, message: &[u8], signature: &[u8]) -> Result<(), String> {
+    let key = RsaPublicKey::from_pkcs1_der(key).map_err(|error| error.to_string())?;
+    let bits = key.n().bits();
+    if bits < MIN_RSA_BITS {
+        return Err(format!("crypto/rsa: {bits}-bit keys are insecure"));
+    }
+    let digest = hash.digest_info(message).map_err(|error| format!("asn1: {error}"))?;
+    let verified = key.verify(Pkcs1v15Sign::new_unprefixed(), &digest, signature);
+    verified.map_err(|_| "crypto/rsa: verification error".to_owned())
+}
+
+fn verify_ecdsa(
+    key_algorithm: &AlgorithmIdentifierRef<'_>,
+    key: &[u8],
+    hash: Hash,
+    message: &[u8],
+    signature: &[u8],
+) -> Result<(), String> {
+    let verified = match key_algorithm.parameters_oid() {
         Ok(SECP_256_R_1) => p256::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
             let signature = p256::ecdsa::Signature::from_der(signature)?;
-            key.verify_prehash(&hash.padded(message, 32), &signature)
+            key.verify_prehash(&hash.padded_digest(message, 32), &signature)
         }),
         Ok(SECP_384_R_1) => p384::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
             let signature = p384::ecdsa::Signature::from_der(signature)?;
-            key.verify_prehash(&hash.padded(message, 48), &signature)
+            key.verify_prehash(&hash.padded_digest(message, 48), &signature)
         }),
         Ok(SECP_521_R_1) => p521::ecdsa::VerifyingKey::from_sec1_bytes(key).and_then(|key| {
             let signature = p521::ecdsa::Signature::from_der(signature)?;
-            key.verify_prehash(&hash.padded(message, 66), &signature)
+            key.verify_prehash(&hash.padded_digest(message, 66), &signature)
         }),
         _ => return Err("x509: unsupported elliptic curve".to_owned()),
     };
@@ -99,24 +116,25 @@ pub fn verify(
 }
 
 /// Whether this is a signature of one of the algorithms that rustls has.
-fn is_verified(
-    kind: &AlgorithmIdentifierRef<'_>,
+fn is_verified_by_rustls(
+    key_algorithm: &AlgorithmIdentifierRef<'_>,
     key: &[u8],
     algorithm: &AlgorithmIdentifierRef<'_>,
     message: &[u8],
     signature: &[u8],
 ) -> der::Result<bool> {
-    // rustls names them without tag and length.
-    let (kind, algorithm) = (Any::encode_from(kind)?, Any::encode_from(algorithm)?);
+    // rustls compares the identifiers without tag and length.
+    let key_algorithm = Any::encode_from(key_algorithm)?;
+    let algorithm = Any::encode_from(algorithm)?;
     let provider = rustls::crypto::ring::default_provider();
-    let mut known = provider.signature_verification_algorithms.all.iter().filter(|known| {
-        *known.public_key_alg_id() == *kind.value()
+    let mut matching = provider.signature_verification_algorithms.all.iter().filter(|known| {
+        *known.public_key_alg_id() == *key_algorithm.value()
             && *known.signature_alg_id() == *algorithm.value()
     });
-    Ok(known.any(|known| known.verify_signature(key, message, signature).is_ok()))
+    Ok(matching.any(|known| known.verify_signature(key, message, signature).is_ok()))
 }
 
-/// What a PKCS #1 signature signs.
+/// The content that a PKCS #1 signature signs.
 #[derive(Sequence)]
 struct DigestInfo<'a> {
     algorithm: AlgorithmIdentifierRef<'a>,
@@ -132,7 +150,7 @@ enum Hash {
 }
 
 impl Hash {
-    fn of(self, message: &[u8]) -> Vec<u8> {
+    fn digest(self, message: &[u8]) -> Vec<u8> {
         let algorithm = match self {
             Hash::Sha1 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
             Hash::Sha256 => &digest::SHA256,
@@ -142,14 +160,14 @@ impl Hash {
         digest::digest(algorithm, message).as_ref().to_vec()
     }
 
-    /// The same number in at least as many bytes as the curve's field has.
-    fn padded(self, message: &[u8], bytes: usize) -> Vec<u8> {
-        let digest = self.of(message);
+    /// The digest, with zeros before it up to `bytes`, the size of the curve's field.
+    fn padded_digest(self, message: &[u8], bytes: usize) -> Vec<u8> {
+        let digest = self.digest(message);
         [vec![0; bytes.saturating_sub(digest.len())], digest].concat()
     }
 
-    /// A [`DigestInfo`].
-    fn info(self, message: &[u8]) -> der::Result<Vec<u8>> {
+    /// The DER of the [`DigestInfo`].
+    fn digest_info(self, message: &[u8]) -> der::Result<Vec<u8>> {
         let oid = match self {
             Hash::Sha1 => ID_SHA_1,
             Hash::Sha256 => ID_SHA_256,
@@ -157,23 +175,23 @@ impl Hash {
             Hash::Sha512 => ID_SHA_512,
         };
         let algorithm = AlgorithmIdentifierRef { oid, parameters: Some(AnyRef::NULL) };
-        DigestInfo { algorithm, digest: OctetStringRef::new(&self.of(message))? }.to_der()
+        DigestInfo { algorithm, digest: OctetStringRef::new(&self.digest(message))? }.to_der()
     }
 }
 
 /// A private key that signs certificates.
 pub struct SigningKey {
-    key: Kind,
-    /// Of its signatures.
+    key: KeyKind,
+    /// The algorithm of its signatures.
     algorithm: AlgorithmIdentifierRef<'static>,
     /// `SubjectPublicKeyInfo`.
     public_key: Vec<u8>,
 }
 
-enum Kind {
-    /// RSA of 2048 to 4096 bits, P-256, P-384, Ed25519.
-    Common(Box<dyn rustls::sign::Signer>),
-    /// Keys of other sizes.
+enum KeyKind {
+    /// The keys that rustls has: RSA of 2048 to 4096 bits, P-256, P-384, Ed25519.
+    Rustls(Box<dyn rustls::sign::Signer>),
+    /// RSA keys of other sizes.
     Rsa(Box<pkcs1v15::SigningKey<Sha256>>),
     P521(Box<p521::ecdsa::SigningKey>),
 }
@@ -186,25 +204,26 @@ impl SigningKey {
     }
 
     fn from_der(der: &PrivateKeyDer<'_>) -> Option<SigningKey> {
-        if let Some(key) = any_supported_type(der).ok().and_then(SigningKey::common) {
+        if let Some(key) = any_supported_type(der).ok().and_then(SigningKey::from_rustls) {
             return Some(key);
         }
         if let Some(key) = jwt::rsa_key(der) {
             let public_key = key.to_public_key().to_public_key_der().ok()?.into_vec();
-            let key = Kind::Rsa(Box::new(pkcs1v15::SigningKey::new(key)));
+            let key = KeyKind::Rsa(Box::new(pkcs1v15::SigningKey::new(key)));
             return Some(SigningKey { key, algorithm: SHA256_WITH_RSA, public_key });
         }
         let secret = jwt::key::<p521::SecretKey>(der)?;
         let key = p521::ecdsa::SigningKey::from_bytes(&secret.to_bytes()).ok()?;
         let public_key = secret.public_key().to_public_key_der().ok()?.into_vec();
         Some(SigningKey {
-            key: Kind::P521(Box::new(key)),
+            key: KeyKind::P521(Box::new(key)),
             algorithm: ECDSA_WITH_SHA512,
             public_key,
         })
     }
 
-    fn common(key: Arc<dyn rustls::sign::SigningKey>) -> Option<SigningKey> {
+    /// `None`: the key is of none of these schemes.
+    fn from_rustls(key: Arc<dyn rustls::sign::SigningKey>) -> Option<SigningKey> {
         const SCHEMES: [(SignatureScheme, AlgorithmIdentifierRef<'_>); 4] = [
             (SignatureScheme::RSA_PKCS1_SHA256, SHA256_WITH_RSA),
             (SignatureScheme::ECDSA_NISTP256_SHA256, ECDSA_WITH_SHA256),
@@ -214,7 +233,7 @@ impl SigningKey {
         let signer = key.choose_scheme(&SCHEMES.map(|(scheme, _)| scheme))?;
         let (_, algorithm) = SCHEMES.into_iter().find(|(scheme, _)| *scheme == signer.scheme())?;
         let public_key = key.public_key()?.to_vec();
-        Some(SigningKey { key: Kind::Common(signer), algorithm, public_key })
+        Some(SigningKey { key: KeyKind::Rustls(signer), algorithm, public_key })
     }
 
     pub fn algorithm(&self) -> AlgorithmIdentifierRef<'static> {
@@ -229,13 +248,13 @@ impl SigningKey {
     /// When the key can't sign: an RSA key that is too small.
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, String> {
         match &self.key {
-            Kind::Common(key) => key.sign(message).map_err(|error| error.to_string()),
+            KeyKind::Rustls(key) => key.sign(message).map_err(|error| error.to_string()),
             // Blinded: the time it takes says nothing about the key.
-            Kind::Rsa(key) => {
+            KeyKind::Rsa(key) => {
                 let signature = key.try_sign_with_rng(&mut OsRng, message);
                 signature.map(|signature| signature.to_vec()).map_err(|error| error.to_string())
             }
-            Kind::P521(key) => {
+            KeyKind::P521(key) => {
                 let signature: Result<p521::ecdsa::Signature, _> = key.try_sign(message);
                 let der = signature.map(|signature| signature.to_der().to_bytes().to_vec());
                 der.map_err(|error| error.to_string())

@@ -19,7 +19,8 @@ enum Part {
 }
 
 impl Part {
-    fn holds(self, byte: u8) -> bool {
+    /// Whether the part may hold the byte without an escape.
+    fn allows(self, byte: u8) -> bool {
         let marks: &[u8] = match self {
             Part::User => b"$&+,;=",
             Part::Host | Part::Zone => b"!\"$&'()*+,:;<=>[]",
@@ -29,10 +30,11 @@ impl Part {
         byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || marks.contains(&byte)
     }
 
-    fn encoded(self, bytes: &[u8]) -> String {
+    /// The bytes, with escapes for those that the part may not hold.
+    fn percent_encode(self, bytes: &[u8]) -> String {
         let mut text = String::new();
         for byte in bytes {
-            match self.holds(*byte) {
+            match self.allows(*byte) {
                 true => text.push(char::from(*byte)),
                 false => {
                     // Writing to a String does not fail.
@@ -43,14 +45,15 @@ impl Part {
         text
     }
 
-    fn decoded(self, text: &str) -> Result<Vec<u8>, String> {
+    /// The bytes of the part, with its escapes decoded.
+    fn percent_decode(self, text: &str) -> Result<Vec<u8>, String> {
         let mut decoded = Vec::new();
         let mut rest = text.as_bytes();
         while let Some((first, after)) = rest.split_first() {
             if *first != b'%' {
                 if matches!(self, Part::Host | Part::Zone)
                     && first.is_ascii()
-                    && !self.holds(*first)
+                    && !self.allows(*first)
                 {
                     let character = char::from(*first).to_string();
                     return Err(format!("invalid character {character:?} in host name"));
@@ -66,12 +69,12 @@ impl Part {
             let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
             let (Some(high), Some(low)) = (digit(*high), digit(*low)) else { return refused() };
             let byte = (high << 4) | low;
-            let is_good = match self {
+            let may_be_escaped = match self {
                 Part::Host => byte == b'%' || !byte.is_ascii(),
-                Part::Zone => byte == b'%' || byte == b' ' || Part::Host.holds(byte),
+                Part::Zone => byte == b'%' || byte == b' ' || Part::Host.allows(byte),
                 _ => true,
             };
-            if !is_good {
+            if !may_be_escaped {
                 return refused();
             }
             decoded.push(byte);
@@ -80,16 +83,18 @@ impl Part {
         Ok(decoded)
     }
 
-    /// A path or a fragment in the form that it has, if it needs no other.
-    fn again(self, text: &str) -> Result<String, String> {
-        let decoded = self.decoded(text)?;
-        let encoded = self.encoded(&decoded);
-        let is_valid = |byte: u8| b"!$&'()*+,;=:@[]%".contains(&byte) || self.holds(byte);
-        Ok(match text.bytes().all(is_valid) && encoded != text {
-            true => text.to_owned(),
-            false if self == Part::Path && decoded == b"*" => "*".to_owned(),
-            false => encoded,
-        })
+    /// A path or a fragment in the form that Go writes: unchanged where it is a valid encoding.
+    fn normalize(self, text: &str) -> Result<String, String> {
+        let decoded = self.percent_decode(text)?;
+        let encoded = self.percent_encode(&decoded);
+        let is_valid = |byte: u8| b"!$&'()*+,;=:@[]%".contains(&byte) || self.allows(byte);
+        if text.bytes().all(is_valid) && encoded != text {
+            return Ok(text.to_owned());
+        }
+        if self == Part::Path && decoded == b"*" {
+            return Ok("*".to_owned());
+        }
+        Ok(encoded)
     }
 }
 
@@ -99,16 +104,18 @@ impl Part {
 /// One line saying why Go cannot read it, or that its host is no name of a domain.
 pub fn normal_form(text: &str) -> Result<String, String> {
     let (before, fragment) = text.split_once('#').unwrap_or((text, ""));
-    let mut form = without_fragment(before).map_err(|why| format!("parse {before:?}: {why}"))?;
+    let mut form =
+        normalize_without_fragment(before).map_err(|why| format!("parse {before:?}: {why}"))?;
     if !fragment.is_empty() {
-        let again = Part::Fragment.again(fragment);
+        let normalized = Part::Fragment.normalize(fragment);
         form += "#";
-        form += &again.map_err(|why| format!("parse {text:?}: {why}"))?;
+        form += &normalized.map_err(|why| format!("parse {text:?}: {why}"))?;
     }
     Ok(form)
 }
 
-fn without_fragment(text: &str) -> Result<String, String> {
+/// A URI without a fragment as Go writes it.
+fn normalize_without_fragment(text: &str) -> Result<String, String> {
     if text.bytes().any(|byte| byte.is_ascii_control()) {
         return Err("net/url: invalid control character in URL".to_owned());
     }
@@ -135,7 +142,7 @@ fn without_fragment(text: &str) -> Result<String, String> {
         None => rest,
         Some(rest) => {
             let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-            let authority = normal_authority(&scheme, authority)?;
+            let authority = normalize_authority(&scheme, authority)?;
             if !authority.is_empty() || !path.is_empty() {
                 form += "//";
             }
@@ -143,14 +150,14 @@ fn without_fragment(text: &str) -> Result<String, String> {
             path
         }
     };
-    let path = Part::Path.again(path)?;
+    let path = Part::Path.normalize(path)?;
     if form.is_empty() && path.split('/').next().is_some_and(|segment| segment.contains(':')) {
         form += "./";
     }
     Ok(form + &path + &query)
 }
 
-/// The scheme, which may be empty, and what follows it.
+/// The scheme, which may be empty, and the text after its colon.
 fn split_scheme(text: &str) -> Result<(&str, &str), String> {
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c));
     match end.filter(|end| text[*end..].starts_with(':')) {
@@ -162,32 +169,36 @@ fn split_scheme(text: &str) -> Result<(&str, &str), String> {
     }
 }
 
-fn normal_authority(scheme: &str, text: &str) -> Result<String, String> {
+/// User and host of a URI as Go writes them.
+fn normalize_authority(scheme: &str, text: &str) -> Result<String, String> {
     let (user, host) = match text.rsplit_once('@') {
         Some((user, host)) => (Some(user), host),
         None => (None, text),
     };
-    let host = decoded_host(scheme, host)?;
+    let host = decode_host(scheme, host)?;
     if !is_domain(&host) {
         return Err("invalid domain".to_owned());
     }
-    let host = Part::Host.encoded(&host);
+    let host = Part::Host.percent_encode(&host);
     let Some(user) = user else { return Ok(host) };
-    let may_be = |c: char| c.is_ascii_alphanumeric() || "-._:~!$&'()*+,;=%@".contains(c);
-    if !user.chars().all(may_be) {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-._:~!$&'()*+,;=%@".contains(c);
+    if !user.chars().all(is_allowed) {
         return Err("net/url: invalid userinfo".to_owned());
     }
-    let again = |text: &str| Part::User.decoded(text).map(|bytes| Part::User.encoded(&bytes));
+    let normalize = |text: &str| -> Result<String, String> {
+        let bytes = Part::User.percent_decode(text)?;
+        Ok(Part::User.percent_encode(&bytes))
+    };
     let user = match user.split_once(':') {
-        None => again(user)?,
-        Some((name, password)) => format!("{}:{}", again(name)?, again(password)?),
+        None => normalize(user)?,
+        Some((name, password)) => format!("{}:{}", normalize(name)?, normalize(password)?),
     };
     Ok(format!("{user}@{host}"))
 }
 
-/// A host, with its port if it has one.
-fn decoded_host(scheme: &str, text: &str) -> Result<Vec<u8>, String> {
-    let good_port = |port: &str| match port.strip_prefix(':') {
+/// The decoded bytes of a host, with its port if it has one.
+fn decode_host(scheme: &str, text: &str) -> Result<Vec<u8>, String> {
+    let check_port = |port: &str| match port.strip_prefix(':') {
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => Ok(()),
         None if port.is_empty() => Ok(()),
         _ => Err(format!("invalid port {port:?} after host")),
@@ -201,26 +212,26 @@ fn decoded_host(scheme: &str, text: &str) -> Result<Vec<u8>, String> {
                 "http" | "https" => text.find(':'),
                 _ => text.rfind(':'),
             };
-            good_port(&text[colon.unwrap_or(text.len())..])?;
-            return Part::Host.decoded(text);
+            check_port(&text[colon.unwrap_or(text.len())..])?;
+            return Part::Host.percent_decode(text);
         }
     }
     let Some((inside, port)) = text[1..].rsplit_once(']') else {
         return Err("missing ']' in host".to_owned());
     };
-    good_port(port)?;
+    check_port(port)?;
     let (address, zone) = inside.split_at(inside.find("%25").unwrap_or(inside.len()));
-    let (address, zone) = (Part::Host.decoded(address)?, Part::Zone.decoded(zone)?);
+    let (address, zone) = (Part::Host.percent_decode(address)?, Part::Zone.percent_decode(zone)?);
     let is_address =
         std::str::from_utf8(&address).is_ok_and(|text| text.parse::<Ipv6Addr>().is_ok());
-    // A zone has its mark, and a name.
+    // A zone is empty, or `%` and a name.
     if !is_address || zone.len() == 1 {
         return Err("invalid host".to_owned());
     }
     Ok([&b"["[..], &address, &zone, b"]", port.as_bytes()].concat())
 }
 
-/// Upstream: `domainNameValid`.
+/// Whether the host is empty or a domain name. Upstream: `domainNameValid`.
 fn is_domain(host: &[u8]) -> bool {
     let is_label = |label: &[u8]| !label.is_empty() && label.iter().all(u8::is_ascii_graphic);
     host.is_empty() || host.split(|byte| *byte == b'.').all(is_label)
