@@ -213,10 +213,10 @@ fn graph_grow_and_shrink(bencher: Bencher, count: usize) {
     let identities: Vec<Identity> = pods.iter().map(|pod| identity(pod)).collect();
     bencher.counter(ItemsCount::new(count)).with_inputs(Graph::default).bench_refs(|graph| {
         for (pod, identity) in pods.iter().zip(&identities) {
-            graph.observe(identity.clone(), None, &pod.meta, &mut |wake| drop(black_box(wake)));
+            graph.observe(identity.clone(), None, &pod.meta, &mut |effect| drop(black_box(effect)));
         }
         for identity in &identities {
-            graph.deleted(identity, &mut |wake| drop(black_box(wake)));
+            graph.handle_deletion(identity, &mut |effect| drop(black_box(effect)));
         }
     });
 }

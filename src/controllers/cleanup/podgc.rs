@@ -79,16 +79,18 @@ impl Reason {
 }
 
 impl PodGc {
+    /// Deletes the pods of each reason.
     async fn collect(self: Arc<Self>) -> Result<(), Error> {
         let pods = self.pods.list();
-        self.delete(surplus(&pods, self.threshold), Reason::Terminated).await;
-        let mut stuck = those(&pods, |pod| self.is_out_of_service(pod));
+        self.delete(excess_terminated(&pods, self.threshold), Reason::Terminated).await;
+        let mut stuck = filter_pods(&pods, |pod| self.is_out_of_service(pod));
         sort_by_eviction_and_age(&mut stuck);
         self.delete(stuck, Reason::OutOfService).await;
         let gone = self.deleted_nodes(&pods).await;
-        self.delete(those(&pods, |pod| gone.contains(&pod.spec.node_name)), Reason::Orphaned).await;
+        self.delete(filter_pods(&pods, |pod| gone.contains(&pod.spec.node_name)), Reason::Orphaned)
+            .await;
         let unscheduled = |pod: &Pod| pod.meta.is_being_deleted() && pod.spec.node_name.is_empty();
-        self.delete(those(&pods, unscheduled), Reason::Unscheduled).await;
+        self.delete(filter_pods(&pods, unscheduled), Reason::Unscheduled).await;
         Ok(())
     }
 
@@ -96,7 +98,8 @@ impl PodGc {
         self.nodes.get(&ObjectKey::cluster(name))
     }
 
-    /// It is being deleted, on a node whose kubelet does not take part in that.
+    /// Whether the pod is being deleted, on a node that is out of service, so that its kubelet
+    /// cannot end the pod.
     fn is_out_of_service(&self, pod: &Pod) -> bool {
         pod.meta.is_being_deleted()
             && self
@@ -104,14 +107,15 @@ impl PodGc {
                 .is_some_and(|node| !node.is_ready() && node.has_taint(OUT_OF_SERVICE))
     }
 
-    /// The nodes named by pods that are missing for the quarantine, and missing in the API as well.
+    /// The nodes that pods name and that do not exist: missing in the cache during the quarantine,
+    /// and then in the API server too.
     async fn deleted_nodes(&self, pods: &[Arc<Pod>]) -> Vec<Istr> {
         let is_missing = |name: &Istr| self.node(name).is_none();
         let missing = pods.iter().map(|pod| &pod.spec.node_name);
         let missing = missing.filter(|name| !name.is_empty() && is_missing(name));
         let due = {
             let mut quarantine = self.quarantine.lock();
-            quarantine.due(missing, self.clock.monotonic())
+            quarantine.take_due(missing, self.clock.monotonic())
         };
         let mut gone = Vec::new();
         for name in due.into_iter().filter(is_missing) {
@@ -125,6 +129,7 @@ impl PodGc {
         gone
     }
 
+    /// Deletes the pods at once; a failure is logged and counted.
     async fn delete(self: &Arc<Self>, pods: Vec<Arc<Pod>>, reason: Reason) {
         if !pods.is_empty() {
             log::info!("Garbage collecting {} pods ({})", pods.len(), reason.label());
@@ -148,7 +153,7 @@ impl PodGc {
     /// Marks the pod Failed before its deletion, so that its owner does not count it as running.
     async fn fail_and_delete(&self, pod: &Pod, reason: Reason) -> Result<(), Error> {
         let key = pod.meta.key();
-        if let Some(patch) = failed_status(pod, reason, self.clock.now()) {
+        if let Some(patch) = failed_status_patch(pod, reason, self.clock.now()) {
             let status = self.client.resource(&Pod::RESOURCE).subresource("status");
             let patch = Patch::StrategicMerge(patch);
             status.patch::<PartialObjectMetadata>(&key, &patch).await?;
@@ -166,17 +171,18 @@ impl Resource for NodeName {
     const RESOURCE: crate::objects::ResourceType = Node::RESOURCE;
 }
 
-fn those(pods: &[Arc<Pod>], wanted: impl Fn(&Pod) -> bool) -> Vec<Arc<Pod>> {
-    pods.iter().filter(|pod| wanted(pod)).cloned().collect()
+/// The pods for which `is_wanted` holds.
+fn filter_pods(pods: &[Arc<Pod>], is_wanted: impl Fn(&Pod) -> bool) -> Vec<Arc<Pod>> {
+    pods.iter().filter(|pod| is_wanted(pod)).cloned().collect()
 }
 
 /// The terminated pods to delete so that `threshold` of them stay: evicted pods first, then the
 /// oldest.
-fn surplus(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
+fn excess_terminated(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
     if threshold == 0 {
         return Vec::new();
     }
-    let mut terminated = those(pods, Pod::is_terminal);
+    let mut terminated = filter_pods(pods, Pod::is_terminal);
     let count = terminated.len().saturating_sub(threshold);
     if count > 0 {
         sort_by_eviction_and_age(&mut terminated);
@@ -185,7 +191,7 @@ fn surplus(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
     terminated
 }
 
-/// Upstream: `byEvictionAndCreationTimestamp`.
+/// Sorts evicted pods first, then older ones. Upstream: `byEvictionAndCreationTimestamp`.
 fn sort_by_eviction_and_age(pods: &mut [Arc<Pod>]) {
     pods.sort_by(|a, b| {
         let rank = |pod: &Pod| (!pod.status.evicted, pod.meta.creation_timestamp);
@@ -194,7 +200,7 @@ fn sort_by_eviction_and_age(pods: &mut [Arc<Pod>]) {
 }
 
 /// The patch that makes `pod` Failed; `None` when it is terminated already.
-fn failed_status(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
+fn failed_status_patch(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
     if pod.is_terminal() {
         return None;
     }
@@ -220,24 +226,30 @@ fn failed_status(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
     Some(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }))
 }
 
-/// Nodes that pods name and the cache lacks, and when each is looked up.
+/// Nodes that pods name and the cache lacks, with the monotonic time at which each is read from the
+/// API server.
 #[derive(Default)]
 struct Quarantine {
-    due: BTreeMap<Istr, Duration>,
+    ends: BTreeMap<Istr, Duration>,
 }
 
 impl Quarantine {
-    /// Takes in the `missing`, and removes and returns the nodes that are due at `now`. A node that
+    /// Adds the `missing` nodes, and removes and returns those that are due at `now`. A node that
     /// is missing at the next call starts a new quarantine.
-    fn due<'a>(&mut self, missing: impl Iterator<Item = &'a Istr>, now: Duration) -> Vec<Istr> {
+    fn take_due<'a>(
+        &mut self,
+        missing: impl Iterator<Item = &'a Istr>,
+        now: Duration,
+    ) -> Vec<Istr> {
         let missing: std::collections::BTreeSet<&Istr> = missing.collect();
         for name in &missing {
-            self.due.entry((*name).clone()).or_insert(now + QUARANTINE);
+            self.ends.entry((*name).clone()).or_insert(now + QUARANTINE);
         }
+        let is_due = |(_, end): &(&Istr, &Duration)| **end <= now;
         let due: Vec<Istr> =
-            self.due.iter().filter(|(_, due)| **due <= now).map(|(name, _)| name.clone()).collect();
+            self.ends.iter().filter(is_due).map(|(name, _)| name.clone()).collect();
         for name in &due {
-            self.due.remove(name);
+            self.ends.remove(name);
         }
         due
     }
@@ -266,7 +278,10 @@ mod tests {
             pod("evicted", 9, json!({ "phase": "Failed", "reason": "Evicted" })),
         ];
         let names = |threshold| -> Vec<String> {
-            surplus(&pods, threshold).iter().map(|pod| pod.meta.name.to_string()).collect()
+            excess_terminated(&pods, threshold)
+                .iter()
+                .map(|pod| pod.meta.name.to_string())
+                .collect()
         };
         assert_eq!(names(0), Vec::<String>::new(), "off");
         assert_eq!(names(1), ["evicted", "a", "b"]);
@@ -277,7 +292,7 @@ mod tests {
     #[test]
     fn a_pod_is_marked_failed_before_it_is_deleted() {
         let now = Timestamp::from_secs(60);
-        let patch = |status: Value, reason| failed_status(&pod("x", 0, status), reason, now);
+        let patch = |status: Value, reason| failed_status_patch(&pod("x", 0, status), reason, now);
         assert_eq!(patch(json!({ "phase": "Succeeded" }), Reason::Orphaned), None);
         assert_eq!(
             patch(json!({ "phase": "Running" }), Reason::Unscheduled),
@@ -307,7 +322,7 @@ mod tests {
         let mut quarantine = Quarantine::default();
         let (a, b) = (Istr::new("a"), Istr::new("b"));
         let mut due = |missing: &[&Istr], second| {
-            quarantine.due(missing.iter().copied(), Duration::from_secs(second))
+            quarantine.take_due(missing.iter().copied(), Duration::from_secs(second))
         };
         assert!(due(&[&a, &a], 0).is_empty());
         assert!(due(&[&a, &b], 20).is_empty());

@@ -14,9 +14,9 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::lookup::Lookup;
 use crate::objects::{Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Uid};
 
-/// What an owner reference leads to.
+/// The state of an owner.
 enum Owner {
-    /// It is there, and stays.
+    /// It exists, and does not wait for its dependents.
     Solid,
     /// There is no such object.
     Dangling,
@@ -24,89 +24,107 @@ enum Owner {
     WaitsForDependents,
 }
 
-/// The result of processing an object.
-enum Look {
+/// The result of an attempt to delete an object.
+enum Attempt {
+    /// The object was deleted or changed, or it stays.
     Done,
-    /// The API has no such object.
+    /// The API server has no such object.
     Absent,
-    /// A cluster-scoped object names an owner that has a namespace: a retry cannot find it.
-    Misplaced,
+    /// The object is cluster-scoped and names an owner that has a namespace: a retry cannot find
+    /// it.
+    NamespacedOwner,
 }
 
-/// Tries of removing a finalizer that others change too; the first wait, which grows, between them.
-/// Upstream: `retry.DefaultBackoff`.
-const TRIES: u32 = 4;
-const FIRST_WAIT: Duration = Duration::from_millis(10);
-const WAIT_FACTOR: u32 = 5;
+/// The number of attempts to remove a finalizer, which conflict with the writes of others, and the
+/// delay between them: the first, and the factor by which it grows. Upstream:
+/// `retry.DefaultBackoff`.
+const ATTEMPTS: u32 = 4;
+const FIRST_BACKOFF: Duration = Duration::from_millis(10);
+const BACKOFF_FACTOR: u32 = 5;
 
-/// Dependents that are let go of at once.
-const ORPHANS: usize = 100;
+/// The code of a server that does not support a strategic merge for the resource.
+const UNSUPPORTED_MEDIA_TYPE: u16 = 415;
+
+/// The number of dependents that are patched concurrently.
+const ORPHAN_BATCH: usize = 100;
 
 impl GarbageCollector {
+    /// Deletes the object of a node if it has lost its owners.
     pub(super) async fn attempt_to_delete(self: Arc<Self>, uid: Uid) -> SyncResult {
-        self.graph().forget_absent_before(self.history.losses());
-        let (identity, waits) = match self.graph().get(&uid) {
+        self.graph().forget_absent_after_loss(self.history.losses());
+        let (identity, waits_for_dependents) = match self.graph().get(&uid) {
             None => return Ok(Next::Done),
             Some(node) if node.being_deleted && !node.deleting_dependents => {
                 return Ok(Next::Done);
             }
             Some(node) => (node.identity.clone(), node.deleting_dependents),
         };
-        match self.look(&identity, waits).await? {
+        match self.attempt_to_delete_item(&identity, waits_for_dependents).await? {
             // A virtual node is processed again until a watch has shown it.
-            Look::Done if self.graph().get(&uid).is_some_and(|node| node.is_virtual) => {
+            Attempt::Done if self.graph().get(&uid).is_some_and(|node| node.is_virtual) => {
                 Ok(Next::Backoff)
             }
-            Look::Done | Look::Misplaced => Ok(Next::Done),
-            Look::Absent => {
-                self.change(|graph, wake| graph.verified_absent(&identity, wake));
+            Attempt::Done | Attempt::NamespacedOwner => Ok(Next::Done),
+            Attempt::Absent => {
+                self.change_graph(|graph, emit| graph.handle_absence(&identity, emit));
                 Ok(Next::Done)
             }
         }
     }
 
-    /// Looks an object up, and deletes it if it has lost its owners. `waits`: it waits for its
-    /// dependents.
-    async fn look(&self, identity: &Identity, waits: bool) -> Result<Look, Error> {
-        let Some((verbs, key)) = self.verbs(identity).await? else { return Ok(Look::Misplaced) };
+    /// Reads an object from the API server, and deletes it if it has lost its owners. Upstream:
+    /// `attemptToDeleteItem`.
+    async fn attempt_to_delete_item(
+        &self,
+        identity: &Identity,
+        waits_for_dependents: bool,
+    ) -> Result<Attempt, Error> {
+        let Some((verbs, key)) = self.verbs_and_key(identity).await? else {
+            return Ok(Attempt::NamespacedOwner);
+        };
         let live = match verbs.get::<PartialObjectMetadata>(&key).await {
             Ok(live) if live.meta.uid == identity.uid => live.meta,
-            Ok(_) => return Ok(Look::Absent),
-            Err(error) if error.is_not_found() => return Ok(Look::Absent),
+            Ok(_) => return Ok(Attempt::Absent),
+            Err(error) if error.is_not_found() => return Ok(Attempt::Absent),
             Err(error) => return Err(error.into()),
         };
-        if waits {
-            self.wait_for_dependents(identity).await?;
-            return Ok(Look::Done);
+        if waits_for_dependents {
+            self.process_deleting_dependents(identity).await?;
+            return Ok(Attempt::Done);
         }
-        let (mut solid, mut loose, mut waiting) = (false, Vec::new(), false);
+        let (mut has_solid, mut has_waiting) = (false, false);
+        // The owners that are dangling or waiting.
+        let mut to_drop = Vec::new();
         for owner in live.owners() {
             match self.classify(owner, identity).await? {
-                None => return Ok(Look::Misplaced),
-                Some(Owner::Solid) => solid = true,
-                Some(Owner::Dangling) => loose.push(owner.uid.clone()),
+                None => return Ok(Attempt::NamespacedOwner),
+                Some(Owner::Solid) => has_solid = true,
+                Some(Owner::Dangling) => to_drop.push(owner.uid.clone()),
                 Some(Owner::WaitsForDependents) => {
-                    waiting = true;
-                    loose.push(owner.uid.clone());
+                    has_waiting = true;
+                    to_drop.push(owner.uid.clone());
                 }
             }
         }
-        if solid && !loose.is_empty() {
-            self.drop_owners(identity, &loose).await?;
+        if has_solid && !to_drop.is_empty() {
+            self.drop_owners(identity, &to_drop).await?;
         }
-        if live.owners().is_empty() || solid {
-            return Ok(Look::Done);
+        if live.owners().is_empty() || has_solid {
+            return Ok(Attempt::Done);
         }
         let (has_dependents, in_cycle, has_unseen_owner) = {
             let graph = self.graph();
             let mut dependents = graph.dependents(&identity.uid).peekable();
             let has_dependents = dependents.peek().is_some();
             let in_cycle = dependents.any(|node| node.deleting_dependents);
-            (has_dependents, in_cycle, graph.has_unseen_owner(&identity.uid, &loose))
+            (has_dependents, in_cycle, graph.has_unseen_owner(&identity.uid, &to_drop))
         };
-        let is_to_report = has_unseen_owner && !waiting && !live.is_being_deleted();
-        let unseen = is_to_report.then(|| owners_of(identity, &live));
-        let policy = if waiting && has_dependents {
+        let missing_owners = if has_unseen_owner && !has_waiting && !live.is_being_deleted() {
+            Some(owners_text(identity, &live))
+        } else {
+            None
+        };
+        let policy = if has_waiting && has_dependents {
             if in_cycle {
                 // A cycle of owners that wait for each other is broken here.
                 self.unblock_owners(identity, &live).await?;
@@ -119,50 +137,54 @@ impl GarbageCollector {
         } else {
             Propagation::Background
         };
-        let ended = self.delete(&verbs, &key, live, policy).await?;
-        if let (Look::Done, Some(owners)) = (&ended, unseen) {
+        let result = self.delete_item(&verbs, &key, live, policy).await?;
+        if let (Attempt::Done, Some(owners)) = (&result, missing_owners) {
             let text = format!("no object has the kind, name and uid of its owner {owners}");
             log::warn!("Deleting {identity}: {text}");
-            self.warn(identity, "OwnerNotFound", format!("Deleting it: {text}"));
+            self.record_warning(identity, "OwnerNotFound", format!("Deleting it: {text}"));
         }
-        Ok(ended)
+        Ok(result)
     }
 
-    async fn delete(
+    /// Deletes an object with the state `live`, unless its owners have changed since.
+    async fn delete_item(
         &self,
         verbs: &Dynamic,
         key: &ObjectKey,
         live: Meta,
         policy: Propagation,
-    ) -> Result<Look, Error> {
+    ) -> Result<Attempt, Error> {
         let delete = Delete { propagation_policy: Some(policy), ..Delete::new() };
         let delete = delete.uid(live.uid.clone());
         let at_version = delete.clone().resource_version(live.resource_version);
-        let mut ended = verbs.delete(key, at_version).await;
-        if ended.as_ref().is_err_and(|error| error.is_conflict()) {
+        let mut deleted = verbs.delete(key, at_version).await;
+        if deleted.as_ref().is_err_and(|error| error.is_conflict()) {
             match verbs.get::<PartialObjectMetadata>(key).await.map(|now| now.meta) {
-                // It changed, its owners did not: others' updates must not keep it alive.
+                // It has changed, but its owners have not: updates by others must not keep it.
                 Ok(now)
                     if now.uid == live.uid
                         && now.resource_version != live.resource_version
                         && now.owners() == live.owners() =>
                 {
-                    ended = verbs.delete(key, delete).await;
+                    deleted = verbs.delete(key, delete).await;
                 }
-                Err(error) if error.is_not_found() => ended = Err(error),
+                Err(error) if error.is_not_found() => deleted = Err(error),
                 _ => {}
             }
         }
-        match ended {
-            Ok(()) => Ok(Look::Done),
-            Err(error) if error.is_not_found() => Ok(Look::Absent),
+        match deleted {
+            Ok(()) => Ok(Attempt::Done),
+            Err(error) if error.is_not_found() => Ok(Attempt::Absent),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The verbs over an object's resource, and its key there. `None`: objects of its kind have a
-    /// namespace, this one has none.
-    async fn verbs(&self, identity: &Identity) -> Result<Option<(Dynamic, ObjectKey)>, Error> {
+    /// A client of the object's resource, and the object's key. `None`: the resource is namespaced,
+    /// and the identity has no namespace.
+    async fn verbs_and_key(
+        &self,
+        identity: &Identity,
+    ) -> Result<Option<(Dynamic, ObjectKey)>, Error> {
         let Scope { api_version, kind, namespace } = &*identity.scope;
         let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version.as_str()));
         let mapper = self.client.discovery().await?;
@@ -179,46 +201,48 @@ impl GarbageCollector {
         Ok(Some((self.client.resource(&resource).metadata_only(), key)))
     }
 
-    /// `None`: a cluster-scoped object that names a namespaced owner; it is ignored.
+    /// The state of an owner of `item`. `None`: the item is cluster-scoped, and names a namespaced
+    /// owner.
     async fn classify(
         &self,
         owner: &OwnerReference,
         item: &Identity,
     ) -> Result<Option<Owner>, Error> {
-        let named = Identity::of_owner(owner, &item.scope.namespace);
-        let cluster = named.in_namespace(&Istr::default());
-        if self.graph().is_absent(&named) || self.graph().is_absent(&cluster) {
+        let mut named = Identity::of_owner(owner, &item.scope.namespace);
+        let cluster_scoped = named.in_namespace(&Istr::default());
+        if self.graph().is_absent(&named) || self.graph().is_absent(&cluster_scoped) {
             return Ok(Some(Owner::Dangling));
         }
-        let mut named = named;
-        let mut found = self.verbs(&named).await;
-        if matches!(found, Err(Error::NotYet(_))) {
+        let mut mapped = self.verbs_and_key(&named).await;
+        // The version that the reference names is not served.
+        if matches!(mapped, Err(Error::NotYet(_))) {
             let present = self.graph().present_identity(owner, &item.scope.namespace).cloned();
             if let Some(present) = present {
-                found = self.verbs(&present).await;
+                mapped = self.verbs_and_key(&present).await;
                 named = present;
             }
         }
-        let Some((verbs, key)) = found? else {
+        let Some((verbs, key)) = mapped? else {
             log::info!("{item} is cluster-scoped, but refers to a namespaced owner: {named}");
             return Ok(None);
         };
-        let place = named.in_namespace(&key.namespace);
+        let identity = named.in_namespace(&key.namespace);
         match verbs.get::<PartialObjectMetadata>(&key).await {
-            Ok(found) if found.meta.uid == owner.uid => {
-                let waits = found.meta.is_being_deleted() && found.meta.has_finalizer(FOREGROUND);
+            Ok(live) if live.meta.uid == owner.uid => {
+                let waits = live.meta.is_being_deleted() && live.meta.has_finalizer(FOREGROUND);
                 Ok(Some(if waits { Owner::WaitsForDependents } else { Owner::Solid }))
             }
             Err(error) if !error.is_not_found() => Err(error.into()),
             _ => {
-                self.graph().remember_absent(place);
+                self.graph().remember_absent(identity);
                 Ok(Some(Owner::Dangling))
             }
         }
     }
 
-    /// Lets go of an owner that waits, once nothing blocks it.
-    async fn wait_for_dependents(&self, owner: &Identity) -> Result<(), Error> {
+    /// Queues the dependents that block the deletion of `owner`, or removes its finalizer if none
+    /// do. Upstream: `processDeletingDependentsItem`.
+    async fn process_deleting_dependents(&self, owner: &Identity) -> Result<(), Error> {
         {
             let graph = self.graph();
             let mut blocking = graph.blocking_dependents(&owner.uid).peekable();
@@ -232,6 +256,7 @@ impl GarbageCollector {
         self.remove_finalizer(owner, FOREGROUND).await
     }
 
+    /// Removes the owner from its dependents, then its finalizer.
     pub(super) async fn attempt_to_orphan(self: Arc<Self>, uid: Uid) -> SyncResult {
         let (owner, dependents): (Identity, Vec<Identity>) = {
             let graph = self.graph();
@@ -240,14 +265,13 @@ impl GarbageCollector {
             (owner.identity.clone(), dependents.collect())
         };
         let mut failures = Vec::new();
-        for some in dependents.chunks(ORPHANS) {
+        for batch in dependents.chunks(ORPHAN_BATCH) {
             let release = |dependent: &Identity| {
                 let (this, dependent, uid) = (self.clone(), dependent.clone(), uid.clone());
                 async move { this.drop_owners(&dependent, &[uid]).await }
             };
-            failures.extend(
-                together(some.iter().map(release)).await.into_iter().filter_map(Result::err),
-            );
+            let results = together(batch.iter().map(release)).await;
+            failures.extend(results.into_iter().filter_map(Result::err));
         }
         if let Some(error) = Error::many(failures) {
             return Err(Error::during("failed to orphan dependents", error));
@@ -256,18 +280,19 @@ impl GarbageCollector {
         Ok(Next::Done)
     }
 
-    /// Takes references out of an object; one that is gone has none.
+    /// Removes owner references from an object, if it still exists.
     async fn drop_owners(&self, item: &Identity, owners: &[Uid]) -> Result<(), Error> {
-        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
+        let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let gone: Vec<Value> =
             owners.iter().map(|uid| json!({ "$patch": "delete", "uid": uid })).collect();
         let body = json!({ "metadata": { "uid": item.uid, "ownerReferences": gone } });
         let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
         match answer {
-            Err(error) if error.code() == Some(415) => {
+            Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
                 let dropped = Lookup::new(owners, |uid| uid);
-                self.replace_owners(&verbs, &key, item, |owner| {
-                    (!dropped.has(&owner.uid)).then(|| owner.clone())
+                self.replace_owners(&verbs, &key, item, |owner| match dropped.has(&owner.uid) {
+                    true => None,
+                    false => Some(owner.clone()),
                 })
                 .await
             }
@@ -276,8 +301,9 @@ impl GarbageCollector {
         }
     }
 
+    /// Sets `blockOwnerDeletion` of all owner references to false.
     async fn unblock_owners(&self, item: &Identity, live: &Meta) -> Result<(), Error> {
-        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
+        let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
         let owners: Vec<Value> = live
             .owners()
@@ -288,7 +314,7 @@ impl GarbageCollector {
         let body = json!({ "metadata": { "uid": item.uid, "ownerReferences": owners } });
         let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
         match answer {
-            Err(error) if error.code() == Some(415) => {
+            Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
                 self.replace_owners(&verbs, &key, item, |owner| {
                     Some(OwnerReference { block_owner_deletion: Some(false), ..owner.clone() })
                 })
@@ -299,19 +325,20 @@ impl GarbageCollector {
         }
     }
 
-    /// For custom resources, which know no strategic merge.
+    /// Replaces each owner reference by the result of `change`, for custom resources, which do not
+    /// support a strategic merge.
     async fn replace_owners(
         &self,
         verbs: &Dynamic,
         key: &ObjectKey,
         item: &Identity,
-        keep: impl Fn(&OwnerReference) -> Option<OwnerReference>,
+        change: impl Fn(&OwnerReference) -> Option<OwnerReference>,
     ) -> Result<(), Error> {
         let live = match verbs.get::<PartialObjectMetadata>(key).await {
             Err(error) if error.is_not_found() => return Ok(()),
             live => live?.meta,
         };
-        let owners: Vec<OwnerReference> = live.owners().iter().filter_map(keep).collect();
+        let owners: Vec<OwnerReference> = live.owners().iter().filter_map(change).collect();
         let body = json!({ "metadata": {
             "uid": item.uid, "resourceVersion": live.resource_version.to_string(),
             "ownerReferences": owners,
@@ -320,10 +347,11 @@ impl GarbageCollector {
         Ok(())
     }
 
+    /// Removes the finalizer; succeeds if the object or the finalizer is gone.
     async fn remove_finalizer(&self, item: &Identity, finalizer: &str) -> Result<(), Error> {
-        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
-        let mut wait = FIRST_WAIT;
-        for _ in 0..TRIES {
+        let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
+        let mut wait = FIRST_BACKOFF;
+        for _ in 0..ATTEMPTS {
             let live = match verbs.get::<PartialObjectMetadata>(&key).await {
                 Err(error) if error.is_not_found() => return Ok(()),
                 live => live?.meta,
@@ -331,24 +359,24 @@ impl GarbageCollector {
             if live.uid != item.uid || !live.has_finalizer(finalizer) {
                 return Ok(());
             }
-            let left: Vec<&Istr> =
+            let remaining: Vec<&Istr> =
                 live.finalizers().iter().filter(|name| *name != finalizer).collect();
             let body = json!({ "metadata": {
-                "resourceVersion": live.resource_version.to_string(), "finalizers": left,
+                "resourceVersion": live.resource_version.to_string(), "finalizers": remaining,
             }});
             match verbs.patch::<PartialObjectMetadata>(&key, &Patch::Merge(body)).await {
                 Err(error) if error.is_conflict() => self.clock.sleep(wait).await,
                 Err(error) if error.is_not_found() => return Ok(()),
                 answer => return answer.map(drop).map_err(Error::from),
             }
-            wait *= WAIT_FACTOR;
+            wait *= BACKOFF_FACTOR;
         }
         Err(Error::other(format!("{item}: the finalizer {finalizer} could not be removed yet")))
     }
 }
 
 /// The owners that an object names, as text.
-fn owners_of(item: &Identity, live: &Meta) -> String {
+fn owners_text(item: &Identity, live: &Meta) -> String {
     let owners = live.owners().iter();
     let owners = owners.map(|owner| Identity::of_owner(owner, &item.scope.namespace).to_string());
     owners.collect::<Vec<_>>().join(" or ")
@@ -419,7 +447,7 @@ mod tests {
             };
             let pod = identity("pod", "u");
             if went {
-                graph.deleted(&identity("owner", absent), &mut drop);
+                graph.handle_deletion(&identity("owner", absent), &mut drop);
             }
             let known: Meta = serde_json::from_value(meta).expect("the metadata");
             graph.observe(pod.clone(), None, &known, &mut drop);
@@ -432,8 +460,8 @@ mod tests {
                 to_delete: Queue::for_test(clock.clone()),
                 to_orphan: Queue::for_test(clock),
             };
-            let looked = block_on(collector.look(&pod, false));
-            assert_eq!(looked.is_ok(), matches!(code, 200 | 404), "{code}");
+            let attempt = block_on(collector.attempt_to_delete_item(&pod, false));
+            assert_eq!(attempt.is_ok(), matches!(code, 200 | 404), "{code}");
             let text = format!(
                 "Warning OwnerNotFound Deleting it: no object has the kind, name and uid of its \
                  owner [v1/Pod, namespace: ns, name: owner, uid: {absent}]"

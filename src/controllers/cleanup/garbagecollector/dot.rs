@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::graph::{Graph, Node};
 use crate::objects::{OwnerReference, Uid};
 
-/// A node of the graph, or an owner that is not in it.
+/// A vertex of the text: a node of the graph, or an owner that is not in it.
 struct Vertex<'a> {
     api_version: &'a str,
     kind: &'a str,
@@ -19,7 +19,7 @@ struct Vertex<'a> {
 }
 
 impl<'a> Vertex<'a> {
-    fn of(node: &'a Node) -> Vertex<'a> {
+    fn from_node(node: &'a Node) -> Vertex<'a> {
         let id = &node.identity;
         Vertex {
             api_version: &id.scope.api_version,
@@ -33,6 +33,7 @@ impl<'a> Vertex<'a> {
         }
     }
 
+    /// An owner that has no node.
     fn missing(owner: &'a OwnerReference) -> Vertex<'a> {
         Vertex {
             api_version: &owner.api_version,
@@ -46,6 +47,7 @@ impl<'a> Vertex<'a> {
         }
     }
 
+    /// The text that a drawing shows in the vertex.
     fn label(&self, uid: &str, group: &str, version: &str) -> String {
         let Vertex { kind, namespace, name, .. } = self;
         let dot = if group.is_empty() { "" } else { "." };
@@ -57,15 +59,16 @@ impl<'a> Vertex<'a> {
             (self.is_virtual, "virtual"),
             (self.missing, "missingFromGraph"),
         ];
-        let true_ones: Vec<&str> =
+        let holding: Vec<&str> =
             conditions.iter().filter(|(holds, _)| *holds).map(|(_, name)| *name).collect();
-        if !true_ones.is_empty() {
-            label.push_str(&true_ones.join(","));
+        if !holding.is_empty() {
+            label.push_str(&holding.join(","));
             label.push('\n');
         }
         label
     }
 
+    /// Appends the definition of the vertex to `text`.
     fn write(&self, uid: &str, text: &mut String) {
         let (group, version) = self.api_version.rsplit_once('/').unwrap_or(("", self.api_version));
         let flag = |holds: bool| if holds { "true" } else { "false" };
@@ -90,14 +93,14 @@ impl<'a> Vertex<'a> {
 }
 
 impl Graph {
-    /// In the DOT language: the nodes that have owners or dependents; of these, if `uids` are
-    /// given, those named and all that is joined to them. Owners without a node are shown as
-    /// missing, as often as they are referred to.
+    /// The graph in the DOT language: the nodes that have owners or dependents. With `uids`, only
+    /// those nodes and all that are connected to them. Owners without a node are shown as missing,
+    /// as often as they are referred to.
     pub fn to_dot(&self, uids: &[Uid]) -> String {
-        let joined = (!uids.is_empty()).then(|| self.joined(uids));
+        let connected = if uids.is_empty() { None } else { Some(self.connected(uids)) };
         let shown = |node: &&Node| {
             (!node.dependents.is_empty() || !node.owners().is_empty())
-                && joined.as_ref().is_none_or(|joined| joined.contains(&node.identity.uid))
+                && connected.as_ref().is_none_or(|connected| connected.contains(&node.identity.uid))
         };
         let (mut vertices, mut edges) = (Vec::new(), Vec::new());
         for node in self.nodes.values().filter(shown) {
@@ -108,7 +111,7 @@ impl Graph {
                     vertices.push((owner.uid.to_string(), Vertex::missing(owner)));
                 }
             }
-            vertices.push((uid, Vertex::of(node)));
+            vertices.push((uid, Vertex::from_node(node)));
         }
         vertices.sort_by(|(a, _), (b, _)| a.cmp(b));
         edges.sort();
@@ -130,19 +133,19 @@ impl Graph {
         text
     }
 
-    /// What can be reached from `uids`, up and down.
-    fn joined<'a>(&'a self, uids: &'a [Uid]) -> HashSet<&'a Uid> {
-        let mut joined = HashSet::new();
-        let mut open: Vec<&Uid> = uids.iter().collect();
-        while let Some(uid) = open.pop() {
+    /// The nodes that can be reached from `uids` by owner references, in both directions.
+    fn connected<'a>(&'a self, uids: &'a [Uid]) -> HashSet<&'a Uid> {
+        let mut connected = HashSet::new();
+        let mut to_visit: Vec<&Uid> = uids.iter().collect();
+        while let Some(uid) = to_visit.pop() {
             if let Some(node) = self.nodes.get(uid)
-                && joined.insert(&node.identity.uid)
+                && connected.insert(&node.identity.uid)
             {
-                open.extend(node.dependents.iter());
-                open.extend(node.owners().iter().map(|owner| &owner.uid));
+                to_visit.extend(node.dependents.iter());
+                to_visit.extend(node.owners().iter().map(|owner| &owner.uid));
             }
         }
-        joined
+        connected
     }
 }
 

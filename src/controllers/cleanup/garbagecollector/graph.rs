@@ -1,7 +1,9 @@
-//! Who depends on whom, over every deletable resource. Upstream: `garbagecollector.GraphBuilder`.
+//! The owners and dependents of all objects of deletable resources. Upstream:
+//! `garbagecollector.GraphBuilder`.
 //!
-//! The graph only decides: what its changes wake is handed to the caller as [`Wake`]s. A node is
-//! *virtual* while it is known from others' owner references alone, and may turn out not to exist.
+//! The graph only decides: it hands the effects of a change to the caller, as [`Effect`]s. A node
+//! is *virtual* while it is known from others' owner references alone, and may turn out not to
+//! exist.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,15 +15,15 @@ use crate::objects::{Istr, Meta, OwnerReference, Uid};
 pub const ORPHAN: &str = "orphan";
 pub const FOREGROUND: &str = "foregroundDeletion";
 
-/// How many owners known to be absent are remembered.
-const ABSENT_OWNERS: usize = 500;
+/// The number of absent owners that are remembered.
+const MAX_ABSENT_OWNERS: usize = 500;
 
-/// How many objects that were seen to go are remembered.
-const DELETED: usize = 1000;
+/// The number of deleted objects that are remembered.
+const MAX_DELETED: usize = 1000;
 
-/// What a change of the graph asks for.
+/// An effect of a change of the graph: a key for a queue, or an event.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Wake {
+pub enum Effect {
     AttemptToDelete(Uid),
     /// The same, with backoff.
     AttemptToDeleteLater(Uid),
@@ -37,7 +39,7 @@ pub enum Wake {
 pub struct Graph {
     pub(super) nodes: Nodes,
     absent: AbsentOwners,
-    deleted: Deleted,
+    deleted: RecentlyDeleted,
 }
 
 impl Graph {
@@ -45,6 +47,7 @@ impl Graph {
         self.nodes.get(uid)
     }
 
+    /// The nodes of the dependents of `uid`.
     pub fn dependents(&self, uid: &Uid) -> impl Iterator<Item = &Node> {
         let dependents = self.nodes.get(uid).map(|node| node.dependents.iter());
         dependents.into_iter().flatten().filter_map(|dependent| self.nodes.get(dependent))
@@ -57,32 +60,34 @@ impl Graph {
         self.dependents(uid).filter(move |node| node.owners().iter().any(blocks))
     }
 
-    /// The owner that `reference` in an object of `namespace` names by another group or version than
-    /// the one that a watch shows it with.
+    /// The identity with which a watch shows the owner that `reference`, in an object of
+    /// `namespace`, names by another group or version.
     pub fn present_identity(
         &self,
         reference: &OwnerReference,
         namespace: &Istr,
     ) -> Option<&Identity> {
-        let known = self.nodes.get(&reference.uid).filter(|node| !node.is_virtual)?;
-        let known = &known.identity;
-        let is_here = known.scope.namespace.is_empty() || known.scope.namespace == *namespace;
-        (is_here && known.differs_in_version(reference)).then_some(known)
+        let node = self.nodes.get(&reference.uid).filter(|node| !node.is_virtual)?;
+        let identity = &node.identity;
+        let owner_namespace = &identity.scope.namespace;
+        let may_own = owner_namespace.is_empty() || owner_namespace == namespace;
+        if may_own && identity.differs_in_version(reference) { Some(identity) } else { None }
     }
 
-    /// Counts as a use of what is remembered.
+    /// Whether `owner` is remembered as absent. The call counts as a use of it.
     pub fn is_absent(&mut self, owner: &Identity) -> bool {
         self.absent.contains(owner)
     }
 
-    /// Forgets absent owners if the API server has lost versions since: they may be there again.
-    /// `losses`: their number.
-    pub fn forget_absent_before(&mut self, losses: u64) {
+    /// Forgets absent owners if the API server has lost versions since: they may exist again.
+    /// `losses`: the number of such losses until now.
+    pub fn forget_absent_after_loss(&mut self, losses: u64) {
         if self.absent.losses != losses {
             self.absent = AbsentOwners { losses, ..AbsentOwners::default() };
         }
     }
 
+    /// Remembers that a read has not found `owner`.
     pub fn remember_absent(&mut self, owner: Identity) {
         self.absent.insert(owner);
     }
@@ -94,7 +99,8 @@ impl Graph {
             || absent.iter().any(|owner| self.is_unseen(owner))
     }
 
-    /// Whether `owner` is known from references alone, and was not seen to go before they came.
+    /// Whether no watch has shown `owner`: it is known from references alone, and no deletion of it
+    /// was observed.
     fn is_unseen(&self, owner: &Uid) -> bool {
         self.nodes.get(owner).is_some_and(|node| node.is_virtual) && !self.deleted.contains(owner)
     }
@@ -105,7 +111,7 @@ impl Graph {
         identity: Identity,
         old: Option<&Meta>,
         new: &Meta,
-        wake: &mut dyn FnMut(Wake),
+        emit: &mut dyn FnMut(Effect),
     ) {
         let (uid, name) = (identity.uid.clone(), identity.name.clone());
         match self.nodes.get(&uid) {
@@ -121,13 +127,13 @@ impl Graph {
                     has_unseen_owner: false,
                 };
                 self.nodes.insert(node);
-                self.add_to_owners(&uid, new.owners(), wake);
+                self.add_to_owners(&uid, new.owners(), emit);
             }
             Some(known) => {
                 if known.is_virtual {
-                    self.confirm(identity, wake);
+                    self.confirm_virtual(identity, emit);
                 }
-                self.change_owners(&uid, new, wake);
+                self.change_owners(&uid, new, emit);
                 if let Some(node) = self.nodes.get_mut(&uid) {
                     // A deletion ends only where the API server has lost it, as by a restored
                     // backup.
@@ -138,21 +144,22 @@ impl Graph {
                 }
             }
         }
-        self.start_deletion(&uid, old, new, wake);
+        self.start_deletion(&uid, old, new, emit);
     }
 
-    /// A virtual node was seen: dependents that named it otherwise are processed again.
-    fn confirm(&mut self, observed: Identity, wake: &mut dyn FnMut(Wake)) {
+    /// Makes a virtual node real: a watch has shown its object. Dependents that name it differently
+    /// are processed again.
+    fn confirm_virtual(&mut self, observed: Identity, emit: &mut dyn FnMut(Effect)) {
         let uid = observed.uid.clone();
         if self.nodes.get(&uid).is_some_and(|node| node.identity != observed) {
-            let (_, strangers) = self.partition_dependents(&uid, &observed);
-            for dependent in strangers {
-                let elsewhere = !observed.scope.namespace.is_empty()
+            let (_, others) = self.partition_dependents(&uid, &observed);
+            for dependent in others {
+                let in_other_namespace = !observed.scope.namespace.is_empty()
                     && dependent.identity.scope.namespace != observed.scope.namespace;
-                if elsewhere {
-                    report_namespace(&dependent, &uid, wake);
+                if in_other_namespace {
+                    emit_invalid_namespace(&dependent, &uid, emit);
                 }
-                wake(Wake::AttemptToDelete(dependent.identity.uid.clone()));
+                emit(Effect::AttemptToDelete(dependent.identity.uid.clone()));
             }
         }
         if let Some(node) = self.nodes.get_mut(&uid) {
@@ -161,38 +168,46 @@ impl Graph {
         }
     }
 
-    fn change_owners(&mut self, uid: &Uid, new: &Meta, wake: &mut dyn FnMut(Wake)) {
+    /// Updates the edges of `uid` to its owners.
+    fn change_owners(&mut self, uid: &Uid, new: &Meta, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.get_mut(uid) else { return };
         if node.owners() == new.owners() {
             return;
         }
         node.has_unseen_owner = false;
-        let before = std::mem::replace(&mut node.owners, new.owner_references.clone());
-        let before = before.as_deref().unwrap_or_default();
-        let (then, current) = (
-            Lookup::new(before, |owner: &OwnerReference| &owner.uid),
+        let old_owners = std::mem::replace(&mut node.owners, new.owner_references.clone());
+        let old_owners = old_owners.as_deref().unwrap_or_default();
+        let (old_by_uid, new_by_uid) = (
+            Lookup::new(old_owners, |owner: &OwnerReference| &owner.uid),
             Lookup::new(new.owners(), |owner: &OwnerReference| &owner.uid),
         );
-        for owner in before {
-            let now = current.get(&owner.uid);
+        for owner in old_owners {
+            let now = new_by_uid.get(&owner.uid);
             let blocked = owner.block_owner_deletion == Some(true);
             let blocks = now.is_some_and(|now| now.block_owner_deletion == Some(true));
             if blocked && !blocks && self.nodes.contains_key(&owner.uid) {
-                wake(Wake::AttemptToDelete(owner.uid.clone()));
+                emit(Effect::AttemptToDelete(owner.uid.clone()));
             }
             if now.is_none() {
                 self.remove_from_owner(uid, &owner.uid);
             }
         }
         let added: Vec<OwnerReference> =
-            new.owners().iter().filter(|owner| !then.has(&owner.uid)).cloned().collect();
-        self.add_to_owners(uid, &added, wake);
+            new.owners().iter().filter(|owner| !old_by_uid.has(&owner.uid)).cloned().collect();
+        self.add_to_owners(uid, &added, emit);
     }
 
-    fn add_to_owners(&mut self, uid: &Uid, owners: &[OwnerReference], wake: &mut dyn FnMut(Wake)) {
+    /// Adds `uid` to the dependents of `owners`. An owner without a node gets a virtual one.
+    fn add_to_owners(
+        &mut self,
+        uid: &Uid,
+        owners: &[OwnerReference],
+        emit: &mut dyn FnMut(Effect),
+    ) {
         let Some(node) = self.nodes.get(uid) else { return };
         let (namespace, identity) = (node.identity.scope.namespace.clone(), node.identity.clone());
-        let mut doubtful = false;
+        // Whether a reference may be wrong, so that the owners of `uid` are to be read.
+        let mut needs_check = false;
         for owner in owners {
             let Some(known) = self.nodes.get_mut(&owner.uid) else {
                 let virtual_owner = Node {
@@ -205,74 +220,77 @@ impl Graph {
                     has_unseen_owner: false,
                 };
                 self.nodes.insert(virtual_owner);
-                // Whether it exists at all is found out by trying to delete it.
-                wake(Wake::AttemptToDelete(owner.uid.clone()));
+                // The attempt to delete it finds out whether it exists.
+                emit(Effect::AttemptToDelete(owner.uid.clone()));
                 continue;
             };
             known.dependents.insert(uid.clone());
-            if doubtful {
+            if needs_check {
                 continue;
             }
-            let elsewhere = known.identity.scope.namespace != namespace;
-            if !known.identity.scope.namespace.is_empty() && elsewhere {
+            let in_other_namespace = known.identity.scope.namespace != namespace;
+            if !known.identity.scope.namespace.is_empty() && in_other_namespace {
                 if !known.is_virtual {
                     let (dependent, owner) = (identity.clone(), owner.clone());
-                    wake(Wake::InvalidNamespace { dependent, owner });
+                    emit(Effect::InvalidNamespace { dependent, owner });
                 }
-                doubtful = true;
-            } else if !known.identity.is_named_by(owner) || (elsewhere && known.is_virtual) {
-                doubtful = true;
+                needs_check = true;
+            } else if !known.identity.is_named_by(owner) || (in_other_namespace && known.is_virtual)
+            {
+                needs_check = true;
             }
         }
-        if doubtful {
-            wake(Wake::AttemptToDelete(uid.clone()));
+        if needs_check {
+            emit(Effect::AttemptToDelete(uid.clone()));
         }
     }
 
+    /// Removes `uid` from the dependents of `owner`.
     fn remove_from_owner(&mut self, uid: &Uid, owner: &Uid) {
         if let Some(owner) = self.nodes.get_mut(owner) {
             owner.dependents.remove(uid);
         }
     }
 
+    /// Handles the start of a deletion that waits under a finalizer of the garbage collector.
     fn start_deletion(
         &mut self,
         uid: &Uid,
         old: Option<&Meta>,
         new: &Meta,
-        wake: &mut dyn FnMut(Wake),
+        emit: &mut dyn FnMut(Effect),
     ) {
         let waits =
             |meta: &Meta, finalizer| meta.is_being_deleted() && meta.has_finalizer(finalizer);
         let starts =
             |finalizer| waits(new, finalizer) && !old.is_some_and(|old| waits(old, finalizer));
         if starts(ORPHAN) {
-            wake(Wake::AttemptToOrphan(uid.clone()));
+            emit(Effect::AttemptToOrphan(uid.clone()));
         } else if starts(FOREGROUND) {
             let Some(node) = self.nodes.get_mut(uid) else { return };
             node.deleting_dependents = true;
             for dependent in node.dependents.iter() {
-                wake(Wake::AttemptToDelete(dependent.clone()));
+                emit(Effect::AttemptToDelete(dependent.clone()));
             }
-            wake(Wake::AttemptToDelete(uid.clone()));
+            emit(Effect::AttemptToDelete(uid.clone()));
         }
     }
 
-    /// An object was seen to go.
-    pub fn deleted(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
+    /// A watch has shown the deletion of an object.
+    pub fn handle_deletion(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         self.deleted.insert(identity.uid.clone());
         let Some(node) = self.nodes.get(&identity.uid) else { return };
         if node.is_virtual {
-            self.confirm(identity.clone(), wake);
+            self.confirm_virtual(identity.clone(), emit);
         }
-        self.remove(identity, wake);
+        self.remove(identity, emit);
     }
 
-    /// The API has no such object, though no watch has said that it went.
+    /// A read has shown that the API server has no such object; no watch has shown its deletion.
     /// Upstream: a "virtual delete event".
-    pub fn verified_absent(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
+    pub fn handle_absence(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.get(&identity.uid) else { return };
-        let (known, is_virtual) = (node.identity.clone(), node.is_virtual);
+        let (node_identity, is_virtual) = (node.identity.clone(), node.is_virtual);
         let (matching, others) = self.partition_dependents(&identity.uid, identity);
         if self.is_unseen(&identity.uid) {
             for dependent in &matching {
@@ -281,27 +299,28 @@ impl Graph {
                 }
             }
         }
-        if is_virtual && others.is_empty() || !is_virtual && known == *identity {
-            return self.remove(identity, wake);
+        if is_virtual && others.is_empty() || !is_virtual && node_identity == *identity {
+            return self.remove(identity, emit);
         }
         if !matching.is_empty() {
             self.absent.insert(identity.clone());
             for dependent in &matching {
-                wake(Wake::AttemptToDelete(dependent.identity.uid.clone()));
+                emit(Effect::AttemptToDelete(dependent.identity.uid.clone()));
             }
         }
-        // Some dependents name this uid by other coordinates: those are looked up next.
+        // Some dependents name this uid by another identity: that is read next.
         if is_virtual
-            && known == *identity
+            && node_identity == *identity
             && let Some(other) = alternate_identity(&others, identity)
             && let Some(node) = self.nodes.get_mut(&identity.uid)
         {
             node.identity = other;
-            wake(Wake::AttemptToDeleteLater(identity.uid.clone()));
+            emit(Effect::AttemptToDeleteLater(identity.uid.clone()));
         }
     }
 
-    fn remove(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
+    /// Removes the node, and queues its dependents and the owners that wait for it.
+    fn remove(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.remove(&identity.uid) else { return };
         for owner in node.owners() {
             self.remove_from_owner(&identity.uid, &owner.uid);
@@ -317,26 +336,28 @@ impl Graph {
             }
         }
         for dependent in node.dependents.iter() {
-            wake(Wake::AttemptToDelete(dependent.clone()));
+            emit(Effect::AttemptToDelete(dependent.clone()));
         }
         for owner in node.owners() {
             if self.nodes.get(&owner.uid).is_some_and(|owner| owner.deleting_dependents) {
-                wake(Wake::AttemptToDelete(owner.uid.clone()));
+                emit(Effect::AttemptToDelete(owner.uid.clone()));
             }
         }
     }
 
-    /// The dependents of `uid` that mean `owner`, and those that name `uid` some other way. One
-    /// with several references may be both.
+    /// The dependents of `uid` whose references match `owner`, and those whose references do not.
+    /// One with several references may be both.
     fn partition_dependents(&self, uid: &Uid, owner: &Identity) -> (Vec<Node>, Vec<Node>) {
         let (mut matching, mut others) = (Vec::new(), Vec::new());
         for dependent in self.dependents(uid) {
             let namespace = &owner.scope.namespace;
-            let elsewhere =
+            let in_other_namespace =
                 !namespace.is_empty() && *namespace != dependent.identity.scope.namespace;
-            let naming = || dependent.owners().iter().filter(|reference| reference.uid == *uid);
-            let matches = !elsewhere && naming().any(|reference| owner.is_named_by(reference));
-            let differs = elsewhere || naming().any(|reference| !owner.is_named_by(reference));
+            let references = || dependent.owners().iter().filter(|reference| reference.uid == *uid);
+            let matches =
+                !in_other_namespace && references().any(|reference| owner.is_named_by(reference));
+            let differs =
+                in_other_namespace || references().any(|reference| !owner.is_named_by(reference));
             if matches {
                 matching.push(dependent.clone());
             }
@@ -348,15 +369,16 @@ impl Graph {
     }
 }
 
-fn report_namespace(dependent: &Node, owner: &Uid, wake: &mut dyn FnMut(Wake)) {
+/// Reports that `dependent` names an owner of another namespace.
+fn emit_invalid_namespace(dependent: &Node, owner: &Uid, emit: &mut dyn FnMut(Effect)) {
     if let Some(owner) = dependent.owners().iter().find(|reference| reference.uid == *owner) {
         let (dependent, owner) = (dependent.identity.clone(), owner.clone());
-        wake(Wake::InvalidNamespace { dependent, owner });
+        emit(Effect::InvalidNamespace { dependent, owner });
     }
 }
 
-/// The next way in which `dependents` name the uid of `absent`, in a fixed order, so that each way
-/// is used.
+/// The next identity, after `absent`, by which `dependents` name its uid. The order is fixed and
+/// circular, so that each identity is used.
 fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity> {
     let cluster_scoped = absent.scope.namespace.is_empty();
     let mut others: Vec<Identity> = Vec::new();
@@ -370,64 +392,74 @@ fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity
             let mut other = Identity::of_owner(owner, own_namespace);
             if cluster_scoped {
                 let cluster = other.in_namespace(&Istr::default());
-                other = if cluster.scope == absent.scope { cluster } else { other };
+                if cluster.scope == absent.scope {
+                    other = cluster;
+                }
             }
             if other != *absent {
                 others.push(other);
             }
         }
     }
-    others.sort_by(|a, b| a.rank().cmp(&b.rank()));
-    let following = others.iter().find(|other| absent.rank() < other.rank());
+    others.sort_by(|a, b| a.sort_key().cmp(&b.sort_key()));
+    let following = others.iter().find(|other| absent.sort_key() < other.sort_key());
     following.or(others.first()).cloned()
 }
 
-/// The owners that were found not to exist: of many, those that were last asked for.
+/// The owners that were found not to exist: the most recently used ones, an LRU cache.
 /// Upstream: `ReferenceCache`.
 #[derive(Default)]
 struct AbsentOwners {
-    /// Each with the number of its last use.
-    known: HashMap<Identity, u64>,
+    /// Each owner with the number of its last use.
+    last_uses: HashMap<Identity, u64>,
     uses: u64,
-    /// The losses of versions before the first of them.
+    /// The number of losses of versions when the first of them was added.
     losses: u64,
 }
 
 impl AbsentOwners {
-    /// An owner that is there again: the API server was restored from a backup.
+    /// Forgets an owner that exists again: the API server was restored from a backup.
     fn forget(&mut self, owner: &Identity) {
-        if !self.known.is_empty() {
-            self.known.remove(owner);
+        if !self.last_uses.is_empty() {
+            self.last_uses.remove(owner);
         }
     }
 
     fn contains(&mut self, owner: &Identity) -> bool {
         self.uses += 1;
-        self.known.get_mut(owner).map(|used| *used = self.uses).is_some()
+        match self.last_uses.get_mut(owner) {
+            Some(last_use) => {
+                *last_use = self.uses;
+                true
+            }
+            None => false,
+        }
     }
 
     fn insert(&mut self, owner: Identity) {
         self.uses += 1;
-        if self.known.insert(owner, self.uses).is_none() && self.known.len() > ABSENT_OWNERS {
-            let oldest = self.known.iter().min_by_key(|(_, used)| **used);
+        if self.last_uses.insert(owner, self.uses).is_none()
+            && self.last_uses.len() > MAX_ABSENT_OWNERS
+        {
+            let oldest = self.last_uses.iter().min_by_key(|(_, used)| **used);
             if let Some(oldest) = oldest.map(|(owner, _)| owner.clone()) {
-                self.known.remove(&oldest);
+                self.last_uses.remove(&oldest);
             }
         }
     }
 }
 
-/// The objects that were last seen to go.
+/// The objects whose deletions were last observed.
 #[derive(Default)]
-struct Deleted(VecDeque<Uid>);
+struct RecentlyDeleted(VecDeque<Uid>);
 
-impl Deleted {
+impl RecentlyDeleted {
     fn contains(&self, uid: &Uid) -> bool {
         self.0.contains(uid)
     }
 
     fn insert(&mut self, uid: Uid) {
-        if self.0.len() == DELETED {
+        if self.0.len() == MAX_DELETED {
             self.0.pop_front();
         }
         self.0.push_back(uid);
@@ -458,43 +490,49 @@ mod tests {
         }]})
     }
 
-    struct World(Graph, Vec<Wake>);
+    /// A graph with the effects of its last change.
+    #[derive(Default)]
+    struct TestGraph {
+        graph: Graph,
+        effects: Vec<Effect>,
+    }
 
-    impl World {
-        fn observe(&mut self, id: &Identity, old: Option<Value>, new: Value) -> Vec<Wake> {
-            let (old, wakes) = (old.map(meta), &mut self.1);
-            self.0.observe(id.clone(), old.as_ref(), &meta(new), &mut |wake| wakes.push(wake));
-            std::mem::take(wakes)
+    impl TestGraph {
+        fn observe(&mut self, id: &Identity, old: Option<Value>, new: Value) -> Vec<Effect> {
+            let (old, effects) = (old.map(meta), &mut self.effects);
+            self.graph
+                .observe(id.clone(), old.as_ref(), &meta(new), &mut |emit| effects.push(emit));
+            std::mem::take(effects)
         }
-        fn deleted(&mut self, id: &Identity) -> Vec<Wake> {
-            let wakes = &mut self.1;
-            self.0.deleted(id, &mut |wake| wakes.push(wake));
-            std::mem::take(wakes)
+        fn deleted(&mut self, id: &Identity) -> Vec<Effect> {
+            let effects = &mut self.effects;
+            self.graph.handle_deletion(id, &mut |emit| effects.push(emit));
+            std::mem::take(effects)
         }
-        fn absent(&mut self, id: &Identity) -> Vec<Wake> {
-            let wakes = &mut self.1;
-            self.0.verified_absent(id, &mut |wake| wakes.push(wake));
-            std::mem::take(wakes)
+        fn absent(&mut self, id: &Identity) -> Vec<Effect> {
+            let effects = &mut self.effects;
+            self.graph.handle_absence(id, &mut |emit| effects.push(emit));
+            std::mem::take(effects)
         }
     }
 
-    fn delete(uid: &str) -> Wake {
-        Wake::AttemptToDelete(Uid::new(uid))
+    fn delete(uid: &str) -> Effect {
+        Effect::AttemptToDelete(Uid::new(uid))
     }
 
     #[test]
     fn an_owner_that_goes_wakes_its_dependents() {
-        let mut world = World(Graph::default(), Vec::new());
+        let mut graph = TestGraph::default();
         let (owner, child) = (identity("Owner", "a", "owner"), identity("Pod", "a", "child"));
         // The dependent comes first: its owner is virtual, and is looked up.
-        assert_eq!(world.observe(&child, None, owned_by("owner", true)), [delete("owner")]);
-        assert!(world.0.get(&owner.uid).unwrap().is_virtual);
-        assert_eq!(world.observe(&owner, None, json!({})), []);
-        assert!(!world.0.get(&owner.uid).unwrap().is_virtual);
-        assert_eq!(world.deleted(&owner), [delete("child")]);
-        assert!(world.0.is_absent(&owner));
-        assert_eq!(world.deleted(&child), []);
-        assert!(world.0.nodes.is_empty());
+        assert_eq!(graph.observe(&child, None, owned_by("owner", true)), [delete("owner")]);
+        assert!(graph.graph.get(&owner.uid).unwrap().is_virtual);
+        assert_eq!(graph.observe(&owner, None, json!({})), []);
+        assert!(!graph.graph.get(&owner.uid).unwrap().is_virtual);
+        assert_eq!(graph.deleted(&owner), [delete("child")]);
+        assert!(graph.graph.is_absent(&owner));
+        assert_eq!(graph.deleted(&child), []);
+        assert!(graph.graph.nodes.is_empty());
     }
 
     #[test]
@@ -509,64 +547,64 @@ mod tests {
             ("a", "v1", "Owner", false, true),
         ] {
             let case = format!("{namespace} {api_version} {kind}");
-            let mut world = World(Graph::default(), Vec::new());
+            let mut graph = TestGraph::default();
             let owner = identity("Owner", namespace, "owner");
             let child = identity("Pod", "a", "child");
             let owned = json!({ "ownerReferences": [{
                 "apiVersion": api_version, "kind": kind, "name": "owner", "uid": "owner",
             }]});
             let reference = meta(owned.clone()).owners()[0].clone();
-            world.observe(&child, None, owned);
+            graph.observe(&child, None, owned);
             assert_eq!(
-                world.0.present_identity(&reference, &child.scope.namespace),
+                graph.graph.present_identity(&reference, &child.scope.namespace),
                 None,
                 "{case}"
             );
-            world.observe(&owner, None, json!({}));
-            let found = world.0.present_identity(&reference, &child.scope.namespace);
+            graph.observe(&owner, None, json!({}));
+            let found = graph.graph.present_identity(&reference, &child.scope.namespace);
             assert_eq!(found, is_found.then_some(&owner), "{case}");
-            world.deleted(&owner);
+            graph.deleted(&owner);
             let named = Identity::of_owner(&reference, &child.scope.namespace);
             let cluster = named.in_namespace(&Istr::default());
-            let absent = world.0.is_absent(&named) || world.0.is_absent(&cluster);
+            let absent = graph.graph.is_absent(&named) || graph.graph.is_absent(&cluster);
             assert_eq!(absent, is_absent, "{case}");
         }
     }
 
     #[test]
     fn a_node_has_its_name_from_the_newest_object() {
-        let mut world = World(Graph::default(), Vec::new());
-        world.observe(&identity("Pod", "a", "x"), None, json!({}));
+        let mut graph = TestGraph::default();
+        graph.observe(&identity("Pod", "a", "x"), None, json!({}));
         let again = identity("Pod", "a", "x");
-        world.observe(&again, Some(json!({})), json!({}));
-        assert!(ArcStr::ptr_eq(&world.0.get(&again.uid).unwrap().identity.name, &again.name));
+        graph.observe(&again, Some(json!({})), json!({}));
+        assert!(ArcStr::ptr_eq(&graph.graph.get(&again.uid).unwrap().identity.name, &again.name));
     }
 
     #[test]
     fn a_deletion_that_the_server_has_lost_is_forgotten() {
-        let mut world = World(Graph::default(), Vec::new());
+        let mut graph = TestGraph::default();
         let (object, going) = (
             identity("Pod", "a", "x"),
             json!({ "deletionTimestamp": "2026-05-01T10:00:00Z", "finalizers": [FOREGROUND] }),
         );
-        world.observe(&object, None, json!({}));
-        world.observe(&object, Some(json!({})), going.clone());
-        let flags = |world: &World| {
-            let node = world.0.get(&object.uid).unwrap();
+        graph.observe(&object, None, json!({}));
+        graph.observe(&object, Some(json!({})), going.clone());
+        let flags = |graph: &TestGraph| {
+            let node = graph.graph.get(&object.uid).unwrap();
             (node.being_deleted, node.deleting_dependents)
         };
-        assert_eq!(flags(&world), (true, true));
-        world.observe(&object, Some(going), json!({}));
-        assert_eq!(flags(&world), (false, false));
+        assert_eq!(flags(&graph), (true, true));
+        graph.observe(&object, Some(going), json!({}));
+        assert_eq!(flags(&graph), (false, false));
     }
 
     #[test]
     fn a_virtual_owner_that_is_absent_goes() {
-        let mut world = World(Graph::default(), Vec::new());
+        let mut graph = TestGraph::default();
         let child = identity("Pod", "a", "child");
-        world.observe(&child, None, owned_by("owner", false));
-        assert_eq!(world.absent(&identity("Owner", "a", "owner")), [delete("child")]);
-        assert!(world.0.get(&Uid::new("owner")).is_none());
+        graph.observe(&child, None, owned_by("owner", false));
+        assert_eq!(graph.absent(&identity("Owner", "a", "owner")), [delete("child")]);
+        assert!(graph.graph.get(&Uid::new("owner")).is_none());
     }
 
     #[test]
@@ -575,18 +613,18 @@ mod tests {
         let abroad = identity("Owner", "b", "owner");
         let (child, other) = (identity("Pod", "a", "child"), identity("Pod", "b", "other"));
         let sibling = identity("Pod", "a", "sibling");
-        type Step<'a> = &'a dyn Fn(&mut World);
-        let refers: Step = &|world| drop(world.observe(&child, None, owned_by("owner", false)));
+        type Step<'a> = &'a dyn Fn(&mut TestGraph);
+        let refers: Step = &|graph| drop(graph.observe(&child, None, owned_by("owner", false)));
         let other_refers: Step =
-            &|world| drop(world.observe(&other, None, owned_by("owner", false)));
+            &|graph| drop(graph.observe(&other, None, owned_by("owner", false)));
         let sibling_refers: Step =
-            &|world| drop(world.observe(&sibling, None, owned_by("owner", false)));
-        let appears: Step = &|world| drop(world.observe(&owner, None, json!({})));
-        let goes: Step = &|world| drop(world.deleted(&owner));
-        let is_absent: Step = &|world| drop(world.absent(&owner));
-        let is_absent_abroad: Step = &|world| drop(world.absent(&abroad));
-        let lets_go: Step = &|world| {
-            drop(world.observe(&child, Some(owned_by("owner", false)), json!({})));
+            &|graph| drop(graph.observe(&sibling, None, owned_by("owner", false)));
+        let appears: Step = &|graph| drop(graph.observe(&owner, None, json!({})));
+        let goes: Step = &|graph| drop(graph.deleted(&owner));
+        let is_absent: Step = &|graph| drop(graph.absent(&owner));
+        let is_absent_abroad: Step = &|graph| drop(graph.absent(&abroad));
+        let lets_go: Step = &|graph| {
+            drop(graph.observe(&child, Some(owned_by("owner", false)), json!({})));
         };
         for (case, steps, expected) in [
             ("restored", &[refers, is_absent][..], true),
@@ -600,9 +638,9 @@ mod tests {
             ("absent from both", &[other_refers, refers, is_absent_abroad, is_absent], true),
             ("of another owner since", &[refers, is_absent, lets_go], false),
         ] {
-            let mut world = World(Graph::default(), Vec::new());
-            steps.iter().for_each(|step| step(&mut world));
-            assert_eq!(world.0.has_unseen_owner(&child.uid, &[]), expected, "{case}");
+            let mut graph = TestGraph::default();
+            steps.iter().for_each(|step| step(&mut graph));
+            assert_eq!(graph.graph.has_unseen_owner(&child.uid, &[]), expected, "{case}");
         }
         // The same if the owner is looked up for the child before it is for itself.
         for (case, steps, expected) in [
@@ -612,103 +650,106 @@ mod tests {
             ("deleted", &[appears, refers, goes], false),
             ("deleted before its dependent", &[appears, goes, refers], false),
         ] {
-            let mut world = World(Graph::default(), Vec::new());
-            steps.iter().for_each(|step| step(&mut world));
-            let found = world.0.has_unseen_owner(&child.uid, std::slice::from_ref(&owner.uid));
+            let mut graph = TestGraph::default();
+            steps.iter().for_each(|step| step(&mut graph));
+            let found = graph.graph.has_unseen_owner(&child.uid, std::slice::from_ref(&owner.uid));
             assert_eq!(found, expected, "{case}");
         }
     }
 
     #[test]
     fn the_objects_that_went_last_are_remembered() {
-        let mut deleted = Deleted::default();
+        let mut deleted = RecentlyDeleted::default();
         let uid = |number: usize| Uid::new(&number.to_string());
-        (0..=DELETED).for_each(|number| deleted.insert(uid(number)));
+        (0..=MAX_DELETED).for_each(|number| deleted.insert(uid(number)));
         assert!(!deleted.contains(&uid(0)) && deleted.contains(&uid(1)));
-        assert!(deleted.contains(&uid(DELETED)));
+        assert!(deleted.contains(&uid(MAX_DELETED)));
     }
 
     #[test]
     fn dependents_of_another_namespace_are_told_apart() {
-        let mut world = World(Graph::default(), Vec::new());
+        let mut graph = TestGraph::default();
         let (good, bad) = (identity("Pod", "a", "good"), identity("Pod", "b", "bad"));
         let owner = identity("Owner", "a", "owner");
-        world.observe(&bad, None, owned_by("owner", false));
+        graph.observe(&bad, None, owned_by("owner", false));
         // The second dependent disagrees with the first on where the owner is.
-        assert_eq!(world.observe(&good, None, owned_by("owner", false)), [delete("good")]);
+        assert_eq!(graph.observe(&good, None, owned_by("owner", false)), [delete("good")]);
         // Not found in namespace b: the dependents there are woken, and namespace a is tried next.
-        let later = Wake::AttemptToDeleteLater(Uid::new("owner"));
-        assert_eq!(world.absent(&identity("Owner", "b", "owner")), [delete("bad"), later]);
-        assert_eq!(world.0.get(&owner.uid).unwrap().identity, owner);
-        assert_eq!(world.observe(&owner, None, json!({})), []);
+        let later = Effect::AttemptToDeleteLater(Uid::new("owner"));
+        assert_eq!(graph.absent(&identity("Owner", "b", "owner")), [delete("bad"), later]);
+        assert_eq!(graph.graph.get(&owner.uid).unwrap().identity, owner);
+        assert_eq!(graph.observe(&owner, None, json!({})), []);
         // A reference made now, across namespaces, is reported.
         let late = identity("Pod", "c", "late");
-        let wakes = world.observe(&late, None, owned_by("owner", false));
-        assert!(matches!(&wakes[..], [Wake::InvalidNamespace { .. }, Wake::AttemptToDelete(_)]));
+        let effects = graph.observe(&late, None, owned_by("owner", false));
+        assert!(matches!(
+            &effects[..],
+            [Effect::InvalidNamespace { .. }, Effect::AttemptToDelete(_)]
+        ));
     }
 
     #[test]
     fn foreground_deletion_waits_for_blocking_dependents() {
-        let mut world = World(Graph::default(), Vec::new());
+        let mut graph = TestGraph::default();
         let (owner, child) = (identity("Owner", "a", "owner"), identity("Pod", "a", "child"));
-        world.observe(&owner, None, json!({}));
-        world.observe(&child, None, owned_by("owner", true));
+        graph.observe(&owner, None, json!({}));
+        graph.observe(&child, None, owned_by("owner", true));
         let dying = json!({
             "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"],
         });
-        let wakes = world.observe(&owner, Some(json!({})), dying.clone());
-        assert_eq!(wakes, [delete("child"), delete("owner")]);
-        assert_eq!(world.observe(&owner, Some(dying.clone()), dying), [], "queued once");
-        assert_eq!(world.0.blocking_dependents(&owner.uid).count(), 1);
+        let effects = graph.observe(&owner, Some(json!({})), dying.clone());
+        assert_eq!(effects, [delete("child"), delete("owner")]);
+        assert_eq!(graph.observe(&owner, Some(dying.clone()), dying), [], "queued once");
+        assert_eq!(graph.graph.blocking_dependents(&owner.uid).count(), 1);
         // No longer blocking: the owner is processed again.
         let unblocked = owned_by("owner", false);
         assert_eq!(
-            world.observe(&child, Some(owned_by("owner", true)), unblocked),
+            graph.observe(&child, Some(owned_by("owner", true)), unblocked),
             [delete("owner")]
         );
-        assert!(world.0.blocking_dependents(&owner.uid).next().is_none());
-        assert_eq!(world.deleted(&child), [delete("owner")]);
+        assert!(graph.graph.blocking_dependents(&owner.uid).next().is_none());
+        assert_eq!(graph.deleted(&child), [delete("owner")]);
     }
 
     #[test]
     fn an_orphaning_owner_is_told_once() {
-        let mut world = World(Graph::default(), Vec::new());
+        let mut graph = TestGraph::default();
         let owner = identity("Owner", "a", "owner");
         let dying =
             json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"] });
-        let orphan = Wake::AttemptToOrphan(owner.uid.clone());
-        assert_eq!(world.observe(&owner, None, dying.clone()), [orphan]);
-        assert_eq!(world.observe(&owner, Some(dying.clone()), dying), []);
+        let orphan = Effect::AttemptToOrphan(owner.uid.clone());
+        assert_eq!(graph.observe(&owner, None, dying.clone()), [orphan]);
+        assert_eq!(graph.observe(&owner, Some(dying.clone()), dying), []);
     }
 
     #[test]
     fn the_absent_owners_that_are_asked_for_are_remembered() {
         let mut graph = Graph::default();
         let owner = |number: usize| identity("Owner", "a", &number.to_string());
-        for number in 0..ABSENT_OWNERS {
+        for number in 0..MAX_ABSENT_OWNERS {
             graph.remember_absent(owner(number));
         }
         assert!(graph.is_absent(&owner(0)));
-        graph.remember_absent(owner(ABSENT_OWNERS));
-        graph.remember_absent(owner(ABSENT_OWNERS));
+        graph.remember_absent(owner(MAX_ABSENT_OWNERS));
+        graph.remember_absent(owner(MAX_ABSENT_OWNERS));
         assert!(graph.is_absent(&owner(0)) && !graph.is_absent(&owner(1)));
-        assert!(graph.is_absent(&owner(2)) && graph.is_absent(&owner(ABSENT_OWNERS)));
+        assert!(graph.is_absent(&owner(2)) && graph.is_absent(&owner(MAX_ABSENT_OWNERS)));
     }
 
     #[test]
     fn one_wrong_reference_is_reported() {
-        let mut world = World(Graph::default(), Vec::new());
+        let mut graph = TestGraph::default();
         for owner in ["one", "two"] {
-            world.observe(&identity("Owner", "a", owner), None, json!({}));
+            graph.observe(&identity("Owner", "a", owner), None, json!({}));
         }
         let refer =
             |uid: &str| json!({ "apiVersion": "v1", "kind": "Owner", "name": uid, "uid": uid });
         let both = json!({ "ownerReferences": [refer("one"), refer("two")] });
-        let wakes = world.observe(&identity("Pod", "b", "child"), None, both);
-        let [Wake::InvalidNamespace { owner, .. }, woken] = &wakes[..] else {
-            panic!("{wakes:?}");
+        let effects = graph.observe(&identity("Pod", "b", "child"), None, both);
+        let [Effect::InvalidNamespace { owner, .. }, woken] = &effects[..] else {
+            panic!("{effects:?}");
         };
         assert_eq!((&*owner.name, woken), ("one", &delete("child")));
-        assert_eq!(world.0.dependents(&Uid::new("two")).count(), 1);
+        assert_eq!(graph.graph.dependents(&Uid::new("two")).count(), 1);
     }
 }

@@ -9,7 +9,7 @@ mod nodes;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-use self::graph::{Graph, Identity, Scope, Wake};
+use self::graph::{Effect, Graph, Identity, Scope};
 use crate::cache::{MetadataHandler, VersionLosses};
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
@@ -19,8 +19,8 @@ use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;
 use crate::objects::{Istr, Meta, ResourceType, Uid};
 
-/// To delete an object takes two requests, so the client's rate is twice that of deletions.
-const RATE: f64 = 2.0;
+/// The factor for the rate of requests: a deletion takes two.
+const RATE_FACTOR: f64 = 2.0;
 
 metrics! {
     fn register_metrics;
@@ -37,7 +37,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let to_delete = c.queue_named("garbage_collector_attempt_to_delete", QueuePolicy::default());
     let to_orphan = c.queue_named("garbage_collector_attempt_to_orphan", QueuePolicy::default());
     let this = Arc::new(GarbageCollector {
-        client: c.client().with_rate(RATE, 1),
+        client: c.client().with_rate(RATE_FACTOR, 1),
         recorder: c.recorder(),
         clock: c.clock(),
         history: c.history(),
@@ -47,16 +47,18 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     c.sync(to_delete, &this, GarbageCollector::attempt_to_delete);
     c.sync(to_orphan, &this, GarbageCollector::attempt_to_orphan);
-    let shown = this.clone();
+    let collector = this.clone();
     c.debug(move |request| {
         let uids = request.query.iter().filter(|(name, _)| *name == "uid");
         let uids: Vec<Uid> = uids.map(|(_, uid)| Uid::new(uid)).collect();
-        let answer =
-            || DebugAnswer { content_type: "text/vnd.graphviz", body: shown.graph().to_dot(&uids) };
-        (request.path == "/graph").then(answer)
+        if request.path != "/graph" {
+            return None;
+        }
+        let body = collector.graph().to_dot(&uids);
+        Some(DebugAnswer { content_type: "text/vnd.graphviz", body })
     });
     let monitors =
-        Monitors::new(c, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
+        Monitors::new(c, this.client.clone(), is_monitored).counting_errors(SYNC_ERRORS.clone());
     monitors.follow(c, move |resource, _| {
         Box::new(Monitor {
             scope: Scope {
@@ -71,7 +73,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn wanted(found: &ApiResource) -> bool {
+/// Whether the objects of a resource can be collected. Events are not, as upstream.
+fn is_monitored(found: &ApiResource) -> bool {
     let ResourceType { plural, group, .. } = &found.resource;
     let is_event = plural == "events" && matches!(group.as_ref(), "" | "events.k8s.io");
     found.supports(&["delete", "list", "watch"]) && !is_event
@@ -92,26 +95,26 @@ impl GarbageCollector {
         self.graph.lock()
     }
 
-    /// Changes the graph, and adds the keys that the change wakes to the queues.
-    fn change(&self, change: impl FnOnce(&mut Graph, &mut dyn FnMut(Wake))) {
-        change(&mut self.graph(), &mut |wake| match wake {
-            Wake::AttemptToDelete(uid) => self.to_delete.add(uid),
-            Wake::AttemptToDeleteLater(uid) => self.to_delete.add_rate_limited(uid),
-            Wake::AttemptToOrphan(uid) => self.to_orphan.add(uid),
-            Wake::InvalidNamespace { dependent, owner } => {
+    /// Changes the graph, and carries out the effects.
+    fn change_graph(&self, change: impl FnOnce(&mut Graph, &mut dyn FnMut(Effect))) {
+        change(&mut self.graph(), &mut |effect| match effect {
+            Effect::AttemptToDelete(uid) => self.to_delete.add(uid),
+            Effect::AttemptToDeleteLater(uid) => self.to_delete.add_rate_limited(uid),
+            Effect::AttemptToOrphan(uid) => self.to_orphan.add(uid),
+            Effect::InvalidNamespace { dependent, owner } => {
                 let namespace = &dependent.scope.namespace;
                 let owner = Identity::of_owner(&owner, namespace);
                 let text = format!(
                     "ownerRef {owner} does not exist in namespace {:?}",
                     namespace.as_str()
                 );
-                self.warn(&dependent, "OwnerRefInvalidNamespace", text);
+                self.record_warning(&dependent, "OwnerRefInvalidNamespace", text);
             }
         });
     }
 
-    /// Records an event about an object.
-    fn warn(&self, about: &Identity, reason: &'static str, text: String) {
+    /// Records a warning event about an object.
+    fn record_warning(&self, about: &Identity, reason: &'static str, text: String) {
         let Scope { kind, api_version, namespace } = Scope::clone(&about.scope);
         let about = ObjectReference {
             api_version,
@@ -126,14 +129,15 @@ impl GarbageCollector {
     }
 }
 
-/// One resource's events, on their way into the graph.
+/// Passes the watch events of one resource to the graph.
 struct Monitor {
-    /// Of the last object: the next one is often of the same namespace.
+    /// The scope of the last object: the next one is often of the same namespace, and shares it.
     scope: Arc<Scope>,
     collector: Arc<GarbageCollector>,
 }
 
 impl Monitor {
+    /// The identity of an object of this resource.
     fn identity(&mut self, meta: &Meta) -> Identity {
         self.scope = self.scope.in_namespace(&meta.namespace);
         Identity { scope: self.scope.clone(), name: meta.name.clone(), uid: meta.uid.clone() }
@@ -143,7 +147,7 @@ impl Monitor {
 impl MetadataHandler for Monitor {
     fn on_add(&mut self, meta: &Meta) {
         let identity = self.identity(meta);
-        self.collector.change(|graph, wake| graph.observe(identity, None, meta, wake));
+        self.collector.change_graph(|graph, emit| graph.observe(identity, None, meta, emit));
     }
 
     fn on_update(&mut self, old: &Meta, new: &Meta) {
@@ -152,11 +156,11 @@ impl MetadataHandler for Monitor {
             return self.on_add(new);
         }
         let identity = self.identity(new);
-        self.collector.change(|graph, wake| graph.observe(identity, Some(old), new, wake));
+        self.collector.change_graph(|graph, emit| graph.observe(identity, Some(old), new, emit));
     }
 
     fn on_delete(&mut self, meta: &Meta) {
         let identity = self.identity(meta);
-        self.collector.change(|graph, wake| graph.deleted(&identity, wake));
+        self.collector.change_graph(|graph, emit| graph.handle_deletion(&identity, emit));
     }
 }

@@ -9,13 +9,13 @@ use hashbrown::HashTable;
 
 use crate::objects::{ArcStr, Interned, Istr, OwnerReference, Uid, shared};
 
-/// What the objects of one kind and namespace have in common. They share one copy. Their order is
+/// Kind, version and namespace of objects, which share one copy. The order of scopes is
 /// that of the fields: kind, version, namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
     pub kind: Istr,
     pub api_version: Istr,
-    /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
+    /// For a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
     pub namespace: Istr,
 }
 
@@ -31,7 +31,7 @@ impl Scope {
     }
 }
 
-/// Where an object is to be found, and which one it is. Upstream: `objectReference`.
+/// An object by its scope, name and uid. Upstream: `objectReference`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     pub scope: Arc<Scope>,
@@ -58,6 +58,7 @@ impl Identity {
         Identity { scope: scope.shared(), ..self.clone() }
     }
 
+    /// Whether `reference` names this object in all its fields.
     pub(super) fn is_named_by(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name
@@ -65,7 +66,8 @@ impl Identity {
             && reference.api_version == self.scope.api_version
     }
 
-    /// The API's group and version may change while the object stays: its uid does not.
+    /// Whether `reference` names this object, but in another group or version. Those may change
+    /// while the object, and its uid, stay.
     pub(super) fn differs_in_version(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name
@@ -73,7 +75,8 @@ impl Identity {
             && reference.api_version != self.scope.api_version
     }
 
-    pub(super) fn rank(&self) -> (&Scope, &str, &Uid) {
+    /// The fixed order in which identities are used.
+    pub(super) fn sort_key(&self) -> (&Scope, &str, &Uid) {
         (&self.scope, &self.name, &self.uid)
     }
 }
@@ -108,7 +111,7 @@ impl Node {
 
 type Slot = Box<Node>;
 
-/// Nodes by the uid that stands in each: a slot of the table is one pointer.
+/// Nodes by uid. The table holds a pointer for each node, and reads the uid from the node.
 #[derive(Default)]
 pub struct Nodes {
     table: HashTable<Slot>,
@@ -130,10 +133,10 @@ impl Nodes {
         self.get(uid).is_some()
     }
 
-    /// In place of the one of the same uid.
+    /// Inserts a node, or replaces the one with the same uid.
     pub fn insert(&mut self, node: Node) {
         match self.get_mut(&node.identity.uid) {
-            Some(there) => *there = node,
+            Some(existing) => *existing = node,
             None => {
                 let hash = self.hasher.hash_one(&node.identity.uid);
                 let rehash = |node: &Slot| self.hasher.hash_one(&node.identity.uid);
@@ -147,7 +150,7 @@ impl Nodes {
         let entry = self.table.find_entry(hash, |node| node.identity.uid == *uid).ok()?;
         let (node, _) = entry.remove();
         if self.table.capacity() > 64 && self.table.len() < self.table.capacity() / 4 {
-            // Memory goes back after a storm.
+            // Returns memory after many deletions.
             let rehash = |node: &Slot| self.hasher.hash_one(&node.identity.uid);
             self.table.shrink_to(self.table.len() * 2, rehash);
         }
@@ -164,8 +167,8 @@ impl Nodes {
     }
 }
 
-/// The uids of a node's dependents. Most nodes have none, and many of the others one: until there
-/// is a second one there is no set.
+/// The uids of a node's dependents. Most nodes have none, and many of the others one, so only a
+/// second dependent makes a set.
 #[derive(Clone, Debug, Default)]
 pub struct Dependents(Option<Box<Uids>>);
 

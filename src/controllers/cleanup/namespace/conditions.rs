@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use super::content::Content;
 use crate::objects::{Condition, Istr, ResourceType, Timestamp};
 
-/// The findings of a pass: empty when nothing failed and no objects remain.
+/// The findings of a pass over the content of a namespace: empty when nothing failed and no objects
+/// remain.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// Why discovery did not name everything.
@@ -23,7 +24,7 @@ pub struct Findings {
 
 impl Findings {
     /// Records the objects of a resource that remain.
-    pub fn remains(&mut self, resource: &ResourceType, content: Content) {
+    pub fn add_remaining(&mut self, resource: &ResourceType, content: Content) {
         if content.count > 0 {
             let name = format!("{}.{}", resource.plural, resource.group);
             self.resources.push((name, content.count));
@@ -34,15 +35,15 @@ impl Findings {
     }
 
     /// Updates the conditions. Returns whether that changed anything.
-    pub fn apply(&self, conditions: &mut Vec<Condition>, now: Timestamp) -> bool {
+    pub fn update_conditions(&self, conditions: &mut Vec<Condition>, now: Timestamp) -> bool {
         let mut changed = false;
-        for kind in &KINDS {
-            let (status, reason, message) = match (kind.fault)(self) {
+        for kind in &CONDITION_KINDS {
+            let (status, reason, message) = match (kind.message_if_true)(self) {
                 Some(message) => ("True", kind.bad_reason, message),
                 None => ("False", kind.good_reason, kind.good_message.to_owned()),
             };
-            let known = conditions.iter_mut().find(|known| known.type_ == kind.name);
-            let Some(known) = known else {
+            let old = conditions.iter_mut().find(|old| old.type_ == kind.name);
+            let Some(old) = old else {
                 conditions.push(Condition {
                     type_: kind.name.to_owned(),
                     status: status.to_owned(),
@@ -54,16 +55,16 @@ impl Findings {
                 changed = true;
                 continue;
             };
-            if known.status != status {
-                known.status = status.to_owned();
-                known.last_transition_time = Some(now.truncate_to_secs());
+            if old.status != status {
+                old.status = status.to_owned();
+                old.last_transition_time = Some(now.truncate_to_secs());
                 changed = true;
             }
-            if known.reason.as_deref() != Some(reason)
-                || known.message.as_deref() != Some(message.as_str())
+            if old.reason.as_deref() != Some(reason)
+                || old.message.as_deref() != Some(message.as_str())
             {
-                known.reason = Some(reason.to_owned());
-                known.message = Some(message);
+                old.reason = Some(reason.to_owned());
+                old.message = Some(message);
                 changed = true;
             }
         }
@@ -72,74 +73,74 @@ impl Findings {
 }
 
 /// One of the conditions that this controller keeps.
-struct Kind {
+struct ConditionKind {
     name: &'static str,
     good_reason: &'static str,
     good_message: &'static str,
     bad_reason: &'static str,
-    /// The message of the condition, where it is true.
-    fault: fn(&Findings) -> Option<String>,
+    /// The message of the condition; `None` where it is false.
+    message_if_true: fn(&Findings) -> Option<String>,
 }
 
-/// In the order in which they are added.
-const KINDS: [Kind; 5] = [
-    Kind {
+/// The conditions, in the order in which they are added.
+const CONDITION_KINDS: [ConditionKind; 5] = [
+    ConditionKind {
         name: "NamespaceDeletionDiscoveryFailure",
         good_reason: "ResourcesDiscovered",
         good_message: "All resources successfully discovered",
         bad_reason: "DiscoveryFailed",
-        fault: |found| found.discovery.clone(),
+        message_if_true: |found| found.discovery.clone(),
     },
-    Kind {
+    ConditionKind {
         name: "NamespaceDeletionGroupVersionParsingFailure",
         good_reason: "ParsedGroupVersions",
         good_message: "All legacy kube types successfully parsed",
         bad_reason: "GroupVersionParsingFailed",
-        fault: |found| found.group_version.clone(),
+        message_if_true: |found| found.group_version.clone(),
     },
-    Kind {
+    ConditionKind {
         name: "NamespaceDeletionContentFailure",
         good_reason: "ContentDeleted",
         good_message: "All content successfully deleted, may be waiting on finalization",
         bad_reason: "ContentDeletionFailed",
-        fault: |found| {
+        message_if_true: |found| {
             let count = found.failures.len();
-            let texts = sorted(found.failures.iter().cloned())?;
+            let texts = join_sorted(found.failures.iter().cloned())?;
             Some(format!("Failed to delete all resource types, {count} remaining: {texts}"))
         },
     },
-    Kind {
+    ConditionKind {
         name: "NamespaceContentRemaining",
         good_reason: "ContentRemoved",
         good_message: "All content successfully removed",
         bad_reason: "SomeResourcesRemain",
-        fault: |found| {
-            let left =
+        message_if_true: |found| {
+            let describe =
                 |(name, count): &(String, usize)| format!("{name} has {count} resource instances");
-            let texts = sorted(found.resources.iter().map(left))?;
+            let texts = join_sorted(found.resources.iter().map(describe))?;
             Some(format!("Some resources are remaining: {texts}"))
         },
     },
-    Kind {
+    ConditionKind {
         name: "NamespaceFinalizersRemaining",
         good_reason: "ContentHasNoFinalizers",
         good_message: "All content-preserving finalizers finished",
         bad_reason: "SomeFinalizersRemain",
-        fault: |found| {
-            let held = |(name, count): (&Istr, &usize)| {
+        message_if_true: |found| {
+            let describe = |(name, count): (&Istr, &usize)| {
                 format!("{} in {count} resource instances", name.as_str())
             };
-            let texts = sorted(found.finalizers.iter().map(held))?;
+            let texts = join_sorted(found.finalizers.iter().map(describe))?;
             Some(format!("Some content in the namespace has finalizers remaining: {texts}"))
         },
     },
 ];
 
-/// The texts, always in the same order; `None` when there are none.
-fn sorted(texts: impl Iterator<Item = String>) -> Option<String> {
+/// The texts in one, always in the same order; `None` when there are none.
+fn join_sorted(texts: impl Iterator<Item = String>) -> Option<String> {
     let mut texts: Vec<String> = texts.collect();
     texts.sort();
-    (!texts.is_empty()).then(|| texts.join(", "))
+    if texts.is_empty() { None } else { Some(texts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -152,9 +153,9 @@ mod tests {
     }
 
     /// Type, status, reason and message of the conditions that are true.
-    fn faults(found: &Findings) -> Vec<[String; 3]> {
+    fn true_conditions(found: &Findings) -> Vec<[String; 3]> {
         let mut conditions = Vec::new();
-        assert!(found.apply(&mut conditions, Timestamp::from_secs(1)));
+        assert!(found.update_conditions(&mut conditions, Timestamp::from_secs(1)));
         assert_eq!(conditions.len(), 5);
         let wrong = conditions.into_iter().filter(|condition| condition.status == "True");
         wrong.map(|c| [c.type_, c.reason.unwrap(), c.message.unwrap()]).collect()
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn each_fault_has_its_condition() {
-        assert!(faults(&Findings::default()).is_empty());
+        assert!(true_conditions(&Findings::default()).is_empty());
         let mut found = Findings {
             discovery: Some("away".into()),
             group_version: Some("unexpected GroupVersion string: a/b/c".into()),
@@ -171,11 +172,11 @@ mod tests {
         };
         let pods = ResourceType::fixed("", "v1", "Pod", "pods", true);
         let jobs = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
-        found.remains(&pods, content(2, &[("x.example/b", 2), ("x.example/a", 1)]));
-        found.remains(&jobs, content(1, &[("x.example/a", 1)]));
+        found.add_remaining(&pods, content(2, &[("x.example/b", 2), ("x.example/a", 1)]));
+        found.add_remaining(&jobs, content(1, &[("x.example/a", 1)]));
         let text = |parts: [&str; 3]| parts.map(str::to_owned);
         assert_eq!(
-            faults(&found),
+            true_conditions(&found),
             [
                 text(["NamespaceDeletionDiscoveryFailure", "DiscoveryFailed", "away"]),
                 text([
@@ -207,12 +208,12 @@ mod tests {
         let mut conditions = Vec::new();
         let at = Timestamp::from_secs;
         let failing = |text: &str| Findings { discovery: Some(text.into()), ..Findings::default() };
-        assert!(failing("a").apply(&mut conditions, at(1)));
-        assert!(!failing("a").apply(&mut conditions, at(2)));
-        assert!(failing("b").apply(&mut conditions, at(3)));
+        assert!(failing("a").update_conditions(&mut conditions, at(1)));
+        assert!(!failing("a").update_conditions(&mut conditions, at(2)));
+        assert!(failing("b").update_conditions(&mut conditions, at(3)));
         assert_eq!(conditions[0].message.as_deref(), Some("b"));
         assert_eq!(conditions[0].last_transition_time, Some(at(1)), "still failing");
-        assert!(Findings::default().apply(&mut conditions, at(4)));
+        assert!(Findings::default().update_conditions(&mut conditions, at(4)));
         assert_eq!(conditions[0].last_transition_time, Some(at(4)));
         assert_eq!(conditions[0].reason.as_deref(), Some("ResourcesDiscovered"));
         assert_eq!(conditions[1].last_transition_time, Some(at(1)));

@@ -14,11 +14,11 @@ use crate::objects::{
 };
 
 /// The estimated time for the finalizers of objects that are being deleted.
-const FINALIZERS: Duration = Duration::from_secs(15);
+const FINALIZER_ESTIMATE: Duration = Duration::from_secs(15);
 /// How many pods are listed to learn whether to wait.
 const FIRST_PAGE: u32 = 500;
-/// Finalizers that a background deletion removes.
-const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
+/// The garbage collector's finalizers, which a background deletion removes.
+const GC_FINALIZERS: [&str; 2] = ["orphan", "foregroundDeletion"];
 
 /// The fields of an object that matter for its deletion.
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -68,9 +68,9 @@ struct PodStatus {
     phase: PodPhase,
 }
 
-/// The form in which the objects of a list are read.
+/// The form in which the objects of a list are requested.
 #[derive(Clone, Copy)]
-enum Reading {
+enum ReadAs {
     /// Whole Pods: the grace period is not in the metadata.
     Pods,
     Metadata,
@@ -85,11 +85,11 @@ impl From<AnyItem> for Item {
 impl Item {
     /// An object that cannot be decoded exists and may need a delete; its name is empty if not even
     /// that can be read.
-    fn of(item: &Encoded, reading: Reading) -> Item {
+    fn decode(item: &Encoded, read_as: ReadAs) -> Item {
         let Encoded { form, bytes } = item;
-        let read = match reading {
-            Reading::Pods => decode(*form, Some(&messages::POD_DELETION), bytes),
-            Reading::Metadata => {
+        let read = match read_as {
+            ReadAs::Pods => decode(*form, Some(&messages::POD_DELETION), bytes),
+            ReadAs::Metadata => {
                 decode::<AnyItem>(*form, Some(&messages::DELETION), bytes).map(Item::from)
             }
         };
@@ -100,27 +100,28 @@ impl Item {
         })
     }
 
+    /// Whether it is a Pod that has ended.
     fn has_ended(&self) -> bool {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
     /// Whether it is being deleted, and a further delete would change nothing.
-    fn is_settled(&self) -> bool {
+    fn needs_no_delete(&self) -> bool {
         let ItemMeta { deletion_timestamp, deletion_grace_period_seconds, finalizers, .. } =
             &self.metadata;
         if deletion_timestamp.is_none()
-            || finalizers.iter().any(|finalizer| COLLECTORS.contains(&finalizer.as_str()))
+            || finalizers.iter().any(|finalizer| GC_FINALIZERS.contains(&finalizer.as_str()))
         {
             return false;
         }
         match deletion_grace_period_seconds.unwrap_or(0) {
-            // Its time has passed: only finalizers can keep it.
+            // Its grace period is over: only finalizers keep it.
             0 => !finalizers.is_empty(),
-            // A Pod without a node, or one that has ended, has no grace period; others at most
-            // their own.
-            left => {
-                let own = self.spec.termination_grace_period_seconds.unwrap_or(0);
-                !self.spec.node_name.is_empty() && !self.has_ended() && left <= own
+            // A delete would end the grace period of a Pod without a node, and of one that has
+            // ended, and shorten a period that is longer than the Pod's own.
+            seconds => {
+                let own_seconds = self.spec.termination_grace_period_seconds.unwrap_or(0);
+                !self.spec.node_name.is_empty() && !self.has_ended() && seconds <= own_seconds
             }
         }
     }
@@ -133,17 +134,18 @@ pub struct Content {
     /// The number of objects with each finalizer.
     pub finalizers: BTreeMap<Istr, usize>,
     /// The number of objects that a delete would change.
-    pub(super) unsettled: usize,
+    pub(super) needing_delete: usize,
     /// The longest grace period of a Pod that has not ended.
     pub(super) grace: Duration,
-    /// These are not all: the list has another page.
-    pub(super) goes_on: bool,
+    /// Whether the list has another page, so that these are not all objects.
+    pub(super) has_more: bool,
 }
 
 impl Content {
+    /// Counts an object.
     fn add(&mut self, item: Item) {
         self.count += 1;
-        self.unsettled += usize::from(!item.is_settled());
+        self.needing_delete += usize::from(!item.needs_no_delete());
         if !item.has_ended()
             && let Some(grace) = item.spec.termination_grace_period_seconds
         {
@@ -155,57 +157,66 @@ impl Content {
         }
     }
 
-    /// The grace period, in a namespace that has been terminating for less than that. Else zero.
-    fn estimate(&self, age: Duration) -> Duration {
+    /// The estimated time until the Pods have ended: their longest grace period, if the namespace
+    /// has been terminating for less than that. Else zero: unknown.
+    fn pod_estimate(&self, age: Duration) -> Duration {
         if age < self.grace { self.grace } else { Duration::ZERO }
     }
 }
 
-/// The result of an attempt to delete.
+/// The result of an attempt to delete the objects of a resource.
 #[derive(Debug, Default)]
-pub struct Outcome {
-    /// The estimated time until the rest is gone. Zero: unknown.
+pub struct DeletionResult {
+    /// The estimated time until the remaining objects are gone. Zero: unknown.
     pub estimate: Duration,
-    pub left: Content,
+    pub remaining: Content,
     pub error: Option<Error>,
 }
 
-impl Outcome {
-    fn failed(estimate: Duration, error: client::Error) -> Outcome {
-        Outcome { estimate, left: Content::default(), error: Some(error.into()) }
+impl DeletionResult {
+    /// A failed attempt; the remaining objects are unknown.
+    fn failed(estimate: Duration, error: client::Error) -> DeletionResult {
+        DeletionResult { estimate, remaining: Content::default(), error: Some(error.into()) }
     }
 
-    /// The objects that remain after everything that can be deleted was deleted.
-    fn of(left: Content, estimate: Duration, namespace: &str, resource: &ResourceType) -> Outcome {
-        if left.count == 0 {
-            return Outcome::default();
+    /// The result after a successful request to delete all objects. Remaining objects are an error
+    /// if neither a grace period nor a finalizer explains them.
+    fn after_deletion(
+        remaining: Content,
+        estimate: Duration,
+        namespace: &str,
+        resource: &ResourceType,
+    ) -> DeletionResult {
+        if remaining.count == 0 {
+            return DeletionResult::default();
         }
         if !estimate.is_zero() {
-            return Outcome { estimate, left, error: None };
+            return DeletionResult { estimate, remaining, error: None };
         }
-        if !left.finalizers.is_empty() {
-            return Outcome { estimate: FINALIZERS, left, error: None };
+        if !remaining.finalizers.is_empty() {
+            return DeletionResult { estimate: FINALIZER_ESTIMATE, remaining, error: None };
         }
         let ResourceType { group, version, plural, .. } = resource;
         let error = format!(
             "unexpected items still remain in namespace: {namespace} for gvr: {group}/{version}, Resource={plural}"
         );
-        Outcome { estimate, left, error: Some(Error::other(error)) }
+        DeletionResult { estimate, remaining, error: Some(Error::other(error)) }
     }
 }
 
+/// Whether the resource is that of Pods.
 pub fn is_pods(resource: &ResourceType) -> bool {
     resource.group.is_empty() && resource.version == "v1" && resource.plural == "pods"
 }
 
-/// The pods of a namespace, as the cache has them, which may be behind.
+/// The pods of a namespace in the cache, which may lag behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachedPods {
-    /// None, or nothing is known of them.
+    /// The cache has no pods, or it is not known whether they need a delete.
     Unknown,
-    /// Some are not being deleted.
+    /// Some pods are not being deleted.
     Alive,
-    /// There are some, and the pass before left none that a delete would change.
+    /// There are pods, and the last pass has deleted all of them.
     Deleted,
 }
 
@@ -216,78 +227,92 @@ pub enum CachedPods {
 /// case a list shows that they are gone. Where that list fails, as that of a million events may,
 /// the objects are deleted without it. Pods are not: upstream lists them first as well, and waits
 /// no longer than their grace periods. Pods that are alive in the cache are listed only afterwards.
-/// To wait for pods that the cache has, it is enough to know the first of them.
+/// Of pods that the cache has, the first page is enough to know how long to wait.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,
     namespace: &str,
     age: Duration,
     cached: CachedPods,
-) -> Outcome {
+) -> DeletionResult {
     let resource = &found.resource;
-    let whole = client.resource(resource).accepting(Form::Protobuf);
-    let verbs = whole.clone().metadata_only();
-    let listed = found.supports(&["list"]);
-    let has_pods = cached == CachedPods::Alive;
-    let before = match (cached, is_pods(resource)) {
-        _ if !listed || has_pods => Ok(None),
-        (CachedPods::Deleted, _) => pods_left(&whole, namespace, age).await,
-        (_, true) => content(&whole, Reading::Pods, namespace, None).await,
-        (_, false) => content(&verbs, Reading::Metadata, namespace, None).await,
+    let whole_objects = client.resource(resource).accepting(Form::Protobuf);
+    let metadata = whole_objects.clone().metadata_only();
+    let can_list = found.supports(&["list"]);
+    let deletes_first = cached == CachedPods::Alive;
+    let listed = if !can_list || deletes_first {
+        Ok(None)
+    } else if cached == CachedPods::Deleted {
+        list_remaining_pods(&whole_objects, namespace, age).await
+    } else if is_pods(resource) {
+        list_content(&whole_objects, ReadAs::Pods, namespace, None).await
+    } else {
+        list_content(&metadata, ReadAs::Metadata, namespace, None).await
     };
-    let mut left = match before {
-        Ok(left) => left,
-        Err(error) if is_pods(resource) => return Outcome::failed(Duration::ZERO, error),
+    // `None`: not known.
+    let mut remaining = match listed {
+        Ok(content) => content,
+        Err(error) if is_pods(resource) => return DeletionResult::failed(Duration::ZERO, error),
         Err(error) => {
             log::debug!("deleting {resource} of namespace {namespace} without a list: {error}");
             None
         }
     };
-    let estimate_of =
-        |left: &Option<Content>| left.as_ref().map_or(Duration::ZERO, |left| left.estimate(age));
-    let mut estimate = estimate_of(&left);
-    if left.as_ref().is_none_or(|left| left.unsettled > 0) {
-        if let Err(error) = delete(&verbs, found, namespace).await {
-            return Outcome::failed(estimate, error);
+    let estimate_of = |content: &Option<Content>| match content {
+        Some(content) => content.pod_estimate(age),
+        None => Duration::ZERO,
+    };
+    let mut estimate = estimate_of(&remaining);
+    let needs_delete = match &remaining {
+        Some(content) => content.needing_delete > 0,
+        None => true,
+    };
+    if needs_delete {
+        if let Err(error) = delete_objects(&metadata, found, namespace).await {
+            return DeletionResult::failed(estimate, error);
         }
-        if listed {
-            let after = match has_pods {
-                true => pods_left(&whole, namespace, age).await,
-                false => content(&verbs, Reading::Metadata, namespace, None).await,
+        if can_list {
+            let listed = match deletes_first {
+                true => list_remaining_pods(&whole_objects, namespace, age).await,
+                false => list_content(&metadata, ReadAs::Metadata, namespace, None).await,
             };
-            left = match after {
-                Ok(left) => left,
-                Err(error) => return Outcome::failed(estimate, error),
+            remaining = match listed {
+                Ok(content) => content,
+                Err(error) => return DeletionResult::failed(estimate, error),
             };
-            if has_pods {
-                estimate = estimate_of(&left);
+            if deletes_first {
+                estimate = estimate_of(&remaining);
             }
         }
     }
-    match left {
-        Some(left) => Outcome::of(left, estimate, namespace, resource),
-        None => Outcome { estimate, ..Outcome::default() },
+    match remaining {
+        Some(content) => DeletionResult::after_deletion(content, estimate, namespace, resource),
+        None => DeletionResult { estimate, ..DeletionResult::default() },
     }
 }
 
-/// The first pods that are left, if these need only time. Else all.
-async fn pods_left(
+/// The first page of the remaining pods, if these need nothing but time. Else all.
+async fn list_remaining_pods(
     pods: &Dynamic,
     namespace: &str,
     age: Duration,
 ) -> client::Result<Option<Content>> {
-    match content(pods, Reading::Pods, namespace, Some(FIRST_PAGE)).await {
-        Ok(Some(first))
-            if !first.goes_on || first.unsettled == 0 && !first.estimate(age).is_zero() =>
+    match list_content(pods, ReadAs::Pods, namespace, Some(FIRST_PAGE)).await {
+        Ok(Some(page))
+            if !page.has_more || page.needing_delete == 0 && !page.pod_estimate(age).is_zero() =>
         {
-            Ok(Some(first))
+            Ok(Some(page))
         }
-        _ => content(pods, Reading::Pods, namespace, None).await,
+        _ => list_content(pods, ReadAs::Pods, namespace, None).await,
     }
 }
 
 /// Deletes all with one request where the server allows it, else one by one.
-async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client::Result<()> {
+async fn delete_objects(
+    verbs: &Dynamic,
+    found: &ApiResource,
+    namespace: &str,
+) -> client::Result<()> {
     if found.supports(&["deletecollection"]) {
         // The namespace is deleted only when all objects are gone: none needs to be orphaned or
         // waited for.
@@ -301,8 +326,10 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
         return Ok(());
     }
     let mut names = Vec::new();
-    each(verbs, Reading::Metadata, namespace, None, &mut |item| names.push(item.metadata.name))
-        .await?;
+    visit_objects(verbs, ReadAs::Metadata, namespace, None, &mut |item| {
+        names.push(item.metadata.name)
+    })
+    .await?;
     for name in names.into_iter().filter(|name| !name.is_empty()) {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
@@ -313,31 +340,32 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
     Ok(())
 }
 
-/// The resource does not know the verb, or is served no longer.
+/// Whether the resource does not support the verb, or is not served any more.
 fn is_unsupported(error: &client::Error) -> bool {
     error.is_method_not_supported() || error.is_not_found()
 }
 
-/// `None`: the resource can't be listed.
-async fn content(
+/// Lists the objects, the first `limit` or all. `None`: the resource can't be listed.
+async fn list_content(
     verbs: &Dynamic,
-    reading: Reading,
+    read_as: ReadAs,
     namespace: &str,
     limit: Option<u32>,
 ) -> client::Result<Option<Content>> {
     let mut content = Content::default();
-    let goes_on = each(verbs, reading, namespace, limit, &mut |item| content.add(item)).await?;
-    Ok(goes_on.map(|goes_on| Content { goes_on, ..content }))
+    let has_more =
+        visit_objects(verbs, read_as, namespace, limit, &mut |item| content.add(item)).await?;
+    Ok(has_more.map(|has_more| Content { has_more, ..content }))
 }
 
-/// Counts the objects as they arrive, the first `limit` or all. Returns whether there are more;
+/// Visits the objects as they arrive, the first `limit` or all. Returns whether there are more;
 /// `None`: the resource cannot be listed.
-async fn each(
+async fn visit_objects(
     verbs: &Dynamic,
-    reading: Reading,
+    read_as: ReadAs,
     namespace: &str,
     limit: Option<u32>,
-    look: &mut (dyn FnMut(Item) + Send),
+    visit: &mut (dyn FnMut(Item) + Send),
 ) -> client::Result<Option<bool>> {
     let options = ListOptions { limit, ..ListOptions::default() };
     let mut list = match verbs.list_page(Some(namespace), &options, None).await {
@@ -346,7 +374,7 @@ async fn each(
     };
     loop {
         match list.next().await? {
-            ListPart::Item(item) => look(Item::of(&item, reading)),
+            ListPart::Item(item) => visit(Item::decode(&item, read_as)),
             ListPart::End { continue_token, .. } => return Ok(Some(continue_token.is_some())),
         }
     }
@@ -369,7 +397,7 @@ mod tests {
         (cached, many): (CachedPods, bool),
         lists: Vec<Value>,
         age: u64,
-    ) -> (Vec<&'static str>, Outcome) {
+    ) -> (Vec<&'static str>, DeletionResult) {
         let (asked, mut lists) = (Arc::<Mutex<Vec<_>>>::default(), lists.into_iter());
         let requests = asked.clone();
         block_on(async move {
@@ -527,11 +555,11 @@ mod tests {
             (r#"{"metadata":1}"#, ""),
             (r#"{"metadata":{"name":null,"finalizers":null},"spec":null,"status":null}"#, ""),
         ] {
-            let item = Item::of(&Encoded::json(json), Reading::Metadata);
+            let item = Item::decode(&Encoded::json(json), ReadAs::Metadata);
             assert_eq!(item.metadata.name, name, "{json}");
             let mut content = Content::default();
             content.add(item);
-            assert_eq!((content.count, content.unsettled), (1, 1), "{json}");
+            assert_eq!((content.count, content.needing_delete), (1, 1), "{json}");
         }
     }
 
@@ -549,7 +577,7 @@ mod tests {
             pod["status"] = json!({ "phase": phase });
             pod
         };
-        for (item, unsettled) in [
+        for (item, needing_delete) in [
             (json!({ "metadata": { "name": "a" } }), 1),
             (json!({ "metadata": { "name": "a", "finalizers": ["x/y"] } }), 1),
             (deleting(0, &["x/y"]), 0),
@@ -563,7 +591,11 @@ mod tests {
             (pod("", "Pending", 30, 30), 1),
             (pod("n", "Failed", 30, 30), 1),
         ] {
-            assert_eq!(content_of(std::slice::from_ref(&item)).unsettled, unsettled, "{item}");
+            assert_eq!(
+                content_of(std::slice::from_ref(&item)).needing_delete,
+                needing_delete,
+                "{item}"
+            );
         }
     }
 
@@ -616,7 +648,7 @@ mod tests {
                 ),
             ),
         ] {
-            let outcome = Outcome::of(left, estimate, "ns", resource);
+            let outcome = DeletionResult::after_deletion(left, estimate, "ns", resource);
             assert_eq!(outcome.estimate, wanted);
             assert_eq!(outcome.error.map(|error| error.to_string()).as_deref(), error);
         }

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use self::conditions::Findings;
-use self::content::{CachedPods, Outcome, delete_all, is_pods};
+use self::content::{CachedPods, DeletionResult, delete_all, is_pods};
 use crate::cache::Lister;
 use crate::client::{self, ApiResource, Client};
 use crate::clock::SharedClock;
@@ -29,117 +29,129 @@ use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_
 const FINALIZER: &str = "kubernetes";
 /// The wait after a change of a namespace. Then all API servers refuse new objects in it, and
 /// objects that were created just before can be listed.
-const GRACE: Duration = Duration::from_secs(5);
+const DELETION_GRACE_PERIOD: Duration = Duration::from_secs(5);
 /// The delay of the next pass over a namespace whose pods are gone from the cache, but were listed
 /// just before.
-const SOON: Duration = Duration::from_secs(1);
-/// The delay before a retry after a first failure; it doubles.
-const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(60)];
+const RECHECK_DELAY: Duration = Duration::from_secs(1);
+/// The delay before a retry after a first failure, which doubles with each failure, and its limit.
+const MIN_BACKOFF: Duration = Duration::from_millis(5);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Emptying a namespace takes many small requests: rate and burst are multiplied by these factors.
-const FASTER: (f64, u32) = (20.0, 100);
+const RATE_FACTOR: f64 = 20.0;
+const BURST_FACTOR: u32 = 100;
 
 /// The controller `namespace-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let namespaces = c.lister::<Namespace>();
     let limiter = MaxOfRateLimiter::new(vec![
-        exponential_failure_rate_limiter(BACKOFF[0], BACKOFF[1]),
+        exponential_failure_rate_limiter(MIN_BACKOFF, MAX_BACKOFF),
         Arc::new(BucketRateLimiter::new(10.0, 100, c.clock())),
     ]);
     let queue = c.queue(QueuePolicy::default().limited_by(Arc::new(limiter)));
     let period = c.options().namespace_sync_period;
-    let resync = Some(period).filter(|period| !period.is_zero());
+    let resync = if period.is_zero() { None } else { Some(period) };
     c.watch_resyncing(&namespaces, resync, &queue, |change, queue| {
         if !matches!(change, Change::Deleted(_)) && change.object().meta.is_being_deleted() {
-            queue.add_after(change.object().meta.key(), GRACE);
+            queue.add_after(change.object().meta.key(), DELETION_GRACE_PERIOD);
         }
     });
-    let (rate_factor, burst_factor) = FASTER;
-    let client = c.client().with_rate(rate_factor, burst_factor);
+    let client = c.client().with_rate(RATE_FACTOR, BURST_FACTOR);
     // In shadow mode the pace is that of the manager in charge.
-    let waiting = (!c.options().shadow).then(|| Waiting::new(c, &queue));
+    let waiting = (!c.options().shadow).then(|| WaitingNamespaces::new(c, &queue));
     let this = Arc::new(NamespaceController { namespaces, waiting, client, clock: c.clock() });
     c.sync(queue, &this, NamespaceController::sync);
     Ok(())
 }
 
-/// The namespaces whose pods are being deleted.
+/// The namespaces whose pods are being deleted: the deletion of the last pod queues the namespace.
 #[derive(Clone)]
-struct Waiting {
+struct WaitingNamespaces {
     pods: Lister<Pod>,
     namespaces: Arc<Mutex<HashSet<ArcStr>>>,
 }
 
-impl Waiting {
-    fn new(c: &mut Controller, queue: &Queue<ObjectKey>) -> Waiting {
+impl WaitingNamespaces {
+    /// Watches pods, and adds waiting namespaces to `queue` when their last pod is deleted.
+    fn new(c: &mut Controller, queue: &Queue<ObjectKey>) -> WaitingNamespaces {
         let pods = c.lister::<Pod>();
-        let waiting = Waiting { pods: pods.clone(), namespaces: Arc::default() };
-        let emptied = waiting.clone();
+        let waiting = WaitingNamespaces { pods: pods.clone(), namespaces: Arc::default() };
+        let own = waiting.clone();
         c.watch_resyncing(&pods, None, queue, move |change, queue| {
             let namespace = &change.object().meta.namespace;
-            if matches!(change, Change::Deleted(_)) && emptied.is_over(namespace) {
+            if matches!(change, Change::Deleted(_)) && own.remove_if_emptied(namespace) {
                 queue.add(ObjectKey::cluster(namespace));
             }
         });
         waiting
     }
 
-    /// `waited`: the pass before has deleted all pods.
-    fn cached(&self, namespace: &str, waited: bool) -> CachedPods {
+    /// The state of the pods in the cache. `pods_were_deleted`: by the last pass.
+    fn cached_pods(&self, namespace: &str, pods_were_deleted: bool) -> CachedPods {
         let pods = self.pods.in_namespace(namespace);
         if pods.iter().any(|pod| !pod.meta.is_being_deleted()) {
             CachedPods::Alive
-        } else if waited && !pods.is_empty() {
+        } else if pods_were_deleted && !pods.is_empty() {
             CachedPods::Deleted
         } else {
             CachedPods::Unknown
         }
     }
 
-    /// Whether the last pod of a waiting namespace is gone. It does not wait any more then.
-    fn is_over(&self, namespace: &str) -> bool {
+    /// Removes the namespace from the waiting ones if its last pod is gone. Returns whether it did.
+    fn remove_if_emptied(&self, namespace: &str) -> bool {
         let mut namespaces = self.namespaces.lock();
         namespaces.contains(namespace)
             && self.pods.count_in(namespace) == 0
             && namespaces.remove(namespace)
     }
 
-    /// `false`: its pods have gone meanwhile, and no further event comes.
-    fn start(&self, namespace: &ArcStr) -> bool {
+    /// Adds a namespace. `false`: its last pod is gone, so that no further event comes.
+    fn add(&self, namespace: &ArcStr) -> bool {
         self.namespaces.lock().insert(namespace.clone());
-        !self.is_over(namespace)
+        !self.remove_if_emptied(namespace)
     }
 
-    /// Whether the namespace waited.
-    fn end(&self, namespace: &str) -> bool {
+    /// Returns whether the namespace was waiting.
+    fn remove(&self, namespace: &str) -> bool {
         self.namespaces.lock().remove(namespace)
     }
 }
 
+/// The content of a namespace that could not be deleted yet.
+struct Remaining {
+    /// The time until it may be gone; zero: nothing remains.
+    estimate: Duration,
+    has_pods: bool,
+}
+
 struct NamespaceController {
     namespaces: Lister<Namespace>,
-    waiting: Option<Waiting>,
+    waiting: Option<WaitingNamespaces>,
     client: Client,
     clock: SharedClock,
 }
 
 /// A write to a namespace that is being deleted.
 #[derive(Clone, Copy)]
-enum Step {
+enum NamespaceWrite {
     MarkTerminating,
     RemoveFinalizer,
 }
 
 impl NamespaceController {
+    /// Deletes the content, and removes the finalizer when nothing is left.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        let waited = self.waiting.as_ref().is_some_and(|waiting| waiting.end(&key.name));
+        let pods_were_deleted =
+            self.waiting.as_ref().is_some_and(|waiting| waiting.remove(&key.name));
         if self.namespaces.get(&key).is_none() {
             return Ok(Next::Done);
         }
-        let Some(mut namespace) = unless_gone(self.client.get::<Namespace>(&key).await)? else {
+        let Some(mut namespace) = none_if_not_found(self.client.get::<Namespace>(&key).await)?
+        else {
             return Ok(Next::Done);
         };
         if namespace.meta.is_being_deleted() && !namespace.is_terminating() {
-            match self.write(Step::MarkTerminating, namespace).await? {
+            match self.write_with_retries(NamespaceWrite::MarkTerminating, namespace).await? {
                 Some(marked) => namespace = marked,
                 None => return Ok(Next::Done),
             }
@@ -147,35 +159,38 @@ impl NamespaceController {
         if !namespace.meta.is_being_deleted() || namespace.spec.finalizers.is_empty() {
             return Ok(Next::Done);
         }
-        let (estimate, has_pods) = self.delete_content(&mut namespace, waited).await?;
+        let Remaining { estimate, has_pods } =
+            self.delete_content(&mut namespace, pods_were_deleted).await?;
         if !estimate.is_zero() {
+            // Half of the estimate, as upstream.
             let mut wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
-            if let Some(waiting) = self.waiting.as_ref().filter(|_| has_pods)
-                && !waiting.start(&key.name)
+            if has_pods
+                && let Some(waiting) = &self.waiting
+                && !waiting.add(&key.name)
             {
-                wait = SOON;
+                wait = RECHECK_DELAY;
             }
             log::debug!("content remaining in namespace {key}, waiting {wait:?}");
             return Ok(Next::After(wait));
         }
-        self.write(Step::RemoveFinalizer, namespace).await?;
+        self.write_with_retries(NamespaceWrite::RemoveFinalizer, namespace).await?;
         Ok(Next::Done)
     }
 
     /// Writes, and retries after each conflict; never to another namespace of the same name.
-    /// `None`: it is gone.
-    async fn write(
+    /// `None`: the namespace does not exist any more.
+    async fn write_with_retries(
         &self,
-        step: Step,
+        step: NamespaceWrite,
         mut namespace: Namespace,
     ) -> Result<Option<Namespace>, Error> {
         loop {
-            match self.attempt(step, &namespace).await {
+            match self.write_once(step, &namespace).await {
                 Err(error) if error.is_conflict() => {}
-                written => return Ok(unless_gone(written)?),
+                written => return Ok(none_if_not_found(written)?),
             }
             let latest = self.client.get::<Namespace>(&namespace.meta.key()).await;
-            let Some(latest) = unless_gone(latest)? else { return Ok(None) };
+            let Some(latest) = none_if_not_found(latest)? else { return Ok(None) };
             if latest.meta.uid != namespace.meta.uid {
                 return Err(Error::other("namespace uid has changed across retries"));
             }
@@ -183,21 +198,26 @@ impl NamespaceController {
         }
     }
 
-    async fn attempt(&self, step: Step, namespace: &Namespace) -> client::Result<Namespace> {
+    /// Sends one write.
+    async fn write_once(
+        &self,
+        step: NamespaceWrite,
+        namespace: &Namespace,
+    ) -> client::Result<Namespace> {
         match step {
-            Step::MarkTerminating => {
+            NamespaceWrite::MarkTerminating => {
                 let mut status = namespace.status.clone();
                 status.phase = Some("Terminating".to_owned());
                 self.client.update_status(namespace, &status).await
             }
-            Step::RemoveFinalizer => {
-                let mut left: Vec<&Istr> =
+            NamespaceWrite::RemoveFinalizer => {
+                let mut remaining: Vec<&Istr> =
                     namespace.spec.finalizers.iter().filter(|name| *name != FINALIZER).collect();
-                left.sort();
-                left.dedup();
+                remaining.sort();
+                remaining.dedup();
                 let body = json!({
                     "apiVersion": "v1", "kind": "Namespace",
-                    "metadata": namespace.meta, "spec": { "finalizers": left },
+                    "metadata": namespace.meta, "spec": { "finalizers": remaining },
                 });
                 let finalize = self.client.resource(&Namespace::RESOURCE).subresource("finalize");
                 finalize.update(&namespace.meta.key(), &body).await
@@ -205,53 +225,58 @@ impl NamespaceController {
         }
     }
 
-    /// Deletes what can be deleted now, and writes the conditions. Returns how long the rest may
-    /// take (zero: nothing is left), and whether pods are left.
+    /// Deletes what can be deleted now, and writes the conditions.
     async fn delete_content(
         &self,
         namespace: &mut Namespace,
-        waited: bool,
-    ) -> Result<(Duration, bool), Error> {
+        pods_were_deleted: bool,
+    ) -> Result<Remaining, Error> {
         let (mut findings, mut errors) = (Findings::default(), Vec::new());
-        let resources = self.discover(&mut findings, &mut errors).await;
+        let resources = self.discover_deletable(&mut findings, &mut errors).await;
         let (pods, others): (Vec<_>, Vec<_>) =
             resources.into_iter().partition(|found| is_pods(&found.resource));
         let mut estimate = Duration::ZERO;
         let mut has_pods = false;
-        let cached = match &self.waiting {
-            Some(waiting) => waiting.cached(&namespace.meta.name, waited),
+        let cached_pods = match &self.waiting {
+            Some(waiting) => waiting.cached_pods(&namespace.meta.name, pods_were_deleted),
             None => CachedPods::Unknown,
         };
         for found in &pods {
-            let (outcome, error) =
-                self.delete_resource(found, namespace, cached, &mut findings).await;
-            if let Some(error) = error {
+            let result = self.delete_resource(found, namespace, cached_pods, &mut findings).await;
+            if let Some(error) = result.error {
                 let name = &namespace.meta.name;
                 errors.push(Error::other(format!(
                     "failed to delete pods for namespace: {name}, err: {}",
                     error.message()
                 )));
             }
-            estimate = estimate.max(outcome.estimate);
-            has_pods |= outcome.left.count > 0;
+            estimate = estimate.max(result.estimate);
+            has_pods |= result.remaining.count > 0;
         }
         // While there are pods, the conditions show failures only.
         if !has_pods {
-            let cached = CachedPods::Unknown;
             for found in &others {
-                let (outcome, error) =
-                    self.delete_resource(found, namespace, cached, &mut findings).await;
-                errors.extend(error);
-                estimate = estimate.max(outcome.estimate);
-                findings.remains(&found.resource, outcome.left);
+                let not_pods = CachedPods::Unknown;
+                let result = self.delete_resource(found, namespace, not_pods, &mut findings).await;
+                errors.extend(result.error);
+                estimate = estimate.max(result.estimate);
+                findings.add_remaining(&found.resource, result.remaining);
             }
         }
-        self.report(namespace, &findings).await;
-        Error::many(errors).map_or(Ok((estimate, has_pods)), Err)
+        self.write_conditions(namespace, &findings).await;
+        match Error::many(errors) {
+            Some(error) => Err(error),
+            None => Ok(Remaining { estimate, has_pods }),
+        }
     }
 
-    /// The namespaced resources that can be deleted. What is not known is found, not fatal.
-    async fn discover(&self, findings: &mut Findings, errors: &mut Vec<Error>) -> Vec<ApiResource> {
+    /// The namespaced resources that can be deleted. Failures of discovery are added to `findings`
+    /// and `errors`.
+    async fn discover_deletable(
+        &self,
+        findings: &mut Findings,
+        errors: &mut Vec<Error>,
+    ) -> Vec<ApiResource> {
         let discovery = match self.client.discover().await {
             Ok(discovery) => discovery,
             Err(error) => {
@@ -271,7 +296,8 @@ impl NamespaceController {
             |found: &&ApiResource| found.resource.namespaced && found.supports(&["delete"]);
         let resources: Vec<ApiResource> =
             discovery.preferred().filter(deletable).cloned().collect();
-        if let Some(wrong) = resources.iter().find_map(|found| unparsable(&found.resource)) {
+        if let Some(wrong) = resources.iter().find_map(|found| group_version_error(&found.resource))
+        {
             findings.group_version = Some(wrong.clone());
             errors.push(Error::other(wrong));
             return Vec::new();
@@ -279,27 +305,29 @@ impl NamespaceController {
         resources
     }
 
+    /// Deletes the objects of one resource; a failure is added to `findings` too.
     async fn delete_resource(
         &self,
         found: &ApiResource,
         namespace: &Namespace,
-        cached: CachedPods,
+        cached_pods: CachedPods,
         findings: &mut Findings,
-    ) -> (Outcome, Option<Error>) {
+    ) -> DeletionResult {
         let now = self.clock.now();
         let since = namespace.meta.deletion_timestamp.unwrap_or(now);
         let age = now.duration_since(since);
         let name = &namespace.meta.name;
-        let mut outcome = delete_all(&self.client, found, name, age, cached).await;
-        let error = outcome.error.take();
-        findings.failures.extend(error.as_ref().map(Error::message));
-        (outcome, error)
+        let result = delete_all(&self.client, found, name, age, cached_pods).await;
+        findings.failures.extend(result.error.as_ref().map(Error::message));
+        result
     }
 
-    /// A failure here is logged: the next pass writes the conditions again.
-    async fn report(&self, namespace: &mut Namespace, findings: &Findings) {
+    /// Writes the conditions where they change. A failure is logged: the next pass writes the
+    /// conditions again.
+    async fn write_conditions(&self, namespace: &mut Namespace, findings: &Findings) {
         let mut status = namespace.status.clone();
-        if !findings.apply(status.conditions.get_or_insert_default(), self.clock.now()) {
+        if !findings.update_conditions(status.conditions.get_or_insert_default(), self.clock.now())
+        {
             return;
         }
         match self.client.update_status(&*namespace, &status).await {
@@ -312,7 +340,8 @@ impl NamespaceController {
     }
 }
 
-fn unless_gone<T>(answer: client::Result<T>) -> client::Result<Option<T>> {
+/// `None` in place of the error that the object does not exist.
+fn none_if_not_found<T>(answer: client::Result<T>) -> client::Result<Option<T>> {
     match answer {
         Err(error) if error.is_not_found() => Ok(None),
         answer => answer.map(Some),
@@ -320,10 +349,14 @@ fn unless_gone<T>(answer: client::Result<T>) -> client::Result<Option<T>> {
 }
 
 /// Why a resource's group version cannot be parsed. Upstream: `ParseGroupVersion`.
-fn unparsable(resource: &ResourceType) -> Option<String> {
+fn group_version_error(resource: &ResourceType) -> Option<String> {
     let group_version = resource.api_version();
     let slashes = group_version.matches('/').count();
-    (slashes > 1).then(|| format!("unexpected GroupVersion string: {group_version}"))
+    if slashes > 1 {
+        Some(format!("unexpected GroupVersion string: {group_version}"))
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -334,7 +367,8 @@ mod tests {
     #[test]
     fn a_wait_is_over_when_the_last_pod_goes() {
         let pods = Arc::new(Indexer::new());
-        let waiting = Waiting { pods: Lister::new(pods.clone()), namespaces: Arc::default() };
+        let waiting =
+            WaitingNamespaces { pods: Lister::new(pods.clone()), namespaces: Arc::default() };
         let pod = |name: &str| -> Arc<Pod> {
             let metadata = json!({ "namespace": "ns", "name": name, "uid": name });
             Arc::new(serde_json::from_value(json!({ "metadata": metadata })).unwrap())
@@ -342,28 +376,29 @@ mod tests {
         let (a, b) = (pod("a"), pod("b"));
         pods.insert(a.clone());
         pods.insert(b.clone());
-        assert!(!waiting.is_over("ns"), "it does not wait");
-        assert!(waiting.start(&"ns".into()));
+        assert!(!waiting.remove_if_emptied("ns"), "it does not wait");
+        assert!(waiting.add(&"ns".into()));
         pods.remove(&a.meta.key());
-        assert!(!waiting.is_over("ns"), "a pod is left");
+        assert!(!waiting.remove_if_emptied("ns"), "a pod is left");
         pods.remove(&b.meta.key());
-        assert!(!waiting.is_over("other"));
-        assert!(waiting.is_over("ns"));
-        assert!(!waiting.is_over("ns"), "once");
-        assert!(!waiting.start(&"ns".into()), "they went before it waited");
-        assert!(!waiting.is_over("ns"));
+        assert!(!waiting.remove_if_emptied("other"));
+        assert!(waiting.remove_if_emptied("ns"));
+        assert!(!waiting.remove_if_emptied("ns"), "once");
+        assert!(!waiting.add(&"ns".into()), "they went before it waited");
+        assert!(!waiting.remove_if_emptied("ns"));
         pods.insert(a.clone());
-        assert!(waiting.start(&"ns".into()));
-        assert!(waiting.end("ns"));
-        assert!(!waiting.end("ns"), "once");
+        assert!(waiting.add(&"ns".into()));
+        assert!(waiting.remove("ns"));
+        assert!(!waiting.remove("ns"), "once");
         pods.remove(&a.meta.key());
-        assert!(!waiting.is_over("ns"), "a sync has begun");
+        assert!(!waiting.remove_if_emptied("ns"), "a sync has begun");
     }
 
     #[test]
     fn pods_that_are_not_being_deleted_count_first() {
         let pods = Arc::new(Indexer::new());
-        let waiting = Waiting { pods: Lister::new(pods.clone()), namespaces: Arc::default() };
+        let waiting =
+            WaitingNamespaces { pods: Lister::new(pods.clone()), namespaces: Arc::default() };
         let put = |name: &str, deleted: Option<&str>| {
             let metadata = json!({
                 "namespace": "ns", "name": name, "uid": name, "deletionTimestamp": deleted,
@@ -371,17 +406,22 @@ mod tests {
             let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
             pods.insert(Arc::new(pod));
         };
-        let cached = |waited| waiting.cached("ns", waited);
-        assert_eq!([cached(false), cached(true)], [CachedPods::Unknown; 2]);
+        let cached_pods = |pods_were_deleted| waiting.cached_pods("ns", pods_were_deleted);
+        assert_eq!([cached_pods(false), cached_pods(true)], [CachedPods::Unknown; 2]);
         put("a", Some("2026-01-01T00:00:00Z"));
-        assert_eq!([cached(false), cached(true)], [CachedPods::Unknown, CachedPods::Deleted]);
+        assert_eq!(
+            [cached_pods(false), cached_pods(true)],
+            [CachedPods::Unknown, CachedPods::Deleted]
+        );
         put("b", None);
-        assert_eq!([cached(false), cached(true)], [CachedPods::Alive; 2]);
+        assert_eq!([cached_pods(false), cached_pods(true)], [CachedPods::Alive; 2]);
     }
 
     #[test]
     fn a_group_version_has_one_slash_at_most() {
-        let of = |group, version| unparsable(&ResourceType::fixed(group, version, "K", "ks", true));
+        let of = |group, version| {
+            group_version_error(&ResourceType::fixed(group, version, "K", "ks", true))
+        };
         assert_eq!((of("", "v1"), of("apps", "v1")), (None, None));
         assert_eq!(of("a/b", "v1").as_deref(), Some("unexpected GroupVersion string: a/b/v1"));
     }
