@@ -19,54 +19,56 @@ const SCHEDULING: &str = "scheduling.k8s.io";
 /// The claim behind an entry of the `resourceClaims` of a pod or a PodGroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimName<'a> {
-    /// The user's claim of this name.
-    Given(&'a Istr),
-    /// The claim of this name, made from a template. It counts only if its owner is the right one.
-    Made(&'a Istr),
-    /// A claim is to be made from a template.
-    NotMade,
+    /// The claim of this name, which the user creates.
+    UserCreated(&'a Istr),
+    /// The claim of this name, generated from a template. It counts only if its owner is the pod or
+    /// PodGroup.
+    Generated(&'a Istr),
+    /// A claim is to be generated from a template.
+    NotGenerated,
     /// No claim is needed.
     NotNeeded,
-    /// This build does not know this form of an entry.
+    /// The entry has a form that this build does not know.
     Unsupported,
 }
 
 /// The statuses of the entries of a pod or PodGroup, by the entries' names.
 pub type ClaimStatuses<'a> = Lookup<'a, ResourceClaimStatus, str>;
 
-pub fn by_entry(statuses: &[ResourceClaimStatus]) -> ClaimStatuses<'_> {
+/// Indexes the statuses by the names of their entries.
+pub fn statuses_by_entry(statuses: &[ResourceClaimStatus]) -> ClaimStatuses<'_> {
     Lookup::new(statuses, |status| status.name.as_str())
 }
 
 impl<'a> ClaimName<'a> {
-    /// Upstream: `Name`, `NameFromPodGroup`.
-    pub fn of(entry: &'a PodResourceClaim, statuses: &ClaimStatuses<'a>) -> ClaimName<'a> {
+    /// The claim of `entry`, by the status that names it. Upstream: `Name`, `NameFromPodGroup`.
+    pub fn resolve(entry: &'a PodResourceClaim, statuses: &ClaimStatuses<'a>) -> ClaimName<'a> {
         if let Some(name) = &entry.resource_claim_name {
-            return ClaimName::Given(name);
+            return ClaimName::UserCreated(name);
         }
         if entry.resource_claim_template_name.is_none() {
             return ClaimName::Unsupported;
         }
         match statuses.get(&entry.name) {
-            None => ClaimName::NotMade,
+            None => ClaimName::NotGenerated,
             Some(status) => match &status.resource_claim_name {
                 None => ClaimName::NotNeeded,
-                Some(name) if name.is_empty() => ClaimName::NotMade,
-                Some(name) => ClaimName::Made(name),
+                Some(name) if name.is_empty() => ClaimName::NotGenerated,
+                Some(name) => ClaimName::Generated(name),
             },
         }
     }
 
-    /// Whether its name is known and is `name`.
-    pub fn is(self, name: &str) -> bool {
-        self.known().is_some_and(|known| known == name)
+    /// Whether the name of the claim is known and is `name`.
+    pub fn is_named(self, name: &str) -> bool {
+        self.name().is_some_and(|own| own == name)
     }
 
     /// The name of the claim, if it is known.
-    pub fn known(self) -> Option<&'a Istr> {
+    pub fn name(self) -> Option<&'a Istr> {
         match self {
-            ClaimName::Given(name) | ClaimName::Made(name) => Some(name),
-            ClaimName::NotMade | ClaimName::NotNeeded | ClaimName::Unsupported => None,
+            ClaimName::UserCreated(name) | ClaimName::Generated(name) => Some(name),
+            ClaimName::NotGenerated | ClaimName::NotNeeded | ClaimName::Unsupported => None,
         }
     }
 }
@@ -74,13 +76,13 @@ impl<'a> ClaimName<'a> {
 /// A pod's claims: those of its spec, in its order, and the one that the scheduler made for its
 /// extended resources.
 pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
-    let statuses = by_entry(pod.resource_claims());
+    let statuses = statuses_by_entry(pod.resource_claims());
     let entries = pod.spec.shape.resource_claims.iter();
-    let named = entries.map(move |entry| ClaimName::of(entry, &statuses));
-    named.chain(pod.extended_claim().map(ClaimName::Made))
+    let named = entries.map(move |entry| ClaimName::resolve(entry, &statuses));
+    named.chain(pod.extended_claim().map(ClaimName::Generated))
 }
 
-/// Whether the pod has claims.
+/// Whether the pod has any claim.
 pub fn has_claims(pod: &Pod) -> bool {
     claims_of(pod).next().is_some()
 }
@@ -88,24 +90,24 @@ pub fn has_claims(pod: &Pod) -> bool {
 /// The key of the pod's PodGroup, if it names one.
 pub fn group_key(pod: &Pod) -> Option<ObjectKey> {
     let group = &pod.spec.shape.pod_group;
-    (!group.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, group))
+    if group.is_empty() { None } else { Some(ObjectKey::new(&pod.meta.namespace, group)) }
 }
 
 /// Pods by their PodGroup.
-pub const BY_GROUP: Index<Pod> = Index::new("podGroupMembers", |pod, add| {
+pub const PODS_BY_GROUP: Index<Pod> = Index::new("podGroupMembers", |pod, add| {
     if let Some(group) = group_key(pod) {
         add(IndexValue::Key(group));
     }
 });
 
-/// Whether the claim was made for the pod or, with `groups`, for its PodGroup, and else why it does
-/// not count. Upstream: `IsForPod`.
-pub fn is_for_pod(pod: &Pod, claim: &ResourceClaim, groups: bool) -> Result<(), Error> {
+/// Checks that the claim was generated for the pod or, with `group_claims`, for its PodGroup.
+/// Upstream: `IsForPod`.
+pub fn check_is_for_pod(pod: &Pod, claim: &ResourceClaim, group_claims: bool) -> Result<(), Error> {
     if claim.meta.is_controlled_by(&pod.meta.uid) {
         return Ok(());
     }
     let group = &pod.spec.shape.pod_group;
-    let is_of_group = groups
+    let is_of_group = group_claims
         && !group.is_empty()
         && claim.meta.controller().is_some_and(|owner| {
             owner.name == *group && owner.kind == "PodGroup" && owner.group() == SCHEDULING
@@ -113,33 +115,34 @@ pub fn is_for_pod(pod: &Pod, claim: &ResourceClaim, groups: bool) -> Result<(), 
     if is_of_group {
         return Ok(());
     }
-    let why = match groups {
+    let why = match group_claims {
         true => format!("neither Pod nor PodGroup {group} is the owner"),
         false => "Pod is not owner".to_owned(),
     };
-    Err(not_made_for(claim, "Pod", &pod.meta, &why))
+    Err(not_created_for(claim, "Pod", &pod.meta, &why))
 }
 
-/// Upstream: `IsForPodGroup`.
-pub fn is_for_group(group: &PodGroup, claim: &ResourceClaim) -> Result<(), Error> {
+/// Checks that the claim was generated for the PodGroup. Upstream: `IsForPodGroup`.
+pub fn check_is_for_group(group: &PodGroup, claim: &ResourceClaim) -> Result<(), Error> {
     match claim.meta.is_controlled_by(&group.meta.uid) {
         true => Ok(()),
-        false => Err(not_made_for(claim, "PodGroup", &group.meta, "PodGroup is not owner")),
+        false => Err(not_created_for(claim, "PodGroup", &group.meta, "PodGroup is not owner")),
     }
 }
 
-fn not_made_for(claim: &ResourceClaim, kind: &str, user: &Meta, why: &str) -> Error {
+/// The error that `claim` was generated for another object than `user`.
+fn not_created_for(claim: &ResourceClaim, kind: &str, user: &Meta, why: &str) -> Error {
     let (claim, user) = (claim.meta.key(), user.key());
     Error::other(format!("ResourceClaim {claim} was not created for {kind} {user} ({why})"))
 }
 
-/// Whether a claim is reserved for the pod or, with `groups`, for its PodGroup. A pod does not know
-/// the uid of its PodGroup. Upstream: `IsReservedForPod`.
-pub fn is_reserved_for(pod: &Pod, claim: &ResourceClaim, groups: bool) -> bool {
+/// Whether a claim is reserved for the pod or, with `group_claims`, for its PodGroup. A pod does
+/// not know the uid of its PodGroup. Upstream: `IsReservedForPod`.
+pub fn is_reserved_for(pod: &Pod, claim: &ResourceClaim, group_claims: bool) -> bool {
     let group = &pod.spec.shape.pod_group;
     claim.status.reserved_for.iter().any(|consumer| {
         consumer.uid == pod.meta.uid
-            || groups && !group.is_empty() && consumer.is_group() && *consumer.name == **group
+            || group_claims && !group.is_empty() && consumer.is_group() && *consumer.name == **group
     })
 }
 
@@ -160,7 +163,8 @@ pub enum Consumer {
     PodGroup,
 }
 
-/// An entry that the pod shares with its PodGroup belongs to the PodGroup. Upstream: `BindTo`.
+/// The consumer of an entry's claim: the PodGroup, if it has the same entry, else the pod.
+/// Upstream: `BindTo`.
 pub fn consumer_of(
     pod: &Pod,
     group: Option<&PodGroup>,
@@ -181,10 +185,12 @@ pub fn consumer_of(
     Ok(Consumer::Pod)
 }
 
+/// Whether the entry has a form that this build knows.
 fn is_supported(entry: &PodResourceClaim) -> bool {
     entry.resource_claim_name.is_some() || entry.resource_claim_template_name.is_some()
 }
 
+/// The error that an entry of the object with this metadata has an unknown form.
 fn unsupported(kind: &str, meta: &Meta, entry: &PodResourceClaim) -> Error {
     let text = format!("{kind} {} claim {}: {UNSUPPORTED}", meta.key(), entry.name);
     Error::other(text)
@@ -264,14 +270,21 @@ mod tests {
         .unwrap();
         let (mine, made) = (Istr::new("mine"), Istr::new("p-made-x"));
         for (value, name) in [
-            (json!({ "name": "a", "resourceClaimName": "mine" }), ClaimName::Given(&mine)),
-            (json!({ "name": "made", "resourceClaimTemplateName": "t" }), ClaimName::Made(&made)),
+            (json!({ "name": "a", "resourceClaimName": "mine" }), ClaimName::UserCreated(&mine)),
+            (
+                json!({ "name": "made", "resourceClaimTemplateName": "t" }),
+                ClaimName::Generated(&made),
+            ),
             (json!({ "name": "skipped", "resourceClaimTemplateName": "t" }), ClaimName::NotNeeded),
-            (json!({ "name": "odd", "resourceClaimTemplateName": "t" }), ClaimName::NotMade),
-            (json!({ "name": "new", "resourceClaimTemplateName": "t" }), ClaimName::NotMade),
+            (json!({ "name": "odd", "resourceClaimTemplateName": "t" }), ClaimName::NotGenerated),
+            (json!({ "name": "new", "resourceClaimTemplateName": "t" }), ClaimName::NotGenerated),
             (json!({ "name": "made" }), ClaimName::Unsupported),
         ] {
-            assert_eq!(ClaimName::of(&entry(value.clone()), &by_entry(&statuses)), name, "{value}");
+            assert_eq!(
+                ClaimName::resolve(&entry(value.clone()), &statuses_by_entry(&statuses)),
+                name,
+                "{value}"
+            );
         }
     }
 
@@ -296,7 +309,7 @@ mod tests {
         ] {
             let pod = pod(spec, status.clone());
             let found: Vec<&str> =
-                claims_of(&pod).filter_map(ClaimName::known).map(|name| &**name).collect();
+                claims_of(&pod).filter_map(ClaimName::name).map(|name| &**name).collect();
             assert_eq!(found, names, "{status}");
         }
     }
@@ -321,14 +334,16 @@ mod tests {
             (json!([owner("PodGroup")]), &grouped, false, Some(&pod_only)),
             (json!([of_another_api]), &grouped, true, Some(&neither)),
         ] {
-            let found = is_for_pod(pod, &claim(owners.clone(), json!({})), groups);
+            let found = check_is_for_pod(pod, &claim(owners.clone(), json!({})), groups);
             let found = found.err().map(|error| error.to_string());
             assert_eq!(found.as_ref(), fault, "{owners} {groups}");
         }
-        assert!(is_for_pod(&alone, &claim(json!([owner("PodGroup")]), json!({})), true).is_err());
+        assert!(
+            check_is_for_pod(&alone, &claim(json!([owner("PodGroup")]), json!({})), true).is_err()
+        );
         let made = claim(json!([owner("PodGroup")]), json!({}));
-        assert!(is_for_group(&group(json!([])), &made).is_ok());
-        assert!(is_for_group(&group(json!([])), &claim(json!([]), json!({}))).is_err());
+        assert!(check_is_for_group(&group(json!([])), &made).is_ok());
+        assert!(check_is_for_group(&group(json!([])), &claim(json!([]), json!({}))).is_err());
     }
 
     #[test]

@@ -27,7 +27,7 @@ const PENDING_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// Upstream: `ResourcePoolStatusRequestLimitDefault`.
 const DEFAULT_LIMIT: u32 = 100;
 /// Upstream: `+k8s:maxBytes` of `validationError`.
-const LONGEST_ERROR: usize = 256;
+const MAX_ERROR_BYTES: usize = 256;
 
 metrics! {
     fn register;
@@ -64,7 +64,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         requests,
         slices,
         claims,
-        waits: Mutex::default(),
+        slice_retries: Mutex::default(),
     };
     let this = Arc::new(this);
     c.sync(queue, &this, PoolStatus::sync);
@@ -78,7 +78,7 @@ struct PoolStatus {
     requests: Lister<ResourcePoolStatusRequest>,
     slices: Lister<ResourceSlice>,
     claims: Lister<ResourceClaim>,
-    waits: Mutex<SliceRetries>,
+    slice_retries: Mutex<SliceRetries>,
 }
 
 /// The number of retries of each request for missing slices. Other failures do not count.
@@ -86,15 +86,17 @@ struct PoolStatus {
 struct SliceRetries(HashMap<ObjectKey, (Uid, u32)>);
 
 impl SliceRetries {
-    /// Whether the request may wait once more.
-    fn again(&mut self, key: &ObjectKey, uid: &Uid) -> bool {
-        let (of, times) = self.0.entry(key.clone()).or_default();
-        if of != uid {
-            (*of, *times) = (uid.clone(), 0);
+    /// Counts a retry, if the request may have one more. Returns whether it may.
+    fn count_retry(&mut self, key: &ObjectKey, uid: &Uid) -> bool {
+        let (known_uid, retries) = self.0.entry(key.clone()).or_default();
+        if known_uid != uid {
+            (*known_uid, *retries) = (uid.clone(), 0);
         }
-        let again = *times < MAX_RETRIES;
-        *times += u32::from(again);
-        again
+        if *retries == MAX_RETRIES {
+            return false;
+        }
+        *retries += 1;
+        true
     }
 
     fn remove(&mut self, key: &ObjectKey) {
@@ -103,9 +105,10 @@ impl SliceRetries {
 }
 
 impl PoolStatus {
+    /// Answers the request, or deletes it when it has expired.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(request) = self.requests.get(&key) else {
-            self.waits.lock().remove(&key);
+            self.slice_retries.lock().remove(&key);
             return Ok(Next::Done);
         };
         let now = self.clock.now();
@@ -121,25 +124,28 @@ impl PoolStatus {
             self.queue.set_timer_after(key.clone(), expiry.duration_since(now));
         }
         if request.status.is_none() {
-            self.answer(&key, &request).await?;
+            self.write_answer(&key, &request).await?;
         }
         Ok(Next::Done)
     }
 
-    async fn answer(
+    /// Writes the pools into the status of the request.
+    async fn write_answer(
         &self,
         key: &ObjectKey,
         request: &ResourcePoolStatusRequest,
     ) -> Result<(), Error> {
         let start = self.clock.monotonic();
         let driver = &request.spec.driver;
-        let found = Found::of(request, &self.slices.list(), &self.claims.list());
+        let summary = PoolSummary::new(request, &self.slices.list(), &self.claims.list());
         // The driver gets some time to publish the rest.
-        if found.incomplete() > 0 && self.waits.lock().again(key, &request.meta.uid) {
+        if summary.count_incomplete() > 0
+            && self.slice_retries.lock().count_retry(key, &request.meta.uid)
+        {
             return Err(Error::NotYet("incomplete pools detected, requeueing".to_owned()));
         }
         let version = request.meta.resource_version.to_string();
-        let status = found.status(self.clock.now());
+        let status = summary.status_json(self.clock.now());
         let metadata = json!({ "resourceVersion": version });
         let patch = Patch::Merge(json!({ "metadata": metadata, "status": status }));
         let requests = self.client.resource(&ResourcePoolStatusRequest::RESOURCE).metadata_only();
@@ -148,11 +154,13 @@ impl PoolStatus {
         let took = self.clock.monotonic().saturating_sub(start);
         DURATION.with_label_values(&[driver.as_str()]).observe(took.as_secs_f64());
         PROCESSED.with_label_values(&[driver.as_str()]).inc();
-        written.map(|_| self.waits.lock().remove(key)).map_err(|error| {
+        if let Err(error) = written {
             ERRORS.with_label_values(&[driver.as_str()]).inc();
             let why = Error::from(error).message();
-            Error::other(format!("failed to update status for request {key}: {why}"))
-        })
+            return Err(Error::other(format!("failed to update status for request {key}: {why}")));
+        }
+        self.slice_retries.lock().remove(key);
+        Ok(())
     }
 }
 
@@ -160,9 +168,13 @@ impl PoolStatus {
 fn expiry(request: &ResourcePoolStatusRequest) -> Option<Timestamp> {
     let created = request.meta.creation_timestamp;
     let Some(status) = &request.status else { return Some(created? + PENDING_TTL) };
-    let ends = |name: &str| matches!(name, "Complete" | "Failed");
-    let end = status.conditions.iter().find(|condition| ends(&condition.r#type));
-    Some(end.map_or(created, |end| end.last_transition_time)? + ANSWERED_TTL)
+    let is_end = |name: &str| matches!(name, "Complete" | "Failed");
+    let end = status.conditions.iter().find(|condition| is_end(&condition.r#type));
+    let answered = match end {
+        Some(condition) => condition.last_transition_time,
+        None => created,
+    };
+    Some(answered? + ANSWERED_TTL)
 }
 
 /// A pool at its newest generation.
@@ -180,19 +192,21 @@ struct Pool {
 }
 
 impl Pool {
-    /// Why the devices cannot be counted.
-    fn fault(&self) -> Option<String> {
+    /// Why the devices cannot be counted; `None` if all slices of the pool are known.
+    fn incomplete_error(&self) -> Option<String> {
         let Pool { driver, name, generation, slices, expected_slices, .. } = self;
-        (slices < expected_slices).then(|| {
-            let mut text = format!(
-                "pool {driver}/{name} is incomplete: observed {slices}/{expected_slices} slices \
-                 at generation {generation}"
-            );
-            text.truncate(text.floor_char_boundary(LONGEST_ERROR));
-            text
-        })
+        if slices >= expected_slices {
+            return None;
+        }
+        let mut text = format!(
+            "pool {driver}/{name} is incomplete: observed {slices}/{expected_slices} slices \
+             at generation {generation}"
+        );
+        text.truncate(text.floor_char_boundary(MAX_ERROR_BYTES));
+        Some(text)
     }
 
+    /// The entry of the pool in the status of a request.
     fn to_json(&self) -> Value {
         let mut pool = json!({
             "driver": self.driver, "poolName": self.name, "generation": self.generation,
@@ -200,7 +214,7 @@ impl Pool {
         if !self.node_name.is_empty() {
             pool["nodeName"] = json!(self.node_name);
         }
-        let counts = match self.fault() {
+        let counts = match self.incomplete_error() {
             Some(fault) => json!({ "validationError": fault }),
             None => json!({
                 "resourceSliceCount": self.slices,
@@ -219,19 +233,19 @@ impl Pool {
 }
 
 /// The pools that a request asks for. Upstream: `calculatePoolStatus`.
-struct Found {
+struct PoolSummary {
     /// The number of pools.
     count: usize,
     /// The first pools by name, up to the limit of the request.
     pools: Vec<Pool>,
 }
 
-impl Found {
-    fn of(
+impl PoolSummary {
+    fn new(
         request: &ResourcePoolStatusRequest,
         slices: &[Arc<ResourceSlice>],
         claims: &[Arc<ResourceClaim>],
-    ) -> Found {
+    ) -> PoolSummary {
         let wanted = &request.spec;
         let mut pools: BTreeMap<&Istr, Pool> = BTreeMap::new();
         for slice in slices.iter().map(|slice| &slice.spec) {
@@ -272,16 +286,18 @@ impl Found {
         }
         let count = pools.len();
         let limit = usize::try_from(wanted.limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(usize::MAX);
-        Found { count, pools: pools.into_values().take(limit).collect() }
+        PoolSummary { count, pools: pools.into_values().take(limit).collect() }
     }
 
-    fn incomplete(&self) -> usize {
-        self.pools.iter().filter(|pool| pool.fault().is_some()).count()
+    /// The number of pools whose slices are not all known.
+    fn count_incomplete(&self) -> usize {
+        self.pools.iter().filter(|pool| pool.incomplete_error().is_some()).count()
     }
 
-    fn status(&self, now: Timestamp) -> Value {
+    /// The status of the request.
+    fn status_json(&self, now: Timestamp) -> Value {
         let mut message = format!("Calculated status for {} pools", self.pools.len());
-        let incomplete = self.incomplete();
+        let incomplete = self.count_incomplete();
         if incomplete > 0 {
             message.push_str(&format!(" ({incomplete} incomplete)"));
         }
@@ -324,7 +340,7 @@ mod tests {
             })
             .collect();
         let now = Timestamp::from_secs(0);
-        Found::of(&request, &slices, &claims).status(now)
+        PoolSummary::new(&request, &slices, &claims).status_json(now)
     }
 
     #[test]
@@ -425,24 +441,28 @@ mod tests {
         for (limit, incomplete) in [(json!(null), 1), (json!(2), 1), (json!(1), 0)] {
             let request = json!({ "spec": { "driver": "d", "limit": limit } });
             let request = serde_json::from_value(request).unwrap();
-            assert_eq!(Found::of(&request, &slices, &[]).incomplete(), incomplete, "{limit}");
+            assert_eq!(
+                PoolSummary::new(&request, &slices, &[]).count_incomplete(),
+                incomplete,
+                "{limit}"
+            );
         }
     }
 
     #[test]
     fn each_request_waits_for_slices_a_limited_number_of_times() {
-        let mut waits = SliceRetries::default();
+        let mut slice_retries = SliceRetries::default();
         let (one, two) = (ObjectKey::cluster("one"), ObjectKey::cluster("two"));
         let mut times = |key: &ObjectKey, uid: &str| {
-            (0..9).take_while(|_| waits.again(key, &Uid::new(uid))).count()
+            (0..9).take_while(|_| slice_retries.count_retry(key, &Uid::new(uid))).count()
         };
         for (key, uid, expected) in
             [(&one, "a", 5), (&one, "a", 0), (&two, "b", 5), (&one, "another of this name", 5)]
         {
             assert_eq!(times(key, uid), expected, "{uid}");
         }
-        waits.remove(&one);
-        assert_eq!(waits.0.len(), 1);
+        slice_retries.remove(&one);
+        assert_eq!(slice_retries.0.len(), 1);
     }
 
     #[test]

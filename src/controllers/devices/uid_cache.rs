@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::objects::Uid;
 
 /// Upstream: `maxUIDCacheEntries`.
-const MOST: usize = 500;
+const MAX_UIDS: usize = 500;
 
 /// The last uids that were added.
 #[derive(Default)]
@@ -22,13 +22,14 @@ struct State {
 }
 
 impl RecentUids {
+    /// Adds `uid`; of more than [`MAX_UIDS`] the oldest is removed.
     pub fn add(&self, uid: &Uid) {
         let State { known, order } = &mut *self.state.lock();
         if !known.insert(uid.clone()) {
             return;
         }
         order.push_back(uid.clone());
-        if order.len() > MOST
+        if order.len() > MAX_UIDS
             && let Some(oldest) = order.pop_front()
         {
             known.remove(&oldest);
@@ -48,11 +49,11 @@ mod tests {
     fn the_oldest_is_forgotten_first() {
         let recent = RecentUids::default();
         let uid = |n: usize| Uid::new(&n.to_string());
-        for n in 0..=MOST {
+        for n in 0..=MAX_UIDS {
             recent.add(&uid(n));
             recent.add(&uid(n));
         }
         assert!(!recent.has(&uid(0)));
-        assert!((1..=MOST).all(|n| recent.has(&uid(n))));
+        assert!((1..=MAX_UIDS).all(|n| recent.has(&uid(n))));
     }
 }

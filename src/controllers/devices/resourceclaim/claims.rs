@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::ResourceClaims;
-use super::pods::{behind, is_done};
+use super::pods::{is_done, stale_if_conflict};
 use crate::client::{Delete, Patch};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{
@@ -19,87 +19,101 @@ const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// When a claim is synced again whose consumer only the API server has shown.
 const UNSEEN_CONSUMER_RECHECK: Duration = Duration::from_secs(30);
 
-/// The decision about a reservation.
+/// The decision about a reservation of a claim for a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reservation {
     Stays,
     Ends,
-    /// The cache lacks the consumer: it may not have seen it yet, or never will.
+    /// The cache does not have the consumer: it may be new.
     Unseen,
 }
 
-/// The consumer of this name in the cache: its uid, and whether it is done.
-fn reservation(uid: &Uid, is_deleted: bool, cached: Option<(&Uid, bool)>) -> Reservation {
+/// The object in the cache that has the name of a consumer.
+#[derive(Clone, Copy, Debug)]
+struct CachedConsumer<'a> {
+    uid: &'a Uid,
+    is_done: bool,
+}
+
+/// The reservation of the consumer with this uid. `is_deleted`: its deletion was observed.
+fn decide_reservation(
+    uid: &Uid,
+    is_deleted: bool,
+    cached: Option<CachedConsumer<'_>>,
+) -> Reservation {
+    if is_deleted {
+        return Reservation::Ends;
+    }
     match cached {
-        _ if is_deleted => Reservation::Ends,
         None => Reservation::Unseen,
-        Some((found, _)) if found != uid => Reservation::Ends,
-        Some((_, true)) => Reservation::Ends,
-        Some((_, false)) => Reservation::Stays,
+        Some(cached) if cached.uid != uid || cached.is_done => Reservation::Ends,
+        Some(_) => Reservation::Stays,
     }
 }
 
-/// The writes to a claim when its reservations for `ended` end.
+/// The writes to a claim whose reservations end.
 #[derive(Debug, Default, PartialEq)]
 struct Plan {
     /// The patch of the status.
     status: Option<Value>,
-    /// Whether the finalizer is removed.
-    finalizer: bool,
+    removes_finalizer: bool,
 }
 
+/// Decides the writes when the reservations for the consumers `ended_uids` end.
+///
 /// A claim is deallocated when its last reservation ends. A claim that had no reservation keeps its
 /// allocation, since it may be allocated before it is reserved, unless it is being deleted.
-fn plan(claim: &ResourceClaim, ended: &[&Uid]) -> Plan {
-    let is_unused = ended.len() == claim.status.reserved_for.len();
-    let is_ours = claim.meta.has_finalizer(FINALIZER);
+fn plan(claim: &ResourceClaim, ended_uids: &[&Uid]) -> Plan {
+    let is_unused = ended_uids.len() == claim.status.reserved_for.len();
+    let has_finalizer = claim.meta.has_finalizer(FINALIZER);
     let is_allocated = claim.status.allocation.is_some();
-    if !ended.is_empty() {
-        let removed = ended.iter().map(|uid| json!({ "$patch": "delete", "uid": uid }));
+    if !ended_uids.is_empty() {
+        let removed = ended_uids.iter().map(|uid| json!({ "$patch": "delete", "uid": uid }));
         let mut status = json!({ "reservedFor": removed.collect::<Vec<Value>>() });
-        let deallocates = is_unused && is_ours && is_allocated;
+        let deallocates = is_unused && has_finalizer && is_allocated;
         if deallocates {
             status["allocation"] = Value::Null;
         }
-        let finalizer = is_ours && (deallocates || !is_allocated);
-        return Plan { status: Some(status), finalizer };
+        let removes_finalizer = has_finalizer && (deallocates || !is_allocated);
+        return Plan { status: Some(status), removes_finalizer };
     }
-    if is_ours && is_unused && claim.meta.is_being_deleted() {
+    if has_finalizer && is_unused && claim.meta.is_being_deleted() {
         let status = is_allocated.then(|| json!({ "allocation": null }));
-        return Plan { status, finalizer: true };
+        return Plan { status, removes_finalizer: true };
     }
     Plan::default()
 }
 
 impl ResourceClaims {
+    /// Ends the reservations of consumers that are gone or done, and deallocates an unused claim.
     pub(super) async fn sync_claim(&self, key: &ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
-        let (mut ended, mut next) = (Vec::new(), Next::Done);
+        let (mut ended_uids, mut next) = (Vec::new(), Next::Done);
         for consumer in &claim.status.reserved_for {
             match self.reservation(&key.namespace, consumer).await? {
-                Reservation::Ends => ended.push(&consumer.uid),
+                Reservation::Ends => ended_uids.push(&consumer.uid),
                 // If the cache never shows the consumer, no event about its end comes.
                 Reservation::Unseen => next = Next::After(UNSEEN_CONSUMER_RECHECK),
                 Reservation::Stays => {}
             }
         }
-        let Plan { status, finalizer } = plan(&claim, &ended);
+        let Plan { status, removes_finalizer } = plan(&claim, &ended_uids);
         let mut newest = None;
         if let Some(status) = status {
             newest = Some(self.patch_claim_status(&claim.meta, status).await?);
         }
-        if finalizer {
-            self.remove_finalizer(newest.as_ref().map_or(&claim.meta, |newest| &newest.meta))
-                .await?;
+        if removes_finalizer {
+            let meta = newest.as_ref().map_or(&claim.meta, |newest| &newest.meta);
+            self.remove_finalizer(meta).await?;
         }
-        if ended.len() == claim.status.reserved_for.len() {
-            self.delete_unneeded(&claim).await?;
+        if ended_uids.len() == claim.status.reserved_for.len() {
+            self.delete_unneeded_claim(&claim).await?;
         }
         Ok(next)
     }
 
-    /// Whether the consumer of a claim is gone or done. One of an unknown kind is neither. `Unseen`:
-    /// it is alive, by the API server alone.
+    /// The decision about the reservation for `consumer`. One for a consumer of an unknown kind
+    /// stays. `Unseen`: the API server has the consumer, and the cache does not.
     async fn reservation(
         &self,
         namespace: &str,
@@ -110,13 +124,17 @@ impl ResourceClaims {
         let (reservation, resource) = match &self.groups {
             _ if consumer.is_pod() => {
                 let pod = self.pods.get(&key);
-                let cached = pod.as_ref().map(|pod| (&pod.meta.uid, is_done(pod)));
-                (reservation(&consumer.uid, is_deleted, cached), &Pod::RESOURCE)
+                let cached = pod
+                    .as_ref()
+                    .map(|pod| CachedConsumer { uid: &pod.meta.uid, is_done: is_done(pod) });
+                (decide_reservation(&consumer.uid, is_deleted, cached), &Pod::RESOURCE)
             }
             Some(groups) if consumer.is_group() => {
                 let group = groups.get(&key);
-                let cached = group.as_ref().map(|group| (&group.meta.uid, false));
-                (reservation(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
+                let cached = group
+                    .as_ref()
+                    .map(|group| CachedConsumer { uid: &group.meta.uid, is_done: false });
+                (decide_reservation(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
             }
             _ => return Ok(Reservation::Stays),
         };
@@ -134,6 +152,7 @@ impl ResourceClaims {
         }
     }
 
+    /// Removes this controller's finalizer from the claim with this metadata.
     async fn remove_finalizer(&self, meta: &Meta) -> Result<(), Error> {
         if !meta.has_finalizer(FINALIZER) {
             return Ok(());
@@ -145,19 +164,22 @@ impl ResourceClaims {
         let patch = Patch::Merge(json!({ "metadata": metadata }));
         let claims = self.client.resource(&ResourceClaim::RESOURCE).metadata_only();
         match claims.patch::<PartialObjectMetadata>(&meta.key(), &patch).await {
-            Err(error) if !error.is_not_found() => Err(behind(meta, error)),
+            Err(error) if !error.is_not_found() => Err(stale_if_conflict(meta, error)),
             _ => Ok(()),
         }
     }
 
-    /// Deletes a claim that was made for a pod which will not run: the pod itself may stay a long
-    /// time. When the pod is gone, the garbage collector deletes the claim.
-    async fn delete_unneeded(&self, claim: &ResourceClaim) -> Result<(), Error> {
-        let owner = claim.meta.controller();
-        let owner = owner.filter(|owner| owner.api_version == "v1" && owner.kind == "Pod");
-        let Some(owner) = owner.filter(|_| !claim.meta.is_being_deleted()) else { return Ok(()) };
+    /// Deletes a claim that was generated for a pod that will not run: the pod itself may stay a
+    /// long time. When the pod is gone, the garbage collector deletes the claim.
+    async fn delete_unneeded_claim(&self, claim: &ResourceClaim) -> Result<(), Error> {
+        let Some(owner) = claim.meta.controller() else { return Ok(()) };
+        let is_pods = owner.api_version == "v1" && owner.kind == "Pod";
+        if !is_pods || claim.meta.is_being_deleted() {
+            return Ok(());
+        }
         let pod = self.pods.get(&ObjectKey::new(&claim.meta.namespace, &owner.name));
-        if !pod.is_some_and(|pod| pod.meta.uid != owner.uid || is_done(&pod)) {
+        let Some(pod) = pod else { return Ok(()) };
+        if pod.meta.uid == owner.uid && !is_done(&pod) {
             return Ok(());
         }
         let (key, delete) = (claim.meta.key(), Delete::new().uid(claim.meta.uid.clone()));
@@ -229,7 +251,9 @@ mod tests {
             (false, Some((&uid, true)), Reservation::Ends),
             (false, Some((&other, false)), Reservation::Ends),
         ] {
-            assert_eq!(reservation(&uid, deleted, cached), expected, "{deleted} {cached:?}");
+            let cached = cached.map(|(uid, is_done)| CachedConsumer { uid, is_done });
+            let found = decide_reservation(&uid, deleted, cached);
+            assert_eq!(found, expected, "{deleted} {cached:?}");
         }
     }
 
@@ -252,7 +276,7 @@ mod tests {
         };
         let remove = |uid: &Uid| json!({ "$patch": "delete", "uid": uid });
         let (ours, others) = (&[FINALIZER][..], &["example.com/x"][..]);
-        for (what, claim, ended, status, finalizer) in [
+        for (what, claim, ended_uids, status, removes_finalizer) in [
             ("in use", claim(ours, true, &[&a], false), vec![], None, false),
             ("allocated, not reserved yet", claim(ours, true, &[], false), vec![], None, false),
             (
@@ -294,7 +318,7 @@ mod tests {
             ("being deleted, in use", claim(ours, true, &[&a], true), vec![], None, false),
             ("being deleted, not ours", claim(others, true, &[], true), vec![], None, false),
         ] {
-            assert_eq!(plan(&claim, &ended), Plan { status, finalizer }, "{what}");
+            assert_eq!(plan(&claim, &ended_uids), Plan { status, removes_finalizer }, "{what}");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The claims that the pods of a PodGroup share: the gate `DRAWorkloadResourceClaims`.
 
-use super::pods::{owner_reference, statuses};
+use super::pods::{merge_statuses, owner_reference};
 use super::{Key, ResourceClaims};
 use crate::cache::{Index, IndexValue};
 use crate::controllers::devices::consumers::{
-    BY_GROUP, ClaimName, UNSUPPORTED, by_entry, is_for_group,
+    ClaimName, PODS_BY_GROUP, UNSUPPORTED, check_is_for_group, statuses_by_entry,
 };
 use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::events::{EventType, ObjectReference};
@@ -12,7 +12,7 @@ use crate::objects::{ArcStr, ObjectKey, PodGroup, PodResourceClaim, Resource};
 
 /// PodGroups by the claims that they use.
 pub(super) const BY_CLAIM: Index<PodGroup> = Index::new("podGroupResourceClaim", |group, add| {
-    for name in names(group).filter_map(ClaimName::known) {
+    for name in claim_names(group).filter_map(ClaimName::name) {
         add(IndexValue::Key(ObjectKey::new(&group.meta.namespace, name)));
     }
 });
@@ -25,23 +25,26 @@ pub(super) const BY_TEMPLATE: Index<PodGroup> =
         }
     });
 
-fn names(group: &PodGroup) -> impl Iterator<Item = ClaimName<'_>> {
-    let statuses = by_entry(&group.status.resource_claim_statuses);
-    group.spec.resource_claims.iter().map(move |entry| ClaimName::of(entry, &statuses))
+/// The claims of the PodGroup's entries.
+fn claim_names(group: &PodGroup) -> impl Iterator<Item = ClaimName<'_>> {
+    let statuses = statuses_by_entry(&group.status.resource_claim_statuses);
+    group.spec.resource_claims.iter().map(move |entry| ClaimName::resolve(entry, &statuses))
 }
 
 impl ResourceClaims {
-    pub(super) fn group_is_gone(&self, group: &PodGroup, queue: &Queue<Key>) {
+    /// Queues the claims of a deleted PodGroup, and its pods.
+    pub(super) fn group_deleted(&self, group: &PodGroup, queue: &Queue<Key>) {
         if group.spec.resource_claims.is_empty() {
             return;
         }
         self.deleted.add(&group.meta.uid);
-        for name in names(group).filter_map(ClaimName::known) {
+        for name in claim_names(group).filter_map(ClaimName::name) {
             queue.add(Key::Claim(ObjectKey::new(&group.meta.namespace, name)));
         }
         self.queue_members(group, queue);
     }
 
+    /// Queues the PodGroup if it needs a sync, and its pods.
     pub(super) fn group_changed(&self, group: &PodGroup, queue: &Queue<Key>) {
         if group.spec.resource_claims.is_empty() {
             return;
@@ -52,24 +55,25 @@ impl ResourceClaims {
         self.queue_members(group, queue);
     }
 
-    /// Writes the names of the PodGroup's claims into the statuses of its pods.
+    /// Queues the PodGroup's pods: their statuses name its claims.
     pub(super) fn queue_members(&self, group: &PodGroup, queue: &Queue<Key>) {
-        for pod in self.pods.by_index(&BY_GROUP, &IndexValue::Key(group.meta.key())) {
+        for pod in self.pods.by_index(&PODS_BY_GROUP, &IndexValue::Key(group.meta.key())) {
             self.pod_changed(&pod, queue);
         }
     }
 
-    /// Upstream: `podGroupNeedsWork`.
+    /// Whether a claim of the PodGroup is missing. Upstream: `podGroupNeedsWork`.
     fn group_needs_work(&self, group: &PodGroup) -> bool {
-        names(group).any(|name| match name {
-            ClaimName::NotMade | ClaimName::Unsupported => true,
-            ClaimName::Given(_) | ClaimName::NotNeeded => false,
-            ClaimName::Made(name) => {
+        claim_names(group).any(|name| match name {
+            ClaimName::NotGenerated | ClaimName::Unsupported => true,
+            ClaimName::UserCreated(_) | ClaimName::NotNeeded => false,
+            ClaimName::Generated(name) => {
                 self.claims.get(&ObjectKey::new(&group.meta.namespace, name)).is_none()
             }
         })
     }
 
+    /// Creates the missing claims of a PodGroup, and writes their names into its status.
     pub(super) async fn sync_group(&self, key: &ObjectKey) -> SyncResult {
         let group = self.groups.as_ref().and_then(|groups| groups.get(key));
         let Some(group) = group.filter(|group| !group.meta.is_being_deleted()) else {
@@ -77,7 +81,7 @@ impl ResourceClaims {
         };
         let mut named = Vec::new();
         for entry in &group.spec.resource_claims {
-            match self.provide_for_group(&group, entry).await {
+            match self.ensure_group_claim(&group, entry).await {
                 Ok(Some(name)) => named.push((&entry.name, name)),
                 Ok(None) => {}
                 Err(error) => {
@@ -96,24 +100,28 @@ impl ResourceClaims {
         }
         if !named.is_empty() {
             let known = &group.status.resource_claim_statuses;
-            let statuses = statuses(&group.spec.resource_claims, known, &named);
-            self.apply_names::<PodGroup>(&group.meta, statuses).await.map_err(|error| {
-                let why = error.message();
-                Error::other(format!("update PodGroup {key} ResourceClaimStatuses: {why}"))
-            })?;
+            let statuses = merge_statuses(&group.spec.resource_claims, known, &named);
+            self.apply_claim_statuses::<PodGroup>(&group.meta, statuses).await.map_err(
+                |error| {
+                    let why = error.message();
+                    Error::other(format!("update PodGroup {key} ResourceClaimStatuses: {why}"))
+                },
+            )?;
         }
         Ok(Next::Done)
     }
 
-    async fn provide_for_group(
+    /// The name of the entry's claim, if the status lacks it. Creates the claim if necessary.
+    async fn ensure_group_claim(
         &self,
         group: &PodGroup,
         entry: &PodResourceClaim,
     ) -> Result<Option<ArcStr>, Error> {
         // A PodGroup has at most four entries.
-        let name = ClaimName::of(entry, &by_entry(&group.status.resource_claim_statuses));
+        let name =
+            ClaimName::resolve(entry, &statuses_by_entry(&group.status.resource_claim_statuses));
         match name {
-            ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
+            ClaimName::UserCreated(_) | ClaimName::NotNeeded => return Ok(None),
             ClaimName::Unsupported => {
                 return Err(Error::other(format!(
                     "checking for claim before creating it: PodGroup {}, spec.resourceClaim {}: \
@@ -122,11 +130,11 @@ impl ResourceClaims {
                     entry.name
                 )));
             }
-            ClaimName::NotMade => {}
-            ClaimName::Made(name) => {
+            ClaimName::NotGenerated => {}
+            ClaimName::Generated(name) => {
                 let key = ObjectKey::new(&group.meta.namespace, name);
                 if let Some(claim) = self.claims.get(&key) {
-                    match is_for_group(group, &claim) {
+                    match check_is_for_group(group, &claim) {
                         Ok(()) => return Ok(None),
                         Err(error) => log::error!("{error}; a new claim is made"),
                     }
@@ -135,9 +143,9 @@ impl ResourceClaims {
         }
         let Some(template) = &entry.resource_claim_template_name else { return Ok(None) };
         if let Some(found) = self.creator.find(&group.meta.uid, &entry.name) {
-            return Ok(Some(found).filter(|found| !name.is(found)));
+            return Ok(if name.is_named(&found) { None } else { Some(found) });
         }
         let owner = owner_reference(&self.client.served(&PodGroup::RESOURCE), &group.meta);
-        self.creator.make(&group.meta, owner, &entry.name, template).await.map(Some)
+        self.creator.create(&group.meta, owner, &entry.name, template).await.map(Some)
     }
 }

@@ -23,44 +23,46 @@ metrics! {
 }
 
 metrics! {
-    /// In place of the other from 1.37 on.
+    /// Replaces the metric above since 1.37.
     static CREATED_FOR: IntCounterVec["admin_access", "owner_api_group", "owner_api_kind", "status"] =
         "dynamic_resource_allocation_resourceclaim_creates_total",
         "[ALPHA] Number of ResourceClaims creation requests, categorized by creation status, admin \
          access, and owning API group and kind (either Pod or scheduling.k8s.io/PodGroup)";
 }
 
-/// `group` and `kind`: of the object that the claim is for.
-pub fn created(succeeded: bool, admin_access: bool, group: &str, kind: &str) {
+/// Counts an attempt to create a claim. `group` and `kind`: of the object that the claim is for.
+pub fn count_creation(succeeded: bool, admin_access: bool, group: &str, kind: &str) {
     let status = if succeeded { "success" } else { "failure" };
-    let admin_access = text(admin_access);
+    let admin_access = bool_label(admin_access);
     if followed() < Release::V1_37 {
         return CREATED.with_label_values(&[status, admin_access]).inc();
     }
     CREATED_FOR.with_label_values(&[admin_access, group, kind, status]).inc();
 }
 
-/// Counts the claims of `lister` whenever the metrics are read from now on.
-pub fn count(lister: &Lister<ResourceClaim>) {
+/// Exports the number of claims in `lister`, counted whenever the metrics are read.
+pub fn export_claim_count(lister: &Lister<ResourceClaim>) {
     *CLAIMS.lock() = Some(lister.clone());
 }
 
-fn text(truth: bool) -> &'static str {
+fn bool_label(truth: bool) -> &'static str {
     if truth { "true" } else { "false" }
 }
 
+/// The claims to count. The first use registers the metric.
 static CLAIMS: LazyLock<Mutex<Option<Lister<ResourceClaim>>>> = LazyLock::new(|| {
-    if let Err(error) = Counter::register() {
+    if let Err(error) = ClaimCollector::register() {
         log::error!("resourceclaim-controller: the number of claims is not served: {error}");
     }
     Mutex::default()
 });
 
-struct Counter {
+/// The metric of the number of claims.
+struct ClaimCollector {
     claims: IntGaugeVec,
 }
 
-impl Counter {
+impl ClaimCollector {
     fn register() -> prometheus::Result<()> {
         let help = "[ALPHA] Number of ResourceClaims, categorized by allocation status, admin \
                     access, and source. Source can be 'resource_claim_template' (created from a \
@@ -72,11 +74,11 @@ impl Counter {
         };
         let opts = Opts::new(name, help);
         let claims = IntGaugeVec::new(opts, &["allocated", "admin_access", "source"])?;
-        prometheus::register(Box::new(Counter { claims }))
+        prometheus::register(Box::new(ClaimCollector { claims }))
     }
 }
 
-impl Collector for Counter {
+impl Collector for ClaimCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.claims.desc()
     }
@@ -85,20 +87,23 @@ impl Collector for Counter {
         self.claims.reset();
         let lister = CLAIMS.lock().clone();
         for claim in lister.iter().flat_map(Lister::list) {
-            self.claims.with_label_values(&labels(&claim)).inc();
+            self.claims.with_label_values(&claim_labels(&claim)).inc();
         }
         self.claims.collect()
     }
 }
 
-fn labels(claim: &ResourceClaim) -> [&'static str; 3] {
+/// The values of the labels: whether it is allocated, whether it has admin access, and its source.
+fn claim_labels(claim: &ResourceClaim) -> [&'static str; 3] {
     let annotation = |name: &str| claim.meta.annotations.get(name).unwrap_or_default();
-    let source = match () {
-        () if annotation(EXTENDED) == "true" => "extended_resource",
-        () if !annotation(super::POD_CLAIM).is_empty() => "resource_claim_template",
-        () => "",
+    let source = if annotation(EXTENDED) == "true" {
+        "extended_resource"
+    } else if !annotation(super::POD_CLAIM).is_empty() {
+        "resource_claim_template"
+    } else {
+        ""
     };
-    [text(claim.status.allocation.is_some()), text(claim.spec.admin_access), source]
+    [bool_label(claim.status.allocation.is_some()), bool_label(claim.spec.admin_access), source]
 }
 
 #[cfg(test)]
@@ -130,7 +135,7 @@ mod tests {
                 "metadata": { "annotations": annotations }, "status": status,
                 "spec": { "devices": { "requests": [request] } },
             });
-            assert_eq!(labels(&serde_json::from_value(claim).unwrap()), expected);
+            assert_eq!(claim_labels(&serde_json::from_value(claim).unwrap()), expected);
         }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use self::template_claims::ClaimCreator;
 use self::unshared::UnsharedClaims;
-use super::consumers::{BY_GROUP, GROUP_CLAIMS, claims_of, is_owner_of_claims};
+use super::consumers::{ClaimName, GROUP_CLAIMS, PODS_BY_GROUP, claims_of, is_owner_of_claims};
 use super::uid_cache::RecentUids;
 use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
@@ -22,14 +22,14 @@ use crate::controllers::{Controller, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{ObjectKey, Pod, PodGroup, ResourceClaim, ResourceClaimTemplate, Uid};
 
-/// An annotation of a claim that was made from a template: the name of the pod's entry.
+/// An annotation of a claim that was generated from a template: the name of the pod's entry.
 /// Upstream: `resourceapi.PodResourceClaimAnnotation`.
 const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 /// The field manager of this controller's applies.
 const FIELD_MANAGER: &str = "ResourceClaimController";
 
-/// Claims by the pod or the PodGroup that they were made for.
-const BY_OWNER: Index<ResourceClaim> = Index::new("claimOwner", by_owner);
+/// Claims by the pod or PodGroup that they were generated for, and its entry.
+const BY_OWNER: Index<ResourceClaim> = Index::new("claimOwner", index_by_owner);
 
 /// The controller `resourceclaim-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
@@ -40,14 +40,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&claims, &BY_OWNER);
     let groups = c.feature(GROUP_CLAIMS).then(|| c.lister::<PodGroup>());
     if let Some(groups) = &groups {
-        c.index(&pods, &BY_GROUP);
+        c.index(&pods, &PODS_BY_GROUP);
         c.index(groups, &groups::BY_CLAIM);
         c.index(groups, &groups::BY_TEMPLATE);
     }
     let unshared = UnsharedClaims::new(c);
-    metrics::count(&claims);
-    let alternatives = c.feature("DRAPrioritizedList");
-    let creator = ClaimCreator::new(c.client(), claims.clone(), templates.clone(), alternatives);
+    metrics::export_claim_count(&claims);
+    let allows_prioritized_lists = c.feature("DRAPrioritizedList");
+    let creator =
+        ClaimCreator::new(c.client(), claims.clone(), templates.clone(), allows_prioritized_lists);
     let this = Arc::new(ResourceClaims {
         client: c.client(),
         recorder: c.recorder(),
@@ -61,7 +62,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue::<Key>(QueuePolicy::default());
     let own = this.clone();
     c.watch(&pods, &queue, move |change, queue| match change {
-        Change::Deleted(last) => own.pod_is_gone(last.object(), queue),
+        Change::Deleted(last) => own.pod_deleted(last.object(), queue),
         change => own.pod_changed(change.object(), queue),
     });
     let own = this.clone();
@@ -81,12 +82,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     if let Some(groups) = &groups {
         let own = this.clone();
         c.watch(groups, &queue, move |change, queue| match change {
-            Change::Deleted(last) => own.group_is_gone(last.object(), queue),
+            Change::Deleted(last) => own.group_deleted(last.object(), queue),
             change => own.group_changed(change.object(), queue),
         });
     }
     if let Some(groups) = this.unshared.groups() {
-        c.index(&pods, &BY_GROUP);
+        c.index(&pods, &PODS_BY_GROUP);
         let own = this.clone();
         c.watch(groups, &queue, move |change, queue| own.queue_members(change.object(), queue));
     }
@@ -112,16 +113,17 @@ impl fmt::Display for Key {
     }
 }
 
-/// The value of [`BY_OWNER`] for the entry of this name of an owner.
-fn made_for(owner: &Uid, entry: &str) -> IndexValue {
+/// The value of [`BY_OWNER`] for an entry of an owner.
+fn owner_entry_value(owner: &Uid, entry: &str) -> IndexValue {
     IndexValue::Text(format!("{owner}/{entry}").into())
 }
 
-fn by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
+/// The function of [`BY_OWNER`].
+fn index_by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
     let owner = claim.meta.controller();
     if let Some(owner) = owner.filter(|owner| is_owner_of_claims(&owner.api_version, &owner.kind)) {
         let entry = claim.meta.annotations.get(POD_CLAIM).unwrap_or_default();
-        add(made_for(&owner.uid, entry));
+        add(owner_entry_value(&owner.uid, entry));
     }
 }
 
@@ -140,7 +142,7 @@ struct ResourceClaims {
 }
 
 impl ResourceClaims {
-    /// Whether claims of PodGroups are considered.
+    /// Whether pods share claims with their PodGroups.
     fn has_groups(&self) -> bool {
         self.groups.is_some()
     }
@@ -164,6 +166,7 @@ impl ResourceClaims {
         }
     }
 
+    /// Queues the pods and PodGroups that use the template and need a sync.
     fn template_changed(&self, key: &ObjectKey, queue: &Queue<Key>) {
         let value = IndexValue::Key(key.clone());
         for pod in self.pods.by_index(&pods::BY_TEMPLATE, &value) {
@@ -174,9 +177,9 @@ impl ResourceClaims {
         }
     }
 
-    /// Queues the claims of a pod that does not need them any more.
-    fn release_claims(&self, pod: &Pod, queue: &Queue<Key>) {
-        for name in claims_of(pod).filter_map(|name| name.known()) {
+    /// Queues the claims of a pod that does not need them any more: their reservations end.
+    fn queue_claims(&self, pod: &Pod, queue: &Queue<Key>) {
+        for name in claims_of(pod).filter_map(ClaimName::name) {
             queue.add(Key::Claim(ObjectKey::new(&pod.meta.namespace, name)));
         }
     }

@@ -8,8 +8,8 @@ use super::{FIELD_MANAGER, Key, ResourceClaims};
 use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Patch;
 use crate::controllers::devices::consumers::{
-    ClaimName, ClaimStatuses, Consumer, UNSUPPORTED, by_entry, claims_of, consumer_of, group_key,
-    has_claims, is_for_pod, is_reserved_for,
+    ClaimName, ClaimStatuses, Consumer, UNSUPPORTED, check_is_for_pod, claims_of, consumer_of,
+    group_key, has_claims, is_reserved_for, statuses_by_entry,
 };
 use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::lookup::Lookup;
@@ -20,7 +20,7 @@ use crate::objects::{
 
 /// Pods by the claims that they use.
 pub(super) const BY_CLAIM: Index<Pod> = Index::new("podResourceClaim", |pod, add| {
-    for name in claims_of(pod).filter_map(ClaimName::known) {
+    for name in claims_of(pod).filter_map(ClaimName::name) {
         add(IndexValue::Key(ObjectKey::new(&pod.meta.namespace, name)));
     }
 });
@@ -38,10 +38,11 @@ pub(super) fn is_done(pod: &Pod) -> bool {
 }
 
 impl ResourceClaims {
-    pub(super) fn pod_is_gone(&self, pod: &Pod, queue: &Queue<Key>) {
+    /// Queues the claims of a deleted pod.
+    pub(super) fn pod_deleted(&self, pod: &Pod, queue: &Queue<Key>) {
         if has_claims(pod) {
             self.deleted.add(&pod.meta.uid);
-            self.release_claims(pod, queue);
+            self.queue_claims(pod, queue);
         }
     }
 
@@ -51,73 +52,84 @@ impl ResourceClaims {
             return;
         }
         if is_done(pod) {
-            self.release_claims(pod, queue);
+            self.queue_claims(pod, queue);
         } else if self.needs_work(pod) {
             queue.add(Key::Pod(pod.meta.key()));
         }
     }
 
-    /// Upstream: `podNeedsWork`.
+    /// Whether a claim of the pod is to be created or reserved. Upstream: `podNeedsWork`.
     fn needs_work(&self, pod: &Pod) -> bool {
-        let statuses = by_entry(pod.resource_claims());
+        let statuses = statuses_by_entry(pod.resource_claims());
         let mut entries = pod.spec.shape.resource_claims.iter();
         !pod.meta.is_being_deleted()
             && entries.any(|entry| self.entry_needs_work(pod, entry, &statuses))
     }
 
+    /// Whether the claim of an entry is to be created or reserved.
     fn entry_needs_work(
         &self,
         pod: &Pod,
         entry: &PodResourceClaim,
         statuses: &ClaimStatuses<'_>,
     ) -> bool {
-        let name = ClaimName::of(entry, statuses);
-        let (name, is_made) = match name {
-            ClaimName::Given(name) => (name, false),
-            ClaimName::Made(name) => (name, true),
+        let name = ClaimName::resolve(entry, statuses);
+        let (name, is_generated) = match name {
+            ClaimName::UserCreated(name) => (name, false),
+            ClaimName::Generated(name) => (name, true),
             ClaimName::NotNeeded => return false,
-            ClaimName::NotMade | ClaimName::Unsupported => return true,
+            ClaimName::NotGenerated | ClaimName::Unsupported => return true,
         };
         let key = ObjectKey::new(&pod.meta.namespace, name);
         let Some(claim) = self.claims.get(&key) else {
-            return is_made && self.is_to_be_made(pod, entry);
+            return is_generated && self.should_create(pod, entry);
         };
-        if is_made && is_for_pod(pod, &claim, self.has_groups()).is_err() {
+        if is_generated && check_is_for_pod(pod, &claim, self.has_groups()).is_err() {
             // The pod has to wait until the other claim is deleted.
             return false;
         }
-        !pod.spec.node_name.is_empty() && self.is_to_be_reserved(pod, &claim)
+        !pod.spec.node_name.is_empty() && self.should_reserve(pod, &claim)
     }
 
     /// Whether the entry's missing claim is to be created for the pod.
-    fn is_to_be_made(&self, pod: &Pod, entry: &PodResourceClaim) -> bool {
+    fn should_create(&self, pod: &Pod, entry: &PodResourceClaim) -> bool {
         match self.group_of(pod) {
+            // The sync reports the missing PodGroup.
             Err(_) => true,
-            Ok(group) => consumer_of(pod, group.as_deref(), entry)
-                .is_ok_and(|consumer| consumer == Consumer::Pod),
+            Ok(group) => {
+                let consumer = consumer_of(pod, group.as_deref(), entry);
+                matches!(consumer, Ok(Consumer::Pod))
+            }
         }
     }
 
-    fn is_to_be_reserved(&self, pod: &Pod, claim: &ResourceClaim) -> bool {
+    /// Whether the claim is allocated, and not reserved for the pod yet.
+    fn should_reserve(&self, pod: &Pod, claim: &ResourceClaim) -> bool {
         claim.status.allocation.is_some() && !is_reserved_for(pod, claim, self.has_groups())
     }
 
-    /// The PodGroup of the pod. An error when the pod names one that is missing.
+    /// The PodGroup of the pod, if claims are shared with PodGroups. An error when the pod names
+    /// one that is missing.
     fn group_of(&self, pod: &Pod) -> Result<Option<Arc<PodGroup>>, Error> {
-        self.groups.as_ref().map_or(Ok(None), |groups| find_group(groups, pod))
+        match &self.groups {
+            Some(groups) => find_group(groups, pod),
+            None => Ok(None),
+        }
     }
 
+    /// Creates the pod's missing claims, writes their names into its status, and reserves them if
+    /// the pod has a node.
     pub(super) async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         let pod = self.pods.get(key);
         let Some(pod) = pod.filter(|pod| !pod.meta.is_being_deleted() && !is_done(pod)) else {
             return Ok(Next::Done);
         };
         let group = self.group_of(&pod)?;
-        let statuses = by_entry(pod.resource_claims());
+        let statuses = statuses_by_entry(pod.resource_claims());
         let mut named = Vec::new();
         for entry in &pod.spec.shape.resource_claims {
-            let name = ClaimName::of(entry, &statuses);
-            match self.provide(&pod, group.as_deref(), entry, name).await {
+            let name = ClaimName::resolve(entry, &statuses);
+            match self.ensure_claim(&pod, group.as_deref(), entry, name).await {
                 Ok(Some(name)) => named.push((&entry.name, name)),
                 Ok(None) => {}
                 Err(error) => {
@@ -128,21 +140,21 @@ impl ResourceClaims {
             }
         }
         if !named.is_empty() {
-            self.name_claims(&pod, &named).await?;
+            self.write_claim_names(&pod, &named).await?;
         }
         if pod.spec.node_name.is_empty() {
-            // The scheduler reserves.
+            // The scheduler reserves the claims.
             return Ok(Next::Done);
         }
         for entry in &pod.spec.shape.resource_claims {
-            let name = ClaimName::of(entry, &statuses);
+            let name = ClaimName::resolve(entry, &statuses);
             self.reserve(&pod, group.as_deref(), entry, name).await?;
         }
         Ok(Next::Done)
     }
 
     /// The name of the entry's claim, if the status lacks it. Creates the claim if necessary.
-    async fn provide(
+    async fn ensure_claim(
         &self,
         pod: &Pod,
         group: Option<&PodGroup>,
@@ -150,7 +162,7 @@ impl ResourceClaims {
         name: ClaimName<'_>,
     ) -> Result<Option<ArcStr>, Error> {
         match name {
-            ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
+            ClaimName::UserCreated(_) | ClaimName::NotNeeded => return Ok(None),
             ClaimName::Unsupported => {
                 return Err(Error::other(format!(
                     "checking for claim before creating it: pod \"{}\", spec.resourceClaim \
@@ -159,11 +171,11 @@ impl ResourceClaims {
                     entry.name
                 )));
             }
-            ClaimName::NotMade => {}
-            ClaimName::Made(name) => {
+            ClaimName::NotGenerated => {}
+            ClaimName::Generated(name) => {
                 let key = ObjectKey::new(&pod.meta.namespace, name);
                 if let Some(claim) = self.claims.get(&key) {
-                    match is_for_pod(pod, &claim, self.has_groups()) {
+                    match check_is_for_pod(pod, &claim, self.has_groups()) {
                         Ok(()) => return Ok(None),
                         Err(error) => log::error!("{error}; a new claim is made"),
                     }
@@ -174,28 +186,29 @@ impl ResourceClaims {
         if consumer_of(pod, group, entry)? == Consumer::PodGroup {
             let owner = group.map(|group| &group.meta.uid);
             let found = owner.and_then(|owner| self.creator.find(owner, &entry.name));
-            return Ok(found.filter(|found| !name.is(found)));
+            return Ok(found.filter(|found| !name.is_named(found)));
         }
         if let Some(found) = self.creator.find(&pod.meta.uid, &entry.name) {
             // The status may name a new claim that the cache has not seen.
-            return Ok(Some(found).filter(|found| !name.is(found)));
+            return Ok(if name.is_named(&found) { None } else { Some(found) });
         }
         self.unshared.check(pod, entry)?;
         let owner = owner_reference(&Pod::RESOURCE, &pod.meta);
-        self.creator.make(&pod.meta, owner, &entry.name, template).await.map(Some)
+        self.creator.create(&pod.meta, owner, &entry.name, template).await.map(Some)
     }
 
     /// Writes the names of the pod's claims to its status.
-    async fn name_claims(&self, pod: &Pod, named: &[(&Istr, ArcStr)]) -> Result<(), Error> {
+    async fn write_claim_names(&self, pod: &Pod, named: &[(&Istr, ArcStr)]) -> Result<(), Error> {
         let claims = &pod.spec.shape.resource_claims;
-        let statuses = statuses(claims, pod.resource_claims(), named);
+        let statuses = merge_statuses(claims, pod.resource_claims(), named);
         let key = pod.meta.key();
-        self.apply_names::<Pod>(&pod.meta, statuses).await.map_err(|error| {
+        self.apply_claim_statuses::<Pod>(&pod.meta, statuses).await.map_err(|error| {
             Error::other(format!("update pod {key} ResourceClaimStatuses: {}", error.message()))
         })
     }
 
-    pub(super) async fn apply_names<T: Resource>(
+    /// Applies `resourceClaimStatuses` of a pod or PodGroup.
+    pub(super) async fn apply_claim_statuses<T: Resource>(
         &self,
         meta: &Meta,
         statuses: Value,
@@ -222,25 +235,27 @@ impl ResourceClaims {
         entry: &PodResourceClaim,
         name: ClaimName<'_>,
     ) -> Result<(), Error> {
-        let (name, is_made) = match name {
-            ClaimName::Given(name) => (name, false),
-            ClaimName::Made(name) => (name, true),
-            // The pod's next change brings it back.
-            ClaimName::NotMade | ClaimName::NotNeeded | ClaimName::Unsupported => return Ok(()),
+        let (name, is_generated) = match name {
+            ClaimName::UserCreated(name) => (name, false),
+            ClaimName::Generated(name) => (name, true),
+            // The name in the status is a change, which queues the pod again.
+            ClaimName::NotGenerated | ClaimName::NotNeeded | ClaimName::Unsupported => {
+                return Ok(());
+            }
         };
         let key = ObjectKey::new(&pod.meta.namespace, name);
         let Some(claim) = self.claims.get(&key) else { return Ok(()) };
-        if is_made {
-            is_for_pod(pod, &claim, self.has_groups())?;
+        if is_generated {
+            check_is_for_pod(pod, &claim, self.has_groups())?;
         }
-        if !self.is_to_be_reserved(pod, &claim) {
+        if !self.should_reserve(pod, &claim) {
             return Ok(());
         }
         let consumer = match (consumer_of(pod, group, entry)?, group) {
-            (Consumer::PodGroup, Some(group)) => reference::<PodGroup>(&group.meta),
-            _ => reference::<Pod>(&pod.meta),
+            (Consumer::PodGroup, Some(group)) => consumer_reference::<PodGroup>(&group.meta),
+            _ => consumer_reference::<Pod>(&pod.meta),
         };
-        let status = with_consumer(&claim, consumer);
+        let status = reservation_patch(&claim, consumer);
         self.patch_claim_status(&claim.meta, status).await.map(drop).map_err(|error| match error {
             Error::Stale(_) => error,
             error => Error::other(format!("reserve claim {key}: {}", error.message())),
@@ -258,26 +273,28 @@ impl ResourceClaims {
         let patch = Patch::StrategicMerge(json!({ "metadata": metadata, "status": status }));
         let claims = self.client.resource(&ResourceClaim::RESOURCE);
         let claims = claims.metadata_only().subresource("status");
-        claims.patch(&meta.key(), &patch).await.map_err(|error| behind(meta, error))
+        claims.patch(&meta.key(), &patch).await.map_err(|error| stale_if_conflict(meta, error))
     }
 }
 
-/// The PodGroup of the pod. An error when the pod names one that is missing.
+/// The PodGroup that the pod names; an error if that is missing.
 pub(super) fn find_group(
     groups: &Lister<PodGroup>,
     pod: &Pod,
 ) -> Result<Option<Arc<PodGroup>>, Error> {
     let Some(key) = group_key(pod) else { return Ok(None) };
-    groups.get(&key).map(Some).ok_or_else(|| {
-        let (pod, name) = (pod.meta.key(), &key.name);
-        Error::other(format!(
-            "get PodGroup for Pod {pod}: podgroup.scheduling.k8s.io \"{name}\" not found"
-        ))
-    })
+    if let Some(group) = groups.get(&key) {
+        return Ok(Some(group));
+    }
+    let (pod, name) = (pod.meta.key(), &key.name);
+    Err(Error::other(format!(
+        "get PodGroup for Pod {pod}: podgroup.scheduling.k8s.io \"{name}\" not found"
+    )))
 }
 
-/// A conflict means that the cache lags behind a write, often an own one.
-pub(super) fn behind(meta: &Meta, error: crate::client::Error) -> Error {
+/// The error of a write to the claim with this metadata. A conflict means that the cache lags
+/// behind another write, often by this controller.
+pub(super) fn stale_if_conflict(meta: &Meta, error: crate::client::Error) -> Error {
     match error.is_conflict() {
         true => Error::Stale(format!("{} has changed", meta.key())),
         false => error.into(),
@@ -296,8 +313,8 @@ pub(super) fn owner_reference(resource: &ResourceType, meta: &Meta) -> OwnerRefe
     }
 }
 
-/// Upstream: `ResourceClaimConsumerReference`.
-fn reference<T: Resource>(meta: &Meta) -> Value {
+/// The entry of `reservedFor` for a pod or PodGroup. Upstream: `ResourceClaimConsumerReference`.
+fn consumer_reference<T: Resource>(meta: &Meta) -> Value {
     let mut reference = json!({
         "resource": T::RESOURCE.plural, "name": &*meta.name, "uid": meta.uid,
     });
@@ -307,8 +324,8 @@ fn reference<T: Resource>(meta: &Meta) -> Value {
     reference
 }
 
-/// The patch that adds a consumer behind the others.
-fn with_consumer(claim: &ResourceClaim, consumer: Value) -> Value {
+/// The patch that appends a consumer to `reservedFor`.
+fn reservation_patch(claim: &ResourceClaim, consumer: Value) -> Value {
     let known = claim.status.reserved_for.iter().map(|known| json!({ "uid": known.uid }));
     let order: Vec<Value> = known.chain([json!({ "uid": consumer["uid"] })]).collect();
     json!({ "$setElementOrder/reservedFor": order, "reservedFor": [consumer] })
@@ -316,13 +333,13 @@ fn with_consumer(claim: &ResourceClaim, consumer: Value) -> Value {
 
 /// The statuses of all entries with a template: the new names and the known ones. An apply removes
 /// entries that it does not contain.
-pub(super) fn statuses(
+pub(super) fn merge_statuses(
     entries: &[PodResourceClaim],
     known: &[ResourceClaimStatus],
     named: &[(&Istr, ArcStr)],
 ) -> Value {
     let named = Lookup::new(named, |(name, _)| name.as_str());
-    let known = by_entry(known);
+    let known = statuses_by_entry(known);
     let status = |entry: &PodResourceClaim| {
         let name = &entry.name;
         if let Some((_, claim)) = named.get(name) {
@@ -334,6 +351,6 @@ pub(super) fn statuses(
             None => json!({ "name": name }),
         })
     };
-    let made = entries.iter().filter(|entry| entry.resource_claim_template_name.is_some());
-    made.filter_map(status).collect()
+    let with_template = entries.iter().filter(|entry| entry.resource_claim_template_name.is_some());
+    with_template.filter_map(status).collect()
 }

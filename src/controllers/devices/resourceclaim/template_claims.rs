@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{BY_OWNER, POD_CLAIM, made_for, metrics};
+use super::{BY_OWNER, POD_CLAIM, metrics, owner_entry_value};
 use crate::cache::{HistoryVersion, Lister};
 use crate::client::Client;
 use crate::controllers::Error;
@@ -15,20 +15,20 @@ use crate::objects::{
 };
 
 /// Leaves room for a hyphen and five random characters in a name of 63.
-const LONGEST_BASE: usize = 57;
+const MAX_BASE_LENGTH: usize = 57;
 
-/// Finds the claims that were made for an owner, and creates missing ones.
+/// Finds the claims that were generated for an owner, and creates missing ones.
 pub struct ClaimCreator {
     client: Client,
     claims: Lister<ResourceClaim>,
     templates: Lister<ResourceClaimTemplate>,
     /// The gate `DRAPrioritizedList`.
-    alternatives: bool,
+    allows_prioritized_lists: bool,
     /// New claims that the cache has not seen yet.
-    new: Mutex<Vec<New>>,
+    unseen: Mutex<Vec<UnseenClaim>>,
 }
 
-struct New {
+struct UnseenClaim {
     owner: Uid,
     entry: Istr,
     name: ArcStr,
@@ -40,43 +40,53 @@ impl ClaimCreator {
         client: Client,
         claims: Lister<ResourceClaim>,
         templates: Lister<ResourceClaimTemplate>,
-        alternatives: bool,
+        allows_prioritized_lists: bool,
     ) -> ClaimCreator {
-        ClaimCreator { client, claims, templates, alternatives, new: Mutex::default() }
+        ClaimCreator {
+            client,
+            claims,
+            templates,
+            allows_prioritized_lists,
+            unseen: Mutex::default(),
+        }
     }
 
-    /// The claim that was made for the owner's entry of this name. A manager that ended before the
-    /// status named it leaves such a claim behind.
+    /// The name of the claim that was generated for the entry `entry` of the owner, if there is
+    /// one. A manager that ends between the creation and the write of the status leaves such a
+    /// claim.
     pub fn find(&self, owner: &Uid, entry: &str) -> Option<ArcStr> {
-        // Read before the index: what the cache has seen by then, the index has.
-        let new = {
-            let new = self.unseen();
-            let new = new.iter().find(|new| new.owner == *owner && new.entry == *entry);
-            new.map(|new| new.name.clone())
+        // Read before the index: a claim that is removed from `unseen` until then is in the index.
+        let unseen = {
+            let unseen = self.lock_unseen();
+            let claim = unseen.iter().find(|claim| claim.owner == *owner && claim.entry == *entry);
+            claim.map(|claim| claim.name.clone())
         };
-        let made = self.claims.by_index(&BY_OWNER, &made_for(owner, entry));
+        let cached = self.claims.by_index(&BY_OWNER, &owner_entry_value(owner, entry));
         let oldest =
-            made.iter().min_by_key(|claim| (claim.meta.creation_timestamp, &claim.meta.name));
-        oldest.map(|claim| claim.meta.name.clone()).or(new)
+            cached.iter().min_by_key(|claim| (claim.meta.creation_timestamp, &claim.meta.name));
+        match oldest {
+            Some(claim) => Some(claim.meta.name.clone()),
+            None => unseen,
+        }
     }
 
-    /// The new claims that the cache has not seen.
-    fn unseen(&self) -> parking_lot::MutexGuard<'_, Vec<New>> {
-        let mut new = self.new.lock();
-        let seen = self.claims.seen();
-        new.retain(|new| new.version > seen);
-        new
+    /// The new claims, without those that the cache has seen by now.
+    fn lock_unseen(&self) -> parking_lot::MutexGuard<'_, Vec<UnseenClaim>> {
+        let mut unseen = self.unseen.lock();
+        let seen_version = self.claims.seen();
+        unseen.retain(|claim| claim.version > seen_version);
+        unseen
     }
 
-    /// Creates the claim of an entry. `meta`: the owner; `owner`: the reference to it.
-    pub async fn make(
+    /// Creates the claim of an entry from its template, and returns the claim's name.
+    pub async fn create(
         &self,
-        meta: &Meta,
+        owner_meta: &Meta,
         owner: OwnerReference,
         entry: &Istr,
         template: &Istr,
     ) -> Result<ArcStr, Error> {
-        let key = ObjectKey::new(&meta.namespace, template);
+        let key = ObjectKey::new(&owner_meta.namespace, template);
         let Some(template) = self.templates.get(&key) else {
             let name = &key.name;
             return Err(Error::other(format!(
@@ -88,7 +98,7 @@ impl ClaimCreator {
         let spec: Option<ResourceClaimSpec> =
             body.get("spec").map(|spec| from_json(spec.get())).transpose()?;
         let spec = spec.unwrap_or_default();
-        if spec.has_alternatives && !self.alternatives {
+        if spec.has_alternatives && !self.allows_prioritized_lists {
             return Err(Error::other(
                 "template includes a prioritized list of subrequests, but the feature is disabled",
             ));
@@ -97,21 +107,21 @@ impl ClaimCreator {
         let claim = NewClaim {
             api_version: ResourceClaim::RESOURCE.api_version(),
             kind: &ResourceClaim::RESOURCE.kind,
-            metadata: metadata(meta, &owner, entry, &template),
+            metadata: claim_metadata(owner_meta, &owner, entry, &template),
             spec: body.get("spec"),
         };
         let claims = self.client.resource(&ResourceClaim::RESOURCE);
-        let created = claims.create_for_metadata(&meta.namespace, &claim).await;
+        let created = claims.create_for_metadata(&owner_meta.namespace, &claim).await;
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-        metrics::created(created.is_ok(), spec.admin_access, group, &owner.kind);
+        metrics::count_creation(created.is_ok(), spec.admin_access, group, &owner.kind);
         let created = created.map_err(|error| {
             // Upstream names the claim, which has no name yet.
             Error::during("create ResourceClaim ", error)
         })?;
         let version = self.claims.written_at(created.meta.resource_version);
         let name = created.meta.name;
-        let new = New { owner: uid, entry: entry.clone(), name: name.clone(), version };
-        self.unseen().push(new);
+        let claim = UnseenClaim { owner: uid, entry: entry.clone(), name: name.clone(), version };
+        self.lock_unseen().push(claim);
         Ok(name)
     }
 }
@@ -126,7 +136,8 @@ struct NewClaim<'a> {
     spec: Option<&'a RawValue>,
 }
 
-fn metadata(
+/// The metadata of a new claim of an owner's entry.
+fn claim_metadata(
     owner_meta: &Meta,
     owner: &OwnerReference,
     entry: &str,
@@ -149,11 +160,11 @@ fn metadata(
 /// both are cut in proportion: the API server would cut only the end.
 fn generate_name(owner: &str, entry: &str) -> String {
     let whole = format!("{owner}-{entry}-");
-    if whole.len() <= LONGEST_BASE {
+    if whole.len() <= MAX_BASE_LENGTH {
         return whole;
     }
     let cut = |text: &str| {
-        let end = text.len() * LONGEST_BASE / whole.len();
+        let end = text.len() * MAX_BASE_LENGTH / whole.len();
         text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= end).map(|(_, c)| c).collect()
     };
     let (owner, entry): (String, String) = (cut(owner), cut(entry));
@@ -174,7 +185,7 @@ mod tests {
             (&a, &b, format!("{}-{}", &a[..28], &b[..28])),
         ] {
             assert_eq!(generate_name(owner, entry), name);
-            assert!(name.len() <= LONGEST_BASE + 1);
+            assert!(name.len() <= MAX_BASE_LENGTH + 1);
         }
     }
 
@@ -191,7 +202,7 @@ mod tests {
             controller: Some(true),
             ..OwnerReference::default()
         };
-        let found = metadata(&owner_meta, &owner, "c", &template);
+        let found = claim_metadata(&owner_meta, &owner, "c", &template);
         assert_eq!(
             found,
             json!({
@@ -199,7 +210,7 @@ mod tests {
                 "annotations": { "x": "y", "resource.kubernetes.io/pod-claim-name": "c" },
             })
         );
-        let plain = metadata(&owner_meta, &owner, "c", &ResourceClaimTemplate::default());
+        let plain = claim_metadata(&owner_meta, &owner, "c", &ResourceClaimTemplate::default());
         assert_eq!(plain["annotations"], json!({ "resource.kubernetes.io/pod-claim-name": "c" }));
         assert!(plain.get("labels").is_none());
     }

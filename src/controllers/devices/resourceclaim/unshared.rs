@@ -9,7 +9,7 @@ use crate::objects::{Pod, PodGroup, PodResourceClaim};
 use crate::options::Release;
 
 /// The gate of PodGroups.
-const GROUPS: &str = "GenericWorkload";
+const POD_GROUPS_GATE: &str = "GenericWorkload";
 
 /// Whether a pod may have a claim of its own for an entry that its PodGroup may have as well. Since
 /// 1.37 it may not, so that one manager with the gate off among others does not make a claim for
@@ -24,10 +24,11 @@ pub(super) enum UnsharedClaims {
 }
 
 impl UnsharedClaims {
+    /// The rule for this release and these feature gates.
     pub fn new(c: &mut Controller) -> UnsharedClaims {
         if c.options().release() < Release::V1_37 || c.feature(GROUP_CLAIMS) {
             UnsharedClaims::Allowed
-        } else if c.feature(GROUPS) {
+        } else if c.feature(POD_GROUPS_GATE) {
             UnsharedClaims::ByGroup(c.lister())
         } else {
             UnsharedClaims::Refused
@@ -60,7 +61,7 @@ impl UnsharedClaims {
                 }
                 (GROUP_CLAIMS, "the claim is that of PodGroup")
             }
-            UnsharedClaims::Refused => (GROUPS, "Pod is in PodGroup"),
+            UnsharedClaims::Refused => (POD_GROUPS_GATE, "Pod is in PodGroup"),
         };
         Err(Error::other(format!("{gate} feature is disabled but {why} {name}")))
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::eviction::{Eviction, Reason};
-use super::{Named, TaintEviction, metrics};
+use super::{ObjectId, TaintEviction, metrics};
 use crate::client::{Delete, Patch};
 use crate::controllers::Error;
 use crate::events::{EventType, ObjectReference};
@@ -15,8 +15,8 @@ const DISRUPTION: &str = "DisruptionTarget";
 const REASON: &str = "DeletionByDeviceTaintManager";
 const MESSAGE: &str = "Device Taint manager: deleting due to NoExecute taint";
 
-/// The patch that announces the deletion of `pod`; `None` when it is announced.
-fn announcement(pod: &Value, now: Timestamp) -> Option<Value> {
+/// The patch that sets the pod's condition DisruptionTarget; `None` when it is set already.
+fn disruption_patch(pod: &Value, now: Timestamp) -> Option<Value> {
     let conditions = pod["status"]["conditions"].as_array();
     let old = conditions.into_iter().flatten().find(|old| old["type"] == DISRUPTION);
     let is_true = old.is_some_and(|old| old["status"] == "True");
@@ -37,19 +37,24 @@ fn announcement(pod: &Value, now: Timestamp) -> Option<Value> {
 
 impl TaintEviction {
     /// Deletes the pod, unless it is gone or being deleted already.
-    pub(super) async fn evict(&self, named: &Named, eviction: &Eviction) -> Result<(), Error> {
-        let is_done = match self.announce_and_delete(named).await {
+    pub(super) async fn evict(&self, id: &ObjectId, eviction: &Eviction) -> Result<(), Error> {
+        let has_evicted = match self.announce_and_delete(id).await {
             Err(Error::Api(error)) if error.is_not_found() => false,
             Err(error) => return Err(error),
-            Ok(is_there) => is_there,
+            Ok(has_evicted) => has_evicted,
         };
-        self.evicted.add(&named.uid);
-        self.state.lock().due.remove(named);
-        if !is_done {
+        self.evicted.add(&id.uid);
+        self.state.lock().due.remove(id);
+        if !has_evicted {
             return Ok(());
         }
         let latency = self.clock.now().duration_since(eviction.when);
-        log::info!("{}: evicted pod {} by deleting it: {}", self.name, named.key, eviction.why());
+        log::info!(
+            "{}: evicted pod {} by deleting it: {}",
+            self.name,
+            id.key,
+            eviction.reasons_text()
+        );
         metrics::DELETIONS.inc();
         metrics::LATENCY.observe(latency.as_secs_f64());
         for reason in &eviction.reasons {
@@ -57,46 +62,48 @@ impl TaintEviction {
                 *self.state.lock().evicted_by.entry(uid.clone()).or_default() += 1;
             }
         }
-        // Only after the caches have seen the deletion.
-        self.update_rules_later(eviction);
+        // The delay gives the caches time to see the deletion.
+        self.queue_rule_statuses(eviction);
         Ok(())
     }
 
-    /// Whether the pod existed. A pod that is being deleted counts as evicted, as upstream.
-    async fn announce_and_delete(&self, named: &Named) -> Result<bool, Error> {
+    /// Sets the condition of the pod, and deletes it. Returns `false` if the pod did not exist. A
+    /// pod that is being deleted counts as evicted, as upstream.
+    async fn announce_and_delete(&self, id: &ObjectId) -> Result<bool, Error> {
         let pods = self.client.resource(&Pod::RESOURCE);
-        let pod: Value = pods.get(&named.key).await?;
-        if pod["metadata"]["uid"] != named.uid.to_string() {
+        let pod: Value = pods.get(&id.key).await?;
+        if pod["metadata"]["uid"] != id.uid.to_string() {
             return Ok(false);
         }
         if !pod["metadata"]["deletionTimestamp"].is_null() {
             return Ok(true);
         }
-        self.record(named, "Marking for deletion");
-        if let Some(patch) = announcement(&pod, self.clock.now()) {
+        self.record(id, "Marking for deletion");
+        if let Some(patch) = disruption_patch(&pod, self.clock.now()) {
             let status = pods.clone().metadata_only().subresource("status");
             let patch = Patch::StrategicMerge(patch);
-            status.patch::<PartialObjectMetadata>(&named.key, &patch).await?;
+            status.patch::<PartialObjectMetadata>(&id.key, &patch).await?;
         }
         // Another pod may have the name by now.
-        self.client.delete::<Pod>(&named.key, Delete::new().uid(named.uid.clone())).await?;
+        self.client.delete::<Pod>(&id.key, Delete::new().uid(id.uid.clone())).await?;
         Ok(true)
     }
 
-    pub(super) fn record(&self, named: &Named, message: &str) {
+    /// Records an event about the pod.
+    pub(super) fn record(&self, id: &ObjectId, message: &str) {
         let about = ObjectReference {
             api_version: Pod::RESOURCE.api_version().into(),
             kind: Istr::new(&Pod::RESOURCE.kind),
-            namespace: named.key.namespace.clone(),
-            name: named.key.name.clone(),
-            uid: named.uid.clone(),
+            namespace: id.key.namespace.clone(),
+            name: id.key.name.clone(),
+            uid: id.uid.clone(),
             resource_version: 0,
             field_path: Istr::default(),
         };
         self.recorder.event(&about, EventType::Normal, "DeviceTaintManagerEviction", message);
     }
 
-    /// How many pods were evicted because of the rule.
+    /// The number of pods that were evicted because of the rule.
     pub(super) fn evicted_by(&self, rule: &Uid) -> u64 {
         self.state.lock().evicted_by.get(rule).copied().unwrap_or(0)
     }
@@ -111,7 +118,7 @@ mod tests {
         let pod = |conditions: Value| json!({ "metadata": { "uid": "u" }, "status": { "conditions": conditions } });
         let now = Timestamp::from_secs(60);
         let written = |conditions: Value| {
-            announcement(&pod(conditions), now).map(|mut patch| patch["status"].take())
+            disruption_patch(&pod(conditions), now).map(|mut patch| patch["status"].take())
         };
         let mut condition = json!({
             "type": DISRUPTION, "status": "True", "reason": REASON, "message": MESSAGE,
@@ -132,6 +139,6 @@ mod tests {
         let by_another = json!({ "type": DISRUPTION, "status": "True", "reason": "PreemptionBy" });
         condition.as_object_mut().unwrap().remove("lastTransitionTime");
         assert_eq!(written(json!([by_another])), status(&condition), "true since then");
-        assert_eq!(announcement(&pod(Value::Null), now).unwrap()["metadata"]["uid"], "u");
+        assert_eq!(disruption_patch(&pod(Value::Null), now).unwrap()["metadata"]["uid"], "u");
     }
 }

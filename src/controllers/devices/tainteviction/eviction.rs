@@ -45,8 +45,8 @@ impl fmt::Display for Reason {
 }
 
 impl Eviction {
-    /// Joins two evictions: the earlier time, with the reasons of both.
-    pub fn and(mut self, other: Option<Eviction>) -> Eviction {
+    /// Merges two evictions: the earlier time, with the reasons of both.
+    pub fn merge(mut self, other: Option<Eviction>) -> Eviction {
         if let Some(other) = other {
             self.when = self.when.min(other.when);
             self.reasons.extend(other.reasons);
@@ -55,50 +55,52 @@ impl Eviction {
     }
 
     /// The reasons, for the log.
-    pub fn why(&self) -> String {
+    pub fn reasons_text(&self) -> String {
         let reasons: Vec<String> = self.reasons.iter().map(Reason::to_string).collect();
         reasons.join(", ")
     }
 }
 
-/// How long a taint is tolerated.
+/// How long the tolerations of a device tolerate a taint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tolerated {
-    Not,
+enum TolerationPeriod {
+    NotTolerated,
     For(Duration),
     Forever,
 }
 
-/// A toleration without an end is sufficient; among those with an end the shortest counts.
-fn tolerated(taint: &DeviceTaint, tolerations: &[DeviceToleration]) -> Tolerated {
+/// How long `tolerations` tolerate a taint. One without an end is sufficient; among those with an
+/// end the shortest counts.
+fn toleration_period(taint: &DeviceTaint, tolerations: &[DeviceToleration]) -> TolerationPeriod {
     let matching = tolerations.iter().filter(|toleration| tolerates(toleration, taint));
-    let mut result = Tolerated::Not;
+    let mut result = TolerationPeriod::NotTolerated;
     for toleration in matching {
-        let Some(seconds) = toleration.toleration_seconds else { return Tolerated::Forever };
+        let Some(seconds) = toleration.toleration_seconds else { return TolerationPeriod::Forever };
         let period = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         result = match result {
-            Tolerated::For(shortest) => Tolerated::For(shortest.min(period)),
-            _ => Tolerated::For(period),
+            TolerationPeriod::For(shortest) => TolerationPeriod::For(shortest.min(period)),
+            _ => TolerationPeriod::For(period),
         };
     }
     result
 }
 
-/// Only a toleration that names the effect counts here. Upstream: `ToleratesTaint`.
+/// Whether a toleration matches a taint. It must name the effect NoExecute. Upstream:
+/// `ToleratesTaint`.
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
-    let value = match toleration.operator.as_str() {
+    let value_matches = match toleration.operator.as_str() {
         "" | "Equal" => toleration.value == taint.value,
         "Exists" => true,
         _ => false,
     };
     toleration.effect == NO_EXECUTE
         && (toleration.key.is_empty() || toleration.key == taint.key)
-        && value
+        && value_matches
 }
 
 /// The eviction of the users of an allocated device because of the device's taints. Taints with
 /// other effects do not count. Upstream: `claimEvictionTime`.
-pub fn of_device<'a>(
+pub fn eviction_by_taints<'a>(
     device: &AllocatedDevice,
     taints: impl Iterator<Item = (Reason, &'a DeviceTaint)>,
 ) -> Option<Eviction> {
@@ -106,34 +108,45 @@ pub fn of_device<'a>(
     for (reason, taint) in taints.filter(|(_, taint)| taint.effect == NO_EXECUTE) {
         // The API server sets the time.
         let Some(added) = taint.time_added else { continue };
-        let when = match tolerated(taint, &device.tolerations) {
-            Tolerated::Not => added,
-            Tolerated::For(period) => added + period,
-            Tolerated::Forever => continue,
+        let when = match toleration_period(taint, &device.tolerations) {
+            TolerationPeriod::NotTolerated => added,
+            TolerationPeriod::For(period) => added + period,
+            TolerationPeriod::Forever => continue,
         };
-        eviction = Some(Eviction { when, reasons: [reason].into() }.and(eviction));
+        eviction = Some(Eviction { when, reasons: [reason].into() }.merge(eviction));
     }
     eviction
 }
 
-/// Whether a rule taints a device. Upstream: `ruleMatchesDevice`.
-pub fn selects(selector: Option<&DeviceSelector>, driver: &str, pool: &str, device: &str) -> bool {
-    let is = |wanted: &Option<Istr>, name: &str| wanted.as_ref().is_none_or(|w| *w == *name);
+/// Whether the selector of a rule matches a device. Upstream: `ruleMatchesDevice`.
+pub fn selector_matches(
+    selector: Option<&DeviceSelector>,
+    driver: &str,
+    pool: &str,
+    device: &str,
+) -> bool {
+    let matches = |field: &Option<Istr>, name: &str| match field {
+        Some(field) => *field == *name,
+        None => true,
+    };
     selector.is_some_and(|selector| {
-        is(&selector.driver, driver) && is(&selector.pool, pool) && is(&selector.device, device)
+        matches(&selector.driver, driver)
+            && matches(&selector.pool, pool)
+            && matches(&selector.device, device)
     })
 }
 
 /// The newest slices of a pool: those of the highest generation.
-pub fn newest(slices: &[Arc<ResourceSlice>]) -> impl Iterator<Item = &Arc<ResourceSlice>> {
+pub fn newest_slices(slices: &[Arc<ResourceSlice>]) -> impl Iterator<Item = &Arc<ResourceSlice>> {
     let generation = slices.iter().map(|slice| slice.spec.pool.generation).max();
     slices.iter().filter(move |slice| Some(slice.spec.pool.generation) == generation)
 }
 
-/// The taints of effect NoExecute of each device of a pool that has some.
-pub fn tainted(slices: &[Arc<ResourceSlice>]) -> BTreeMap<Istr, Vec<DeviceTaint>> {
+/// The taints of effect NoExecute of the devices in these slices, by the device's name.
+pub fn evicting_taints(slices: &[Arc<ResourceSlice>]) -> BTreeMap<Istr, Vec<DeviceTaint>> {
     let mut found: BTreeMap<Istr, Vec<DeviceTaint>> = BTreeMap::new();
-    for SliceDevice { name, taints } in newest(slices).flat_map(|slice| &slice.spec.devices) {
+    for SliceDevice { name, taints } in newest_slices(slices).flat_map(|slice| &slice.spec.devices)
+    {
         let evicting = taints.iter().filter(|taint| taint.effect == NO_EXECUTE);
         for taint in evicting {
             found.entry(name.clone()).or_default().push(taint.clone());
@@ -215,16 +228,19 @@ mod tests {
                 when: at(second),
                 reasons: reasons.into_iter().map(reason).collect(),
             });
-            assert_eq!(of_device(&device, taints), expected, "{tolerations}");
+            assert_eq!(eviction_by_taints(&device, taints), expected, "{tolerations}");
         }
     }
 
     #[test]
     fn joined_evictions_have_the_earlier_time_and_all_reasons() {
         let eviction = |second, n| Eviction { when: at(second), reasons: [reason(n)].into() };
-        let joined = eviction(5, 1).and(Some(eviction(3, 0))).and(None);
+        let joined = eviction(5, 1).merge(Some(eviction(3, 0))).merge(None);
         assert_eq!((joined.when, joined.reasons.len()), (at(3), 2));
-        assert_eq!(joined.why(), "ResourceSlice d/p/x taint #0, ResourceSlice d/p/x taint #1");
+        assert_eq!(
+            joined.reasons_text(),
+            "ResourceSlice d/p/x taint #0, ResourceSlice d/p/x taint #1"
+        );
     }
 
     #[test]
@@ -238,9 +254,13 @@ mod tests {
             (json!({ "device": "y" }), false),
         ] {
             let selector = Some(serde_json::from_value(selector).unwrap());
-            assert_eq!(selects(selector.as_ref(), "d", "p", "x"), selected, "{selector:?}");
+            assert_eq!(
+                selector_matches(selector.as_ref(), "d", "p", "x"),
+                selected,
+                "{selector:?}"
+            );
         }
-        assert!(!selects(None, "d", "p", "x"));
+        assert!(!selector_matches(None, "d", "p", "x"));
     }
 
     #[test]
@@ -257,7 +277,7 @@ mod tests {
             Arc::new(serde_json::from_value::<ResourceSlice>(slice).unwrap())
         };
         let devices = |slices: &[Arc<ResourceSlice>]| -> Vec<String> {
-            tainted(slices).keys().map(ToString::to_string).collect()
+            evicting_taints(slices).keys().map(ToString::to_string).collect()
         };
         let (old, new) = (slice("a", 1, "x", NO_EXECUTE), slice("b", 2, "y", NO_EXECUTE));
         let (same, other) = (slice("c", 2, "z", NO_EXECUTE), slice("d", 2, "w", "NoSchedule"));

@@ -12,9 +12,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use self::eviction::{Eviction, NO_EXECUTE, Reason, newest, of_device, selects, tainted};
+use self::eviction::{
+    Eviction, NO_EXECUTE, Reason, evicting_taints, eviction_by_taints, newest_slices,
+    selector_matches,
+};
 use super::consumers::{
-    BY_GROUP, ClaimName, GROUP_CLAIMS, claims_of, has_claims, is_for_pod, is_reserved_for,
+    ClaimName, GROUP_CLAIMS, PODS_BY_GROUP, check_is_for_pod, claims_of, has_claims,
+    is_reserved_for,
 };
 use super::uid_cache::RecentUids;
 use crate::cache::{Index, IndexValue, Lister};
@@ -34,9 +38,9 @@ const SLICES_BY_POOL: Index<ResourceSlice> = Index::new("pool", |slice, add| add
 const CLAIMS_BY_POOL: Index<ResourceClaim> = Index::new("allocatedPool", |claim, add| {
     let Some(Allocation(devices)) = &claim.status.allocation else { return };
     for (at, device) in devices.iter().enumerate() {
-        let same =
+        let is_of_same_pool =
             |other: &AllocatedDevice| other.driver == device.driver && other.pool == device.pool;
-        if !devices[..at].iter().any(same) {
+        if !devices[..at].iter().any(is_of_same_pool) {
             add(pool_value(&device.driver, &device.pool));
         }
     }
@@ -49,9 +53,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let slices = c.lister::<ResourceSlice>();
     c.index(&slices, &SLICES_BY_POOL);
     c.index(&claims, &CLAIMS_BY_POOL);
-    let groups = c.feature(GROUP_CLAIMS);
-    if groups {
-        c.index(&pods, &BY_GROUP);
+    let group_claims = c.feature(GROUP_CLAIMS);
+    if group_claims {
+        c.index(&pods, &PODS_BY_GROUP);
     }
     let rules = c.feature("DRADeviceTaintRules").then(|| c.lister::<DeviceTaintRule>());
     let queue = c.queue::<Key>(QueuePolicy::default().logged_as(log::Level::Info));
@@ -65,7 +69,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         claims: claims.clone(),
         slices: slices.clone(),
         rules: rules.clone(),
-        groups,
+        group_claims,
         evicted: RecentUids::default(),
         state: Mutex::default(),
     });
@@ -84,7 +88,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let own = this.clone();
     c.watch(&pods, &queue, move |change, queue| match change {
-        Change::Deleted(last) => own.forget(last.object()),
+        Change::Deleted(last) => own.cancel_deleted(last.object()),
         // Pods change often. In particular, the condition that announces the eviction needs no
         // sync.
         Change::Updated { old, new }
@@ -108,49 +112,53 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 /// A key of the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
-    Pod(Named),
+    Pod(ObjectId),
     /// The status of a rule.
-    Rule(Named),
+    Rule(ObjectId),
 }
 
+/// The key and the uid of a pod or a rule. Upstream: `tainteviction.NamespacedObject`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Named {
+struct ObjectId {
     key: ObjectKey,
     uid: Uid,
 }
 
-impl Named {
-    fn of(meta: &Meta) -> Named {
-        Named { key: meta.key(), uid: meta.uid.clone() }
+impl ObjectId {
+    fn of(meta: &Meta) -> ObjectId {
+        ObjectId { key: meta.key(), uid: meta.uid.clone() }
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, Named { key, uid }) = match self {
-            Key::Pod(named) => ("pod", named),
-            Key::Rule(named) => ("rule", named),
+        let (kind, ObjectId { key, uid }) = match self {
+            Key::Pod(id) => ("pod", id),
+            Key::Rule(id) => ("rule", id),
         };
         write!(f, "{kind}:{key}:{uid}")
     }
 }
 
+/// The value of a pool in the indices.
 fn pool_value(driver: &str, pool: &str) -> IndexValue {
     IndexValue::Text(Istr::from(format!("{driver}/{pool}")))
 }
 
+/// The value of a slice's pool in the indices.
 fn pool_of(slice: &ResourceSlice) -> IndexValue {
     pool_value(&slice.spec.driver, &slice.spec.pool.name)
 }
 
+/// Queues the pod if it has a node and claims.
 fn queue_pod(pod: &Pod, queue: &Queue<Key>) {
     if has_claims(pod) && !pod.spec.node_name.is_empty() {
-        queue.add(Key::Pod(Named::of(&pod.meta)));
+        queue.add(Key::Pod(ObjectId::of(&pod.meta)));
     }
 }
 
-/// The taints that evict, of each pool.
-type Taints = HashMap<IndexValue, BTreeMap<Istr, Vec<DeviceTaint>>>;
+/// The taints of effect NoExecute, by pool and device.
+type EvictingTaints = HashMap<IndexValue, BTreeMap<Istr, Vec<DeviceTaint>>>;
 
 struct TaintEviction {
     name: &'static str,
@@ -164,20 +172,27 @@ struct TaintEviction {
     /// The gate `DRADeviceTaintRules`.
     rules: Option<Lister<DeviceTaintRule>>,
     /// The gate `DRAWorkloadResourceClaims`.
-    groups: bool,
+    group_claims: bool,
     /// Pods that the API server was asked to delete.
     evicted: RecentUids,
     state: Mutex<State>,
 }
 
+/// The last write of a rule's condition.
+#[derive(Clone, Copy)]
+struct ConditionWrite {
+    generation: i64,
+    time: Timestamp,
+}
+
 #[derive(Default)]
 struct State {
     /// The pods that are to be evicted.
-    due: HashMap<Named, Eviction>,
+    due: HashMap<ObjectId, Eviction>,
     /// The number of evicted pods for each rule.
     evicted_by: HashMap<Uid, u64>,
-    /// When the condition of each rule was last written, and for which generation.
-    reported: HashMap<Uid, (i64, Timestamp)>,
+    /// The last write of the condition of each rule.
+    condition_writes: HashMap<Uid, ConditionWrite>,
 }
 
 /// The mappers from changes to keys.
@@ -188,26 +203,29 @@ impl TaintEviction {
             let key = ObjectKey::new(&claim.meta.namespace, &consumer.name);
             if consumer.is_pod() {
                 let pod = self.pods.get(&key).filter(|pod| pod.meta.uid == consumer.uid);
-                pod.iter().for_each(|pod| queue_pod(pod, &self.queue));
-            } else if self.groups && consumer.is_group() {
-                let members = self.pods.by_index(&BY_GROUP, &IndexValue::Key(key));
-                members.iter().for_each(|pod| queue_pod(pod, &self.queue));
+                if let Some(pod) = pod {
+                    queue_pod(&pod, &self.queue);
+                }
+            } else if self.group_claims && consumer.is_group() {
+                for pod in self.pods.by_index(&PODS_BY_GROUP, &IndexValue::Key(key)) {
+                    queue_pod(&pod, &self.queue);
+                }
             }
         }
     }
 
     /// Cancels the eviction of a deleted pod, without an event.
-    fn forget(&self, pod: &Pod) {
-        let named = Named::of(&pod.meta);
-        if self.state.lock().due.remove(&named).is_some() {
-            self.queue.cancel_timer(&Key::Pod(named));
+    fn cancel_deleted(&self, pod: &Pod) {
+        let id = ObjectId::of(&pod.meta);
+        if self.state.lock().due.remove(&id).is_some() {
+            self.queue.cancel_timer(&Key::Pod(id));
         }
     }
 
     /// Queues the users of the devices whose taints changed in the pool of `slice`.
-    fn pool_changed(&self, slice: &ResourceSlice, known: &mut Taints) {
+    fn pool_changed(&self, slice: &ResourceSlice, known: &mut EvictingTaints) {
         let pool = pool_of(slice);
-        let new = tainted(&self.slices.by_index(&SLICES_BY_POOL, &pool));
+        let new = evicting_taints(&self.slices.by_index(&SLICES_BY_POOL, &pool));
         let old = known.remove(&pool).unwrap_or_default();
         if old == new {
             if !new.is_empty() {
@@ -230,6 +248,7 @@ impl TaintEviction {
         }
     }
 
+    /// Queues the rule, and the users of the devices that it selects or has selected.
     fn rule_changed(&self, change: &Change<'_, DeviceTaintRule>) {
         let (old, new): (Option<&DeviceTaintRule>, Option<&DeviceTaintRule>) = match change {
             Change::Added { new, .. } => (None, Some(new)),
@@ -238,107 +257,113 @@ impl TaintEviction {
             Change::Deleted(last) => (Some(last.object()), None),
         };
         match new {
-            // The status first, before pods are evicted.
-            Some(rule) => self.queue.add(Key::Rule(Named::of(&rule.meta))),
+            // The status is written first, before pods are evicted.
+            Some(rule) => self.queue.add(Key::Rule(ObjectId::of(&rule.meta))),
             None => {
                 let (uid, mut state) = (&change.object().meta.uid, self.state.lock());
                 state.evicted_by.remove(uid);
-                state.reported.remove(uid);
+                state.condition_writes.remove(uid);
             }
         }
-        let rules = || old.iter().chain(&new).filter(|r| r.spec.taint.effect == NO_EXECUTE);
-        if rules().next().is_none() {
+        let mut rules: Vec<&DeviceTaintRule> = old.into_iter().chain(new).collect();
+        rules.retain(|rule| rule.spec.taint.effect == NO_EXECUTE);
+        if rules.is_empty() {
             return;
         }
         for claim in self.claims.list() {
             let Some(Allocation(devices)) = &claim.status.allocation else { continue };
-            if devices.iter().any(|device| rules().any(|rule| taints(rule, device))) {
+            if devices.iter().any(|device| rules.iter().any(|rule| rule_matches(rule, device))) {
                 self.queue_users(&claim);
             }
         }
     }
 }
 
-fn taints(rule: &DeviceTaintRule, device: &AllocatedDevice) -> bool {
+/// Whether the rule selects the device.
+fn rule_matches(rule: &DeviceTaintRule, device: &AllocatedDevice) -> bool {
     let selector = rule.spec.device_selector.as_ref();
-    selects(selector, &device.driver, &device.pool, &device.device)
+    selector_matches(selector, &device.driver, &device.pool, &device.device)
 }
 
 impl TaintEviction {
     async fn sync(self: Arc<Self>, key: Key) -> SyncResult {
         match key {
-            Key::Pod(named) => self.sync_pod(named).await,
-            Key::Rule(named) => self.sync_rule(&named).await,
+            Key::Pod(id) => self.sync_pod(id).await,
+            Key::Rule(id) => self.sync_rule(&id).await,
         }
     }
 
-    async fn sync_pod(&self, named: Named) -> SyncResult {
-        let pod = self.pods.get(&named.key).filter(|pod| pod.meta.uid == named.uid);
-        let eviction = pod.as_ref().and_then(|pod| self.eviction_of(pod, &self.evicting_rules()));
+    /// Evicts the pod, or plans or cancels its eviction.
+    async fn sync_pod(&self, id: ObjectId) -> SyncResult {
+        let pod = self.pods.get(&id.key).filter(|pod| pod.meta.uid == id.uid);
+        let eviction = pod.as_ref().and_then(|pod| self.pod_eviction(pod, &self.evicting_rules()));
         let Some(eviction) = eviction else {
-            if self.state.lock().due.remove(&named).is_some() && pod.is_some() {
-                self.queue.cancel_timer(&Key::Pod(named.clone()));
-                self.record(&named, "Cancelling deletion");
+            if self.state.lock().due.remove(&id).is_some() && pod.is_some() {
+                self.queue.cancel_timer(&Key::Pod(id.clone()));
+                self.record(&id, "Cancelling deletion");
             }
             return Ok(Next::Done);
         };
-        if self.evicted.has(&named.uid) {
+        if self.evicted.has(&id.uid) {
             return Ok(Next::Done);
         }
-        self.state.lock().due.insert(named.clone(), eviction.clone());
+        self.state.lock().due.insert(id.clone(), eviction.clone());
         // More pods may be evicted soon.
-        self.update_rules_later(&eviction);
+        self.queue_rule_statuses(&eviction);
         let wait = eviction.when.duration_since(self.clock.now());
         if !wait.is_zero() {
-            self.queue.set_timer_after(Key::Pod(named), wait);
+            self.queue.set_timer_after(Key::Pod(id), wait);
             return Ok(Next::Done);
         }
-        self.evict(&named, &eviction).await?;
+        self.evict(&id, &eviction).await?;
         Ok(Next::Done)
     }
 
-    fn update_rules_later(&self, eviction: &Eviction) {
+    /// Queues the rules behind the eviction, whose statuses change with it.
+    fn queue_rule_statuses(&self, eviction: &Eviction) {
         for reason in &eviction.reasons {
             if let Reason::Rule { name, uid } = reason {
-                let named = Named { key: ObjectKey::cluster(name), uid: uid.clone() };
-                self.queue.add_after(Key::Rule(named), status::PERIOD);
+                let id = ObjectId { key: ObjectKey::cluster(name), uid: uid.clone() };
+                self.queue.add_after(Key::Rule(id), status::PERIOD);
             }
         }
     }
 
+    /// The rules with the effect NoExecute.
     fn evicting_rules(&self) -> Vec<Arc<DeviceTaintRule>> {
         let mut rules = self.rules.as_ref().map(Lister::list).unwrap_or_default();
         rules.retain(|rule| rule.spec.taint.effect == NO_EXECUTE);
         rules
     }
 
+    /// All slices of a pool, also those of older generations.
     fn slices_of(&self, driver: &str, pool: &str) -> Vec<Arc<ResourceSlice>> {
         self.slices.by_index(&SLICES_BY_POOL, &pool_value(driver, pool))
     }
 
     /// The eviction of the pod by the taints of all devices of all its claims. Upstream:
     /// `podEvictionTime`, without the claim for extended resources.
-    fn eviction_of(&self, pod: &Pod, rules: &[Arc<DeviceTaintRule>]) -> Option<Eviction> {
+    fn pod_eviction(&self, pod: &Pod, rules: &[Arc<DeviceTaintRule>]) -> Option<Eviction> {
         if pod.spec.node_name.is_empty() {
             return None;
         }
         let mut eviction = None;
         for name in claims_of(pod) {
-            let (name, is_made) = match name {
-                ClaimName::Given(name) => (name, false),
-                ClaimName::Made(name) => (name, true),
-                ClaimName::NotMade | ClaimName::NotNeeded | ClaimName::Unsupported => continue,
+            let (name, is_generated) = match name {
+                ClaimName::UserCreated(name) => (name, false),
+                ClaimName::Generated(name) => (name, true),
+                ClaimName::NotGenerated | ClaimName::NotNeeded | ClaimName::Unsupported => continue,
             };
             let key = ObjectKey::new(&pod.meta.namespace, name);
             let Some(claim) = self.claims.get(&key) else { continue };
             let Some(Allocation(devices)) = &claim.status.allocation else { continue };
-            let is_its = !is_made || is_for_pod(pod, &claim, self.groups).is_ok();
-            if !is_its || !is_reserved_for(pod, &claim, self.groups) {
+            let is_pods = !is_generated || check_is_for_pod(pod, &claim, self.group_claims).is_ok();
+            if !is_pods || !is_reserved_for(pod, &claim, self.group_claims) {
                 continue;
             }
             for device in devices {
-                if let Some(of_device) = self.eviction_by(device, rules) {
-                    eviction = Some(of_device.and(eviction));
+                if let Some(device_eviction) = self.device_eviction(device, rules) {
+                    eviction = Some(device_eviction.merge(eviction));
                 }
             }
         }
@@ -346,22 +371,22 @@ impl TaintEviction {
     }
 
     /// The eviction of the users of an allocated device.
-    fn eviction_by(
+    fn device_eviction(
         &self,
         device: &AllocatedDevice,
         rules: &[Arc<DeviceTaintRule>],
     ) -> Option<Eviction> {
         let AllocatedDevice { driver, pool, device: name, .. } = device;
         let slices = self.slices_of(driver, pool);
-        let mut published = newest(&slices).flat_map(|slice| &slice.spec.devices);
+        let mut published = newest_slices(&slices).flat_map(|slice| &slice.spec.devices);
         let published = published.find(|published| published.name == *name);
-        let own = published.iter().flat_map(|device| device.taints.iter().enumerate());
-        let own = own.map(|(at, taint)| {
+        let slice_taints = published.iter().flat_map(|device| device.taints.iter().enumerate());
+        let slice_taints = slice_taints.map(|(index, taint)| {
             let (driver, pool, device) = (driver.clone(), pool.clone(), name.clone());
-            (Reason::Slice { driver, pool, device, taint: at }, taint)
+            (Reason::Slice { driver, pool, device, taint: index }, taint)
         });
-        let ruled = rules.iter().filter(|rule| taints(rule, device));
-        let ruled = ruled.map(|rule| (Reason::of_rule(rule), &rule.spec.taint));
-        of_device(device, own.chain(ruled))
+        let rules = rules.iter().filter(|rule| rule_matches(rule, device));
+        let rule_taints = rules.map(|rule| (Reason::of_rule(rule), &rule.spec.taint));
+        eviction_by_taints(device, slice_taints.chain(rule_taints))
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::eviction::{NO_EXECUTE, Reason, newest, selects};
-use super::{Named, TaintEviction};
+use super::eviction::{NO_EXECUTE, Reason, newest_slices, selector_matches};
+use super::{ConditionWrite, ObjectId, TaintEviction};
 use crate::client::Patch;
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Allocation, DeviceTaintRule, Istr, PartialObjectMetadata, Resource};
@@ -28,16 +28,16 @@ struct Counts {
     allocated_devices: usize,
 }
 
-/// Status, reason and message of the condition. Upstream: `maybeUpdateRuleStatus`.
-fn condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static str, String) {
-    let many = |n: usize, one: &str, more: &str| match n {
-        1 => format!("1 {one}"),
-        n => format!("{n} {more}"),
+/// Whether the condition is true, its reason and its message. Upstream: `maybeUpdateRuleStatus`.
+fn rule_condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static str, String) {
+    let count_of = |n: usize, singular: &str, plural: &str| match n {
+        1 => format!("1 {singular}"),
+        n => format!("{n} {plural}"),
     };
-    let namespaces = many(counts.namespaces, "namespace", "different namespaces");
+    let namespaces = count_of(counts.namespaces, "namespace", "different namespaces");
     let (in_progress, reason, mut message) = match effect {
         NO_EXECUTE if counts.pods > 0 => {
-            let pods = many(counts.pods, "pod needs", "pods need");
+            let pods = count_of(counts.pods, "pod needs", "pods need");
             let message = format!("{pods} to be evicted in {namespaces}.");
             (true, "PodsPendingEviction", message)
         }
@@ -45,7 +45,7 @@ fn condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static str,
         NO_EXECUTE => (false, "NotStarted", String::new()),
         NONE => {
             let devices = |n: usize, which: &str| {
-                many(n, &format!("{which} device"), &format!("{which} devices"))
+                count_of(n, &format!("{which} device"), &format!("{which} devices"))
             };
             let message = format!(
                 "{} selected. {} selected. {} would be evicted in {namespaces} if the effect was \
@@ -53,7 +53,7 @@ fn condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static str,
                  DeviceTaintRule to trigger an update.",
                 devices(counts.published_devices, "published"),
                 devices(counts.allocated_devices, "allocated"),
-                many(counts.pods, "pod", "pods"),
+                count_of(counts.pods, "pod", "pods"),
             );
             (false, "NoEffect", message)
         }
@@ -66,37 +66,44 @@ fn condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static str,
         if !message.is_empty() {
             message.push(' ');
         }
-        let pods = many(usize::try_from(evicted).unwrap_or(usize::MAX), "pod", "pods");
+        let pods = count_of(usize::try_from(evicted).unwrap_or(usize::MAX), "pod", "pods");
         message.push_str(&format!("{pods} evicted since starting the controller."));
     }
     (in_progress, reason, message)
 }
 
 impl TaintEviction {
-    pub(super) async fn sync_rule(&self, named: &Named) -> SyncResult {
-        let rule = self.rules.as_ref().and_then(|rules| rules.get(&named.key));
-        let Some(rule) = rule.filter(|rule| rule.meta.uid == named.uid) else {
+    /// Writes the condition of a rule, at most once in [`PERIOD`].
+    pub(super) async fn sync_rule(&self, id: &ObjectId) -> SyncResult {
+        let rule = self.rules.as_ref().and_then(|rules| rules.get(&id.key));
+        let Some(rule) = rule.filter(|rule| rule.meta.uid == id.uid) else {
             return Ok(Next::Done);
         };
         let now = self.clock.now();
         let mut conditions = rule.status.conditions.iter();
         let old = conditions.find(|condition| condition.r#type == IN_PROGRESS);
-        // Before the counting, which may take a long time. So "in progress" ends with a delay.
+        // The period is checked first: counting may take a long time. So "in progress" ends late.
         let generation = rule.meta.generation;
-        let seen = old.filter(|old| old.observed_generation == generation);
-        let seen = seen.and_then(|old| old.last_transition_time);
+        let cached_time = match old {
+            Some(old) if old.observed_generation == generation => old.last_transition_time,
+            _ => None,
+        };
         // The cache may lag behind the last write.
-        let reported = self.state.lock().reported.get(&rule.meta.uid).copied();
-        let reported = reported.filter(|(of, _)| *of == generation).map(|(_, time)| time);
-        if let Some(time) = seen.max(reported) {
+        let write = self.state.lock().condition_writes.get(&rule.meta.uid).copied();
+        let written_time = match write {
+            Some(write) if write.generation == generation => Some(write.time),
+            _ => None,
+        };
+        if let Some(time) = cached_time.max(written_time) {
             let since = now.duration_since(time);
             if since < PERIOD {
                 return Ok(Next::After(PERIOD - since));
             }
         }
         let evicted = self.evicted_by(&rule.meta.uid);
-        let counts = self.counts(&rule);
-        let (in_progress, reason, message) = condition(&rule.spec.taint.effect, counts, evicted);
+        let counts = self.count_consequences(&rule);
+        let (in_progress, reason, message) =
+            rule_condition(&rule.spec.taint.effect, counts, evicted);
         let status = if in_progress { "True" } else { "False" };
         let is_known = old.is_some_and(|old| {
             old.status == status
@@ -119,39 +126,43 @@ impl TaintEviction {
         });
         let patch = Patch::Apply { manager: self.name.to_owned(), force: true, body };
         let rules = self.client.resource(&resource).metadata_only();
-        let applied = rules.subresource("status").patch(&named.key, &patch).await;
+        let applied = rules.subresource("status").patch(&id.key, &patch).await;
         match applied.map(|_: PartialObjectMetadata| ()) {
             Err(error) if error.is_not_found() => Ok(Next::Done),
             Err(error) => Err(Error::during("add condition to DeviceTaintRule status", error)),
             Ok(()) => {
-                self.state.lock().reported.insert(rule.meta.uid.clone(), (generation, now));
+                let write = ConditionWrite { generation, time: now };
+                self.state.lock().condition_writes.insert(rule.meta.uid.clone(), write);
                 Ok(Next::Done)
             }
         }
     }
 
-    fn counts(&self, rule: &DeviceTaintRule) -> Counts {
+    /// Counts the consequences of the rule, or those it would have with the effect NoExecute.
+    fn count_consequences(&self, rule: &DeviceTaintRule) -> Counts {
         match rule.spec.taint.effect.as_str() {
-            NO_EXECUTE => self.affected(rule, &self.evicting_rules()),
+            NO_EXECUTE => self.count_affected(rule, &self.evicting_rules()),
             NONE => {
-                let mut tried = rule.clone();
-                tried.spec.taint.effect = NO_EXECUTE.into();
-                let (published_devices, allocated_devices) = self.selected(rule);
-                let counts = self.affected(rule, &[tried.into()]);
+                let mut evicting = rule.clone();
+                evicting.spec.taint.effect = NO_EXECUTE.into();
+                let (published_devices, allocated_devices) = self.count_selected(rule);
+                let counts = self.count_affected(rule, &[evicting.into()]);
                 Counts { published_devices, allocated_devices, ..counts }
             }
             _ => Counts::default(),
         }
     }
 
-    /// The pods that `rule`, one of `rules`, evicts, and their namespaces.
-    fn affected(&self, rule: &DeviceTaintRule, rules: &[Arc<DeviceTaintRule>]) -> Counts {
+    /// Counts the pods that `rule`, one of `rules`, evicts, and their namespaces.
+    fn count_affected(&self, rule: &DeviceTaintRule, rules: &[Arc<DeviceTaintRule>]) -> Counts {
         let reason = Reason::of_rule(rule);
         let (mut pods, mut namespaces) = (0, BTreeSet::<Istr>::new());
         for pod in self.pods.list() {
-            let counts = !pod.meta.is_being_deleted()
-                && self.eviction_of(&pod, rules).is_some_and(|e| e.reasons.contains(&reason));
-            if counts {
+            let is_affected = !pod.meta.is_being_deleted()
+                && self
+                    .pod_eviction(&pod, rules)
+                    .is_some_and(|eviction| eviction.reasons.contains(&reason));
+            if is_affected {
                 pods += 1;
                 namespaces.insert(pod.meta.namespace.clone());
             }
@@ -159,8 +170,8 @@ impl TaintEviction {
         Counts { pods, namespaces: namespaces.len(), ..Counts::default() }
     }
 
-    /// The numbers of published and of allocated devices that the rule selects.
-    fn selected(&self, rule: &DeviceTaintRule) -> (usize, usize) {
+    /// Counts the published and the allocated devices that the rule selects.
+    fn count_selected(&self, rule: &DeviceTaintRule) -> (usize, usize) {
         let selector = rule.spec.device_selector.as_ref();
         let mut pools: BTreeSet<(Istr, Istr)> = BTreeSet::new();
         for slice in self.slices.list() {
@@ -169,16 +180,17 @@ impl TaintEviction {
         let mut published = 0;
         for (driver, pool) in &pools {
             let slices = self.slices_of(driver, pool);
-            let devices = newest(&slices).flat_map(|slice| &slice.spec.devices);
-            published +=
-                devices.filter(|device| selects(selector, driver, pool, &device.name)).count();
+            let devices = newest_slices(&slices).flat_map(|slice| &slice.spec.devices);
+            published += devices
+                .filter(|device| selector_matches(selector, driver, pool, &device.name))
+                .count();
         }
         let mut allocated = 0;
         for claim in self.claims.list() {
             let Some(Allocation(devices)) = &claim.status.allocation else { continue };
-            let selected = devices
-                .iter()
-                .filter(|device| selects(selector, &device.driver, &device.pool, &device.device));
+            let selected = devices.iter().filter(|device| {
+                selector_matches(selector, &device.driver, &device.pool, &device.device)
+            });
             allocated += selected.count();
         }
         (published, allocated)
@@ -258,7 +270,7 @@ mod tests {
                 (false, "OtherEffect", "Eviction only happens for the NoExecute effect.".into()),
             ),
         ] {
-            assert_eq!(condition(effect, counts, evicted), expected, "{effect} {counts:?}");
+            assert_eq!(rule_condition(effect, counts, evicted), expected, "{effect} {counts:?}");
         }
     }
 }
