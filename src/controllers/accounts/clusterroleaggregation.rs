@@ -51,6 +51,7 @@ struct Aggregation {
 }
 
 impl Aggregation {
+    /// Gives an aggregating role the rules of the roles that it selects.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(role) = self.roles.get(&key) else { return Ok(Next::Done) };
         let Some(rule) = &role.aggregation_rule else { return Ok(Next::Done) };

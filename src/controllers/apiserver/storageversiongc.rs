@@ -171,8 +171,8 @@ enum Edit {
     Delete,
 }
 
-/// Removes the entries of servers that do not exist any more, and computes `commonEncodingVersion` and the
-/// condition `AllEncodingVersionsEqual` again. Returns how the object is to be written.
+/// Removes the entries of servers that do not exist any more, and computes `commonEncodingVersion`
+/// and the condition `AllEncodingVersionsEqual` again. Returns how the object is to be written.
 /// Upstream: `updateOrDeleteStorageVersion`, `SetCommonEncodingVersion`.
 fn prune_servers(version: &mut Value, is_gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {
     let generation = version["metadata"]["generation"].as_i64().unwrap_or(0);

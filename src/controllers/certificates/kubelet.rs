@@ -69,8 +69,8 @@ fn check_common_name(request: &CertificateRequest) -> Result<(), String> {
     }
 }
 
-/// Checks that the usages are a digital signature, `purpose`, and perhaps key encipherment. They may
-/// be repeated and in any order.
+/// Checks that the usages are a digital signature, `purpose`, and perhaps key encipherment. They
+/// may be repeated and in any order.
 fn check_usages(usages: &[Istr], purpose: &str) -> Result<(), String> {
     let has = |name: &str| usages.iter().any(|usage| usage == name);
     let is_allowed = |usage: &Istr| [SIGNATURE, ENCIPHERMENT, purpose].contains(&usage.as_str());

@@ -1,5 +1,5 @@
-//! Publishes the CA certificates of the API server to every namespace, in the ConfigMap `kube-root-ca.crt`.
-//! Upstream: `pkg/controller/certificates/rootcacertpublisher`.
+//! Publishes the CA certificates of the API server to every namespace, in the ConfigMap
+//! `kube-root-ca.crt`. Upstream: `pkg/controller/certificates/rootcacertpublisher`.
 
 use std::sync::Arc;
 

@@ -254,6 +254,7 @@ struct LoadedPair {
 }
 
 impl AuthorityFiles {
+    /// Reads the two files for the first time.
     fn load(certificate: &str, key: &str) -> Result<AuthorityFiles, String> {
         let fault = |error: String| format!("error reading CA cert file {certificate:?}: {error}");
         if certificate.is_empty() || key.is_empty() {
@@ -268,8 +269,8 @@ impl AuthorityFiles {
         })
     }
 
-    /// Reads the files again, and returns the authority. Blocks. Files that cannot be read, and a key
-    /// that does not belong to the certificate, leave the authority as it is.
+    /// Reads the files again, and returns the authority. Blocks. Files that cannot be read, and a
+    /// key that does not belong to the certificate, leave the authority as it is.
     fn reload(&self) -> Result<Arc<Authority>, String> {
         let read = LoadedPair::read(&self.certificate, &self.key);
         let mut current = self.current.lock();
@@ -296,6 +297,8 @@ fn provider_name(certificate: &str, key: &str) -> String {
 }
 
 impl LoadedPair {
+    /// Reads the two files; an error if one is unreadable or empty, or if they do not belong
+    /// together.
     fn read(certificate_file: &str, key_file: &str) -> Result<LoadedPair, String> {
         let read = |file: &str| fs::read(file).map_err(|error| format!("open {file}: {error}"));
         let (certificate, key) = (read(certificate_file)?, read(key_file)?);

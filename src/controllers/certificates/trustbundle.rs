@@ -78,6 +78,7 @@ struct BundleHandler {
 }
 
 impl BundleHandler {
+    /// Queues [`ALL_BUNDLES`] if the bundle with this metadata is the signer's.
     fn queue_if_signers(&self, meta: &Meta) {
         if meta.name.starts_with(NAME_PREFIX) {
             self.queue.add(ALL_BUNDLES);
@@ -160,8 +161,8 @@ impl Publisher {
         result.map(|()| Next::Done)
     }
 
-    /// Creates or corrects the bundle, and deletes the signer's other bundles. They are read from the
-    /// API server: there are few, and they hardly change.
+    /// Creates or corrects the bundle, and deletes the signer's other bundles. They are read from
+    /// the API server: there are few, and they hardly change.
     async fn publish(&self, resource: &ResourceType) -> Result<(), Error> {
         let verbs = self.client.resource(resource);
         let field_selector = Some(format!("spec.signerName={SIGNER}"));

@@ -60,6 +60,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Cleaner {
+    /// Takes the next step for each unused token.
     async fn clean(self: Arc<Self>) -> Result<(), Error> {
         let now = self.clock.now();
         let tracking: Value = self
@@ -118,6 +119,7 @@ impl Cleaner {
         Ok(&by_namespace[namespace])
     }
 
+    /// Writes the step: a label, or the deletion of the Secret if it has not changed.
     async fn carry_out(&self, step: Step, secret: &TokenSecret) -> client::Result<()> {
         let (meta, key) = (&secret.meta, secret.meta.key());
         match step {

@@ -49,6 +49,7 @@ struct SecretKey {
 }
 
 impl SecretKey {
+    /// The key of the account that the Secret is for.
     fn account(&self) -> ObjectKey {
         ObjectKey { namespace: self.secret.namespace.clone(), name: (*self.account).into() }
     }
@@ -137,8 +138,8 @@ impl Tokens {
         }
     }
 
-    /// Fills a Secret, or deletes it if its account does not exist. A Secret that does not exist any
-    /// more is removed from its account.
+    /// Fills a Secret, or deletes it if its account does not exist. A Secret that does not exist
+    /// any more is removed from its account.
     async fn sync_secret(self: Arc<Self>, key: SecretKey) -> SyncResult {
         let secret = self.secrets.get(&key.secret).filter(|secret| secret.meta.uid == key.uid);
         let Some(secret) = secret else {
@@ -261,6 +262,7 @@ impl TokenData {
         !self.root_ca.is_empty() && secret.data.ca != self.root_ca
     }
 
+    /// Whether the Secret lacks any of its data.
     fn is_incomplete(&self, secret: &TokenSecret) -> bool {
         let data = &secret.data;
         self.lacks_root_ca(secret) || !data.has_namespace || !data.has_token

@@ -113,8 +113,8 @@ impl Migrator {
         progress.written_at = self.clock.monotonic();
     }
 
-    /// Whether an error says that the object of a merge patch has been deleted. An apply to a deleted
-    /// object causes a conflict instead.
+    /// Whether an error says that the object of a merge patch has been deleted. An apply to a
+    /// deleted object causes a conflict instead.
     fn is_deleted(&self, error: &client::Error) -> bool {
         self.follows_1_37 && error.is_not_found() && error.reason() == Some("NotFound")
     }

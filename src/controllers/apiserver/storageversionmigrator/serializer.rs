@@ -106,8 +106,8 @@ impl Migrator {
     }
 
     /// Applies the status that `new_status` returns for the definition of `resource`, if that is a
-    /// custom resource and its status is to change. The write is conditional on the version of the definition; a conflict is
-    /// retried.
+    /// custom resource and its status is to change. The write is conditional on the version of the
+    /// definition; a conflict is retried.
     async fn apply_definition_status(
         &self,
         resource: &GroupResource,
@@ -173,10 +173,10 @@ fn running_status(definition: &Value, migration: &str, now: Timestamp) -> Value 
     json!({"conditions": [storage_migrating_condition(definition, true, "MigrationRunning", &message, now)]})
 }
 
-/// The status of a definition whose migration has ended. After a success on an unchanged definition,
-/// its storage version is the only one stored. `None`: the end is recorded already, and only the
-/// write to the migration after it has failed. The condition's observed
-/// generation is that at the end, not at the beginning. Upstream: `finishCRDMigration`.
+/// The status of a definition whose migration has ended. After a success on an unchanged
+/// definition, its storage version is the only one stored. `None`: the end is recorded already, and
+/// only the write to the migration after it has failed. The condition's observed generation is that
+/// at the end, not at the beginning. Upstream: `finishCRDMigration`.
 fn finished_status(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
     let conditions = definition["status"]["conditions"].as_array();
     let known = conditions.into_iter().flatten().find(|known| known["type"] == STORAGE_MIGRATING);

@@ -209,12 +209,13 @@ fn param_kind(policy: &ValidatingAdmissionPolicy) -> Option<GroupVersionKind> {
     Some(GroupVersionKind { group, version, kind: param_kind.kind.clone() })
 }
 
+/// Whether upstream has the schema of the kind compiled in.
 fn is_built_in(kind: &GroupVersionKind) -> bool {
     BUILT_IN_GROUPS.contains(&kind.group.as_str())
 }
 
-/// Checks the policy in another thread: a large one takes seconds, and the executor's thread must not
-/// wait for that.
+/// Checks the policy in another thread: a large one takes seconds, and the executor's thread must
+/// not wait for that.
 async fn check_off_executor(
     policy: Arc<ValidatingAdmissionPolicy>,
     kinds: Vec<(GroupVersionKind, Type)>,
@@ -306,7 +307,8 @@ impl LazyFields for Variables {
     }
 }
 
-/// The type of a variable whose expression has the type `result`; an object becomes dynamic. Upstream: `convertCelTypeToDeclType`.
+/// The type of a variable whose expression has the type `result`; an object becomes dynamic.
+/// Upstream: `convertCelTypeToDeclType`.
 fn to_variable_type(result: &Type) -> Type {
     match result {
         Type::List(_) | Type::Map(_) => result.map_params(&mut |inner| to_variable_type(inner)),
@@ -360,8 +362,8 @@ fn kinds_of_rules(
     (found, has_unknown)
 }
 
-/// The kinds of a resource, by its plural or its kind. An empty group means any, and so does an empty
-/// version. Upstream: `DefaultRESTMapper.KindsFor`.
+/// The kinds of a resource, by its plural or its kind. An empty group means any, and so does an
+/// empty version. Upstream: `DefaultRESTMapper.KindsFor`.
 fn kinds_for(
     discovery: &Discovery,
     group: &str,

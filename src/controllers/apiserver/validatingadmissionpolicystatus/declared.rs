@@ -29,6 +29,7 @@ fn declare<const N: usize>(
     declared
 }
 
+/// The type of the variable `request`.
 fn request_type(types: &mut BTreeMap<String, Type>) -> Type {
     let string = || Type::String;
     let kind = declare(
@@ -71,6 +72,7 @@ fn request_type(types: &mut BTreeMap<String, Type>) -> Type {
     )
 }
 
+/// The type of the variable `namespaceObject`.
 fn namespace_type(types: &mut BTreeMap<String, Type>) -> Type {
     let string = || Type::String;
     let spec =

@@ -208,8 +208,8 @@ impl Definitions {
     }
 }
 
-/// The references on the path to a schema, as a linked list. A reference to one of them is circular,
-/// and becomes an empty object.
+/// The references on the path to a schema, as a linked list. A reference to one of them is
+/// circular, and becomes an empty object.
 #[derive(Clone, Default)]
 struct FollowedReferences(Option<Arc<(String, FollowedReferences)>>);
 

@@ -274,6 +274,7 @@ impl Usages {
     }
 }
 
+/// Encodes an extension.
 fn extension<T: AssociatedOid + Encode>(critical: bool, value: &T) -> der::Result<Extension> {
     let extn_value = OctetString::new(value.to_der()?)?;
     Ok(Extension { extn_id: T::OID, critical, extn_value })

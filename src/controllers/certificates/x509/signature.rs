@@ -79,6 +79,7 @@ pub fn verify(
     }
 }
 
+/// Verifies an RSA signature with PKCS #1 v1.5 padding.
 fn verify_rsa(key: &[u8], hash: Hash, message: &[u8], signature: &[u8]) -> Result<(), String> {
     let key = RsaPublicKey::from_pkcs1_der(key).map_err(|error| error.to_string())?;
     let bits = key.n().bits();
@@ -90,6 +91,7 @@ fn verify_rsa(key: &[u8], hash: Hash, message: &[u8], signature: &[u8]) -> Resul
     verified.map_err(|_| "crypto/rsa: verification error".to_owned())
 }
 
+/// Verifies an ECDSA signature on the curve that the key's algorithm names.
 fn verify_ecdsa(
     key_algorithm: &AlgorithmIdentifierRef<'_>,
     key: &[u8],
@@ -150,6 +152,7 @@ enum Hash {
 }
 
 impl Hash {
+    /// The hash of `message`.
     fn digest(self, message: &[u8]) -> Vec<u8> {
         let algorithm = match self {
             Hash::Sha1 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
@@ -203,6 +206,7 @@ impl SigningKey {
         keys.find_map(|der| SigningKey::from_der(&der))
     }
 
+    /// A key of any kind that [`KeyKind`] has; `None` if it is of another kind.
     fn from_der(der: &PrivateKeyDer<'_>) -> Option<SigningKey> {
         if let Some(key) = any_supported_type(der).ok().and_then(SigningKey::from_rustls) {
             return Some(key);

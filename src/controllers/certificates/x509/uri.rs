@@ -1,5 +1,5 @@
-//! A URI in the form in which Go's `net/url` writes it again after it has read it. Certificates that
-//! the Go manager signs hold their URIs in this form.
+//! A URI in the form in which Go's `net/url` writes it again after it has read it. Certificates
+//! that the Go manager signs hold their URIs in this form.
 //!
 //! By hand: `url` follows the WHATWG, which writes another form (`http://h:` becomes `http://h/`),
 //! and takes URIs that Go refuses.
