@@ -144,7 +144,7 @@ impl Graph {
                 }
             }
         }
-        self.start_deletion(&uid, old, new, emit);
+        self.handle_deletion_start(&uid, old, new, emit);
     }
 
     /// Makes a virtual node real: a watch has shown its object. Dependents that name it differently
@@ -253,7 +253,7 @@ impl Graph {
     }
 
     /// Handles the start of a deletion that waits under a finalizer of the garbage collector.
-    fn start_deletion(
+    fn handle_deletion_start(
         &mut self,
         uid: &Uid,
         old: Option<&Meta>,

@@ -239,6 +239,7 @@ pub async fn delete_all(
     let whole_objects = client.resource(resource).accepting(Form::Protobuf);
     let metadata = whole_objects.clone().metadata_only();
     let can_list = found.supports(&["list"]);
+    // The cache shows that a delete is needed.
     let deletes_first = cached == CachedPods::Alive;
     let listed = if !can_list || deletes_first {
         Ok(None)
