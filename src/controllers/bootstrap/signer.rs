@@ -125,19 +125,20 @@ mod tests {
 
     #[test]
     fn the_map_holds_a_signature_for_each_token_and_for_no_other() {
-        let of = |id: &str| (format!("{SIGNATURE_PREFIX}{id}"), detached_jws("c", id, b"s"));
-        let (a, b) = (of("aaaaaa"), of("bbbbbb"));
+        let signature_entry =
+            |id: &str| (format!("{SIGNATURE_PREFIX}{id}"), detached_jws("c", id, b"s"));
+        let (a, b) = (signature_entry("aaaaaa"), signature_entry("bbbbbb"));
         let (a, b) = ((&*a.0, &*a.1), (&*b.0, &*b.1));
         let both: BTreeMap<&str, &[u8]> =
             [("aaaaaa", &b"s"[..]), ("bbbbbb", &b"s"[..])].into_iter().collect();
         let (content, other) = ((CONTENT_KEY, "c"), ("more", "x"));
         let new_data = labels(&[content, other, a, b]);
-        let stranger = ("jws-kubeconfig-cccccc", "x");
+        let unknown_token = ("jws-kubeconfig-cccccc", "x");
         for before in [
             &[content, other][..],
             &[content, other, a],
             &[content, other, a, (b.0, "wrong")],
-            &[content, other, a, b, stranger],
+            &[content, other, a, b, unknown_token],
         ] {
             assert_eq!(
                 with_signatures(&labels(before), &both),

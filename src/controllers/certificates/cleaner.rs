@@ -105,27 +105,28 @@ mod tests {
         let ago = |now: Timestamp, hours: f64| {
             Timestamp::from_secs(now.as_secs() - (hours * 3600.0) as i64)
         };
-        let condition = |kind: &str, at: Option<Timestamp>| json!({ "type": kind, "status": "True", "lastUpdateTime": at });
+        let condition = |kind: &str, updated: Option<Timestamp>| json!({ "type": kind, "status": "True", "lastUpdateTime": updated });
         let now = end - Duration::from_secs(60);
-        let one = |kind: &str, hours: f64| json!([condition(kind, Some(ago(now, hours)))]);
-        let none = json!([]);
+        let condition_of_age =
+            |kind: &str, hours: f64| json!([condition(kind, Some(ago(now, hours)))]);
+        let no_conditions = json!([]);
         // Created this number of hours ago; conditions; whether it is issued; why it is deleted.
         let cases: [(f64, Value, bool, &str); 16] = [
-            (23.9, none.clone(), false, ""),
-            (24.1, none.clone(), false, "unhandled"),
-            (99.0, one("Approved", 0.9), true, ""),
-            (99.0, one("Approved", 1.1), true, "approved"),
-            (99.0, one("Approved", 1.1), false, ""),
-            (99.0, one("Approved", 23.9), false, ""),
-            (99.0, one("Approved", 24.1), false, "unissued"),
-            (99.0, one("Denied", 0.9), false, ""),
-            (99.0, one("Denied", 1.1), false, "denied"),
-            (99.0, one("Failed", 0.9), false, ""),
-            (99.0, one("Failed", 1.1), false, "failed"),
-            (99.0, one("Other", 99.0), false, ""),
+            (23.9, no_conditions.clone(), false, ""),
+            (24.1, no_conditions.clone(), false, "unhandled"),
+            (99.0, condition_of_age("Approved", 0.9), true, ""),
+            (99.0, condition_of_age("Approved", 1.1), true, "approved"),
+            (99.0, condition_of_age("Approved", 1.1), false, ""),
+            (99.0, condition_of_age("Approved", 23.9), false, ""),
+            (99.0, condition_of_age("Approved", 24.1), false, "unissued"),
+            (99.0, condition_of_age("Denied", 0.9), false, ""),
+            (99.0, condition_of_age("Denied", 1.1), false, "denied"),
+            (99.0, condition_of_age("Failed", 0.9), false, ""),
+            (99.0, condition_of_age("Failed", 1.1), false, "failed"),
+            (99.0, condition_of_age("Other", 99.0), false, ""),
             (99.0, json!([condition("Denied", None)]), false, ""),
             (99.0, json!([condition("Approved", None)]), true, ""),
-            (0.0, one("Approved", -0.1), true, ""),
+            (0.0, condition_of_age("Approved", -0.1), true, ""),
             (24.1, Value::Null, false, "unhandled"),
         ];
         let request = |created: Timestamp, conditions: &Value, issued: bool| {
@@ -136,10 +137,10 @@ mod tests {
             }))
             .unwrap()
         };
-        for (at, (created, conditions, issued, why)) in cases.into_iter().enumerate() {
+        for (index, (created, conditions, issued, why)) in cases.into_iter().enumerate() {
             let reason = deletion_reason(&request(ago(now, created), &conditions, issued), now);
             let found = reason.unwrap_or_default();
-            assert!(found.contains(why) && found.is_empty() == why.is_empty(), "{at}: {found}");
+            assert!(found.contains(why) && found.is_empty() == why.is_empty(), "{index}: {found}");
         }
         let issued = request(end, &json!([condition("Approved", Some(end))]), true);
         assert_eq!(deletion_reason(&issued, end), None);

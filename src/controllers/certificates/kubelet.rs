@@ -189,8 +189,8 @@ mod tests {
         for (at, (request, check, usages, why)) in cases.into_iter().enumerate() {
             let request = CertificateRequest::from_pem(request).unwrap();
             let usages: Vec<Istr> = usages.iter().copied().map(Istr::from).collect();
-            let wanted = if why.is_empty() { Ok(()) } else { Err(why.to_owned()) };
-            assert_eq!(check(&request, &usages), wanted, "case {at}");
+            let expected = if why.is_empty() { Ok(()) } else { Err(why.to_owned()) };
+            assert_eq!(check(&request, &usages), expected, "case {at}");
         }
     }
 }

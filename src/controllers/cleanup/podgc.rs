@@ -86,9 +86,9 @@ impl PodGc {
         let mut stuck = filter_pods(&pods, |pod| self.is_out_of_service(pod));
         sort_by_eviction_and_age(&mut stuck);
         self.delete(stuck, Reason::OutOfService).await;
-        let gone = self.deleted_nodes(&pods).await;
-        self.delete(filter_pods(&pods, |pod| gone.contains(&pod.spec.node_name)), Reason::Orphaned)
-            .await;
+        let deleted_nodes = self.deleted_nodes(&pods).await;
+        let orphaned = filter_pods(&pods, |pod| deleted_nodes.contains(&pod.spec.node_name));
+        self.delete(orphaned, Reason::Orphaned).await;
         let unscheduled = |pod: &Pod| pod.meta.is_being_deleted() && pod.spec.node_name.is_empty();
         self.delete(filter_pods(&pods, unscheduled), Reason::Unscheduled).await;
         Ok(())
@@ -117,16 +117,16 @@ impl PodGc {
             let mut quarantine = self.quarantine.lock();
             quarantine.take_due(missing, self.clock.monotonic())
         };
-        let mut gone = Vec::new();
+        let mut deleted_nodes = Vec::new();
         for name in due.into_iter().filter(is_missing) {
             match self.client.get::<NodeName>(&ObjectKey::cluster(&name)).await {
                 Ok(_) => {}
-                Err(error) if error.is_not_found() => gone.push(name),
+                Err(error) if error.is_not_found() => deleted_nodes.push(name),
                 // The next collection puts it into quarantine again if its pods still exist.
                 Err(error) => log::error!("Error while getting node {name}: {error}"),
             }
         }
-        gone
+        deleted_nodes
     }
 
     /// Deletes the pods at once; a failure is logged and counted.
@@ -307,14 +307,14 @@ mod tests {
             "lastTransitionTime": "1970-01-01T00:01:00Z",
         });
         let orphaned = |patch: Option<Value>| patch.unwrap()["status"]["conditions"][0].take();
-        let is = |status: &str| {
+        let with_condition = |status: &str| {
             let condition = json!({ "type": "DisruptionTarget", "status": status });
             json!({ "phase": "Running", "conditions": [condition] })
         };
-        assert_eq!(orphaned(patch(is("False"), Reason::Orphaned)), condition);
+        assert_eq!(orphaned(patch(with_condition("False"), Reason::Orphaned)), condition);
         // True before: the time of the change stays.
         condition.as_object_mut().unwrap().remove("lastTransitionTime");
-        assert_eq!(orphaned(patch(is("True"), Reason::Orphaned)), condition);
+        assert_eq!(orphaned(patch(with_condition("True"), Reason::Orphaned)), condition);
     }
 
     #[test]

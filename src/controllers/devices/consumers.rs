@@ -350,11 +350,11 @@ mod tests {
     fn a_claim_is_reserved_for_a_pod_or_its_group() {
         let grouped = pod(json!({ "schedulingGroup": { "podGroupName": "g" } }), json!({}));
         let alone = pod(json!({}), json!({}));
-        let of = |consumer: Value| claim(json!([]), json!({ "reservedFor": [consumer] }));
+        let reserved = |consumer: Value| claim(json!([]), json!({ "reservedFor": [consumer] }));
         let to_group = |name: &str, api_group: &str| json!({ "apiGroup": api_group, "resource": "podgroups", "name": name, "uid": "x" });
         let to_pod = json!({ "resource": "pods", "name": "p", "uid": "pod" });
         let old_pod = json!({ "resource": "pods", "name": "p", "uid": "old" });
-        for (consumer, pod, groups, reserved) in [
+        for (consumer, pod, groups, is_reserved) in [
             (to_pod, &alone, false, true),
             (old_pod, &alone, true, false),
             (to_group("g", SCHEDULING), &grouped, true, true),
@@ -363,7 +363,11 @@ mod tests {
             (to_group("g", "example.com"), &grouped, true, false),
             (to_group("g", SCHEDULING), &alone, true, false),
         ] {
-            assert_eq!(is_reserved_for(pod, &of(consumer.clone()), groups), reserved, "{consumer}");
+            assert_eq!(
+                is_reserved_for(pod, &reserved(consumer.clone()), groups),
+                is_reserved,
+                "{consumer}"
+            );
         }
     }
 

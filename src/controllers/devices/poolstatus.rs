@@ -246,11 +246,11 @@ impl PoolSummary {
         slices: &[Arc<ResourceSlice>],
         claims: &[Arc<ResourceClaim>],
     ) -> PoolSummary {
-        let wanted = &request.spec;
+        let spec = &request.spec;
         let mut pools: BTreeMap<&Istr, Pool> = BTreeMap::new();
         for slice in slices.iter().map(|slice| &slice.spec) {
-            let is_wanted = slice.driver == wanted.driver
-                && (wanted.pool_name.is_empty() || slice.pool.name == wanted.pool_name);
+            let is_wanted = slice.driver == spec.driver
+                && (spec.pool_name.is_empty() || slice.pool.name == spec.pool_name);
             if !is_wanted {
                 continue;
             }
@@ -278,14 +278,14 @@ impl PoolSummary {
         }
         for claim in claims {
             let Some(Allocation(devices)) = &claim.status.allocation else { continue };
-            for device in devices.iter().filter(|device| device.driver == wanted.driver) {
+            for device in devices.iter().filter(|device| device.driver == spec.driver) {
                 if let Some(pool) = pools.get_mut(&device.pool) {
                     pool.allocated += 1;
                 }
             }
         }
         let count = pools.len();
-        let limit = usize::try_from(wanted.limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(usize::MAX);
+        let limit = usize::try_from(spec.limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(usize::MAX);
         PoolSummary { count, pools: pools.into_values().take(limit).collect() }
     }
 

@@ -292,12 +292,15 @@ mod tests {
         let unused = secret(old, "", "");
         assert!(!cutoff.is_unused(&unused, None), "the account is gone");
         assert!(!cutoff.is_unused(&unused, Some(&account(json!([])))), "made by hand");
-        let mut again = owner.clone();
-        again.meta.uid = "u-2".into();
-        assert!(!cutoff.is_unused(&unused, Some(&again)), "of another account of that name");
-        let mut going = unused.clone();
-        going.meta.deletion_timestamp = Some(now);
-        assert!(!cutoff.is_unused(&going, Some(&owner)));
+        let mut recreated_account = owner.clone();
+        recreated_account.meta.uid = "u-2".into();
+        assert!(
+            !cutoff.is_unused(&unused, Some(&recreated_account)),
+            "of another account of that name"
+        );
+        let mut deleting = unused.clone();
+        deleting.meta.deletion_timestamp = Some(now);
+        assert!(!cutoff.is_unused(&deleting, Some(&owner)));
     }
 
     #[test]

@@ -164,10 +164,10 @@ mod tests {
         let mut names: Vec<String> =
             serde_json::from_value::<PodSecrets>(pod).unwrap().names().into_iter().collect();
         names.sort();
-        let mut wanted = vec!["pull", "volume", "csi", "iscsi", "part"];
-        wanted.extend(["env-1", "env-2", "env-3", "all-1", "all-2", "all-3"]);
-        wanted.sort_unstable();
-        assert_eq!(names, wanted);
+        let mut expected = vec!["pull", "volume", "csi", "iscsi", "part"];
+        expected.extend(["env-1", "env-2", "env-3", "all-1", "all-2", "all-3"]);
+        expected.sort_unstable();
+        assert_eq!(names, expected);
         assert!(serde_json::from_value::<PodSecrets>(json!({})).unwrap().names().is_empty());
     }
 }

@@ -265,17 +265,17 @@ mod tests {
 
     #[test]
     fn progress_is_the_message_of_a_running_migration() {
-        for (holds, message) in [("True", "1 of 2"), ("False", "m")] {
+        for (condition_status, message) in [("True", "1 of 2"), ("False", "m")] {
             let status: StorageVersionMigrationStatus = serde_json::from_value(json!({
                 "conditions": [
-                    {"type": RUNNING, "status": holds, "reason": "r", "message": "m"},
+                    {"type": RUNNING, "status": condition_status, "reason": "r", "message": "m"},
                     {"type": FAILED, "status": "True", "reason": "r", "message": "n"},
                 ],
             }))
             .unwrap();
-            let shown = with_progress(&status, "1 of 2".to_owned());
-            let messages = shown.conditions.iter().map(|known| known.message.as_deref().unwrap());
-            assert_eq!(messages.collect::<Vec<_>>(), [message, "n"], "{holds}");
+            let updated = with_progress(&status, "1 of 2".to_owned());
+            let messages = updated.conditions.iter().map(|known| known.message.as_deref().unwrap());
+            assert_eq!(messages.collect::<Vec<_>>(), [message, "n"], "{condition_status}");
         }
     }
 
@@ -285,9 +285,11 @@ mod tests {
         let status = |conditions| -> StorageVersionMigrationStatus {
             serde_json::from_value(json!({"conditions": conditions})).unwrap()
         };
-        let known = |holds: &str| {
-            status(json!([{"type": "Running", "status": holds, "reason": "r", "message": "m",
-                "lastTransitionTime": "2026-01-01T00:00:00Z"}]))
+        let known = |condition_status: &str| {
+            status(
+                json!([{"type": "Running", "status": condition_status, "reason": "r", "message": "m",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]),
+            )
         };
         for (before, added) in
             [(status(json!(null)), true), (known("True"), false), (known("False"), false)]

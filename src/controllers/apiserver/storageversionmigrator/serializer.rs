@@ -79,7 +79,7 @@ impl Migrator {
             let new_status = |definition: &Value, now| finished_status(definition, success, now);
             self.apply_definition_status(&resource, new_status).await?;
             let mut status = migration.status.clone();
-            for condition in status.conditions.iter_mut().filter(|known| known.type_ == RUNNING) {
+            for condition in status.conditions.iter_mut().filter(|old| old.type_ == RUNNING) {
                 *condition = Condition {
                     type_: RUNNING.to_owned(),
                     status: "False".to_owned(),
@@ -179,13 +179,13 @@ fn running_status(definition: &Value, migration: &str, now: Timestamp) -> Value 
 /// at the end, not at the beginning. Upstream: `finishCRDMigration`.
 fn finished_status(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
     let conditions = definition["status"]["conditions"].as_array();
-    let known = conditions.into_iter().flatten().find(|known| known["type"] == STORAGE_MIGRATING);
-    if known.is_some_and(|known| known["status"] == "False") {
+    let old = conditions.into_iter().flatten().find(|old| old["type"] == STORAGE_MIGRATING);
+    if old.is_some_and(|old| old["status"] == "False") {
         return None;
     }
     let generation = definition["metadata"]["generation"].as_i64().unwrap_or(0);
-    let observed = known.map(|known| known["observedGeneration"].as_i64().unwrap_or(0));
-    let is_unchanged = observed == Some(generation);
+    let old_generation = old.map(|old| old["observedGeneration"].as_i64().unwrap_or(0));
+    let is_unchanged = old_generation == Some(generation);
     let (reason, message) = match (success, is_unchanged) {
         (true, true) => (
             "MigrationSucceeded",

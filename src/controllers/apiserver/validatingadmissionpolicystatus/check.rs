@@ -469,12 +469,12 @@ mod tests {
 
     #[test]
     fn a_check_does_not_block_the_executor() {
-        let (open, gate) = std::sync::mpsc::channel();
+        let (open_gate, gate) = std::sync::mpsc::channel();
         let object = Type::structure("K", Fields::Lazy(Box::new(Gate(Mutex::new(gate)))));
         let policy = policy(json!({ "validations": [{ "expression": "object.a == 'x'" }] }));
         let mut checking = Box::pin(check_off_executor(policy, vec![(kind(), object)], None));
         assert!(block_on(poll_once(&mut checking)).is_none(), "other tasks get their turn");
-        open.send(()).unwrap();
+        open_gate.send(()).unwrap();
         assert_eq!(block_on(checking).unwrap().len(), 1);
     }
 

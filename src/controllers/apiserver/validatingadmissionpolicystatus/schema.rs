@@ -431,7 +431,7 @@ mod tests {
             ("object.metadata.name", "string"),
             ("object.inner.metadata.generateName", "string"),
         ] {
-            let found = environment.compile(expression).map(|of| of.to_string());
+            let found = environment.compile(expression).map(|result| result.to_string());
             assert_eq!(found.as_deref(), Ok(expected), "{expression}");
         }
         for expression in ["object.nothing", "object.tree.next.leaf", "object.metadata.labels"] {

@@ -339,8 +339,8 @@ mod tests {
     const YEAR: u64 = 8760 * 3600;
 
     fn goldens() -> Vec<Golden> {
-        let known = KEY_USAGES.map(|(name, _)| name);
-        let all = [&known[..], &EXTENDED_USAGES.map(|(name, _)| name)[..]].concat();
+        let key_usages = KEY_USAGES.map(|(name, _)| name);
+        let all = [&key_usages[..], &EXTENDED_USAGES.map(|(name, _)| name)[..]].concat();
         let all: [&str; 23] = all.try_into().unwrap();
         vec![
             golden!("kubelet-client", ["digital signature", "client auth"], YEAR),

@@ -356,7 +356,7 @@ mod tests {
         };
         // Of a type that `der` does not know.
         let universal = joined(&[vec![6, 3, 0x55, 4, 3], vec![0x1c, 4, 0, 0, 0, b'u']]);
-        let given = name(&[
+        let encoded = name(&[
             attribute(3, Tag::Utf8String, b"first"),
             attribute(10, Tag::BmpString, &[0, b'z']),
             attribute(10, Tag::TeletexString, &[0xfc]),
@@ -367,7 +367,7 @@ mod tests {
             attribute(5, Tag::Utf8String, b""),
             universal,
         ]);
-        let subject = read(&given);
+        let subject = read(&encoded);
         assert_eq!(subject.common_name(), "star*");
         assert_eq!(subject.organizations(), ["z", "\u{fc}"]);
         // Sets are sorted by their bytes.
@@ -376,19 +376,19 @@ mod tests {
             attribute(10, Tag::Utf8String, "\u{fc}".as_bytes()),
         ]
         .concat();
-        let wanted = name(&[
+        let expected = name(&[
             attribute(6, Tag::PrintableString, b"DE"),
             organizations,
             attribute(3, Tag::Utf8String, b"star*"),
         ]);
-        assert_eq!(subject.to_der().unwrap(), wanted);
-        assert_eq!(read(&wanted).to_der().unwrap(), wanted);
+        assert_eq!(subject.to_der().unwrap(), expected);
+        assert_eq!(read(&expected).to_der().unwrap(), expected);
     }
 
     #[test]
     fn alternative_names_are_sorted_by_kind() {
         let name = element;
-        let given = joined(&[
+        let encoded = joined(&[
             name(URI, b"SPIFFE://td/a b"),
             name(IP, &[1, 2, 3, 4]),
             name(EMAIL, b"a@b"),
@@ -396,15 +396,15 @@ mod tests {
             name(Tag::ContextSpecific { constructed: true, number: TagNumber::N4 }, b""),
             name(IP, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 5, 6, 7, 8]),
         ]);
-        let names = AlternativeNames::read(&given).unwrap();
-        let wanted = joined(&[
+        let names = AlternativeNames::read(&encoded).unwrap();
+        let expected = joined(&[
             name(DNS, b"x"),
             name(EMAIL, b"a@b"),
             name(IP, &[1, 2, 3, 4]),
             name(IP, &[5, 6, 7, 8]),
             name(URI, b"spiffe://td/a%20b"),
         ]);
-        assert_eq!(names.to_extension().unwrap().to_der().unwrap(), wanted);
+        assert_eq!(names.to_extension().unwrap().to_der().unwrap(), expected);
         for (bad, why) in [
             (name(IP, &[1]), "x509: cannot parse IP address of length 1"),
             (name(DNS, b"\xff"), "x509: SAN dNSName is malformed"),

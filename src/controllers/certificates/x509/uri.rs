@@ -48,8 +48,8 @@ impl Part {
     /// The bytes of the part, with its escapes decoded.
     fn percent_decode(self, text: &str) -> Result<Vec<u8>, String> {
         let mut decoded = Vec::new();
-        let mut rest = text.as_bytes();
-        while let Some((first, after)) = rest.split_first() {
+        let mut remaining = text.as_bytes();
+        while let Some((first, after)) = remaining.split_first() {
             if *first != b'%' {
                 if matches!(self, Part::Host | Part::Zone)
                     && first.is_ascii()
@@ -59,13 +59,14 @@ impl Part {
                     return Err(format!("invalid character {character:?} in host name"));
                 }
                 decoded.push(*first);
-                rest = after;
+                remaining = after;
                 continue;
             }
-            let end = rest.len().min(3);
-            let refused =
-                || Err(format!("invalid URL escape {:?}", String::from_utf8_lossy(&rest[..end])));
-            let [_, high, low, after @ ..] = rest else { return refused() };
+            let end = remaining.len().min(3);
+            let refused = || {
+                Err(format!("invalid URL escape {:?}", String::from_utf8_lossy(&remaining[..end])))
+            };
+            let [_, high, low, after @ ..] = remaining else { return refused() };
             let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
             let (Some(high), Some(low)) = (digit(*high), digit(*low)) else { return refused() };
             let byte = (high << 4) | low;
@@ -78,7 +79,7 @@ impl Part {
                 return refused();
             }
             decoded.push(byte);
-            rest = after;
+            remaining = after;
         }
         Ok(decoded)
     }
@@ -119,29 +120,30 @@ fn normalize_without_fragment(text: &str) -> Result<String, String> {
     if text.bytes().any(|byte| byte.is_ascii_control()) {
         return Err("net/url: invalid control character in URL".to_owned());
     }
-    let (scheme, rest) = split_scheme(text)?;
+    let (scheme, after_scheme) = split_scheme(text)?;
     let scheme = scheme.to_ascii_lowercase();
-    let (rest, query) = match rest.split_once('?') {
-        Some((rest, query)) => (rest, format!("?{query}")),
-        None => (rest, String::new()),
+    let (hierarchy, query) = match after_scheme.split_once('?') {
+        Some((hierarchy, query)) => (hierarchy, format!("?{query}")),
+        None => (after_scheme, String::new()),
     };
     let mut form = String::new();
     if !scheme.is_empty() {
         form = format!("{scheme}:");
     }
-    if !rest.starts_with('/') {
+    if !hierarchy.starts_with('/') {
         if !scheme.is_empty() {
-            return Ok(form + rest + &query);
+            return Ok(form + hierarchy + &query);
         }
-        if rest.split('/').next().is_some_and(|segment| segment.contains(':')) {
+        if hierarchy.split('/').next().is_some_and(|segment| segment.contains(':')) {
             return Err("first path segment in URL cannot contain colon".to_owned());
         }
     }
-    let has_authority = !scheme.is_empty() || !rest.starts_with("///");
-    let path = match rest.strip_prefix("//").filter(|_| has_authority) {
-        None => rest,
-        Some(rest) => {
-            let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let has_authority = !scheme.is_empty() || !hierarchy.starts_with("///");
+    let after_slashes = if has_authority { hierarchy.strip_prefix("//") } else { None };
+    let path = match after_slashes {
+        None => hierarchy,
+        Some(text) => {
+            let (authority, path) = text.split_at(text.find('/').unwrap_or(text.len()));
             let authority = normalize_authority(&scheme, authority)?;
             if !authority.is_empty() || !path.is_empty() {
                 form += "//";
@@ -244,7 +246,7 @@ mod tests {
     #[test]
     fn uris_are_written_as_go_writes_them() {
         // What Go 1.26 makes of them, with the setting of the Go manager for colons in hosts.
-        for (given, form) in [
+        for (uri, form) in [
             ("spiffe://td/ns/a/sa/b", "spiffe://td/ns/a/sa/b"),
             ("SPIFFE://TD/x", "spiffe://TD/x"),
             ("file:///x", "file:///x"),
@@ -299,13 +301,13 @@ mod tests {
             ("http://h%25", "http://h%25"),
             ("http://h<>\"/", "http://h<>\"/"),
         ] {
-            assert_eq!(normal_form(given).as_deref(), Ok(form), "{given}");
+            assert_eq!(normal_form(uri).as_deref(), Ok(form), "{uri}");
         }
     }
 
     #[test]
     fn uris_that_go_refuses_are_refused() {
-        for (given, why) in [
+        for (uri, why) in [
             ("1a:b", "first path segment in URL cannot contain colon"),
             (":x", "missing protocol scheme"),
             ("http://h/\u{1}", "net/url: invalid control character in URL"),
@@ -330,7 +332,7 @@ mod tests {
             ("http://.h/", "invalid domain"),
             ("http://a..b", "invalid domain"),
         ] {
-            assert_eq!(normal_form(given), Err(format!("parse {given:?}: {why}")));
+            assert_eq!(normal_form(uri), Err(format!("parse {uri:?}: {why}")));
         }
         let refused = normal_form("http://h#%").unwrap_err();
         assert_eq!(refused, "parse \"http://h#%\": invalid URL escape \"%\"");

@@ -283,9 +283,9 @@ impl GarbageCollector {
     /// Removes owner references from an object, if it still exists.
     async fn drop_owners(&self, item: &Identity, owners: &[Uid]) -> Result<(), Error> {
         let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
-        let gone: Vec<Value> =
+        let deletions: Vec<Value> =
             owners.iter().map(|uid| json!({ "$patch": "delete", "uid": uid })).collect();
-        let body = json!({ "metadata": { "uid": item.uid, "ownerReferences": gone } });
+        let body = json!({ "metadata": { "uid": item.uid, "ownerReferences": deletions } });
         let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
         match answer {
             Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
@@ -399,13 +399,13 @@ mod tests {
     #[test]
     fn the_missing_owner_of_an_object_is_reported_with_its_deletion() {
         let (absent, none) = ("00000000-0000-4000-8000-000000000000", Value::Null);
-        let going = json!("2026-01-01T00:00:00Z");
+        let deletion_time = json!("2026-01-01T00:00:00Z");
         // The answer to the deletion, when the object's deletion began, whether a watch has shown
         // that its owner went, and whether the owner is reported.
         for (code, deletion, went, reported) in [
             (200, &none, false, true),
             (200, &none, true, false),
-            (200, &going, false, false),
+            (200, &deletion_time, false, false),
             (404, &none, false, false),
             // Its owners may be corrected.
             (409, &none, false, false),
@@ -449,8 +449,8 @@ mod tests {
             if went {
                 graph.handle_deletion(&identity("owner", absent), &mut drop);
             }
-            let known: Meta = serde_json::from_value(meta).expect("the metadata");
-            graph.observe(pod.clone(), None, &known, &mut drop);
+            let observed: Meta = serde_json::from_value(meta).expect("the metadata");
+            graph.observe(pod.clone(), None, &observed, &mut drop);
             let collector = GarbageCollector {
                 client,
                 recorder: Recorder::to_sink(events.clone()),

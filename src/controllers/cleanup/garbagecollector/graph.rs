@@ -575,9 +575,9 @@ mod tests {
     fn a_node_has_its_name_from_the_newest_object() {
         let mut graph = TestGraph::default();
         graph.observe(&identity("Pod", "a", "x"), None, json!({}));
-        let again = identity("Pod", "a", "x");
-        graph.observe(&again, Some(json!({})), json!({}));
-        assert!(ArcStr::ptr_eq(&graph.graph.get(&again.uid).unwrap().identity.name, &again.name));
+        let newer = identity("Pod", "a", "x");
+        graph.observe(&newer, Some(json!({})), json!({}));
+        assert!(ArcStr::ptr_eq(&graph.graph.get(&newer.uid).unwrap().identity.name, &newer.name));
     }
 
     #[test]

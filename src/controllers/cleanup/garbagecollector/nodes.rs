@@ -237,7 +237,7 @@ mod tests {
     fn dependents_come_and_go() {
         let mut dependents = Dependents::default();
         let uid = |n: usize| Uid::new(&format!("u{n}"));
-        let held = |dependents: &Dependents| {
+        let sorted_uids = |dependents: &Dependents| {
             let mut uids: Vec<String> = dependents.iter().map(|uid| uid.to_string()).collect();
             uids.sort();
             uids.join(" ")
@@ -261,9 +261,9 @@ mod tests {
             } else {
                 dependents.remove(&uid(n));
             }
-            assert_eq!(held(&dependents), expected, "{is_added} {n}");
+            assert_eq!(sorted_uids(&dependents), expected, "{is_added} {n}");
             assert_eq!(dependents.is_empty(), expected.is_empty());
         }
-        assert_eq!(held(&Dependents::from([uid(7)])), "u7");
+        assert_eq!(sorted_uids(&Dependents::from([uid(7)])), "u7");
     }
 }

@@ -625,13 +625,14 @@ mod tests {
         let jobs = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
         let pods = ResourceType::fixed("", "v1", "Pod", "pods", true);
         let plain = || content_of(&[json!({ "metadata": { "name": "a" } })]);
-        let held = || content_of(&[json!({ "metadata": { "name": "a", "finalizers": ["x/y"] } })]);
+        let with_finalizer =
+            || content_of(&[json!({ "metadata": { "name": "a", "finalizers": ["x/y"] } })]);
         let seconds = Duration::from_secs;
-        for (left, estimate, resource, wanted, error) in [
+        for (remaining, estimate, resource, expected, error) in [
             (Content::default(), seconds(30), &pods, seconds(0), None),
             (plain(), seconds(30), &pods, seconds(30), None),
-            (held(), seconds(30), &pods, seconds(30), None),
-            (held(), seconds(0), &pods, seconds(15), None),
+            (with_finalizer(), seconds(30), &pods, seconds(30), None),
+            (with_finalizer(), seconds(0), &pods, seconds(15), None),
             (
                 plain(),
                 seconds(0),
@@ -649,8 +650,8 @@ mod tests {
                 ),
             ),
         ] {
-            let outcome = DeletionResult::after_deletion(left, estimate, "ns", resource);
-            assert_eq!(outcome.estimate, wanted);
+            let outcome = DeletionResult::after_deletion(remaining, estimate, "ns", resource);
+            assert_eq!(outcome.estimate, expected);
             assert_eq!(outcome.error.map(|error| error.to_string()).as_deref(), error);
         }
     }

@@ -419,10 +419,13 @@ mod tests {
 
     #[test]
     fn a_group_version_has_one_slash_at_most() {
-        let of = |group, version| {
+        let error_of = |group, version| {
             group_version_error(&ResourceType::fixed(group, version, "K", "ks", true))
         };
-        assert_eq!((of("", "v1"), of("apps", "v1")), (None, None));
-        assert_eq!(of("a/b", "v1").as_deref(), Some("unexpected GroupVersion string: a/b/v1"));
+        assert_eq!((error_of("", "v1"), error_of("apps", "v1")), (None, None));
+        assert_eq!(
+            error_of("a/b", "v1").as_deref(),
+            Some("unexpected GroupVersion string: a/b/v1")
+        );
     }
 }

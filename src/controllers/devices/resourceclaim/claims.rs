@@ -121,34 +121,32 @@ impl ResourceClaims {
     ) -> Result<Reservation, Error> {
         let key = ObjectKey::new(namespace, &consumer.name);
         let is_deleted = self.deleted.has(&consumer.uid);
-        let (reservation, resource) = match &self.groups {
-            _ if consumer.is_pod() => {
-                let pod = self.pods.get(&key);
-                let cached = pod
-                    .as_ref()
-                    .map(|pod| CachedConsumer { uid: &pod.meta.uid, is_done: is_done(pod) });
-                (decide_reservation(&consumer.uid, is_deleted, cached), &Pod::RESOURCE)
-            }
-            Some(groups) if consumer.is_group() => {
-                let group = groups.get(&key);
-                let cached = group
-                    .as_ref()
-                    .map(|group| CachedConsumer { uid: &group.meta.uid, is_done: false });
-                (decide_reservation(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
-            }
-            _ => return Ok(Reservation::Stays),
+        let (reservation, resource) = if consumer.is_pod() {
+            let pod = self.pods.get(&key);
+            let cached = pod
+                .as_ref()
+                .map(|pod| CachedConsumer { uid: &pod.meta.uid, is_done: is_done(pod) });
+            (decide_reservation(&consumer.uid, is_deleted, cached), &Pod::RESOURCE)
+        } else if consumer.is_group()
+            && let Some(groups) = &self.groups
+        {
+            let group = groups.get(&key);
+            let cached =
+                group.as_ref().map(|group| CachedConsumer { uid: &group.meta.uid, is_done: false });
+            (decide_reservation(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
+        } else {
+            return Ok(Reservation::Stays);
         };
         if reservation != Reservation::Unseen {
             return Ok(reservation);
         }
         // A pod that is being scheduled must not lose its claim.
-        let live = self.client.resource(resource).metadata_only();
-        match live.get::<PartialObjectMetadata>(&key).await {
+        let resource = self.client.resource(resource).metadata_only();
+        match resource.get::<PartialObjectMetadata>(&key).await {
+            Ok(live) if live.meta.uid == consumer.uid => Ok(Reservation::Unseen),
+            Ok(_) => Ok(Reservation::Ends),
             Err(error) if error.is_not_found() => Ok(Reservation::Ends),
-            live => Ok(match live?.meta.uid == consumer.uid {
-                true => Reservation::Unseen,
-                false => Reservation::Ends,
-            }),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -157,10 +155,10 @@ impl ResourceClaims {
         if !meta.has_finalizer(FINALIZER) {
             return Ok(());
         }
-        let rest: Vec<&Istr> =
+        let remaining: Vec<&Istr> =
             meta.finalizers().iter().filter(|finalizer| **finalizer != FINALIZER).collect();
         let version = meta.resource_version.to_string();
-        let metadata = json!({ "resourceVersion": version, "finalizers": rest });
+        let metadata = json!({ "resourceVersion": version, "finalizers": remaining });
         let patch = Patch::Merge(json!({ "metadata": metadata }));
         let claims = self.client.resource(&ResourceClaim::RESOURCE).metadata_only();
         match claims.patch::<PartialObjectMetadata>(&meta.key(), &patch).await {

@@ -79,10 +79,10 @@ impl ResourceClaims {
         let Some(group) = group.filter(|group| !group.meta.is_being_deleted()) else {
             return Ok(Next::Done);
         };
-        let mut named = Vec::new();
+        let mut new_names = Vec::new();
         for entry in &group.spec.resource_claims {
             match self.ensure_group_claim(&group, entry).await {
-                Ok(Some(name)) => named.push((&entry.name, name)),
+                Ok(Some(name)) => new_names.push((&entry.name, name)),
                 Ok(None) => {}
                 Err(error) => {
                     let text = format!("PodGroupResourceClaim {}: {}", entry.name, error.message());
@@ -98,15 +98,15 @@ impl ResourceClaims {
                 }
             }
         }
-        if !named.is_empty() {
-            let known = &group.status.resource_claim_statuses;
-            let statuses = merge_statuses(&group.spec.resource_claims, known, &named);
-            self.apply_claim_statuses::<PodGroup>(&group.meta, statuses).await.map_err(
-                |error| {
-                    let why = error.message();
-                    Error::other(format!("update PodGroup {key} ResourceClaimStatuses: {why}"))
-                },
-            )?;
+        if !new_names.is_empty() {
+            let old = &group.status.resource_claim_statuses;
+            let statuses = merge_statuses(&group.spec.resource_claims, old, &new_names);
+            let applied = self.apply_claim_statuses::<PodGroup>(&group.meta, statuses).await;
+            if let Err(error) = applied {
+                let why = error.message();
+                let text = format!("update PodGroup {key} ResourceClaimStatuses: {why}");
+                return Err(Error::other(text));
+            }
         }
         Ok(Next::Done)
     }

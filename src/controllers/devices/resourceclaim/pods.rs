@@ -126,11 +126,11 @@ impl ResourceClaims {
         };
         let group = self.group_of(&pod)?;
         let statuses = statuses_by_entry(pod.resource_claims());
-        let mut named = Vec::new();
+        let mut new_names = Vec::new();
         for entry in &pod.spec.shape.resource_claims {
             let name = ClaimName::resolve(entry, &statuses);
             match self.ensure_claim(&pod, group.as_deref(), entry, name).await {
-                Ok(Some(name)) => named.push((&entry.name, name)),
+                Ok(Some(name)) => new_names.push((&entry.name, name)),
                 Ok(None) => {}
                 Err(error) => {
                     let text = format!("PodResourceClaim {}: {}", entry.name, error.message());
@@ -139,8 +139,8 @@ impl ResourceClaims {
                 }
             }
         }
-        if !named.is_empty() {
-            self.write_claim_names(&pod, &named).await?;
+        if !new_names.is_empty() {
+            self.write_claim_names(&pod, &new_names).await?;
         }
         if pod.spec.node_name.is_empty() {
             // The scheduler reserves the claims.
@@ -198,9 +198,13 @@ impl ResourceClaims {
     }
 
     /// Writes the names of the pod's claims to its status.
-    async fn write_claim_names(&self, pod: &Pod, named: &[(&Istr, ArcStr)]) -> Result<(), Error> {
+    async fn write_claim_names(
+        &self,
+        pod: &Pod,
+        new_names: &[(&Istr, ArcStr)],
+    ) -> Result<(), Error> {
         let claims = &pod.spec.shape.resource_claims;
-        let statuses = merge_statuses(claims, pod.resource_claims(), named);
+        let statuses = merge_statuses(claims, pod.resource_claims(), new_names);
         let key = pod.meta.key();
         self.apply_claim_statuses::<Pod>(&pod.meta, statuses).await.map_err(|error| {
             Error::other(format!("update pod {key} ResourceClaimStatuses: {}", error.message()))
@@ -326,27 +330,27 @@ fn consumer_reference<T: Resource>(meta: &Meta) -> Value {
 
 /// The patch that appends a consumer to `reservedFor`.
 fn reservation_patch(claim: &ResourceClaim, consumer: Value) -> Value {
-    let known = claim.status.reserved_for.iter().map(|known| json!({ "uid": known.uid }));
-    let order: Vec<Value> = known.chain([json!({ "uid": consumer["uid"] })]).collect();
+    let old = claim.status.reserved_for.iter().map(|consumer| json!({ "uid": consumer.uid }));
+    let order: Vec<Value> = old.chain([json!({ "uid": consumer["uid"] })]).collect();
     json!({ "$setElementOrder/reservedFor": order, "reservedFor": [consumer] })
 }
 
-/// The statuses of all entries with a template: the new names and the known ones. An apply removes
-/// entries that it does not contain.
+/// The statuses of all entries with a template: `new_names`, which has the names of entries and of
+/// their claims, and else the old ones. An apply removes entries that it does not contain.
 pub(super) fn merge_statuses(
     entries: &[PodResourceClaim],
-    known: &[ResourceClaimStatus],
-    named: &[(&Istr, ArcStr)],
+    old_statuses: &[ResourceClaimStatus],
+    new_names: &[(&Istr, ArcStr)],
 ) -> Value {
-    let named = Lookup::new(named, |(name, _)| name.as_str());
-    let known = statuses_by_entry(known);
+    let new_names = Lookup::new(new_names, |(entry, _)| entry.as_str());
+    let old_statuses = statuses_by_entry(old_statuses);
     let status = |entry: &PodResourceClaim| {
         let name = &entry.name;
-        if let Some((_, claim)) = named.get(name) {
+        if let Some((_, claim)) = new_names.get(name) {
             return Some(json!({ "name": name, "resourceClaimName": &**claim }));
         }
-        let known = known.get(name)?;
-        Some(match &known.resource_claim_name {
+        let old = old_statuses.get(name)?;
+        Some(match &old.resource_claim_name {
             Some(claim) => json!({ "name": name, "resourceClaimName": claim }),
             None => json!({ "name": name }),
         })
