@@ -59,6 +59,10 @@ const EXTENDED_USAGES: [(&str, ObjectIdentifier); 13] = [
     ("netscape sgc", ObjectIdentifier::new_unwrap("2.16.840.1.113730.4.1")),
 ];
 
+/// Whether a reader that does not know an extension must refuse the certificate.
+const CRITICAL: bool = true;
+const NOT_CRITICAL: bool = false;
+
 /// A certificate and its private key.
 pub struct Authority {
     /// The certificate's subject in DER.
@@ -164,7 +168,7 @@ impl Authority {
         self.encode_tbs(request, &usages, validity, serial).map_err(encoding_error)
     }
 
-    /// `validity`: the first and the last moment.
+    /// Encodes the TBSCertificate, valid from `not_before` to `not_after`.
     fn encode_tbs(
         &self,
         request: &CertificateRequest,
@@ -177,11 +181,11 @@ impl Authority {
         let issuer = AnyRef::from_der(&self.subject)?;
         let mut extensions = usages.extensions()?;
         let not_a_ca = BasicConstraints { ca: false, path_len_constraint: None };
-        extensions.push(extension(true, &not_a_ca)?);
+        extensions.push(extension(CRITICAL, &not_a_ca)?);
         if subject != issuer && !self.key_id.is_empty() {
             let key_identifier = Some(OctetString::new(&*self.key_id)?);
             let id = AuthorityKeyIdentifier { key_identifier, ..Default::default() };
-            extensions.push(extension(false, &id)?);
+            extensions.push(extension(NOT_CRITICAL, &id)?);
         }
         if !request.names.is_empty() {
             let critical = subject.value().is_empty();
@@ -264,11 +268,11 @@ impl Usages {
     fn extensions(&self) -> der::Result<Vec<Extension>> {
         let mut extensions = Vec::new();
         if !self.key.is_empty() {
-            extensions.push(extension(true, &KeyUsage(self.key))?);
+            extensions.push(extension(CRITICAL, &KeyUsage(self.key))?);
         }
         if !self.extended.is_empty() {
             let identifiers = self.extended.iter().map(|at| EXTENDED_USAGES[*at].1).collect();
-            extensions.push(extension(false, &ExtendedKeyUsage(identifiers))?);
+            extensions.push(extension(NOT_CRITICAL, &ExtendedKeyUsage(identifiers))?);
         }
         Ok(extensions)
     }
