@@ -79,9 +79,13 @@ impl ChangedRevisions {
 impl OwnerRecord for ChangedRevisions {
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         let mut owners = self.owners.lock();
-        if owners.get(owner).is_some_and(|record| uid.is_none_or(|uid| *uid == record.owner)) {
-            owners.remove(owner);
+        // The record may be of another owner, which has this one's name.
+        if let (Some(record), Some(uid)) = (owners.get(owner), uid)
+            && record.owner != *uid
+        {
+            return;
         }
+        owners.remove(owner);
     }
 }
 

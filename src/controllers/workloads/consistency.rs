@@ -24,25 +24,25 @@ pub struct Consistency {
     stores: Vec<(ResourceType, SeenVersion)>,
     writes: Mutex<HashMap<ObjectKey, Written>>,
     /// The names of owners that were deleted lately, oldest first.
-    gone: Mutex<VecDeque<ObjectKey>>,
+    deleted_owners: Mutex<VecDeque<ObjectKey>>,
 }
 
 /// The number of names of deleted owners that are remembered.
-const GONE: usize = 64;
+const MAX_DELETED_OWNERS: usize = 64;
 
 /// The writes for one owner.
 struct Written {
     uid: Uid,
-    /// By position in `stores`.
-    at: Box<[At]>,
+    /// In the order of `stores`.
+    by_store: Box<[LastWrite]>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct At {
+struct LastWrite {
     /// Version 0: none.
     version: HistoryVersion,
     /// Whether the answer to a write was lost: it may have been carried out.
-    unsure: bool,
+    is_unknown: bool,
 }
 
 /// A cache that has not seen a write yet. Upstream: `ConsistencyError`.
@@ -71,12 +71,13 @@ impl From<Lag> for Error {
 
 impl Consistency {
     /// Tracks the writes to the objects of `lister` as well.
-    pub fn with<T: Object + Resource>(self, lister: &Lister<T>) -> Consistency {
+    pub fn tracking<T: Object + Resource>(self, lister: &Lister<T>) -> Consistency {
         let lister = lister.clone();
-        self.tracking(T::RESOURCE, Box::new(move || lister.seen()))
+        self.track(T::RESOURCE, Box::new(move || lister.seen()))
     }
 
-    fn tracking(mut self, resource: ResourceType, seen: SeenVersion) -> Consistency {
+    /// `seen`: returns the newest version in the cache of `resource`.
+    fn track(mut self, resource: ResourceType, seen: SeenVersion) -> Consistency {
         self.stores.push((resource, seen));
         self
     }
@@ -85,48 +86,61 @@ impl Consistency {
         self.writes.lock()
     }
 
-    fn note(
+    /// Edits the record of the last write of `resource` for `owner`. `edit` also gets the history
+    /// of the server's storage.
+    fn edit_record(
         &self,
         owner: &ObjectKey,
         uid: &Uid,
         resource: &ResourceType,
-        note: impl FnOnce(&mut At, u64),
+        edit: impl FnOnce(&mut LastWrite, u64),
     ) {
-        let Some(at) = self.stores.iter().position(|(known, _)| known == resource) else { return };
-        let history = self.stores[at].1().history;
+        let Some(store) = self.stores.iter().position(|(known, _)| known == resource) else {
+            return;
+        };
+        let (_, seen_version) = &self.stores[store];
+        let history = seen_version().history;
         let mut writes = self.writes();
-        let fresh =
-            || Written { uid: uid.clone(), at: vec![At::default(); self.stores.len()].into() };
+        let fresh = || Written {
+            uid: uid.clone(),
+            by_store: vec![LastWrite::default(); self.stores.len()].into(),
+        };
         let written = writes.entry(owner.clone()).or_insert_with(fresh);
         if written.uid != *uid {
             *written = fresh();
         }
-        note(&mut written.at[at], history);
+        edit(&mut written.by_store[store], history);
     }
 
     /// Records a write of `resource` at `version` for the owner with this name and uid. The record
     /// of an owner with another uid is replaced; a version older than a known one changes nothing.
-    pub fn wrote_at(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType, version: u64) {
-        self.note(owner, uid, resource, |at, history| {
-            at.version = at.version.max(HistoryVersion { history, version });
+    pub fn record_write(
+        &self,
+        owner: &ObjectKey,
+        uid: &Uid,
+        resource: &ResourceType,
+        version: u64,
+    ) {
+        self.edit_record(owner, uid, resource, |last, history| {
+            last.version = last.version.max(HistoryVersion { history, version });
         });
     }
 
     /// Records that a write of `resource` for the owner may have been carried out: its answer was
     /// lost. The next sync has to [`settle`](Consistency::settle) it, or it may be written twice.
-    pub fn unsure(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
-        self.note(owner, uid, resource, |at, _| at.unsure = true);
+    pub fn record_unknown_outcome(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
+        self.edit_record(owner, uid, resource, |last, _| last.is_unknown = true);
     }
 
-    /// Notes an owner that may have the name of a deleted one, and with it the objects that this one left
-    /// behind as orphans: a cache that is older than the deletion shows them under their old owner, and
-    /// the next sync has to [`settle`](Consistency::settle) them. Upstream does not, and creates others
-    /// beside them.
-    pub fn succeeds(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
-        let mut gone = self.gone.lock();
-        if let Some(at) = gone.iter().position(|name| name == owner) {
-            gone.remove(at);
-            self.unsure(owner, uid, resource);
+    /// Notes an owner that may have the name of a deleted one, and with it the objects that this
+    /// one left behind as orphans: a cache that is older than the deletion shows them under their
+    /// old owner, and the next sync has to [`settle`](Consistency::settle) them. Upstream does not,
+    /// and creates others beside them.
+    pub fn note_successor(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
+        let mut deleted_owners = self.deleted_owners.lock();
+        if let Some(at) = deleted_owners.iter().position(|name| name == owner) {
+            deleted_owners.remove(at);
+            self.record_unknown_outcome(owner, uid, resource);
         }
     }
 
@@ -139,17 +153,21 @@ impl Consistency {
         selector: &Selector,
         client: &Client,
     ) -> Result<bool, Error> {
-        let (uid, unsure) = match self.writes().get(owner) {
+        let (uid, unknown) = match self.writes().get(owner) {
             Some(written) => {
-                let stores = self.stores.iter().zip(&written.at);
-                let unsure = stores.filter(|(_, at)| at.unsure).map(|((of, _), _)| of.clone());
-                (written.uid.clone(), unsure.collect::<Vec<_>>())
+                let mut unknown = Vec::new();
+                for ((resource, _), last) in self.stores.iter().zip(&written.by_store) {
+                    if last.is_unknown {
+                        unknown.push(resource.clone());
+                    }
+                }
+                (written.uid.clone(), unknown)
             }
             None => return Ok(false),
         };
         let options =
             ListOptions { label_selector: Some(selector.to_string()), ..ListOptions::default() };
-        for resource in &unsure {
+        for resource in &unknown {
             let dynamic = client.resource(resource).metadata_only();
             let live = dynamic
                 .list::<PartialObjectMetadata>(Some(&owner.namespace), &options)
@@ -160,12 +178,12 @@ impl Consistency {
             };
             let owned = live.iter().filter(may_own);
             let version = owned.map(|object| object.meta.resource_version).max().unwrap_or(0);
-            self.note(owner, &uid, resource, |at, history| {
+            self.edit_record(owner, &uid, resource, |last, history| {
                 let live = HistoryVersion { history, version };
-                *at = At { version: at.version.max(live), unsure: false };
+                *last = LastWrite { version: last.version.max(live), is_unknown: false };
             });
         }
-        Ok(!unsure.is_empty())
+        Ok(!unknown.is_empty())
     }
 
     #[cfg(test)]
@@ -178,7 +196,8 @@ impl Consistency {
     pub fn lagging(&self, owner: &ObjectKey) -> Option<Lag> {
         let mut writes = self.writes();
         let written = writes.get(owner)?;
-        for ((resource, seen), &At { version: written, .. }) in self.stores.iter().zip(&written.at)
+        for ((resource, seen), &LastWrite { version: written, .. }) in
+            self.stores.iter().zip(&written.by_store)
         {
             if written.version == 0 {
                 continue;
@@ -192,7 +211,7 @@ impl Consistency {
             }
         }
         // A write that is not settled yet keeps the record.
-        if written.at.iter().all(|at| !at.unsure) {
+        if written.by_store.iter().all(|last| !last.is_unknown) {
             writes.remove(owner);
         }
         None
@@ -208,24 +227,31 @@ impl Consistency {
 
     /// `Error::Stale` while a cache lags behind the writes for `owner`.
     pub fn ensure_ready(&self, owner: &ObjectKey) -> Result<(), Error> {
-        self.lagging(owner).map_or(Ok(()), |lag| Err(lag.into()))
+        match self.lagging(owner) {
+            Some(lag) => Err(lag.into()),
+            None => Ok(()),
+        }
     }
 }
 
 impl OwnerRecord for Consistency {
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         if uid.is_some() && !self.stores.is_empty() {
-            let mut gone = self.gone.lock();
-            gone.retain(|name| name != owner);
-            if gone.len() == GONE {
-                gone.pop_front();
+            let mut deleted_owners = self.deleted_owners.lock();
+            deleted_owners.retain(|name| name != owner);
+            if deleted_owners.len() == MAX_DELETED_OWNERS {
+                deleted_owners.pop_front();
             }
-            gone.push_back(owner.clone());
+            deleted_owners.push_back(owner.clone());
         }
         let mut writes = self.writes();
-        if writes.get(owner).is_some_and(|written| uid.is_none_or(|uid| *uid == written.uid)) {
-            writes.remove(owner);
+        // The writes may be for another owner, which has this one's name.
+        if let (Some(written), Some(uid)) = (writes.get(owner), uid)
+            && written.uid != *uid
+        {
+            return;
         }
+        writes.remove(owner);
     }
 }
 
@@ -250,13 +276,13 @@ mod tests {
             Box::new(move || HistoryVersion { history: 0, version: of.load(Ordering::SeqCst) })
         };
         let store = Consistency::default()
-            .tracking(Pod::RESOURCE, seen(&pods))
-            .tracking(ReplicaSet::RESOURCE, seen(&sets));
+            .track(Pod::RESOURCE, seen(&pods))
+            .track(ReplicaSet::RESOURCE, seen(&sets));
         let (owner, uid) = (ObjectKey::new("ns", "a"), Uid::new("1"));
         assert!(store.ensure_ready(&owner).is_ok(), "nothing written");
 
-        store.wrote_at(&owner, &uid, &Pod::RESOURCE, 9);
-        store.wrote_at(&owner, &uid, &Pod::RESOURCE, 7);
+        store.record_write(&owner, &uid, &Pod::RESOURCE, 9);
+        store.record_write(&owner, &uid, &Pod::RESOURCE, 7);
         let lag = store.lagging(&owner).unwrap();
         assert_eq!((lag.written, lag.seen), (9, 5));
         assert_eq!(
@@ -266,15 +292,15 @@ mod tests {
         pods.store(9, Ordering::SeqCst);
         assert!(store.ensure_ready(&owner).is_ok());
 
-        store.wrote_at(&owner, &uid, &ReplicaSet::RESOURCE, 6);
+        store.record_write(&owner, &uid, &ReplicaSet::RESOURCE, 6);
         assert!(matches!(store.ensure_ready(&owner), Err(Error::Stale(_))));
         store.forget(&owner, Some(&Uid::new("2")));
         assert!(store.ensure_ready(&owner).is_err(), "another uid forgets nothing");
         // A recreated owner does not wait for the writes of the one before.
-        store.wrote_at(&owner, &Uid::new("2"), &Pod::RESOURCE, 9);
+        store.record_write(&owner, &Uid::new("2"), &Pod::RESOURCE, 9);
         assert!(store.ensure_ready(&owner).is_ok());
 
-        store.wrote_at(&owner, &uid, &Pod::RESOURCE, 100);
+        store.record_write(&owner, &uid, &Pod::RESOURCE, 100);
         store.forget(&owner, None);
         assert!(store.ensure_ready(&owner).is_ok());
     }
@@ -296,38 +322,38 @@ mod tests {
         let client = block_on(answering(move |_| (200, list.clone())));
         let indexer = Arc::new(Indexer::<Pod>::new());
         indexer.set_seen_version(8);
-        let store = Consistency::default().with(&Lister::new(indexer.clone()));
+        let store = Consistency::default().tracking(&Lister::new(indexer.clone()));
         let (owner, old, new) = (ObjectKey::new("ns", "a"), Uid::new("1"), Uid::new("2"));
         let settle = || block_on(store.settle(&owner, &Selector::everything(), &client)).unwrap();
-        store.succeeds(&owner, &old, &Pod::RESOURCE);
+        store.note_successor(&owner, &old, &Pod::RESOURCE);
         assert!(!settle(), "it is the first of its name");
         store.forget(&owner, Some(&old));
-        store.succeeds(&owner, &new, &Pod::RESOURCE);
+        store.note_successor(&owner, &new, &Pod::RESOURCE);
         assert!(settle());
         assert_eq!(store.lagging(&owner).map(|lag| lag.written), Some(9));
         indexer.set_seen_version(9);
         assert!(store.ensure_ready(&owner).is_ok());
-        store.succeeds(&owner, &new, &Pod::RESOURCE);
+        store.note_successor(&owner, &new, &Pod::RESOURCE);
         assert!(!settle(), "once is enough");
         // Not all names are kept.
-        for n in 0..2 * GONE {
+        for n in 0..2 * MAX_DELETED_OWNERS {
             store.forget(&ObjectKey::new("ns", &n.to_string()), Some(&old));
         }
-        assert_eq!(store.gone.lock().len(), GONE);
+        assert_eq!(store.deleted_owners.lock().len(), MAX_DELETED_OWNERS);
     }
 
     #[test]
     fn a_write_that_the_server_has_lost_is_not_waited_for() {
         let indexer = Arc::new(Indexer::<Pod>::new());
-        let store = Consistency::default().with(&Lister::new(indexer.clone()));
+        let store = Consistency::default().tracking(&Lister::new(indexer.clone()));
         let (owner, uid) = (ObjectKey::new("ns", "a"), Uid::new("1"));
         indexer.set_seen_version(1200);
-        store.wrote_at(&owner, &uid, &Pod::RESOURCE, 1250);
+        store.record_write(&owner, &uid, &Pod::RESOURCE, 1250);
         assert!(store.ensure_ready(&owner).is_err());
         indexer.go_back(1000);
         assert!(store.ensure_ready(&owner).is_ok());
         // A later write counts, although its version is lower than those of the lost history.
-        store.wrote_at(&owner, &uid, &Pod::RESOURCE, 1001);
+        store.record_write(&owner, &uid, &Pod::RESOURCE, 1001);
         assert!(store.ensure_ready(&owner).is_err());
         indexer.set_seen_version(1001);
         assert!(store.ensure_ready(&owner).is_ok());

@@ -75,6 +75,7 @@ pub struct Permit {
 }
 
 impl Record {
+    /// Whether the record is about this version of `owner`, and not about an older one.
     fn is_of(&self, owner: &Meta) -> bool {
         self.uid == owner.uid && self.generation == owner.generation
     }
@@ -119,6 +120,7 @@ impl Creations {
         Ok(permit)
     }
 
+    /// [`Self::allow`] without the dry run, which the permit may ask for.
     fn decide(&self, owner: &Meta) -> Result<Permit, Error> {
         let mut owners = self.owners.lock();
         // Without such a webhook no owner waits, and no creation pays for a key.
@@ -205,9 +207,13 @@ impl Creations {
 impl OwnerRecord for Creations {
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         let mut owners = self.owners.lock();
-        if owners.get(owner).is_some_and(|record| uid.is_none_or(|uid| *uid == record.uid)) {
-            owners.remove(owner);
+        // The record may be of another owner, which has this one's name.
+        if let (Some(record), Some(uid)) = (owners.get(owner), uid)
+            && record.uid != *uid
+        {
+            return;
         }
+        owners.remove(owner);
     }
 }
 

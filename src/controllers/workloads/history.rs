@@ -88,7 +88,7 @@ impl NewRevision {
         let hash = data_hash(&data, Some(collision_count));
         let name = revision_name(&set.name, &hash);
         let labels = with_label(&template.labels, REVISION_HASH_LABEL, &hash);
-        NewRevision::of::<O>(set, name, labels, data, numbers, revision)
+        NewRevision::new::<O>(set, name, labels, data, numbers, revision)
     }
 
     /// The revision of a DaemonSet with this template. Upstream: `snapshot`.
@@ -103,10 +103,10 @@ impl NewRevision {
         let hash = template_hash(&pod_template_dump(&value), collision_count);
         let name = format!("{}-{hash}", set.name);
         let labels = with_label(&template.labels, REVISION_LABEL, &hash);
-        NewRevision::of::<O>(set, name, labels, data, numbers, revision)
+        NewRevision::new::<O>(set, name, labels, data, numbers, revision)
     }
 
-    fn of<O: Resource>(
+    fn new<O: Resource>(
         set: &Meta,
         name: String,
         labels: Labels,
@@ -309,7 +309,7 @@ pub async fn renumber(
             return Ok(current);
         }
         current.revision = number;
-        match client.update::<ControllerRevision>(&key, &Whole::of(&current)).await {
+        match client.update::<ControllerRevision>(&key, &Whole::new(&current)).await {
             Ok(updated) => return Ok(updated),
             Err(error) if error.is_conflict() => match pauses.next() {
                 Some(pause) => clock.sleep(*pause).await,
@@ -336,7 +336,7 @@ struct Whole<'a> {
 }
 
 impl Whole<'_> {
-    fn of(ControllerRevision { meta, data, revision }: &ControllerRevision) -> Whole<'_> {
+    fn new(ControllerRevision { meta, data, revision }: &ControllerRevision) -> Whole<'_> {
         let (api_version, kind) = ("apps/v1", "ControllerRevision");
         Whole { api_version, kind, metadata: meta, data, revision: *revision }
     }
@@ -566,7 +566,7 @@ mod tests {
         );
         let long = revision_name(&"n".repeat(300), "h");
         assert_eq!((long.len(), long.ends_with("n-h")), (225, true));
-        let whole = serde_json::to_string(&Whole::of(&all[1])).unwrap();
+        let whole = serde_json::to_string(&Whole::new(&all[1])).unwrap();
         assert!(whole.contains(r#""data":{},"revision":1"#), "{whole}");
     }
 }

@@ -51,7 +51,7 @@ pub struct NewPodMeta {
 
 impl NewPod {
     /// A pod of `owner` under a generated name.
-    pub fn of<O: Resource>(owner: &Meta, template: &Template) -> Result<NewPod, Error> {
+    pub fn new<O: Resource>(owner: &Meta, template: &Template) -> Result<NewPod, Error> {
         #[derive(Deserialize)]
         struct SpecOf {
             #[serde(default)]
@@ -174,7 +174,7 @@ impl PodSpecEditor {
             let mut all =
                 volumes.iter().map(|(_, volume)| raw(volume)).collect::<Result<Vec<_>, _>>()?;
             for volume in list.drain(..) {
-                if !known.has(&Named::of(&volume)?.name) {
+                if !known.contains(&Named::parse(&volume)?.name) {
                     all.push(volume);
                 }
             }
@@ -281,14 +281,14 @@ struct Named {
 }
 
 impl Named {
-    fn of(item: &RawValue) -> Result<Named, serde_json::Error> {
+    fn parse(item: &RawValue) -> Result<Named, serde_json::Error> {
         from_json(item.get())
     }
 }
 
 fn has_name(items: &[Box<RawValue>], name: &str) -> Result<bool, serde_json::Error> {
     for item in items {
-        if Named::of(item)?.name == *name {
+        if Named::parse(item)?.name == *name {
             return Ok(true);
         }
     }
@@ -325,7 +325,7 @@ mod tests {
             "spec": {"containers": [{"name": "c", "brandNew": [1, 2]}]},
         }))
         .unwrap();
-        let pod = NewPod::of::<ReplicaSet>(&owner, &template).unwrap();
+        let pod = NewPod::new::<ReplicaSet>(&owner, &template).unwrap();
         assert_eq!(
             serde_json::to_value(&pod).unwrap(),
             json!({
@@ -365,7 +365,7 @@ mod tests {
     fn odd() -> (NewPod, String) {
         let template: Template = serde_json::from_str(ODD).unwrap();
         let owner = Meta { name: "web".into(), uid: "u".into(), ..Meta::default() };
-        let pod = NewPod::of::<ReplicaSet>(&owner, &template).unwrap();
+        let pod = NewPod::new::<ReplicaSet>(&owner, &template).unwrap();
         let spec = pod.spec.as_ref().unwrap().get().to_owned();
         (pod, spec)
     }
@@ -484,7 +484,7 @@ mod tests {
         let pod = |spec: &str| {
             let text = format!(r#"{{"metadata":{{"labels":{{"a":"b"}}}},"spec":{spec}}}"#);
             let template: Template = serde_json::from_str(&text).unwrap();
-            NewPod::of::<ReplicaSet>(&owner, &template).unwrap()
+            NewPod::new::<ReplicaSet>(&owner, &template).unwrap()
         };
         for spec in ["null", "{}", r#"{"affinity":null,"tolerations":null,"volumes":null}"#] {
             let mut pod = pod(spec);

@@ -2,17 +2,19 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// `value` itself, or that percentage of `total`. Upstream: `intstr.GetScaledValueFromIntOrPercent`.
+/// `value` itself, or that percentage of `total`. Upstream:
+/// `intstr.GetScaledValueFromIntOrPercent`.
 pub fn scaled(value: &IntOrString, total: i32, round_up: bool) -> Result<i32, String> {
     let percent = match value {
         IntOrString::Int(number) => return Ok(*number),
-        IntOrString::String(text) => text
-            .strip_suffix('%')
-            .and_then(|number| number.parse::<i64>().ok())
-            .ok_or_else(|| format!("invalid value for IntOrString: {text:?}"))?,
+        IntOrString::String(text) => match text.strip_suffix('%').map(str::parse::<i64>) {
+            Some(Ok(percent)) => percent,
+            _ => return Err(format!("invalid value for IntOrString: {text:?}")),
+        },
     };
-    let parts = percent.saturating_mul(i64::from(total));
-    let whole = parts.div_euclid(100) + i64::from(round_up && parts.rem_euclid(100) != 0);
+    let hundredths = percent.saturating_mul(i64::from(total));
+    let has_fraction = hundredths.rem_euclid(100) != 0;
+    let whole = hundredths.div_euclid(100) + i64::from(round_up && has_fraction);
     i32::try_from(whole).map_err(|_| format!("invalid value for IntOrString: \"{percent}%\""))
 }
 

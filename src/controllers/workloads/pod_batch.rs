@@ -6,7 +6,7 @@ use crate::cache::Lister;
 use crate::controllers::Error;
 use crate::controllers::runner::batch::{slow_start, together};
 use crate::controllers::workloads::expectations::Expectations;
-use crate::controllers::workloads::pod_control::{PodControl, is_gone, is_seen_to_go};
+use crate::controllers::workloads::pod_control::{PodControl, is_being_deleted_in_cache, is_gone};
 use crate::objects::{Object, ObjectKey, Pod, Resource};
 
 /// Creates the `count` pods that `owner` expects, in growing batches; `create` gets the number of
@@ -22,8 +22,9 @@ where
     Fut: Future<Output = Result<(), Error>> + Send + 'static,
 {
     let (created, failure) = slow_start(count, |at| Some(create(at))).await;
-    let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
-    if failure.as_ref().is_some_and(terminates) {
+    if let Some(error) = failure.as_ref().and_then(Error::api)
+        && error.is_namespace_terminating()
+    {
         return (created, None);
     }
     // No event comes for pods that were not created.
@@ -48,7 +49,7 @@ pub async fn delete_expected<O: Object + Resource>(
         async move {
             let result = control.delete(&*owner, &pod).await;
             // No event comes for this deletion, or it came before the expectation.
-            if result.is_err() || is_seen_to_go(&pod, &cached) {
+            if result.is_err() || is_being_deleted_in_cache(&pod, &cached) {
                 expectations.deletion_observed(&owner.meta().key(), &pod.meta.uid);
             }
             result

@@ -77,7 +77,7 @@ impl PodControl {
         let permit = self.creations.allow(meta, dry_run).await?;
         match send(owner, pods, pod, node).await {
             Ok((created, changes)) => {
-                self.wrote(meta, created.resource_version);
+                self.record_write(meta, created.resource_version);
                 log::debug!("{}: created pod {}", meta.key(), created.name);
                 let message = format!("Created pod: {}", created.name);
                 self.recorder.normal(owner, "SuccessfulCreate", message);
@@ -85,7 +85,7 @@ impl PodControl {
                 self.creations.created(owner, permit, &self.recorder, named, &changes)
             }
             Err(error) => {
-                self.doubt(meta, &error);
+                self.record_unknown_outcome(meta, &error);
                 let terminating = error.is_namespace_terminating();
                 let error = Error::from(error);
                 if !terminating {
@@ -111,7 +111,7 @@ impl PodControl {
             }
             Err(error) if error.is_not_found() || error.is_of_another_uid() => Err(error.into()),
             Err(error) => {
-                self.doubt(owner.meta(), &error);
+                self.record_unknown_outcome(owner.meta(), &error);
                 let error = Error::from(error);
                 let message = format!("Error deleting: {}", error.message());
                 self.recorder.warning(owner, "FailedDelete", message);
@@ -142,22 +142,22 @@ impl PodControl {
     }
 
     /// Records a write whose outcome is unknown.
-    fn doubt(&self, owner: &Meta, error: &client::Error) {
+    fn record_unknown_outcome(&self, owner: &Meta, error: &client::Error) {
         if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
-            consistency.unsure(&owner.key(), &owner.uid, &Pod::RESOURCE);
+            consistency.record_unknown_outcome(&owner.key(), &owner.uid, &Pod::RESOURCE);
         }
     }
 
     /// Records that a pod of `owner` was written by other code and has this version.
-    pub fn wrote(&self, owner: &Meta, version: u64) {
+    pub fn record_write(&self, owner: &Meta, version: u64) {
         if let Some(consistency) = &self.written {
-            consistency.wrote_at(&owner.key(), &owner.uid, &Pod::RESOURCE, version);
+            consistency.record_write(&owner.key(), &owner.uid, &Pod::RESOURCE, version);
         }
     }
 }
 
-/// Creates `pod` by `pods`. Returns its metadata, and why `owner` does not recognise it, also as one
-/// for `node`; nothing if it does.
+/// Creates `pod` by `pods`. Returns its metadata, and why `owner` does not recognise it, also as
+/// one for `node`; nothing if it does.
 async fn send<O: PodOwner>(
     owner: &O,
     pods: Dynamic,
@@ -220,7 +220,7 @@ pub fn is_not_found(error: &Error) -> bool {
 }
 
 /// Whether the cache shows that `pod` is being deleted, or does not have it any more.
-pub fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
+pub fn is_being_deleted_in_cache(pod: &Pod, cached: &Lister<Pod>) -> bool {
     let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
     now.is_none_or(|now| now.meta.is_being_deleted())
 }
@@ -249,7 +249,7 @@ mod tests {
         let control = PodControl::new(client, Recorder::to_sink(heard.clone()), clock);
         let meta = Meta { namespace: "ns".into(), ..Meta::default() };
         let set = ReplicaSet { meta, ..ReplicaSet::default() };
-        let mut pod = NewPod::of::<ReplicaSet>(&set.meta, &Template::default()).unwrap();
+        let mut pod = NewPod::new::<ReplicaSet>(&set.meta, &Template::default()).unwrap();
         let refused = block_on(control.create(&set, &pod.clone().encode().unwrap())).unwrap_err();
         assert_eq!(refused.to_string(), "unable to create pods, no labels");
         assert_eq!((requests.load(Ordering::SeqCst), heard.take().len()), (0, 0));
@@ -281,7 +281,7 @@ mod tests {
         }))
         .unwrap();
         let pod =
-            NewPod::of::<ReplicaSet>(&set.meta, &set.spec.template).unwrap().encode().unwrap();
+            NewPod::new::<ReplicaSet>(&set.meta, &set.spec.template).unwrap().encode().unwrap();
         let create = || block_on(control.create(&set, &pod)).unwrap_err().wait();
         assert_eq!(create(), Some(Duration::from_secs(1)));
         let said = heard.take();
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn a_job_does_not_recognise_a_pod_without_its_marks() {
         let job: Job = from_value(json!({ "metadata": { "uid": "u" } })).unwrap();
-        let mut pod = NewPod::of::<Job>(&job.meta, &Template::default()).unwrap();
+        let mut pod = NewPod::new::<Job>(&job.meta, &Template::default()).unwrap();
         let (finalizer, index) = (Job::FINALIZER.unwrap(), Job::ANNOTATION.unwrap());
         pod.metadata.add_finalizer(finalizer);
         pod.metadata.set_annotation(index, "3");

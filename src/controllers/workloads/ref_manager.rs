@@ -16,6 +16,7 @@ pub const fn controller_index<T: Object>() -> Index<T> {
     Index::new("controller", by_controller)
 }
 
+/// See [`controller_index`].
 fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
     let meta = object.meta();
     emit(match meta.controller() {
@@ -31,7 +32,7 @@ pub fn owned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     found
 }
 
-/// The same, and the objects without a controller: the candidates of
+/// The objects of [`owned`], and those without a controller: the candidates of
 /// [`ControllerRefManager::claim`].
 pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     let mut found = owned(lister, owner);
@@ -39,8 +40,8 @@ pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc
     found
 }
 
-/// The pods that `owner`, of the kind `O`, controls. A reference with its uid and another kind or name
-/// is not to it. Upstream: `PodControllerIndexKey`.
+/// The pods that `owner`, of the kind `O`, controls. A reference with its uid and another kind or
+/// name is not to it. Upstream: `PodControllerIndexKey`.
 pub fn owned_pods<O: Resource>(lister: &Lister<Pod>, owner: &Meta) -> Vec<Arc<Pod>> {
     let mut found = owned(lister, owner);
     found.retain(|pod| {
@@ -58,6 +59,7 @@ pub fn owned_or_orphaned_pods<O: Resource>(lister: &Lister<Pod>, owner: &Meta) -
     found
 }
 
+/// The objects without a controller in the namespace of `owner`.
 fn orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     lister.by_index(&controller_index(), &IndexValue::Text(owner.namespace.clone()))
 }
@@ -132,7 +134,7 @@ impl<'a> ControllerRefManager<'a> {
                     match self.adopt::<C>(meta).await {
                         Ok(None) => {}
                         Ok(Some(adopted)) => {
-                            self.note::<C>(adopted.meta());
+                            self.record_adoption::<C>(adopted.meta());
                             claimed.push(Arc::new(adopted));
                         }
                         Err(error) => errors.push(error),
@@ -143,10 +145,11 @@ impl<'a> ControllerRefManager<'a> {
         Error::many(errors).map_or(Ok(claimed), Err)
     }
 
-    fn note<C: Resource>(&self, adopted: &Meta) {
+    /// The next sync of the owner waits until its cache has seen the adoption.
+    fn record_adoption<C: Resource>(&self, adopted: &Meta) {
         if let Some(consistency) = self.written {
             let (owner, version) = (self.owner.key(), adopted.resource_version);
-            consistency.wrote_at(&owner, &self.owner.uid, &C::RESOURCE, version);
+            consistency.record_write(&owner, &self.owner.uid, &C::RESOURCE, version);
         }
     }
 
@@ -160,6 +163,8 @@ impl<'a> ControllerRefManager<'a> {
         }
     }
 
+    /// Removes the reference to the owner. Not an error: there is no such object or reference any
+    /// more.
     async fn release<C: Object + Resource>(&self, meta: &Meta) -> Result<(), Error> {
         log::debug!("{} {}: releasing it from {}", C::RESOURCE.kind, meta.key(), self.owner.key());
         let patch = release_patch(&meta.uid, &self.owner.uid, self.finalizers);
@@ -242,6 +247,7 @@ fn adopt_patch(candidate: &Uid, owner: &OwnerReference, finalizers: &[&str]) -> 
     patch
 }
 
+/// Removes the reference to `owner`, and the finalizers.
 fn release_patch(candidate: &Uid, owner: &Uid, finalizers: &[&str]) -> Value {
     let gone = json!({"$patch": "delete", "uid": owner});
     let mut patch = json!({"metadata": {"uid": candidate, "ownerReferences": [gone]}});

@@ -78,6 +78,7 @@ fn ttl(job: &Job) -> Option<Duration> {
     ends.then(|| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
+/// Whether `job` is deleted now. Upstream: `processTTL`.
 fn plan(job: &Job, now: Timestamp) -> Result<Plan, Error> {
     let (Some(ttl), Some(finished)) = (ttl(job), job.finished()) else { return Ok(Plan::Keep) };
     let key = job.meta.key();
@@ -90,10 +91,10 @@ fn plan(job: &Job, now: Timestamp) -> Result<Plan, Error> {
             "Job {key} finished in the future, probably because clocks differ: its deletion waits"
         );
     }
-    let since = finished + ttl;
-    Ok(match since <= now {
-        true => Plan::Delete { since },
-        false => Plan::Wait(since.duration_since(now)),
+    let expiry = finished + ttl;
+    Ok(match expiry <= now {
+        true => Plan::Delete { since: expiry },
+        false => Plan::Wait(expiry.duration_since(now)),
     })
 }
 

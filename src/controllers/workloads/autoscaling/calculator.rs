@@ -28,7 +28,8 @@ pub(super) struct Tolerances {
 }
 
 impl Tolerances {
-    fn cover(self, ratio: f64) -> bool {
+    /// Whether a `ratio` of usage to target is near enough to 1 to change nothing.
+    fn covers(self, ratio: f64) -> bool {
         1.0 - self.down <= ratio && ratio <= 1.0 + self.up
     }
 }
@@ -120,7 +121,7 @@ impl<'a> Calculator<'a> {
         let groups = self.prepare(&mut metrics, resource)?;
         let measure = |metrics: &PodMetrics| {
             let sum: i128 = metrics.values().map(|metric| metric.value).sum();
-            let average = sum / count(metrics.len());
+            let average = sum / at_least_one(metrics.len());
             (average as f64 / target as f64, saturated(average))
         };
         let (ratio, usage) = measure(&metrics);
@@ -136,7 +137,7 @@ impl<'a> Calculator<'a> {
         let replicas = match current {
             // Without tolerance and without pods, so that it can start from zero.
             0 => ceil(ratio),
-            _ if self.tolerances.cover(ratio) => current,
+            _ if self.tolerances.covers(ratio) => current,
             _ if self.pods.is_empty() => {
                 return Err(format!("unable to calculate ready pods: {NO_PODS}"));
             }
@@ -148,7 +149,7 @@ impl<'a> Calculator<'a> {
         Ok(Proposal { replicas, usage: saturated(usage), utilization: None })
     }
 
-    /// Groups the pods and drops the metrics of those that do not count.
+    /// Sorts the pods into [`Groups`], and drops the metrics of pods that do not count.
     fn prepare(
         &self,
         metrics: &mut PodMetrics,
@@ -157,7 +158,7 @@ impl<'a> Calculator<'a> {
         if self.pods.is_empty() {
             return Err(NO_PODS.to_owned());
         }
-        let groups = self.groups(metrics, resource);
+        let groups = self.group_pods(metrics, resource);
         metrics
             .retain(|pod, _| !groups.ignored.contains(&**pod) && !groups.unready.contains(&**pod));
         if metrics.is_empty() {
@@ -166,8 +167,8 @@ impl<'a> Calculator<'a> {
         Ok(groups)
     }
 
-    /// Upstream: `groupPods`.
-    fn groups(&self, metrics: &PodMetrics, resource: Option<&str>) -> Groups<'a> {
+    /// Sorts the pods by what their metrics mean for the average. Upstream: `groupPods`.
+    fn group_pods(&self, metrics: &PodMetrics, resource: Option<&str>) -> Groups<'a> {
         let mut groups = Groups::default();
         for pod in self.pods {
             let name = &*pod.meta.name;
@@ -233,7 +234,7 @@ impl<'a> Calculator<'a> {
     ) -> Result<i32, String> {
         let counts_unready = !groups.unready.is_empty() && ratio > 1.0;
         if !counts_unready && groups.missing.is_empty() {
-            return Ok(match self.tolerances.cover(ratio) {
+            return Ok(match self.tolerances.covers(ratio) {
                 true => current,
                 false => ceil(ratio * groups.ready as f64),
             });
@@ -254,7 +255,7 @@ impl<'a> Calculator<'a> {
         }
         let new_ratio = measure(&metrics)?;
         let reverses = ratio < 1.0 && new_ratio > 1.0 || ratio > 1.0 && new_ratio < 1.0;
-        if self.tolerances.cover(new_ratio) || reverses {
+        if self.tolerances.covers(new_ratio) || reverses {
             return Ok(current);
         }
         let replicas = ceil(new_ratio * metrics.len() as f64);
@@ -264,9 +265,9 @@ impl<'a> Calculator<'a> {
     }
 }
 
-/// The replicas for `target` thousandths each, and the average over the replicas that exist, or the whole
-/// `usage` where none does. `usage`: the sum of all. Upstream: `GetObjectPerPodMetricReplicas`,
-/// `GetExternalPerPodMetricReplicas`.
+/// The replicas for `target` thousandths each, and the average over the replicas that exist, or the
+/// whole `usage` where none does. `usage`: the sum of all. Upstream:
+/// `GetObjectPerPodMetricReplicas`, `GetExternalPerPodMetricReplicas`.
 pub(super) fn by_share(
     usage: i128,
     replicas: Replicas,
@@ -275,7 +276,7 @@ pub(super) fn by_share(
 ) -> Proposal {
     let Replicas { wanted, existing } = replicas;
     let (sum, target) = (usage as f64, target as f64);
-    let replicas = match tolerances.cover(sum / (target * f64::from(existing))) {
+    let replicas = match tolerances.covers(sum / (target * f64::from(existing))) {
         true => wanted,
         false => ceil(sum / target),
     };
@@ -288,7 +289,8 @@ fn ceil(replicas: f64) -> i32 {
     replicas.ceil() as i32
 }
 
-fn count(len: usize) -> i128 {
+/// A number of pods as a divisor.
+fn at_least_one(len: usize) -> i128 {
     len.max(1) as i128
 }
 
@@ -320,7 +322,7 @@ fn utilization(
         return Err(UNKNOWN_PODS.to_owned());
     }
     let percent = (used * 100 / requested).clamp(i32::MIN.into(), i32::MAX.into()) as i32;
-    Ok((f64::from(percent) / f64::from(target), percent, saturated(used / count(pods))))
+    Ok((f64::from(percent) / f64::from(target), percent, saturated(used / at_least_one(pods))))
 }
 
 /// In thousandths. Upstream: `calculatePodLevelRequests`.
@@ -337,7 +339,7 @@ fn container_requests(pod: &Pod, container: &str, resource: &str) -> Result<i128
     let shape = &pod.spec.shape;
     let containers = shape.containers.iter().map(|found| (&found.name, &found.requests));
     let sidecars = shape.sidecars.iter().map(|found| (&found.name, &found.requests));
-    let of = |name: &str, requests: &ResourceList| {
+    let request_of = |name: &str, requests: &ResourceList| {
         let request = requests.get(resource).map(|request| request.milli_value().into());
         request.ok_or_else(|| {
             format!("missing request for {resource} in container {name} of Pod {}", pod.meta.name)
@@ -345,10 +347,10 @@ fn container_requests(pod: &Pod, container: &str, resource: &str) -> Result<i128
     };
     let mut all = containers.chain(sidecars);
     if container.is_empty() {
-        return all.map(|(name, requests)| of(name, requests)).sum();
+        return all.map(|(name, requests)| request_of(name, requests)).sum();
     }
     match all.find(|(name, _)| *name == container) {
-        Some((name, requests)) => of(name, requests),
+        Some((name, requests)) => request_of(name, requests),
         None => Err(format!("container {container} not found in Pod {}", pod.meta.name)),
     }
 }

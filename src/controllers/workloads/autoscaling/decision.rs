@@ -45,8 +45,9 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
+    /// The sizes between which `autoscaler` may scale its target, which has `current` replicas.
     /// `is_enabled`: the gate `HPAScaleToZero`.
-    pub fn of(autoscaler: &HorizontalPodAutoscaler, current: i32, is_enabled: bool) -> Scaling {
+    pub fn new(autoscaler: &HorizontalPodAutoscaler, current: i32, is_enabled: bool) -> Scaling {
         let known = autoscaler.condition(SCALED_TO_ZERO);
         let needs_no_pods = |kind: &str| matches!(kind, "Object" | "External");
         let metrics = &autoscaler.spec.metrics;
@@ -59,8 +60,9 @@ impl Scaling {
         Scaling { current, min, max, zero }
     }
 
+    /// Whether the metrics decide, or a bound does.
     pub fn mode(self) -> ScalingMode {
-        ScalingMode::of(self.current, self.min, self.max, self.zero)
+        ScalingMode::decide(self.current, self.min, self.max, self.zero)
     }
 }
 
@@ -110,8 +112,8 @@ impl Reconcile<'_> {
         self.status.current_metrics = metrics;
     }
 
-    /// The highest proposal of the metrics' results, and its condition. A metric that cannot be read
-    /// might propose more than the others, so then there is no scaling down.
+    /// The highest proposal of the metrics' results, and its condition. A metric that cannot be
+    /// read might propose more than the others, so then there is no scaling down.
     ///
     /// # Errors
     /// All failures in one line, with the statuses of the metrics: nothing may be proposed.
@@ -289,7 +291,7 @@ mod tests {
             let mut recent = Recent { history, window: Duration::ZERO, moment };
             let proposed =
                 Proposed { replicas: proposed, name: "m".to_owned(), ..Proposed::default() };
-            let scaling = Scaling::of(&of, current, true);
+            let scaling = Scaling::new(&of, current, true);
             let decision = subject.decide(scaling, &proposed, &mut recent, NOW);
             assert_eq!(decision, Decision { desired, reason: reason.to_owned() }, "{current}");
             let found = reasons(&subject);
@@ -305,8 +307,8 @@ mod tests {
     #[test]
     fn zero_replicas_need_the_gate_and_a_condition_says_so() {
         let few = "the desired replica count is less than the minimum replica count";
-        // The gate, the behavior, the least number, the wanted and the present replicas; those decided
-        // on, and the message of ScalingLimited; empty: it is not limited.
+        // The gate, the behavior, the least number, the wanted and the present replicas; those
+        // decided on, and the message of ScalingLimited; empty: it is not limited.
         for (is_enabled, behavior, min, wanted, current, desired, message) in [
             (true, false, 0, 0, 1, 0, ""),
             (false, false, 0, 0, 1, 1, ZERO_NEEDS_GATE),
@@ -321,7 +323,7 @@ mod tests {
             let (history, moment) = (&mut History::default(), Duration::from_secs(7));
             let mut recent = Recent { history, window: Duration::ZERO, moment };
             let proposed = Proposed { replicas: wanted, ..Proposed::default() };
-            let scaling = Scaling::of(&of, current, is_enabled);
+            let scaling = Scaling::new(&of, current, is_enabled);
             let decision = subject.decide(scaling, &proposed, &mut recent, NOW);
             assert_eq!(decision.desired, desired, "{is_enabled} {min} {wanted} {current}");
             let limited =
@@ -385,7 +387,7 @@ mod tests {
             let (mut of, key) = (autoscaler(true, false), ObjectKey::new("ns", "web"));
             of.spec.min_replicas = Some(min);
             let mut subject = reconcile(&of, &key);
-            subject.rescaled(Scaling::of(&of, current, is_enabled), desired, NOW);
+            subject.rescaled(Scaling::new(&of, current, is_enabled), desired, NOW);
             assert_eq!((subject.action, subject.status.last_scale_time), (action, Some(NOW)));
             let mut expected = vec![(ABLE_TO_SCALE.to_owned(), "SucceededRescale".to_owned())];
             if !reason.is_empty() {

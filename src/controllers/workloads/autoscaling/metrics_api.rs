@@ -112,19 +112,21 @@ impl OfPod {
 }
 
 impl MetricValue {
+    /// The time over which the usage was measured.
     fn window(&self) -> Duration {
         let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         self.window_seconds.map_or(DEFAULT_WINDOW, seconds)
     }
 }
 
+/// An absent time is the oldest possible.
 fn time(timestamp: Option<Timestamp>) -> Timestamp {
     timestamp.unwrap_or(Timestamp::from_secs(0))
 }
 
 impl MetricsApi {
     /// The usage of a resource by the selected pods. Upstream: `GetResourceMetric`.
-    pub async fn of_resource(
+    pub async fn resource_metric(
         &self,
         resource: &str,
         namespace: &str,
@@ -136,7 +138,7 @@ impl MetricsApi {
         let found: Items<OfPod> = self
             .fetch(path(), &[("labelSelector", selector)], "pods.metrics.k8s.io")
             .await
-            .map_err(|error| unable("resource", &error))?;
+            .map_err(|error| unable_to_fetch("resource", &error))?;
         if found.items.is_empty() {
             return Err("no metrics returned from resource metrics API".to_owned());
         }
@@ -150,7 +152,7 @@ impl MetricsApi {
     }
 
     /// A custom metric of the selected pods. Upstream: `GetRawMetric`.
-    pub async fn of_pods(
+    pub async fn pods_metric(
         &self,
         metric: &str,
         namespace: &str,
@@ -162,9 +164,9 @@ impl MetricsApi {
         };
         let selectors = [("labelSelector", selector), ("metricLabelSelector", metric_selector)];
         let found = self
-            .custom(path, &selectors, "pods.custom.metrics.k8s.io *")
+            .fetch_custom(path, &selectors, "pods.custom.metrics.k8s.io *")
             .await
-            .map_err(|error| unable("custom", &error))?;
+            .map_err(|error| unable_to_fetch("custom", &error))?;
         if found.is_empty() {
             return Err("no metrics returned from custom metrics API".to_owned());
         }
@@ -178,25 +180,29 @@ impl MetricsApi {
     }
 
     /// A custom metric of one object, in thousandths. Upstream: `GetObjectMetric`.
-    pub async fn of_object(
+    pub async fn object_metric(
         &self,
         metric: &str,
         namespace: &str,
         object: &CrossVersionObjectReference,
         metric_selector: &Selector,
     ) -> Result<i64, String> {
-        let found = self.object(metric, namespace, object, metric_selector).await;
-        found.map_err(|error| unable("custom", &error))
+        let found = self.fetch_object_metric(metric, namespace, object, metric_selector).await;
+        found.map_err(|error| unable_to_fetch("custom", &error))
     }
 
-    async fn object(
+    /// [`Self::object_metric`], with the errors as the API server or the discovery has them.
+    async fn fetch_object_metric(
         &self,
         metric: &str,
         namespace: &str,
         object: &CrossVersionObjectReference,
         metric_selector: &Selector,
     ) -> Result<i64, String> {
-        let group = object.api_version.split_once('/').map_or("", |(group, _)| group);
+        let group = match object.api_version.split_once('/') {
+            Some((group, _version)) => group,
+            None => "",
+        };
         let selectors = [("metricLabelSelector", metric_selector)];
         let found = match (group, object.kind.as_str()) {
             // The autoscaler's own namespace, with any name.
@@ -204,26 +210,26 @@ impl MetricsApi {
                 let path =
                     |path: ApiPath| path.namespace(namespace)?.resource("metrics")?.name(metric);
                 let what = format!("metrics.custom.metrics.k8s.io {metric}");
-                self.custom(path, &selectors, &what).await?
+                self.fetch_custom(path, &selectors, &what).await?
             }
             (group, kind) => {
-                let resources = self.scales.resources_of(group, kind, None).await;
-                let why = match &resources {
-                    Ok(_) => format!("no matches for kind {kind:?} in group {group:?}"),
-                    Err(error) => described(error, "get", ""),
+                let found = match self.scales.resources_of(group, kind, None).await {
+                    Ok(resources) => match resources.first() {
+                        Some(resource) => Ok(resource.to_string()),
+                        None => Err(format!("no matches for kind {kind:?} in group {group:?}")),
+                    },
+                    Err(error) => Err(error_text(&error, "get", "")),
                 };
                 let kind =
                     if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
-                let resource = resources
-                    .ok()
-                    .and_then(|found| found.first().map(ToString::to_string))
-                    .ok_or_else(|| format!("unable to map kind {kind} to resource: {why}"))?;
+                let resource = found
+                    .map_err(|cause| format!("unable to map kind {kind} to resource: {cause}"))?;
                 let path = |path: ApiPath| {
                     let path = path.namespace(namespace)?.resource(&resource)?;
                     path.name(&object.name)?.subresource(metric)
                 };
                 let what = format!("{resource}.custom.metrics.k8s.io {}", object.name);
-                self.custom(path, &selectors, &what).await?
+                self.fetch_custom(path, &selectors, &what).await?
             }
         };
         match found.as_slice() {
@@ -236,7 +242,7 @@ impl MetricsApi {
     }
 
     /// The values of an external metric, in thousandths. Upstream: `GetExternalMetric`.
-    pub async fn external(
+    pub async fn external_metric(
         &self,
         metric: &str,
         namespace: &str,
@@ -248,7 +254,7 @@ impl MetricsApi {
         let found: Items<MetricValue> = self
             .fetch(path(), &[("labelSelector", selector)], &what)
             .await
-            .map_err(|error| unable("external", &error))?;
+            .map_err(|error| unable_to_fetch("external", &error))?;
         if found.items.is_empty() {
             return Err("no metrics returned from external metrics API".to_owned());
         }
@@ -256,7 +262,7 @@ impl MetricsApi {
     }
 
     /// `path`: what it adds to the path of the group version.
-    async fn custom(
+    async fn fetch_custom(
         &self,
         path: impl FnOnce(ApiPath) -> client::Result<ApiPath>,
         selectors: &[(&'static str, &Selector)],
@@ -282,7 +288,7 @@ impl MetricsApi {
                 Err(error) if error.is_not_found() => {
                     return Err(format!("no custom metrics API ({CUSTOM_METRICS}) registered"));
                 }
-                Err(error) => return Err(described(&error, "get", "")),
+                Err(error) => return Err(error_text(&error, "get", "")),
             };
         let version = known_version(&group)
             .ok_or_else(|| "no known available metric versions found".to_owned())?;
@@ -290,37 +296,42 @@ impl MetricsApi {
         Ok(version)
     }
 
+    /// GET of a path, with selectors as parameters. `what`: names the resource in errors.
     async fn fetch<T: DeserializeOwned>(
         &self,
         path: client::Result<ApiPath>,
         selectors: &[(&'static str, &Selector)],
         what: &str,
     ) -> Result<T, String> {
-        let ask = async {
+        let fetched = async {
             let mut call = path?.call("GET");
             for (name, selector) in selectors {
                 call.query_some(name, &Some(selector.to_string()));
             }
             self.client.fetch(&call).await
         };
-        ask.await.map_err(|error| described(&error, "get", what))
+        fetched.await.map_err(|error| error_text(&error, "get", what))
     }
 }
 
 /// The version that the server prefers, if this build can read it, else the first that it can.
 fn known_version(group: &Group) -> Option<&'static str> {
-    let known =
-        |version: &Version| CUSTOM_VERSIONS.into_iter().find(|known| *known == version.version);
-    known(&group.preferred_version).or_else(|| group.versions.iter().find_map(known))
+    let preferred = std::iter::once(&group.preferred_version);
+    for version in preferred.chain(&group.versions) {
+        if let Some(known) = CUSTOM_VERSIONS.into_iter().find(|known| *known == version.version) {
+            return Some(known);
+        }
+    }
+    None
 }
 
-fn unable(api: &str, error: &str) -> String {
+fn unable_to_fetch(api: &str, error: &str) -> String {
     format!("unable to fetch metrics from {api} metrics API: {error}")
 }
 
 /// An error in client-go's words, which are also its own for answers without a Status. `what`: the
 /// resource, and the name of the object; empty for a path. Upstream: `Request.transformResponse`.
-pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
+pub(super) fn error_text(error: &Error, verb: &str, what: &str) -> String {
     let Some(Failure { code, body, status, .. }) = error.failure() else {
         return error.to_string();
     };
@@ -329,7 +340,7 @@ pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
         FailureBody::Text => &status.message,
         FailureBody::Other => UNKNOWN,
     };
-    let text = generic(*code, said);
+    let text = generic_response(*code, said);
     if what.is_empty() { text } else { format!("{text} ({verb} {what})") }
 }
 
@@ -337,7 +348,7 @@ pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
 const UNKNOWN: &str = "unknown";
 
 /// Upstream: `NewGenericServerResponse`.
-fn generic(code: u16, said: &str) -> String {
+fn generic_response(code: u16, said: &str) -> String {
     let text = match code {
         400 => "the server rejected our request for an unknown reason",
         401 => "the server has asked for the client to provide credentials",
@@ -469,10 +480,10 @@ mod tests {
             if let Error::Status(failure) = &mut error {
                 failure.status.reason = reason.to_owned();
             }
-            assert_eq!(described(&error, "get", "jobs.external.metrics.k8s.io"), message);
+            assert_eq!(error_text(&error, "get", "jobs.external.metrics.k8s.io"), message);
         }
         let unsent = Error::GuardRefused { request: "GET /x".to_owned() };
-        assert_eq!(described(&unsent, "get", "x"), unsent.to_string());
+        assert_eq!(error_text(&unsent, "get", "x"), unsent.to_string());
     }
 
     #[test]
@@ -534,8 +545,8 @@ mod tests {
             (504, Text, "x", plain(late)),
         ] {
             let error = answered(code, body, said);
-            assert_eq!(described(&error, "get", ""), text, "{code}");
-            let found = described(&error, "put", "deployments web");
+            assert_eq!(error_text(&error, "get", ""), text, "{code}");
+            let found = error_text(&error, "put", "deployments web");
             assert_eq!(found, format!("{text} (put deployments web)"), "{code}");
         }
     }

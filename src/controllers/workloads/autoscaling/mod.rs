@@ -36,9 +36,9 @@ use crate::objects::{HorizontalPodAutoscaler, ObjectKey, Pod};
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     monitor::register();
     let (autoscalers, pods) = (c.lister::<HorizontalPodAutoscaler>(), c.lister::<Pod>());
-    let settings = Settings::of(c);
+    let settings = Settings::new(c);
     let consistency = match c.feature("StaleControllerConsistencyHPA") {
-        true => Consistency::default().with(&autoscalers),
+        true => Consistency::default().tracking(&autoscalers),
         false => Consistency::default(),
     };
     let period = settings.period;
@@ -99,7 +99,7 @@ struct Settings {
 }
 
 impl Settings {
-    fn of(c: &Controller) -> Settings {
+    fn new(c: &Controller) -> Settings {
         let o = c.options();
         Settings {
             period: o.horizontal_pod_autoscaler_sync_period,
@@ -116,15 +116,20 @@ impl Settings {
         }
     }
 
-    /// Upstream: `tolerancesForHpa`.
+    /// The tolerances of `autoscaler`, where it has none the flag's. Upstream: `tolerancesForHpa`.
     fn tolerances(&self, autoscaler: &HorizontalPodAutoscaler) -> Tolerances {
-        let behavior = autoscaler.spec.behavior.as_ref().filter(|_| self.configurable_tolerance);
-        let up = behavior.and_then(|behavior| behavior.scale_up.tolerance);
-        let down = behavior.and_then(|behavior| behavior.scale_down.tolerance);
-        Tolerances {
-            up: up.map_or(self.tolerance, |tolerance| tolerance.to_f64()),
-            down: down.map_or(self.tolerance, |tolerance| tolerance.to_f64()),
+        let mut tolerances = Tolerances { up: self.tolerance, down: self.tolerance };
+        if self.configurable_tolerance
+            && let Some(behavior) = &autoscaler.spec.behavior
+        {
+            if let Some(tolerance) = behavior.scale_up.tolerance {
+                tolerances.up = tolerance.to_f64();
+            }
+            if let Some(tolerance) = behavior.scale_down.tolerance {
+                tolerances.down = tolerance.to_f64();
+            }
         }
+        tolerances
     }
 }
 

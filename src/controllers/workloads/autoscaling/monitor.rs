@@ -82,19 +82,22 @@ impl Fault {
     }
 }
 
-pub(super) fn reconciled(action: Action, fault: Fault, took: Duration) {
+/// Counts a reconciliation and its duration.
+pub(super) fn observe_reconciliation(action: Action, fault: Fault, took: Duration) {
     let labels = [action.label(), fault.label()];
     RECONCILIATIONS.with_label_values(&labels).inc();
     RECONCILIATION_SECONDS.with_label_values(&labels).observe(took.as_secs_f64());
 }
 
-pub(super) fn computed(action: Action, fault: Fault, metric_type: &str, took: Duration) {
+/// Counts the computation of one metric's proposal and its duration.
+pub(super) fn observe_computation(action: Action, fault: Fault, metric_type: &str, took: Duration) {
     let action = if fault == Fault::None { action } else { Action::None };
     let labels = [action.label(), fault.label(), metric_type];
     COMPUTATIONS.with_label_values(&labels).inc();
     COMPUTATION_SECONDS.with_label_values(&labels).observe(took.as_secs_f64());
 }
 
-pub(super) fn desires(namespace: &str, name: &str, replicas: i32) {
+/// Exports the number of replicas that an autoscaler wants.
+pub(super) fn set_desired_replicas(namespace: &str, name: &str, replicas: i32) {
     DESIRED_REPLICAS.with_label_values(&[namespace, name]).set(replicas.into());
 }

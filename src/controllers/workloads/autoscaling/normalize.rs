@@ -295,26 +295,31 @@ impl Rules {
     fn up(rules: &ScalingRules) -> Rules {
         let policy =
             |kind: &str, value| ScalingPolicy { r#type: kind.into(), value, period_seconds: 15 };
-        Rules::of(rules, Duration::ZERO, || vec![policy("Pods", 4), policy("Percent", 100)])
+        Rules::with_defaults(rules, Duration::ZERO, || {
+            vec![policy("Pods", 4), policy("Percent", 100)]
+        })
     }
 
     /// Upstream: `GenerateHPAScaleDownRules`.
     fn down(rules: &ScalingRules, window: Duration) -> Rules {
         let policy = || ScalingPolicy { r#type: "Percent".into(), value: 100, period_seconds: 15 };
-        Rules::of(rules, Duration::from_secs(window.as_secs()), || vec![policy()])
+        Rules::with_defaults(rules, Duration::from_secs(window.as_secs()), || vec![policy()])
     }
 
-    fn of(
+    /// `rules` with defaults: the stabilization `window`, and `default_policies` where there are no
+    /// policies.
+    fn with_defaults(
         rules: &ScalingRules,
         window: Duration,
-        policies: impl FnOnce() -> Vec<ScalingPolicy>,
+        default_policies: impl FnOnce() -> Vec<ScalingPolicy>,
     ) -> Rules {
         let select = match rules.select_policy.as_deref() {
             Some("Disabled") => Select::Disabled,
             Some("Min") => Select::Least,
             _ => Select::Most,
         };
-        let policies = if rules.policies.is_empty() { policies() } else { rules.policies.clone() };
+        let policies =
+            if rules.policies.is_empty() { default_policies() } else { rules.policies.clone() };
         let window = rules.stabilization_window_seconds.map_or(window, seconds);
         Rules { window, select, policies }
     }

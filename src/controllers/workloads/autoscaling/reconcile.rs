@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::Autoscaling;
 use super::calculator::{Calculator, Replicas};
 use super::decision::{Decision, Proposed, Recent, Reconcile, Scaling};
-use super::metrics_api::described;
+use super::metrics_api::error_text;
 use super::monitor::{self, Action, Fault};
 use super::normalize::History;
 use super::scaling_mode::ScalingMode;
@@ -56,6 +56,7 @@ impl SelectorRefusal {
 }
 
 impl Autoscaling {
+    /// Reconciles one autoscaler, and counts how it ended. Upstream: `reconcileAutoscaler`.
     pub(super) async fn reconcile(
         &self,
         autoscaler: &HorizontalPodAutoscaler,
@@ -69,17 +70,22 @@ impl Autoscaling {
             status = without_generations(&status);
         }
         // A server without the gate counts no generations of autoscalers.
-        let generation = Some(autoscaler.meta.generation).filter(|generation| *generation > 0);
-        let observed_generation = generation.filter(|_| self.settings.observes_generation);
+        let generation = autoscaler.meta.generation;
+        let is_observed = self.settings.observes_generation && generation > 0;
+        let observed_generation = is_observed.then_some(generation);
         let mut subject =
             Reconcile { autoscaler, key, status, observed_generation, reference, action };
         let result = self.run(&mut subject).await;
-        let fault = result.as_ref().err().map_or(Fault::None, |broken| broken.fault);
+        let fault = match &result {
+            Ok(()) => Fault::None,
+            Err(error) => error.fault,
+        };
         let took = self.clock.monotonic().saturating_sub(start);
-        monitor::reconciled(subject.action, fault, took);
-        result.map_err(|broken| broken.error)
+        monitor::observe_reconciliation(subject.action, fault, took);
+        result.map_err(|failed| failed.error)
     }
 
+    /// Reads the Scale and the metrics, scales the target, and writes the status.
     async fn run(&self, subject: &mut Reconcile<'_>) -> Result<(), ReconcileError> {
         let (resource, mut scale) = match self.scale_of(subject).await {
             Ok(found) => found,
@@ -87,10 +93,10 @@ impl Autoscaling {
         };
         let found = ("True", "SucceededGetScale", SUCCEEDED_GET_SCALE);
         subject.set_condition(ABLE_TO_SCALE, found, self.clock.now());
-        let scaling = Scaling::of(subject.autoscaler, scale.replicas, self.settings.scale_to_zero);
+        let scaling = Scaling::new(subject.autoscaler, scale.replicas, self.settings.scale_to_zero);
         self.with_history(subject.key, |history, now| history.start(scaling.current, now));
         let proposed = match scaling.mode() {
-            ScalingMode::Follow => match self.computed(subject, &scale).await {
+            ScalingMode::Follow => match self.compute_proposal(subject, &scale).await {
                 Ok(proposed) => proposed,
                 Err(failed) => return Err(self.fail_metrics(subject, &scale, failed).await),
             },
@@ -111,9 +117,12 @@ impl Autoscaling {
             self.note_rescale(subject, scaling, &decision);
         }
         subject.set_counts(scaling.current, decision.desired, proposed.statuses);
-        monitor::desires(&subject.key.namespace, &subject.key.name, decision.desired);
+        monitor::set_desired_replicas(&subject.key.namespace, &subject.key.name, decision.desired);
         self.write(subject).await?;
-        proposed.error.map_or(Ok(()), |error| Err(error.into()))
+        match proposed.error {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
     }
 
     /// Calls `with` with the autoscaler's history and the monotonic time, and returns its result.
@@ -177,7 +186,7 @@ impl Autoscaling {
         let resources = match self.scales.resources_of(group, kind, None).await {
             Ok(resources) if !resources.is_empty() => Ok(resources),
             Ok(_) => Err(format!("no matches for kind {:?} in group {group:?}", kind.as_str())),
-            Err(error) => Err(described(&error, "get", "")),
+            Err(error) => Err(error_text(&error, "get", "")),
         };
         let resources = resources.map_err(|cause| {
             let doing = "unable to determine resource for scale target reference";
@@ -185,17 +194,17 @@ impl Autoscaling {
             (cause, error)
         })?;
         let key = ObjectKey::new(&subject.key.namespace, &target.name);
-        let mut first = None;
+        let mut first_cause = None;
         for resource in resources {
             match self.scales.get(&resource, &key).await {
                 Ok(scale) => return Ok((resource, scale)),
                 Err(error) => {
                     let what = scale_name(&resource, &target.name);
-                    first.get_or_insert_with(|| described(&error, "get", &what));
+                    first_cause.get_or_insert_with(|| error_text(&error, "get", &what));
                 }
             }
         }
-        let cause = first.unwrap_or_default();
+        let cause = first_cause.unwrap_or_default();
         let error = format!("failed to query scale subresource for {}: {cause}", subject.reference);
         Err((cause, error.into()))
     }
@@ -232,7 +241,7 @@ impl Autoscaling {
     }
 
     /// The proposal of all metrics. Upstream: `computeReplicasForMetrics`.
-    async fn computed(
+    async fn compute_proposal(
         &self,
         subject: &mut Reconcile<'_>,
         scale: &Scale,
@@ -282,7 +291,7 @@ impl Autoscaling {
             let result = sources::compute(&self.api, spec, target, calculator).await;
             let took = self.clock.monotonic().saturating_sub(start);
             let (action, fault) = outcome(&result, autoscaler.status.current_replicas);
-            monitor::computed(action, fault, &spec.r#type, took);
+            monitor::observe_computation(action, fault, &spec.r#type, took);
             results.push(result);
         }
         results
@@ -341,7 +350,7 @@ impl Autoscaling {
                 Err(error) => error,
             };
             if !error.is_conflict() || tries == TRIES {
-                return Err(described(&error, "put", &what));
+                return Err(error_text(&error, "put", &what));
             }
             match self.scales.get(resource, &key).await {
                 Ok(latest) => *scale = latest,
@@ -370,17 +379,18 @@ impl Autoscaling {
         let noted = |written: HorizontalPodAutoscaler| {
             let (uid, version) = (&written.meta.uid, written.meta.resource_version);
             let resource = &HorizontalPodAutoscaler::RESOURCE;
-            self.consistency.wrote_at(subject.key, uid, resource, version);
+            self.consistency.record_write(subject.key, uid, resource, version);
         };
         written.map(noted).map_err(|error: client::Error| {
             let name = &autoscaler.meta.name;
             let what = format!("{} {name}", HorizontalPodAutoscaler::RESOURCE);
-            let error = described(&error, "put", &what);
+            let error = error_text(&error, "put", &what);
             self.recorder.warning(*autoscaler, "FailedUpdateStatus", &*error);
             format!("failed to update status for {name}: {error}")
         })
     }
 
+    /// [`Self::write`], where another error is already returned.
     async fn write_or_log(&self, subject: &Reconcile<'_>) {
         if let Err(error) = self.write(subject).await {
             log::error!("horizontal-pod-autoscaler-controller: {error}");

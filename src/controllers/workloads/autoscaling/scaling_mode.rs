@@ -44,7 +44,8 @@ impl ScaleToZero {
 }
 
 impl ScalingMode {
-    pub fn of(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
+    /// What decides the number of replicas of a target that has `current`.
+    pub fn decide(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
         match current {
             0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,
             // By a manager that had the gate.
@@ -97,7 +98,7 @@ mod tests {
             (1, 0, 3, own, ScalingMode::Follow),
         ] {
             assert_eq!(
-                ScalingMode::of(current, min, max, zero),
+                ScalingMode::decide(current, min, max, zero),
                 course,
                 "{current} {min} {max} {zero:?}"
             );

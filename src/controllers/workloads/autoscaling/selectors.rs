@@ -24,27 +24,29 @@ struct Index {
     /// By the label's key and value.
     by_label: HashMap<Istr, HashMap<Istr, HashSet<ObjectKey>>>,
     /// The autoscalers whose selectors require no value.
-    others: HashSet<ObjectKey>,
+    without_required_label: HashSet<ObjectKey>,
 }
 
 impl Index {
     fn is_empty(&self) -> bool {
-        self.by_label.is_empty() && self.others.is_empty()
+        self.by_label.is_empty() && self.without_required_label.is_empty()
     }
 
+    /// Files `key` by a label that `selector` requires, for [`Self::candidates`].
     fn add(&mut self, key: &ObjectKey, selector: &Selector) {
         let keys = match selector.required_label() {
             Some((name, value)) => {
-                self.by_label.entry(name.clone()).or_default().entry(value.clone()).or_default()
+                let by_value = self.by_label.entry(name.clone()).or_default();
+                by_value.entry(value.clone()).or_default()
             }
-            None => &mut self.others,
+            None => &mut self.without_required_label,
         };
         keys.insert(key.clone());
     }
 
     fn remove(&mut self, key: &ObjectKey, selector: &Selector) {
         let Some((name, value)) = selector.required_label() else {
-            self.others.remove(key);
+            self.without_required_label.remove(key);
             return;
         };
         let Some(by_value) = self.by_label.get_mut(name) else { return };
@@ -62,7 +64,7 @@ impl Index {
     /// The autoscalers that may select a pod with these labels.
     fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a ObjectKey> {
         let of_label = |(name, value): (&str, &str)| self.by_label.get(name)?.get(value);
-        labels.iter().filter_map(of_label).flatten().chain(&self.others)
+        labels.iter().filter_map(of_label).flatten().chain(&self.without_required_label)
     }
 }
 
@@ -97,6 +99,7 @@ impl Selectors {
         is_new
     }
 
+    /// Drops an autoscaler that is deleted.
     pub fn forget(&self, key: &ObjectKey) {
         self.0.lock().replace(key, None);
     }

@@ -31,6 +31,7 @@ pub(super) struct Failed {
 }
 
 impl Failed {
+    /// `error`: makes the text of the whole error from `cause`.
     fn new(reason: &'static str, cause: String, error: impl FnOnce(&str) -> String) -> Failed {
         let error = error(&cause);
         Failed { reason, cause, error, is_spec: false }
@@ -63,6 +64,7 @@ const CONTAINER_RESOURCE: ResourceKind = ResourceKind {
     percent_name: "container resource utilization (percentage of request)",
 };
 
+/// The replicas that one metric of the spec proposes, by the source that its type names.
 pub(super) async fn compute(
     api: &MetricsApi,
     spec: &MetricSpec,
@@ -72,10 +74,10 @@ pub(super) async fn compute(
     let source = Source { api, target, calculator };
     let kind = spec.r#type.as_str();
     match (kind, spec) {
-        ("Object", MetricSpec { object: Some(metric), .. }) => source.object(metric).await,
-        ("Pods", MetricSpec { pods: Some(metric), .. }) => source.pods(metric).await,
+        ("Object", MetricSpec { object: Some(metric), .. }) => source.compute_object(metric).await,
+        ("Pods", MetricSpec { pods: Some(metric), .. }) => source.compute_pods(metric).await,
         ("Resource", MetricSpec { resource: Some(metric), .. }) => {
-            source.resource(&RESOURCE, metric).await.map_err(|cause| {
+            source.compute_resource(&RESOURCE, metric).await.map_err(|cause| {
                 let name = &metric.name;
                 Failed::new(RESOURCE.reason, cause, |cause| {
                     format!("failed to get {name} resource metric value: {cause}")
@@ -83,14 +85,16 @@ pub(super) async fn compute(
             })
         }
         ("ContainerResource", MetricSpec { container_resource: Some(metric), .. }) => {
-            source.resource(&CONTAINER_RESOURCE, metric).await.map_err(|cause| {
+            source.compute_resource(&CONTAINER_RESOURCE, metric).await.map_err(|cause| {
                 let name = &metric.container;
                 Failed::new(CONTAINER_RESOURCE.reason, cause, |cause| {
                     format!("failed to get {name} container metric value: {cause}")
                 })
             })
         }
-        ("External", MetricSpec { external: Some(metric), .. }) => source.external(metric).await,
+        ("External", MetricSpec { external: Some(metric), .. }) => {
+            source.compute_external(metric).await
+        }
         _ => {
             let cause = format!("unknown metric source type {kind:?}");
             let error = cause.clone();
@@ -107,7 +111,8 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    async fn object(self, source: &MetricSource) -> Result<Computed, Failed> {
+    /// Upstream: `computeStatusForObjectMetric`.
+    async fn compute_object(self, source: &MetricSource) -> Result<Computed, Failed> {
         let Target { namespace, replicas, .. } = self.target;
         let MetricSource { described_object: object, metric, .. } = source;
         let failed = |cause: String, inner: fn(&str, &str) -> String| {
@@ -118,11 +123,13 @@ impl Source<'_> {
         let plain = |_: &str, cause: &str| cause.to_owned();
         let selector = selector(metric.selector.as_ref()).map_err(|cause| failed(cause, plain))?;
         let read = async || {
-            self.api.of_object(&metric.name, namespace, object, &selector).await.map_err(|error| {
-                let (name, of) =
-                    (&metric.name, format!("{} {namespace}/{}", object.kind, object.name));
-                format!("unable to get metric {name} on {of}: {error}")
-            })
+            self.api.object_metric(&metric.name, namespace, object, &selector).await.map_err(
+                |error| {
+                    let (name, of) =
+                        (&metric.name, format!("{} {namespace}/{}", object.kind, object.name));
+                    format!("unable to get metric {name} on {of}: {error}")
+                },
+            )
         };
         let status = |current: Value| {
             json!({ "type": "Object", "object": {
@@ -139,7 +146,7 @@ impl Source<'_> {
                 Ok(Computed {
                     replicas: proposal.replicas,
                     name: format!("{} metric {}", object.kind, metric.name),
-                    status: status(json!({ "value": milli(proposal.usage) })),
+                    status: status(json!({ "value": from_thousandths(proposal.usage) })),
                 })
             }
             ("AverageValue", _, Some(wanted)) => {
@@ -155,7 +162,7 @@ impl Source<'_> {
                     replicas: proposal.replicas,
                     // Upstream calls it external.
                     name: external_name(source),
-                    status: status(json!({ "averageValue": milli(proposal.usage) })),
+                    status: status(json!({ "averageValue": from_thousandths(proposal.usage) })),
                 })
             }
             _ => {
@@ -166,13 +173,15 @@ impl Source<'_> {
         }
     }
 
-    async fn pods(self, source: &MetricSource) -> Result<Computed, Failed> {
+    /// Upstream: `computeStatusForPodsMetric`.
+    async fn compute_pods(self, source: &MetricSource) -> Result<Computed, Failed> {
         let metric = &source.metric;
         let proposed = async {
             let metric_selector = selector(metric.selector.as_ref())?;
             let wanted = source.target.average_value.ok_or("no average value target was set")?;
             let Target { namespace, selector, replicas, .. } = self.target;
-            let found = self.api.of_pods(&metric.name, namespace, selector, &metric_selector).await;
+            let found =
+                self.api.pods_metric(&metric.name, namespace, selector, &metric_selector).await;
             let found =
                 found.map_err(|error| format!("unable to get metric {}: {error}", metric.name))?;
             self.calculator.by_average(found, None, replicas.wanted, wanted.milli_value())
@@ -182,7 +191,7 @@ impl Source<'_> {
                 format!("failed to get pods metric value: {cause}")
             })
         })?;
-        let current = json!({ "averageValue": milli(proposal.usage) });
+        let current = json!({ "averageValue": from_thousandths(proposal.usage) });
         Ok(Computed {
             replicas: proposal.replicas,
             name: format!("pods metric {}", metric.name),
@@ -191,7 +200,7 @@ impl Source<'_> {
     }
 
     /// Upstream: `computeStatusForResourceMetricGeneric`.
-    async fn resource(
+    async fn compute_resource(
         self,
         kind: &ResourceKind,
         source: &MetricSource,
@@ -201,12 +210,12 @@ impl Source<'_> {
         let Target { namespace, selector, replicas } = self.target;
         let replicas = replicas.wanted;
         let read = async || {
-            let found = self.api.of_resource(resource, namespace, selector, container).await;
+            let found = self.api.resource_metric(resource, namespace, selector, container).await;
             found.map_err(|error| format!("unable to get metrics for resource {resource}: {error}"))
         };
         let amount = |usage: i64| match resource == "memory" {
             true => Quantity::from_milli(usage, Format::BinarySi),
-            false => milli(usage),
+            false => from_thousandths(usage),
         };
         let (proposal, name, current) = match (wanted.average_value, wanted.average_utilization) {
             (Some(average), _) => {
@@ -253,7 +262,8 @@ impl Source<'_> {
         Ok(Computed { replicas: proposal.replicas, name, status })
     }
 
-    async fn external(self, source: &MetricSource) -> Result<Computed, Failed> {
+    /// Upstream: `computeStatusForExternalMetric`.
+    async fn compute_external(self, source: &MetricSource) -> Result<Computed, Failed> {
         let metric = &source.metric;
         let (namespace, name) = (self.target.namespace, &metric.name);
         let failed = |cause: String, inner: fn(&str, &str) -> String| {
@@ -263,10 +273,11 @@ impl Source<'_> {
         };
         let read = async || {
             let selector = selector(metric.selector.as_ref())?;
-            let found = self.api.external(name, namespace, &selector).await.map_err(|error| {
-                let selector = golang::label_selector(metric.selector.as_ref());
-                format!("unable to get external metric {namespace}/{name}/{selector}: {error}")
-            })?;
+            let found =
+                self.api.external_metric(name, namespace, &selector).await.map_err(|error| {
+                    let selector = golang::label_selector(metric.selector.as_ref());
+                    format!("unable to get external metric {namespace}/{name}/{selector}: {error}")
+                })?;
             Ok::<i128, String>(found.into_iter().map(i128::from).sum())
         };
         let status = |current: Value| json!({ "type": "External", "external": { "metric": metric, "current": current } });
@@ -279,7 +290,7 @@ impl Source<'_> {
                 })?;
                 let (replicas, tolerances) = (self.target.replicas, self.calculator.tolerances);
                 let proposal = by_share(usage, replicas, average.milli_value(), tolerances);
-                let current = json!({ "averageValue": milli(proposal.usage) });
+                let current = json!({ "averageValue": from_thousandths(proposal.usage) });
                 (proposal, current)
             }
             (None, Some(value)) => {
@@ -292,7 +303,7 @@ impl Source<'_> {
                         format!("failed to get external metric {name}: {cause}")
                     })
                 })?;
-                let current = json!({ "value": milli(proposal.usage) });
+                let current = json!({ "value": from_thousandths(proposal.usage) });
                 (proposal, current)
             }
             (None, None) => {
@@ -314,7 +325,8 @@ fn external_name(source: &MetricSource) -> String {
     format!("external metric {}({selector})", source.metric.name)
 }
 
-fn milli(count: i64) -> Quantity {
+/// A number of thousandths.
+fn from_thousandths(count: i64) -> Quantity {
     Quantity::from_milli(count, Format::DecimalSi)
 }
 
@@ -337,7 +349,7 @@ mod tests {
     use crate::clock::{FakeClock, SystemClock};
     use crate::objects::Timestamp;
 
-    async fn computed(client: Client, spec: &Value) -> Result<Computed, Failed> {
+    async fn compute_metric(client: Client, spec: &Value) -> Result<Computed, Failed> {
         let api = MetricsApi {
             scales: Scales::new(client.clone()),
             client,
@@ -361,7 +373,7 @@ mod tests {
     }
 
     async fn failed(client: Client, spec: &Value) -> Failed {
-        computed(client, spec).await.unwrap_err()
+        compute_metric(client, spec).await.unwrap_err()
     }
 
     /// Replicas and `status.currentMetrics` of a metric of the API group `group`, of these values
@@ -376,7 +388,7 @@ mod tests {
             }
             _ => (200, json!({ "versions": [{ "version": "v1beta2" }] })),
         });
-        block_on(async { computed(client.await, spec).await })
+        block_on(async { compute_metric(client.await, spec).await })
             .map(|computed| (computed.replicas, computed.status))
             .unwrap()
     }

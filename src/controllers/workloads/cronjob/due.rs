@@ -57,9 +57,10 @@ fn recent(
     }
     let elapsed = i64::try_from(now.duration_since(first).as_secs()).unwrap_or(i64::MAX);
     let count = elapsed / period + 1;
-    // No list of all missed starts is needed: the last one is looked for from whole periods after the
-    // first start, as far on as a start is still due after them. Mostly this is two periods before
-    // now. Upstream always takes that, and finds no start if the period of the schedule varies.
+    // No list of all missed starts is needed: the last one is looked for from whole periods after
+    // the first start, as far on as a start is still due after them. Mostly this is two periods
+    // before now. Upstream always takes that, and finds no start if the period of the schedule
+    // varies.
     let after =
         |periods: i64| Timestamp::from_micros(first.as_micros() + periods * period * 1_000_000);
     let is_due = |periods: i64| schedule.next(after(periods)).is_some_and(|next| next <= now);
@@ -115,15 +116,15 @@ mod tests {
 
     use super::*;
 
-    fn at(text: &str) -> Timestamp {
+    fn at_time_of_day(text: &str) -> Timestamp {
         format!("2026-05-19T{text}Z").parse().unwrap()
     }
 
     fn cron_job(last: Option<&str>, deadline: Value) -> CronJob {
         serde_json::from_value(json!({
-            "metadata": { "creationTimestamp": at("09:00:00") },
+            "metadata": { "creationTimestamp": at_time_of_day("09:00:00") },
             "spec": { "startingDeadlineSeconds": deadline },
-            "status": { "lastScheduleTime": last.map(at) },
+            "status": { "lastScheduleTime": last.map(at_time_of_day) },
         }))
         .unwrap()
     }
@@ -151,8 +152,8 @@ mod tests {
         ] {
             let text = format!("{schedule} {last:?} {deadline} at {now}");
             let schedule = Schedule::parse(schedule, TimeZone::UTC).unwrap();
-            let (cron_job, now) = (cron_job(last, deadline), at(now));
-            let due = due.map(|(time, missed)| (at(time), missed));
+            let (cron_job, now) = (cron_job(last, deadline), at_time_of_day(now));
+            let due = due.map(|(time, missed)| (at_time_of_day(time), missed));
             assert_eq!(start(&cron_job, &schedule, now), Ok(due), "{text}");
             let expected = Duration::from_secs(wait_seconds) + MARGIN;
             assert_eq!(wait(&cron_job, &schedule, now), expected, "{text}");
@@ -236,7 +237,8 @@ mod tests {
     #[test]
     fn a_schedule_without_dates_is_an_error() {
         let never = Schedule::parse("59 23 31 2 *", TimeZone::UTC).unwrap();
-        let error = start(&cron_job(None, json!(null)), &never, at("12:00:00")).unwrap_err();
+        let error =
+            start(&cron_job(None, json!(null)), &never, at_time_of_day("12:00:00")).unwrap_err();
         assert_eq!(error, "time difference between two schedules is less than 1 second");
     }
 }

@@ -45,7 +45,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&cron_jobs, &queue, move |change, queue| {
         let key = change.object().meta.key();
         match change {
-            Change::Updated { old, new } if rescheduled(old, new) => {
+            Change::Updated { old, new } if is_rescheduled(old, new) => {
                 if let Some(wait) = wait(new, clock.now(), &recorder) {
                     queue.add_after(key, wait);
                 }
@@ -61,7 +61,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 
 /// How long until the next start of a CronJob whose schedule was changed.
 fn wait(cron_job: &CronJob, now: Timestamp, recorder: &Recorder) -> Option<Duration> {
-    match planned(cron_job) {
+    match parse_schedule(cron_job) {
         Ok(schedule) => Some(due::wait(cron_job, &schedule, now)),
         Err(_) => {
             let text = format!("unparseable schedule for cronjob: {}", cron_job.spec.schedule);
@@ -71,12 +71,13 @@ fn wait(cron_job: &CronJob, now: Timestamp, recorder: &Recorder) -> Option<Durat
     }
 }
 
-fn rescheduled(old: &CronJob, new: &CronJob) -> bool {
+/// Whether an update may change the time of the next start.
+fn is_rescheduled(old: &CronJob, new: &CronJob) -> bool {
     old.spec.schedule != new.spec.schedule || old.spec.time_zone != new.spec.time_zone
 }
 
 /// The schedule in its time zone. Upstream: `formatSchedule`, `cron.ParseStandard`.
-fn planned(cron_job: &CronJob) -> Result<Schedule, String> {
+fn parse_schedule(cron_job: &CronJob) -> Result<Schedule, String> {
     let spec = &cron_job.spec;
     // A zone within the schedule wins.
     let named = spec.time_zone.as_ref().filter(|_| !names_zone(&spec.schedule));
@@ -112,10 +113,11 @@ impl Run {
         self.active().iter().any(|active| active.uid.as_deref() == Some(&*uid))
     }
 
-    fn forget(&mut self, uid: &str) {
+    /// Takes a Job off the active list.
+    fn remove_active(&mut self, uid: &str) {
         let mut active = self.cron_job.status.active.take().unwrap_or_default();
         active.retain(|job| job.uid.as_deref() != Some(uid));
-        self.cron_job.status.active = Some(active).filter(|active| !active.is_empty());
+        self.cron_job.status.active = if active.is_empty() { None } else { Some(active) };
         self.changed = true;
     }
 }
@@ -158,7 +160,7 @@ impl CronJobs {
                 false
             }
             Ok(()) => {
-                run.forget(&job.meta.uid.to_string());
+                run.remove_active(&job.meta.uid.to_string());
                 let text = format!("Deleted job {}", job.meta.name);
                 self.recorder.normal(&run.cron_job, "SuccessfulDelete", &text);
                 true
@@ -192,7 +194,7 @@ impl CronJobs {
             );
             self.recorder.warning(&run.cron_job, "UnsupportedSchedule", &text);
         }
-        let schedule = match planned(&run.cron_job) {
+        let schedule = match parse_schedule(&run.cron_job) {
             Ok(schedule) => schedule,
             Err(error) => {
                 let text = format!("unparseable schedule: {:?} : {error}", spec.schedule);
@@ -242,7 +244,7 @@ impl CronJobs {
                 continue;
             };
             if active {
-                run.forget(&job.meta.uid.to_string());
+                run.remove_active(&job.meta.uid.to_string());
                 let text =
                     format!("Saw completed job: {}, condition: {}", job.meta.name, finished.r#type);
                 self.recorder.normal(&run.cron_job, "SawCompletedJob", &text);
@@ -273,7 +275,7 @@ impl CronJobs {
                 Err(error) if error.is_not_found() => {
                     let text = format!("Active job went missing: {name}");
                     self.recorder.normal(&run.cron_job, "MissingJob", &text);
-                    run.forget(&uid);
+                    run.remove_active(&uid);
                 }
                 found => drop(found?),
             }
@@ -281,8 +283,8 @@ impl CronJobs {
         Ok(())
     }
 
-    /// Starts the Job of `time`, if nothing is against it. A foreign Job of its name is an error, which
-    /// is retried: it may go before the next start is due.
+    /// Starts the Job of `time`, if nothing is against it. A foreign Job of its name is an error,
+    /// which is retried: it may go before the next start is due.
     async fn start(&self, run: &mut Run, time: Timestamp, now: Timestamp) -> Result<(), Error> {
         let spec = &run.cron_job.spec;
         let deadline = spec.starting_deadline_seconds.and_then(|seconds| seconds.try_into().ok());
@@ -435,6 +437,7 @@ fn job_for<'a>(cron_job: &'a CronJob, name: &str, time: Timestamp) -> Result<New
     Ok(NewJob { api_version, kind: "Job", metadata, spec: &template.spec })
 }
 
+/// Upstream: `ref.GetReference`.
 fn reference(job: &Job) -> ObjectReference {
     let meta = job.meta();
     ObjectReference {

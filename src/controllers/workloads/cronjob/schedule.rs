@@ -118,7 +118,7 @@ impl Schedule {
             }
         };
         if text.starts_with('@') {
-            return descriptor(text, zone);
+            return parse_descriptor(text, zone);
         }
         let fields: Vec<&str> = text.split_whitespace().collect();
         let [minute, hour, day_of_month, month, day_of_week] = fields[..] else {
@@ -149,7 +149,8 @@ impl Schedule {
     }
 }
 
-fn descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
+/// Reads `@daily` and its like, and `@every` with a duration. Upstream: `parseDescriptor`.
+fn parse_descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
     let fields = match text {
         "@yearly" | "@annually" => "0 0 1 1 *",
         "@monthly" => "0 0 1 * *",
@@ -160,10 +161,10 @@ fn descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
             let every = text.strip_prefix("@every ");
             let every = every.ok_or_else(|| format!("unrecognized descriptor: {text}"))?;
             // A negative one is shorter than a second, like those that count as one.
-            let unsigned = every.strip_prefix('-').filter(|rest| !rest.starts_with(['-', '+']));
-            let length = parse_duration(unsigned.unwrap_or(every))
+            let negated = every.strip_prefix('-').filter(|text| !text.starts_with(['-', '+']));
+            let length = parse_duration(negated.unwrap_or(every))
                 .map_err(|error| format!("failed to parse duration {text}: {error}"))?;
-            let every = if unsigned.is_some() { Duration::ZERO } else { length };
+            let every = if negated.is_some() { Duration::ZERO } else { length };
             return Ok(Schedule::Every(Duration::from_secs(every.as_secs().max(1))));
         }
     };
@@ -192,14 +193,14 @@ impl Bounds {
         let mut star = matches!(ends[0], "*" | "?");
         let (start, mut end) = match ends[..] {
             _ if star => (self.min, self.max),
-            [only] => self.number(only).map(|only| (only, only))?,
-            [start, end] => (self.number(start)?, self.number(end)?),
+            [only] => self.parse_number(only).map(|only| (only, only))?,
+            [start, end] => (self.parse_number(start)?, self.parse_number(end)?),
             _ => return Err(format!("too many hyphens: {text}")),
         };
         let step = match step {
             None => 1,
             Some(step) => {
-                let step = number(step)?;
+                let step = parse_digits(step)?;
                 if ends.len() == 1 {
                     // `N/step` runs to the end of the field.
                     end = self.max;
@@ -228,14 +229,15 @@ impl Bounds {
     }
 
     /// Upstream: `parseIntOrName`.
-    fn number(&self, text: &str) -> Result<u32, String> {
+    fn parse_number(&self, text: &str) -> Result<u32, String> {
         let named = self.names.iter().zip(self.min..);
         let named = named.into_iter().find(|(name, _)| text.eq_ignore_ascii_case(name));
-        named.map_or_else(|| number(text), |(_, value)| Ok(value))
+        named.map_or_else(|| parse_digits(text), |(_, value)| Ok(value))
     }
 }
 
-fn number(text: &str) -> Result<u32, String> {
+/// A number of digits only. Upstream: `mustParseInt`.
+fn parse_digits(text: &str) -> Result<u32, String> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         let quoted = format!("strconv.Atoi: parsing {text:?}: invalid syntax");
@@ -253,7 +255,7 @@ fn number(text: &str) -> Result<u32, String> {
 }
 
 impl Set {
-    fn has(self, value: i8) -> bool {
+    fn contains(self, value: i8) -> bool {
         u32::try_from(value).is_ok_and(|value| self.bits & 1 << value != 0)
     }
 }
@@ -265,12 +267,14 @@ const CALENDAR: std::ops::Range<i64> = -62_135_596_800..252_423_993_600;
 struct Zone<'a>(&'a TimeZone);
 
 impl Zone<'_> {
+    /// The offset from UTC, in seconds, at a time in seconds since 1970.
     fn offset(&self, seconds: i64) -> i64 {
         let time = jiff::Timestamp::from_second(seconds).unwrap_or_default();
         i64::from(self.0.to_offset(time).seconds())
     }
 
-    fn local(&self, seconds: i64) -> DateTime {
+    /// What clocks show at a time in seconds since 1970.
+    fn local_time(&self, seconds: i64) -> DateTime {
         let time = jiff::Timestamp::from_second(seconds).unwrap_or_default();
         self.0.to_datetime(time)
     }
@@ -289,8 +293,8 @@ const HOUR: i64 = 60 * MINUTE;
 impl Fields {
     /// A day must match both fields of days if one of them is a star, otherwise either.
     fn day_matches(&self, local: DateTime) -> bool {
-        let of_month = self.day_of_month.has(local.day());
-        let of_week = self.day_of_week.has(local.weekday().to_sunday_zero_offset());
+        let of_month = self.day_of_month.contains(local.day());
+        let of_week = self.day_of_week.contains(local.weekday().to_sunday_zero_offset());
         if self.day_of_month.star || self.day_of_week.star {
             of_month && of_week
         } else {
@@ -306,7 +310,7 @@ impl Fields {
         if [self.minute, self.hour, self.month].iter().any(|set| set.bits == 0) {
             return None;
         }
-        let last_year = zone.local(from).year() + HORIZON_YEARS;
+        let last_year = zone.local_time(from).year() + HORIZON_YEARS;
         // A year of the calendar must be left to end the search in.
         if last_year >= Date::MAX.year() {
             return None;
@@ -315,18 +319,18 @@ impl Fields {
         // Whether the smaller fields are at their beginning already.
         let mut advanced = false;
         'months: loop {
-            let mut local = zone.local(time);
+            let mut local = zone.local_time(time);
             if local.year() > last_year {
                 return None;
             }
-            while !self.month.has(local.month()) {
+            while !self.month.contains(local.month()) {
                 if !advanced {
                     advanced = true;
                     local = local.date().first_of_month().at(0, 0, 0, 0);
                 }
                 let next = next_month(local.date())?;
                 time = zone.seconds(next.to_datetime(local.time()));
-                local = zone.local(time);
+                local = zone.local_time(time);
                 if local.month() == 1 {
                     continue 'months;
                 }
@@ -334,13 +338,13 @@ impl Fields {
             while !self.day_matches(local) {
                 if !advanced {
                     advanced = true;
-                    local = zone.local(zone.seconds(local.date().at(0, 0, 0, 0)));
+                    local = zone.local_time(zone.seconds(local.date().at(0, 0, 0, 0)));
                 }
                 let next = local.date().tomorrow().ok()?;
                 let before = time;
                 time = zone.seconds(next.to_datetime(local.time()));
                 // Where clocks skip midnight, the day begins an hour off.
-                time += match i64::from(zone.local(time).hour()) {
+                time += match i64::from(zone.local_time(time).hour()) {
                     0 => 0,
                     hour if hour > 12 => (24 - hour) * HOUR,
                     hour => -hour * HOUR,
@@ -350,29 +354,29 @@ impl Fields {
                     let next = next.tomorrow().ok()?;
                     time = zone.seconds(next.to_datetime(local.time()));
                 }
-                local = zone.local(time);
+                local = zone.local_time(time);
                 if local.day() == 1 {
                     continue 'months;
                 }
             }
-            while !self.hour.has(local.hour()) {
+            while !self.hour.contains(local.hour()) {
                 if !advanced {
                     advanced = true;
                     time = zone.seconds(local.date().at(local.hour(), 0, 0, 0));
                 }
                 time += HOUR;
-                local = zone.local(time);
+                local = zone.local_time(time);
                 if local.hour() == 0 {
                     continue 'months;
                 }
             }
-            while !self.minute.has(local.minute()) {
+            while !self.minute.contains(local.minute()) {
                 if !advanced {
                     advanced = true;
                     time -= time.rem_euclid(MINUTE);
                 }
                 time += MINUTE;
-                local = zone.local(time);
+                local = zone.local_time(time);
                 if local.minute() == 0 {
                     continue 'months;
                 }
@@ -387,8 +391,8 @@ impl Fields {
     }
 }
 
-/// The same day of the next month. Where that month is shorter, the days are counted on into the one
-/// after it. Upstream: `Time.AddDate`.
+/// The same day of the next month. Where that month is shorter, the days are counted on into the
+/// one after it. Upstream: `Time.AddDate`.
 fn next_month(date: Date) -> Option<Date> {
     let (year, month) = match date.month() {
         12 => (date.year() + 1, 1),

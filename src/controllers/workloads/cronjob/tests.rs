@@ -53,7 +53,7 @@ fn cron_job(spec: Value, status: Value) -> Value {
 }
 
 /// A Job of the CronJob, with these conditions.
-fn made(name: &str, conditions: Value) -> Value {
+fn job_of_cron_job(name: &str, conditions: Value) -> Value {
     json!({
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": {
@@ -67,8 +67,8 @@ fn made(name: &str, conditions: Value) -> Value {
 }
 
 /// A Job of a custom resource that has the CronJob's name.
-fn of_workflow(name: &str, conditions: Value) -> Value {
-    let mut job = made(name, conditions);
+fn job_of_workflow(name: &str, conditions: Value) -> Value {
+    let mut job = job_of_cron_job(name, conditions);
     job["metadata"]["ownerReferences"] = json!([{ "apiVersion": "example.com/v1",
         "kind": "Workflow", "name": "c", "uid": "of-workflow", "controller": true }]);
     job
@@ -93,7 +93,7 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
         status
     };
     let complete = json!([{ "type": "Complete", "status": "True" }]);
-    let mut orphan = made("c-29653087", json!([]));
+    let mut orphan = job_of_cron_job("c-29653087", json!([]));
     orphan["metadata"]["ownerReferences"] = json!([]);
     // The CronJob, its Jobs, the requests that the API server refuses or the object that it
     // answers, and the events.
@@ -147,7 +147,7 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
             "some starts were missed",
             cron_job(minutes.clone(), missed.clone()),
             vec![],
-            Some(("POST", (201, made("c-29653087", json!([]))))),
+            Some(("POST", (201, job_of_cron_job("c-29653087", json!([]))))),
             vec!["Normal SuccessfulCreate Created job c-29653087"],
         ),
         (
@@ -166,7 +166,7 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
             "many starts were missed",
             cron_job(minutes.clone(), json!({ "lastScheduleTime": "2026-05-18T10:05:00Z" })),
             vec![],
-            Some(("POST", (201, made("c-29653087", json!([]))))),
+            Some(("POST", (201, job_of_cron_job("c-29653087", json!([]))))),
             vec![
                 "Warning TooManyMissedTimes too many missed start times. Set or decrease \
                  .spec.startingDeadlineSeconds or check clock skew",
@@ -190,7 +190,7 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
         (
             "a Job is a stranger's",
             cron_job(nothing.clone(), nothing.clone()),
-            vec![made("stranger", json!([]))],
+            vec![job_of_cron_job("stranger", json!([]))],
             None,
             vec![
                 "Warning UnexpectedJob Saw a job that the controller did not create or forgot: \
@@ -200,35 +200,35 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
         (
             "a Job has ended",
             cron_job(nothing.clone(), with(nothing.clone(), "ended")),
-            vec![made("ended", complete.clone())],
+            vec![job_of_cron_job("ended", complete.clone())],
             None,
             vec!["Normal SawCompletedJob Saw completed job: ended, condition: Complete"],
         ),
         (
             "a Job too many",
             cron_job(json!({ "successfulJobsHistoryLimit": 0 }), nothing.clone()),
-            vec![made("old", complete.clone())],
+            vec![job_of_cron_job("old", complete.clone())],
             None,
             vec!["Normal SuccessfulDelete Deleted job old"],
         ),
         (
             "the Jobs of another kind's owner of the name",
             cron_job(json!({ "successfulJobsHistoryLimit": 0 }), nothing.clone()),
-            vec![of_workflow("old", complete.clone()), of_workflow("runs", json!([]))],
+            vec![job_of_workflow("old", complete.clone()), job_of_workflow("runs", json!([]))],
             None,
             vec![],
         ),
         (
             "a Job too many stays",
             cron_job(json!({ "successfulJobsHistoryLimit": 0 }), nothing.clone()),
-            vec![made("old", complete)],
+            vec![job_of_cron_job("old", complete)],
             Some(("DELETE", status(403, "Forbidden"))),
             vec!["Warning FailedDelete Deleted job: because"],
         ),
         (
             "a Job to be replaced is not found",
             cron_job(replacing, with(missed.clone(), "runs")),
-            vec![made("runs", json!([]))],
+            vec![job_of_cron_job("runs", json!([]))],
             Some(("GET /apis/batch/v1/namespaces/ns/jobs/runs", status(403, "Forbidden"))),
             vec!["Warning FailedGet Get job: because"],
         ),
@@ -238,7 +238,7 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
                 json!({ "schedule": "* * * * *", "concurrencyPolicy": "Forbid" }),
                 with(missed, "runs"),
             ),
-            vec![made("runs", json!([]))],
+            vec![job_of_cron_job("runs", json!([]))],
             None,
             vec![
                 "Normal JobAlreadyActive Not starting job because prior execution is running and \
@@ -267,7 +267,7 @@ fn a_start_behind_its_deadline_is_missed() {
     let count = requests.clone();
     let client = block_on(answering(move |_| {
         *count.lock() += 1;
-        (201, made("c-29653085", json!([])))
+        (201, job_of_cron_job("c-29653085", json!([])))
     }));
     let (this, heard) = controller_of(client, &[], &[]);
     let time: Timestamp = "2026-05-19T10:05:00Z".parse().unwrap();

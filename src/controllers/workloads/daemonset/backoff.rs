@@ -41,8 +41,8 @@ impl Entry {
 }
 
 impl Backoff {
-    /// Counts a failure, and returns how long its pod has to wait until it may be replaced. Zero: it
-    /// may be now, and the next one waits twice as long.
+    /// Counts a failure, and returns how long its pod has to wait until it may be replaced. Zero:
+    /// it may be now, and the next one waits twice as long.
     pub fn wait(&mut self, key: FailureKey, now: Duration) -> Duration {
         self.sweep(now);
         match self.entries.get_mut(&key).filter(|entry| !entry.is_expired(now)) {
@@ -60,6 +60,7 @@ impl Backoff {
         }
     }
 
+    /// Drops expired entries, once in `SWEEP_INTERVAL`.
     fn sweep(&mut self, now: Duration) {
         if now.saturating_sub(self.swept_at) >= SWEEP_INTERVAL {
             self.swept_at = now;

@@ -35,7 +35,7 @@ impl Fit {
     const NEVER: Fit = Fit { should_run: false, may_stay: false };
 
     /// `comparison`: the gate TaintTolerationComparisonOperators.
-    pub fn of(node: &Node, placement: &Placement, comparison: bool) -> Fit {
+    pub fn new(node: &Node, placement: &Placement, comparison: bool) -> Fit {
         let name = &*node.meta.name;
         let elsewhere = !placement.node_name.is_empty() && placement.node_name != *name;
         if elsewhere || !placement.affinity.matches(name, &node.meta.labels) {
@@ -51,6 +51,7 @@ impl Fit {
     }
 }
 
+/// See [`tolerated`]; the last one is only for pods in the network of the host.
 fn added_tolerations(host_network: bool) -> &'static [Toleration] {
     static ALL: LazyLock<Vec<Toleration>> = LazyLock::new(|| {
         let exists = |(key, effect): (&str, &str)| Toleration {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     fn fit(spec: Value, taints: &[(&str, &str)]) -> Fit {
-        Fit::of(&node(taints), &placement(spec), true)
+        Fit::new(&node(taints), &placement(spec), true)
     }
 
     #[test]
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(fit(json!({}), &both), Fit::NEVER);
         let by_number = placement(json!({"tolerations": [
             {"key": "k", "operator": "Gt", "value": "5"}]}));
-        assert_eq!(Fit::of(&node(&[("k", "NoSchedule")]), &by_number, false), STAYS);
+        assert_eq!(Fit::new(&node(&[("k", "NoSchedule")]), &by_number, false), STAYS);
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub(super) fn plan(
     plan
 }
 
+/// Plans one node: deletes ended and surplus pods, and creates a missing one. Upstream:
+/// `podsShouldBeOnNode`.
 fn plan_site(
     site: &NodePods,
     input: &PlanInput<'_>,
@@ -71,7 +73,10 @@ fn plan_site(
         if pod.status.phase == PodPhase::Failed {
             let wait = wait(&site.node);
             if !wait.is_zero() {
-                plan.again = Some(plan.again.map_or(wait, |again| again.min(wait)));
+                plan.again = Some(match plan.again {
+                    Some(again) => again.min(wait),
+                    None => wait,
+                });
                 continue;
             }
         }
@@ -92,15 +97,15 @@ fn plan_site(
     let (mut oldest_new, mut oldest_old) = (None, None);
     for pod in running {
         let is_new = pod.meta.labels.get(REVISION_LABEL) == Some(input.hash);
-        let kept = if is_new { &mut oldest_new } else { &mut oldest_old };
-        if kept.is_none() {
-            *kept = Some(pod);
+        let oldest = if is_new { &mut oldest_new } else { &mut oldest_old };
+        if oldest.is_none() {
+            *oldest = Some(pod);
         } else {
             plan.delete.push(pod.clone());
         }
     }
     if let (Some(new), Some(old)) = (oldest_new, oldest_old)
-        && (!old.is_ready() || input.availability.has(new))
+        && (!old.is_ready() || input.availability.is_available(new))
     {
         plan.delete.push(old.clone());
     }
@@ -112,7 +117,7 @@ mod tests {
     use super::super::sites::testing::{GOES, NOW, RUNS, STAYS, names, sites};
     use super::*;
 
-    fn planned(sites: &[NodePods], surges: bool) -> (Vec<String>, Vec<String>) {
+    fn plan_names(sites: &[NodePods], surges: bool) -> (Vec<String>, Vec<String>) {
         let availability = Availability { min_ready_seconds: 10, now: NOW };
         let input = PlanInput { hash: "h", surges, availability };
         let plan = plan(sites, &input, |_| Duration::ZERO);
@@ -178,7 +183,7 @@ mod tests {
         for (case, fit, pods, expected) in table {
             let sites = sites(&[("n", *fit)], pods);
             for (surges, (create, delete)) in [false, true].into_iter().zip(expected) {
-                let (created, deleted) = planned(&sites, surges);
+                let (created, deleted) = plan_names(&sites, surges);
                 assert_eq!(
                     (&*created.join(" "), &*deleted.join(" ")),
                     (*create, *delete),
@@ -194,7 +199,7 @@ mod tests {
             &[("n", RUNS)],
             &[("n-1", "new"), ("m-1", "new waits"), ("m-2", "new"), ("m-3", "new waits going")],
         );
-        assert_eq!(planned(&sites, false), (vec![], vec!["m-1".to_owned()]));
+        assert_eq!(plan_names(&sites, false), (vec![], vec!["m-1".to_owned()]));
     }
 
     #[test]

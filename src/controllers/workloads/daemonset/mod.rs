@@ -80,7 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&pods, &BY_NODE);
     c.index(&revisions, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyDaemonSet") {
-        true => Consistency::default().with(&pods).with(&sets),
+        true => Consistency::default().tracking(&pods).tracking(&sets),
         false => Consistency::default(),
     };
     // What is forgotten when a set is deleted.
@@ -166,8 +166,9 @@ fn by_node(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
 }
 
 impl DaemonSets {
+    /// The name of `node`, and whether the pods of `set` belong on it.
     fn fit(&self, node: &Node, set: &DaemonSet) -> (ArcStr, Fit) {
-        (node.meta.name.clone(), Fit::of(node, &set.spec.placement, self.comparison))
+        (node.meta.name.clone(), Fit::new(node, &set.spec.placement, self.comparison))
     }
 
     /// Queues the sets that get a pod on a node or lose one. Upstream: `syncNodeUpdate`.

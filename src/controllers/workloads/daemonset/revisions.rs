@@ -112,7 +112,7 @@ impl DaemonSets {
         status.collision_count = Some(status.collision_count.unwrap_or(0).wrapping_add(1));
         let updated = self.client.update_status(&live, &status).await?;
         let version = updated.meta.resource_version;
-        self.consistency.wrote_at(&key, &set.meta.uid, &DaemonSet::RESOURCE, version);
+        self.consistency.record_write(&key, &set.meta.uid, &DaemonSet::RESOURCE, version);
         log::info!("Found a hash collision for DaemonSet {key}: its collision count grows");
         Ok(Error::Stale(format!("controllerrevisions.apps {name:?} already exists")))
     }

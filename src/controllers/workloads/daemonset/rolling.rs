@@ -17,16 +17,17 @@ pub(super) struct Limits {
 impl Limits {
     /// The limits of a set that wants `desired` pods. Both are rounded up; when both are zero, one
     /// pod may be unavailable. Upstream: `updatedDesiredNodeCounts`.
-    pub fn of(strategy: &DaemonSetUpdateStrategy, desired: i32) -> Result<Limits, String> {
+    pub fn new(strategy: &DaemonSetUpdateStrategy, desired: i32) -> Result<Limits, String> {
         let (mut max_surge, mut max_unavailable) = (0, 0);
         if is_rolling_update(strategy)
             && let Some(rolling) = &strategy.rolling_update
         {
-            let value = rolling.max_unavailable.as_ref();
-            let found = value.ok_or_else(|| "nil value for IntOrString".to_owned());
-            max_unavailable = found
-                .and_then(|value| scaled(value, desired, true))
-                .map_err(|error| format!("invalid value for MaxUnavailable: {error}"))?;
+            let resolved = match &rolling.max_unavailable {
+                Some(value) => scaled(value, desired, true),
+                None => Err("nil value for IntOrString".to_owned()),
+            };
+            max_unavailable =
+                resolved.map_err(|error| format!("invalid value for MaxUnavailable: {error}"))?;
             if let Some(value) = &rolling.max_surge {
                 max_surge = scaled(value, desired, true)
                     .map_err(|error| format!("invalid value for MaxSurge: {error}"))?;
@@ -65,9 +66,9 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// `None` with two of one version: they are left to [`manage`](super::manage). Upstream:
-    /// `findUpdatedPodsOnNode`.
-    fn of<'a>(pods: &'a [Arc<Pod>], version: &Version<'_>) -> Option<Pair<'a>> {
+    /// The pods of one node by version; `None` with two of one version, which
+    /// [`manage`](super::manage) deletes. Upstream: `findUpdatedPodsOnNode`.
+    fn on_node<'a>(pods: &'a [Arc<Pod>], version: &Version<'_>) -> Option<Pair<'a>> {
         let mut pair = Pair { new: None, old: None };
         for pod in pods.iter().filter(|pod| !pod.meta.is_being_deleted()) {
             let known = if version.is_of(pod) { &mut pair.new } else { &mut pair.old };
@@ -80,12 +81,12 @@ impl Pair<'_> {
 }
 
 /// The sites that a rollout considers.
-fn concerned(sites: &[NodePods]) -> impl Iterator<Item = &NodePods> {
+fn considered_sites(sites: &[NodePods]) -> impl Iterator<Item = &NodePods> {
     sites.iter().filter(|site| !site.pods.is_empty() || site.should_run())
 }
 
 /// How many may be added to `count` up to `limit`.
-fn room(limit: i32, count: usize) -> usize {
+fn available_room(limit: i32, count: usize) -> usize {
     usize::try_from(limit).unwrap_or(0).saturating_sub(count)
 }
 
@@ -98,12 +99,12 @@ pub(super) fn replace(
     max_unavailable: i32,
 ) -> Plan {
     let (mut unavailable, mut delete, mut candidates) = (0, Vec::new(), Vec::new());
-    for site in concerned(sites) {
-        match Pair::of(&site.pods, version) {
+    for site in considered_sites(sites) {
+        match Pair::on_node(&site.pods, version) {
             Some(Pair { new: Some(new), old: None }) => {
-                unavailable += usize::from(!availability.has(new));
+                unavailable += usize::from(!availability.is_available(new));
             }
-            Some(Pair { new: None, old: Some(old) }) if availability.has(old) => {
+            Some(Pair { new: None, old: Some(old) }) if availability.is_available(old) => {
                 candidates.push(old.clone());
             }
             Some(Pair { new: None, old: Some(old) }) => {
@@ -114,7 +115,7 @@ pub(super) fn replace(
             _ => unavailable += 1,
         }
     }
-    candidates.truncate(room(max_unavailable, unavailable));
+    candidates.truncate(available_room(max_unavailable, unavailable));
     delete.extend(candidates);
     Plan { delete, create: Vec::new() }
 }
@@ -134,17 +135,17 @@ pub(super) fn surge(
     let mut plan = Plan::default();
     let (mut surging, mut available) = (0, 0);
     let (mut unwanted, mut candidates) = (Vec::new(), Vec::new());
-    for site in concerned(sites) {
-        let Some(Pair { new, old }) = Pair::of(&site.pods, version) else {
+    for site in considered_sites(sites) {
+        let Some(Pair { new, old }) = Pair::on_node(&site.pods, version) else {
             surging += 1;
             continue;
         };
         let counted = old.or(new);
-        available += usize::from(counted.is_some_and(|pod| availability.has(pod)));
+        available += usize::from(counted.is_some_and(|pod| availability.is_available(pod)));
         match (old, new) {
             // A missing pod is made by `manage`.
             (None, _) => {}
-            (Some(old), Some(new)) => match availability.has(new) {
+            (Some(old), Some(new)) => match availability.is_available(new) {
                 true => plan.delete.push(old.clone()),
                 false => surging += 1,
             },
@@ -155,7 +156,7 @@ pub(super) fn surge(
                         site.node, site.node
                     ));
                 }
-                match (availability.has(old), site.should_run()) {
+                match (availability.is_available(old), site.should_run()) {
                     (false, false) => plan.delete.push(old.clone()),
                     (false, true) => plan.create.push(site.node.clone()),
                     (true, false) => unwanted.push(old.clone()),
@@ -167,7 +168,7 @@ pub(super) fn surge(
     let desired = sites.iter().filter(|site| site.should_run()).count();
     unwanted.truncate(available.saturating_sub(desired));
     plan.delete.extend(unwanted);
-    candidates.truncate(room(max_surge, surging));
+    candidates.truncate(available_room(max_surge, surging));
     plan.create.extend(candidates);
     Ok(plan)
 }
@@ -209,7 +210,7 @@ mod tests {
                 false,
             ),
         ] {
-            let limits = Limits::of(&strategy, desired);
+            let limits = Limits::new(&strategy, desired);
             let limits = limits.ok().map(|limits| (limits.max_surge, limits.max_unavailable));
             assert_eq!((limits, surges(&strategy)), (expected, surging), "{strategy:?}");
         }

@@ -25,6 +25,7 @@ pub(super) struct NodePods {
 }
 
 impl NodePods {
+    /// Whether the set wants a pod on this node.
     pub fn should_run(&self) -> bool {
         self.fit.is_some_and(|fit| fit.should_run)
     }
@@ -59,14 +60,15 @@ pub(super) struct Availability {
 }
 
 impl Availability {
-    pub fn has(&self, pod: &Pod) -> bool {
+    /// Whether `pod` has been ready for `minReadySeconds`.
+    pub fn is_available(&self, pod: &Pod) -> bool {
         pod.is_available(self.min_ready_seconds, self.now)
     }
 }
 
 /// Sorts `pods` by their nodes; a pod without one belongs to none. The nodes that exist come first.
 /// Upstream: `getNodesToDaemonPods`.
-pub(super) fn group(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<NodePods> {
+pub(super) fn group_by_node(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<NodePods> {
     let mut by_node: HashMap<&str, Vec<Arc<Pod>>> = HashMap::new();
     for pod in pods {
         // The kubelet and the garbage collector care for a pod that is finished and being deleted.
@@ -147,7 +149,7 @@ pub(super) mod testing {
     pub fn sites(nodes: &[(&str, Fit)], pods: &[(&str, &str)]) -> Vec<NodePods> {
         let nodes: Vec<_> = nodes.iter().map(|(name, fit)| (ArcStr::from(*name), *fit)).collect();
         let pods: Vec<_> = pods.iter().map(|(name, words)| pod(name, words)).collect();
-        group(&nodes, &pods)
+        group_by_node(&nodes, &pods)
     }
 
     pub fn names(pods: &[Arc<Pod>]) -> Vec<String> {

@@ -16,7 +16,7 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Counts the first pod of each node.
-    pub fn of(sites: &[NodePods], version: &Version<'_>, availability: Availability) -> Counts {
+    pub fn new(sites: &[NodePods], version: &Version<'_>, availability: Availability) -> Counts {
         let mut counts = Counts::default();
         for site in sites {
             let Some(fit) = site.fit else { continue };
@@ -29,7 +29,7 @@ impl Counts {
             let Some(pod) = first else { continue };
             counts.current += 1;
             counts.ready += i32::from(pod.is_ready());
-            counts.available += i32::from(availability.has(pod));
+            counts.available += i32::from(availability.is_available(pod));
             counts.updated += i32::from(version.is_of(pod));
         }
         counts
@@ -73,7 +73,7 @@ mod tests {
         );
         let version = Version { hash: "h", generation: None };
         let counts = |min_ready_seconds| {
-            Counts::of(&sites, &version, Availability { min_ready_seconds, now: NOW })
+            Counts::new(&sites, &version, Availability { min_ready_seconds, now: NOW })
         };
         let expected =
             Counts { desired: 4, current: 3, misscheduled: 1, ready: 2, updated: 2, available: 2 };

@@ -9,7 +9,7 @@ use super::manage::{self, PlanInput};
 use super::revisions::Revisions;
 use super::rolling::{self, Limits, is_rolling_update};
 use super::sites::{
-    Availability, GENERATION_ANNOTATION, GENERATION_LABEL, NodePods, Version, group,
+    Availability, GENERATION_ANNOTATION, GENERATION_LABEL, NodePods, Version, group_by_node,
 };
 use super::status::Counts;
 use super::{BURST_REPLICAS, DaemonSets};
@@ -46,12 +46,13 @@ struct Work {
 }
 
 impl Work {
-    /// Reads the pods again after some were written.
-    fn see(&mut self, pods: Vec<Arc<Pod>>) {
-        self.sites = group(&self.nodes, &pods);
+    /// Replaces the pods by those read after some were written.
+    fn set_pods(&mut self, pods: Vec<Arc<Pod>>) {
+        self.sites = group_by_node(&self.nodes, &pods);
         self.pods = pods;
     }
 
+    /// How pods of the current version are recognised. Upstream: `GetTemplateGeneration`.
     fn version(&self) -> Version<'_> {
         let annotation = self.set.meta.annotations.get(GENERATION_ANNOTATION);
         let generation = annotation.and_then(|text| text.parse().ok());
@@ -81,7 +82,7 @@ impl DaemonSets {
         if set.meta.is_being_deleted() {
             return Ok(Next::Done);
         }
-        self.consistency.succeeds(&key, &set.meta.uid, &Pod::RESOURCE);
+        self.consistency.note_successor(&key, &set.meta.uid, &Pod::RESOURCE);
         if self.consistency.settle(&key, &selector, &self.client).await? {
             self.consistency.ensure_ready(&key)?;
         }
@@ -94,7 +95,7 @@ impl DaemonSets {
         let doing = "failed to construct revisions of DaemonSet";
         let revisions = self.revisions(&set, &selector, &mut pods).await;
         let revisions = revisions.map_err(|error| Error::during(doing, error))?;
-        let sites = group(&nodes, &pods);
+        let sites = group_by_node(&nodes, &pods);
         let began = self.clock.now();
         let mut work = Work { set, key, selector, nodes, pods, sites, revisions, began };
 
@@ -105,8 +106,9 @@ impl DaemonSets {
         let mut again = None;
         let updated = self.update(&mut work, &mut again).await;
         let written = self.update_status(&work, true).await;
-        if let Ok(period) = &written {
-            again = again.into_iter().chain(*period).min();
+        // The earlier of both checks.
+        if let Ok(Some(period)) = written {
+            again = Some(again.map_or(period, |again| again.min(period)));
         }
         let failure = match (updated, written) {
             (Ok(()), Ok(_)) => return Ok(next(again)),
@@ -151,14 +153,14 @@ impl DaemonSets {
         if !plan.create.is_empty() || !plan.delete.is_empty() {
             self.write(work, plan.create, plan.delete).await?;
             // The cache may have seen some of the writes.
-            work.see(self.claimed_pods(&work.set, &work.selector).await?);
+            work.set_pods(self.claimed_pods(&work.set, &work.selector).await?);
         }
         if self.expectations.satisfied(&work.key) && is_rolling_update(&strategy) {
             let failed = |error| Error::other(format!("couldn't get unavailable numbers: {error}"));
             let sites = &work.sites;
             let desired = sites.iter().filter(|site| site.should_run()).count();
             let desired = i32::try_from(desired).unwrap_or(i32::MAX);
-            let limits = Limits::of(&strategy, desired).map_err(failed)?;
+            let limits = Limits::new(&strategy, desired).map_err(failed)?;
             let (version, availability) = (work.version(), self.availability(&work.set));
             let rolling::Plan { delete, create } = match limits.max_surge {
                 0 => rolling::replace(sites, &version, availability, limits.max_unavailable),
@@ -167,7 +169,7 @@ impl DaemonSets {
             };
             if !create.is_empty() || !delete.is_empty() {
                 self.write(work, create, delete).await?;
-                work.see(self.claimed_pods(&work.set, &work.selector).await?);
+                work.set_pods(self.claimed_pods(&work.set, &work.selector).await?);
             }
         }
         let doing = "failed to clean up revisions of DaemonSet";
@@ -186,6 +188,7 @@ impl DaemonSets {
         self.backoff.lock().wait(key, self.clock.monotonic())
     }
 
+    /// The event about an ended pod that is deleted so that another takes its place.
     fn report_end(&self, set: &DaemonSet, pod: &Pod, node: &str) {
         let key = pod.meta.key();
         if pod.status.phase == PodPhase::Failed {
@@ -232,7 +235,7 @@ impl DaemonSets {
     /// The pod of the current version, without a node yet. Upstream: `CreatePodTemplate`.
     fn new_pod(&self, work: &Work) -> Result<NewPod, Error> {
         let (set, Version { hash, generation }) = (&work.set, work.version());
-        let mut pod = NewPod::of::<DaemonSet>(&set.meta, &set.spec.template)?;
+        let mut pod = NewPod::new::<DaemonSet>(&set.meta, &set.spec.template)?;
         if let Some(generation) = generation {
             pod.metadata.set_label(GENERATION_LABEL, &generation.to_string());
         }
@@ -246,6 +249,7 @@ impl DaemonSets {
         Ok(pod)
     }
 
+    /// Creates a pod of `template` on each of `nodes`.
     async fn create(
         &self,
         set: &Arc<DaemonSet>,
@@ -264,7 +268,11 @@ impl DaemonSets {
             }
         };
         let count = nodes.len();
-        create_expected(&self.expectations, key, count, create).await.1.map_or(Ok(()), Err)
+        let (_, failure) = create_expected(&self.expectations, key, count, create).await;
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// Writes the status if it differs, and after a failure once more on the live set. `acted`:
@@ -273,7 +281,7 @@ impl DaemonSets {
     /// miss the successor of a surge that became ready while another check was due.
     async fn update_status(&self, work: &Work, acted: bool) -> Result<Option<Duration>, Error> {
         let Work { set, key, .. } = work;
-        let counts = Counts::of(&work.sites, &work.version(), self.availability(set));
+        let counts = Counts::new(&work.sites, &work.version(), self.availability(set));
         let generation = acted.then_some(set.meta.generation);
         let status = counts.put_into(&set.status, generation);
         if status != set.status {
@@ -289,14 +297,17 @@ impl DaemonSets {
                 }
             };
             let version = written.meta.resource_version;
-            self.consistency.wrote_at(key, &set.meta.uid, &DaemonSet::RESOURCE, version);
+            self.consistency.record_write(key, &set.meta.uid, &DaemonSet::RESOURCE, version);
         }
         let (min_ready, now) = (set.spec.min_ready_seconds, self.clock.now());
-        let next = || availability::next_check(&work.pods, min_ready, work.began, now);
-        Ok((min_ready > 0).then(next).flatten())
+        if min_ready <= 0 {
+            return Ok(None);
+        }
+        Ok(availability::next_check(&work.pods, min_ready, work.began, now))
     }
 }
 
+/// `None`: only an event queues the set again.
 fn next(after: Option<Duration>) -> Next {
     after.map_or(Next::Done, Next::After)
 }
@@ -429,7 +440,7 @@ mod tests {
                 key: set.meta.key(),
                 set: Arc::new(set),
                 selector: Selector::everything(),
-                sites: group(&nodes, &pods),
+                sites: group_by_node(&nodes, &pods),
                 nodes,
                 pods,
                 revisions: Revisions { hash: "h".to_owned(), old: Vec::new() },

@@ -28,7 +28,7 @@ pub(super) fn to_map(labels: &Labels) -> Annotations {
 }
 
 /// `labels` with `key` at `value`.
-pub(super) fn with(labels: &Labels, key: &str, value: &str) -> Labels {
+pub(super) fn with_label(labels: &Labels, key: &str, value: &str) -> Labels {
     labels.iter().filter(|(k, _)| *k != key).chain([(key, value)]).collect()
 }
 
@@ -97,7 +97,10 @@ pub(super) fn of_newest(
             next.insert(REVISION_HISTORY.to_owned(), history);
         }
     }
-    (next != *current).then_some(next)
+    if next == *current {
+        return None;
+    }
+    Some(next)
 }
 
 /// `current`, overridden by the annotations that the Deployment passes on.

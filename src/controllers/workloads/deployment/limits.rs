@@ -14,9 +14,9 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Both 0 unless the strategy is `RollingUpdate`. A value that validation would refuse counts as
-    /// 0. Upstream: `MaxSurge`, `MaxUnavailable`.
-    pub fn of(deployment: &Deployment) -> Limits {
+    /// Both 0 unless the strategy is `RollingUpdate`. A value that validation would refuse counts
+    /// as 0. Upstream: `MaxSurge`, `MaxUnavailable`.
+    pub fn new(deployment: &Deployment) -> Limits {
         if !is_rolling_update(deployment) {
             return Limits::default();
         }
@@ -33,7 +33,8 @@ impl Limits {
     }
 
     /// The most pods that a Deployment of `desired` may have at a time. Any number is valid as a
-    /// surge; where the sum is too large it wraps, as upstream's does, and the rollout stands still.
+    /// surge; where the sum is too large it wraps, as upstream's does, and the rollout stands
+    /// still.
     pub fn max_replicas(self, desired: i32) -> i32 {
         desired.wrapping_add(self.max_surge)
     }
@@ -87,7 +88,7 @@ mod tests {
     fn limits_follow_the_strategy() {
         let limits = |json: serde_json::Value| {
             let deployment: Deployment = serde_json::from_value(json).unwrap();
-            let Limits { max_surge, max_unavailable } = Limits::of(&deployment);
+            let Limits { max_surge, max_unavailable } = Limits::new(&deployment);
             (max_surge, max_unavailable)
         };
         let with = |kind: &str, replicas: i32| {

@@ -46,7 +46,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         client: c.client(),
         recorder: c.recorder(),
         clock: c.clock(),
-        consistency: Consistency::default().with(&deployments).with(&replica_sets),
+        consistency: Consistency::default().tracking(&deployments).tracking(&replica_sets),
         creations: Creations::new(c.clock()),
         deployments: deployments.clone(),
         replica_sets: replica_sets.clone(),
@@ -121,6 +121,7 @@ impl DeploymentController {
         }
     }
 
+    /// An empty selector would select all pods: only an event, and the observed generation.
     async fn refuse_to_select_all(&self, deployment: &mut Deployment) -> SyncResult {
         self.recorder.warning(
             deployment,

@@ -18,7 +18,7 @@ impl DeploymentController {
     ) -> SyncResult {
         let now = self.clock.now();
         let next = rollout_status(sets, deployment, now, self.counts_terminating);
-        if next == status::normal(deployment.status.clone()) {
+        if next == status::without_defaults(deployment.status.clone()) {
             return Ok(next_check(deployment, &next, now));
         }
         deployment.status = next;
@@ -27,6 +27,8 @@ impl DeploymentController {
     }
 }
 
+/// The next status, with the conditions Progressing and ReplicaFailure. Upstream:
+/// `syncRolloutStatus`.
 fn rollout_status(
     sets: &Sets,
     deployment: &Deployment,
@@ -38,11 +40,11 @@ fn rollout_status(
         Some(set) => format!("ReplicaSet {:?}", set.meta.name),
         None => format!("Deployment {:?}", deployment.meta.name),
     };
-    let current = status::find(&deployment.status, PROGRESSING);
+    let current = status::find_condition(&deployment.status, PROGRESSING);
     let was_complete = next.replicas == next.updated_replicas
         && current.is_some_and(|current| has_reason(current, status::NEW_AVAILABLE));
     match status::progress_deadline(deployment) {
-        None => status::remove(&mut next, PROGRESSING),
+        None => status::remove_condition(&mut next, PROGRESSING),
         Some(_) if was_complete => {}
         Some(deadline) => {
             let progress = |status: &str, reason, what: &str| {
@@ -50,7 +52,7 @@ fn rollout_status(
             };
             if status::is_complete(deployment, &next) {
                 let done = progress("True", status::NEW_AVAILABLE, "has successfully progressed.");
-                status::set(&mut next, done);
+                status::set_condition(&mut next, done);
             } else if status::has_progressed(&deployment.status, &next) {
                 let mut moving = progress("True", status::REPLICA_SET_UPDATED, "is progressing.");
                 // Replaced even with the same reason: its update time is the time of the last
@@ -59,20 +61,20 @@ fn rollout_status(
                     if current.status == "True" {
                         moving.last_transition_time = current.last_transition_time;
                     }
-                    status::remove(&mut next, PROGRESSING);
+                    status::remove_condition(&mut next, PROGRESSING);
                 }
-                status::set(&mut next, moving);
-            } else if has_timed_out(status::find(&next, PROGRESSING), deadline, now) {
+                status::set_condition(&mut next, moving);
+            } else if has_timed_out(status::find_condition(&next, PROGRESSING), deadline, now) {
                 let late = progress("False", status::TIMED_OUT, "has timed out progressing.");
-                status::set(&mut next, late);
+                status::set_condition(&mut next, late);
             }
         }
     }
     match replica_failure(sets) {
-        Some(failure) => status::set(&mut next, failure),
-        None => status::remove(&mut next, REPLICA_FAILURE),
+        Some(failure) => status::set_condition(&mut next, failure),
+        None => status::remove_condition(&mut next, REPLICA_FAILURE),
     }
-    status::normal(next)
+    status::without_defaults(next)
 }
 
 fn has_reason(condition: &Condition, reason: &str) -> bool {
@@ -100,7 +102,7 @@ fn replica_failure(sets: &Sets) -> Option<Condition> {
 
 /// When a Deployment without progress has to be checked again. Upstream: `requeueStuckDeployment`.
 fn next_check(deployment: &Deployment, next: &DeploymentStatus, now: Timestamp) -> Next {
-    let current = status::find(&deployment.status, PROGRESSING);
+    let current = status::find_condition(&deployment.status, PROGRESSING);
     let (Some(deadline), Some(current)) = (status::progress_deadline(deployment), current) else {
         return Next::Done;
     };
@@ -191,7 +193,7 @@ mod tests {
         ] {
             let wanted = deployment(json!(10), status(was.0, was.1, was.2));
             let next = rollout_status(&sets(is.0, is.1), &wanted, NOW, true);
-            let got = super::status::find(&next, PROGRESSING).map(|condition| {
+            let got = super::status::find_condition(&next, PROGRESSING).map(|condition| {
                 let transition: Timestamp = condition.last_transition_time.unwrap();
                 (
                     condition.status.clone(),
@@ -208,7 +210,7 @@ mod tests {
         for none in [Value::Null, json!(i32::MAX)] {
             let wanted = deployment(none, status(1, 0, before("R", 5)));
             let next = rollout_status(&sets(1, 0), &wanted, NOW, true);
-            assert!(super::status::find(&next, PROGRESSING).is_none());
+            assert!(super::status::find_condition(&next, PROGRESSING).is_none());
         }
     }
 
@@ -217,7 +219,7 @@ mod tests {
         let wanted = deployment(json!(10), status(1, 0, None));
         let message = |sets: &Sets| {
             let next = rollout_status(sets, &wanted, NOW, true);
-            super::status::find(&next, PROGRESSING).unwrap().message.clone().unwrap()
+            super::status::find_condition(&next, PROGRESSING).unwrap().message.clone().unwrap()
         };
         assert_eq!(message(&sets(2, 0)), "ReplicaSet \"new\" is progressing.");
         assert_eq!(message(&sets(2, 2)), "ReplicaSet \"new\" has successfully progressed.");

@@ -86,7 +86,7 @@ impl DeploymentController {
                 "deployment {key} has changed since version {version}"
             )));
         }
-        self.wrote(deployment, &Deployment::RESOURCE, written.meta.resource_version);
+        self.record_write(deployment, &Deployment::RESOURCE, written.meta.resource_version);
         Ok(Next::Done)
     }
 }

@@ -17,7 +17,8 @@ impl DeploymentController {
         };
         let mut failure = None;
         if !self.grow_new(deployment, &sets, &new).await? {
-            // The status has to be right, and its deadline to pass, while the old ones cannot shrink.
+            // The status has to be right, and its deadline to pass, while the old ones cannot
+            // shrink.
             match self.shrink_old(deployment, &sets, &new).await {
                 Ok(true) => {}
                 Ok(false) if !is_complete(deployment, &deployment.status) => {}
@@ -50,7 +51,7 @@ impl DeploymentController {
         let size = if new.replicas() >= desired {
             desired
         } else {
-            let most = Limits::of(deployment).max_replicas(desired);
+            let most = Limits::new(deployment).max_replicas(desired);
             scaling::newest(desired, most, sets.replicas(), new.replicas())
         };
         Ok(self.scale_replica_set(deployment, new, size, false).await?.is_some())
@@ -69,7 +70,7 @@ impl DeploymentController {
         }
         old.sort_by(|a, b| by_creation(a, b));
         let view: Vec<Old> = old.iter().map(|set| Old::from(&**set)).collect();
-        let min_available = deployment.replicas() - Limits::of(deployment).max_unavailable;
+        let min_available = deployment.replicas() - Limits::new(deployment).max_unavailable;
         let Shrink { steps, scaled } = scaling::shrink(&view, Old::from(new), min_available);
         for step in steps {
             let set = &old[step.index];

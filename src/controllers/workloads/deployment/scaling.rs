@@ -104,7 +104,7 @@ pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
     if limit <= 0 {
         return Shrink::default();
     }
-    let mut steps = match drop_unhealthy(old, limit) {
+    let mut steps = match scale_down_unhealthy(old, limit) {
         Ok(steps) => steps,
         Err(steps) => return Shrink { steps, scaled: false },
     };
@@ -113,7 +113,7 @@ pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
         left[step.index].replicas = step.size;
     }
     let available = old.iter().map(|set| set.available).fold(new.available, i32::saturating_add);
-    steps.extend(drop_old(&left, available.saturating_sub(min_available)));
+    steps.extend(scale_down_old(&left, available.saturating_sub(min_available)));
     let scaled = !steps.is_empty();
     Shrink { steps, scaled }
 }
@@ -121,7 +121,7 @@ pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
 /// Takes away at most `limit` pods that are not available, oldest ReplicaSet first. `Err`: only
 /// these steps, and then no more in this round, as a ReplicaSet reports more available pods than
 /// it should have. Upstream: `cleanupUnhealthyReplicas`.
-fn drop_unhealthy(old: &[Old], limit: i32) -> Result<Vec<Step>, Vec<Step>> {
+fn scale_down_unhealthy(old: &[Old], limit: i32) -> Result<Vec<Step>, Vec<Step>> {
     let mut steps = Vec::new();
     let mut dropped = 0;
     for (index, Old { replicas, available }) in old.iter().copied().enumerate() {
@@ -143,7 +143,7 @@ fn drop_unhealthy(old: &[Old], limit: i32) -> Result<Vec<Step>, Vec<Step>> {
 
 /// Takes away `count` pods, oldest ReplicaSet first.
 /// Upstream: `scaleDownOldReplicaSetsForRollingUpdate`.
-fn drop_old(old: &[Old], count: i32) -> Vec<Step> {
+fn scale_down_old(old: &[Old], count: i32) -> Vec<Step> {
     let mut left = count;
     let mut steps = Vec::new();
     for (index, Old { replicas, .. }) in old.iter().copied().enumerate() {
@@ -278,9 +278,13 @@ mod tests {
             (&[(3, 0)], 0, &[]),
         ];
         for (sets, limit, expected) in table {
-            assert_eq!(drop_unhealthy(&old(sets), limit), Ok(steps(expected)), "{sets:?} {limit}");
+            assert_eq!(
+                scale_down_unhealthy(&old(sets), limit),
+                Ok(steps(expected)),
+                "{sets:?} {limit}"
+            );
         }
-        assert_eq!(drop_unhealthy(&old(&[(2, 1), (2, 5)]), 4), Err(steps(&[(0, 1)])));
+        assert_eq!(scale_down_unhealthy(&old(&[(2, 1), (2, 5)]), 4), Err(steps(&[(0, 1)])));
 
         let table: [(&[_], i32, &[_]); 4] = [
             (&[(10, 10)], 2, &[(0, 8)]),
@@ -289,7 +293,7 @@ mod tests {
             (&[(1, 1)], 0, &[]),
         ];
         for (sets, count, expected) in table {
-            assert_eq!(drop_old(&old(sets), count), steps(expected), "{sets:?} {count}");
+            assert_eq!(scale_down_old(&old(sets), count), steps(expected), "{sets:?} {count}");
         }
     }
 

@@ -21,13 +21,19 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    /// Sorts `owned`, oldest first, and splits it by `template`.
-    /// Upstream: `FindNewReplicaSet`, `FindOldReplicaSets`.
-    pub fn of(template: &Template, owned: &mut [Arc<ReplicaSet>]) -> Sets {
+    /// Sorts `owned`, oldest first. The first that has `template` is the new one. Upstream:
+    /// `FindNewReplicaSet`, `FindOldReplicaSets`.
+    pub fn new(template: &Template, owned: &mut [Arc<ReplicaSet>]) -> Sets {
         owned.sort_by(|a, b| by_creation(a, b));
-        let at = owned.iter().position(|set| equal_ignoring_hash(&set.spec.template, template));
-        let old = owned.iter().enumerate().filter(|(index, _)| Some(*index) != at);
-        Sets { new: at.map(|at| owned[at].clone()), old: old.map(|(_, set)| set.clone()).collect() }
+        let mut sets = Sets::default();
+        for set in owned.iter() {
+            if sets.new.is_none() && equal_ignoring_hash(&set.spec.template, template) {
+                sets.new = Some(set.clone());
+            } else {
+                sets.old.push(set.clone());
+            }
+        }
+        sets
     }
 
     /// The old ones, then the new one.
@@ -49,8 +55,8 @@ impl Sets {
         self.all().map(|set| set.replicas()).fold(0, i32::saturating_add)
     }
 
-    /// Whether the Deployment was scaled to `desired` since one of them was, as an active one notes.
-    /// Upstream: `isScalingEvent`.
+    /// Whether the Deployment was scaled to `desired` since one of them was, as an active one
+    /// notes. Upstream: `isScalingEvent`.
     pub fn lag_behind(&self, desired: i32) -> bool {
         let noted =
             |set: &ReplicaSet| annotations::replicas(&set.meta.annotations, DESIRED_REPLICAS);
@@ -163,8 +169,8 @@ pub(super) mod tests {
     use crate::objects::Timestamp;
     use serde_json::{Value, json};
 
-    /// A ReplicaSet created `created` seconds after 1970, its template that of `image`; `more`: values
-    /// by JSON pointer.
+    /// A ReplicaSet created `created` seconds after 1970, its template that of `image`; `more`:
+    /// values by JSON pointer.
     pub fn set(
         name: &str,
         created: u32,
@@ -197,10 +203,10 @@ pub(super) mod tests {
             set("a", 1, "a", 2, json!({})),
             set("b", 2, "b", 0, json!({})),
         ];
-        let sets = Sets::of(&template, &mut owned);
+        let sets = Sets::new(&template, &mut owned);
         assert_eq!((names(&sets.new), names(&sets.old)), (vec!["b"], vec!["a", "c"]));
         assert_eq!(names(sets.active_or_latest()), ["a"]);
-        let none = Sets::of(&template, &mut owned[..1]);
+        let none = Sets::new(&template, &mut owned[..1]);
         assert_eq!((names(&none.new), names(&none.old)), (vec![], vec!["a"]));
     }
 

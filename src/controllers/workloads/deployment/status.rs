@@ -38,14 +38,17 @@ pub(super) fn condition(
     }
 }
 
-pub(super) fn find<'a>(status: &'a DeploymentStatus, kind: &str) -> Option<&'a Condition> {
+pub(super) fn find_condition<'a>(
+    status: &'a DeploymentStatus,
+    kind: &str,
+) -> Option<&'a Condition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
 
 /// Sets a condition, unless it is there with the same status and reason. The time of its transition
 /// stays when its status does. Upstream: `SetDeploymentCondition`.
-pub(super) fn set(status: &mut DeploymentStatus, mut condition: Condition) {
-    if let Some(current) = find(status, &condition.type_)
+pub(super) fn set_condition(status: &mut DeploymentStatus, mut condition: Condition) {
+    if let Some(current) = find_condition(status, &condition.type_)
         && current.status == condition.status
     {
         if current.reason == condition.reason {
@@ -53,11 +56,11 @@ pub(super) fn set(status: &mut DeploymentStatus, mut condition: Condition) {
         }
         condition.last_transition_time = current.last_transition_time;
     }
-    remove(status, &condition.type_);
+    remove_condition(status, &condition.type_);
     status.conditions.get_or_insert_default().push(condition);
 }
 
-pub(super) fn remove(status: &mut DeploymentStatus, kind: &str) {
+pub(super) fn remove_condition(status: &mut DeploymentStatus, kind: &str) {
     if let Some(conditions) = &mut status.conditions {
         conditions.retain(|condition| condition.type_ != kind);
         if conditions.is_empty() {
@@ -95,14 +98,17 @@ pub(super) fn calculate(
         terminating_replicas: terminating(sets).filter(|_| counts_terminating),
         conditions: deployment.status.conditions.clone(),
     };
-    let needed = deployment.replicas() - Limits::of(deployment).max_unavailable;
+    let needed = deployment.replicas() - Limits::new(deployment).max_unavailable;
     let availability = if available >= needed {
         ("True", "MinimumReplicasAvailable", "Deployment has minimum availability.")
     } else {
         ("False", "MinimumReplicasUnavailable", "Deployment does not have minimum availability.")
     };
-    set(&mut status, condition(AVAILABLE, availability.0, availability.1, availability.2, now));
-    normal(status)
+    set_condition(
+        &mut status,
+        condition(AVAILABLE, availability.0, availability.1, availability.2, now),
+    );
+    without_defaults(status)
 }
 
 /// `None` while a ReplicaSet that has a status does not show the count. Upstream:
@@ -116,7 +122,7 @@ fn terminating(sets: &Sets) -> Option<i32> {
 }
 
 /// As the API would give it back: what is zero or empty is absent.
-pub(super) fn normal(mut status: DeploymentStatus) -> DeploymentStatus {
+pub(super) fn without_defaults(mut status: DeploymentStatus) -> DeploymentStatus {
     for count in [
         &mut status.replicas,
         &mut status.updated_replicas,
@@ -239,21 +245,21 @@ mod tests {
     fn conditions_keep_their_times() {
         let at = |secs| Timestamp::from_secs(secs);
         let mut status = DeploymentStatus::default();
-        set(&mut status, condition("A", "True", "R1", "m1", at(1)));
-        set(&mut status, condition("B", "True", "R", "m", at(1)));
+        set_condition(&mut status, condition("A", "True", "R1", "m1", at(1)));
+        set_condition(&mut status, condition("B", "True", "R", "m", at(1)));
         // status, reason, and then the reason, the transition's and the update's time
         for (value, reason, now, transition, update) in
             [("True", "R1", 2, 1, 1), ("True", "R2", 3, 1, 3), ("False", "R2", 4, 4, 4)]
         {
-            set(&mut status, condition("A", value, reason, "m", at(now)));
-            let found = find(&status, "A").unwrap();
+            set_condition(&mut status, condition("A", value, reason, "m", at(now)));
+            let found = find_condition(&status, "A").unwrap();
             assert_eq!(found.last_transition_time, Some(at(transition)));
             assert_eq!(updated_at(found), at(update));
             assert_eq!(found.reason.as_deref(), Some(reason));
         }
-        remove(&mut status, "A");
-        assert!(find(&status, "A").is_none() && find(&status, "B").is_some());
-        remove(&mut status, "B");
+        remove_condition(&mut status, "A");
+        assert!(find_condition(&status, "A").is_none() && find_condition(&status, "B").is_some());
+        remove_condition(&mut status, "B");
         assert_eq!(status, DeploymentStatus::default());
     }
 

@@ -42,9 +42,10 @@ impl DeploymentController {
         self.sync_status(deployment, &sets).await
     }
 
+    /// Writes the status if it has changed. Upstream: `syncDeploymentStatus`.
     async fn sync_status(&self, deployment: &mut Deployment, sets: &Sets) -> SyncResult {
         let next = status::calculate(sets, deployment, self.clock.now(), self.counts_terminating);
-        if next != status::normal(deployment.status.clone()) {
+        if next != status::without_defaults(deployment.status.clone()) {
             deployment.status = next;
             self.write_status(deployment).await?;
         }
@@ -57,18 +58,18 @@ impl DeploymentController {
         let Some((reason, message)) = paused_condition(deployment) else { return Ok(()) };
         let now = self.clock.now();
         let condition = status::condition(PROGRESSING, "Unknown", reason, message, now);
-        status::set(&mut deployment.status, condition);
+        status::set_condition(&mut deployment.status, condition);
         self.write_status(deployment).await
     }
 
-    /// Updates the annotations of the new ReplicaSet, or else the Deployment's revision; returns the
-    /// ReplicaSets. Upstream: `getAllReplicaSetsAndSyncRevision`.
+    /// Updates the annotations of the new ReplicaSet, or else the Deployment's revision; returns
+    /// the ReplicaSets. Upstream: `getAllReplicaSetsAndSyncRevision`.
     pub(super) async fn sync_sets(
         &self,
         deployment: &mut Deployment,
         owned: &mut Owned,
     ) -> Result<Sets, Error> {
-        let mut sets = Sets::of(&deployment.spec.template, owned);
+        let mut sets = Sets::new(&deployment.spec.template, owned);
         let Some(new) = &sets.new else { return Ok(sets) };
         let patch = newest_patch(deployment, new, next_revision(&sets));
         if let Some(patch) = patch {
@@ -82,7 +83,7 @@ impl DeploymentController {
         let revision = new.meta.annotations.get(REVISION).unwrap_or_default();
         let mut changed = set_revision(deployment, revision);
         if status::progress_deadline(deployment).is_some()
-            && status::find(&deployment.status, PROGRESSING).is_none()
+            && status::find_condition(&deployment.status, PROGRESSING).is_none()
         {
             let message = format!("Found new replica set {:?}", new.meta.name);
             self.set_progressing(deployment, "True", status::FOUND_REPLICA_SET, message);
@@ -125,7 +126,7 @@ impl DeploymentController {
         let hash = hash(&deployment.spec.template, deployment.status.collision_count);
         let name = replica_set_name(&deployment.meta.name, &hash);
         let desired = deployment.replicas();
-        let most = Limits::of(deployment).max_replicas(desired);
+        let most = Limits::new(deployment).max_replicas(desired);
         let size = if is_rolling_update(deployment) {
             scaling::newest(desired, most, sets.replicas(), 0)
         } else {
@@ -138,7 +139,7 @@ impl DeploymentController {
         let result = self.client.create::<ReplicaSet>(&deployment.meta.namespace, &body).await;
         let created = match result {
             Ok(created) => {
-                self.wrote(deployment, &ReplicaSet::RESOURCE, created.meta.resource_version);
+                self.record_write(deployment, &ReplicaSet::RESOURCE, created.meta.resource_version);
                 Arc::new(created)
             }
             Err(error) if error.is_already_exists() => {
@@ -190,8 +191,8 @@ impl DeploymentController {
         }
     }
 
-    /// There is a ReplicaSet of that name: ours, made before this cache knew of it, or another whose
-    /// template has the same hash. Then the next sync tries another name.
+    /// There is a ReplicaSet of that name: ours, made before this cache knew of it, or another
+    /// whose template has the same hash. Then the next sync tries another name.
     async fn found_instead(
         &self,
         deployment: &mut Deployment,
@@ -218,6 +219,7 @@ impl DeploymentController {
         Err(error.into())
     }
 
+    /// The condition and the event of a ReplicaSet that could not be created; returns the error.
     async fn report_failed_create(
         &self,
         deployment: &mut Deployment,
@@ -254,7 +256,7 @@ impl DeploymentController {
             return Ok(());
         }
         let mut active: Owned = sets.active().cloned().collect();
-        let most = Limits::of(deployment).max_replicas(desired);
+        let most = Limits::new(deployment).max_replicas(desired);
         let total = sets.replicas();
         let to_add = scaling::to_add(desired, most, total);
         match to_add {
@@ -283,7 +285,7 @@ impl DeploymentController {
     ) -> Result<Option<Arc<ReplicaSet>>, Error> {
         let before = set.replicas();
         let desired = deployment.replicas();
-        let notes = annotations::sizes(desired, Limits::of(deployment).max_replicas(desired));
+        let notes = annotations::sizes(desired, Limits::new(deployment).max_replicas(desired));
         let noted =
             notes.iter().all(|(key, value)| set.meta.annotations.get(key) == Some(value.as_str()));
         if before == size && (noted || !annotate) {
@@ -303,7 +305,8 @@ impl DeploymentController {
         Ok(Some(written))
     }
 
-    /// Deletes the oldest history beyond `spec.revisionHistoryLimit`. Upstream: `cleanupDeployment`.
+    /// Deletes the oldest history beyond `spec.revisionHistoryLimit`. Upstream:
+    /// `cleanupDeployment`.
     pub(super) async fn clean_up_history(
         &self,
         deployment: &Deployment,
@@ -326,7 +329,7 @@ impl DeploymentController {
         let status = &deployment.status;
         let written = self.client.update_status_for_metadata(&*deployment, status).await?;
         deployment.meta.resource_version = written.meta.resource_version;
-        self.wrote(deployment, &Deployment::RESOURCE, deployment.meta.resource_version);
+        self.record_write(deployment, &Deployment::RESOURCE, deployment.meta.resource_version);
         Ok(())
     }
 
@@ -339,16 +342,22 @@ impl DeploymentController {
     ) -> Result<Arc<ReplicaSet>, Error> {
         patch["metadata"]["resourceVersion"] = set.meta.resource_version.to_string().into();
         let written: ReplicaSet = self.client.patch(&set.meta.key(), &Patch::Merge(patch)).await?;
-        self.wrote(deployment, &ReplicaSet::RESOURCE, written.meta.resource_version);
+        self.record_write(deployment, &ReplicaSet::RESOURCE, written.meta.resource_version);
         Ok(Arc::new(written))
     }
 
     /// The next sync of `deployment` waits until the cache has seen `version`.
-    pub(super) fn wrote(&self, deployment: &Deployment, resource: &ResourceType, version: u64) {
+    pub(super) fn record_write(
+        &self,
+        deployment: &Deployment,
+        resource: &ResourceType,
+        version: u64,
+    ) {
         let meta = &deployment.meta;
-        self.consistency.wrote_at(&meta.key(), &meta.uid, resource, version);
+        self.consistency.record_write(&meta.key(), &meta.uid, resource, version);
     }
 
+    /// Sets the condition Progressing, without writing it.
     fn set_progressing(
         &self,
         deployment: &mut Deployment,
@@ -358,14 +367,14 @@ impl DeploymentController {
     ) {
         let now = self.clock.now();
         let condition = status::condition(PROGRESSING, value, reason, text, now);
-        status::set(&mut deployment.status, condition);
+        status::set_condition(&mut deployment.status, condition);
     }
 }
 
 /// The reason and message to write when a pause, or its end, is not noted yet.
 fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static str)> {
     status::progress_deadline(deployment)?;
-    let reason = status::find(&deployment.status, PROGRESSING)
+    let reason = status::find_condition(&deployment.status, PROGRESSING)
         .and_then(|condition| condition.reason.as_deref());
     match (deployment.spec.paused, reason) {
         // A deadline that has passed stays visible.
@@ -377,8 +386,8 @@ fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static s
     }
 }
 
-/// The revision of the new ReplicaSet: one more than the highest of the old. After the largest number
-/// it wraps, as upstream's: any number is valid in the annotation.
+/// The revision of the new ReplicaSet: one more than the highest of the old. After the largest
+/// number it wraps, as upstream's: any number is valid in the annotation.
 fn next_revision(sets: &Sets) -> i64 {
     annotations::max_revision(sets.old.iter().filter_map(|set| annotations::revision(&set.meta)))
         .wrapping_add(1)
@@ -390,7 +399,7 @@ fn set_revision(deployment: &mut Deployment, revision: &str) -> bool {
     if current.get(REVISION).unwrap_or_default() == revision {
         return false;
     }
-    deployment.meta.annotations = annotations::with(current, REVISION, revision);
+    deployment.meta.annotations = annotations::with_label(current, REVISION, revision);
     true
 }
 
@@ -422,15 +431,15 @@ fn new_replica_set(
 ) -> Value {
     let meta = &deployment.meta;
     let spec = &deployment.spec;
-    let labels = annotations::with(&spec.template.labels, HASH_LABEL, hash);
+    let labels = annotations::with_label(&spec.template.labels, HASH_LABEL, hash);
     let mut template = spec.template.to_value();
     template["metadata"]["labels"] = json!(labels);
     let mut selector = spec.selector.clone().unwrap_or_default();
-    selector.match_labels = annotations::with(&selector.match_labels, HASH_LABEL, hash);
+    selector.match_labels = annotations::with_label(&selector.match_labels, HASH_LABEL, hash);
     let mut notes = annotations::of_newest(&meta.annotations, &Default::default(), revision)
         .unwrap_or_default();
     let desired = deployment.replicas();
-    let sizes = annotations::sizes(desired, Limits::of(deployment).max_replicas(desired));
+    let sizes = annotations::sizes(desired, Limits::new(deployment).max_replicas(desired));
     notes.extend(sizes.map(|(key, value)| (key.to_owned(), value)));
     let mut body = json!({
         "apiVersion": ReplicaSet::RESOURCE.api_version(),

@@ -49,12 +49,12 @@ const BLANK_MEANS_ABSENT: [&str; 13] = [
     "hostIP",
 ];
 
-/// `template` such that templates which mean the same are equal as JSON; their hash labels are ignored.
-/// Upstream: `apiequality.Semantic.DeepEqual` takes absent and empty as equal, and compares
-/// quantities by their value.
+/// `template` such that templates which mean the same are equal as JSON; their hash labels are
+/// ignored. Upstream: `apiequality.Semantic.DeepEqual` takes absent and empty as equal, and
+/// compares quantities by their value.
 pub(super) fn canonical(template: &Template) -> Value {
     let mut value = without_hash(template);
-    prune(&mut value, "");
+    normalize_value(&mut value, "");
     value
 }
 
@@ -91,21 +91,23 @@ fn digest(template: &Template) -> u128 {
     })
 }
 
-/// Whether `{}` in this field of a `parent` says no more than its absence. The resources of a pod as
-/// a whole are a pointer in the API, those of a container are not. Those of a claim, which are in a
-/// `spec` too, are always written by the API server.
+/// Whether `{}` in this field of a `parent` says no more than its absence. The resources of a pod
+/// as a whole are a pointer in the API, those of a container are not. Those of a claim, which are
+/// in a `spec` too, are always written by the API server.
 fn empty_means_absent(parent: &str, field: &str) -> bool {
     EMPTY_MEANS_ABSENT.contains(&field) && (parent, field) != ("spec", "resources")
 }
 
-fn prune(value: &mut Value, key: &str) {
+/// Drops what means the same as its absence, and writes quantities as amounts. `key`: the name of
+/// the field that holds `value`.
+fn normalize_value(value: &mut Value, key: &str) {
     match value {
         Value::Object(map) if QUANTITIES.contains(&key) => {
-            map.values_mut().for_each(|quantity| *quantity = by_amount(quantity));
+            map.values_mut().for_each(|quantity| *quantity = normalize_quantity(quantity));
         }
         Value::Object(_) if STRING_MAPS.contains(&key) => {}
         Value::Object(map) => {
-            map.iter_mut().for_each(|(field, child)| prune(child, field));
+            map.iter_mut().for_each(|(field, child)| normalize_value(child, field));
             map.retain(|field, child| match child {
                 Value::Null => false,
                 Value::Array(items) => !items.is_empty(),
@@ -116,21 +118,23 @@ fn prune(value: &mut Value, key: &str) {
                 _ => true,
             });
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| prune(item, key)),
-        scalar if QUANTITIES.contains(&key) => *scalar = by_amount(scalar),
+        Value::Array(items) => items.iter_mut().for_each(|item| normalize_value(item, key)),
+        scalar if QUANTITIES.contains(&key) => *scalar = normalize_quantity(scalar),
         _ => {}
     }
 }
 
 /// A quantity as its amount, so that `1Gi` equals `1073741824`; anything else as it is.
-fn by_amount(quantity: &Value) -> Value {
+fn normalize_quantity(quantity: &Value) -> Value {
     let amount = match quantity {
         Value::String(text) => text.parse::<Quantity>().ok(),
         Value::Number(number) => number.to_string().parse().ok(),
         _ => None,
     };
-    let nanos = amount.and_then(Quantity::nanos);
-    nanos.map_or_else(|| quantity.clone(), |nanos| Value::String(format!("{nanos}n")))
+    match amount.and_then(Quantity::nanos) {
+        Some(nanos) => Value::String(format!("{nanos}n")),
+        None => quantity.clone(),
+    }
 }
 
 /// The value of the hash label, the Go manager's: the ReplicaSet of a template has the same name

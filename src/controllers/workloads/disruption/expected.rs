@@ -29,7 +29,7 @@ pub(super) struct Expected {
 /// The replicas of the controller that decides on the number of a pod's fellows.
 #[derive(Debug, PartialEq)]
 enum Scale {
-    Of(Uid, i32),
+    Found(Uid, i32),
     /// The controller does not exist.
     Gone,
     /// It has no scale, for this reason.
@@ -49,7 +49,8 @@ enum Demand<'a> {
 }
 
 impl Demand<'_> {
-    fn of(spec: &PodDisruptionBudgetSpec) -> Demand<'_> {
+    /// The API server allows one of both fields.
+    fn new(spec: &PodDisruptionBudgetSpec) -> Demand<'_> {
         match (&spec.max_unavailable, &spec.min_available) {
             (Some(value), _) => Demand::AllBut(value),
             (None, Some(IntOrString::Int(count))) => Demand::Count(*count),
@@ -78,7 +79,7 @@ impl Disruption {
         budget: &PodDisruptionBudget,
         pods: &[Arc<Pod>],
     ) -> Result<Expected, Error> {
-        let demand = Demand::of(&budget.spec);
+        let demand = Demand::new(&budget.spec);
         let (count, has_unmanaged) = match demand {
             Demand::Nothing => (0, false),
             Demand::Count(_) => (i32::try_from(pods.len()).unwrap_or(i32::MAX), false),
@@ -93,18 +94,18 @@ impl Disruption {
     /// no eviction can disrupt them. Upstream: `getExpectedScale`, where it always is.
     async fn expected_scale(&self, pods: &[Arc<Pod>]) -> Result<(i32, bool), Error> {
         let mut scales: HashMap<Uid, i32> = HashMap::new();
-        let (mut known, mut has_unmanaged) = (HashSet::new(), false);
+        let (mut seen_owners, mut has_unmanaged) = (HashSet::new(), false);
         let (finished, live): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_terminal());
         for pod in live.into_iter().chain(finished) {
             let Some(owner) = pod.meta.controller() else {
                 has_unmanaged = true;
                 continue;
             };
-            if !known.insert(&owner.uid) {
+            if !seen_owners.insert(&owner.uid) {
                 continue;
             }
             match self.scale_of(&pod.meta.namespace, owner).await? {
-                Scale::Of(uid, replicas) => _ = scales.insert(uid, replicas),
+                Scale::Found(uid, replicas) => _ = scales.insert(uid, replicas),
                 Scale::Gone | Scale::Missing(_) if pod.is_terminal() => {}
                 Scale::Gone => {
                     let name = &pod.meta.name;
@@ -113,13 +114,13 @@ impl Disruption {
                 Scale::Missing(why) => return Err(Error::other(why)),
             }
         }
-        let sum = scales.values().fold(0, |sum: i32, replicas| sum.saturating_add(*replicas));
+        let sum = scales.values().copied().fold(0, i32::saturating_add);
         Ok((sum, has_unmanaged))
     }
 
-    /// The controller that decides on the number of pods, which may be the controller of `owner`, and
-    /// that number. The caches answer for the built-in kinds, Scales for the others. A DaemonSet has no
-    /// Scale: it wants a pod for each of its nodes. Upstream: `finders`.
+    /// The controller that decides on the number of pods, which may be the controller of `owner`,
+    /// and that number. The caches answer for the built-in kinds, Scales for the others. A
+    /// DaemonSet has no Scale: it wants a pod for each of its nodes. Upstream: `finders`.
     async fn scale_of(&self, namespace: &str, owner: &OwnerReference) -> Result<Scale, Error> {
         let cached = match (owner.group(), owner.kind.as_str()) {
             ("", "ReplicationController") => {
@@ -133,12 +134,12 @@ impl Disruption {
                 let found = replicas(&self.daemon_sets, namespace, owner, |found| {
                     Some(found.status.desired_number_scheduled)
                 });
-                return Ok(found.map_or(Scale::Gone, |(uid, replicas)| Scale::Of(uid, replicas)));
+                return Ok(found.map_or(Scale::Gone, |(uid, replicas)| Scale::Found(uid, replicas)));
             }
             _ => None,
         };
         match cached {
-            Some((uid, replicas)) => Ok(Scale::Of(uid, replicas)),
+            Some((uid, replicas)) => Ok(Scale::Found(uid, replicas)),
             None => by_scale(&self.scales, namespace, owner).await,
         }
     }
@@ -156,6 +157,7 @@ impl Disruption {
     }
 }
 
+/// The uid and the number of replicas of `owner`; `None` if it is not in the cache.
 fn replicas<O: Object + Resource>(
     lister: &Lister<O>,
     namespace: &str,
@@ -181,7 +183,9 @@ async fn by_scale(
         return Ok(Scale::Missing(why));
     };
     match scales.get(resource, &ObjectKey::new(namespace, &owner.name)).await {
-        Ok(scale) if scale.meta.uid == owner.uid => Ok(Scale::Of(scale.meta.uid, scale.replicas)),
+        Ok(scale) if scale.meta.uid == owner.uid => {
+            Ok(Scale::Found(scale.meta.uid, scale.replicas))
+        }
         Ok(_) => Ok(Scale::Gone),
         Err(error) if error.is_not_found() => match scales.are_served(resource).await? {
             true => Ok(Scale::Gone),
@@ -223,7 +227,7 @@ mod tests {
                 max_unavailable: max.clone(),
                 selector: None,
             };
-            let got = Demand::of(&spec).desired(expected).map_err(drop);
+            let got = Demand::new(&spec).desired(expected).map_err(drop);
             assert_eq!(got, desired, "{min:?} {max:?} of {expected}");
         }
     }

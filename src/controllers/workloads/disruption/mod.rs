@@ -51,9 +51,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (of_pod, timers, stale_pods) = (this.clone(), stale_queue.clone(), stale.clone());
     c.watch(&pods, &queue, move |change, queue| {
         let pod = change.object();
-        of_pod.wake_budget(pod, queue);
+        of_pod.queue_budget(pod, queue);
         if !matches!(change, Change::Deleted(_))
-            && let Some(after) = stale_pods.cleared_after(pod)
+            && let Some(after) = stale_pods.stale_after(pod)
         {
             timers.add_after(pod.meta.key(), after);
         }
@@ -85,7 +85,8 @@ struct Disruption {
     daemon_sets: Lister<DaemonSet>,
 }
 
-/// Whether the scale of a DaemonSet is another one, which may come after the last event of its pods.
+/// Whether the scale of a DaemonSet is another one, which may come after the last event of its
+/// pods.
 fn wants_other_number(change: &Change<'_, DaemonSet>) -> bool {
     let number = |set: &DaemonSet| set.status.desired_number_scheduled;
     match change {
@@ -108,7 +109,7 @@ impl Disruption {
 
     /// Queues the budget that selects `pod`. If there are several, which is an error, one is
     /// chosen. Upstream: `getPdbForPod`.
-    fn wake_budget(&self, pod: &Pod, queue: &Queue) {
+    fn queue_budget(&self, pod: &Pod, queue: &Queue) {
         let budgets = self.budgets_for(&pod.meta.namespace, &pod.meta.labels);
         let Some(first) = budgets.iter().min_by(|a, b| a.meta.name.cmp(&b.meta.name)) else {
             return;
@@ -136,8 +137,8 @@ impl Disruption {
         }
         // Until a sync succeeds no eviction is allowed.
         let failed = status::failed(&budget.status, error.message(), self.clock.now());
-        let is_news = failed != budget.status;
-        let level = if is_news { log::Level::Error } else { log::Level::Debug };
+        let is_changed = failed != budget.status;
+        let level = if is_changed { log::Level::Error } else { log::Level::Debug };
         log::log!(level, "Failed to sync PDB {key}: {error}");
         self.write(&budget, failed).await?;
         // No event says that the API server is well again.
@@ -199,6 +200,7 @@ impl Disruption {
         Ok(pods)
     }
 
+    /// Writes the status if it differs.
     async fn write(
         &self,
         budget: &PodDisruptionBudget,

@@ -24,20 +24,20 @@ pub(super) struct Stale {
 }
 
 impl Stale {
-    /// See [`cleared_after`].
-    pub fn cleared_after(&self, pod: &Pod) -> Option<Duration> {
-        cleared_after(pod, self.clock.now())
+    /// See [`stale_after`].
+    pub fn stale_after(&self, pod: &Pod) -> Option<Duration> {
+        stale_after(pod, self.clock.now())
     }
 
     pub async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
         let now = self.clock.now();
-        match cleared_after(&pod, now) {
+        match stale_after(&pod, now) {
             None => Ok(Next::Done),
             Some(after) if !after.is_zero() => Ok(Next::After(after)),
             Some(_) => {
                 let status = self.client.resource(&Pod::RESOURCE).subresource("status");
-                let patch = Patch::StrategicMerge(cleared(&pod, now));
+                let patch = Patch::StrategicMerge(clear_patch(&pod, now));
                 status.patch::<PartialObjectMetadata>(&key, &patch).await?;
                 Ok(Next::Done)
             }
@@ -47,7 +47,7 @@ impl Stale {
 
 /// When the condition of a pod becomes stale; `None`: never. The kubelet may set it a long time
 /// before the pod is deleted. Upstream: `nonTerminatingPodHasStaleDisruptionCondition`.
-fn cleared_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
+fn stale_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let condition = pod.status.condition("DisruptionTarget")?;
     let may_be_stale = condition.is_true()
         && condition.reason != BY_KUBELET
@@ -59,7 +59,7 @@ fn cleared_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
 }
 
 /// The patch that sets the condition to False, if the pod is still at this version.
-fn cleared(pod: &Pod, now: Timestamp) -> Value {
+fn clear_patch(pod: &Pod, now: Timestamp) -> Value {
     let mut condition = json!({
         "type": "DisruptionTarget", "status": "False", "reason": null, "message": null,
         "lastProbeTime": null, "lastTransitionTime": now,
@@ -108,12 +108,12 @@ mod tests {
             ("False", EVICTED, 5, "Running", false, None),
         ] {
             let pod = pod(status, reason, since, phase, deleted);
-            let found = cleared_after(&pod, now).map(|after| after.as_secs());
+            let found = stale_after(&pod, now).map(|after| after.as_secs());
             assert_eq!(found, after, "{status} {reason} {since} {phase} {deleted}");
         }
-        assert_eq!(cleared_after(&Pod::default(), now), None);
+        assert_eq!(stale_after(&Pod::default(), now), None);
 
-        let patch = cleared(&pod("True", EVICTED, 5, "Running", false), now);
+        let patch = clear_patch(&pod("True", EVICTED, 5, "Running", false), now);
         assert_eq!(patch["metadata"], json!({ "uid": "u", "resourceVersion": "7" }));
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(

@@ -25,6 +25,7 @@ pub(super) struct Disrupted {
     pub recheck: Option<Timestamp>,
 }
 
+/// Until when a pod that may be evicted counts as disrupted.
 fn deadline(allowed: Option<Timestamp>) -> Timestamp {
     allowed.unwrap_or(Timestamp::from_secs(0)) + DELETION_TIMEOUT
 }

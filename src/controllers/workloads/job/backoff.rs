@@ -23,18 +23,23 @@ pub struct Failures {
 
 impl Failures {
     /// The record after pods are seen finished for the first time. Upstream: `newBackoffRecord`.
-    pub fn with(self, spec: &JobSpec, finished: &FinishedPods) -> Failures {
+    pub fn with_finished(self, spec: &JobSpec, finished: &FinishedPods) -> Failures {
         let FinishedPods { succeeded, failed } = finished;
+        // A success starts the count again.
+        let mut failures = if succeeded.is_empty() { self } else { Failures::default() };
         let last_success = succeeded.iter().filter_map(|pod| finished_at(pod)).max();
-        let before = if succeeded.is_empty() { self } else { Failures::default() };
-        let later = |at: &Option<Timestamp>| succeeded.is_empty() || *at > last_success;
-        let delaying = failed.iter().filter(|pod| delays_successor(spec, pod));
-        let failures: Vec<Option<Timestamp>> =
-            delaying.map(|pod| finished_at(pod)).filter(later).collect();
-        Failures {
-            count: before.count.saturating_add(u32::try_from(failures.len()).unwrap_or(u32::MAX)),
-            last: failures.into_iter().max().unwrap_or(before.last),
+        let mut last_new = None;
+        for pod in failed.iter().filter(|pod| delays_successor(spec, pod)) {
+            let time = finished_at(pod);
+            if succeeded.is_empty() || time > last_success {
+                failures.count = failures.count.saturating_add(1);
+                last_new = last_new.max(Some(time));
+            }
         }
+        if let Some(time) = last_new {
+            failures.last = time;
+        }
+        failures
     }
 
     /// The time until pods may be created.
@@ -59,11 +64,12 @@ impl BackoffStore {
         let spec = state.spec();
         let known = self.0.lock().get(key).copied();
         match known {
-            Some(known) => known.with(spec, newly_finished),
-            None => Failures::default().with(spec, &state.finished_pods()),
+            Some(known) => known.with_finished(spec, newly_finished),
+            None => Failures::default().with_finished(spec, &state.finished_pods()),
         }
     }
 
+    /// Keeps the failures of the Job `job` for its next sync.
     pub fn set(&self, job: &ObjectKey, failures: Failures) {
         self.0.lock().insert(job.clone(), failures);
     }
@@ -110,16 +116,22 @@ fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
 
 /// The best known time at which a pod finished. Upstream: `getFinishedTime`.
 pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
-    let containers = pod.rare_status().and_then(|rare| rare.finished_at);
-    let not_ready = || {
-        let is_false = pod.status.condition("Ready").is_some_and(|it| it.status == "False");
-        pod.status.ready_changed.filter(|_| is_false)
-    };
-    let deleted = || {
+    if let Some(rare) = pod.rare_status()
+        && let Some(containers_finished) = rare.finished_at
+    {
+        return Some(containers_finished);
+    }
+    if let Some(ready) = pod.status.condition("Ready")
+        && ready.status == "False"
+        && let Some(became_unready) = pod.status.ready_changed
+    {
+        return Some(became_unready);
+    }
+    if let Some(deletion) = pod.meta.deletion_timestamp {
         let grace = pod.meta.deletion_grace_period_seconds.map_or(Duration::ZERO, Duration::from);
-        Some(pod.meta.deletion_timestamp? - grace)
-    };
-    containers.or_else(not_ready).or_else(deleted).or(pod.meta.creation_timestamp)
+        return Some(deletion - grace);
+    }
+    pod.meta.creation_timestamp
 }
 
 #[cfg(test)]
@@ -138,7 +150,7 @@ mod tests {
         Arc::new(serde_json::from_value(json).unwrap())
     }
 
-    fn ended(second: i64) -> Arc<Pod> {
+    fn ended_pod(second: i64) -> Arc<Pod> {
         let state = json!({ "terminated": { "exitCode": 1, "finishedAt": at(second) } });
         pod(json!({ "status": { "containerStatuses": [{ "name": "c", "state": state }] } }))
     }
@@ -154,9 +166,9 @@ mod tests {
             (&[8, 3], &[9, 7, 8, 12], 2, Some(12)),
             (&[20], &[9], 0, None),
         ] {
-            let pods = |ends: &[i64]| ends.iter().map(|end| ended(*end)).collect::<Vec<_>>();
+            let pods = |ends: &[i64]| ends.iter().map(|end| ended_pod(*end)).collect::<Vec<_>>();
             let finished = FinishedPods { succeeded: pods(succeeded), failed: pods(failed) };
-            let found = before.with(&JobSpec::default(), &finished);
+            let found = before.with_finished(&JobSpec::default(), &finished);
             assert_eq!(found, Failures { count, last: last.map(at) }, "{succeeded:?} {failed:?}");
         }
     }
@@ -180,7 +192,7 @@ mod tests {
             let failures = Failures { count, last: Some(at(1000 - ago)) };
             assert_eq!(failures.wait(at(1000)), Duration::from_secs(seconds), "{count} {ago}");
         }
-        let (spec, failed) = (JobSpec::default(), ended(1000));
+        let (spec, failed) = (JobSpec::default(), ended_pod(1000));
         assert_eq!(wait_for_index(&spec, &failed, 0, at(1000)), Duration::from_secs(10));
         assert_eq!(wait_for_index(&spec, &failed, 2, at(1005)), Duration::from_secs(35));
     }
@@ -227,7 +239,7 @@ mod tests {
             let text = format!("{rules} {existed} {conditions}");
             assert_eq!(wait_for_index(&spec, &failed, 0, at(1000)), wait, "{text}");
             let finished = FinishedPods { succeeded: Vec::new(), failed: vec![failed] };
-            let failures = Failures::default().with(&spec, &finished);
+            let failures = Failures::default().with_finished(&spec, &finished);
             assert_eq!(failures.wait(at(1000)), wait, "{text}");
         }
         // A pod that was never ready, by the time for which it existed until its disruption.

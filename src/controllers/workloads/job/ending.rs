@@ -1,47 +1,53 @@
 //! Whether a Job ends, and how. Upstream: `syncJob`, from "evaluating the end state" on.
 
-use super::policies::{Verdict, judge, success};
+use super::policies::{Verdict, judge, met_success_rule};
 use super::sync_state::{SyncState, completions, condition, is_failed};
 use crate::objects::{JobCondition, JobSpec, JobStatus, Pod, PodPhase, Timestamp};
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The condition with which the Job of `round` ends for a reason other than the number of
+/// The condition with which the Job of `state` ends for a reason other than the number of
 /// completions. The first that applies counts: an earlier decision, failures, the success policy.
-pub fn decide(round: &SyncState, now: Timestamp) -> Option<JobCondition> {
-    let (spec, status) = (round.spec(), &round.status);
-    let decided = |kind: &str| status.condition(kind).filter(|condition| condition.is_true());
-    if let Some(met) = decided("SuccessCriteriaMet") {
+pub fn decide(state: &SyncState, now: Timestamp) -> Option<JobCondition> {
+    let (spec, status) = (state.spec(), &state.status);
+    let true_condition =
+        |kind: &str| status.condition(kind).filter(|condition| condition.is_true());
+    if let Some(met) = true_condition("SuccessCriteriaMet") {
         return Some(met.clone());
     }
-    if let Some(JobCondition { reason, message, .. }) = decided("FailureTarget") {
+    if let Some(JobCondition { reason, message, .. }) = true_condition("FailureTarget") {
         return Some(condition("Failed", true, reason, message, now));
     }
-    let fails =
+    let failure_target =
         |reason, message: &str| Some(condition("FailureTarget", true, reason, message, now));
-    if let Some(message) = job_failure(spec, &round.pods) {
-        return fails("PodFailurePolicy", &message);
+    if let Some(message) = job_failure(spec, &state.pods) {
+        return failure_target("PodFailurePolicy", &message);
     }
     let limit = backoff_limit(spec);
-    if round.failed > limit || restarts_exceed(spec, limit, &round.pods) {
-        return fails("BackoffLimitExceeded", "Job has reached the specified backoff limit");
+    if state.failed > limit || restarts_exceed(spec, limit, &state.pods) {
+        return failure_target(
+            "BackoffLimitExceeded",
+            "Job has reached the specified backoff limit",
+        );
     }
     if time_left(spec, status, now).is_some_and(|left| left.is_zero()) {
-        return fails("DeadlineExceeded", "Job was active longer than specified deadline");
+        return failure_target("DeadlineExceeded", "Job was active longer than specified deadline");
     }
-    let indexed = round.indexed.as_ref()?;
-    if let Some(failed) = indexed.failed.as_ref().map(|failed| failed.total() as i64) {
+    let indexed = state.indexed.as_ref()?;
+    if let Some(failed) = &indexed.failed {
+        let failed = failed.total() as i64;
         let done = failed + indexed.succeeded.total() as i64;
         if spec.max_failed_indexes.is_some_and(|max| failed > max.into()) {
             let message = "Job has exceeded the specified maximal number of failed indexes";
-            return fails("MaxFailedIndexesExceeded", message);
+            return failure_target("MaxFailedIndexesExceeded", message);
         }
         if failed > 0 && done >= completions(spec).into() {
-            return fails("FailedIndexes", "Job has failed indexes");
+            return failure_target("FailedIndexes", "Job has failed indexes");
         }
     }
-    let message = success(spec.success_policy.as_deref(), completions(spec), &indexed.succeeded)?;
+    let message =
+        met_success_rule(spec.success_policy.as_deref(), completions(spec), &indexed.succeeded)?;
     Some(condition("SuccessCriteriaMet", true, "SuccessPolicy", &message, now))
 }
 

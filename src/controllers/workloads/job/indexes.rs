@@ -80,7 +80,7 @@ impl Indexes {
         self.0.is_empty()
     }
 
-    pub fn has(&self, index: i32) -> bool {
+    pub fn contains(&self, index: i32) -> bool {
         let at = self.0.partition_point(|interval| interval.last < index);
         self.0.get(at).is_some_and(|interval| interval.first <= index)
     }
@@ -176,7 +176,7 @@ mod tests {
             assert_eq!(indexes.total(), total, "{text}");
             for index in 0..completions {
                 let listed = (index..=index).collect::<Indexes>().overlap(&indexes) == 1;
-                assert_eq!(indexes.has(index), listed, "{text} {index}");
+                assert_eq!(indexes.contains(index), listed, "{text} {index}");
             }
         }
     }

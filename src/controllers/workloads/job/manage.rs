@@ -7,14 +7,16 @@ use serde_json::json;
 
 use super::indexes::COMPLETION_INDEX;
 use super::plan::{Plan, Wanted};
-use super::sync_state::{INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, count};
+use super::sync_state::{INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, as_i32};
 use super::{BATCH_PERIOD, Jobs, metrics};
 use crate::client::{self, Patch};
 use crate::controllers::Error;
 use crate::controllers::runner::batch::together;
 use crate::controllers::workloads::new_pod::{EnvSource, NewPod};
 use crate::controllers::workloads::pod_batch::create_expected;
-use crate::controllers::workloads::pod_control::{is_gone, is_not_found, is_seen_to_go};
+use crate::controllers::workloads::pod_control::{
+    is_being_deleted_in_cache, is_gone, is_not_found,
+};
 use crate::objects::{Job, ObjectKey, Pod, PodGroup, Resource};
 
 const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
@@ -55,17 +57,17 @@ impl Jobs {
     pub(super) async fn manage(
         self: &Arc<Self>,
         key: &ObjectKey,
-        round: &mut SyncState,
+        state: &mut SyncState,
         plan: Plan,
         group: Option<&PodGroup>,
     ) -> (i32, Action, Option<Error>) {
-        let active = count(round.active.len());
+        let active = as_i32(state.active.len());
         match plan {
             Plan::Nothing => (active, Action::Tracking, None),
             Plan::Delete(pods) => {
-                let deleted = self.delete_surplus(key, &round.job, pods).await;
-                round.terminating += deleted.all;
-                round.ready -= deleted.ready;
+                let deleted = self.delete_surplus(key, &state.job, pods).await;
+                state.terminating += deleted.all;
+                state.ready -= deleted.ready;
                 (active - deleted.all, Action::PodsDeleted, deleted.failure)
             }
             Plan::Wait(wait) => {
@@ -73,7 +75,7 @@ impl Jobs {
                 (active, Action::PodsCreated, None)
             }
             Plan::Create(wanted) => {
-                let (created, failure) = self.create(key, round, wanted, group).await;
+                let (created, failure) = self.create(key, state, wanted, group).await;
                 (active + created, Action::PodsCreated, failure)
             }
         }
@@ -97,7 +99,7 @@ impl Jobs {
                     Err(error) => Attempt::Release(error),
                 };
                 // No event comes for this deletion, or it came before the expectation.
-                if attempt.has_failed() || is_seen_to_go(&pod, &this.pods) {
+                if attempt.has_failed() || is_being_deleted_in_cache(&pod, &this.pods) {
                     this.expectations.deletion_observed(&key, &pod.meta.uid);
                 }
                 attempt
@@ -144,7 +146,7 @@ impl Jobs {
     /// until the cache shows the removal.
     pub(super) async fn remove_finalizer_of(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
         if let Some(version) = self.remove_finalizer(pod).await? {
-            self.pod_control.wrote(&job.meta, version);
+            self.pod_control.record_write(&job.meta, version);
         }
         Ok(())
     }
@@ -168,14 +170,14 @@ impl Jobs {
     async fn create(
         self: &Arc<Self>,
         key: &ObjectKey,
-        round: &SyncState,
+        state: &SyncState,
         wanted: Vec<Wanted>,
         group: Option<&PodGroup>,
     ) -> (i32, Option<Error>) {
         if wanted.is_empty() {
             return (0, None);
         }
-        let job = round.job.clone();
+        let job = state.job.clone();
         let base = match template_pod(&job, group) {
             Ok(base) => Arc::new(base),
             Err(error) => return (0, Some(error)),
@@ -194,8 +196,8 @@ impl Jobs {
             }
         };
         let (created, failure) = create_expected(&self.expectations, key, total, create).await;
-        record_creations(round, created, tried.into_inner() - created);
-        (count(created), failure)
+        record_creations(state, created, tried.into_inner() - created);
+        (as_i32(created), failure)
     }
 }
 
@@ -229,8 +231,8 @@ impl Attempt {
     }
 }
 
-/// As upstream, a ready pod whose deletion failed does not count as ready either. No pod that is gone
-/// does: the API server refuses a status with more ready pods than active ones.
+/// As upstream, a ready pod whose deletion failed does not count as ready either. No pod that is
+/// gone does: the API server refuses a status with more ready pods than active ones.
 fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
     let mut deleted = Deleted { all: 0, ready: 0, failure: None };
     for (pod, attempt) in pods.iter().zip(attempts) {
@@ -245,7 +247,7 @@ fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
 
 /// The parts that all new pods of a Job share.
 fn template_pod(job: &Job, group: Option<&PodGroup>) -> Result<NewPod, Error> {
-    let mut pod = NewPod::of::<Job>(&job.meta, &job.spec.template)?;
+    let mut pod = NewPod::new::<Job>(&job.meta, &job.spec.template)?;
     pod.metadata.add_finalizer(TRACKING);
     if job.spec.is_indexed() {
         pod.edit_spec(|spec| spec.add_env(INDEX_VARIABLE, &EnvSource::Field(INDEX_FIELD)))?;
@@ -257,6 +259,7 @@ fn template_pod(job: &Job, group: Option<&PodGroup>) -> Result<NewPod, Error> {
     Ok(pod)
 }
 
+/// `base` with the index of `wanted`, and the failures of that index.
 fn pod_for(base: &NewPod, job: &Job, wanted: &Wanted) -> Result<NewPod, Error> {
     let mut pod = base.clone();
     let Some(index) = wanted.index else { return Ok(pod) };
@@ -282,12 +285,12 @@ fn name_prefix(job: &str, index: i32) -> String {
 }
 
 /// Upstream: `recordJobPodsCreationTotal`.
-fn record_creations(round: &SyncState, created: usize, failed: usize) {
-    let policy = &round.spec().pod_replacement_policy;
+fn record_creations(state: &SyncState, created: usize, failed: usize) {
+    let policy = &state.spec().pod_replacement_policy;
     let only_failed = policy.as_ref().is_some_and(|policy| *policy == "Failed");
     let reason = match () {
-        () if only_failed && round.failed > 0 => "recreate_failed",
-        () if round.failed > 0 || round.terminating > 0 => "recreate_terminating_or_failed",
+        () if only_failed && state.failed > 0 => "recreate_failed",
+        () if state.failed > 0 || state.terminating > 0 => "recreate_terminating_or_failed",
         () => "new",
     };
     for (status, pods) in [("succeeded", created), ("failed", failed)] {

@@ -85,6 +85,7 @@ pub fn count_finished(spec: &JobSpec, old: &JobStatus, new: &JobStatus) {
     PODS_FINISHED.with_label_values(&[mode, "failed"]).inc_by(pods(old.failed, new.failed));
 }
 
+/// `actions`: the number of pods that each action of a failure policy was applied to.
 pub fn count_actions(actions: &BTreeMap<&'static str, u64>) {
     for (action, count) in actions {
         HANDLED_BY_POLICY.with_label_values(&[action]).inc_by(*count);

@@ -125,7 +125,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (jobs, pods) = (c.lister::<Job>(), c.lister::<Pod>());
     c.index(&pods, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyJob") {
-        true => Consistency::default().with(&pods).with(&jobs),
+        true => Consistency::default().tracking(&pods).tracking(&jobs),
         false => Consistency::default(),
     };
     let mut records = OwnerRecords::default();
@@ -188,7 +188,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Jobs {
-    /// Upstream: `addJob`, `updateJob`, `deleteJob`.
+    /// Queues a Job that was added, changed or deleted. Upstream: `addJob`, `updateJob`,
+    /// `deleteJob`.
     fn job_changed(&self, change: &Change<'_, Job>) {
         match change {
             Change::Added { new, .. } => {
@@ -205,17 +206,18 @@ impl Jobs {
                 let key = job.meta.key();
                 // A new Job of the same name starts without the old one's records.
                 self.records.forget(&key, Some(&job.meta.uid));
-                Orphans::of(job).into_iter().for_each(|pods| self.orphans.add(pods));
+                Orphans::selected_by(job).into_iter().for_each(|pods| self.orphans.add(pods));
                 self.queue.add(key);
             }
         }
     }
 
+    /// Upstream: `updateJob`.
     fn job_updated(&self, old: &Job, new: &Job) {
         let key = new.meta.key();
         if new.finished().is_some() {
             // No pod should have the finalizer any more.
-            Orphans::of(new).into_iter().for_each(|pods| self.orphans.add(pods));
+            Orphans::selected_by(new).into_iter().for_each(|pods| self.orphans.add(pods));
             self.records.forget(&key, Some(&new.meta.uid));
             return;
         }
@@ -231,8 +233,6 @@ impl Jobs {
             self.queue.add_after(key, left);
         }
     }
-
-    /// The start of a new pod or condition.
     fn now(&self) -> Timestamp {
         self.clock.now()
     }

@@ -29,7 +29,7 @@ impl fmt::Display for Orphans {
 
 impl Orphans {
     /// The pods that `job` selects; `None` when its selector is broken.
-    pub fn of(job: &Job) -> Option<Orphans> {
+    pub fn selected_by(job: &Job) -> Option<Orphans> {
         match Selector::try_from(job.spec.selector.as_ref()) {
             Ok(selector) => {
                 Some(Orphans::Selected { namespace: job.meta.namespace.clone(), selector })
@@ -43,6 +43,8 @@ impl Orphans {
 }
 
 impl Jobs {
+    /// Removes the finalizer from an orphan, or queues the orphans of a selector. Upstream:
+    /// `syncOrphanPod`.
     pub(super) async fn sync_orphans(self: Arc<Self>, key: Orphans) -> SyncResult {
         match &key {
             Orphans::Named(pod) => {
@@ -134,7 +136,7 @@ mod tests {
             "metadata": { "namespace": "ns", "name": "j" },
             "spec": { "selector": { "matchLabels": { "a": "b" } } },
         });
-        let selected = Orphans::of(&serde_json::from_value(selected).unwrap()).unwrap();
+        let selected = Orphans::selected_by(&serde_json::from_value(selected).unwrap()).unwrap();
         block_on(jobs.clone().sync_orphans(selected)).unwrap();
         assert_eq!((jobs.orphans.len(), asked.load(Ordering::SeqCst)), (2, 0));
 
@@ -155,8 +157,8 @@ mod tests {
             let meta = serde_json::json!({ "namespace": "ns", "name": "j" });
             serde_json::from_value(serde_json::json!({ "metadata": meta, "spec": spec })).unwrap()
         };
-        let orphans = Orphans::of(&job("Exists")).unwrap();
+        let orphans = Orphans::selected_by(&job("Exists")).unwrap();
         assert_eq!(orphans.to_string(), "ns/a");
-        assert_eq!(Orphans::of(&job("Near")), None);
+        assert_eq!(Orphans::selected_by(&job("Near")), None);
     }
 }

@@ -9,7 +9,7 @@ use super::backoff::{Failures, wait_for_index};
 use super::indexes::{Indexes, index_of, valid_index_of};
 use super::policies::judge;
 use super::sync_state::{
-    Indexed, SyncState, all_failures, completions, count, failures_before, ignored_before,
+    Indexed, SyncState, all_failures, as_i32, completions, failures_before, ignored_before,
     replaces_failed_only,
 };
 use crate::objects::{JobSpec, Pod, PodPhase, Timestamp};
@@ -41,20 +41,20 @@ pub struct IndexFailures {
 }
 
 /// `failures`: those of the Job's pods since the last success.
-pub fn plan(round: &SyncState, failures: Failures, now: Timestamp) -> Plan {
-    let spec = round.spec();
+pub fn plan(state: &SyncState, failures: Failures, now: Timestamp) -> Plan {
+    let spec = state.spec();
     if spec.is_suspended() {
-        return Plan::Delete(round.active.clone());
+        return Plan::Delete(state.active.clone());
     }
-    let active = count(round.active.len());
-    let wanted = wanted_active(spec, round.succeeded, active);
+    let active = as_i32(state.active.len());
+    let wanted = wanted_active(spec, state.succeeded, active);
     let surplus = usize::try_from(active - wanted).unwrap_or(0);
-    let mut surplus = choose(spec, &round.active, surplus);
+    let mut surplus = choose_for_deletion(spec, &state.active, surplus);
     if !surplus.is_empty() {
         surplus.truncate(MOST);
         return Plan::Delete(surplus);
     }
-    let terminating = if replaces_failed_only(spec) { round.terminating } else { 0 };
+    let terminating = if replaces_failed_only(spec) { state.terminating } else { 0 };
     let missing = i64::from(wanted) - i64::from(terminating) - i64::from(active);
     let Ok(missing @ 1..) = usize::try_from(missing) else { return Plan::Nothing };
     let missing = missing.min(MOST);
@@ -64,8 +64,8 @@ pub fn plan(round: &SyncState, failures: Failures, now: Timestamp) -> Plan {
             return Plan::Wait(wait);
         }
     }
-    match &round.indexed {
-        Some(indexed) => create_indexed(round, indexed, missing, now),
+    match &state.indexed {
+        Some(indexed) => create_indexed(state, indexed, missing, now),
         None => Plan::Create(vec![Wanted::default(); missing]),
     }
 }
@@ -82,31 +82,35 @@ fn wanted_active(spec: &JobSpec, succeeded: i32, active: i32) -> i32 {
     }
 }
 
-fn create_indexed(round: &SyncState, indexed: &Indexed, missing: usize, now: Timestamp) -> Plan {
-    let spec = round.spec();
-    let indexes = pending(round, indexed, missing);
+/// The creation of `missing` pods of an Indexed Job. With a back-off limit for each index, an index
+/// whose pod has failed waits.
+fn create_indexed(state: &SyncState, indexed: &Indexed, missing: usize, now: Timestamp) -> Plan {
+    let spec = state.spec();
+    let indexes = first_pending_indexes(state, indexed, missing);
     if spec.backoff_limit_per_index.is_none() {
-        let wanted = |index| Wanted { index: Some(index), failures: None };
-        return Plan::Create(indexes.into_iter().map(wanted).collect());
+        let pod_of = |index| Wanted { index: Some(index), failures: None };
+        return Plan::Create(indexes.into_iter().map(pod_of).collect());
     }
     let (mut wanted, mut shortest) = (Vec::new(), None::<Duration>);
     for index in indexes {
         let before = indexed.awaiting.get(&index);
-        let wait = before.map_or(Duration::ZERO, |failed| {
-            let before = u32::try_from(all_failures(failed)).unwrap_or(0);
-            wait_for_index(spec, failed, before, now)
-        });
-        match wait.is_zero() {
-            true => {
-                let failures = before.map(|pod| with_failure_of(spec, pod)).unwrap_or_default();
-                wanted.push(Wanted { index: Some(index), failures: Some(failures) });
+        let wait = match before {
+            Some(failed) => {
+                let failures = u32::try_from(all_failures(failed)).unwrap_or(0);
+                wait_for_index(spec, failed, failures, now)
             }
-            false => shortest = Some(shortest.map_or(wait, |known| known.min(wait))),
+            None => Duration::ZERO,
+        };
+        if wait.is_zero() {
+            let failures = before.map(|pod| with_failure_of(spec, pod)).unwrap_or_default();
+            wanted.push(Wanted { index: Some(index), failures: Some(failures) });
+        } else if shortest.is_none_or(|shortest| wait < shortest) {
+            shortest = Some(wait);
         }
     }
-    match shortest.filter(|_| wanted.is_empty()) {
-        Some(wait) => Plan::Wait(wait),
-        None => Plan::Create(wanted),
+    match shortest {
+        Some(wait) if wanted.is_empty() => Plan::Wait(wait),
+        _ => Plan::Create(wanted),
     }
 }
 
@@ -121,14 +125,14 @@ fn with_failure_of(spec: &JobSpec, pod: &Pod) -> IndexFailures {
 
 /// The first indexes that nothing works on and that have not ended. Upstream:
 /// `firstPendingIndexes`.
-fn pending(round: &SyncState, indexed: &Indexed, most: usize) -> Vec<i32> {
-    let spec = round.spec();
+fn first_pending_indexes(state: &SyncState, indexed: &Indexed, most: usize) -> Vec<i32> {
+    let spec = state.spec();
     let indexes = |pods: &mut dyn Iterator<Item = &Arc<Pod>>| -> Indexes {
         pods.filter_map(|pod| index_of(pod)).collect()
     };
-    let mut taken = indexed.succeeded.union(&indexes(&mut round.active.iter()));
+    let mut taken = indexed.succeeded.union(&indexes(&mut state.active.iter()));
     if replaces_failed_only(spec) {
-        let mut going = round.pods.iter().filter(|pod| pod.is_terminating());
+        let mut going = state.pods.iter().filter(|pod| pod.is_terminating());
         taken = taken.union(&indexes(&mut going));
     }
     if let Some(failed) = &indexed.failed {
@@ -139,7 +143,7 @@ fn pending(round: &SyncState, indexed: &Indexed, most: usize) -> Vec<i32> {
 
 /// The pods to delete of `active`: at least `least`, and of an Indexed Job those whose index is
 /// missing, too high, or another pod's. Upstream: `activePodsForRemoval`.
-fn choose(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
+fn choose_for_deletion(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
     let (mut chosen, mut rest) = (Vec::new(), Vec::new());
     if spec.is_indexed() {
         let mut by_index: BTreeMap<i32, Vec<Arc<Pod>>> = BTreeMap::new();
@@ -151,7 +155,7 @@ fn choose(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
         }
         for mut pods in by_index.into_values() {
             if pods.len() > 1 {
-                sort(&mut pods);
+                sort_by_deletion_order(&mut pods);
             }
             rest.extend(pods.pop());
             chosen.extend(pods);
@@ -161,14 +165,14 @@ fn choose(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
     }
     let more = least.saturating_sub(chosen.len()).min(rest.len());
     if more > 0 {
-        sort(&mut rest);
+        sort_by_deletion_order(&mut rest);
         chosen.extend(rest.drain(..more));
     }
     chosen
 }
 
 /// The order of deletion: the least advanced pods first. Upstream: `controller.ActivePods`.
-fn sort(pods: &mut [Arc<Pod>]) {
+fn sort_by_deletion_order(pods: &mut [Arc<Pod>]) {
     pods.sort_by_cached_key(|pod| {
         let phase = match pod.status.phase {
             PodPhase::Unknown => 1,

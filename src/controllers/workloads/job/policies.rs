@@ -72,34 +72,38 @@ pub fn ignores_disruption(policy: Option<&PodFailurePolicy>, pod: &Pod) -> bool 
 
 /// The first container, init containers last, whose end matches: its name and code.
 fn matching_exit<'a>(pod: &'a Pod, codes: &OnExitCodes) -> Option<(&'a str, i32)> {
-    let ended = pod.rare_status().into_iter().flat_map(|rare| &rare.terminated);
-    let mut matching = ended.filter(|end| {
-        let named = codes.container_name.as_ref().is_none_or(|name| *name == end.name);
-        let listed = codes.values.contains(&end.exit_code);
-        named
-            && end.exit_code != 0
-            && match codes.operator.as_str() {
-                "In" => listed,
-                "NotIn" => !listed,
-                _ => false,
-            }
-    });
-    matching.next().map(|end| (end.name.as_str(), end.exit_code))
+    for end in &pod.rare_status()?.terminated {
+        let is_named = match &codes.container_name {
+            Some(name) => *name == end.name,
+            None => true,
+        };
+        let is_listed = codes.values.contains(&end.exit_code);
+        let has_code = match codes.operator.as_str() {
+            "In" => is_listed,
+            "NotIn" => !is_listed,
+            _ => false,
+        };
+        if is_named && has_code && end.exit_code != 0 {
+            return Some((end.name.as_str(), end.exit_code));
+        }
+    }
+    None
 }
 
 /// The type of the pod's first condition that matches.
 fn matching_condition<'a>(pod: &'a Pod, patterns: &[OnPodCondition]) -> Option<&'a str> {
-    let mut matching = pod.status.conditions.iter().filter(|condition| {
-        let same = |pattern: &OnPodCondition| {
-            pattern.r#type == condition.r#type && pattern.status == condition.status
-        };
-        patterns.iter().any(same)
-    });
-    matching.next().map(|condition| condition.r#type.as_str())
+    for condition in &pod.status.conditions {
+        for pattern in patterns {
+            if pattern.r#type == condition.r#type && pattern.status == condition.status {
+                return Some(condition.r#type.as_str());
+            }
+        }
+    }
+    None
 }
 
 /// The message about the first rule that is met.
-pub fn success(
+pub fn met_success_rule(
     policy: Option<&SuccessPolicy>,
     completions: i32,
     succeeded: &Indexes,
@@ -107,18 +111,24 @@ pub fn success(
     if succeeded.is_empty() {
         return None;
     }
-    let rules = &policy?.rules;
-    let met = rules.iter().position(|rule| {
-        let enough = |count: usize| {
-            rule.succeeded_count
-                .is_some_and(|wanted| i64::try_from(count).is_ok_and(|it| it >= wanted.into()))
+    for (index, rule) in policy?.rules.iter().enumerate() {
+        let is_enough = |count: usize| match rule.succeeded_count {
+            Some(needed) => count as i64 >= needed.into(),
+            None => false,
         };
-        let Some(text) = &rule.succeeded_indexes else { return enough(succeeded.total()) };
-        let wanted = Indexes::parse(text, completions);
-        let have = wanted.overlap(succeeded);
-        !wanted.is_empty() && (have == wanted.total() || enough(have))
-    });
-    met.map(|index| format!("Matched rules at index {index}"))
+        let is_met = match &rule.succeeded_indexes {
+            None => is_enough(succeeded.total()),
+            Some(text) => {
+                let listed = Indexes::parse(text, completions);
+                let count = listed.overlap(succeeded);
+                !listed.is_empty() && (count == listed.total() || is_enough(count))
+            }
+        };
+        if is_met {
+            return Some(format!("Matched rules at index {index}"));
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -208,8 +218,12 @@ mod tests {
             let policy: SuccessPolicy = serde_json::from_value(json!({ "rules": rules })).unwrap();
             let succeeded = Indexes::parse(succeeded, 10);
             let expected = met.map(|index: usize| format!("Matched rules at index {index}"));
-            assert_eq!(success(Some(&policy), 10, &succeeded), expected, "{rules} {succeeded}");
+            assert_eq!(
+                met_success_rule(Some(&policy), 10, &succeeded),
+                expected,
+                "{rules} {succeeded}"
+            );
         }
-        assert_eq!(success(None, 10, &Indexes::parse("0-9", 10)), None);
+        assert_eq!(met_success_rule(None, 10, &Indexes::parse("0-9", 10)), None);
     }
 }

@@ -30,6 +30,7 @@ impl Released {
         Released { history: Box::new(move || pods.seen().history), state: Mutex::default() }
     }
 
+    /// The record, which is emptied when the server has lost its history: no events come for it.
     fn state(&self) -> MutexGuard<'_, State> {
         let (history, mut state) = ((self.history)(), self.state.lock());
         if state.history != history {
@@ -38,7 +39,7 @@ impl Released {
         state
     }
 
-    pub fn of(&self, job: &ObjectKey) -> HashSet<Uid> {
+    pub fn pods_of(&self, job: &ObjectKey) -> HashSet<Uid> {
         self.state().jobs.get(job).cloned().unwrap_or_default()
     }
 
@@ -106,13 +107,13 @@ mod tests {
         ] {
             released.expect(&job, [pod.clone()]);
             released.observe(&job, &meta(finalizers), event);
-            assert_eq!(released.of(&job).is_empty(), over, "{finalizers:?} {event:?}");
+            assert_eq!(released.pods_of(&job).is_empty(), over, "{finalizers:?} {event:?}");
         }
         assert!(released.state().jobs.is_empty());
         released.expect(&job, [pod.clone()]);
         pods.go_back(1);
-        assert!(released.of(&job).is_empty(), "the pod has its finalizer again");
+        assert!(released.pods_of(&job).is_empty(), "the pod has its finalizer again");
         released.expect(&job, [pod]);
-        assert_eq!(released.of(&job).len(), 1);
+        assert_eq!(released.pods_of(&job).len(), 1);
     }
 }

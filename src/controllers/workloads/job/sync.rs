@@ -48,6 +48,8 @@ impl Jobs {
         result.map(|()| Next::Done)
     }
 
+    /// One sync of an unfinished Job: pods, then status. `action` becomes what it did with pods.
+    /// Upstream: `syncJob`.
     async fn advance(
         self: &Arc<Self>,
         key: &ObjectKey,
@@ -63,7 +65,7 @@ impl Jobs {
         let satisfied = self.expectations.satisfied(key);
         let pods = self.claim(&job, &selector).await?;
         let group = self.pod_group(&job, &pods).await?;
-        let (mut state, newly_finished) = SyncState::new(job, pods, self.released.of(key));
+        let (mut state, newly_finished) = SyncState::new(job, pods, self.released.pods_of(key));
         let now = self.now();
         if state.status.start_time.is_none() && !state.spec().is_suspended() {
             state.status.start_time = Some(now);
@@ -214,7 +216,7 @@ impl Jobs {
             .await
             .map_err(|error| Error::during(doing, error))?;
         let (key, version) = (written.meta.key(), written.meta.resource_version);
-        self.consistency.wrote_at(&key, &written.meta.uid, &Job::RESOURCE, version);
+        self.consistency.record_write(&key, &written.meta.uid, &Job::RESOURCE, version);
         state.status = JobStatus::clone(&written.status);
         state.job = Arc::new(written);
         Ok(())

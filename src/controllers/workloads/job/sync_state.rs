@@ -78,9 +78,9 @@ impl SyncState {
             failed: known.failed.iter().cloned().collect(),
         };
         let active: Vec<Arc<Pod>> = pods.iter().filter(|pod| pod.is_active()).cloned().collect();
-        let mut round = SyncState {
-            terminating: count(pods.iter().filter(|pod| pod.is_terminating()).count()),
-            ready: count(active.iter().filter(|pod| pod.is_ready()).count()),
+        let mut state = SyncState {
+            terminating: as_i32(pods.iter().filter(|pod| pod.is_terminating()).count()),
+            ready: as_i32(active.iter().filter(|pod| pod.is_ready()).count()),
             succeeded: 0,
             failed: 0,
             indexed: None,
@@ -92,32 +92,30 @@ impl SyncState {
             released,
             uncounted,
         };
-        let (counted, spec) = (&round.uncounted, &round.job.spec);
-        let succeeded = |pod: &Pod| {
-            pod.status.phase == PodPhase::Succeeded && !counted.succeeded.contains(&pod.meta.uid)
-        };
-        let failed = |pod: &Pod| is_failed(pod, spec) && !counted.failed.contains(&pod.meta.uid);
-        let pick = |wanted: &dyn Fn(&Pod) -> bool| -> Vec<Arc<Pod>> {
-            round.uncounted_pods().filter(|pod| wanted(pod)).cloned().collect()
-        };
-        let newly_finished = FinishedPods { succeeded: pick(&succeeded), failed: pick(&failed) };
+        let (named, spec) = (&state.uncounted, &state.job.spec);
+        let mut newly_finished = FinishedPods { succeeded: Vec::new(), failed: Vec::new() };
+        for pod in state.uncounted_pods() {
+            let uid = &pod.meta.uid;
+            if pod.status.phase == PodPhase::Succeeded && !named.succeeded.contains(uid) {
+                newly_finished.succeeded.push(pod.clone());
+            }
+            if is_failed(pod, spec) && !named.failed.contains(uid) {
+                newly_finished.failed.push(pod.clone());
+            }
+        }
         let policy = spec.pod_failure_policy.as_deref();
         let not_ignored =
             newly_finished.failed.iter().filter(|pod| judge(policy, pod).counts()).count();
-        let all = |before: i32, new: usize, uncounted: usize| {
-            before.saturating_add(count(new)).saturating_add(count(uncounted))
-        };
-        let (succeeded, failed) = (
-            all(round.status.succeeded, newly_finished.succeeded.len(), counted.succeeded.len()),
-            all(round.status.failed, not_ignored, counted.failed.len()),
-        );
-        (round.succeeded, round.failed) = (succeeded, failed);
-        if round.job.spec.is_indexed() {
-            let indexed = round.indexed();
-            round.succeeded = count(indexed.succeeded.total());
-            round.indexed = Some(indexed);
+        let succeeded = newly_finished.succeeded.len() + named.succeeded.len();
+        let failed = not_ignored + named.failed.len();
+        state.succeeded = state.status.succeeded.saturating_add(as_i32(succeeded));
+        state.failed = state.status.failed.saturating_add(as_i32(failed));
+        if state.job.spec.is_indexed() {
+            let indexed = state.indexed();
+            state.succeeded = as_i32(indexed.succeeded.total());
+            state.indexed = Some(indexed);
         }
-        (round, newly_finished)
+        (state, newly_finished)
     }
 
     pub fn spec(&self) -> &JobSpec {
@@ -127,13 +125,19 @@ impl SyncState {
     /// All pods that have finished and are still there, also those that the status counts. Of the
     /// pods without the finalizer those that are being deleted may have been too many: no failure.
     pub fn finished_pods(&self) -> FinishedPods {
-        let counts = |pod: &&Arc<Pod>| self.is_tracked(pod) || !pod.meta.is_being_deleted();
-        let pods = || self.valid_pods().filter(counts).cloned();
-        let has_succeeded = |pod: &Arc<Pod>| pod.status.phase == PodPhase::Succeeded;
-        FinishedPods {
-            succeeded: pods().filter(has_succeeded).collect(),
-            failed: pods().filter(|pod| is_failed(pod, self.spec())).collect(),
+        let mut finished = FinishedPods { succeeded: Vec::new(), failed: Vec::new() };
+        for pod in self.valid_pods() {
+            if !self.is_tracked(pod) && pod.meta.is_being_deleted() {
+                continue;
+            }
+            if pod.status.phase == PodPhase::Succeeded {
+                finished.succeeded.push(pod.clone());
+            }
+            if is_failed(pod, self.spec()) {
+                finished.failed.push(pod.clone());
+            }
         }
+        finished
     }
 
     /// Pods with the finalizer and, in an Indexed Job, with a valid index.
@@ -165,28 +169,32 @@ impl SyncState {
         self.status.uncounted_terminated_pods.get_or_insert_default()
     }
 
+    /// The succeeded and failed indexes, by the status and by the pods that it does not count yet.
     fn indexed(&self) -> Indexed {
         let spec = self.spec();
         let completions = completions(spec);
         let parse = |text: &str| Indexes::parse(text, completions);
-        let of = |wanted: &dyn Fn(&Pod) -> bool| -> Indexes {
+        let indexes_where = |condition: &dyn Fn(&Pod) -> bool| -> Indexes {
             let pods = self.pods.iter().filter(|pod| pod.meta.has_finalizer(TRACKING));
-            let pods = pods.filter(|pod| wanted(pod));
+            let pods = pods.filter(|pod| condition(pod));
             pods.filter_map(|pod| valid_index_of(pod, completions)).collect()
         };
         let counted = parse(&self.status.completed_indexes);
-        let succeeded = counted.union(&of(&|pod| pod.status.phase == PodPhase::Succeeded));
+        let has_succeeded = |pod: &Pod| pod.status.phase == PodPhase::Succeeded;
+        let succeeded = counted.union(&indexes_where(&has_succeeded));
         let mut indexed = Indexed { counted, succeeded, ..Indexed::default() };
         if let Some(limit) = spec.backoff_limit_per_index {
             let before = parse(self.status.failed_indexes.as_deref().unwrap_or_default());
-            let failed = before.union(&of(&|pod| fails_index(pod, spec, limit)));
+            let has_failed = |pod: &Pod| fails_index(pod, spec, limit);
+            let failed = before.union(&indexes_where(&has_failed));
             indexed.awaiting = self.awaiting(&indexed.succeeded, &failed);
             indexed.failed = Some(failed);
         }
         indexed
     }
 
-    /// Upstream: `getPodsWithDelayedDeletionPerIndex`.
+    /// For each index that may be tried once more, its last failed pod, which decides how long the
+    /// next one waits. Upstream: `getPodsWithDelayedDeletionPerIndex`.
     fn awaiting(&self, succeeded: &Indexes, failed: &Indexes) -> HashMap<i32, Arc<Pod>> {
         let completions = completions(self.spec());
         // The active pod of an index carries the count already.
@@ -195,7 +203,7 @@ impl SyncState {
         let mut awaiting: HashMap<i32, Arc<Pod>> = HashMap::new();
         for pod in self.uncounted_pods().filter(|pod| is_failed(pod, self.spec())) {
             let Some(index) = valid_index_of(pod, completions) else { continue };
-            if succeeded.has(index) || failed.has(index) || active.contains(&index) {
+            if succeeded.contains(index) || failed.contains(index) || active.contains(&index) {
                 continue;
             }
             let later = |known: &Arc<Pod>| {
@@ -210,7 +218,7 @@ impl SyncState {
 }
 
 /// A number of pods, as the API has it.
-pub fn count(pods: usize) -> i32 {
+pub fn as_i32(pods: usize) -> i32 {
     i32::try_from(pods).unwrap_or(i32::MAX)
 }
 
@@ -246,12 +254,12 @@ fn fails_index(pod: &Pod, spec: &JobSpec, limit: i32) -> bool {
 
 /// The failures of the pod's index before it. Upstream: `getIndexFailureCount`.
 pub fn failures_before(pod: &Pod) -> i32 {
-    number(pod, INDEX_FAILURES)
+    number_in_annotation(pod, INDEX_FAILURES)
 }
 
 /// The failures that did not count towards the limit.
 pub fn ignored_before(pod: &Pod) -> i32 {
-    number(pod, INDEX_IGNORED_FAILURES)
+    number_in_annotation(pod, INDEX_IGNORED_FAILURES)
 }
 
 /// Upstream: `getIndexAbsoluteFailureCount`.
@@ -259,7 +267,8 @@ pub fn all_failures(pod: &Pod) -> i32 {
     failures_before(pod).saturating_add(ignored_before(pod))
 }
 
-fn number(pod: &Pod, annotation: &str) -> i32 {
+/// A number of failures; 0 where the annotation is missing or malformed.
+fn number_in_annotation(pod: &Pod, annotation: &str) -> i32 {
     let Some(text) = pod.meta.annotations.get(annotation) else { return 0 };
     match text.parse::<i32>() {
         Ok(number) if number >= 0 => number,

@@ -32,7 +32,7 @@ pub(super) fn controller(client: Client) -> (Arc<Jobs>, Caches) {
     let clock = FakeClock::new(Timestamp::from_secs(0));
     let recorder = Recorder::to_sink(caches.events.clone());
     let mut records = OwnerRecords::default();
-    let consistency = records.add(Consistency::default().with(&pods).with(&jobs));
+    let consistency = records.add(Consistency::default().tracking(&pods).tracking(&jobs));
     let pod_control = PodControl::new(client.clone(), recorder.clone(), clock.clone());
     let controller = Jobs {
         pod_control: pod_control.recording(&consistency),

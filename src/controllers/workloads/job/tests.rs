@@ -22,12 +22,13 @@ use crate::objects::{Job, JobSpec, Pod, Timestamp, Uid};
 
 const NOW: i64 = 1_000_000;
 
-fn at(ago: i64) -> Timestamp {
+/// A time `ago` seconds before [`now`].
+fn seconds_ago(ago: i64) -> Timestamp {
     Timestamp::from_secs(NOW - ago)
 }
 
 fn now() -> Timestamp {
-    at(0)
+    seconds_ago(0)
 }
 
 /// A pod in a phase, with the finalizer.
@@ -35,35 +36,41 @@ fn pod(name: &str, phase: &str) -> Value {
     json!({
         "metadata": {
             "namespace": "ns", "name": name, "uid": name, "finalizers": [TRACKING],
-            "creationTimestamp": at(100), "annotations": {},
+            "creationTimestamp": seconds_ago(100), "annotations": {},
         },
         "spec": { "nodeName": "n" }, "status": { "phase": phase },
     })
 }
 
-fn with(mut value: Value, path: &str, new: Value) -> Value {
+fn with_member(mut value: Value, path: &str, new: Value) -> Value {
     *value.pointer_mut(path).unwrap_or_else(|| panic!("{path}")) = new;
     value
 }
 
 fn indexed(name: &str, phase: &str, index: i32) -> Value {
-    with(pod(name, phase), "/metadata/annotations", json!({ COMPLETION_INDEX: index.to_string() }))
+    with_member(
+        pod(name, phase),
+        "/metadata/annotations",
+        json!({ COMPLETION_INDEX: index.to_string() }),
+    )
 }
 
-fn going(value: Value) -> Value {
+fn being_deleted(value: Value) -> Value {
     let mut value = value;
-    value["metadata"]["deletionTimestamp"] = json!(at(1));
+    value["metadata"]["deletionTimestamp"] = json!(seconds_ago(1));
     value
 }
 
-fn exited(value: Value, code: i32, ago: i64) -> Value {
-    let end = json!({ "exitCode": code, "finishedAt": at(ago) });
+/// `value` with a container that ended with `code`, `ago` seconds before [`now`].
+fn with_exit_code(value: Value, code: i32, ago: i64) -> Value {
+    let end = json!({ "exitCode": code, "finishedAt": seconds_ago(ago) });
     let mut value = value;
     value["status"]["containerStatuses"] = json!([{ "name": "c", "state": { "terminated": end } }]);
     value
 }
 
-fn after(value: Value, failures: i32, ignored: i32) -> Value {
+/// The annotations of a pod whose index had this number of failures before.
+fn with_failure_counts(value: Value, failures: i32, ignored: i32) -> Value {
     let mut value = value;
     value["metadata"]["annotations"][INDEX_FAILURES] = json!(failures.to_string());
     value["metadata"]["annotations"][INDEX_IGNORED_FAILURES] = json!(ignored.to_string());
@@ -76,12 +83,12 @@ fn job(spec: Value, status: Value) -> Arc<Job> {
     Arc::new(serde_json::from_value(job).unwrap())
 }
 
-fn round(spec: Value, status: Value, pods: Vec<Value>) -> SyncState {
+fn state(spec: Value, status: Value, pods: Vec<Value>) -> SyncState {
     let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value::<Pod>(pod).unwrap()));
     SyncState::new(job(spec, status), pods.collect(), HashSet::new()).0
 }
 
-fn of_indexes(completions: i32, more: Value) -> Value {
+fn indexed_spec(completions: i32, more: Value) -> Value {
     let mut spec = json!({
         "completionMode": "Indexed", "completions": completions, "parallelism": completions,
     });
@@ -96,7 +103,7 @@ fn pods_are_counted_together_with_those_in_the_status() {
     let policy = json!({ "completions": 9, "podFailurePolicy": { "rules": [
         { "action": "Ignore", "onExitCodes": { "operator": "In", "values": [7] } },
     ] } });
-    let untracked = |value: Value| with(value, "/metadata/finalizers", json!([]));
+    let untracked = |value: Value| with_member(value, "/metadata/finalizers", json!([]));
     let status = json!({
         "succeeded": 1, "failed": 2,
         "uncountedTerminatedPods": { "succeeded": ["a"], "failed": ["b"] },
@@ -106,9 +113,9 @@ fn pods_are_counted_together_with_those_in_the_status() {
             pod("a", "Succeeded"),
             pod("b", "Failed"),
             pod("c", "Succeeded"),
-            exited(pod("d", "Failed"), 7, 5),
+            with_exit_code(pod("d", "Failed"), 7, 5),
             untracked(pod("e", "Failed")),
-            going(pod("f", "Running")),
+            being_deleted(pod("f", "Running")),
             pod("g", "Running"),
         ]
     };
@@ -116,15 +123,15 @@ fn pods_are_counted_together_with_those_in_the_status() {
     for (spec, succeeded, failed, terminating) in
         [(&plain, 3, 5, 1), (&failed_only, 3, 4, 1), (&policy, 3, 3, 1)]
     {
-        let round = round(spec.clone(), status.clone(), pods());
-        let found = (round.succeeded, round.failed, round.terminating, round.active.len());
+        let state = state(spec.clone(), status.clone(), pods());
+        let found = (state.succeeded, state.failed, state.terminating, state.active.len());
         assert_eq!(found, (succeeded, failed, terminating, 1), "{spec}");
     }
     // A pod whose finalizer is known to be removed is not counted again.
     let pods = vec![Arc::new(serde_json::from_value(pod("c", "Succeeded")).unwrap())];
     let released = HashSet::from([Uid::new("c")]);
-    let (round, newly_finished) = SyncState::new(job(plain, json!({})), pods, released);
-    assert_eq!((round.succeeded, newly_finished.succeeded.len()), (0, 0));
+    let (state, newly_finished) = SyncState::new(job(plain, json!({})), pods, released);
+    assert_eq!((state.succeeded, newly_finished.succeeded.len()), (0, 0));
 }
 
 #[test]
@@ -134,7 +141,7 @@ fn the_first_reason_to_end_counts() {
     let rule = json!({ "rules": [
         { "action": "FailJob", "onExitCodes": { "operator": "In", "values": [42] } },
     ] });
-    let fatal = || vec![exited(pod("a", "Failed"), 42, 5)];
+    let fatal = || vec![with_exit_code(pod("a", "Failed"), 42, 5)];
     let restarted = || {
         let mut pod = pod("a", "Running");
         pod["status"]["containerStatuses"] = json!([{ "name": "c", "restartCount": 2 }]);
@@ -146,15 +153,16 @@ fn the_first_reason_to_end_counts() {
         json!({ "backoffLimit": limit, "template": template })
     };
     let late = json!({ "backoffLimit": 6, "activeDeadlineSeconds": 50 });
-    let since = |ago: i64| json!({ "startTime": at(ago) });
-    let suspended = with(
+    let since = |ago: i64| json!({ "startTime": seconds_ago(ago) });
+    let suspended = with_member(
         json!({ "backoffLimit": 6, "activeDeadlineSeconds": 50, "suspend": null }),
         "/suspend",
         json!(true),
     );
     let per_index =
-        |max: Value| of_indexes(3, json!({ "backoffLimitPerIndex": 1, "maxFailedIndexes": max }));
-    let last_failure = |name: &str, index: i32| after(indexed(name, "Failed", index), 1, 0);
+        |max: Value| indexed_spec(3, json!({ "backoffLimitPerIndex": 1, "maxFailedIndexes": max }));
+    let last_failure =
+        |name: &str, index: i32| with_failure_counts(indexed(name, "Failed", index), 1, 0);
     let success = json!({ "rules": [{ "succeededIndexes": "1" }] });
     let none = Value::Null;
     type Case = (Value, Value, Vec<Value>, Option<(String, String)>);
@@ -191,7 +199,12 @@ fn the_first_reason_to_end_counts() {
             ends("FailureTarget", "MaxFailedIndexesExceeded")
         }),
         (per_index(none.clone()), json!({}), vec![last_failure("a", 0)], None),
-        (per_index(none.clone()), json!({}), vec![after(indexed("a", "Failed", 0), 0, 3)], None),
+        (
+            per_index(none.clone()),
+            json!({}),
+            vec![with_failure_counts(indexed("a", "Failed", 0), 0, 3)],
+            None,
+        ),
         (
             per_index(none),
             json!({ "completedIndexes": "1,2" }),
@@ -199,13 +212,13 @@ fn the_first_reason_to_end_counts() {
             ends("FailureTarget", "FailedIndexes"),
         ),
         (
-            of_indexes(3, json!({ "backoffLimit": 6, "successPolicy": success })),
+            indexed_spec(3, json!({ "backoffLimit": 6, "successPolicy": success })),
             json!({}),
             vec![indexed("a", "Succeeded", 1)],
             ends("SuccessCriteriaMet", "SuccessPolicy"),
         ),
         (
-            of_indexes(3, json!({ "backoffLimit": 6, "successPolicy": success })),
+            indexed_spec(3, json!({ "backoffLimit": 6, "successPolicy": success })),
             json!({}),
             vec![indexed("a", "Succeeded", 2)],
             None,
@@ -213,7 +226,7 @@ fn the_first_reason_to_end_counts() {
     ];
     for (spec, status, pods, expected) in table {
         let text = format!("{spec} {status}");
-        let ending = ending::decide(&round(spec, status, pods), now());
+        let ending = ending::decide(&state(spec, status, pods), now());
         let found = ending.map(|ending| (ending.r#type.to_string(), ending.reason.to_string()));
         assert_eq!(found, expected, "{text}");
     }
@@ -238,10 +251,10 @@ fn a_job_is_complete_when_enough_pods_succeeded_and_no_other_runs() {
 #[test]
 fn the_deadline_counts_from_the_start_while_the_job_is_not_suspended() {
     let spec = |suspend: bool| json!({ "activeDeadlineSeconds": 50, "suspend": suspend });
-    let started = json!({ "startTime": at(20) });
+    let started = json!({ "startTime": seconds_ago(20) });
     for (spec, status, left) in [
         (spec(false), started.clone(), Some(30)),
-        (spec(false), json!({ "startTime": at(60) }), Some(0)),
+        (spec(false), json!({ "startTime": seconds_ago(60) }), Some(0)),
         (spec(false), json!({}), None),
         (spec(true), started.clone(), None),
         (json!({}), started, None),
@@ -253,8 +266,8 @@ fn the_deadline_counts_from_the_start_while_the_job_is_not_suspended() {
 }
 
 /// The names of the pods to be deleted, the indexes of those to be created, or the wait.
-fn planned(round: &SyncState, failures: Failures) -> Result<Vec<String>, Vec<Option<i32>>> {
-    match plan(round, failures, now()) {
+fn plan_summary(state: &SyncState, failures: Failures) -> Result<Vec<String>, Vec<Option<i32>>> {
+    match plan(state, failures, now()) {
         Plan::Nothing => Err(vec![]),
         Plan::Delete(pods) => Ok(pods.iter().map(|pod| pod.meta.name.to_string()).collect()),
         Plan::Create(wanted) => Err(wanted.into_iter().map(|wanted| wanted.index).collect()),
@@ -280,17 +293,17 @@ fn a_job_has_as_many_pods_as_parallelism_and_completions_ask_for() {
         (spec(json!(1), 3), succeeded, running(2), 0, 2),
         (spec(json!(2000), 2000), json!({}), running(0), 500, 0),
         (spec(json!(1), 0), json!({}), running(700), 0, 500),
-        (json!({ "parallelism": 2 }), json!({}), vec![going(pod("a", "Running"))], 2, 0),
-        (replaces_failed, json!({}), vec![going(pod("a", "Running"))], 1, 0),
+        (json!({ "parallelism": 2 }), json!({}), vec![being_deleted(pod("a", "Running"))], 2, 0),
+        (replaces_failed, json!({}), vec![being_deleted(pod("a", "Running"))], 1, 0),
     ] {
         let text = format!("{spec} {status}");
-        match planned(&round(spec, status, pods), Failures::default()) {
+        match plan_summary(&state(spec, status, pods), Failures::default()) {
             Ok(names) => assert_eq!((0, names.len()), (created, deleted), "{text}"),
             Err(indexes) => assert_eq!((indexes.len(), 0), (created, deleted), "{text}"),
         }
     }
     let suspended = json!({ "parallelism": 9, "suspend": true });
-    let found = planned(&round(suspended, json!({}), running(2)), Failures::default());
+    let found = plan_summary(&state(suspended, json!({}), running(2)), Failures::default());
     assert_eq!(found, Ok(vec!["p0".to_owned(), "p1".to_owned()]));
 }
 
@@ -302,29 +315,29 @@ fn active_pods_count_while_others_wait_for_the_back_off() {
         pod["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
         pod
     };
-    let failed = exited(after(indexed("c", "Failed", 2), 0, 0), 1, 4);
+    let failed = with_exit_code(with_failure_counts(indexed("c", "Failed", 2), 0, 0), 1, 4);
     let plain = json!({ "completions": 3, "parallelism": 3 });
-    let per_index = of_indexes(3, json!({ "backoffLimitPerIndex": 5 }));
-    for (spec, seconds) in [(plain, 6), (of_indexes(3, json!({})), 6), (per_index, 6)] {
+    let per_index = indexed_spec(3, json!({ "backoffLimitPerIndex": 5 }));
+    for (spec, seconds) in [(plain, 6), (indexed_spec(3, json!({})), 6), (per_index, 6)] {
         let pods = vec![ready("a", 0), ready("b", 1), failed.clone()];
-        let mut round = round(spec.clone(), json!({}), pods);
-        let failures = Failures::default().with(round.spec(), &round.finished_pods());
-        let plan = plan(&round, failures, now());
+        let mut state = state(spec.clone(), json!({}), pods);
+        let failures = Failures::default().with_finished(state.spec(), &state.finished_pods());
+        let plan = plan(&state, failures, now());
         assert_eq!(plan, Plan::Wait(Duration::from_secs(seconds)), "{spec}");
         let client = block_on(answering(|line| panic!("nothing is to be asked: {line}")));
         let (jobs, _) = controller(client);
-        let key = round.job.meta.key();
-        let (active, ..) = block_on(jobs.manage(&key, &mut round, plan, None));
-        assert_eq!((active, round.ready), (2, 2), "{spec}");
+        let key = state.job.meta.key();
+        let (active, ..) = block_on(jobs.manage(&key, &mut state, plan, None));
+        assert_eq!((active, state.ready), (2, 2), "{spec}");
     }
 }
 
 /// A manager that starts has no record of the failures before it.
 #[test]
 fn failures_before_the_start_of_the_manager_delay_new_pods() {
-    let counted = |value: Value| with(value, "/metadata/finalizers", json!([]));
-    let failed = |name: &str, ago: i64| exited(pod(name, "Failed"), 1, ago);
-    let succeeded = |name: &str, ago: i64| exited(pod(name, "Succeeded"), 0, ago);
+    let counted = |value: Value| with_member(value, "/metadata/finalizers", json!([]));
+    let failed = |name: &str, ago: i64| with_exit_code(pod(name, "Failed"), 1, ago);
+    let succeeded = |name: &str, ago: i64| with_exit_code(pod(name, "Succeeded"), 0, ago);
     let plain = json!({ "completions": 9 });
     let policy = json!({ "podFailurePolicy": { "rules": [] } });
     let in_status = json!({ "failed": 1, "uncountedTerminatedPods": { "failed": ["b"] } });
@@ -348,15 +361,15 @@ fn failures_before_the_start_of_the_manager_delay_new_pods() {
             6,
         ),
         // One that was too many has failed after its deletion.
-        (&plain, json!({}), vec![going(counted(failed("a", 4)))], 0),
-        (&plain, json!({}), vec![going(counted(pod("a", "Running")))], 0),
-        (&policy, json!({}), vec![going(failed("a", 4))], 6),
-        (&policy, json!({}), vec![going(pod("a", "Running"))], 0),
-        (&of_indexes(2, json!({})), json!({}), vec![counted(failed("a", 4))], 0),
+        (&plain, json!({}), vec![being_deleted(counted(failed("a", 4)))], 0),
+        (&plain, json!({}), vec![being_deleted(counted(pod("a", "Running")))], 0),
+        (&policy, json!({}), vec![being_deleted(failed("a", 4))], 6),
+        (&policy, json!({}), vec![being_deleted(pod("a", "Running"))], 0),
+        (&indexed_spec(2, json!({})), json!({}), vec![counted(failed("a", 4))], 0),
         (
-            &of_indexes(2, json!({})),
+            &indexed_spec(2, json!({})),
             json!({}),
-            vec![counted(exited(indexed("a", "Failed", 1), 1, 4))],
+            vec![counted(with_exit_code(indexed("a", "Failed", 1), 1, 4))],
             6,
         ),
     ] {
@@ -384,7 +397,7 @@ fn failures_before_the_start_of_the_manager_delay_new_pods() {
             Some(_) => indexed("new", "Failed", 1),
             None => pod("new", "Failed"),
         };
-        pods.push(Arc::new(serde_json::from_value(exited(new, 1, 0)).unwrap()));
+        pods.push(Arc::new(serde_json::from_value(with_exit_code(new, 1, 0)).unwrap()));
         let (state, newly) = SyncState::new(job, pods, HashSet::new());
         let next = store.failures(&key, &state, &newly).wait(now());
         assert!(next > failures.wait(now()), "{text}: one more failure");
@@ -394,25 +407,31 @@ fn failures_before_the_start_of_the_manager_delay_new_pods() {
 #[test]
 fn the_least_advanced_pods_are_deleted_first() {
     let ready = |value: Value, ago: i64| {
-        let condition = json!({ "type": "Ready", "status": "True", "lastTransitionTime": at(ago) });
-        with(value, "/status", json!({ "phase": "Running", "conditions": [condition] }))
+        let condition =
+            json!({ "type": "Ready", "status": "True", "lastTransitionTime": seconds_ago(ago) });
+        with_member(value, "/status", json!({ "phase": "Running", "conditions": [condition] }))
     };
     let restarted = |value: Value| {
         let containers = json!([{ "name": "c", "restartCount": 3 }]);
-        with(value, "/status", json!({ "phase": "Running", "containerStatuses": containers }))
+        with_member(
+            value,
+            "/status",
+            json!({ "phase": "Running", "containerStatuses": containers }),
+        )
     };
     let pods = vec![
         ready(pod("ready long", "Running"), 90),
         ready(pod("ready", "Running"), 10),
         pod("old", "Running"),
-        with(pod("young", "Running"), "/metadata/creationTimestamp", json!(at(5))),
+        with_member(pod("young", "Running"), "/metadata/creationTimestamp", json!(seconds_ago(5))),
         restarted(pod("restarted", "Running")),
         pod("unknown", "Lost"),
         pod("pending", "Pending"),
-        with(pod("unbound", "Running"), "/spec/nodeName", json!("")),
+        with_member(pod("unbound", "Running"), "/spec/nodeName", json!("")),
     ];
     let order = ["unbound", "pending", "unknown", "restarted", "young", "old", "ready"];
-    let found = planned(&round(json!({ "parallelism": 1 }), json!({}), pods), Failures::default());
+    let found =
+        plan_summary(&state(json!({ "parallelism": 1 }), json!({}), pods), Failures::default());
     assert_eq!(found, Ok(order.map(str::to_owned).to_vec()));
 }
 
@@ -424,48 +443,57 @@ fn indexes_have_one_pod_each() {
     let per_index = json!({ "backoffLimitPerIndex": 1 });
     let running = |name: &str, index: i32| indexed(name, "Running", index);
     for (spec, status, pods, expected) in [
-        (of_indexes(3, json!({})), json!({}), vec![], indexes(&[0, 1, 2])),
+        (indexed_spec(3, json!({})), json!({}), vec![], indexes(&[0, 1, 2])),
         (
-            of_indexes(5, json!({})),
+            indexed_spec(5, json!({})),
             json!({ "completedIndexes": "1,2" }),
             vec![running("a", 3)],
             indexes(&[0, 4]),
         ),
         (
-            of_indexes(3, json!({})),
+            indexed_spec(3, json!({})),
             json!({}),
             vec![running("a", 0), running("b", 0), running("c", 7), pod("d", "Running")],
             names(&["c", "d", "a"]),
         ),
         (
-            of_indexes(2, policy("TerminatingOrFailed")),
+            indexed_spec(2, policy("TerminatingOrFailed")),
             json!({}),
-            vec![going(running("a", 0))],
+            vec![being_deleted(running("a", 0))],
             indexes(&[0, 1]),
         ),
-        (of_indexes(2, policy("Failed")), json!({}), vec![going(running("a", 0))], indexes(&[1])),
         (
-            of_indexes(4, per_index.clone()),
+            indexed_spec(2, policy("Failed")),
+            json!({}),
+            vec![being_deleted(running("a", 0))],
+            indexes(&[1]),
+        ),
+        (
+            indexed_spec(4, per_index.clone()),
             json!({ "failedIndexes": "2", "completedIndexes": "0" }),
             vec![running("a", 1)],
             indexes(&[3]),
         ),
         // Index 0 has to wait, index 1 need not.
         (
-            of_indexes(2, per_index.clone()),
+            indexed_spec(2, per_index.clone()),
             json!({}),
-            vec![exited(indexed("a", "Failed", 0), 1, 4)],
+            vec![with_exit_code(indexed("a", "Failed", 0), 1, 4)],
             indexes(&[1]),
         ),
         (
-            of_indexes(2, per_index),
+            indexed_spec(2, per_index),
             json!({ "completedIndexes": "1" }),
-            vec![exited(indexed("a", "Failed", 0), 1, 4)],
+            vec![with_exit_code(indexed("a", "Failed", 0), 1, 4)],
             names(&["wait 6"]),
         ),
     ] {
         let text = format!("{spec} {status}");
-        assert_eq!(planned(&round(spec, status, pods), Failures::default()), expected, "{text}");
+        assert_eq!(
+            plan_summary(&state(spec, status, pods), Failures::default()),
+            expected,
+            "{text}"
+        );
     }
 }
 
@@ -474,13 +502,13 @@ fn a_new_pod_of_an_index_has_the_failures_of_its_predecessors() {
     let rules = json!({ "rules": [
         { "action": "Ignore", "onExitCodes": { "operator": "In", "values": [7] } },
     ] });
-    let spec = of_indexes(2, json!({ "backoffLimitPerIndex": 5, "podFailurePolicy": rules }));
+    let spec = indexed_spec(2, json!({ "backoffLimitPerIndex": 5, "podFailurePolicy": rules }));
     let pods = vec![
-        exited(after(indexed("a", "Failed", 0), 2, 1), 1, 900),
-        exited(after(indexed("older", "Failed", 0), 1, 1), 1, 950),
-        exited(after(indexed("b", "Failed", 1), 2, 1), 7, 900),
+        with_exit_code(with_failure_counts(indexed("a", "Failed", 0), 2, 1), 1, 900),
+        with_exit_code(with_failure_counts(indexed("older", "Failed", 0), 1, 1), 1, 950),
+        with_exit_code(with_failure_counts(indexed("b", "Failed", 1), 2, 1), 7, 900),
     ];
-    let Plan::Create(wanted) = plan(&round(spec, json!({}), pods), Failures::default(), now())
+    let Plan::Create(wanted) = plan(&state(spec, json!({}), pods), Failures::default(), now())
     else {
         panic!("both indexes are free");
     };
@@ -497,11 +525,11 @@ fn a_new_pod_of_an_index_has_the_failures_of_its_predecessors() {
 #[test]
 fn failures_delay_the_pods_that_replace_them() {
     let failed: Arc<Pod> =
-        Arc::new(serde_json::from_value(exited(pod("a", "Failed"), 1, 3)).unwrap());
+        Arc::new(serde_json::from_value(with_exit_code(pod("a", "Failed"), 1, 3)).unwrap());
     let finished = FinishedPods { succeeded: Vec::new(), failed: vec![failed.clone(), failed] };
-    let failures = Failures::default().with(&JobSpec::default(), &finished);
-    let round = round(json!({ "parallelism": 2, "backoffLimit": 6 }), json!({}), vec![]);
-    assert_eq!(planned(&round, failures), Ok(vec!["wait 17".to_owned()]));
+    let failures = Failures::default().with_finished(&JobSpec::default(), &finished);
+    let state = state(json!({ "parallelism": 2, "backoffLimit": 6 }), json!({}), vec![]);
+    assert_eq!(plan_summary(&state, failures), Ok(vec!["wait 17".to_owned()]));
 }
 
 fn names(uids: &[Uid]) -> Vec<String> {
@@ -519,57 +547,57 @@ fn finished_pods_are_named_once_and_counted_when_they_are_released() {
         pod("b", "Succeeded"),
         pod("c", "Failed"),
         pod("d", "Running"),
-        going(pod("e", "Running")),
+        being_deleted(pod("e", "Running")),
     ];
-    let mut round = round(json!({ "completions": 9 }), status, pods);
-    let found = plan_status(&mut round, now());
+    let mut state = state(json!({ "completions": 9 }), status, pods);
+    let found = plan_status(&mut state, now());
     assert!(found.flush && !found.is_full);
     let released: Vec<&str> = found.release.iter().map(|pod| &*pod.meta.name).collect();
     assert_eq!(released, ["a", "b", "c", "e"]);
-    let uncounted = round.uncounted().clone();
+    let uncounted = state.uncounted().clone();
     assert_eq!(names(&uncounted.succeeded), ["a", "b"]);
     assert_eq!(names(&uncounted.failed), ["c", "e"]);
-    assert_eq!((round.status.succeeded, round.status.failed), (2, 1), "those that are gone");
+    assert_eq!((state.status.succeeded, state.status.failed), (2, 1), "those that are gone");
 
     let mut tracked = found.tracked;
     tracked.remove(&Uid::new("a"));
     tracked.remove(&Uid::new("c"));
-    assert!(count_released(&mut round.status, &tracked));
-    assert!(!count_released(&mut round.status, &tracked));
-    assert_eq!((round.status.succeeded, round.status.failed), (3, 2));
-    assert_eq!(names(&round.uncounted().succeeded), ["b"]);
+    assert!(count_released(&mut state.status, &tracked));
+    assert!(!count_released(&mut state.status, &tracked));
+    assert_eq!((state.status.succeeded, state.status.failed), (3, 2));
+    assert_eq!(names(&state.uncounted().succeeded), ["b"]);
 }
 
 #[test]
 fn nothing_is_written_for_pods_that_run() {
     let status = json!({ "uncountedTerminatedPods": {} });
-    let mut round = round(json!({ "completions": 9 }), status, vec![pod("a", "Running")]);
-    let found = plan_status(&mut round, now());
+    let mut state = state(json!({ "completions": 9 }), status, vec![pod("a", "Running")]);
+    let found = plan_status(&mut state, now());
     assert!(!found.flush && found.release.is_empty());
-    assert!(!finish(&mut round, now()));
+    assert!(!finish(&mut state, now()));
 }
 
 #[test]
 fn indexes_are_counted_in_order_until_the_status_is_full() {
     let pods = (0..600).rev().map(|index| indexed(&format!("p{index}"), "Succeeded", index));
-    let mut round = round(of_indexes(600, json!({})), json!({}), pods.collect());
-    let found = plan_status(&mut round, now());
+    let mut state = state(indexed_spec(600, json!({})), json!({}), pods.collect());
+    let found = plan_status(&mut state, now());
     assert!(found.is_full && found.flush);
     assert_eq!(found.release.len(), 500);
     assert_eq!(&*found.release[499].meta.name, "p499");
     // As upstream: all indexes seen are written, of which the first 500 pods are released.
-    assert_eq!(&*round.status.completed_indexes, "0-599");
+    assert_eq!(&*state.status.completed_indexes, "0-599");
 }
 
 #[test]
 fn the_failed_pod_of_an_index_is_kept_until_its_next_pod() {
-    let spec = || of_indexes(2, json!({ "backoffLimitPerIndex": 3 }));
-    let failed = || exited(indexed("a", "Failed", 0), 1, 3);
-    let mut waits = round(spec(), json!({}), vec![failed()]);
+    let spec = || indexed_spec(2, json!({ "backoffLimitPerIndex": 3 }));
+    let failed = || with_exit_code(indexed("a", "Failed", 0), 1, 3);
+    let mut waits = state(spec(), json!({}), vec![failed()]);
     assert!(plan_status(&mut waits, now()).release.is_empty());
     assert!(waits.uncounted().failed.is_empty());
-    let replaced = vec![failed(), after(indexed("b", "Pending", 0), 1, 0)];
-    let mut goes = round(spec(), json!({}), replaced);
+    let replaced = vec![failed(), with_failure_counts(indexed("b", "Pending", 0), 1, 0)];
+    let mut goes = state(spec(), json!({}), replaced);
     assert_eq!(plan_status(&mut goes, now()).release.len(), 1);
     assert_eq!(names(&goes.uncounted().failed), ["a"]);
     assert_eq!(goes.status.failed_indexes.as_deref(), Some(""));
@@ -584,24 +612,24 @@ fn a_job_that_fails_counts_its_pods_as_failed_and_one_that_succeeds_does_not() {
         ("SuccessCriteriaMet", vec!["a"], vec!["SuccessCriteriaMet"], "Complete"),
     ] {
         let pods = vec![pod("a", "Failed"), pod("b", "Running")];
-        let mut round = round(json!({ "completions": 1 }), json!({}), pods);
-        round.ending = Some(condition_of(kind));
-        let found = plan_status(&mut round, now());
+        let mut state = state(json!({ "completions": 1 }), json!({}), pods);
+        state.ending = Some(condition_of(kind));
+        let found = plan_status(&mut state, now());
         assert_eq!(found.release.len(), 2, "{kind}");
-        assert_eq!(names(&round.uncounted().failed), failed, "{kind}");
-        let types = |round: &SyncState| -> Vec<String> {
-            round.status.conditions.iter().map(|known| known.r#type.to_string()).collect()
+        assert_eq!(names(&state.uncounted().failed), failed, "{kind}");
+        let types = |state: &SyncState| -> Vec<String> {
+            state.status.conditions.iter().map(|known| known.r#type.to_string()).collect()
         };
-        assert_eq!(types(&round), interim);
+        assert_eq!(types(&state), interim);
 
-        assert!(!finish(&mut round, now()), "{kind}: pods are not counted yet");
-        assert!(tracking::count_released(&mut round.status, &HashSet::new()));
-        round.terminating = 1;
-        assert!(!finish(&mut round, now()), "{kind}: a pod still terminates");
-        round.terminating = 0;
-        assert!(finish(&mut round, now()));
-        assert_eq!(types(&round).last().map(String::as_str), Some(last));
-        assert_eq!(round.status.completion_time.is_some(), last == "Complete");
+        assert!(!finish(&mut state, now()), "{kind}: pods are not counted yet");
+        assert!(tracking::count_released(&mut state.status, &HashSet::new()));
+        state.terminating = 1;
+        assert!(!finish(&mut state, now()), "{kind}: a pod still terminates");
+        state.terminating = 0;
+        assert!(finish(&mut state, now()));
+        assert_eq!(types(&state).last().map(String::as_str), Some(last));
+        assert_eq!(state.status.completion_time.is_some(), last == "Complete");
     }
 }
 
@@ -612,11 +640,12 @@ fn ignored_failures_are_released_and_not_counted() {
         { "action": "Count", "onExitCodes": { "operator": "In", "values": [8] } },
     ] });
     let spec = json!({ "completions": 9, "podFailurePolicy": rules });
-    let pods = vec![exited(pod("a", "Failed"), 7, 3), exited(pod("b", "Failed"), 8, 3)];
-    let mut round = round(spec, json!({}), pods);
-    let found = plan_status(&mut round, now());
+    let pods =
+        vec![with_exit_code(pod("a", "Failed"), 7, 3), with_exit_code(pod("b", "Failed"), 8, 3)];
+    let mut state = state(spec, json!({}), pods);
+    let found = plan_status(&mut state, now());
     assert_eq!(found.release.len(), 2);
-    assert_eq!(names(&round.uncounted().failed), ["b"]);
+    assert_eq!(names(&state.uncounted().failed), ["b"]);
     assert_eq!(found.actions.into_iter().collect::<Vec<_>>(), [("Count", 1), ("Ignore", 1)]);
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::indexes::{index_of, valid_index_of};
 use super::policies::judge;
-use super::sync_state::{SyncState, completions, condition, count, ensure_condition, is_failed};
+use super::sync_state::{SyncState, as_i32, completions, condition, ensure_condition, is_failed};
 use crate::objects::{JobCondition, JobStatus, Pod, PodPhase, Timestamp, Uid};
 
 /// The most uids, and new indexes, in a status: about 20 KB. Upstream: `MaxUncountedPods`.
@@ -32,57 +32,57 @@ pub struct StatusPlan {
     pub actions: BTreeMap<&'static str, u64>,
 }
 
-/// Puts finished pods and the end of the Job into the status of `round`.
-pub fn plan_status(round: &mut SyncState, now: Timestamp) -> StatusPlan {
+/// Puts finished pods and the end of the Job into the status of `state`.
+pub fn plan_status(state: &mut SyncState, now: Timestamp) -> StatusPlan {
     let mut plan = StatusPlan::default();
-    if round.indexed.is_some() {
+    if state.indexed.is_some() {
         // The indexes that fit into the status are the lowest.
-        round.pods.sort_by_cached_key(|pod| index_of(pod));
+        state.pods.sort_by_cached_key(|pod| index_of(pod));
     }
-    let tracked = round.pods.iter().filter(|pod| round.is_tracked(pod));
+    let tracked = state.pods.iter().filter(|pod| state.is_tracked(pod));
     plan.tracked = tracked.map(|pod| pod.meta.uid.clone()).collect();
-    plan.flush = count_released(&mut round.status, &plan.tracked);
-    let succeeded = count_finished(round, &mut plan);
-    write_indexes(round, &succeeded, &mut plan);
-    announce_end(round, &mut plan, now);
+    plan.flush = count_released(&mut state.status, &plan.tracked);
+    let succeeded = count_finished(state, &mut plan);
+    write_indexes(state, &succeeded, &mut plan);
+    announce_end(state, &mut plan, now);
     plan
 }
 
 /// Names finished pods in the status. Returns the indexes that succeeded.
-fn count_finished(round: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
+fn count_finished(state: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
     let mut indexes = Vec::new();
-    let completions = completions(round.spec());
-    for pod in round.pods.clone() {
-        let has_failed = is_failed(&pod, round.spec());
-        if !round.is_tracked(&pod) || !may_release(round, &pod, has_failed) {
+    let completions = completions(state.spec());
+    for pod in state.pods.clone() {
+        let has_failed = is_failed(&pod, state.spec());
+        if !state.is_tracked(&pod) || !may_release(state, &pod, has_failed) {
             continue;
         }
         plan.release.push(pod.clone());
         let index = valid_index_of(&pod, completions);
-        if pod.status.phase == PodPhase::Succeeded && !round.was_uncounted(&pod, true) {
-            if let Some(indexed) = &round.indexed {
+        if pod.status.phase == PodPhase::Succeeded && !state.was_uncounted(&pod, true) {
+            if let Some(indexed) = &state.indexed {
                 // The index is sufficient to count the pod once.
-                let new = index.filter(|index| !indexed.counted.has(*index));
+                let new = index.filter(|index| !indexed.counted.contains(*index));
                 plan.flush |= new.is_some();
                 indexes.extend(new);
-            } else if !round.was_uncounted(&pod, false) {
+            } else if !state.was_uncounted(&pod, false) {
                 plan.flush = true;
-                round.uncounted().succeeded.push(pod.meta.uid.clone());
+                state.uncounted().succeeded.push(pod.meta.uid.clone());
             }
-        } else if has_failed || fails_all(round) {
-            let valid = round.indexed.is_none() || index.is_some();
-            if valid && !round.was_uncounted(&pod, true) {
-                let verdict = judge(round.spec().pod_failure_policy.as_deref(), &pod);
+        } else if has_failed || fails_all(state) {
+            let valid = state.indexed.is_none() || index.is_some();
+            if valid && !state.was_uncounted(&pod, true) {
+                let verdict = judge(state.spec().pod_failure_policy.as_deref(), &pod);
                 if let Some(action) = verdict.action() {
                     *plan.actions.entry(action).or_default() += 1;
                 }
                 if verdict.counts() {
                     plan.flush = true;
-                    round.uncounted().failed.push(pod.meta.uid.clone());
+                    state.uncounted().failed.push(pod.meta.uid.clone());
                 }
             }
         }
-        let uncounted = round.uncounted();
+        let uncounted = state.uncounted();
         let named = uncounted.succeeded.len() + uncounted.failed.len();
         if indexes.len() + named >= MOST_UNCOUNTED {
             plan.is_full = true;
@@ -93,48 +93,49 @@ fn count_finished(round: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
 }
 
 /// A Job that fails counts every pod that has not succeeded as failed.
-fn fails_all(round: &SyncState) -> bool {
-    round.ending.as_ref().is_some_and(|ending| ending.r#type != "SuccessCriteriaMet")
+fn fails_all(state: &SyncState) -> bool {
+    state.ending.as_ref().is_some_and(|ending| ending.r#type != "SuccessCriteriaMet")
 }
 
 /// Upstream: `canRemoveFinalizer`.
-fn may_release(round: &SyncState, pod: &Pod, has_failed: bool) -> bool {
-    if round.job.meta.is_being_deleted()
-        || round.ending.is_some()
+fn may_release(state: &SyncState, pod: &Pod, has_failed: bool) -> bool {
+    if state.job.meta.is_being_deleted()
+        || state.ending.is_some()
         || pod.status.phase == PodPhase::Succeeded
     {
         return true;
     }
     let awaits = || {
-        let indexed = round.indexed.as_ref()?;
+        let indexed = state.indexed.as_ref()?;
         let awaiting = indexed.awaiting.get(&index_of(pod)?)?;
         Some(awaiting.meta.uid == pod.meta.uid)
     };
     has_failed && awaits() != Some(true)
 }
 
-fn write_indexes(round: &mut SyncState, new: &[i32], plan: &mut StatusPlan) {
-    let Some(indexed) = &mut round.indexed else { return };
+/// Puts the indexes into the status, with those of `new`, which have succeeded.
+fn write_indexes(state: &mut SyncState, new: &[i32], plan: &mut StatusPlan) {
+    let Some(indexed) = &mut state.indexed else { return };
     indexed.succeeded = indexed.succeeded.union(&new.iter().copied().collect());
     let completed: Box<str> = indexed.succeeded.to_string().into();
     let failed = indexed.failed.as_ref().map(|failed| failed.to_string().into());
-    let status = &mut round.status;
+    let status = &mut state.status;
     plan.flush |= completed != status.completed_indexes || failed != status.failed_indexes;
-    status.succeeded = count(indexed.succeeded.total());
+    status.succeeded = as_i32(indexed.succeeded.total());
     status.completed_indexes = completed;
     status.failed_indexes = failed;
 }
 
 /// Adds the interim condition to the status, and prepares the final one.
-fn announce_end(round: &mut SyncState, plan: &mut StatusPlan, now: Timestamp) {
-    let Some(ending) = &mut round.ending else { return };
+fn announce_end(state: &mut SyncState, plan: &mut StatusPlan, now: Timestamp) {
+    let Some(ending) = &mut state.ending else { return };
     let last = match ending.r#type.as_str() {
         "FailureTarget" => "Failed",
         "SuccessCriteriaMet" => "Complete",
         _ => return,
     };
-    if !round.status.condition(&ending.r#type).is_some_and(JobCondition::is_true) {
-        round.status.conditions.push(ending.clone());
+    if !state.status.condition(&ending.r#type).is_some_and(JobCondition::is_true) {
+        state.status.conditions.push(ending.clone());
         plan.flush = true;
     }
     *ending = condition(last, true, &ending.reason, &ending.message, now);
@@ -150,24 +151,24 @@ pub fn count_released(status: &mut JobStatus, tracked: &HashSet<Uid>) -> bool {
         before - uids.len()
     };
     let (succeeded, failed) = (counted(&mut uncounted.succeeded), counted(&mut uncounted.failed));
-    status.succeeded = status.succeeded.saturating_add(count(succeeded));
-    status.failed = status.failed.saturating_add(count(failed));
+    status.succeeded = status.succeeded.saturating_add(as_i32(succeeded));
+    status.failed = status.failed.saturating_add(as_i32(failed));
     succeeded + failed > 0
 }
 
 /// Adds the final condition if the Job has ended: every pod is counted, and gone or finished.
 /// Returns whether it has. Upstream: `enactJobFinished`.
-pub fn finish(round: &mut SyncState, now: Timestamp) -> bool {
-    let Some(ending) = round.ending.clone() else { return false };
-    let uncounted = round.uncounted();
-    if !uncounted.succeeded.is_empty() || !uncounted.failed.is_empty() || round.terminating > 0 {
+pub fn finish(state: &mut SyncState, now: Timestamp) -> bool {
+    let Some(ending) = state.ending.clone() else { return false };
+    let uncounted = state.uncounted();
+    if !uncounted.succeeded.is_empty() || !uncounted.failed.is_empty() || state.terminating > 0 {
         return false;
     }
     if ending.r#type == "Complete" {
-        round.status.completion_time = ending.last_transition_time;
+        state.status.completion_time = ending.last_transition_time;
     }
     let JobCondition { r#type, reason, message, .. } = &ending;
     let wanted = condition(r#type, true, reason, message, now);
-    ensure_condition(&mut round.status.conditions, wanted);
+    ensure_condition(&mut state.status.conditions, wanted);
     true
 }

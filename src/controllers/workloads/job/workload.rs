@@ -52,13 +52,18 @@ impl Groups {
         if !is_gang(job) {
             return Ok(None);
         }
-        let Some(workload) = self.workload(job, pods).await? else { return Ok(None) };
-        self.group(job, &workload).await
+        let Some(workload) = self.ensure_workload(job, pods).await? else { return Ok(None) };
+        self.ensure_group(job, &workload).await
     }
 
-    async fn workload(&self, job: &Job, pods: &[Arc<Pod>]) -> Result<Option<Arc<Workload>>, Error> {
+    /// The Workload of `job`; created for a new Job. `None` when the pods are scheduled one by one.
+    async fn ensure_workload(
+        &self,
+        job: &Job,
+        pods: &[Arc<Pod>],
+    ) -> Result<Option<Arc<Workload>>, Error> {
         let known = self.workloads.by_index(&BY_JOB, &IndexValue::Key(job.meta.key()));
-        let Some(known) = only(known, job, "Workload") else {
+        let Some(known) = only_object_of_job(known, job, "Workload") else {
             if !is_new(&job.status, pods) {
                 return Ok(None);
             }
@@ -69,14 +74,19 @@ impl Groups {
                 let text = format!("Created Workload {workload} for Job {job_name}");
                 self.recorder.normal(job, "WorkloadCreated", text);
             }
-            return Ok(Some(workload).filter(is_usable));
+            return Ok(if is_usable(&workload) { Some(workload) } else { None });
         };
         Ok(known.filter(is_usable))
     }
 
-    async fn group(&self, job: &Job, workload: &Workload) -> Result<Option<Arc<PodGroup>>, Error> {
+    /// The PodGroup of `job`; created when it is missing.
+    async fn ensure_group(
+        &self,
+        job: &Job,
+        workload: &Workload,
+    ) -> Result<Option<Arc<PodGroup>>, Error> {
         let known = self.groups.by_index(&BY_WORKLOAD, &IndexValue::Key(workload.meta.key()));
-        if let Some(known) = only(known, job, "PodGroup") {
+        if let Some(known) = only_object_of_job(known, job, "PodGroup") {
             return Ok(known);
         }
         let body = group_of(job, workload)?;
@@ -107,6 +117,7 @@ impl Groups {
 }
 
 impl Jobs {
+    /// [`Groups::ensure`], where gang scheduling is enabled.
     pub(super) async fn pod_group(
         &self,
         job: &Job,
@@ -119,7 +130,11 @@ impl Jobs {
 }
 
 /// `None`: no such group. `Some(None)`: there are several, or it is not the Job's own.
-fn only<T: Object>(mut found: Vec<Arc<T>>, job: &Job, kind: &str) -> Option<Option<Arc<T>>> {
+fn only_object_of_job<T: Object>(
+    mut found: Vec<Arc<T>>,
+    job: &Job,
+    kind: &str,
+) -> Option<Option<Arc<T>>> {
     let last = found.pop()?;
     if !found.is_empty() {
         let count = found.len() + 1;
@@ -152,6 +167,7 @@ fn is_new(status: &JobStatus, pods: &[Arc<Pod>]) -> bool {
         && status.condition("Suspended").is_none()
 }
 
+/// The Workload to create for `job`: a gang of its pods.
 fn workload_of(job: &Job) -> Value {
     let (name, namespace) = (&job.meta.name, &job.meta.namespace);
     json!({
@@ -170,6 +186,7 @@ fn workload_of(job: &Job) -> Value {
     })
 }
 
+/// The PodGroup to create, of the first template of the Workload.
 fn group_of(job: &Job, workload: &Workload) -> Result<Value, Error> {
     let Some(template) = workload.spec.pod_group_templates.first() else {
         let key = workload.meta.key();
@@ -305,7 +322,7 @@ mod tests {
                 workloads: Lister::new(workloads),
                 groups: Lister::new(Arc::default()),
             };
-            let found = block_on(groups.workload(&job, &[])).unwrap();
+            let found = block_on(groups.ensure_workload(&job, &[])).unwrap();
             assert_eq!(found.is_some(), usable, "{templates} templates");
         }
     }

@@ -92,14 +92,15 @@ struct ReplicaSets<S> {
 }
 
 /// The controller of the sets of one kind: `replicaset-controller`, and
-/// `replicationcontroller-controller`. Upstream: `NewReplicaSetController`, `NewReplicationManager`.
+/// `replicationcontroller-controller`. Upstream: `NewReplicaSetController`,
+/// `NewReplicationManager`.
 pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();
     let (sets, pods) = (c.lister::<S>(), c.lister::<Pod>());
     c.index(&pods, &controller_index());
     c.index(&sets, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyReplicaSet") {
-        true => Consistency::default().with(&pods).with(&sets),
+        true => Consistency::default().tracking(&pods).tracking(&sets),
         false => Consistency::default(),
     };
     let mut records = OwnerRecords::default();

@@ -36,7 +36,8 @@ struct Age {
 }
 
 impl Age {
-    fn of(since: Timestamp, now: Timestamp, uid: Uid) -> Age {
+    /// `uid`: decides between ages of the same rank.
+    fn new(since: Timestamp, now: Timestamp, uid: Uid) -> Age {
         let nanos = now.as_micros().saturating_sub(since.as_micros()) as f64 * 1000.0;
         Age { log2_nanos: if nanos > 0.0 { nanos.log2() as i64 } else { -1 }, uid }
     }
@@ -81,9 +82,9 @@ pub fn choose(
         ready_for: pod
             .status
             .ready_since()
-            .map(|since| Age::of(since, now, moments[&since].clone())),
+            .map(|since| Age::new(since, now, moments[&since].clone())),
         restarts: Reverse(pod.max_restarts()),
-        age: pod.meta.creation_timestamp.map(|at| Age::of(at, now, pod.meta.uid.clone())),
+        age: pod.meta.creation_timestamp.map(|at| Age::new(at, now, pod.meta.uid.clone())),
     });
     pods.truncate(count);
     pods

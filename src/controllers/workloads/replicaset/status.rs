@@ -22,19 +22,20 @@ pub fn calculate(
     let template = Selector::from_labels(&set.spec().template.labels);
     let mut is_labeled = template.matcher();
     let labeled = active.iter().filter(|pod| is_labeled(&pod.meta.labels)).count();
-    let count = |test: &dyn Fn(&Pod) -> bool| number(active.iter().filter(|pod| test(pod)).count());
+    let count = |test: &dyn Fn(&Pod) -> bool| as_i32(active.iter().filter(|pod| test(pod)).count());
     ReplicaSetStatus {
-        replicas: number(active.len()),
-        fully_labeled_replicas: number(labeled),
+        replicas: as_i32(active.len()),
+        fully_labeled_replicas: as_i32(labeled),
         ready_replicas: count(&Pod::is_ready),
         available_replicas: count(&|pod| pod.is_available(set.spec().min_ready_seconds, now)),
-        terminating_replicas: terminating.map(number),
+        terminating_replicas: terminating.map(as_i32),
         observed_generation: set.status().observed_generation,
         conditions: conditions(set, active.len(), failure, now),
     }
 }
 
-fn number(count: usize) -> i32 {
+/// A number of pods, as the API has it.
+fn as_i32(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
@@ -51,7 +52,7 @@ fn conditions(
         None => conditions.retain(|condition| condition.type_ != REPLICA_FAILURE),
         Some(_) if is_shown => {}
         Some(failure) => {
-            let reason = match i64::from(number(active)) - i64::from(set.replicas()) {
+            let reason = match i64::from(as_i32(active)) - i64::from(set.replicas()) {
                 ..0 => Some("FailedCreate".to_owned()),
                 0 => None,
                 1.. => Some("FailedDelete".to_owned()),

@@ -74,7 +74,7 @@ impl<S: Replicating> ReplicaSets<S> {
             }
         };
 
-        self.consistency.succeeds(&key, &set.meta().uid, &Pod::RESOURCE);
+        self.consistency.note_successor(&key, &set.meta().uid, &Pod::RESOURCE);
         if self.consistency.settle(&key, &selector, &self.client).await? {
             self.consistency.ensure_ready(&key)?;
         }
@@ -137,17 +137,23 @@ impl<S: Replicating> ReplicaSets<S> {
         }
     }
 
+    /// Creates `count` pods, in growing batches.
     async fn create(&self, key: &ObjectKey, set: &Arc<S>, count: usize) -> Result<(), Error> {
-        let pod = Arc::new(NewPod::of::<S>(set.meta(), &set.spec().template)?.encode()?);
+        let pod = Arc::new(NewPod::new::<S>(set.meta(), &set.spec().template)?.encode()?);
         log::debug!("{key}: too few replicas, need {}, creating {count}", set.replicas());
         self.expectations.expect_creations(key, count);
         let create = |_| {
             let (control, set, pod) = (self.pod_control.clone(), set.clone(), pod.clone());
             async move { control.create(&*set, &pod).await }
         };
-        create_expected(&self.expectations, key, count, create).await.1.map_or(Ok(()), Err)
+        let (_, failure) = create_expected(&self.expectations, key, count, create).await;
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
+    /// Deletes `pods`, all at once; returns the first failure.
     async fn delete(
         &self,
         key: &ObjectKey,
@@ -160,7 +166,10 @@ impl<S: Replicating> ReplicaSets<S> {
         let control = &self.pod_control;
         let failed = delete_expected(control, set, &self.expectations, &self.pods, pods).await;
         // They are likely to be the same: one is enough.
-        failed.into_iter().next().map_or(Ok(()), Err)
+        match failed.into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// The pods that this set, and the other sets of its owner, select.
@@ -200,7 +209,7 @@ impl<S: Replicating> ReplicaSets<S> {
             }
         };
         let version = written.meta.resource_version;
-        self.consistency.wrote_at(key, &set.meta().uid, &S::RESOURCE, version);
+        self.consistency.record_write(key, &set.meta().uid, &S::RESOURCE, version);
         Ok(())
     }
 }

@@ -87,7 +87,7 @@ pub fn new_pod(
     revision: &str,
     ordinal: i32,
 ) -> Result<NewPod, Error> {
-    let mut pod = NewPod::of::<StatefulSet>(set.meta(), template)?;
+    let mut pod = NewPod::new::<StatefulSet>(set.meta(), template)?;
     let name = pod_name(set, ordinal);
     pod.metadata.set_label(POD_NAME_LABEL, &name);
     pod.metadata.set_label(POD_INDEX_LABEL, &ordinal.to_string());

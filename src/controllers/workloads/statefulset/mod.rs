@@ -60,7 +60,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&pods, &controller_index());
     c.index(&revisions, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyStatefulSet") {
-        true => Consistency::default().with(&pods).with(&claims).with(&sets),
+        true => Consistency::default().tracking(&pods).tracking(&claims).tracking(&sets),
         false => Consistency::default(),
     };
     let mut records = OwnerRecords::default();

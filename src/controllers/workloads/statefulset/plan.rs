@@ -121,14 +121,14 @@ pub fn revision(pod: &Pod) -> &str {
     pod.meta.labels.get(REVISION_LABEL).unwrap_or_default()
 }
 
-/// The number of pods of revision `current` that these jobs delete. Upstream counts all pods, and the
-/// API server refuses a negative `currentReplicas`.
-pub fn replaced(jobs: &[PodSteps], current: &str) -> i32 {
-    let is_of_current = |work: &&Step| match work {
+/// The number of pods of revision `current` that `pod_steps` deletes. Upstream counts all pods, and
+/// the API server refuses a negative `currentReplicas`.
+pub fn count_replaced(pod_steps: &[PodSteps], current: &str) -> i32 {
+    let is_of_current = |step: &&Step| match step {
         Step::Delete(pod) => revision(pod) == current,
         _ => false,
     };
-    let count = jobs.iter().flatten().filter(is_of_current).count();
+    let count = pod_steps.iter().flatten().filter(is_of_current).count();
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
@@ -142,6 +142,7 @@ pub fn is_running_and_ready(pod: &Pod) -> bool {
 }
 
 impl PlanInput<'_> {
+    /// Upstream: `updateStatefulSet`.
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
         let are_planned = self.plan_replicas(&mut plan.replicas);
@@ -183,22 +184,22 @@ impl PlanInput<'_> {
 
     /// `false`: there is more to do for the wanted pods before the update, and with `OrderedReady`
     /// before the others go. Upstream: `processReplica`.
-    fn plan_replicas(&self, jobs: &mut Vec<PodSteps>) -> bool {
+    fn plan_replicas(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let mut creations = 0;
         for ordinal in wanted_ordinals(self.set) {
             // Names with higher ordinals would not be recognized.
             let Ok(ordinal) = i32::try_from(ordinal) else { break };
-            let (job, goes_on) = match self.members.replicas.get(&ordinal) {
-                Some(pod) => self.replica_job(pod),
+            let (steps, continues) = match self.members.replicas.get(&ordinal) {
+                Some(pod) => self.replica_steps(pod),
                 None => {
-                    let job = self.creation(ordinal);
+                    let steps = self.creation_steps(ordinal);
                     // A pod that waits for a claim does not count in the batch.
-                    creations += usize::from(!job.is_empty());
-                    (job, !self.is_ordered() && creations < MAX_BATCH_SIZE)
+                    creations += usize::from(!steps.is_empty());
+                    (steps, !self.is_ordered() && creations < MAX_BATCH_SIZE)
                 }
             };
-            jobs.push(job);
-            if !goes_on {
+            pod_steps.push(steps);
+            if !continues {
                 return false;
             }
         }
@@ -206,53 +207,60 @@ impl PlanInput<'_> {
     }
 
     /// Does nothing while a claim is deleted together with an older pod.
-    fn creation(&self, ordinal: i32) -> PodSteps {
+    fn creation_steps(&self, ordinal: i32) -> PodSteps {
         let pod = pod_name(self.set, ordinal);
-        let is_stale = self.set.spec.volume_claim_templates.iter().any(|template| {
-            (self.claim)(&claim_name(self.set, template, ordinal))
-                .is_some_and(|claim| retention::is_stale(self.set, &pod, &claim.meta))
-        });
-        if is_stale { PodSteps::new() } else { vec![Step::Create(ordinal)] }
+        for template in &self.set.spec.volume_claim_templates {
+            if let Some(claim) = (self.claim)(&claim_name(self.set, template, ordinal))
+                && retention::is_stale(self.set, &pod, &claim.meta)
+            {
+                return PodSteps::new();
+            }
+        }
+        vec![Step::Create(ordinal)]
     }
 
-    /// The job, and whether `OrderedReady` continues after it.
-    fn replica_job(&self, pod: &Arc<Pod>) -> (PodSteps, bool) {
+    /// The steps, and whether `OrderedReady` continues after it.
+    fn replica_steps(&self, pod: &Arc<Pod>) -> (PodSteps, bool) {
         let is_going = pod.meta.is_being_deleted();
         if pod.is_terminal() {
             // It has ended, with success or failure, and is replaced.
-            let job = if is_going { PodSteps::new() } else { vec![Step::Delete(pod.clone())] };
-            return (job, !self.is_ordered());
+            let steps = if is_going { PodSteps::new() } else { vec![Step::Delete(pod.clone())] };
+            return (steps, !self.is_ordered());
         }
-        let mut job = PodSteps::new();
+        let mut steps = PodSteps::new();
         if pod.status.phase == PodPhase::Pending && !self.set.spec.volume_claim_templates.is_empty()
         {
-            job.push(Step::Claims(pod.clone()));
+            steps.push(Step::Claims(pod.clone()));
         }
         let waits = is_going || !is_running_and_ready(pod) || !self.is_available(pod);
         if self.is_ordered() && waits {
-            return (job, false);
+            return (steps, false);
         }
         let conforms = identity_matches(self.set, pod)
             && storage_matches(self.set, pod)
             && self.owners_match(pod);
         if !conforms {
-            job.push(Step::Conform(pod.clone()));
+            steps.push(Step::Conform(pod.clone()));
         }
-        (job, true)
+        (steps, true)
     }
 
     /// Upstream: `ClaimsMatchRetentionPolicy`.
     fn owners_match(&self, pod: &Pod) -> bool {
         let Some(ordinal) = ordinal(pod) else { return true };
         let owners = Owners::new(self.set, &pod.meta.name, &pod.meta.uid, ordinal);
-        self.set.spec.volume_claim_templates.iter().all(|template| {
-            (self.claim)(&claim_name(self.set, template, ordinal))
-                .is_none_or(|claim| owners.are_up_to_date(claim.meta.owners()))
-        })
+        for template in &self.set.spec.volume_claim_templates {
+            if let Some(claim) = (self.claim)(&claim_name(self.set, template, ordinal))
+                && !owners.are_up_to_date(claim.meta.owners())
+            {
+                return false;
+            }
+        }
+        true
     }
 
     /// Whether the sync continues after it. Upstream: `processCondemned`.
-    fn plan_scale_down(&self, jobs: &mut Vec<PodSteps>) -> bool {
+    fn plan_scale_down(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let condemned = &self.members.condemned;
         // With OrderedReady all wanted pods are available by now.
         let first_unavailable = condemned.iter().rfind(|pod| self.is_unavailable(pod));
@@ -261,7 +269,7 @@ impl PlanInput<'_> {
                 || self.is_ordered()
                     && !(is_running_and_ready(pod) && self.is_available(pod))
                     && !first_unavailable.is_some_and(|first| Arc::ptr_eq(first, pod));
-            jobs.push(if waits { PodSteps::new() } else { vec![Step::Delete(pod.clone())] });
+            pod_steps.push(if waits { PodSteps::new() } else { vec![Step::Delete(pod.clone())] });
             if self.is_ordered() {
                 return false;
             }
@@ -303,10 +311,10 @@ impl PlanInput<'_> {
         usize::try_from(self.set.replicas()).unwrap_or(0).saturating_sub(available.count())
     }
 
-    /// The pods to be updated, the highest first. Those that are not available come first, as many at
-    /// a time as may be unavailable: no pod is lost by that. The available ones follow while there are
-    /// fewer unavailable pods than that. Upstream: `updateStatefulSetAfterInvariantEstablished`, where
-    /// the former stay.
+    /// The pods to be updated, the highest first. Those that are not available come first, as many
+    /// at a time as may be unavailable: no pod is lost by that. The available ones follow while
+    /// there are fewer unavailable pods than that. Upstream:
+    /// `updateStatefulSetAfterInvariantEstablished`, where the former stay.
     fn updates(&self, most: usize, unavailable: usize) -> Vec<Arc<Pod>> {
         // A finished one is deleted already.
         let is_due = |pod: &Pod| self.is_outdated(pod) && !pod.is_terminal();

@@ -28,25 +28,26 @@ const CONFLICT_PAUSES: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
 
 impl StatefulSets {
+    /// Takes one step of the plan.
     pub(super) async fn perform(
         &self,
         set: &StatefulSet,
         revisions: &Revisions,
-        work: &Step,
+        step: &Step,
     ) -> Result<(), Error> {
-        match work {
+        match step {
             Step::Create(ordinal) => self.create_pod(set, revisions, *ordinal).await,
             Step::Delete(pod) => self.delete_pod(set, pod).await,
             Step::Claims(pod) => self.complete_claims(set, pod).await,
             Step::Owners(pod) => self.update_owners(set, pod).await,
             Step::Conform(pod) => {
                 let conformed = self.conform(set, pod).await;
-                let changed = conformed.as_ref().map_or(true, |changed| *changed);
-                let conformed = conformed.map(drop);
-                if changed {
-                    self.record_pod(set, "Update", &pod.meta.name, &conformed);
+                let is_reported = !matches!(conformed, Ok(false));
+                let result = conformed.map(drop);
+                if is_reported {
+                    self.record_pod(set, "Update", &pod.meta.name, &result);
                 }
-                conformed
+                result
             }
         }
     }
@@ -86,7 +87,7 @@ impl StatefulSets {
         }
         let mut changed = None;
         let created = created.map_err(Error::from).map(|created| {
-            self.wrote::<Pod>(set, created.meta.resource_version);
+            self.record_write::<Pod>(set, created.meta.resource_version);
             changed = Some(changes(set, &pod.metadata, &created.meta));
         });
         let owned = self.update_claim_owners(set, &name, &Uid::default(), ordinal).await;
@@ -138,7 +139,7 @@ impl StatefulSets {
             let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
             match claims.create_for_metadata(&set.meta.namespace, &claim).await {
                 Ok(created) => {
-                    self.wrote::<PersistentVolumeClaim>(set, created.meta.resource_version);
+                    self.record_write::<PersistentVolumeClaim>(set, created.meta.resource_version);
                     self.recorder.normal(
                         set,
                         "SuccessfulCreate",
@@ -196,7 +197,7 @@ impl StatefulSets {
             let key = claim.meta.key();
             match self.client.modify::<PersistentVolumeClaim>(&key, change).await {
                 Ok(updated) => {
-                    self.wrote::<PersistentVolumeClaim>(set, updated.meta.resource_version)
+                    self.record_write::<PersistentVolumeClaim>(set, updated.meta.resource_version)
                 }
                 Err(error) => {
                     let text = Error::from(error).message();
@@ -232,7 +233,7 @@ impl StatefulSets {
             };
             match self.client.modify::<Pod>(&pod.meta.key(), change).await {
                 Ok(updated) => {
-                    self.wrote::<Pod>(set, updated.meta.resource_version);
+                    self.record_write::<Pod>(set, updated.meta.resource_version);
                     return Ok(true);
                 }
                 Err(error) => match pauses.next().filter(|_| error.is_conflict()) {
@@ -243,6 +244,7 @@ impl StatefulSets {
         }
     }
 
+    /// A claim in the namespace of `set`.
     pub(super) fn claim(
         &self,
         set: &StatefulSet,
@@ -251,8 +253,9 @@ impl StatefulSets {
         self.claims.get(&ObjectKey::new(&set.meta.namespace, name))
     }
 
-    pub(super) fn wrote<T: Resource>(&self, set: &StatefulSet, version: u64) {
-        self.consistency.wrote_at(&set.meta.key(), &set.meta.uid, &T::RESOURCE, version);
+    /// The next sync of `set` waits until its cache has seen `version`.
+    pub(super) fn record_write<T: Resource>(&self, set: &StatefulSet, version: u64) {
+        self.consistency.record_write(&set.meta.key(), &set.meta.uid, &T::RESOURCE, version);
     }
 
     /// Upstream: `recordPodEvent`.
@@ -276,7 +279,8 @@ fn is_object(live: &Value, uid: &Uid) -> bool {
     live.pointer("/metadata/uid").and_then(Value::as_str).is_some_and(|text| *uid == Uid::new(text))
 }
 
-/// Whether the owners had to be changed. References are kept as they are written.
+/// Sets the owners in a claim, as JSON so that other references stay as they are written. Returns
+/// whether they had to be changed.
 fn set_owners(live: &mut Value, owners: &Owners<'_>) -> bool {
     let Some(metadata) = live.get_mut("metadata").and_then(Value::as_object_mut) else {
         return false;
@@ -288,17 +292,20 @@ fn set_owners(live: &mut Value, owners: &Owners<'_>) -> bool {
     if owners.are_up_to_date(&references) {
         return false;
     }
-    let mut kept: Vec<Value> = written
-        .into_iter()
-        .zip(&references)
-        .filter(|(_, reference)| !owners.replaces(reference))
-        .map(|(value, _)| value)
-        .collect();
-    kept.extend(owners.addition(&references).map(|addition| json!(addition)));
-    metadata.insert("ownerReferences".to_owned(), Value::Array(kept));
+    let mut new_references = Vec::new();
+    for (value, reference) in written.into_iter().zip(&references) {
+        if !owners.replaces(reference) {
+            new_references.push(value);
+        }
+    }
+    if let Some(addition) = owners.addition(&references) {
+        new_references.push(json!(addition));
+    }
+    metadata.insert("ownerReferences".to_owned(), Value::Array(new_references));
     true
 }
 
+/// Gives a pod the labels and volumes of the member `ordinal`. Returns whether that changed it.
 /// Upstream: `updateIdentity`, `updateStorage`.
 fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
     let before = live.clone();
@@ -311,26 +318,34 @@ fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
     labels.insert(POD_NAME_LABEL.to_owned(), json!(name));
     labels.insert(POD_INDEX_LABEL.to_owned(), json!(ordinal.to_string()));
     let claims = claim_volumes(set, ordinal);
-    if let Some(spec) = member(live, "spec").filter(|_| !claims.is_empty()) {
+    if !claims.is_empty()
+        && let Some(spec) = member(live, "spec")
+    {
         let known = spec.get("volumes").and_then(Value::as_array).cloned().unwrap_or_default();
         let by_name = Lookup::new(&claims, |(name, _)| *name);
-        let claim_of = |volume: &Value| by_name.get(volume["name"].as_str()?);
-        let has = |volume: &&Value| {
-            claim_of(volume)
-                .is_some_and(|(_, claim)| volume["persistentVolumeClaim"]["claimName"] == **claim)
-        };
-        if known.iter().filter(has).count() < claims.len() {
-            let volumes = claims.iter().map(|(name, claim)| {
-                json!({"name": name, "persistentVolumeClaim": {"claimName": claim}})
-            });
-            let others = known.iter().filter(|volume| claim_of(volume).is_none());
-            let volumes = volumes.chain(others.cloned()).collect();
+        let (mut right, mut others) = (0, Vec::new());
+        for volume in known {
+            match volume["name"].as_str().and_then(|name| by_name.get(name)) {
+                Some((_, claim)) if volume["persistentVolumeClaim"]["claimName"] == **claim => {
+                    right += 1;
+                }
+                Some(_) => {}
+                None => others.push(volume),
+            }
+        }
+        if right < claims.len() {
+            let mut volumes = Vec::new();
+            for (name, claim) in &claims {
+                volumes.push(json!({"name": name, "persistentVolumeClaim": {"claimName": claim}}));
+            }
+            volumes.append(&mut others);
             spec.insert("volumes".to_owned(), Value::Array(volumes));
         }
     }
     *live != before
 }
 
+/// A field that is an object.
 fn member<'a>(live: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
     live.get_mut(name).and_then(Value::as_object_mut)
 }

@@ -57,7 +57,7 @@ struct Policy {
 }
 
 /// A value that is not known retains both. Upstream: `getPersistentVolumeClaimRetentionPolicy`.
-fn policy(set: &StatefulSet) -> Policy {
+fn retention_policy(set: &StatefulSet) -> Policy {
     let is_delete = |value: &str| match value {
         "Delete" => Some(true),
         "Retain" => Some(false),
@@ -76,7 +76,7 @@ fn policy(set: &StatefulSet) -> Policy {
 impl<'a> Owners<'a> {
     /// `uid`: of the pod; empty for one that is to be created.
     pub fn new(set: &'a StatefulSet, pod: &'a str, uid: &'a Uid, ordinal: i32) -> Owners<'a> {
-        let policy = policy(set);
+        let policy = retention_policy(set);
         let wanted = match is_wanted(set, ordinal) {
             true if policy.deletes_with_set => Wanted::Set,
             true => Wanted::Neither,

@@ -40,8 +40,8 @@ enum TemplateRevision {
     Unknown,
 }
 
-/// `is_equal`: whether a revision holds the version of `new`. `semantically`: whether the newest one
-/// may have other bytes. Upstream: the feature gate `StatefulSetSemanticRevisionComparison`.
+/// `is_equal`: whether a revision holds the version of `new`. `semantically`: whether the newest
+/// one may have other bytes. Upstream: the feature gate `StatefulSetSemanticRevisionComparison`.
 fn find(
     new: &NewRevision,
     sorted: &[Arc<ControllerRevision>],
@@ -141,6 +141,7 @@ impl StatefulSets {
         Ok(Revisions { current, update, collision_count })
     }
 
+    /// Deletes revisions beyond the limit. Upstream: `truncateHistory`.
     pub(super) async fn truncate_history(
         &self,
         set: &StatefulSet,

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::StatefulSets;
 use super::identity::is_member;
-use super::plan::{Members, Plan, PlanInput, PodSteps, is_parallel, max_unavailable, replaced};
+use super::plan::{
+    Members, Plan, PlanInput, PodSteps, count_replaced, is_parallel, max_unavailable,
+};
 use super::revisions::Revisions;
 use super::status::{self, Names};
 use crate::controllers::runner::batch::slow_start;
@@ -162,6 +164,7 @@ impl StatefulSets {
         }
     }
 
+    /// The plan, with the caches of claims; sets the gauge of unavailable pods.
     fn plan(
         &self,
         set: &StatefulSet,
@@ -187,8 +190,8 @@ impl StatefulSets {
     ) -> Done {
         let wanted = self.phases(set, revisions, [plan.replicas]);
         let condemned = self.phases(set, revisions, [plan.condemned_claims, plan.scale_down]);
-        // With Parallel neither waits for the other: a quota may refuse a wanted pod until a condemned
-        // one is gone. Upstream never scales down then.
+        // With Parallel neither waits for the other: a quota may refuse a wanted pod until a
+        // condemned one is gone. Upstream never scales down then.
         let failures = match is_parallel(set) {
             true => [condemned.await, wanted.await],
             false => match wanted.await {
@@ -200,7 +203,7 @@ impl StatefulSets {
             return Done { updates: 0, failure: Some(failure) };
         }
         let (done, failure) = self.in_order(set, revisions, &plan.update).await;
-        Done { updates: replaced(&plan.update[..done], &revisions.current.name), failure }
+        Done { updates: count_replaced(&plan.update[..done], &revisions.current.name), failure }
     }
 
     /// Runs one phase after the other until one fails.
@@ -222,40 +225,41 @@ impl StatefulSets {
         None
     }
 
-    /// Runs one job after the other until one fails. Returns the number of done jobs.
+    /// Takes the steps of one pod after the other until one fails. Returns the number of done pods.
     async fn in_order(
         &self,
         set: &StatefulSet,
         revisions: &Revisions,
-        jobs: &[PodSteps],
+        pod_steps: &[PodSteps],
     ) -> (usize, Option<Error>) {
-        for (done, job) in jobs.iter().enumerate() {
-            for work in job {
-                if let Err(error) = self.perform(set, revisions, work).await {
+        for (done, steps) in pod_steps.iter().enumerate() {
+            for step in steps {
+                if let Err(error) = self.perform(set, revisions, step).await {
                     return (done, Some(error));
                 }
             }
         }
-        (jobs.len(), None)
+        (pod_steps.len(), None)
     }
 
-    /// Runs jobs in batches until one has a failure. Upstream: `runForAll`, `slowStartBatch`.
+    /// Takes the steps of the pods in batches until one has a failure. Upstream: `runForAll`,
+    /// `slowStartBatch`.
     async fn together(
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
         revisions: &Arc<Revisions>,
-        jobs: Vec<PodSteps>,
+        pod_steps: Vec<PodSteps>,
     ) -> Option<Error> {
-        let (count, jobs) = (jobs.len(), Arc::new(jobs));
+        let (count, pod_steps) = (pod_steps.len(), Arc::new(pod_steps));
         let attempt = |at: usize| {
-            if jobs[at].is_empty() {
+            if pod_steps[at].is_empty() {
                 return None;
             }
-            let (this, jobs) = (self.clone(), jobs.clone());
+            let (this, pod_steps) = (self.clone(), pod_steps.clone());
             let (set, revisions) = (set.clone(), revisions.clone());
             Some(async move {
-                let job = &jobs[at..=at];
-                this.in_order(&set, &revisions, job).await.1.map_or(Ok(()), Err)
+                let steps = &pod_steps[at..=at];
+                this.in_order(&set, &revisions, steps).await.1.map_or(Ok(()), Err)
             })
         };
         slow_start(count, attempt).await.1
@@ -276,7 +280,7 @@ impl StatefulSets {
         loop {
             match self.client.update_status_for_metadata(&*base, status).await {
                 Ok(written) => {
-                    self.wrote::<StatefulSet>(set, written.meta.resource_version);
+                    self.record_write::<StatefulSet>(set, written.meta.resource_version);
                     return Ok(());
                 }
                 Err(error) => match pauses.next().filter(|_| error.is_conflict()) {

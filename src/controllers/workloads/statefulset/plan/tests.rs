@@ -354,7 +354,7 @@ fn pods_of_other_revisions_do_not_count_as_current_ones() {
     let plan = plan(&set, &["web-0 ok old", "web-1 ok other", "web-2 ok other"], &[], Some(3));
     assert_eq!(steps(&plan.update), ["delete web-2", "delete web-1", "delete web-0"]);
     for (current, count) in [("old", 1), ("other", 2), ("update", 0)] {
-        assert_eq!(replaced(&plan.update, current), count, "{current}");
+        assert_eq!(count_replaced(&plan.update, current), count, "{current}");
     }
 }
 
