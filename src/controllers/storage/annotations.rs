@@ -33,12 +33,12 @@ pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
 pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 
 /// `annotations` with one more, or with another value.
-pub fn with(annotations: &Labels, name: &str, value: &str) -> Labels {
+pub fn with_annotation(annotations: &Labels, name: &str, value: &str) -> Labels {
     let others = annotations.iter().filter(|(known, _)| *known != name);
     others.chain([(name, value)]).collect()
 }
 
 /// `annotations` without `name`.
-pub fn without(annotations: &Labels, name: &str) -> Labels {
+pub fn without_annotation(annotations: &Labels, name: &str) -> Labels {
     annotations.iter().filter(|(known, _)| *known != name).collect()
 }

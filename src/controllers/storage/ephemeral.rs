@@ -78,18 +78,19 @@ impl Ephemeral {
         Ok(Next::Done)
     }
 
+    /// Creates the claim of an ephemeral volume, unless it exists. Upstream: `handleVolume`.
     async fn provide(&self, pod: &Pod, volume: &str) -> Result<(), Error> {
         let name = pod.ephemeral_claim(volume);
         let key = ObjectKey::new(&pod.meta.namespace, &name);
         if let Some(claim) = self.claims.get(&key) {
-            return is_for(&claim, pod);
+            return claim_is_for_pod(&claim, pod);
         }
         // The view of a pod has no template.
         let live: Value = match self.client.resource(&Pod::RESOURCE).get(&pod.meta.key()).await {
             Err(error) if error.is_not_found() => return Ok(()),
             live => live?,
         };
-        let Some(claim) = made_for(pod, &live, volume, &name) else { return Ok(()) };
+        let Some(claim) = new_claim(pod, &live, volume, &name) else { return Ok(()) };
         ATTEMPTS.inc();
         let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
         let created = claims.create_for_metadata(&key.namespace, &claim).await;
@@ -101,7 +102,7 @@ impl Ephemeral {
 }
 
 /// Upstream: `ephemeral.VolumeIsForPod`.
-fn is_for(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Error> {
+fn claim_is_for_pod(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Error> {
     match claim.meta.is_controlled_by(&pod.meta.uid) {
         true => Ok(()),
         false => Err(Error::other(format!(
@@ -113,7 +114,7 @@ fn is_for(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Error> {
 }
 
 /// The claim for `volume` of `live`; `None` when that is not `pod` any more.
-fn made_for(pod: &Pod, live: &Value, volume: &str, name: &str) -> Option<Value> {
+fn new_claim(pod: &Pod, live: &Value, volume: &str, name: &str) -> Option<Value> {
     if live["metadata"]["uid"] != pod.meta.uid.to_string() {
         return None;
     }
@@ -151,7 +152,7 @@ mod tests {
             ] },
         });
         let pod: Pod = serde_json::from_value(live.clone()).unwrap();
-        let claim = made_for(&pod, &live, "tmp", "p-tmp").unwrap();
+        let claim = new_claim(&pod, &live, "tmp", "p-tmp").unwrap();
         assert_eq!(
             claim,
             json!({
@@ -168,8 +169,8 @@ mod tests {
         );
         let mut next = live.clone();
         next["metadata"]["uid"] = json!("another");
-        assert!(made_for(&pod, &next, "tmp", "p-tmp").is_none(), "another pod of the name");
-        assert!(made_for(&pod, &live, "gone", "p-gone").is_none());
+        assert!(new_claim(&pod, &next, "tmp", "p-tmp").is_none(), "another pod of the name");
+        assert!(new_claim(&pod, &live, "gone", "p-gone").is_none());
     }
 
     #[test]
@@ -183,7 +184,7 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(
-            is_for(&claim, &pod).unwrap_err().to_string(),
+            claim_is_for_pod(&claim, &pod).unwrap_err().to_string(),
             "PVC ns/p-tmp was not created for pod ns/p (pod is not owner)"
         );
     }

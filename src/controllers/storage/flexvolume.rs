@@ -27,7 +27,7 @@ pub struct Flex {
 
 impl Flex {
     /// From the fields of a source in the volume `name`; `read_only`: as the pod mounts it.
-    pub fn of(fields: &Value, name: &str, read_only: bool) -> Option<Flex> {
+    pub fn from_source(fields: &Value, name: &str, read_only: bool) -> Option<Flex> {
         let text = |field: &str| fields[field].as_str().unwrap_or_default();
         let mut options = Map::new();
         options.insert("kubernetes.io/fsType".into(), text("fsType").into());
@@ -37,7 +37,10 @@ impl Flex {
         for (key, value) in fields["options"].as_object().into_iter().flatten() {
             options.insert(key.clone(), value.clone());
         }
-        let driver = Some(text("driver")).filter(|driver| !driver.is_empty())?;
+        let driver = text("driver");
+        if driver.is_empty() {
+            return None;
+        }
         Some(Flex { driver: driver.into(), options: Value::Object(options).to_string().into() })
     }
 }
@@ -86,14 +89,14 @@ enum Failure {
 }
 
 impl Answer {
-    fn read(output: &[u8]) -> serde_json::Result<Answer> {
+    fn parse(output: &[u8]) -> serde_json::Result<Answer> {
         let value = serde_json::from_str(&String::from_utf8_lossy(output))?;
         Answer::deserialize(as_go_reads(value))
     }
 
-    /// Upstream: `handleCmdResponse`.
-    fn of(command: &str, output: &[u8]) -> Result<Answer, Failure> {
-        let answer = Answer::read(output).map_err(|error| Failure::Other(error.to_string()))?;
+    /// The answer of a driver, if it reports success. Upstream: `handleCmdResponse`.
+    fn check(command: &str, output: &[u8]) -> Result<Answer, Failure> {
+        let answer = Answer::parse(output).map_err(|error| Failure::Other(error.to_string()))?;
         match &*answer.status {
             SUCCESS => Ok(answer),
             NOT_SUPPORTED => Err(Failure::NotSupported),
@@ -161,13 +164,13 @@ impl Drivers {
         let folder = self.folder.clone();
         let names = task::blocking(move || folders(&folder)).await;
         for driver in names.iter().filter_map(|name| driver_in(name)) {
-            self.look_at(&driver).await;
+            self.probe(&driver).await;
         }
     }
 
     /// Asks a driver that is new or has changed for its capabilities. Upstream: the prober, which
     /// watches the folder.
-    pub async fn look_at(&self, driver: &Istr) {
+    pub async fn probe(&self, driver: &Istr) {
         if !is_driver(driver) {
             return;
         }
@@ -245,7 +248,7 @@ impl Drivers {
         let output = ran.await.map_err(|error| Failure::Other(error.to_string()))?;
         let (mut printed, succeeded) = (output.stdout, output.status.success());
         printed.extend(output.stderr);
-        let answer = match Answer::of(command, &printed) {
+        let answer = match Answer::check(command, &printed) {
             Ok(_) if !succeeded => Err(Failure::Other(output.status.to_string())),
             answer => answer,
         };
@@ -302,14 +305,16 @@ mod tests {
     }
 
     fn volume(driver: &str) -> Flex {
-        Flex::of(&json!({ "driver": driver, "options": { "size": "1" } }), "v", false).unwrap()
+        Flex::from_source(&json!({ "driver": driver, "options": { "size": "1" } }), "v", false)
+            .unwrap()
     }
 
     #[test]
     fn options_are_those_of_upstream() {
         let fields = json!({ "driver": "d", "fsType": "ext4", "options": { "a": "b" } });
         let options = |read_only| -> Value {
-            serde_json::from_str(&Flex::of(&fields, "v", read_only).unwrap().options).unwrap()
+            serde_json::from_str(&Flex::from_source(&fields, "v", read_only).unwrap().options)
+                .unwrap()
         };
         assert_eq!(
             options(true),
@@ -319,7 +324,7 @@ mod tests {
             })
         );
         assert_eq!(options(false)["kubernetes.io/readwrite"], "rw");
-        assert_eq!(Flex::of(&json!({}), "v", false), None);
+        assert_eq!(Flex::from_source(&json!({}), "v", false), None);
     }
 
     #[test]
@@ -366,12 +371,12 @@ mod tests {
                 failed("init command failed, status: Failure, reason: no"),
             ),
         ] {
-            let answer = Answer::of("init", output.to_string().as_bytes());
+            let answer = Answer::check("init", output.to_string().as_bytes());
             assert_eq!(answer.map(|answer| answer.capabilities.attach), expected, "{output}");
         }
         for wrong in ["oops", "[]", r#"{"status": 1}"#, r#"{"status": "Success"} x"#] {
             assert!(
-                matches!(Answer::of("init", wrong.as_bytes()), Err(Failure::Other(_))),
+                matches!(Answer::check("init", wrong.as_bytes()), Err(Failure::Other(_))),
                 "{wrong}"
             );
         }
@@ -416,7 +421,7 @@ mod tests {
             assert_eq!(drivers.detach("plain", "v", "node").await, Ok(()));
             // A driver that is removed is forgotten.
             std::fs::remove_dir_all(folder.0.join("k8s~disk")).unwrap();
-            drivers.look_at(&"k8s/disk".into()).await;
+            drivers.probe(&"k8s/disk".into()).await;
             assert!(!drivers.attaches("k8s/disk"));
         });
     }

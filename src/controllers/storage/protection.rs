@@ -28,6 +28,7 @@ impl Protection {
         self.is_deletion_candidate(meta) || self.is_missing(meta)
     }
 
+    /// Adds the finalizer.
     pub async fn add<T>(self, client: &Client, object: &T) -> Result<(), Error>
     where
         T: Object + Resource + DeserializeOwned,
@@ -35,6 +36,7 @@ impl Protection {
         self.edit(client, object, |finalizers| finalizers.push(json!(self.0))).await
     }
 
+    /// Removes the finalizer.
     pub async fn remove<T>(self, client: &Client, object: &T) -> Result<(), Error>
     where
         T: Object + Resource + DeserializeOwned,
@@ -56,8 +58,8 @@ impl Protection {
         let meta = object.meta();
         let mut is_stale = false;
         let change = |live: &mut Value| {
-            is_stale = !is_at(live, meta);
-            !is_stale && edited(live, edit)
+            is_stale = !is_unchanged(live, meta);
+            !is_stale && edit_finalizers(live, edit)
         };
         match client.modify::<T>(&meta.key(), change).await {
             Err(error) if !error.is_not_found() => Err(error.into()),
@@ -68,14 +70,14 @@ impl Protection {
 }
 
 /// Whether `live` is the object of `meta`, unchanged.
-fn is_at(live: &Value, meta: &Meta) -> bool {
+fn is_unchanged(live: &Value, meta: &Meta) -> bool {
     let metadata = &live["metadata"];
     let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok());
     metadata["uid"] == meta.uid.to_string() && version == Some(meta.resource_version)
 }
 
 /// Whether `edit` changed the finalizers.
-fn edited(live: &mut Value, edit: impl FnOnce(&mut Vec<Value>)) -> bool {
+fn edit_finalizers(live: &mut Value, edit: impl FnOnce(&mut Vec<Value>)) -> bool {
     let metadata = &mut live["metadata"];
     let mut finalizers = metadata["finalizers"].as_array().cloned().unwrap_or_default();
     let before = finalizers.clone();
@@ -103,16 +105,16 @@ mod tests {
                 "uid": uid, "resourceVersion": version, "finalizers": finalizers,
             } })
         };
-        assert!(is_at(&live("a", "7", &[]), &meta));
-        assert!(!is_at(&live("a", "8", &["keep"]), &meta), "changed in the meantime");
-        assert!(!is_at(&live("b", "7", &[]), &meta), "another object of the name");
+        assert!(is_unchanged(&live("a", "7", &[]), &meta));
+        assert!(!is_unchanged(&live("a", "8", &["keep"]), &meta), "changed in the meantime");
+        assert!(!is_unchanged(&live("b", "7", &[]), &meta), "another object of the name");
 
         let mut object = live("a", "7", &["other"]);
-        assert!(edited(&mut object, |finalizers| finalizers.push(json!("keep"))));
+        assert!(edit_finalizers(&mut object, |finalizers| finalizers.push(json!("keep"))));
         assert_eq!(object, live("a", "7", &["other", "keep"]));
         let remove = |finalizers: &mut Vec<Value>| finalizers.retain(|name| name != "keep");
-        assert!(edited(&mut object, remove));
+        assert!(edit_finalizers(&mut object, remove));
         assert_eq!(object, live("a", "7", &["other"]));
-        assert!(!edited(&mut object, remove), "nothing to write");
+        assert!(!edit_finalizers(&mut object, remove), "nothing to write");
     }
 }

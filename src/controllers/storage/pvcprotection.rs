@@ -62,17 +62,17 @@ fn queue_claims(pod: &Pod, queue: &Queue) {
 
 /// Whether `pod` keeps a claim from being deleted. A kubelet does not start a pod with a claim that
 /// is being deleted, so only a pod that has a node counts. Upstream: `podUsesPVCForDeletion`.
-fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    // The kubelet has ended it, or it was deleted by force. In a foreground deletion it waits for the
-    // claims that it owns. Upstream frees only those of ephemeral volumes.
+fn blocks_deletion(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    // The kubelet has ended it, or it was deleted by force. In a foreground deletion it waits for
+    // the claims that it owns. Upstream frees only those of ephemeral volumes.
     let is_shut_down =
         pod.meta.is_being_deleted() && pod.meta.deletion_grace_period_seconds == Some(0.into());
     let is_owner = || claim.meta.owners().iter().any(|owner| owner.uid == pod.meta.uid);
     !pod.spec.node_name.is_empty() && uses(pod, claim) && !(is_shut_down && is_owner())
 }
 
-/// Whether the claim is to have the condition Unused. Before it is bound, the binder writes it, and a
-/// second writer causes conflicts. A lost one was bound.
+/// Whether the claim is to have the condition Unused. Before it is bound, the binder writes it, and
+/// a second writer causes conflicts. A lost one was bound.
 fn has_unused_condition(claim: &PersistentVolumeClaim) -> bool {
     !matches!(&*claim.status.phase, "" | "Pending")
 }
@@ -113,7 +113,7 @@ impl PvcProtection {
                 Some(_) => Vec::new(),
                 None => self.other_candidates(&claim),
             };
-            if !self.is_used(&claim, keeps, &mut live).await? {
+            if !self.is_used(&claim, blocks_deletion, &mut live).await? {
                 PROTECTION.remove(&self.client, &*claim).await?;
                 self.release(&others, &live.unwrap_or_default()).await;
             } else if live.is_some() {
@@ -160,9 +160,10 @@ impl PvcProtection {
     /// are left to the claims' own syncs.
     async fn release(&self, claims: &[Arc<PersistentVolumeClaim>], live: &[Pod]) {
         for claim in claims {
-            let is_used =
-                pods_of(&self.pods, &claim.meta.key()).iter().any(|pod| keeps(pod, claim))
-                    || live.iter().any(|pod| keeps(pod, claim));
+            let is_used = pods_of(&self.pods, &claim.meta.key())
+                .iter()
+                .any(|pod| blocks_deletion(pod, claim))
+                || live.iter().any(|pod| blocks_deletion(pod, claim));
             if !is_used {
                 let _ = PROTECTION.remove(&self.client, &**claim).await;
             }
@@ -187,6 +188,7 @@ impl PvcProtection {
     }
 }
 
+/// The condition Unused, with the reason for its status.
 fn unused_condition(unused: bool, now: Timestamp) -> Value {
     let (status, reason, message) = match unused {
         true => ("True", "NoPodsUsingPVC", "No pods are currently referencing this PVC"),
@@ -264,10 +266,10 @@ mod tests {
             (&on_node, shut_down.clone(), [true, false, false, false], "is shut down"),
         ] {
             let pod = pod(spec.clone(), meta, json!({}));
-            let found = [&plain, &own, &foreign, &owned].map(|claim| keeps(&pod, claim));
+            let found = [&plain, &own, &foreign, &owned].map(|claim| blocks_deletion(&pod, claim));
             assert_eq!(found, kept, "{what}");
         }
-        assert!(!keeps(&pod(on_node, json!({}), json!({})), &claim("dir", None)));
+        assert!(!blocks_deletion(&pod(on_node, json!({}), json!({})), &claim("dir", None)));
     }
 
     /// No event about the end of such a pod comes if it ends before a watch is open again.

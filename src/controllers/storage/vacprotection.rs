@@ -46,7 +46,10 @@ trait NamesClasses: Object {
 impl NamesClasses for PersistentVolume {
     fn classes(&self) -> Vec<Istr> {
         let name = self.spec.volume_attributes_class_name.as_ref();
-        name.filter(|name| !name.is_empty()).cloned().into_iter().collect()
+        match name {
+            Some(name) if !name.is_empty() => vec![name.clone()],
+            _ => Vec::new(),
+        }
     }
 }
 

@@ -39,7 +39,7 @@ impl Plugin {
 
     /// The plugin in a unique name, and the plugin's own name of the volume; `None`: the name of a
     /// FlexVolume driver, or of no plugin. Upstream: `SplitUniqueName`.
-    pub fn of(unique: &str) -> Option<(Plugin, &str)> {
+    pub fn from_unique_name(unique: &str) -> Option<(Plugin, &str)> {
         Plugin::ALL.into_iter().find_map(|plugin| {
             let rest = unique.strip_prefix(plugin.name())?;
             Some((plugin, rest.strip_prefix('/')?))
@@ -160,7 +160,7 @@ pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
         VolumeSource::InTree { kind, fields } => {
             let fields: Value = from_json(fields).ok()?;
             if *kind == InTreeKind::Flex {
-                let flex = Flex::of(&fields, &name, read_only)?;
+                let flex = Flex::from_source(&fields, &name, read_only)?;
                 Spec::flex(name, flex)
             } else if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
                 Spec::in_tree(name, plugin, &of_plugin?)
@@ -189,7 +189,7 @@ pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
         VolumeSource::InTree { kind, fields } => {
             let fields: Value = from_json(fields).ok()?;
             if *kind == InTreeKind::Flex {
-                let flex = Flex::of(&fields, &name, fields["readOnly"] == true)?;
+                let flex = Flex::from_source(&fields, &name, fields["readOnly"] == true)?;
                 return Some(Spec::flex(name, flex));
             }
             if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
@@ -256,7 +256,9 @@ impl Resolver {
         let shape = &pod.spec.shape;
         let claimed = shape.claims.iter().filter_map(|claim| {
             let volume = self.volume_of_claim(&pod.meta, claim)?;
-            (volume.spec.local == Some(LocalSource::FlexVolume)).then_some(())?;
+            if volume.spec.local != Some(LocalSource::FlexVolume) {
+                return None;
+            }
             of_volume(&volume, claim.read_only)
         });
         let is_flex = |source: &VolumeSource| {
@@ -306,7 +308,7 @@ impl Resolver {
         let driver = match spec {
             Some(Spec { flex: None, .. }) => return true,
             Some(Spec { flex: Some(flex), .. }) => &*flex.driver,
-            None if Plugin::of(unique).is_some() => return true,
+            None if Plugin::from_unique_name(unique).is_some() => return true,
             None => flex_driver_of(unique).map_or("", |(driver, _)| driver),
         };
         self.flex.as_ref().is_some_and(|drivers| drivers.attaches(driver))
@@ -360,11 +362,14 @@ mod tests {
             let spec = of_volume(&volume, false).unwrap();
             assert_eq!((&*spec.volume, &*spec.plugin_name()), (unique, plugin));
             assert!(!spec.multi_attach);
-            assert_eq!(Plugin::of(unique).map_or(Plugin::Flex, |found| found.0), spec.plugin);
+            assert_eq!(
+                Plugin::from_unique_name(unique).map_or(Plugin::Flex, |found| found.0),
+                spec.plugin
+            );
         }
         assert_eq!(flex_driver_of("k8s/lvm/pv"), Some(("k8s/lvm", "pv")));
         assert_eq!(flex_driver_of("lvm/pv"), None);
-        assert_eq!(Plugin::of("kubernetes.io/gce-pd/x"), None);
+        assert_eq!(Plugin::from_unique_name("kubernetes.io/gce-pd/x"), None);
         assert_eq!(driver_and_handle("d^h"), Some(("d", "h")));
         assert_eq!(driver_and_handle("d^h^i"), None);
         // `printf hdn | sha256sum`

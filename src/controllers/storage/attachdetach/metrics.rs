@@ -25,7 +25,14 @@ pub fn forced_detach(reason: &str) {
     FORCED.with_label_values(&[reason]).inc();
 }
 
-pub fn operation(plugin: &str, name: &str, succeeded: bool, migrated: bool, took: Duration) {
+/// Records the end of an attach or a detach.
+pub fn observe_operation(
+    plugin: &str,
+    name: &str,
+    succeeded: bool,
+    migrated: bool,
+    took: Duration,
+) {
     operation_metrics::operation_ended(plugin, name, succeeded, migrated, took);
 }
 

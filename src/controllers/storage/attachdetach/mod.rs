@@ -90,7 +90,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         populated: Latch::new(),
     });
 
-    c.watch(&pods, &pod_queue, wake_pod);
+    c.watch(&pods, &pod_queue, queue_pod);
     let users = pods.clone();
     c.watch(&claims, &pod_queue, move |change, queue| {
         if let Some(claim) = newly_bound_claim(&change) {
@@ -156,7 +156,7 @@ fn has_volumes(pod: &Pod) -> bool {
 }
 
 /// A pod's volumes never change; a pod gets a node once, and ends once.
-fn wake_pod(change: Change<'_, Pod>, queue: &Queue) {
+fn queue_pod(change: Change<'_, Pod>, queue: &Queue) {
     let pod = change.object();
     let matters = match change {
         Change::Updated { old, new } => {
@@ -170,6 +170,7 @@ fn wake_pod(change: Change<'_, Pod>, queue: &Queue) {
     }
 }
 
+/// The key of a claim that the change has bound to a volume.
 fn newly_bound_claim(change: &Change<'_, PersistentVolumeClaim>) -> Option<ObjectKey> {
     let bound = |claim: &PersistentVolumeClaim| {
         let is_bound = claim.status.phase == "Bound" && !claim.spec.volume_name.is_empty();
@@ -180,10 +181,14 @@ fn newly_bound_claim(change: &Change<'_, PersistentVolumeClaim>) -> Option<Objec
         Change::Updated { old, new } => (bound(old), new),
         _ => return None,
     };
-    let is_news = bound(new).is_some() && bound(new) != old;
-    is_news.then(|| new.meta.key())
+    let volume = bound(new);
+    if volume.is_none() || volume == old {
+        return None;
+    }
+    Some(new.meta.key())
 }
 
+/// The claim of a volume that the change has bound.
 fn newly_bound_volume(change: &Change<'_, PersistentVolume>) -> Option<ObjectKey> {
     let (old, new) = match change {
         Change::Added { new, initial: false } => (None, new),
@@ -191,8 +196,12 @@ fn newly_bound_volume(change: &Change<'_, PersistentVolume>) -> Option<ObjectKey
         _ => return None,
     };
     let claim = new.spec.claim_ref.as_ref().filter(|claim| !claim.uid.is_empty())?;
-    let is_news = old.is_none_or(|old| old.uid != claim.uid);
-    is_news.then(|| ObjectKey::new(&claim.namespace, &claim.name))
+    if let Some(old) = old
+        && old.uid == claim.uid
+    {
+        return None;
+    }
+    Some(ObjectKey::new(&claim.namespace, &claim.name))
 }
 
 /// Whether the driver attaches its volumes has changed. A driver without an object does.
@@ -210,12 +219,12 @@ fn health(node: &Node) -> Health {
 }
 
 impl AttachDetach {
-    fn wake_volumes(&self, volumes: &[Istr]) {
+    fn queue_volumes(&self, volumes: &[Istr]) {
         volumes.iter().for_each(|volume| self.volume_queue.add(ObjectKey::cluster(volume)));
     }
 
     /// Queues the nodes whose report has changed.
-    fn wake_nodes(&self, world: &mut StateOfWorld) {
+    fn queue_nodes(&self, world: &mut StateOfWorld) {
         for node in world.take_unwritten() {
             self.node_queue.add(ObjectKey::cluster(&node));
         }
@@ -253,8 +262,8 @@ impl AttachDetach {
         if !self.populated.is_open() {
             return;
         }
-        self.wake_volumes(&volumes);
-        self.wake_nodes(&mut world);
+        self.queue_volumes(&volumes);
+        self.queue_nodes(&mut world);
         drop(world);
         if is_new {
             let pods = on_node(&self.pods, &name);
@@ -277,7 +286,7 @@ impl AttachDetach {
             bound.filter(|pod| has_volumes(pod)).for_each(|p| self.pod_queue.add(p.meta.key()));
         } else {
             let volumes = self.world.lock().forget_driver(driver);
-            self.wake_volumes(&volumes);
+            self.queue_volumes(&volumes);
         }
     }
 
@@ -308,12 +317,12 @@ impl AttachDetach {
         for pod in self.pods.list() {
             if has_volumes(&pod) && !pod.spec.node_name.is_empty() {
                 self.populate_specs(&pod);
-                self.look_at(&pod);
+                self.add_wanted_volumes(&pod);
             }
         }
         let mut world = self.world.lock();
-        self.wake_volumes(&world.volume_names());
-        self.wake_nodes(&mut world);
+        self.queue_volumes(&world.volume_names());
+        self.queue_nodes(&mut world);
         self.populated.open();
     }
 
@@ -361,18 +370,19 @@ impl AttachDetach {
         }
     }
 
+    /// Adds what the pod wants, or forgets it when the pod has ended.
     async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         match self.pods.get(key) {
             Some(pod) if !pod.spec.node_name.is_empty() => {
                 let has_drivers = self.find_drivers(&pod).await;
-                self.look_at(&pod);
+                self.add_wanted_volumes(&pod);
                 if !has_drivers {
                     return Ok(Next::After(DRIVER_PATIENCE));
                 }
             }
             _ => {
                 let volumes = self.world.lock().forget_pod(key, None);
-                self.wake_volumes(&volumes);
+                self.queue_volumes(&volumes);
             }
         }
         Ok(Next::Done)
@@ -384,7 +394,7 @@ impl AttachDetach {
         let Some(drivers) = &self.resolver.flex else { return true };
         let mut all = true;
         for driver in self.resolver.flex_drivers(pod) {
-            drivers.look_at(&driver).await;
+            drivers.probe(&driver).await;
             all &= drivers.is_there(&driver);
         }
         all || pod.is_terminated()
@@ -392,7 +402,7 @@ impl AttachDetach {
 
     /// Adds what the pod wants. What was added stays until the pod ends, even if its claim goes.
     /// Upstream: `ProcessPodVolumes`.
-    fn look_at(&self, pod: &Pod) {
+    fn add_wanted_volumes(&self, pod: &Pod) {
         let (key, node) = (pod.meta.key(), &pod.spec.node_name);
         let stays = (!pod.is_terminated()).then_some((&pod.meta.uid, node.as_str()));
         let mut changed = self.world.lock().forget_pod(&key, stays);
@@ -403,11 +413,13 @@ impl AttachDetach {
                 // A driver that stops attaching is forgotten after it has changed in the cache, so
                 // the question and the addition are one step.
                 let mut world = self.world.lock();
-                if self.resolver.is_attachable(&spec) && world.want(&reference, node, &spec) {
+                if self.resolver.is_attachable(&spec)
+                    && world.add_pod_volume(&reference, node, &spec)
+                {
                     changed.push(spec.volume.clone());
                 }
             }
         }
-        self.wake_volumes(&changed);
+        self.queue_volumes(&changed);
     }
 }

@@ -97,6 +97,7 @@ impl Operation {
         (now < at).then_some(at)
     }
 
+    /// Doubles the delay before the next attempt.
     fn fail(&mut self, now: Duration) {
         self.stage = Stage::Failed;
         self.last_failure = now;
@@ -145,6 +146,7 @@ impl Operation {
         }
     }
 
+    /// The error of an operation that the driver has not ended in time.
     fn timed_out(&self) -> String {
         let csi = self.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         let handle = csi.map_or("", |csi| &csi.handle);
@@ -166,22 +168,35 @@ impl Operations {
     /// The operation that excludes one on `node`, or on any node if `exclusive`; one that is under
     /// way before one that failed. Upstream: `isOperationExists`.
     pub fn find(&self, node: &str, exclusive: bool) -> Option<&Operation> {
-        self.place(node, exclusive).map(|at| &self.0[at])
+        self.position(node, exclusive).map(|at| &self.0[at])
     }
 
-    fn place(&self, node: &str, exclusive: bool) -> Option<usize> {
-        let same = |op: &Operation| op.exclusive == exclusive && (exclusive || op.node == *node);
-        let matching = |op: &Operation| exclusive || op.exclusive || op.node == *node;
-        let all = || self.0.iter().enumerate().filter(|(_, op)| matching(op));
-        let pending = all().find(|(_, op)| op.is_pending());
-        let exact = || all().find(|(_, op)| same(op));
-        pending.or_else(exact).or_else(|| all().next()).map(|(at, _)| at)
+    /// The position of [`Self::find`].
+    fn position(&self, node: &str, exclusive: bool) -> Option<usize> {
+        let (mut first, mut exact) = (None, None);
+        for (position, op) in self.0.iter().enumerate() {
+            let excludes = exclusive || op.exclusive || op.node == *node;
+            if !excludes {
+                continue;
+            }
+            if op.is_pending() {
+                return Some(position);
+            }
+            let is_same = op.exclusive == exclusive && (exclusive || op.node == *node);
+            if is_same && exact.is_none() {
+                exact = Some(position);
+            }
+            if first.is_none() {
+                first = Some(position);
+            }
+        }
+        exact.or(first)
     }
 
     /// Begins an operation, in place of a failed one, whose back-off it keeps if it is of the same
     /// kind.
     pub fn begin(&mut self, mut begun: Operation) {
-        match self.place(&begun.node, begun.exclusive) {
+        match self.position(&begun.node, begun.exclusive) {
             Some(at) => {
                 let failed = &self.0[at];
                 if failed.kind == begun.kind {
@@ -203,7 +218,7 @@ impl Operations {
     }
 
     /// The operation under way on `node`.
-    pub fn on(&mut self, node: &str) -> Option<&mut Operation> {
+    pub fn running_on(&mut self, node: &str) -> Option<&mut Operation> {
         self.0.iter_mut().find(|op| op.node == *node && op.is_pending())
     }
 
@@ -237,7 +252,7 @@ pub struct Begin {
 }
 
 impl Begin {
-    pub fn at(self, started: Duration) -> Operation {
+    pub fn started_at(self, started: Duration) -> Operation {
         let Begin { kind, node, exclusive, stage, spec, pods } = self;
         let (last_failure, delay) = (Duration::ZERO, Duration::ZERO);
         Operation { kind, node, exclusive, stage, spec, pods, started, last_failure, delay }
@@ -257,7 +272,7 @@ mod tests {
     fn operation(kind: Kind, node: &str, exclusive: bool) -> Operation {
         let stage = Stage::Requesting;
         let (spec, pods) = (None, Vec::new());
-        Begin { kind, node: node.into(), exclusive, stage, spec, pods }.at(secs(0))
+        Begin { kind, node: node.into(), exclusive, stage, spec, pods }.started_at(secs(0))
     }
 
     #[test]
@@ -284,7 +299,7 @@ mod tests {
         let mut delays = Vec::new();
         for _ in 0..10 {
             operations.begin(operation(Kind::Attach, "a", true));
-            operations.on("a").unwrap().fail(now);
+            operations.running_on("a").unwrap().fail(now);
             let failed = operations.find("b", true).unwrap();
             assert!(!failed.is_pending());
             assert_eq!(failed.retry_at(Kind::Detach, now), Some(now + OTHER_KIND_DELAY));
@@ -295,7 +310,7 @@ mod tests {
         }
         assert_eq!(delays, [500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 122000, 122000]);
         operations.begin(operation(Kind::Detach, "a", true));
-        operations.on("a").unwrap().fail(now);
+        operations.running_on("a").unwrap().fail(now);
         let at = operations.find("a", true).unwrap().retry_at(Kind::Detach, now).unwrap();
         assert_eq!(at - now, FIRST_DELAY, "another kind begins with the first delay");
     }

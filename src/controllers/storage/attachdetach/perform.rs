@@ -28,11 +28,12 @@ fn message(prefix: &str, volume: &str, suffix: &str) -> String {
 }
 
 impl AttachDetach {
+    /// Plans one volume, and carries the plan out.
     pub(super) async fn sync_volume(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let name = Istr::new(&key.name);
         loop {
             let Plan { ended, acts, wake_at } = self.decide(&name);
-            ended.iter().for_each(|ended| self.settle(&name, ended));
+            ended.iter().for_each(|ended| self.record_end(&name, ended));
             if acts.is_empty() {
                 match wake_at {
                     Some(at) => {
@@ -49,6 +50,7 @@ impl AttachDetach {
         }
     }
 
+    /// The plan for a volume, from the state of the world and the caches now.
     fn decide(&self, name: &Istr) -> Plan {
         let observed = Observed {
             seen: self.attachments.last_seen_version(),
@@ -61,42 +63,47 @@ impl AttachDetach {
         };
         let mut world = self.world.lock();
         let plan = world.reconcile(name, &observed);
-        self.wake_nodes(&mut world);
+        self.queue_nodes(&mut world);
         plan
     }
 
+    /// Ends the operation on `node` with its result.
     fn end(&self, name: &Istr, node: &Istr, result: Result<Istr, String>) {
         let mut world = self.world.lock();
         let ended = world.end(name, node, result, self.clock.monotonic());
-        self.wake_nodes(&mut world);
+        self.queue_nodes(&mut world);
         drop(world);
-        ended.iter().for_each(|ended| self.settle(name, ended));
+        ended.iter().for_each(|ended| self.record_end(name, ended));
     }
 
     /// Records it: events of the pods, metrics, log.
-    fn settle(&self, name: &Istr, ended: &Ended) {
+    fn record_end(&self, name: &Istr, ended: &Ended) {
         let Ended { operation, result } = ended;
         let node = &operation.node;
         let took = self.clock.monotonic().saturating_sub(operation.started);
         let migrated = operation.spec.as_ref().is_some_and(|spec| spec.migrated);
         let plugin = match &operation.spec {
             Some(spec) => spec.plugin_name(),
-            None => match Plugin::of(name) {
+            None => match Plugin::from_unique_name(name) {
                 Some((plugin, _)) => plugin.name().to_owned(),
                 None => flex_driver_of(name).map_or("", |(driver, _)| driver).to_owned(),
             },
         };
-        metrics::operation(&plugin, operation.kind.name(), result.is_ok(), migrated, took);
+        metrics::observe_operation(&plugin, operation.kind.name(), result.is_ok(), migrated, took);
         let volume = operation.spec.as_ref().map_or("nil", |spec| spec.name.as_str());
         match (operation.kind, result) {
             (Kind::Attach, Ok(())) => {
                 let text = message("AttachVolume.Attach succeeded", volume, "");
-                self.each(&operation.pods, |pod| self.recorder.normal(pod, SUCCEEDED, &*text));
+                self.for_each_pod(&operation.pods, |pod| {
+                    self.recorder.normal(pod, SUCCEEDED, &*text)
+                });
                 log::info!("attached volume {name} to node {node}");
             }
             (Kind::Attach, Err(error)) => {
                 let text = message("AttachVolume.Attach failed", volume, &format!(": {error}"));
-                self.each(&operation.pods, |pod| self.recorder.warning(pod, FAILED, &*text));
+                self.for_each_pod(&operation.pods, |pod| {
+                    self.recorder.warning(pod, FAILED, &*text)
+                });
                 log::error!("cannot attach volume {name} to node {node}: {error}");
             }
             (Kind::Detach, Ok(())) => log::info!("detached volume {name} from node {node}"),
@@ -107,7 +114,7 @@ impl AttachDetach {
     }
 
     /// The pods that are still there.
-    fn each(&self, pods: &[PodRef], report: impl Fn(&Pod)) {
+    fn for_each_pod(&self, pods: &[PodRef], report: impl Fn(&Pod)) {
         for PodRef { key, uid } in pods {
             if let Some(pod) = self.pods.get(key).filter(|pod| pod.meta.uid == *uid) {
                 report(&pod);
@@ -115,6 +122,7 @@ impl AttachDetach {
         }
     }
 
+    /// Makes the requests of one act, and records the result.
     async fn carry_out(&self, name: &Istr, act: Act) {
         match act {
             Act::Attach { node, spec } => match self.attach(&spec, &node).await {
@@ -147,7 +155,7 @@ impl AttachDetach {
     /// Upstream: `csiAttacher.Attach`.
     async fn attach(&self, spec: &Spec, node: &str) -> Result<Option<Istr>, String> {
         if let (Some(flex), Some(drivers)) = (&spec.flex, &self.resolver.flex) {
-            drivers.look_at(&flex.driver).await;
+            drivers.probe(&flex.driver).await;
             return drivers.attach(flex, node).await.map(Some);
         }
         let Some(csi) = &spec.csi else { return Ok(Some(Istr::default())) };
@@ -166,11 +174,12 @@ impl AttachDetach {
         }
     }
 
+    /// Starts the detach of a volume. `verify`: only if the kubelet does not use it.
     async fn detach(&self, name: &str, node: &str, verify: bool) -> Result<Detaching, String> {
         if verify {
             self.verify_safe(name, node).await?;
         }
-        let Some((Plugin::Csi, of_plugin)) = Plugin::of(name) else {
+        let Some((Plugin::Csi, of_plugin)) = Plugin::from_unique_name(name) else {
             return self.detach_in_tree(name, node).await.map(|()| Detaching::Done);
         };
         let Some((driver, handle)) = driver_and_handle(of_plugin) else {
@@ -184,7 +193,7 @@ impl AttachDetach {
         };
         match self.client.delete::<VolumeAttachment>(&attachment, delete).await {
             Ok(()) if known.is_some() => Ok(Detaching::Begun(Lag::None)),
-            Ok(()) => self.unseen(&attachment).await,
+            Ok(()) => self.check_unseen_deletion(&attachment).await,
             Err(error) if error.is_not_found() => {
                 Ok(known.map_or(Detaching::Done, |uid| Detaching::Begun(Lag::Gone(uid))))
             }
@@ -197,7 +206,7 @@ impl AttachDetach {
     }
 
     /// Whether an attachment whose deletion has begun, and that the cache does not have, is gone.
-    async fn unseen(&self, attachment: &ObjectKey) -> Result<Detaching, String> {
+    async fn check_unseen_deletion(&self, attachment: &ObjectKey) -> Result<Detaching, String> {
         match self.client.get::<VolumeAttachment>(attachment).await {
             Ok(found) => Ok(Detaching::Begun(Lag::Unseen(found.meta.resource_version))),
             Err(error) if error.is_not_found() => Ok(Detaching::Done),
@@ -209,10 +218,10 @@ impl AttachDetach {
         }
     }
 
-    /// Asks the driver of a FlexVolume, which `Plugin::of` does not know. Volumes of FC and iSCSI
-    /// have nothing to detach in the controller.
+    /// Asks the driver of a FlexVolume, which `Plugin::from_unique_name` does not know. Volumes of
+    /// FC and iSCSI have nothing to detach in the controller.
     async fn detach_in_tree(&self, unique: &str, node: &str) -> Result<(), String> {
-        match (Plugin::of(unique), flex_driver_of(unique), &self.resolver.flex) {
+        match (Plugin::from_unique_name(unique), flex_driver_of(unique), &self.resolver.flex) {
             (None, Some((driver, volume)), Some(drivers)) => {
                 drivers.detach(driver, volume, node).await
             }
@@ -234,7 +243,7 @@ impl AttachDetach {
 
     /// Upstream: `reportMultiAttachError`.
     fn refuse_multi_attach(&self, spec: &Spec, pods: &[PodRef], users: &[PodRef]) {
-        self.each(pods, |pod| {
+        self.for_each_pod(pods, |pod| {
             let text = multi_attach_error(&pod.meta.namespace, users);
             let text = message("Multi-Attach error", &spec.name, &text);
             self.recorder.warning(pod, FAILED, text);
@@ -252,7 +261,7 @@ impl AttachDetach {
         if !is_attached {
             let mut world = self.world.lock();
             world.remove_attached(name, node);
-            self.wake_nodes(&mut world);
+            self.queue_nodes(&mut world);
         }
     }
 
@@ -265,7 +274,7 @@ impl AttachDetach {
                 log::info!("volume {name} is no longer attached to node {node}");
                 let mut world = self.world.lock();
                 world.remove_attached(name, node);
-                self.wake_nodes(&mut world);
+                self.queue_nodes(&mut world);
             }
             Err(error) => {
                 log::error!("is volume {name} attached to node {node}? {error}");
@@ -291,10 +300,10 @@ impl AttachDetach {
             }
         };
         let mut world = self.world.lock();
-        let waiting = world.written(&name, report, is_there);
+        let waiting = world.mark_written(&name, report, is_there);
         let more = world.unwritten_report(&name).is_some();
         drop(world);
-        self.wake_volumes(&waiting);
+        self.queue_volumes(&waiting);
         if more {
             self.node_queue.add(key);
         }
@@ -312,7 +321,7 @@ impl AttachDetach {
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => {
                 if error.is_unsure() {
-                    self.world.lock().doubt(&key.name, report);
+                    self.world.lock().mark_outcome_unknown(&key.name, report);
                 }
                 Err(error.into())
             }

@@ -96,7 +96,7 @@ impl Plan {
         self.acts.push(Act::Detach { node: node.clone(), verify: forced.is_none() });
     }
 
-    fn come_again_at(&mut self, at: Option<Duration>) {
+    fn recheck_at(&mut self, at: Option<Duration>) {
         self.wake_at = self.wake_at.into_iter().chain(at).min();
     }
 }
@@ -113,7 +113,7 @@ enum Step {
     /// No pod wants it, but the node still uses it.
     InUse(Option<Duration>),
     /// The node lists it again: the detach that waits for its report does not begin.
-    TakeBack(Option<Duration>),
+    CancelDetach(Option<Duration>),
     NoPlugin,
     /// Take it from the node's report; detach it once that is written.
     Begin(Forced),
@@ -123,7 +123,7 @@ enum Step {
 
 /// Whether a volume that no pod has wanted on a node since `since` may be detached from it. `Err`:
 /// not while the node uses it, or until this time.
-fn release(
+fn may_detach(
     is_in_use: bool,
     since: Duration,
     health: Health,
@@ -160,6 +160,7 @@ impl StateOfWorld {
         plan
     }
 
+    /// Ends the operations whose driver has answered.
     fn take_answers(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get(name) else { return };
         let mut answers = Vec::new();
@@ -168,7 +169,7 @@ impl StateOfWorld {
             let found = (observed.attachment)(attachment);
             match operation.progress(found.as_deref(), observed.seen, observed.now) {
                 Ok(result) => answers.push((operation.node.clone(), result)),
-                Err(until) => plan.come_again_at(Some(until)),
+                Err(until) => plan.recheck_at(Some(until)),
             }
         }
         for (node, result) in answers {
@@ -195,14 +196,14 @@ impl StateOfWorld {
             // Whether it is attached is not known. A later attach or detach settles that.
             (_, Err(_)) => self.add_attached(name, spec, node, Istr::default(), false),
         }
-        self.tidy(name);
+        self.remove_idle_volume(name);
         Some(Ended { operation, result: result.map(drop) })
     }
 
     /// The driver works on the operation from now on.
     pub fn wait(&mut self, name: &Istr, node: &Istr, lag: Lag, now: Duration) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
-        let Some(operation) = volume.operations.on(node) else { return };
+        let Some(operation) = volume.operations.running_on(node) else { return };
         let attachment = attachment_of(operation.spec.as_deref(), name, node);
         let Some(attachment) = attachment else { return };
         operation.stage = Stage::Waiting { attachment: attachment.clone(), since: now, lag };
@@ -221,7 +222,7 @@ impl StateOfWorld {
         let Some(csi) = &spec.csi else { return };
         let mut lost = Vec::new();
         for (node, attached) in &mut volume.attached {
-            if !attached.confirmed || volume.operations.on(node).is_some() {
+            if !attached.confirmed || volume.operations.running_on(node).is_some() {
                 continue;
             }
             let Some(attachment) = attachment_of(Some(&spec), name, node) else { continue };
@@ -234,7 +235,7 @@ impl StateOfWorld {
             }
             let due = *attached.verify_at.get_or_insert(observed.now + after);
             if observed.now < due {
-                plan.come_again_at(Some(due));
+                plan.recheck_at(Some(due));
             } else if found.is_some() {
                 lost.push(node.clone());
             } else {
@@ -260,7 +261,7 @@ impl StateOfWorld {
     ) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         for (node, attached) in &mut volume.attached {
-            if !attached.confirmed || volume.operations.on(node).is_some() {
+            if !attached.confirmed || volume.operations.running_on(node).is_some() {
                 continue;
             }
             let due = *attached.verify_at.get_or_insert(now + period);
@@ -268,10 +269,11 @@ impl StateOfWorld {
                 attached.verify_at = Some(now + period);
                 plan.acts.push(Act::Ask { node: node.clone(), spec: spec.clone() });
             }
-            plan.come_again_at(attached.verify_at);
+            plan.recheck_at(attached.verify_at);
         }
     }
 
+    /// Detaches the volume from nodes on which no pod wants it.
     fn detach_unwanted(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get(name) else { return };
         let nodes: Vec<Istr> = volume.attached.keys().cloned().collect();
@@ -280,6 +282,7 @@ impl StateOfWorld {
         }
     }
 
+    /// Takes the next step towards the detach of a volume that no pod wants on `node`.
     fn detach(&mut self, name: &Istr, node: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let (step, now) = (self.detach_step(name, node, observed), observed.now);
         let Some(volume) = self.volumes.get_mut(name) else { return };
@@ -288,18 +291,18 @@ impl StateOfWorld {
             attached.unwanted_since.get_or_insert(now);
         }
         match step {
-            Step::Wait(until) | Step::InUse(until) => plan.come_again_at(until),
-            Step::TakeBack(until) => {
+            Step::Wait(until) | Step::InUse(until) => plan.recheck_at(until),
+            Step::CancelDetach(until) => {
                 volume.operations.end(node, None);
                 self.report(name, node);
-                plan.come_again_at(until);
+                plan.recheck_at(until);
             }
             Step::NoPlugin => {
                 log::warn!("no plugin can detach volume {name} from node {node}");
-                plan.come_again_at(Some(now + DRIVER_PATIENCE));
+                plan.recheck_at(Some(now + DRIVER_PATIENCE));
             }
             Step::Request(forced) => {
-                if let Some(operation) = volume.operations.on(node) {
+                if let Some(operation) = volume.operations.running_on(node) {
                     (operation.stage, operation.started) = (Stage::Requesting, now);
                 }
                 plan.detach(node, forced);
@@ -317,7 +320,7 @@ impl StateOfWorld {
                 let (kind, node, pods) = (Kind::Detach, node.clone(), Vec::new());
                 let begin = Begin { kind, node, exclusive, stage, spec, pods };
                 if let Some(volume) = self.volumes.get_mut(name) {
-                    volume.operations.begin(begin.at(now));
+                    volume.operations.begin(begin.started_at(now));
                 }
             }
         }
@@ -329,21 +332,24 @@ impl StateOfWorld {
         let is_wanted = volume.wanted.contains_key(node);
         let attached = volume.attached.get(node);
         let now = observed.now;
-        let release = || {
+        let may_detach = || {
             let since = attached.and_then(|attached| attached.unwanted_since).unwrap_or(now);
             let is_in_use = self.is_in_use(name, node);
-            release(is_in_use, since, (observed.health)(node), observed.settings, now)
+            may_detach(is_in_use, since, (observed.health)(node), observed.settings, now)
         };
         if let Some(change) = volume.operations.reporting(node) {
             if is_wanted {
                 // Not begun yet.
-                return Step::TakeBack(None);
+                return Step::CancelDetach(None);
             }
             if !self.is_written(node, change) {
                 return Step::Wait(None);
             }
             // In use: the node came back while its status could not be written.
-            return release().map_or_else(Step::TakeBack, Step::Request);
+            return match may_detach() {
+                Ok(forced) => Step::Request(forced),
+                Err(until) => Step::CancelDetach(until),
+            };
         }
         let spec = volume.spec.as_deref();
         let operation = volume.operations.find(node, is_exclusive(spec));
@@ -354,7 +360,7 @@ impl StateOfWorld {
         if retry_at.is_some() || attached.is_none() {
             return Step::Wait(retry_at);
         }
-        match release() {
+        match may_detach() {
             Err(until) => Step::InUse(until),
             Ok(_) if !(observed.detaches)(spec, name) => Step::NoPlugin,
             Ok(forced) => Step::Begin(forced),
@@ -366,6 +372,7 @@ impl StateOfWorld {
         change <= self.nodes.get(node).map_or(0, |node| node.written)
     }
 
+    /// Attaches the volume to nodes on which a pod wants it.
     fn attach_wanted(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get(name) else { return };
         let nodes: Vec<Istr> = volume.wanted.keys().cloned().collect();
@@ -374,6 +381,7 @@ impl StateOfWorld {
         }
     }
 
+    /// Attaches a wanted volume, if no operation or other node is in the way.
     fn attach(&mut self, name: &Istr, node: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(wanted) = volume.wanted.get_mut(node) else { return };
@@ -400,12 +408,12 @@ impl StateOfWorld {
             return;
         }
         if let Some(at) = before.and_then(|before| before.retry_at(Kind::Attach, observed.now)) {
-            return plan.come_again_at(Some(at));
+            return plan.recheck_at(Some(at));
         }
         plan.acts.push(Act::Attach { node: node.clone(), spec: spec.clone() });
         let (kind, node, stage) = (Kind::Attach, node.clone(), Stage::Requesting);
         let begin = Begin { kind, node, exclusive, stage, spec: Some(spec), pods };
-        volume.operations.begin(begin.at(observed.now));
+        volume.operations.begin(begin.started_at(observed.now));
     }
 }
 
@@ -439,7 +447,7 @@ mod tests {
             for (force_detach_on_timeout, expected) in [(true, forcing), (false, never)] {
                 let settings = Settings { force_detach_on_timeout, verify_after: None };
                 let found =
-                    [early, timeout].map(|now| release(in_use, since, health, settings, now));
+                    [early, timeout].map(|now| may_detach(in_use, since, health, settings, now));
                 assert_eq!(found, expected, "{health:?} {in_use} {force_detach_on_timeout}");
             }
         }

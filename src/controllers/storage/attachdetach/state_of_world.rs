@@ -69,8 +69,8 @@ pub(super) struct Node {
     changes: u64,
     pub written: u64,
     pub listed: Listed,
-    /// Counts how often the node appeared or was deleted: a write to an earlier node of the name does not
-    /// count for a later one.
+    /// Counts how often the node appeared or was deleted: a write to an earlier node of the name
+    /// does not count for a later one.
     incarnation: u64,
 }
 
@@ -159,11 +159,12 @@ impl StateOfWorld {
         node.incarnation += 1;
         node.listed = Listed::Cached;
         let changed = self.set_in_use(name, in_use);
-        self.tidy_node(name);
+        self.remove_idle_node(name);
         changed
     }
 
-    fn tidy_node(&mut self, name: &str) {
+    /// Forgets a node that is deleted and has no volumes.
+    fn remove_idle_node(&mut self, name: &str) {
         if let Some(node) = self.nodes.get_mut(name) {
             node.managed &= !(node.gone && node.wanted.is_empty());
         }
@@ -192,7 +193,7 @@ impl StateOfWorld {
 /// What pods want.
 impl StateOfWorld {
     /// Upstream: `DesiredStateOfWorld.AddPod`. Returns whether that is new.
-    pub fn want(&mut self, pod: &PodRef, node: &Istr, spec: &Arc<Spec>) -> bool {
+    pub fn add_pod_volume(&mut self, pod: &PodRef, node: &Istr, spec: &Arc<Spec>) -> bool {
         let of_node = self.nodes.entry(node.clone()).or_default();
         of_node.wanted.insert(spec.volume.clone());
         let wanting = self.pods.entry(pod.key.clone()).or_insert_with(|| WantingPod {
@@ -220,12 +221,13 @@ impl StateOfWorld {
         let Some(pod) = self.pods.remove(key) else { return Vec::new() };
         let reference = PodRef { key: key.clone(), uid: pod.uid };
         for volume in &pod.volumes {
-            self.unwant(volume, &pod.node, |of| *of == reference);
+            self.remove_pods(volume, &pod.node, |of| *of == reference);
         }
         pod.volumes.into_iter().collect()
     }
 
-    fn unwant(&mut self, name: &Istr, node: &Istr, drop: impl Fn(&PodRef) -> bool) {
+    /// Removes the pods that `drop` selects from those that want the volume on `node`.
+    fn remove_pods(&mut self, name: &Istr, node: &Istr, drop: impl Fn(&PodRef) -> bool) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(wanted) = volume.wanted.get_mut(node) else { return };
         wanted.pods.retain(|pod| !drop(pod));
@@ -234,9 +236,9 @@ impl StateOfWorld {
             if let Some(node) = self.nodes.get_mut(node) {
                 node.wanted.remove(name);
             }
-            self.tidy_node(node);
+            self.remove_idle_node(node);
         }
-        self.tidy(name);
+        self.remove_idle_volume(name);
     }
 
     /// Forgets the volumes of a driver that does not attach them any more, and returns them.
@@ -262,7 +264,7 @@ impl StateOfWorld {
                 }
             }
             for node in nodes {
-                self.unwant(name, &node, |_| true);
+                self.remove_pods(name, &node, |_| true);
             }
         }
         self.pods.retain(|_, pod| !pod.volumes.is_empty());
@@ -321,8 +323,8 @@ impl StateOfWorld {
             node.attached.remove(name);
         }
         self.unreport(name, node_name);
-        self.tidy(name);
-        self.tidy_node(node_name);
+        self.remove_idle_volume(name);
+        self.remove_idle_node(node_name);
     }
 
     /// Whether the volume is attached to the node; `None`: it is not, `false`: perhaps.
@@ -339,7 +341,8 @@ impl StateOfWorld {
         self.attachments.insert(attachment.clone(), volume.clone());
     }
 
-    pub(super) fn tidy(&mut self, name: &Istr) {
+    /// Forgets a volume that no pod wants and no node has.
+    pub(super) fn remove_idle_volume(&mut self, name: &Istr) {
         let idle = |volume: &Volume| {
             volume.wanted.is_empty()
                 && volume.attached.is_empty()
@@ -376,7 +379,7 @@ pub(super) fn attachment_of(spec: Option<&Spec>, volume: &str, node: &str) -> Op
             let csi = spec.csi.as_ref().filter(|csi| csi.source != AttachmentSource::Never)?;
             (&*csi.driver, &*csi.handle)
         }
-        None => match Plugin::of(volume)? {
+        None => match Plugin::from_unique_name(volume)? {
             (Plugin::Csi, of_plugin) => driver_and_handle(of_plugin)?,
             _ => return None,
         },
@@ -429,7 +432,7 @@ impl StateOfWorld {
     }
 
     /// The report may be in the status: the answer is lost.
-    pub fn doubt(&mut self, name: &str, report: &Report) {
+    pub fn mark_outcome_unknown(&mut self, name: &str, report: &Report) {
         if let Some(node) =
             self.nodes.get_mut(name).filter(|node| node.incarnation == report.incarnation)
         {
@@ -439,7 +442,7 @@ impl StateOfWorld {
 
     /// The report is in the status, or there is no node to write it to. Returns the volumes whose
     /// detaching waited for that.
-    pub fn written(&mut self, name: &Istr, report: Report, is_there: bool) -> Vec<Istr> {
+    pub fn mark_written(&mut self, name: &Istr, report: Report, is_there: bool) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.written = node.written.max(report.change);
         if node.incarnation == report.incarnation {
@@ -458,7 +461,7 @@ impl StateOfWorld {
             })
         };
         let waiting = node.attached.iter().filter(waits).cloned().collect();
-        self.tidy_node(name);
+        self.remove_idle_node(name);
         waiting
     }
 }

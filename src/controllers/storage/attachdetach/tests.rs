@@ -51,12 +51,12 @@ impl Stage {
         stage
     }
 
-    fn want(&mut self, pod: &str, node: &str) {
+    fn add_pod(&mut self, pod: &str, node: &str) {
         let pod = PodRef { key: ObjectKey::new("ns", pod), uid: Uid::new(pod) };
-        self.world.want(&pod, &node.into(), &self.spec);
+        self.world.add_pod_volume(&pod, &node.into(), &self.spec);
     }
 
-    fn unwant(&mut self, pod: &str) {
+    fn remove_pod(&mut self, pod: &str) {
         self.world.forget_pod(&ObjectKey::new("ns", pod), None);
     }
 
@@ -71,7 +71,7 @@ impl Stage {
         self.attachments.insert(name, object);
     }
 
-    fn gone(&mut self, node: &str) {
+    fn delete_attachment(&mut self, node: &str) {
         self.attachments.remove(&*Stage::attachment(node));
     }
 
@@ -112,7 +112,7 @@ impl Stage {
     /// The volume is attached to `a` for the pod `p`, and the node's status says so.
     fn attached(mode: &str) -> Stage {
         let mut stage = Stage::new(mode);
-        stage.want("p", "a");
+        stage.add_pod("p", "a");
         assert_eq!(stage.acts(), [stage.attach_act("a")]);
         stage.wait("a");
         stage.answer("a", json!({ "attached": true }));
@@ -127,7 +127,7 @@ impl Stage {
     fn write(&mut self, node: &str) -> Vec<String> {
         let report = self.world.unwritten_report(node).expect("something to write");
         let names = report.volumes.iter().map(|volume| volume.name.to_string()).collect();
-        self.world.written(&node.into(), report, true);
+        self.world.mark_written(&node.into(), report, true);
         names
     }
 
@@ -145,7 +145,7 @@ fn detach(node: &str, verify: bool) -> Act {
 fn a_volume_is_attached_and_detached_once_no_pod_wants_it_and_the_kubelet_lets_it_go() {
     let mut stage = Stage::attached("ReadWriteOnce");
     assert_eq!(stage.acts(), []);
-    stage.unwant("p");
+    stage.remove_pod("p");
     assert_eq!(stage.acts(), [], "it is in use");
     stage.in_use("a", false);
     assert_eq!(stage.acts(), [], "the node still lists it");
@@ -154,7 +154,7 @@ fn a_volume_is_attached_and_detached_once_no_pod_wants_it_and_the_kubelet_lets_i
     assert_eq!(stage.acts(), [], "it is under way");
     stage.wait("a");
     assert_eq!(stage.acts(), []);
-    stage.gone("a");
+    stage.delete_attachment("a");
     let plan = stage.reconcile();
     assert!(plan.ended[0].result.is_ok() && plan.ended[0].operation.kind == Kind::Detach);
     assert_eq!(stage.world.is_attached(&stage.spec.volume, "a"), None);
@@ -164,10 +164,10 @@ fn a_volume_is_attached_and_detached_once_no_pod_wants_it_and_the_kubelet_lets_i
 #[test]
 fn a_pod_that_comes_back_before_the_node_is_written_keeps_the_volume() {
     let mut stage = Stage::attached("ReadWriteOnce");
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.in_use("a", false);
     assert_eq!(stage.acts(), []);
-    stage.want("q", "a");
+    stage.add_pod("q", "a");
     assert_eq!(stage.acts(), []);
     assert_eq!(stage.write("a"), ["kubernetes.io/csi/d^h"]);
     assert_eq!(stage.acts(), []);
@@ -177,26 +177,26 @@ fn a_pod_that_comes_back_before_the_node_is_written_keeps_the_volume() {
 #[test]
 fn after_a_lost_answer_it_is_not_known_what_a_node_lists() {
     let mut stage = Stage::attached("ReadWriteOnce");
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.in_use("a", false);
     stage.acts();
     let report = stage.world.unwritten_report("a").expect("a list without the volume");
     assert_eq!((report.volumes.len(), matches!(report.listed, Listed::Written(_))), (0, true));
-    stage.world.doubt("a", &report);
+    stage.world.mark_outcome_unknown("a", &report);
     // The list is that of before the write, but the node may not have it any more.
-    stage.want("q", "a");
+    stage.add_pod("q", "a");
     stage.acts();
     let report = stage.world.unwritten_report("a").expect("a list with the volume");
     assert_eq!((report.volumes.len(), &report.listed), (1, &Listed::Unknown));
     let volumes = report.volumes.clone();
-    stage.world.written(&"a".into(), report, true);
+    stage.world.mark_written(&"a".into(), report, true);
     assert_eq!(stage.world.nodes["a"].listed, Listed::Written(volumes));
 }
 
 #[test]
 fn a_volume_of_one_node_is_refused_once_on_another() {
     let mut stage = Stage::attached("ReadWriteOnce");
-    stage.want("q", "b");
+    stage.add_pod("q", "b");
     let refused = |stage: &Stage, users: &[&str]| {
         let pod = |name: &str| PodRef { key: ObjectKey::new("ns", name), uid: Uid::new(name) };
         let users = users.iter().map(|name| pod(name)).collect();
@@ -205,21 +205,21 @@ fn a_volume_of_one_node_is_refused_once_on_another() {
     let expected = refused(&stage, &["p"]);
     assert_eq!(stage.acts(), [expected]);
     assert_eq!(stage.acts(), []);
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.in_use("a", false);
     assert_eq!(stage.acts(), [], "the detach begins with the node's status");
     stage.write("a");
     assert_eq!(stage.acts(), [detach("a", true)]);
     stage.wait("a");
     assert_eq!(stage.acts(), []);
-    stage.gone("a");
+    stage.delete_attachment("a");
     assert_eq!(stage.acts(), [stage.attach_act("b")]);
 }
 
 #[test]
 fn a_volume_of_many_nodes_is_attached_to_each() {
     let mut stage = Stage::attached("ReadWriteMany");
-    stage.want("q", "b");
+    stage.add_pod("q", "b");
     assert_eq!(stage.acts(), [stage.attach_act("b")]);
 }
 
@@ -240,7 +240,7 @@ fn a_volume_in_use_is_detached_by_force_from_a_node_that_does_not_answer() {
         let mut stage = Stage::attached("ReadWriteOnce");
         stage.health.insert("a", health);
         stage.settings.force_detach_on_timeout = allowed;
-        stage.unwant("p");
+        stage.remove_pod("p");
         assert_eq!(stage.acts(), []);
         let begins = |stage: &Stage| stage.world.unwritten_report("a").is_some();
         assert_eq!(begins(&stage), at_once, "{health:?} {allowed}");
@@ -270,7 +270,7 @@ fn a_volume_in_use_by_a_node_that_is_deleted_is_detached_after_the_timeout() {
         // As the last status of the node says.
         let last = in_use.then(|| stage.spec.volume.clone());
         stage.world.node_deleted(&"a".into(), last.as_slice());
-        stage.unwant("p");
+        stage.remove_pod("p");
         assert_eq!(stage.acts(), []);
         if in_use {
             assert_eq!(stage.world.unwritten_report("a"), None, "nothing has begun");
@@ -279,7 +279,7 @@ fn a_volume_in_use_by_a_node_that_is_deleted_is_detached_after_the_timeout() {
         }
         // There is no status to write to.
         let report = stage.world.unwritten_report("a").expect("a report without the volume");
-        let waiting = stage.world.written(&"a".into(), report, false);
+        let waiting = stage.world.mark_written(&"a".into(), report, false);
         assert_eq!(waiting, [stage.spec.volume.clone()]);
         let mut acts = stage.acts();
         if in_use {
@@ -307,12 +307,12 @@ fn a_volume_found_on_a_node_that_is_gone_is_detached_after_the_timeout() {
 fn the_time_a_volume_is_unwanted_starts_again_with_a_pod() {
     let mut stage = Stage::attached("ReadWriteOnce");
     stage.health.insert("a", Health::default());
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.reconcile();
     stage.now += Duration::from_secs(300);
-    stage.want("q", "a");
+    stage.add_pod("q", "a");
     stage.reconcile();
-    stage.unwant("q");
+    stage.remove_pod("q");
     stage.reconcile();
     stage.now += Duration::from_secs(300);
     assert_eq!(stage.acts(), []);
@@ -321,7 +321,7 @@ fn the_time_a_volume_is_unwanted_starts_again_with_a_pod() {
 #[test]
 fn a_refused_attach_is_tried_again_and_leaves_something_to_detach() {
     let mut stage = Stage::new("ReadWriteOnce");
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     assert_eq!(stage.acts(), [stage.attach_act("a")]);
     stage.fail("a");
     assert_eq!(stage.world.is_attached(&stage.spec.volume, "a"), Some(false));
@@ -331,7 +331,7 @@ fn a_refused_attach_is_tried_again_and_leaves_something_to_detach() {
     stage.now += LATER;
     assert_eq!(stage.acts(), [stage.attach_act("a")]);
     stage.fail("a");
-    stage.unwant("p");
+    stage.remove_pod("p");
     let plan = stage.reconcile();
     assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER / 10)));
     stage.now += LATER;
@@ -344,12 +344,12 @@ fn a_refused_attach_is_tried_again_and_leaves_something_to_detach() {
 #[test]
 fn a_failing_attach_and_detach_alternate_with_a_pause() {
     let mut stage = Stage::new("ReadWriteOnce");
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     assert_eq!(stage.acts(), [stage.attach_act("a")]);
     stage.fail("a");
     // It may be attached to `a` in spite of that, and it is wanted on `b` now.
-    stage.unwant("p");
-    stage.want("q", "b");
+    stage.remove_pod("p");
+    stage.add_pod("q", "b");
     let (began, mut acts) = (stage.now, Vec::new());
     while stage.now < began + LATER {
         let plan = stage.reconcile();
@@ -372,11 +372,11 @@ fn a_failing_attach_and_detach_alternate_with_a_pause() {
 #[test]
 fn a_volume_that_the_kubelet_lists_is_not_released_though_its_attach_failed() {
     let mut stage = Stage::new("ReadWriteOnce");
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     stage.acts();
     stage.in_use("a", true);
     stage.fail("a");
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.now += LATER;
     assert_eq!(stage.acts(), []);
     stage.in_use("a", false);
@@ -386,7 +386,7 @@ fn a_volume_that_the_kubelet_lists_is_not_released_though_its_attach_failed() {
 #[test]
 fn a_volume_is_in_use_from_the_moment_it_is_attached() {
     let mut stage = Stage::new("ReadWriteOnce");
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     stage.acts();
     stage.fail("a");
     stage.now += LATER;
@@ -394,7 +394,7 @@ fn a_volume_is_in_use_from_the_moment_it_is_attached() {
     stage.wait("a");
     stage.answer("a", json!({ "attached": true }));
     stage.acts();
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.acts();
     let report = stage.world.unwritten_report("a").expect("a list");
     assert_eq!(report.volumes.len(), 1, "the detach has not begun");
@@ -403,7 +403,7 @@ fn a_volume_is_in_use_from_the_moment_it_is_attached() {
 #[test]
 fn an_answer_that_comes_at_once_is_taken_at_once() {
     let mut stage = Stage::new("ReadWriteOnce");
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     stage.reconcile();
     stage.wait("a");
     stage.answer("a", json!({ "attachError": { "message": "old" } }));
@@ -422,14 +422,14 @@ fn what_is_found_at_the_start_is_confirmed_or_detached() {
     stage.world.add_attached(&volume, None, &"a".into(), "".into(), true);
     stage.world.set_in_use(&"a".into(), &[]);
     stage.world.add_attached(&volume, found, &"b".into(), "".into(), false);
-    stage.want("p", "b");
+    stage.add_pod("p", "b");
     // The detach of a waits for its status. The spec is that of b's attachment, so the volume has
     // one operation at a time.
     assert_eq!(stage.acts(), []);
     stage.write("a");
     assert_eq!(stage.acts(), [detach("a", true)]);
     stage.wait("a");
-    stage.gone("a");
+    stage.delete_attachment("a");
     assert_eq!(stage.acts(), [stage.attach_act("b")]);
 }
 
@@ -451,10 +451,10 @@ fn a_node_that_is_created_again_under_its_name_gets_its_list() {
     let report = stage.world.unwritten_report("a").expect("a list");
     stage.world.node_deleted(&node, &[]);
     stage.world.node_appeared(&node);
-    stage.world.written(&node, report, true);
+    stage.world.mark_written(&node, report, true);
     let report = stage.world.unwritten_report("a").expect("a list for the second node");
     assert_eq!((report.volumes.len(), &report.listed), (1, &Listed::Cached));
-    stage.world.written(&node, report, true);
+    stage.world.mark_written(&node, report, true);
     assert_eq!(stage.world.unwritten_report("a"), None);
 }
 
@@ -462,17 +462,17 @@ fn a_node_that_is_created_again_under_its_name_gets_its_list() {
 fn what_may_be_attached_is_not_listed() {
     let mut stage = Stage::new("ReadWriteOnce");
     let node = "a".into();
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     stage.acts();
     stage.fail("a");
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.in_use("a", false);
     stage.now += LATER;
     // The list without the volume waits for that of another volume.
     let other = "kubernetes.io/csi/d^other".into();
     stage.world.add_attached(&other, None, &node, "".into(), true);
     assert_eq!(stage.acts(), []);
-    stage.want("q", "a");
+    stage.add_pod("q", "a");
     assert_eq!(stage.acts(), [stage.attach_act("a")], "the detach had not begun");
     assert_eq!(stage.write("a"), ["kubernetes.io/csi/d^other"]);
 }
@@ -484,14 +484,14 @@ fn nothing_stays_of_a_node_that_goes_before_its_pods() {
     stage.health.remove("a");
     stage.world.node_deleted(&node, &[]);
     assert!(stage.world.is_managed("a"), "a pod still wants a volume there");
-    stage.unwant("p");
+    stage.remove_pod("p");
     assert!(!stage.world.is_managed("a"));
     stage.acts();
     let report = stage.world.unwritten_report("a").expect("a list without the volume");
-    stage.world.written(&node, report, false);
+    stage.world.mark_written(&node, report, false);
     assert_eq!(stage.acts(), [detach("a", true)]);
     stage.wait("a");
-    stage.gone("a");
+    stage.delete_attachment("a");
     stage.acts();
     assert!(!stage.world.nodes.contains_key("a"));
 
@@ -553,7 +553,7 @@ fn a_lost_attachment_is_made_again() {
 
     let mut stage = Stage::attached("ReadWriteOnce");
     stage.settings.verify_after = Some(Duration::from_secs(60));
-    stage.gone("a");
+    stage.delete_attachment("a");
     stage.reconcile();
     stage.now += LATER * 60;
     let attachment = Stage::attachment("a");
@@ -570,13 +570,13 @@ fn a_flex_volume_is_asked_about_periodically_and_waits_for_its_driver() {
     .unwrap();
     stage.spec = Arc::new(of_volume(&volume, false).unwrap());
     stage.settings.verify_after = Some(LATER * 60);
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     assert_eq!(stage.acts(), [stage.attach_act("a")]);
     let (volume, node) = (stage.spec.volume.clone(), "a".into());
     stage.world.end(&volume, &node, Ok("/dev/x".into()), stage.now);
     let report = stage.world.unwritten_report("a").expect("a list");
     assert_eq!(&*report.volumes[0].device_path, "/dev/x");
-    stage.world.written(&node, report, true);
+    stage.world.mark_written(&node, report, true);
     let plan = stage.reconcile();
     assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER * 60)));
     stage.now += LATER * 60;
@@ -584,7 +584,7 @@ fn a_flex_volume_is_asked_about_periodically_and_waits_for_its_driver() {
     let plan = stage.reconcile();
     assert_eq!((plan.acts, plan.wake_at), (vec![ask], Some(stage.now + LATER * 60)));
 
-    stage.unwant("p");
+    stage.remove_pod("p");
     stage.in_use("a", false);
     stage.detaches = false;
     let plan = stage.reconcile();
@@ -610,12 +610,12 @@ fn the_volumes_of_a_driver_that_stops_attaching_are_unwanted() {
 #[test]
 fn pods_are_told_apart_by_uid_and_node() {
     let mut stage = Stage::new("ReadWriteOnce");
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     let key = ObjectKey::new("ns", "p");
     let uid = Uid::new("p");
     assert!(stage.world.forget_pod(&key, Some((&uid, "a"))).is_empty());
     assert_eq!(stage.world.forget_pod(&key, Some((&Uid::new("q"), "a"))).len(), 1);
-    stage.want("p", "a");
+    stage.add_pod("p", "a");
     assert_eq!(stage.world.forget_pod(&key, Some((&uid, "b"))).len(), 1);
     assert!(stage.world.volume_names().is_empty());
 }

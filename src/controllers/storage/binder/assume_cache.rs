@@ -29,7 +29,7 @@ impl<T: Object> AssumeCache<T> {
     }
 
     /// Keeps the answer to a write.
-    pub fn keep(&self, written: T) -> Arc<T> {
+    pub fn assume(&self, written: T) -> Arc<T> {
         let written = Arc::new(written);
         let at = self.lister.written_at(written.meta().resource_version);
         if self.lister.seen() < at {
@@ -47,6 +47,7 @@ impl<T: Object> AssumeCache<T> {
         }
     }
 
+    /// The newest known state of an object.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         // Read before the cache, which then holds at least this version.
         let seen = self.lister.seen();
@@ -69,6 +70,7 @@ impl<T: Object> AssumeCache<T> {
         found
     }
 
+    /// The own write of the object, unless the cache is as new.
     fn newest(
         &self,
         key: &ObjectKey,
@@ -113,7 +115,7 @@ mod tests {
         let all = || latest.candidates(&ALL, &IndexValue::Text("x".into())).len();
         indexer.insert(Arc::new(volume(1, "Available")));
         indexer.set_seen_version(1);
-        latest.keep(volume(3, "Bound"));
+        latest.assume(volume(3, "Bound"));
         assert_eq!((phase().as_deref(), all()), (Some("Bound"), 1));
         // An older event comes.
         indexer.insert(Arc::new(volume(2, "Available")));
@@ -123,14 +125,14 @@ mod tests {
         indexer.set_seen_version(4);
         assert_eq!((phase().as_deref(), all()), (Some("Released"), 1));
         // A deletion is seen before its version counts.
-        latest.keep(volume(5, "Failed"));
+        latest.assume(volume(5, "Failed"));
         indexer.remove(&key);
         latest.forget(&key, &"another".into());
         assert_eq!((phase().as_deref(), all()), (Some("Failed"), 1));
         latest.forget(&key, &Uid::default());
         assert_eq!((phase(), all()), (None, 0));
         // The answer to a write comes after the deletion.
-        latest.keep(volume(5, "Failed"));
+        latest.assume(volume(5, "Failed"));
         indexer.remove(&key);
         assert_eq!((phase().as_deref(), all()), (Some("Failed"), 1));
         indexer.set_seen_version(6);

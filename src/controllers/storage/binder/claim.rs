@@ -40,7 +40,7 @@ fn plan_named(
 ) -> Plan {
     let Some(volume) = named else { return Plan::Wait(None) };
     let name = &volume.meta.name;
-    if matching::names(&volume, claim) {
+    if matching::is_bound_to_claim(&volume, claim) {
         return Plan::Bind(volume);
     }
     let Some(owner) = &volume.spec.claim_ref else {
@@ -79,7 +79,8 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
         return Plan::Lose(PendingEvent::warning("ClaimLost", message));
     }
     let Some(volume) = volume else { return Plan::Lose(PendingEvent::warning("ClaimLost", GONE)) };
-    let is_restored = || matching::names(&volume, claim) && !volume.meta.is_being_deleted();
+    let is_restored =
+        || matching::is_bound_to_claim(&volume, claim) && !volume.meta.is_being_deleted();
     match &volume.spec.claim_ref {
         Some(owner) if owner.uid != claim.meta.uid && !is_restored() => {
             Plan::Lose(PendingEvent::warning(
@@ -103,7 +104,7 @@ pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&StorageClass> {
 
 /// The event about a claim whose class waits for its first consumer. `pods`: those that use the
 /// claim and have no node.
-fn awaited(mut pods: Vec<String>) -> PendingEvent {
+fn waiting_event(mut pods: Vec<String>) -> PendingEvent {
     pods.sort();
     let (reason, message) = match &*pods {
         [] => {
@@ -131,6 +132,7 @@ pub fn is_delayed(class: Option<&StorageClass>) -> Result<bool, Error> {
 }
 
 impl Binder {
+    /// Upstream: `syncClaim`.
     pub async fn sync_claim(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let claim = self.mark_migrated(claim).await?;
@@ -170,12 +172,13 @@ impl Binder {
         self.classes.get(&ObjectKey::cluster(name))
     }
 
+    /// What to do with a claim that names no volume: bind the best free one, or provision.
     fn plan_free(&self, claim: &PersistentVolumeClaim) -> Result<Plan, Error> {
         let delayed = is_delayed(self.class_of(claim).as_deref())?;
         let naming = self.volumes.candidates(&BY_CLAIM_REF, &IndexValue::Key(claim.meta.key()));
         let newest = |name: &ArcStr| self.volumes.get(&ObjectKey::cluster(name));
         let free_volumes = self.free_volumes.lock();
-        let free = (!delayed).then_some(&*free_volumes);
+        let free = if delayed { None } else { Some(&*free_volumes) };
         let best = matching::best_match(claim, naming, free, newest, self.attributes_classes);
         drop(free_volumes);
         let best = best.map_err(|error| {
@@ -185,6 +188,7 @@ impl Binder {
         Ok(best.map_or(Plan::Provide, Plan::Bind))
     }
 
+    /// Sets the phase Pending, with an event about the reason.
     async fn wait(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
@@ -208,7 +212,7 @@ impl Binder {
             let waiting =
                 pods.iter().filter(|pod| !pod.is_terminated() && pod.spec.node_name.is_empty());
             let names = waiting.map(|pod| pod.meta.name.to_string()).collect();
-            return self.wait(claim, Some(awaited(names))).await;
+            return self.wait(claim, Some(waiting_event(names))).await;
         }
         if !claim.storage_class().is_empty() {
             // The operation writes the claim, and its volume brings the next sync.
@@ -242,6 +246,8 @@ impl Binder {
         Ok(true)
     }
 
+    /// Writes the annotation of migration, if it differs. Upstream:
+    /// `updateClaimMigrationAnnotations`.
     async fn mark_migrated(
         &self,
         claim: Arc<PersistentVolumeClaim>,
@@ -289,7 +295,7 @@ mod tests {
     }
 
     /// The plan as a word, or the reason and the message of its event.
-    fn words(plan: Plan) -> String {
+    fn plan_text(plan: Plan) -> String {
         let notice = |notice: PendingEvent| format!("{}: {}", notice.reason, notice.message);
         match plan {
             Plan::Bind(_) => "bind".to_owned(),
@@ -336,7 +342,7 @@ mod tests {
             ),
         ] {
             let plan = plan_named(&claim(annotations, named.clone()), volume, true);
-            assert_eq!(words(plan), expected);
+            assert_eq!(plan_text(plan), expected);
         }
     }
 
@@ -372,7 +378,7 @@ mod tests {
             (named.clone(), volume(reference("other", Some("u")), Value::Null), "bind"),
             (named, volume(reference("other", None), Value::Null), MISBOUND),
         ] {
-            assert_eq!(words(plan_bound(&claim(json!({}), spec), volume)), expected);
+            assert_eq!(plan_text(plan_bound(&claim(json!({}), spec), volume)), expected);
         }
     }
 
@@ -411,7 +417,7 @@ mod tests {
             (vec!["p"], "WaitForPodScheduled", "waiting for pod p to be scheduled"),
             (vec!["q", "p"], "WaitForPodScheduled", "waiting for pods p,q to be scheduled"),
         ] {
-            let notice = awaited(pods.into_iter().map(str::to_owned).collect());
+            let notice = waiting_event(pods.into_iter().map(str::to_owned).collect());
             assert_eq!(notice, PendingEvent::normal(reason, message));
         }
     }

@@ -29,6 +29,7 @@ impl Binder {
         });
     }
 
+    /// Upstream: `deleteVolumeOperation`.
     async fn delete_now(
         &self,
         volume: &Arc<PersistentVolume>,

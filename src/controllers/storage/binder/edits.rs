@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::super::annotations::{
     BIND_COMPLETED, BOUND_BY_CONTROLLER, EXTERNAL_FINALIZER, IN_TREE_FINALIZER, IN_TREE_PREFIX,
-    MIGRATED_TO, PRE_RESIZE_CAPACITY, PROVISIONED_BY, with, without,
+    MIGRATED_TO, PRE_RESIZE_CAPACITY, PROVISIONED_BY, with_annotation, without_annotation,
 };
 use super::super::csi_migration::driver_of;
-use super::matching::names;
+use super::matching::is_bound_to_claim;
 use crate::objects::{Labels, Meta, PersistentVolume, PersistentVolumeClaim, Quantity};
 
 /// A change of metadata and spec.
@@ -33,13 +33,13 @@ impl Edit {
 /// Binds `volume` to `claim`. Upstream: `GetBindVolumeToClaim`.
 pub fn bound_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<Edit> {
     let annotations = &volume.meta.annotations;
-    let by_controller = !names(volume, claim) && !annotations.contains_key(BOUND_BY_CONTROLLER);
-    let annotations = by_controller.then(|| with(annotations, BOUND_BY_CONTROLLER, "yes"));
-    let is_bound = volume
-        .spec
-        .claim_ref
-        .as_ref()
-        .is_some_and(|reference| names(volume, claim) && reference.uid == claim.meta.uid);
+    let by_controller =
+        !is_bound_to_claim(volume, claim) && !annotations.contains_key(BOUND_BY_CONTROLLER);
+    let annotations =
+        by_controller.then(|| with_annotation(annotations, BOUND_BY_CONTROLLER, "yes"));
+    let is_bound = volume.spec.claim_ref.as_ref().is_some_and(|reference| {
+        is_bound_to_claim(volume, claim) && reference.uid == claim.meta.uid
+    });
     let spec = if is_bound { Vec::new() } else { vec![("claimRef", reference(claim))] };
     (annotations.is_some() || !is_bound).then_some(Edit { annotations, spec, ..Edit::default() })
 }
@@ -59,7 +59,7 @@ pub fn unbound_volume(volume: &PersistentVolume) -> Edit {
     if volume.meta.annotations.contains_key(BOUND_BY_CONTROLLER) {
         return Edit {
             spec: vec![("claimRef", Value::Null)],
-            ..Edit::annotations(without(&volume.meta.annotations, BOUND_BY_CONTROLLER))
+            ..Edit::annotations(without_annotation(&volume.meta.annotations, BOUND_BY_CONTROLLER))
         };
     }
     Edit { forgets_claim_uid: true, ..Edit::default() }
@@ -74,10 +74,10 @@ pub fn bound_claim(claim: &PersistentVolumeClaim, volume: &str) -> Option<Edit> 
     }
     let mut annotations = had.clone();
     if !names_it && !had.contains_key(BOUND_BY_CONTROLLER) {
-        annotations = with(&annotations, BOUND_BY_CONTROLLER, "yes");
+        annotations = with_annotation(&annotations, BOUND_BY_CONTROLLER, "yes");
     }
     if !had.contains_key(BIND_COMPLETED) {
-        annotations = with(&annotations, BIND_COMPLETED, "yes");
+        annotations = with_annotation(&annotations, BIND_COMPLETED, "yes");
     }
     let spec = if names_it { Vec::new() } else { vec![("volumeName", volume.into())] };
     Some(Edit { spec, ..Edit::annotations(annotations) })
@@ -128,9 +128,10 @@ pub fn claim_status(
         let before = volume.meta.annotations.get(PRE_RESIZE_CAPACITY);
         let capacity = match before.map(str::parse::<Quantity>) {
             Some(before) => Some(before.unwrap_or(capacity)),
-            None => Some(capacity).filter(|capacity| {
-                status.capacity.is_none_or(|known| known.compare(*capacity).is_ne())
-            }),
+            None => match status.capacity {
+                Some(known) if known.compare(capacity).is_eq() => None,
+                _ => Some(capacity),
+            },
         };
         if let Some(capacity) = capacity {
             set("capacity", json!({ "storage": capacity }));
@@ -154,8 +155,10 @@ pub fn with_migration_annotation(
     let driver = driver_of(provisioner?);
     let known = annotations.get(MIGRATED_TO).unwrap_or_default();
     match driver {
-        Some(driver) => (known != driver).then(|| with(annotations, MIGRATED_TO, driver)),
-        None => (!known.is_empty()).then(|| without(annotations, MIGRATED_TO)),
+        Some(driver) => {
+            (known != driver).then(|| with_annotation(annotations, MIGRATED_TO, driver))
+        }
+        None => (!known.is_empty()).then(|| without_annotation(annotations, MIGRATED_TO)),
     }
 }
 

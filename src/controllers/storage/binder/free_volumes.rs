@@ -13,9 +13,15 @@ pub struct Modes(u8);
 impl Modes {
     const KNOWN: [&str; 4] = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
 
-    pub fn of(modes: &[Istr]) -> Modes {
-        let bit = |known: &str| u8::from(modes.iter().any(|mode| mode == known));
-        Modes((0..).zip(Modes::KNOWN).fold(0, |set, (at, known)| set | bit(known) << at))
+    /// A bit for each known mode; others are ignored.
+    pub fn new(modes: &[Istr]) -> Modes {
+        let mut bits = 0;
+        for (position, known) in Modes::KNOWN.into_iter().enumerate() {
+            if modes.iter().any(|mode| mode == known) {
+                bits |= 1 << position;
+            }
+        }
+        Modes(bits)
     }
 
     pub fn include(self, others: Modes) -> bool {
@@ -71,7 +77,7 @@ struct Place {
 
 impl Place {
     /// The place of a volume in the index; `None`: it is not free.
-    fn of(volume: &PersistentVolume) -> Option<Place> {
+    fn new(volume: &PersistentVolume) -> Option<Place> {
         let spec = &volume.spec;
         let is_free = spec.claim_ref.is_none()
             && volume.status.phase == "Available"
@@ -82,7 +88,7 @@ impl Place {
                 attributes_class: spec.volume_attributes_class_name.clone().unwrap_or_default(),
                 is_block: spec.is_block,
             },
-            rank: Modes::of(&spec.access_modes).rank(),
+            rank: Modes::new(&spec.access_modes).rank(),
             size: Size(spec.capacity.unwrap_or_default()),
         })
     }
@@ -101,8 +107,8 @@ pub struct FreeVolumes {
 
 impl FreeVolumes {
     /// Adds a volume at its place if it is free, and removes it if it is not.
-    pub fn put(&mut self, volume: &PersistentVolume) {
-        let (name, place) = (&volume.meta.name, Place::of(volume));
+    pub fn update(&mut self, volume: &PersistentVolume) {
+        let (name, place) = (&volume.meta.name, Place::new(volume));
         if self.places.get(name) == place.as_ref() {
             return;
         }
@@ -114,6 +120,7 @@ impl FreeVolumes {
         }
     }
 
+    /// Removes a volume, if it is there.
     pub fn remove(&mut self, name: &ArcStr) {
         let Some(Place { group, rank, size }) = self.places.remove(name) else { return };
         let Some(by_rank) = self.groups.get_mut(&group) else { return };
@@ -174,21 +181,21 @@ mod tests {
             ("many", "1Gi", &[MANY]),
             ("small", "1Mi", &[ONCE]),
         ] {
-            free_volumes.put(&volume(name, size, modes, "Available"));
+            free_volumes.update(&volume(name, size, modes, "Available"));
         }
         let plain = VolumeGroup { class: "".into(), attributes_class: "".into(), is_block: false };
         let found = |free_volumes: &FreeVolumes, mode: &str, size: &str| -> Vec<String> {
-            let modes = Modes::of(&[mode.into()]);
+            let modes = Modes::new(&[mode.into()]);
             let found = free_volumes.find(&plain, modes, size.parse().unwrap());
             found.map(|(_, name)| name.to_string()).collect()
         };
         assert_eq!(found(&free_volumes, ONCE, "1Gi"), ["a", "b", "large", "wide"]);
         assert_eq!(found(&free_volumes, MANY, "2Mi"), ["many", "wide"]);
         let block = VolumeGroup { is_block: true, ..plain.clone() };
-        assert_eq!(free_volumes.find(&block, Modes::of(&[]), Quantity::ZERO).count(), 0);
+        assert_eq!(free_volumes.find(&block, Modes::new(&[]), Quantity::ZERO).count(), 0);
         // A changed volume gets another place, and a bound one is removed.
-        free_volumes.put(&volume("a", "3Gi", &[ONCE], "Available"));
-        free_volumes.put(&volume("b", "1Gi", &[ONCE], "Bound"));
+        free_volumes.update(&volume("a", "3Gi", &[ONCE], "Available"));
+        free_volumes.update(&volume("b", "1Gi", &[ONCE], "Bound"));
         free_volumes.remove(&"wide".into());
         assert_eq!(found(&free_volumes, ONCE, "1Gi"), ["large", "a"]);
         for name in ["a", "large", "many", "small"] {

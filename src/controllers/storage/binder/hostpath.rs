@@ -44,6 +44,7 @@ pub async fn remove(path: String) -> Result<(), String> {
         .await
 }
 
+/// A path that does not exist is removed already.
 fn remove_blocking(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),

@@ -24,7 +24,7 @@ impl ClaimRef {
 
 /// Whether `volume` names `claim`, by its uid or, as long as there is no uid, by its name.
 /// Upstream: `IsVolumeBoundToClaim`.
-pub fn names(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+pub fn is_bound_to_claim(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     volume.spec.claim_ref.as_ref().is_some_and(|reference| {
         *reference.name == *claim.meta.name
             && reference.namespace == claim.meta.namespace
@@ -50,7 +50,8 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    fn of(claim: &'a PersistentVolumeClaim, with_classes: bool) -> Result<Request<'a>, String> {
+    /// The requirements of `claim`. `with_classes`: the gate VolumeAttributesClass.
+    fn new(claim: &'a PersistentVolumeClaim, with_classes: bool) -> Result<Request<'a>, String> {
         let spec = &claim.spec;
         if !with_classes && !attributes_class(&spec.volume_attributes_class_name).is_empty() {
             return Err(format!(
@@ -64,7 +65,7 @@ impl<'a> Request<'a> {
             let key = claim.meta.key();
             format!("error creating internal label selector for claim: {key}: {error}")
         })?;
-        let modes = Modes::of(spec.access_modes.as_deref().unwrap_or_default());
+        let modes = Modes::new(spec.access_modes.as_deref().unwrap_or_default());
         Ok(Request { claim, selector, modes, size: spec.storage.unwrap_or_default() })
     }
 
@@ -81,7 +82,7 @@ impl<'a> Request<'a> {
     /// Whether `volume` suits the claim; it need not be free.
     fn is_suited_by(&self, volume: &PersistentVolume) -> bool {
         let class = |name| attributes_class(name);
-        Modes::of(&volume.spec.access_modes).include(self.modes)
+        Modes::new(&volume.spec.access_modes).include(self.modes)
             && volume.spec.capacity.unwrap_or_default().compare(self.size).is_ge()
             && !modes_differ(volume, self.claim)
             && class(&volume.spec.volume_attributes_class_name)
@@ -113,21 +114,31 @@ pub fn best_match(
     newest: impl Fn(&ArcStr) -> Option<Arc<PersistentVolume>>,
     with_classes: bool,
 ) -> Result<Option<Arc<PersistentVolume>>, String> {
-    let request = Request::of(claim, with_classes)?;
-    let rank = |volume: &PersistentVolume| Modes::of(&volume.spec.access_modes).rank();
+    let request = Request::new(claim, with_classes)?;
+    let rank = |volume: &PersistentVolume| Modes::new(&volume.spec.access_modes).rank();
     let order = |volume: &Arc<PersistentVolume>| {
         let size = Size(volume.spec.capacity.unwrap_or_default());
         (rank(volume), size, volume.meta.name.clone())
     };
-    let naming = naming.into_iter();
-    let naming = naming.filter(|volume| names(volume, claim) && request.is_suited_by(volume));
-    let named = naming.min_by_key(order);
-    let limit = named.as_ref().map(|volume| rank(volume).0);
-    let group = request.group();
-    let free = free.into_iter().flat_map(|free| free.find(&group, request.modes, request.size));
-    let before_named = free.take_while(|((modes, _), _)| limit.is_none_or(|limit| *modes < limit));
-    let mut taken = before_named.filter_map(|(_, name)| newest(name));
-    Ok(taken.find(|volume| request.may_take(volume)).or(named))
+    let suits = |volume: &Arc<PersistentVolume>| {
+        is_bound_to_claim(volume, claim) && request.is_suited_by(volume)
+    };
+    let named = naming.into_iter().filter(suits).min_by_key(order);
+    let Some(free) = free else { return Ok(named) };
+    for ((mode_count, _), name) in free.find(&request.group(), request.modes, request.size) {
+        // A free volume wins only with fewer modes than the one that names the claim.
+        if let Some(named) = &named
+            && mode_count >= rank(named).0
+        {
+            break;
+        }
+        if let Some(volume) = newest(name)
+            && request.may_take(&volume)
+        {
+            return Ok(Some(volume));
+        }
+    }
+    Ok(named)
 }
 
 /// Why a volume that the claim names does not meet its requirements.
@@ -205,30 +216,31 @@ mod tests {
         delayed: bool,
     ) -> Option<String> {
         let mut free_volumes = FreeVolumes::default();
-        volumes.iter().for_each(|volume| free_volumes.put(volume));
+        volumes.iter().for_each(|volume| free_volumes.update(volume));
         let newest =
             |name: &ArcStr| volumes.iter().find(|volume| volume.meta.name == *name).cloned();
         let free = (!delayed).then_some(&free_volumes);
         let best = best_match(claim, volumes.iter().cloned(), free, newest, true).unwrap();
         if !delayed {
-            assert_eq!(best, by_looking_at_all(claim, volumes), "{claim:?}");
+            assert_eq!(best, best_by_scan(claim, volumes), "{claim:?}");
         }
         best.map(|volume| volume.meta.name.to_string())
     }
 
     /// The expected volume: the one with the fewest modes; among these one that names the claim;
     /// among these the smallest.
-    fn by_looking_at_all(
+    fn best_by_scan(
         claim: &PersistentVolumeClaim,
         volumes: &[Arc<PersistentVolume>],
     ) -> Option<Arc<PersistentVolume>> {
-        let request = Request::of(claim, true).unwrap();
-        let is_named =
-            |volume: &PersistentVolume| names(volume, claim) && request.is_suited_by(volume);
+        let request = Request::new(claim, true).unwrap();
+        let is_named = |volume: &PersistentVolume| {
+            is_bound_to_claim(volume, claim) && request.is_suited_by(volume)
+        };
         let fits = |volume: &&Arc<PersistentVolume>| is_named(volume) || request.may_take(volume);
         let rank = |volume: &&Arc<PersistentVolume>| {
             let size = Size(volume.spec.capacity.unwrap_or_default());
-            let rank = Modes::of(&volume.spec.access_modes).rank();
+            let rank = Modes::new(&volume.spec.access_modes).rank();
             (rank.0, !is_named(volume), rank, size, volume.meta.name.clone())
         };
         volumes.iter().filter(fits).min_by_key(rank).cloned()
@@ -430,7 +442,7 @@ mod tests {
             volume("v", "1Gi", RWO, json!({ "spec": { "volumeAttributesClassName": "a" } }));
         let plain = claim("1Gi", RWO, json!({}));
         let mut free_volumes = FreeVolumes::default();
-        free_volumes.put(&of_class);
+        free_volumes.update(&of_class);
         let newest = |_: &ArcStr| Some(of_class.clone());
         let found = best_match(&plain, [], Some(&free_volumes), newest, false);
         assert_eq!(found, Ok(None), "without the gate");
@@ -445,7 +457,7 @@ mod tests {
                 json!({ "spec": { "storageClassName": if n % 2 == 0 { "a" } else { "b" } } });
             let modes = if n % 4 < 2 { RWO } else { BOTH };
             let volume = volume(&format!("v-{n}"), &format!("{}Mi", n + 1), modes, class);
-            free_volumes.put(&volume);
+            free_volumes.update(&volume);
             volumes.insert(volume.meta.name.clone(), volume);
         }
         let looks = std::cell::Cell::new(0);

@@ -157,7 +157,7 @@ fn plugin_name(volume: &PersistentVolume) -> String {
         }
         _ => None,
     };
-    let known = Plugin::of(volume).map(Plugin::name);
+    let known = Plugin::of_volume(volume).map(Plugin::name);
     known.or(mounting.map(volume_specs::Plugin::name)).unwrap_or("N/A").to_owned()
 }
 

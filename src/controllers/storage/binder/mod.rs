@@ -161,7 +161,7 @@ impl Binder {
             }
             Change::Added { .. } | Change::Resync { .. } => {}
         }
-        self.free_volumes.lock().put(change.object());
+        self.free_volumes.lock().update(change.object());
         queue.add(change.object().meta.key());
     }
 

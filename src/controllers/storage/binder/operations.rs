@@ -85,6 +85,8 @@ impl Operations {
         let _ = self.start.try_send(Box::pin(work));
     }
 
+    /// Forgets an operation that has succeeded; one that has failed waits before it may start
+    /// again.
     fn ended(&self, name: &str, result: Result<(), Error>) {
         let now = self.clock.monotonic();
         let mut known = self.known.lock();

@@ -27,7 +27,7 @@ impl Plugin {
     }
 
     /// The plugin of the volume's source.
-    pub fn of(volume: &PersistentVolume) -> Option<Plugin> {
+    pub fn of_volume(volume: &PersistentVolume) -> Option<Plugin> {
         match volume.spec.local? {
             LocalSource::HostPath => Some(Plugin::HostPath),
             LocalSource::Nfs => Some(Plugin::Nfs),
@@ -66,7 +66,7 @@ pub fn deleting(volume: &PersistentVolume) -> Result<Option<Plugin>, String> {
     if annotations.contains_key(MIGRATED_TO) || is_csi {
         return Ok(None);
     }
-    let error = match Plugin::of(volume) {
+    let error = match Plugin::of_volume(volume) {
         Some(Plugin::HostPath) => return Ok(Some(Plugin::HostPath)),
         Some(Plugin::Nfs) => "no deletable volume plugin matched",
         None => NO_MATCH,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::annotations::{
     BETA_STORAGE_PROVISIONER, BOUND_BY_CONTROLLER, IN_TREE_FINALIZER, PROVISIONED_BY,
-    SELECTED_NODE, STORAGE_PROVISIONER, with, without,
+    SELECTED_NODE, STORAGE_PROVISIONER, with_annotation, without_annotation,
 };
 use super::super::operation_metrics::operation_ended;
 use super::edits::{self, Edit};
@@ -90,8 +90,8 @@ impl Binder {
         if annotations.get(STORAGE_PROVISIONER) == Some(driver) {
             return Ok(claim.clone());
         }
-        let annotations = with(annotations, BETA_STORAGE_PROVISIONER, driver);
-        let annotations = with(&annotations, STORAGE_PROVISIONER, driver);
+        let annotations = with_annotation(annotations, BETA_STORAGE_PROVISIONER, driver);
+        let annotations = with_annotation(&annotations, STORAGE_PROVISIONER, driver);
         let annotations =
             edits::with_migration_annotation(&annotations, Some(driver)).unwrap_or(annotations);
         self.edit_claim(claim, Edit::annotations(annotations)).await
@@ -141,7 +141,7 @@ impl Binder {
             return Err(Error::other(error));
         }
         let volume = host_path_volume(claim, class, &name, &path);
-        let (error, is_unsure) = match self.save(&volume).await {
+        let (error, is_unsure) = match self.create_volume(&volume).await {
             Ok(()) => {
                 let message = format!("Successfully provisioned volume {name} using {plugin}");
                 self.record(&**claim, PendingEvent::normal("ProvisioningSucceeded", message));
@@ -163,7 +163,7 @@ impl Binder {
                 "Error creating provisioned PV object for claim {key}: {error}. Deleting the volume."
             ),
         );
-        if let Err(error) = self.clean(&path).await {
+        if let Err(error) = self.remove_directory(&path).await {
             let message = format!(
                 "Error cleaning provisioned volume for claim {key}: {error}. Please delete manually."
             );
@@ -207,7 +207,7 @@ impl Binder {
         if !annotations.contains_key(SELECTED_NODE) {
             return;
         }
-        let edit = Edit::annotations(without(annotations, SELECTED_NODE));
+        let edit = Edit::annotations(without_annotation(annotations, SELECTED_NODE));
         if let Err(error) = self.edit_claim(claim, edit).await {
             log::debug!("claim {}: the selected node stays: {error}", claim.meta.key());
         }
@@ -215,13 +215,13 @@ impl Binder {
 
     /// # Errors
     /// The last error, and whether the volume may have been created in spite of it.
-    async fn save(&self, volume: &Value) -> Result<(), (Error, bool)> {
+    async fn create_volume(&self, volume: &Value) -> Result<(), (Error, bool)> {
         let (mut tries, mut is_unsure) = (0, false);
         loop {
             tries += 1;
             match self.client.create::<PersistentVolume>("", volume).await {
                 Ok(created) => {
-                    self.volumes.keep(created);
+                    self.volumes.assume(created);
                     return Ok(());
                 }
                 Err(error) if error.is_already_exists() => return Ok(()),
@@ -236,7 +236,8 @@ impl Binder {
         }
     }
 
-    async fn clean(&self, path: &str) -> Result<(), String> {
+    /// Removes the directory of a volume that could not be created.
+    async fn remove_directory(&self, path: &str) -> Result<(), String> {
         let mut tries = 0;
         loop {
             tries += 1;
@@ -248,6 +249,7 @@ impl Binder {
     }
 }
 
+/// The volume for `claim`, of its class, at `path`.
 fn host_path_volume(
     claim: &PersistentVolumeClaim,
     class: &StorageClass,

@@ -60,7 +60,7 @@ impl Recyclers {
         })
     }
 
-    fn of(&self, plugin: Plugin) -> &Recycler {
+    fn for_plugin(&self, plugin: Plugin) -> &Recycler {
         match plugin {
             Plugin::HostPath => &self.host_path,
             Plugin::Nfs => &self.nfs,
@@ -78,7 +78,7 @@ fn template(path: &str) -> Result<Value, String> {
     if text.is_empty() {
         return Err(format!("file was empty: {path}"));
     }
-    parsed(&text).map_err(|error| match error {
+    parse_yaml(&text).map_err(|error| match error {
         Fault::Decoding(error) => format!("failed decoding file: {error}"),
         Fault::NoVolumes => {
             format!("pod specification ({path}): does not contain any volume(s)")
@@ -92,7 +92,7 @@ enum Fault {
 }
 
 /// From YAML, of which JSON is a part.
-fn parsed(text: &[u8]) -> Result<Value, Fault> {
+fn parse_yaml(text: &[u8]) -> Result<Value, Fault> {
     let pod: Value =
         serde_yaml_ng::from_slice(text).map_err(|error| Fault::Decoding(error.to_string()))?;
     if pod["apiVersion"] != "v1" || pod["kind"] != "Pod" {
@@ -216,6 +216,7 @@ impl Binder {
         });
     }
 
+    /// Upstream: `recycleVolumeOperation`.
     async fn recycle_now(&self, volume: &PersistentVolume) -> Result<(), Error> {
         // The cache may be behind.
         let verbs = self.client.resource(&PersistentVolume::RESOURCE);
@@ -240,7 +241,7 @@ impl Binder {
             self.record(&*live, PendingEvent::normal("VolumeFailedRecycle", message));
             return Ok(());
         }
-        let Some(plugin) = Plugin::of(&live) else {
+        let Some(plugin) = Plugin::of_volume(&live) else {
             let message = "No recycler plugin found for the volume!";
             let notice = PendingEvent::warning("VolumeFailedRecycle", message);
             return self.set_phase_with(&live, "Failed", Some(notice)).await.map(drop);
@@ -262,7 +263,7 @@ impl Binder {
         plugin: Plugin,
     ) -> Result<(), String> {
         let text = |error: crate::client::Error| Error::from(error).message();
-        let pod = self.recyclers.of(plugin).pod(json, plugin);
+        let pod = self.recyclers.for_plugin(plugin).pod(json, plugin);
         let part = |name: &str| pod["metadata"][name].as_str().unwrap_or_default();
         let key = ObjectKey::new(part("namespace"), part("name"));
         let (seen, watches) = watch(&self.client, &key).await.map_err(text)?;
@@ -403,7 +404,7 @@ mod tests {
 
     #[test]
     fn templates_are_pods_with_a_volume() {
-        let fault = |text: &str| match parsed(text.as_bytes()) {
+        let fault = |text: &str| match parse_yaml(text.as_bytes()) {
             Ok(_) => "",
             Err(Fault::NoVolumes) => "no volumes",
             Err(Fault::Decoding(_)) => "decoding",

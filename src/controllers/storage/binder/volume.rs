@@ -51,6 +51,7 @@ fn is_released(volume: &PersistentVolume) -> bool {
 }
 
 impl Binder {
+    /// Upstream: `syncVolume`.
     pub async fn sync_volume(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(volume) = self.volumes.get(&key) else { return Ok(Next::Done) };
         let volume = self.mark_volume(volume).await?;
@@ -91,6 +92,7 @@ impl Binder {
         }
     }
 
+    /// The events about a claim and a volume that differ in their mode.
     fn report_modes(&self, volume: &PersistentVolume, claim: &PersistentVolumeClaim) {
         let end = "due to incompatible volumeMode.";
         let (volume_name, claim_name) = (&volume.meta.name, &claim.meta.name);
@@ -129,6 +131,7 @@ impl Binder {
         }
     }
 
+    /// Writes the annotation of migration and the finalizers, if they differ.
     async fn mark_volume(
         &self,
         volume: Arc<PersistentVolume>,
@@ -204,15 +207,17 @@ impl Binder {
     /// Whether the volume may be recycled or deleted: its claim is deleted, or has another volume.
     /// Upstream: `isVolumeReleased`.
     pub fn may_reclaim(&self, volume: &PersistentVolume) -> bool {
-        let reference = volume.spec.claim_ref.as_ref();
-        let Some(reference) = reference.filter(|reference| !reference.uid.is_empty()) else {
+        let Some(reference) = &volume.spec.claim_ref else { return false };
+        if reference.uid.is_empty() {
             return false;
-        };
-        let claim = self.claims.get(&reference.key());
-        claim.filter(|claim| claim.meta.uid == reference.uid).is_none_or(|claim| {
-            let name = &claim.spec.volume_name;
-            !name.is_empty() && **name != *volume.meta.name
-        })
+        }
+        match self.claims.get(&reference.key()) {
+            Some(claim) if claim.meta.uid == reference.uid => {
+                let name = &claim.spec.volume_name;
+                !name.is_empty() && **name != *volume.meta.name
+            }
+            _ => true,
+        }
     }
 }
 

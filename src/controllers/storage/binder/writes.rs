@@ -100,7 +100,7 @@ pub async fn replace<T: BindingObject>(
             verbs.update(&key, &whole).await?
         }
     };
-    Ok(latest.keep(written))
+    Ok(latest.assume(written))
 }
 
 /// The event to record: its type, reason and message.
@@ -128,16 +128,18 @@ impl Binder {
         self.recorder.event(&about, event_type, reason, message);
     }
 
+    /// Writes `edit`, and keeps the answer as the newest state.
     pub async fn edit_volume(
         &self,
         volume: &PersistentVolume,
         edit: Edit,
     ) -> Result<Arc<PersistentVolume>, Error> {
         let written = replace(&self.client, &self.volumes, volume, edit).await?;
-        self.free_volumes.lock().put(&written);
+        self.free_volumes.lock().update(&written);
         Ok(written)
     }
 
+    /// Writes `edit`, and keeps the answer as the newest state.
     pub async fn edit_claim(
         &self,
         claim: &PersistentVolumeClaim,
@@ -170,7 +172,7 @@ impl Binder {
                 verbs.subresource("status").update(&claim.meta.key(), &whole).await?
             }
         };
-        Ok(self.claims.keep(written))
+        Ok(self.claims.assume(written))
     }
 
     /// Sets the claim's phase and removes its volume; the event is recorded only when that is a
@@ -211,8 +213,8 @@ impl Binder {
         let message = notice.as_ref().map_or("", |notice| &notice.message);
         let status = edits::volume_status(volume, phase, message);
         let written: PersistentVolume = self.client.update_status(&**volume, &status).await?;
-        let written = self.volumes.keep(written);
-        self.free_volumes.lock().put(&written);
+        let written = self.volumes.assume(written);
+        self.free_volumes.lock().update(&written);
         if let Some(notice) = notice {
             self.record(&*written, notice);
         }
@@ -247,6 +249,7 @@ impl Binder {
     }
 }
 
+/// Sets fields; null removes one.
 fn with_fields(
     mut status: RawObject,
     fields: Map<String, Value>,

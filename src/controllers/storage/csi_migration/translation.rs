@@ -26,6 +26,7 @@ pub struct MigratedInline {
     pub spec: Value,
 }
 
+/// A field that is text; empty if it is absent.
 fn text<'a>(fields: &'a Value, name: &str) -> &'a str {
     fields[name].as_str().unwrap_or_default()
 }
@@ -177,16 +178,23 @@ fn managed_azure_disk(fields: &Value) -> Option<&str> {
     is_managed.then(|| text(fields, "diskURI"))
 }
 
+/// The handle of a share. Upstream: `TranslateInTreePVToCSI` of Azure File.
 fn azure_file(group: &str, fields: &Value, volume: &str, namespace: &str) -> String {
     let secret = text(fields, "secretName");
     // The account is part of the name that the in-tree plugin gave to its secrets.
-    let account = secret.split_once("azure-storage-account-").and_then(|(_, rest)| {
-        rest.rsplit_once("-secret").map(|(account, _)| account).filter(|name| !name.is_empty())
-    });
-    let (account, share) = (account.unwrap_or(secret), text(fields, "shareName"));
+    let mut account = secret;
+    if let Some((_, tail)) = secret.split_once("azure-storage-account-")
+        && let Some((name, _)) = tail.rsplit_once("-secret")
+        && !name.is_empty()
+    {
+        account = name;
+    }
+    let share = text(fields, "shareName");
     format!("{group}#{account}#{share}#{volume}#{namespace}")
 }
 
+/// The handle of a disk, by the zones in the volume's labels. Upstream: `TranslateInTreePVToCSI` of
+/// GCE.
 fn gce_disk(disk: &str, volume: &PersistentVolume) -> Option<String> {
     let label = |name| volume.meta.labels.get(name).filter(|zones| !zones.is_empty());
     let zones = label("failure-domain.beta.kubernetes.io/zone")
@@ -198,15 +206,18 @@ fn gce_disk(disk: &str, volume: &PersistentVolume) -> Option<String> {
     }
     let region = |zone: &str| -> Option<String> {
         let parts: Vec<&str> = zone.split('-').collect();
-        (parts.len() == 3).then(|| parts[..2].join("-"))
+        if parts.len() != 3 {
+            return None;
+        }
+        Some(parts[..2].join("-"))
     };
     let regions: Option<Vec<String>> = zones.into_iter().map(region).collect();
     let regions = regions?;
     let first = regions.first()?;
-    regions
-        .iter()
-        .all(|region| region == first)
-        .then(|| format!("projects/{UNKNOWN}/regions/{first}/disks/{disk}"))
+    if regions.iter().any(|region| region != first) {
+        return None;
+    }
+    Some(format!("projects/{UNKNOWN}/regions/{first}/disks/{disk}"))
 }
 
 #[cfg(test)]

@@ -43,7 +43,8 @@ enum Step {
 }
 
 impl State {
-    fn of(claim: &Value, volume: &Value) -> State {
+    /// What the live objects say about the expansion.
+    fn read(claim: &Value, volume: &Value) -> State {
         let amount = |of: &Value, path: &str| {
             of.pointer(path).and_then(Value::as_str).and_then(|text| text.parse().ok())
         };
@@ -58,7 +59,8 @@ impl State {
         }
     }
 
-    fn step(&self) -> Step {
+    /// What the control plane does next, by the progress that the claim's status shows.
+    fn next_step(&self) -> Step {
         let is_complete =
             self.has.compare(self.wanted).is_ge() && self.has.compare(self.volume).is_ge();
         if is_complete && self.is_marked {
@@ -82,7 +84,7 @@ impl State {
 
 /// The patch of conditions: `new` is set if it is not true already, and the others are removed
 /// unless they are in `kept`. Upstream: `MergeResizeConditionOnPVC`.
-fn conditions(claim: &Value, new: Option<Value>, keeps_others: bool) -> Vec<Value> {
+fn conditions_patch(claim: &Value, new: Option<Value>, keeps_others: bool) -> Vec<Value> {
     let known = claim.pointer("/status/conditions").and_then(Value::as_array);
     let known = known.map(Vec::as_slice).unwrap_or_default();
     let is = |condition: &Value, new: &Value| condition["type"] == new["type"];
@@ -102,7 +104,7 @@ fn conditions(claim: &Value, new: Option<Value>, keeps_others: bool) -> Vec<Valu
     patch
 }
 
-fn step(what: &str, error: Error) -> Error {
+fn step_error(what: &str, error: Error) -> Error {
     Error::other(format!("error {what}: {}", error.message()))
 }
 
@@ -114,7 +116,7 @@ impl Expander {
         let volume: Value = volumes.get(&ObjectKey::cluster(&claim.spec.volume_name)).await?;
         let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
         let live: Value = claims.get(&claim.meta.key()).await?;
-        let expanded = match State::of(&live, &volume).step() {
+        let expanded = match State::read(&live, &volume).next_step() {
             Step::Nothing => return Ok(()),
             Step::Unmark => {
                 let annotations = json!({ PRE_RESIZE_CAPACITY: null });
@@ -138,6 +140,7 @@ impl Expander {
         })
     }
 
+    /// Expands the volume to `size`, and marks each stage in the claim's status.
     async fn expand_to(
         &self,
         claim: &PersistentVolumeClaim,
@@ -151,34 +154,35 @@ impl Expander {
         let live = self.patch_claim(
             &live,
             Some(driver),
-            conditions(&live, Some(begun), false),
+            conditions_patch(&live, Some(begun), false),
             json!({
                 "allocatedResourceStatuses": { "storage": CONTROLLER_IN_PROGRESS },
                 "allocatedResources": { "storage": size },
             }),
         );
-        let live = live
-            .await
-            .map_err(|error| step(&format!("updating pvc {key} with resize in progress"), error))?;
-        let grown = json!({ "spec": { "capacity": { "storage": size } } });
-        let patched = self.patch_volume(volume, grown).await;
-        patched.map_err(|error| step(&format!("updating pv for pvc {key}"), error))?;
+        let live = live.await.map_err(|error| {
+            step_error(&format!("updating pvc {key} with resize in progress"), error)
+        })?;
+        let capacity_patch = json!({ "spec": { "capacity": { "storage": size } } });
+        let patched = self.patch_volume(volume, capacity_patch).await;
+        patched.map_err(|error| step_error(&format!("updating pv for pvc {key}"), error))?;
         if volume["spec"]["volumeMode"] != "Block" {
             let awaited = self.await_node(live, volume).await;
-            return awaited
-                .map_err(|error| step(&format!("marking pvc {key} for node expansion"), error));
+            return awaited.map_err(|error| {
+                step_error(&format!("marking pvc {key} for node expansion"), error)
+            });
         }
         let finished = self.patch_claim(
             &live,
             None,
-            conditions(&live, None, false),
+            conditions_patch(&live, None, false),
             json!({
                 "allocatedResourceStatuses": { "storage": null },
                 "capacity": { "storage": size },
             }),
         );
         let finished = finished.await;
-        finished.map_err(|error| step(&format!("marking pvc {key} as resized"), error))?;
+        finished.map_err(|error| step_error(&format!("marking pvc {key} as resized"), error))?;
         let message = format!("ExpandVolume succeeded for volume {key}");
         self.recorder.normal(claim, "VolumeResizeSuccessful", message);
         Ok(())
@@ -189,15 +193,15 @@ impl Expander {
         let message =
             "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
         let pending = self.condition("FileSystemResizePending", Some(message));
-        let conditions = conditions(&live, Some(pending), true);
+        let conditions = conditions_patch(&live, Some(pending), true);
         let status = json!({
             "allocatedResourceStatuses": { "storage": NODE_PENDING },
         });
         let text = |field: &str| live["metadata"][field].as_str().unwrap_or_default();
         let claim = ObjectKey::new(text("namespace"), text("name"));
-        self.patch_claim(&live, None, conditions, status)
-            .await
-            .map_err(|error| step(&format!("marking pvc {claim} for node expansion"), error))?;
+        self.patch_claim(&live, None, conditions, status).await.map_err(|error| {
+            step_error(&format!("marking pvc {claim} for node expansion"), error)
+        })?;
         if !volume["metadata"]["annotations"][PRE_RESIZE_CAPACITY].is_null() {
             return Ok(());
         }
@@ -211,10 +215,11 @@ impl Expander {
             let what = format!(
                 "updating pv {name} annotation ({PRE_RESIZE_CAPACITY}) with pre-resize capacity {had}"
             );
-            step(&what, error)
+            step_error(&what, error)
         })
     }
 
+    /// A condition that is true from now on.
     fn condition(&self, name: &str, message: Option<&str>) -> Value {
         let mut condition = json!({
             "type": name, "status": "True", "lastTransitionTime": self.clock.now().to_string(),
@@ -287,7 +292,7 @@ mod tests {
                 status: status.to_owned(),
                 is_marked,
             };
-            assert_eq!(state.step(), expected, "{sizes:?} {status}");
+            assert_eq!(state.next_step(), expected, "{sizes:?} {status}");
         }
     }
 
@@ -301,8 +306,11 @@ mod tests {
         let resizing = json!({ "type": "Resizing", "status": "True" });
         let pending = json!({ "type": "FileSystemResizePending", "status": "True" });
         let gone = |name: &str| json!({ "type": name, "$patch": "delete" });
-        assert_eq!(conditions(&claim, Some(resizing), false), [gone("NodeResizeError")]);
-        assert_eq!(conditions(&claim, Some(pending.clone()), true), [pending]);
-        assert_eq!(conditions(&claim, None, false), [gone("Resizing"), gone("NodeResizeError")]);
+        assert_eq!(conditions_patch(&claim, Some(resizing), false), [gone("NodeResizeError")]);
+        assert_eq!(conditions_patch(&claim, Some(pending.clone()), true), [pending]);
+        assert_eq!(
+            conditions_patch(&claim, None, false),
+            [gone("Resizing"), gone("NodeResizeError")]
+        );
     }
 }

@@ -76,6 +76,7 @@ enum Plan {
     Flex,
 }
 
+/// Who expands the volume.
 fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Plan {
     let asks = compare(claim.spec.storage, claim.status.capacity).is_gt();
     if !asks && !volume.meta.annotations.contains_key(PRE_RESIZE_CAPACITY) {
@@ -89,7 +90,7 @@ fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Plan {
 }
 
 /// Whether the volume is bound to this very claim.
-fn is_of(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     volume.spec.claim_ref.as_ref().is_some_and(|reference| {
         reference.namespace == claim.meta.namespace && reference.uid == claim.meta.uid
     })
@@ -99,7 +100,7 @@ impl Expander {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let name = ObjectKey::cluster(&claim.spec.volume_name);
-        let cached = self.volumes.get(&name).filter(|volume| is_of(volume, &claim));
+        let cached = self.volumes.get(&name).filter(|volume| is_bound_to(volume, &claim));
         let volume = match cached {
             Some(volume) => volume,
             // The cache may be behind.
@@ -110,7 +111,7 @@ impl Expander {
                 })?)
             }
         };
-        if !is_of(&volume, &claim) {
+        if !is_bound_to(&volume, &claim) {
             let error = format!("persistent Volume is not bound to PVC being updated : {key}");
             return Err(Error::other(error));
         }

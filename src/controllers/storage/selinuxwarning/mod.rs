@@ -121,6 +121,7 @@ struct SelinuxWarning {
 }
 
 impl SelinuxWarning {
+    /// Records how the pod uses its volumes, and reports conflicts with other pods.
     fn sync(&self, key: &ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(key).filter(|pod| !pod.has_ended) else {
             self.uses.lock().remove(key);
@@ -159,7 +160,10 @@ impl SelinuxWarning {
             let conflicts = self.uses.lock().add(&spec.volume, driver, key, used);
             self.report(&conflicts);
         }
-        Error::many(errors).map_or(Ok(Next::Done), Err)
+        match Error::many(errors) {
+            Some(error) => Err(error),
+            None => Ok(Next::Done),
+        }
     }
 
     /// The spec of a volume; `None`: it has no labels, or its plugin does not support them.
@@ -192,6 +196,7 @@ impl SelinuxWarning {
             }
     }
 
+    /// The events of conflicts.
     fn report(&self, conflicts: &[Conflict]) {
         for conflict in conflicts {
             // A conflict with a deleted pod does not exist any more.
