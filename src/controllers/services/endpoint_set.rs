@@ -40,11 +40,13 @@ impl EndpointSet {
         self.left == 0
     }
 
+    /// The position of the endpoint with the identity of `like`, unless it was taken.
     fn find(&self, like: &Endpoint) -> Option<usize> {
         let at = self.endpoints.binary_search_by(|(endpoint, _)| compare(endpoint, like)).ok()?;
         (!self.endpoints[at].1).then_some(at)
     }
 
+    /// The endpoint with the identity of `like`.
     pub fn get(&self, like: &Endpoint) -> Option<&Endpoint> {
         self.find(like).map(|at| &self.endpoints[at].0)
     }
@@ -56,6 +58,7 @@ impl EndpointSet {
         endpoint.clone()
     }
 
+    /// Takes the endpoint with the identity of `like` out of the set.
     pub fn take(&mut self, like: &Endpoint) -> Option<Endpoint> {
         self.find(like).map(|at| self.take_at(at))
     }
@@ -81,10 +84,10 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
         addresses.sorted().map_or(Cow::Borrowed(addresses), Cow::Owned)
     }
     fn names(endpoint: &Endpoint) -> (&str, &str, &str) {
-        let (namespace, name) = endpoint
-            .target_ref
-            .as_ref()
-            .map_or(("", ""), |target| (target.namespace.as_str(), &*target.name));
+        let (namespace, name) = match &endpoint.target_ref {
+            Some(target) => (target.namespace.as_str(), &*target.name),
+            None => ("", ""),
+        };
         (endpoint.hostname.as_deref().unwrap_or_default(), namespace, name)
     }
     sorted(a).cmp(&sorted(b)).then_with(|| names(a).cmp(&names(b)))

@@ -39,7 +39,7 @@ pub struct Body<'a, T> {
 }
 
 impl<'a, T: Resource> Body<'a, T> {
-    pub fn of(object: &'a T) -> Body<'a, T> {
+    pub fn new(object: &'a T) -> Body<'a, T> {
         let kind = match T::RESOURCE.kind {
             std::borrow::Cow::Borrowed(kind) => kind,
             std::borrow::Cow::Owned(_) => "",
@@ -59,6 +59,8 @@ pub fn slow_retries(max: Duration, clock: SharedClock) -> Arc<dyn RateLimiter<Ob
 
 /// The labels with some set (`Some`) and some removed (`None`).
 pub fn relabelled(labels: &Labels, changes: &[(&str, Option<&str>)]) -> Labels {
-    let kept = labels.iter().filter(|(key, _)| changes.iter().all(|(changed, _)| changed != key));
-    kept.chain(changes.iter().filter_map(|(key, value)| Some((*key, (*value)?)))).collect()
+    let unchanged =
+        labels.iter().filter(|(key, _)| changes.iter().all(|(changed, _)| changed != key));
+    let set = changes.iter().filter_map(|(key, value)| Some((*key, (*value)?)));
+    unchanged.chain(set).collect()
 }

@@ -29,11 +29,12 @@ fn hash(print: impl FnOnce(&mut dyn Write) -> std::fmt::Result) -> u128 {
 /// The canonical order of a slice's ports, for storing and for comparing lists of ports.
 /// Upstream: `portsInOrder`.
 pub fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
-    ports.sort_by_cached_key(slice_port);
+    ports.sort_by_cached_key(slice_port_hash);
     ports
 }
 
-fn slice_port(port: &SlicePort) -> u128 {
+/// The sort key of a slice's port: upstream sorts by the hash of the port as go-spew prints it.
+fn slice_port_hash(port: &SlicePort) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointPort){Name:")?;
         pointer(to, "string", port.name.as_ref())?;
@@ -48,7 +49,7 @@ fn slice_port(port: &SlicePort) -> u128 {
 }
 
 /// The sort key of a subset's port.
-pub fn port(port: &EndpointPort) -> u128 {
+pub fn port_hash(port: &EndpointPort) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointPort)")?;
         print_port(to, port)
@@ -56,7 +57,7 @@ pub fn port(port: &EndpointPort) -> u128 {
 }
 
 /// The sort key of a subset, whose addresses and ports are in order already.
-pub fn subset(subset: &EndpointSubset) -> u128 {
+pub fn subset_hash(subset: &EndpointSubset) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointSubset){Addresses:([]v1.EndpointAddress)")?;
         print_list(to, &subset.addresses, print_address)?;
@@ -68,6 +69,7 @@ pub fn subset(subset: &EndpointSubset) -> u128 {
     })
 }
 
+/// Prints a pointer as go-spew does.
 fn pointer<T: Display>(to: &mut dyn Write, kind: &str, value: Option<&T>) -> std::fmt::Result {
     match value {
         Some(value) => write!(to, "(*{kind}){value}"),
@@ -91,6 +93,7 @@ fn print_list<T>(
     to.write_str("]")
 }
 
+/// Prints a port as go-spew does.
 fn print_port(to: &mut dyn Write, port: &EndpointPort) -> std::fmt::Result {
     let EndpointPort { name, port, protocol, app_protocol } = port;
     write!(to, "{{Name:(string){name} Port:(int32){port} Protocol:(v1.Protocol){protocol}")?;
@@ -99,6 +102,7 @@ fn print_port(to: &mut dyn Write, port: &EndpointPort) -> std::fmt::Result {
     to.write_str("}")
 }
 
+/// Prints an address as go-spew does.
 fn print_address(to: &mut dyn Write, address: &EndpointAddress) -> std::fmt::Result {
     let EndpointAddress { ip, hostname, node_name, target_ref } = address;
     let hostname = hostname.as_deref().unwrap_or_default();

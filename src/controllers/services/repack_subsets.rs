@@ -58,16 +58,17 @@ impl Packer {
             }
             subset.addresses.sort_by(by_ip_and_uid);
             subset.not_ready_addresses.sort_by(by_ip_and_uid);
-            ports.sort_by_cached_key(port_hash::port);
+            ports.sort_by_cached_key(port_hash::port_hash);
             subset.ports = ports;
             subset
         };
         let mut subsets: Vec<EndpointSubset> = by_offer.into_iter().map(subset).collect();
-        subsets.sort_by_cached_key(port_hash::subset);
+        subsets.sort_by_cached_key(port_hash::subset_hash);
         subsets
     }
 }
 
+/// The order of addresses in a subset: by address, then by the uid of the pod.
 fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering {
     fn uid(of: &EndpointAddress) -> Option<&Uid> {
         of.target_ref.as_ref().map(|target| &target.uid)
@@ -147,7 +148,7 @@ mod tests {
         ] {
             let mut packed = subsets(&packed);
             for subset in &mut packed {
-                subset.ports.sort_by_cached_key(port_hash::port);
+                subset.ports.sort_by_cached_key(port_hash::port_hash);
             }
             assert_eq!(repack(&subsets(&given)), packed, "{what}");
         }

@@ -85,12 +85,14 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
             Change::Resync { .. } => return,
             Change::Added { new, .. } => selecting(new),
             Change::Deleted(deleted) => selecting(deleted.object()),
-            Change::Updated { old, new } => match (endpoint_changed(old, new), moved(old, new)) {
-                (false, false) => return,
-                (true, false) => selecting(new),
-                (true, true) => &selecting(old) | &selecting(new),
-                (false, true) => &selecting(old) ^ &selecting(new),
-            },
+            Change::Updated { old, new } => {
+                match (endpoint_changed(old, new), changes_services(old, new)) {
+                    (false, false) => return,
+                    (true, false) => selecting(new),
+                    (true, true) => &selecting(old) | &selecting(new),
+                    (false, true) => &selecting(old) ^ &selecting(new),
+                }
+            }
         };
         for service in queued {
             queue.add_after(service, period);
@@ -99,7 +101,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
 }
 
 /// Whether the set of Services that show the pod may have changed.
-fn moved(old: &Pod, new: &Pod) -> bool {
+fn changes_services(old: &Pod, new: &Pod) -> bool {
     old.meta.labels != new.meta.labels
         || old.hostname() != new.hostname()
         || old.spec.shape.subdomain != new.spec.shape.subdomain

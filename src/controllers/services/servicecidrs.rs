@@ -47,7 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             // A new ServiceCIDR may contain the addresses that block the deletion of another one.
             let all = all.list();
             for subnet in subnets(new) {
-                for other in having(&all, |other| overlap(other, &subnet)) {
+                for other in with_subnet(&all, |other| overlap(other, &subnet)) {
                     queue.add(other.meta().key());
                 }
             }
@@ -59,7 +59,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             && meta.labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
             && let Ok(address) = meta.name.parse::<IpAddr>()
         {
-            for cidr in having(&cidrs.list(), |subnet| allocates(subnet, address)) {
+            for cidr in with_subnet(&cidrs.list(), |subnet| allocates(subnet, address)) {
                 queue.add(cidr.meta().key());
             }
         }
@@ -80,7 +80,7 @@ impl ServiceCidrs {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cidr) = self.cidrs.get(&key) else { return Ok(Next::Done) };
         let Some(deleted) = cidr.meta.deletion_timestamp else {
-            self.keep(&cidr).await?;
+            self.add_finalizer(&cidr).await?;
             if let Err(error) = self.set_ready(&cidr, IS_READY).await {
                 let text = "The ServiceCIDR Status can not be set to Ready=True";
                 self.recorder.warning(&*cidr, "KubernetesServiceCIDRError", text);
@@ -88,7 +88,7 @@ impl ServiceCidrs {
             }
             return Ok(Next::Done);
         };
-        if !may_go(&cidr, &self.cidrs.list(), || self.addresses.list()) {
+        if !can_delete(&cidr, &self.cidrs.list(), || self.addresses.list()) {
             // A change of that queues it again.
             self.set_ready(&cidr, IS_NEEDED).await?;
             return Ok(Next::Done);
@@ -97,18 +97,18 @@ impl ServiceCidrs {
         if !left.is_zero() {
             return Ok(Next::After(left));
         }
-        self.let_go(&cidr).await?;
+        self.remove_finalizer(&cidr).await?;
         Ok(Next::Done)
     }
 
-    async fn keep(&self, cidr: &ServiceCIDR) -> Result<(), Error> {
+    async fn add_finalizer(&self, cidr: &ServiceCIDR) -> Result<(), Error> {
         if cidr.meta.has_finalizer(FINALIZER) {
             return Ok(());
         }
         self.patch(cidr, json!({ "metadata": { "finalizers": [FINALIZER] } })).await
     }
 
-    async fn let_go(&self, cidr: &ServiceCIDR) -> Result<(), Error> {
+    async fn remove_finalizer(&self, cidr: &ServiceCIDR) -> Result<(), Error> {
         if !cidr.meta.has_finalizer(FINALIZER) {
             return Ok(());
         }
@@ -116,6 +116,7 @@ impl ServiceCidrs {
         self.patch(cidr, body).await
     }
 
+    /// Patches the object; nothing is to do if it is gone.
     async fn patch(&self, cidr: &ServiceCIDR, body: Value) -> Result<(), Error> {
         let patch = Patch::StrategicMerge(body);
         match self.client.patch::<ServiceCIDR>(&cidr.meta.key(), &patch).await {
@@ -129,11 +130,11 @@ impl ServiceCidrs {
         let conditions = &cidr.status.conditions;
         let current = conditions.iter().find(|condition| condition.type_ == READY);
         let (status, reason, message) = wanted;
-        let said = |now: &Condition| {
-            let text = |text: &Option<String>| text.clone().unwrap_or_default();
-            (*now.status == *status) && text(&now.reason) == reason && text(&now.message) == message
-        };
-        if current.is_some_and(said) {
+        if let Some(current) = current
+            && *current.status == *status
+            && current.reason.as_deref().unwrap_or_default() == reason
+            && current.message.as_deref().unwrap_or_default() == message
+        {
             return Ok(());
         }
         let ready = Condition {
@@ -188,7 +189,7 @@ fn subnets(cidr: &ServiceCIDR) -> impl Iterator<Item = IpNet> {
 }
 
 /// The members of `all` with a subnet that `matches`.
-fn having(
+fn with_subnet(
     all: &[Arc<ServiceCIDR>],
     matches: impl Fn(&IpNet) -> bool,
 ) -> impl Iterator<Item = &Arc<ServiceCIDR>> {
@@ -208,20 +209,21 @@ fn allocates(subnet: &IpNet, address: IpAddr) -> bool {
 
 /// Whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate each of
 /// its addresses that is in use. Upstream: `canDeleteCIDR`.
-fn may_go(
+fn can_delete(
     cidr: &ServiceCIDR,
     all: &[Arc<ServiceCIDR>],
     addresses: impl FnOnce() -> Vec<Arc<IPAddress>>,
 ) -> bool {
     let is_other = |other: &Arc<ServiceCIDR>| other.meta.name != cidr.meta.name;
-    let is_covered = |subnet: IpNet| having(all, |larger| larger.contains(&subnet)).any(is_other);
+    let is_covered =
+        |subnet: IpNet| with_subnet(all, |larger| larger.contains(&subnet)).any(is_other);
     if subnets(cidr).all(is_covered) {
         return true;
     }
-    let depends = |name: &str| {
+    let depends_on_cidr = |name: &str| {
         let Ok(address) = name.parse::<IpAddr>() else { return false };
-        let mut holders = having(all, |subnet| allocates(subnet, address)).peekable();
-        holders.peek().is_some() && !holders.any(is_other)
+        let allocators: Vec<_> = with_subnet(all, |subnet| allocates(subnet, address)).collect();
+        !allocators.is_empty() && !allocators.into_iter().any(is_other)
     };
     let families: Vec<&str> =
         subnets(cidr).map(|subnet| if subnet.addr().is_ipv4() { "IPv4" } else { "IPv6" }).collect();
@@ -229,7 +231,7 @@ fn may_go(
         let labels = &address.meta.labels;
         labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
             && labels.get(FAMILY_LABEL).is_some_and(|family| families.contains(&family))
-            && depends(&address.meta.name)
+            && depends_on_cidr(&address.meta.name)
     })
 }
 
@@ -343,10 +345,17 @@ mod tests {
             let mut all = vec![own.clone()];
             all.extend(others.iter().map(|cidrs| cidr("other", cidrs)));
             let used = || addresses.iter().map(|name| address(name, ALLOCATOR)).collect();
-            assert_eq!(may_go(&own, &all, used), goes, "{own:?} beside {others:?}: {addresses:?}");
+            assert_eq!(
+                can_delete(&own, &all, used),
+                goes,
+                "{own:?} beside {others:?}: {addresses:?}"
+            );
         }
         let own = cidr("own", v4);
         let foreign = || vec![address("192.168.0.1", "somebody")];
-        assert!(may_go(&own, std::slice::from_ref(&own), foreign), "not the allocator's address");
+        assert!(
+            can_delete(&own, std::slice::from_ref(&own), foreign),
+            "not the allocator's address"
+        );
     }
 }

@@ -55,19 +55,20 @@ impl SliceCounts {
         self.replace(service, None);
     }
 
+    /// Changes the gauges by the difference to the totals that the Service had.
     fn replace(&self, service: &ObjectKey, totals: Option<Totals>) {
         let mut services = self.services.lock();
         let before = match totals {
             Some(totals) => services.insert(service.clone(), totals),
             None => services.remove(service),
         };
-        let (before, now) = (before.unwrap_or_default(), totals.unwrap_or_default());
+        let (before, after) = (before.unwrap_or_default(), totals.unwrap_or_default());
         let change = |gauge: &IntGauge, from: usize, to: usize| {
             gauge.add(i64::try_from(to).unwrap_or(0) - i64::try_from(from).unwrap_or(0));
         };
-        change(&self.gauges.endpoints, before.endpoints, now.endpoints);
-        change(&self.gauges.slices, before.slices, now.slices);
-        change(&self.gauges.desired_slices, before.desired, now.desired);
+        change(&self.gauges.endpoints, before.endpoints, after.endpoints);
+        change(&self.gauges.slices, before.slices, after.slices);
+        change(&self.gauges.desired_slices, before.desired, after.desired);
     }
 }
 

@@ -44,7 +44,7 @@ impl SliceTracker {
     }
 
     /// Records a write; `slice` is the answer.
-    pub fn wrote(&self, slice: &EndpointSlice) {
+    pub fn record_write(&self, slice: &EndpointSlice) {
         let (generation, version) = (slice.meta.generation, slice.meta.resource_version);
         self.expect(slice, Expected::Written { generation, version });
     }
@@ -67,7 +67,7 @@ impl SliceTracker {
     }
 
     /// Forgets a deleted slice. Returns whether the deletion was expected.
-    pub fn deleted(&self, slice: &EndpointSlice) -> bool {
+    pub fn handle_deletion(&self, slice: &EndpointSlice) -> bool {
         let mut services = self.services();
         let known = services.get_mut(&service_of(slice)).and_then(|s| s.remove(&slice.meta.uid));
         !matches!(known, Some(Expected::Written { .. }))
@@ -153,7 +153,7 @@ pub fn queue_service(
             }
             Change::Deleted(deleted) => {
                 let slice = deleted.object();
-                if managed(slice) && tracker.has(slice) && !tracker.deleted(slice) {
+                if managed(slice) && tracker.has(slice) && !tracker.handle_deletion(slice) {
                     add(slice);
                 }
             }
@@ -189,12 +189,12 @@ mod tests {
     #[test]
     fn slices_that_the_server_has_lost_are_not_waited_for() {
         let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
-        tracker.wrote(&slice("a", 3));
+        tracker.record_write(&slice("a", 3));
         tracker.expect_deletion(&slice("b", 1));
         let restored = [slice("a", 2), slice("b", 1)];
         assert!(tracker.are_stale(&service, &restored, seen(0, 6)));
         assert!(!tracker.are_stale(&service, &restored, seen(1, 5)));
-        tracker.wrote(&slice("a", 3));
+        tracker.record_write(&slice("a", 3));
         assert!(tracker.are_stale(&service, &restored, seen(1, 5)));
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
         let stale = |slices: &[EndpointSlice]| tracker.are_stale(&service, slices, seen(0, 0));
         assert!(!stale(&[slice("a", 1)]), "nothing written");
-        tracker.wrote(&slice("a", 2));
+        tracker.record_write(&slice("a", 2));
         assert!(stale(&[]), "not there yet");
         assert!(stale(&[slice("a", 1)]), "an older one");
         assert!(!stale(&[slice("a", 2)]) && !stale(&[slice("a", 3), slice("b", 1)]));
@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn a_slice_that_another_client_deletes_before_the_answer_is_not_waited_for() {
         let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
-        assert!(tracker.deleted(&slice("a", 1)), "the watch shows it before the answer");
-        tracker.wrote(&slice("a", 1));
+        assert!(tracker.handle_deletion(&slice("a", 1)), "the watch shows it before the answer");
+        tracker.record_write(&slice("a", 1));
         assert!(tracker.are_stale(&service, &[], seen(0, 6)), "the cache has not seen the write");
         assert!(!tracker.are_stale(&service, &[], seen(0, 7)));
         assert!(!tracker.has(&slice("a", 1)));
@@ -228,12 +228,12 @@ mod tests {
     fn a_slice_as_written_needs_no_sync() {
         let tracker = SliceTracker::default();
         assert!(tracker.should_sync(&slice("a", 1)) && !tracker.has(&slice("a", 1)));
-        tracker.wrote(&slice("a", 2));
+        tracker.record_write(&slice("a", 2));
         assert!(!tracker.should_sync(&slice("a", 2)) && tracker.should_sync(&slice("a", 3)));
-        assert!(!tracker.deleted(&slice("a", 2)), "not by us");
-        assert!(tracker.deleted(&slice("a", 2)), "not known any more");
+        assert!(!tracker.handle_deletion(&slice("a", 2)), "not by us");
+        assert!(tracker.handle_deletion(&slice("a", 2)), "not known any more");
         tracker.expect_deletion(&slice("a", 2));
-        assert!(tracker.should_sync(&slice("a", 2)) && tracker.deleted(&slice("a", 2)));
+        assert!(tracker.should_sync(&slice("a", 2)) && tracker.handle_deletion(&slice("a", 2)));
     }
     fn managed_slice(generation: i64, service: &str, manager: &str) -> Arc<EndpointSlice> {
         let json = json!({"metadata": {
@@ -256,7 +256,7 @@ mod tests {
             names.sort();
             names
         };
-        tracker.wrote(&managed_slice(2, "s", "me"));
+        tracker.record_write(&managed_slice(2, "s", "me"));
         for (new, queued) in [
             (managed_slice(2, "s", "me"), vec![]),
             (managed_slice(3, "s", "me"), vec!["s"]),

@@ -49,14 +49,18 @@ impl TriggerTimes {
         let service_now = service.meta.creation_timestamp;
         let mut earliest: Option<Timestamp> = None;
         let mut changed = |at: Timestamp, last: Option<Timestamp>| {
-            if last.is_none_or(|last| at > last) {
-                earliest = Some(earliest.map_or(at, |earliest| earliest.min(at)));
+            let is_change = match last {
+                Some(last) => at > last,
+                None => true,
+            };
+            if is_change && earliest.is_none_or(|earliest| at < earliest) {
+                earliest = Some(at);
             }
         };
         let times = |pod: &Arc<Pod>| Some((pod.meta.name.clone(), pod.status.ready_changed?));
         let mut pods: Vec<_> = pods.iter().filter_map(times).collect();
         pods.sort_unstable();
-        let pods = (!pods.is_empty()).then(|| POD_TIMES.intern(pods));
+        let pods = if pods.is_empty() { None } else { Some(POD_TIMES.intern(pods)) };
         let last = before.pods.as_deref().unwrap_or_default();
         for (name, at) in pods.as_deref().unwrap_or_default() {
             let place = last.binary_search_by_key(&name, |(name, _)| name);

@@ -74,7 +74,8 @@ impl EndpointsController {
         }
     }
 
-    fn wrote(&self, written: &Endpoints) {
+    /// The next sync waits until the cache has this version.
+    fn record_write(&self, written: &Endpoints) {
         let at = self.endpoints.written_at(written.meta.resource_version);
         self.writes.record(written.meta.key(), at);
     }
@@ -109,9 +110,9 @@ impl EndpointsController {
         if is_current(&current, &new, &service) {
             return Ok(Next::Done);
         }
-        match self.client.update::<Endpoints>(&key, &Body::of(&new)).await {
+        match self.client.update::<Endpoints>(&key, &Body::new(&new)).await {
             Ok(written) => {
-                self.wrote(&written);
+                self.record_write(&written);
                 Ok(Next::Done)
             }
             Err(error) => {
@@ -123,11 +124,12 @@ impl EndpointsController {
         }
     }
 
+    /// Creates the Endpoints of a Service that has none.
     async fn create(&self, service: &Service, new: Endpoints) -> SyncResult {
         let meta = &service.meta;
-        match self.client.create::<Endpoints>(&meta.namespace, &Body::of(&new)).await {
+        match self.client.create::<Endpoints>(&meta.namespace, &Body::new(&new)).await {
             Ok(written) => {
-                self.wrote(&written);
+                self.record_write(&written);
                 Ok(Next::Done)
             }
             // It would fail until the Service is deleted as well.
@@ -146,9 +148,9 @@ impl EndpointsController {
 
 /// Whether `current` need not become `new`. Upstream writes truncated Endpoints in each sync.
 fn is_current(current: &Endpoints, new: &Endpoints, service: &Service) -> bool {
-    let same_subsets = subsets::equal(&current.subsets, &new.subsets)
+    let same_subsets = subsets::are_equal(&current.subsets, &new.subsets)
         // Subsets from another release may be in another order.
-        || subsets::equal(&repack(&current.subsets), &new.subsets);
+        || subsets::are_equal(&repack(&current.subsets), &new.subsets);
     let (has, wanted) = (&current.meta.annotations, &new.meta.annotations);
     same_subsets
         && has.get(OVER_CAPACITY) == wanted.get(OVER_CAPACITY)
@@ -156,12 +158,16 @@ fn is_current(current: &Endpoints, new: &Endpoints, service: &Service) -> bool {
 }
 
 /// Upstream: `labelsCorrectForEndpoints`.
-fn labels_are_current(has: &Labels, service: &Labels) -> bool {
-    let own = |key: &str| key == HEADLESS || key == MANAGED_BY;
-    let copied = has.iter().filter(|(key, _)| !own(key)).count();
-    has.get(MANAGED_BY) == Some(MANAGER)
-        && copied == service.len()
-        && has.iter().all(|(key, value)| own(key) || service.get(key) == Some(value))
+fn labels_are_current(labels: &Labels, service: &Labels) -> bool {
+    let is_own = |key: &str| key == HEADLESS || key == MANAGED_BY;
+    let mut copied = 0;
+    for (key, value) in labels.iter().filter(|(key, _)| !is_own(key)) {
+        if service.get(key) != Some(value) {
+            return false;
+        }
+        copied += 1;
+    }
+    labels.get(MANAGED_BY) == Some(MANAGER) && copied == service.len()
 }
 
 /// The Endpoints to write: the Service's labels, and the other fields of `current`.

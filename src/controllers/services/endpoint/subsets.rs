@@ -17,7 +17,7 @@ pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let mut packer = Packer::default();
     for pod in pods.iter().filter(|pod| belongs(pod, not_ready_too)) {
         // In a cluster that is changed to two families a pod may have no address of this one yet.
-        let Some(address) = address(service, pod) else { continue };
+        let Some(address) = endpoint_address(service, pod) else { continue };
         let ready = not_ready_too || pod.is_ready();
         if service.spec.ports.is_empty() && service.is_headless() {
             packer.add(&address, None, 0, ready);
@@ -30,7 +30,7 @@ pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
 }
 
 /// Upstream: `podToEndpointAddressForService`.
-fn address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
+fn endpoint_address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
     let is_ipv6 = match service.spec.ip_families.first() {
         Some(family) => *family == "IPv6",
         None if service.has_cluster_ip() => service.spec.cluster_ip.contains(':'),
@@ -51,7 +51,7 @@ fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
 }
 
 /// Whether both are equal, except for the versions of the objects behind the addresses.
-pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
+pub fn are_equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
     let address = |(a, b): (&EndpointAddress, &EndpointAddress)| {
         a.ip == b.ip
             && a.hostname.as_deref().unwrap_or_default()
@@ -70,21 +70,21 @@ pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
         })
 }
 
-fn count(subsets: &[EndpointSubset]) -> usize {
+fn count_addresses(subsets: &[EndpointSubset]) -> usize {
     subsets.iter().map(|subset| subset.addresses.len() + subset.not_ready_addresses.len()).sum()
 }
 
 /// Keeps [`MAX_CAPACITY`] addresses, ready ones first, and an equal part of each subset. Returns
 /// whether there were more. Upstream: `truncateEndpoints`.
 pub fn truncate(subsets: &mut [EndpointSubset]) -> bool {
-    if count(subsets) <= MAX_CAPACITY {
+    if count_addresses(subsets) <= MAX_CAPACITY {
         return false;
     }
     let ready: usize = subsets.iter().map(|subset| subset.addresses.len()).sum();
     let only_ready = ready > MAX_CAPACITY;
     let (room, total) = match only_ready {
         true => (MAX_CAPACITY, ready),
-        false => (MAX_CAPACITY - ready, count(subsets) - ready),
+        false => (MAX_CAPACITY - ready, count_addresses(subsets) - ready),
     };
     let mut left = room;
     for subset in subsets {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     /// `ready:port,port` or `-not ready:port` of each subset, sorted.
-    fn shown(service: &Service, pods: &[Value]) -> Vec<String> {
+    fn summary(service: &Service, pods: &[Value]) -> Vec<String> {
         let pods: Vec<Arc<Pod>> =
             pods.iter().map(|pod| Arc::new(serde_json::from_value(pod.clone()).unwrap())).collect();
         let ips = |of: &[EndpointAddress]| -> String {
@@ -218,7 +218,7 @@ mod tests {
             ("over", json!({"ports": [number]}), &[over], vec![]),
             ("no address yet", json!({"ports": [number]}), &[pod("c", &[], true)], vec![]),
         ] {
-            assert_eq!(shown(&service(spec), pods), wanted, "{what}");
+            assert_eq!(summary(&service(spec), pods), wanted, "{what}");
         }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     fn an_address_names_its_pod() {
         let pod: Pod = serde_json::from_value(pod("a", &["10.0.0.1"], true)).unwrap();
         assert_eq!(
-            serde_json::to_value(address(&service(json!({})), &pod)).unwrap(),
+            serde_json::to_value(endpoint_address(&service(json!({})), &pod)).unwrap(),
             json!({
                 "ip": "10.0.0.1", "hostname": "a", "nodeName": "n1",
                 "targetRef": {"kind": "Pod", "namespace": "ns", "name": "a", "uid": "a"},

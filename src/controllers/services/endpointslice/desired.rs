@@ -103,7 +103,7 @@ impl<'a> Shape<'a> {
     }
 
     /// `like`, with the Service's labels and other endpoints.
-    pub fn with(&self, like: &EndpointSlice, endpoints: Vec<Endpoint>) -> EndpointSlice {
+    pub fn with_endpoints(&self, like: &EndpointSlice, endpoints: Vec<Endpoint>) -> EndpointSlice {
         EndpointSlice {
             meta: Meta { labels: self.labels.clone(), ..like.meta.clone() },
             address_type: like.address_type.clone(),

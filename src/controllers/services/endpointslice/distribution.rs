@@ -11,7 +11,7 @@ pub enum Near {
 }
 
 /// What `trafficDistribution` asks for; `None`: nothing, or nothing that is known.
-pub fn asked_for(service: &Service) -> Option<Near> {
+pub fn requested(service: &Service) -> Option<Near> {
     match service.spec.traffic_distribution.as_deref()? {
         "PreferClose" | "PreferSameZone" => Some(Near::Zone),
         "PreferSameNode" => Some(Near::Node),
@@ -21,37 +21,41 @@ pub fn asked_for(service: &Service) -> Option<Near> {
 
 /// Sets the hints of `near` on every ready endpoint, and has the slices updated whose hints differ.
 /// Hints of endpoints that are not ready stay as they are.
-pub fn hint(plan: &mut Plan, near: Near) {
+pub fn set_hints(plan: &mut Plan, near: Near) {
     plan.update_also(|slice| {
         slice.endpoints.iter().filter(|e| e.is_ready()).any(|endpoint| !has_hints(endpoint, near))
     });
-    for slice in plan.written() {
+    for slice in plan.slices_to_write() {
         for endpoint in slice.endpoints.iter_mut().filter(|endpoint| endpoint.is_ready()) {
-            endpoint.hints = wanted(endpoint, near);
+            endpoint.hints = desired_hints(endpoint, near);
         }
     }
 }
 
-fn wanted(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
+/// The hints of `near` for an endpoint; `None` when it has no zone or node.
+fn desired_hints(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     let hint = |name: Option<&Istr>| name.map(|name| Hint { name: name.clone() });
     let for_nodes = endpoint.node_name.as_ref().filter(|_| near == Near::Node);
     let hints = EndpointHints {
         for_zones: hint(endpoint.zone.as_ref()).into_iter().collect(),
         for_nodes: hint(for_nodes).into_iter().collect(),
     };
-    (hints != EndpointHints::default()).then_some(hints)
+    if hints == EndpointHints::default() {
+        return None;
+    }
+    Some(hints)
 }
 
 fn has_hints(endpoint: &Endpoint, near: Near) -> bool {
     let none = EndpointHints::default();
     let has = endpoint.hints.as_ref().unwrap_or(&none);
-    *has == wanted(endpoint, near).unwrap_or_default()
+    *has == desired_hints(endpoint, near).unwrap_or_default()
 }
 
 /// Takes all hints away. Upstream: `RemoveHintsFromSlices`.
-pub fn remove(plan: &mut Plan) {
+pub fn remove_hints(plan: &mut Plan) {
     plan.update_also(|slice| slice.endpoints.iter().any(|endpoint| endpoint.hints.is_some()));
-    for slice in plan.written() {
+    for slice in plan.slices_to_write() {
         slice.endpoints.iter_mut().for_each(|endpoint| endpoint.hints = None);
     }
 }
@@ -93,7 +97,7 @@ mod tests {
             (Near::Node, slice(true, z, no, both), Some(zone)),
         ] {
             let mut plan = Plan { unchanged: vec![slice.clone()], ..Plan::default() };
-            hint(&mut plan, near);
+            set_hints(&mut plan, near);
             let written = plan
                 .update
                 .first()
@@ -112,7 +116,7 @@ mod tests {
             unchanged: vec![hinted(), plain.clone()],
             ..Plan::default()
         };
-        remove(&mut plan);
+        remove_hints(&mut plan);
         assert_eq!((plan.update.len(), plan.unchanged), (1, vec![plain]));
         assert!(plan.create[0].endpoints[0].hints.is_none());
         assert!(plan.update[0].endpoints[0].hints.is_none());

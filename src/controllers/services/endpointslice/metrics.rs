@@ -36,11 +36,12 @@ metrics! {
 }
 
 /// `operation`: `create`, `update`, `delete`.
-pub fn changed(operation: &str) {
+pub fn count_change(operation: &str) {
     CHANGES.with_label_values(&[operation]).inc();
 }
 
-pub fn synced(result: &SyncResult) {
+/// Counts a sync by its result.
+pub fn count_sync(result: &SyncResult) {
     let result = match result {
         Ok(_) => "success",
         Err(Error::Stale(_)) => "stale",
@@ -49,7 +50,8 @@ pub fn synced(result: &SyncResult) {
     SYNCS.with_label_values(&[result]).inc();
 }
 
-pub fn counts(max_per_slice: usize) -> SliceCounts {
+/// The counts behind the gauges of endpoints and slices.
+pub fn new_counts(max_per_slice: usize) -> SliceCounts {
     let gauges = Gauges {
         endpoints: ENDPOINTS.clone(),
         slices: SLICES.clone(),
@@ -64,18 +66,18 @@ pub fn counts(max_per_slice: usize) -> SliceCounts {
 pub struct Distributions(Mutex<HashMap<ObjectKey, Istr>>);
 
 impl Distributions {
+    /// Counts `service` for its traffic distribution; `None`: it has none.
     pub fn set(&self, service: &ObjectKey, distribution: Option<&Istr>) {
         let mut services = self.0.lock();
-        let before = match distribution {
+        let old = match distribution {
             Some(distribution) => services.insert(service.clone(), distribution.clone()),
             None => services.remove(service),
         };
-        let gauge = |of: &Istr| DISTRIBUTIONS.with_label_values(&[of.as_str()]);
-        if let Some(before) = before {
-            gauge(&before).dec();
+        if let Some(old) = old {
+            DISTRIBUTIONS.with_label_values(&[old.as_str()]).dec();
         }
-        if let Some(now) = distribution {
-            gauge(now).inc();
+        if let Some(new) = distribution {
+            DISTRIBUTIONS.with_label_values(&[new.as_str()]).inc();
         }
     }
 }

@@ -63,7 +63,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             recorder,
             nodes: nodes.clone(),
             max,
-            counts: metrics::counts(max),
+            counts: metrics::new_counts(max),
             distributions: metrics::Distributions::default(),
             tracker: tracker.clone(),
             topology,
@@ -87,12 +87,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let services_of = queue.clone();
     c.sync_by(1, topology_queue, &this, move |this, _| {
-        this.look_at_nodes(&services_of);
+        this.check_node_topology(&services_of);
         async { Ok(Next::Done) }
     });
     c.sync(queue, &this, async |this, key| {
         let result = this.sync(key).await;
-        metrics::synced(&result);
+        metrics::count_sync(&result);
         result
     });
     Ok(())
@@ -111,7 +111,7 @@ fn changes_topology(change: &Change<'_, Node>) -> bool {
 
 impl EndpointSlices {
     /// Upstream: `checkNodeTopologyDistribution`.
-    fn look_at_nodes(&self, queue: &Queue) {
+    fn check_node_topology(&self, queue: &Queue) {
         self.topology.set_nodes(&self.nodes.list());
         for service in self.topology.overloaded() {
             queue.add(service);

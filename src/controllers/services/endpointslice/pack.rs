@@ -19,6 +19,7 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Adds the changes of another plan.
     pub fn append(&mut self, mut other: Plan) {
         self.create.append(&mut other.create);
         self.update.append(&mut other.update);
@@ -41,7 +42,7 @@ impl Plan {
     }
 
     /// What will be written.
-    pub fn written(&mut self) -> impl Iterator<Item = &mut EndpointSlice> {
+    pub fn slices_to_write(&mut self) -> impl Iterator<Item = &mut EndpointSlice> {
         self.create.iter_mut().chain(&mut self.update)
     }
 }
@@ -72,10 +73,10 @@ pub fn pack(
         if changed || removed > 0 {
             match kept.is_empty() {
                 true => plan.delete.push(slice.clone()),
-                false => plan.update.push(shape.with(slice, kept)),
+                false => plan.update.push(shape.with_endpoints(slice, kept)),
             }
         } else if !shape.has_labels(slice) {
-            plan.update.push(shape.with(slice, slice.endpoints.clone()));
+            plan.update.push(shape.with_endpoints(slice, slice.endpoints.clone()));
         } else {
             plan.unchanged.push(slice.clone());
         }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     /// The sizes of created, updated (by name) and unchanged slices, and the names of deleted ones.
-    fn shown(plan: &Plan) -> (Vec<usize>, Vec<String>, Vec<String>, Vec<usize>) {
+    fn summary(plan: &Plan) -> (Vec<usize>, Vec<String>, Vec<String>, Vec<usize>) {
         let mut updated: Vec<String> = plan
             .update
             .iter()
@@ -247,7 +248,7 @@ mod tests {
             let desired = EndpointSet::new(wanted.clone().map(|n| endpoint(n, true)).collect());
             let plan = pack(&shape, &[], &existing, desired, 100);
             let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
-            let (mut sizes, mut expected) = (shown(&plan), unchanged);
+            let (mut sizes, mut expected) = (summary(&plan), unchanged);
             sizes.3.sort_unstable();
             expected.sort_unstable();
             assert_eq!(sizes, (created, owned(updated), owned(deleted), expected), "{what}");
@@ -263,7 +264,7 @@ mod tests {
         let desired =
             EndpointSet::new((1..119).chain(200..225).map(|n| endpoint(n, true)).collect());
         let plan = pack(&shape, &[], &existing, desired, 100);
-        assert_eq!(shown(&plan).1, ["0:43", "1:100"]);
+        assert_eq!(summary(&plan).1, ["0:43", "1:100"]);
         assert_eq!((plan.added, plan.removed), (25, 2));
     }
 
@@ -274,13 +275,13 @@ mod tests {
         let desired =
             |ready: bool| EndpointSet::new((0..4).map(|n| endpoint(n, n != 3 || ready)).collect());
         let plan = pack(&Shape::new(&old, &family), &[], &existing, desired(false), 100);
-        assert_eq!(shown(&plan).1, ["1:2"]);
+        assert_eq!(summary(&plan).1, ["1:2"]);
         assert_eq!((plan.added, plan.removed), (0, 0));
         assert!(!plan.update[0].endpoints[1].is_ready());
 
         let new = service(&[("a", "2")]);
         let plan = pack(&Shape::new(&new, &family), &[], &existing, desired(true), 100);
-        assert_eq!(shown(&plan).1, ["0:2", "1:2"]);
+        assert_eq!(summary(&plan).1, ["0:2", "1:2"]);
         assert_eq!(plan.update[0].meta.labels.get("a"), Some("2"));
     }
 }

@@ -66,10 +66,10 @@ impl Reconciler {
         for address_type in &types {
             let of_type = supported.iter().filter(|slice| slice.address_type == *address_type);
             let existing: Vec<_> = of_type.cloned().collect();
-            let (groups, faults) = self.groups(service, pods, address_type);
+            let (groups, faults) = self.group_endpoints(service, pods, address_type);
             errors.extend(faults);
             let plan = self.plan(service, address_type, groups, existing);
-            let (plan, events) = self.hint(service, address_type, plan);
+            let (plan, events) = self.add_hints(service, address_type, plan);
             if let Err(error) = self.write(service, plan, changed_at).await {
                 errors.push(error);
             }
@@ -87,7 +87,7 @@ impl Reconciler {
     }
 
     /// The endpoints by the ports they offer, and the errors of pods without endpoints.
-    fn groups(
+    fn group_endpoints(
         &self,
         service: &Service,
         pods: &[Arc<Pod>],
@@ -180,14 +180,14 @@ impl Reconciler {
     }
 
     /// Adds the hints that the Service asks for to the plan. Returns it with the events about them.
-    fn hint(
+    fn add_hints(
         &self,
         service: &Service,
         address_type: &str,
         mut plan: Plan,
     ) -> (Plan, Vec<HintEvent>) {
         let key = service.meta.key();
-        if topology::is_asked_for(service) {
+        if topology::is_requested(service) {
             self.distributions.set(&key, None);
             let events = self.topology.add_hints(&key, address_type, &mut plan);
             return (plan, events);
@@ -198,12 +198,12 @@ impl Reconciler {
             events.push(HintEvent::disabled(why, address_type));
         }
         self.topology.remove_hints(&key, address_type);
-        let near = distribution::asked_for(service);
+        let near = distribution::requested(service);
         let asked = service.spec.traffic_distribution.as_ref().filter(|_| near.is_some());
         self.distributions.set(&key, asked);
         match near {
-            Some(near) => distribution::hint(&mut plan, near),
-            None => distribution::remove(&mut plan),
+            Some(near) => distribution::set_hints(&mut plan, near),
+            None => distribution::remove_hints(&mut plan),
         }
         (plan, events)
     }
@@ -219,15 +219,15 @@ impl Reconciler {
         let key = service.meta.key();
         let written = plan.create.len() + plan.update.len() + plan.delete.len();
         let changed_at = changed_at.map(|at| at.to_string());
-        for slice in plan.written() {
+        for slice in plan.slices_to_write() {
             slice.meta.annotations =
                 relabelled(&slice.meta.annotations, &[(LAST_CHANGE, changed_at.as_deref())]);
         }
         // A Service that is being deleted gets no new slices: they would stay after it.
         let create = if service.meta.is_being_deleted() { &[] } else { &plan.create[..] };
         for slice in create {
-            match self.client.create(&key.namespace, &Body::of(slice)).await {
-                Ok(created) => self.tracker.wrote(&created),
+            match self.client.create(&key.namespace, &Body::new(slice)).await {
+                Ok(created) => self.tracker.record_write(&created),
                 // It would fail until the Service is deleted too.
                 Err(error) if error.is_namespace_terminating() => return Ok(()),
                 Err(error) => {
@@ -235,25 +235,25 @@ impl Reconciler {
                     return Err(Error::during(doing, error));
                 }
             }
-            metrics::changed("create");
+            metrics::count_change("create");
         }
         for slice in &plan.update {
-            match self.client.update(&slice.meta.key(), &Body::of(slice)).await {
-                Ok(updated) => self.tracker.wrote(&updated),
+            match self.client.update(&slice.meta.key(), &Body::new(slice)).await {
+                Ok(updated) => self.tracker.record_write(&updated),
                 Err(error) => {
                     let name = &slice.meta.name;
                     let doing = format!("failed to update {name} EndpointSlice for Service {key}");
                     return Err(Error::during(doing, error));
                 }
             }
-            metrics::changed("update");
+            metrics::count_change("update");
         }
         for slice in &plan.delete {
             self.delete("failed to delete", service, slice).await?;
         }
-        let mode = if topology::is_asked_for(service) { "Auto" } else { "Disabled" };
+        let mode = if topology::is_requested(service) { "Auto" } else { "Disabled" };
         let asked = service.spec.traffic_distribution.as_deref();
-        let near = distribution::asked_for(service).filter(|_| mode == "Disabled");
+        let near = distribution::requested(service).filter(|_| mode == "Disabled");
         let distribution = near.and(asked).unwrap_or_default();
         let changed = CHANGED_PER_SYNC.with_label_values(&[mode, distribution]);
         changed.observe(written as f64);
@@ -276,13 +276,13 @@ impl Reconciler {
                 return Err(Error::during(doing, error));
             }
         }
-        metrics::changed("delete");
+        metrics::count_change("delete");
         Ok(())
     }
 }
 
-/// Instead of deleting a slice and creating another, one is replaced. Only slices of this very
-/// Service: those of an earlier one of its name are the garbage collector's.
+/// Replaces a slice in place of deleting it and creating another. Only slices of this very Service:
+/// those of an earlier one of its name are the garbage collector's. Upstream: `recycleSlices`.
 fn recycle(service: &Service, plan: &mut Plan) {
     let Plan { create, update, delete, .. } = plan;
     delete.retain(|old| {

@@ -20,7 +20,7 @@ type ByZone = BTreeMap<Istr, i64>;
 
 /// Whether the Service asks for topology mode `Auto`; the older annotation has the word.
 /// Upstream: `hintsEnabled`.
-pub fn is_asked_for(service: &Service) -> bool {
+pub fn is_requested(service: &Service) -> bool {
     let annotations = &service.meta.annotations;
     let mode = annotations
         .get("service.kubernetes.io/topology-aware-hints")
@@ -37,6 +37,7 @@ pub struct HintEvent {
 }
 
 impl HintEvent {
+    /// The event about hints that are removed because of `why`.
     pub fn disabled(why: &str, address_type: &str) -> HintEvent {
         HintEvent {
             event_type: EventType::Warning,
@@ -45,6 +46,7 @@ impl HintEvent {
         }
     }
 
+    /// The event about the first hints of a Service.
     fn enabled(address_type: &str) -> HintEvent {
         HintEvent {
             event_type: EventType::Normal,
@@ -80,7 +82,7 @@ impl TopologyCache {
     }
 
     pub fn set_nodes(&self, nodes: &[Arc<Node>]) {
-        self.state().ratios = ratios(nodes);
+        self.state().ratios = cpu_ratios(nodes);
     }
 
     /// The Services of which a zone has too few endpoints. Upstream: `GetOverloadedServices`.
@@ -96,6 +98,7 @@ impl TopologyCache {
         self.state().populated.contains(service)
     }
 
+    /// Forgets the hints of one family.
     pub fn remove_hints(&self, service: &ObjectKey, address_type: &str) {
         let mut state = self.state();
         if let Some(types) = state.hinted.get_mut(service) {
@@ -125,7 +128,7 @@ impl TopologyCache {
         let cannot = |why: &str, plan: &mut Plan| {
             log::info!("{service}: no topology hints for {address_type}: {why}");
             self.remove_hints(service, address_type);
-            distribution::remove(plan);
+            distribution::remove_hints(plan);
             vec![HintEvent::disabled(why, address_type)]
         };
         let count = ready_endpoints(plan);
@@ -143,14 +146,14 @@ impl TopologyCache {
             }
         });
 
-        // To begin with, everyone's own zone.
-        let placed = |slice: &EndpointSlice| {
+        // Each endpoint begins with its own zone.
+        let has_zones = |slice: &EndpointSlice| {
             slice.endpoints.iter().filter(|e| e.is_ready()).all(|e| zone_of(e).is_some())
         };
-        if !plan.create.iter().chain(&plan.update).all(placed) {
+        if !plan.create.iter().chain(&plan.update).all(has_zones) {
             return cannot("One or more endpoints do not have a zone specified", plan);
         }
-        for slice in plan.written() {
+        for slice in plan.slices_to_write() {
             for endpoint in slice.endpoints.iter_mut().filter(|endpoint| endpoint.is_ready()) {
                 if let Some(zone) = zone_of(endpoint) {
                     *hinted.entry(zone.clone()).or_default() += 1;
@@ -159,14 +162,14 @@ impl TopologyCache {
             }
         }
         let (mut giving, mut receiving) = giving_and_receiving(&allocations, &hinted);
-        redistribute(plan.written(), &mut giving, &mut receiving, &mut hinted);
+        redistribute(plan.slices_to_write(), &mut giving, &mut receiving, &mut hinted);
         if hinted.is_empty() {
             return cannot("No hints allocated for zones", plan);
         }
         let mut state = self.state();
-        let was_on = !state.populated.insert(service.clone());
+        let had_hints = !state.populated.insert(service.clone());
         state.hinted.entry(service.clone()).or_default().insert(address_type.into(), hinted);
-        if was_on { Vec::new() } else { vec![HintEvent::enabled(address_type)] }
+        if had_hints { Vec::new() } else { vec![HintEvent::enabled(address_type)] }
     }
 }
 
@@ -178,6 +181,7 @@ fn for_zone(zone: Istr) -> EndpointHints {
     EndpointHints { for_zones: vec![Hint { name: zone }], for_nodes: Vec::new() }
 }
 
+/// The number of ready endpoints in all slices of the plan.
 fn ready_endpoints(plan: &Plan) -> i64 {
     let written = plan.create.iter().chain(&plan.update);
     let slices = written.chain(plan.unchanged.iter().map(|slice| &**slice));
@@ -185,8 +189,9 @@ fn ready_endpoints(plan: &Plan) -> i64 {
     i64::try_from(ready).unwrap_or(i64::MAX)
 }
 
-/// Upstream: `SetNodes`.
-fn ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
+/// The part of each zone in the CPUs of the ready nodes; `None` with fewer than two zones, or a
+/// node without a zone or CPU. Upstream: `SetNodes`.
+fn cpu_ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
     let excluded = |labels: &Labels| {
         ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"]
             .iter()
@@ -198,14 +203,19 @@ fn ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
             continue;
         }
         let cpu = node.status.allocatable_cpu;
-        let zone = node.zone().filter(|_| cpu.is_positive())?;
-        let of_zone = zones.entry(zone.into()).or_default();
-        *of_zone = *of_zone + cpu;
+        if !cpu.is_positive() {
+            return None;
+        }
+        let zone_cpu = zones.entry(node.zone()?.into()).or_default();
+        *zone_cpu = *zone_cpu + cpu;
         total = total + cpu;
     }
     let millis = |cpu: Quantity| cpu.milli_value() as f64;
-    (zones.len() >= 2)
-        .then(|| zones.into_iter().map(|(zone, cpu)| (zone, millis(cpu) / millis(total))).collect())
+    if zones.len() < 2 {
+        return None;
+    }
+    let ratio = |cpu: Quantity| millis(cpu) / millis(total);
+    Some(zones.into_iter().map(|(zone, cpu)| (zone, ratio(cpu))).collect())
 }
 
 /// What each zone is to have of `count` endpoints, or why that cannot be. Upstream:
@@ -250,21 +260,26 @@ fn hints_of(
 ) -> Option<ByZone> {
     let mut zones = ByZone::new();
     for endpoint in slice.endpoints.iter().filter(|endpoint| endpoint.is_ready()) {
-        let hints = endpoint.hints.as_ref().filter(|hints| !hints.for_zones.is_empty())?;
+        let hints = endpoint.hints.as_ref()?;
+        if hints.for_zones.is_empty() {
+            return None;
+        }
         for Hint { name: zone } in &hints.for_zones {
             allocations.get(zone)?;
             *zones.entry(zone.clone()).or_default() += 1;
         }
     }
-    let fits = |(zone, count): (&Istr, &i64)| {
+    for (zone, count) in &zones {
         let before = before.get(zone).copied().unwrap_or(0);
-        allocations.get(zone).is_some_and(|allocation| before + count <= allocation.maximum)
-    };
-    zones.iter().all(fits).then_some(zones)
+        if before + count > allocations.get(zone)?.maximum {
+            return None;
+        }
+    }
+    Some(zones)
 }
 
-/// How many endpoints zones with too many give to zones with too few.
-/// Upstream: `getGivingAndReceivingZones`.
+/// How many endpoints each zone with too many gives, and each zone with too few receives. Upstream:
+/// `getGivingAndReceivingZones`.
 fn giving_and_receiving(
     allocations: &BTreeMap<Istr, Allocation>,
     hinted: &ByZone,
@@ -280,7 +295,9 @@ fn giving_and_receiving(
         }
     }
     let (mut giving, mut receiving) = (ByZone::new(), ByZone::new());
-    while let (Some((from, gives)), Some((to, takes))) = (most(&mut surplus), most(&mut shortage)) {
+    while let (Some((from, gives)), Some((to, takes))) =
+        (largest(&mut surplus), largest(&mut shortage))
+    {
         if (*gives < 1.0 && *takes < 1.0) || *gives < 0.5 || *takes < 0.5 {
             break;
         }
@@ -293,7 +310,7 @@ fn giving_and_receiving(
 }
 
 /// The zone with the largest number above 0.
-fn most(zones: &mut BTreeMap<Istr, f64>) -> Option<(Istr, &mut f64)> {
+fn largest(zones: &mut BTreeMap<Istr, f64>) -> Option<(Istr, &mut f64)> {
     let positive = zones.iter_mut().filter(|(_, number)| **number > 0.0);
     let most = positive.reduce(|most, next| if *next.1 > *most.1 { next } else { most })?;
     Some((most.0.clone(), most.1))
@@ -314,10 +331,10 @@ fn redistribute<'a>(
         let Some(to) = receiving.keys().next().cloned() else { return };
         endpoint.hints = Some(for_zone(to.clone()));
         for (zones, zone) in [(&mut *giving, &from), (&mut *receiving, &to)] {
-            if let Some(left) = zones.get_mut(zone) {
-                *left -= 1;
+            if let Some(count) = zones.get_mut(zone) {
+                *count -= 1;
             }
-            zones.retain(|_, left| *left > 0);
+            zones.retain(|_, count| *count > 0);
         }
         *hinted.entry(from).or_default() -= 1;
         *hinted.entry(to).or_default() += 1;
@@ -417,7 +434,7 @@ mod tests {
             (vec![node("a", "1", true), node("b", "0", true)], None),
             (vec![], None),
         ] {
-            let found: Option<Vec<(String, f64)>> = ratios(&nodes)
+            let found: Option<Vec<(String, f64)>> = cpu_ratios(&nodes)
                 .map(|ratios| ratios.into_iter().map(|(z, r)| (z.to_string(), r)).collect());
             let wanted = wanted.map(|of| of.into_iter().map(|(z, r)| (z.to_owned(), r)).collect());
             assert_eq!(found, wanted, "{nodes:?}");

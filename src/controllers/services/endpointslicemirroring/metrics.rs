@@ -36,11 +36,11 @@ metrics! {
 }
 
 /// `operation`: `create`, `update`, `delete`.
-pub fn changed(operation: &str) {
+pub fn count_change(operation: &str) {
     CHANGES.with_label_values(&[operation]).inc();
 }
 
-pub fn took(time: Duration) {
+pub fn observe_duration(time: Duration) {
     DURATION.observe(time.as_secs_f64());
 }
 
@@ -52,7 +52,8 @@ pub fn observe(changes: Changes, skipped: usize) {
     SKIPPED.observe(skipped as f64);
 }
 
-pub fn counts(max_per_slice: usize) -> SliceCounts {
+/// The counts behind the gauges of endpoints and slices.
+pub fn new_counts(max_per_slice: usize) -> SliceCounts {
     let gauges = Gauges {
         endpoints: ENDPOINTS.clone(),
         slices: SLICES.clone(),

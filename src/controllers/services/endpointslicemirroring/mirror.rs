@@ -107,7 +107,8 @@ pub struct Plan {
     pub efficiency: Vec<Efficiency>,
 }
 
-/// `existing`: all that mirror these Endpoints now.
+/// The changes of slices to the `desired` endpoints. `existing`: all that mirror these Endpoints
+/// now. Upstream: `reconcile`.
 pub fn plan(
     endpoints: &Endpoints,
     desired: Desired,
@@ -142,7 +143,8 @@ pub fn plan(
         plan.changes.added += changes.added;
         plan.changes.updated += changes.updated;
         plan.changes.removed += changes.removed;
-        if let Some(slice) = first.as_ref().filter(|_| changes == Changes::default())
+        if changes == Changes::default()
+            && let Some(slice) = &first
             && mirrors_metadata(slice, endpoints)
         {
             plan.current.push(slice.clone());
@@ -151,7 +153,7 @@ pub fn plan(
         let mut new = new_slice(endpoints, kind);
         wanted.fill(&mut new.endpoints, max);
         match first {
-            Some(slice) => plan.update.push(named(new, &slice)),
+            Some(slice) => plan.update.push(with_identity_of(new, &slice)),
             None => plan.create.push(new),
         }
     }
@@ -160,24 +162,25 @@ pub fn plan(
     plan
 }
 
-/// Instead of deleting a slice and creating another, one is replaced.
+/// Replaces a slice in place of deleting it and creating another. Upstream: `recycleSlices`.
 fn recycle(plan: &mut Plan) {
     let Plan { create, update, delete, .. } = plan;
     let mut new: BTreeMap<Istr, VecDeque<EndpointSlice>> = BTreeMap::new();
     for slice in create.drain(..) {
         new.entry(slice.address_type.clone()).or_default().push_back(slice);
     }
-    delete.retain(|old| {
-        let fits = new.get_mut(&old.address_type).and_then(VecDeque::pop_front);
-        let keep = fits.is_none();
-        update.extend(fits.map(|new| named(new, old)));
-        keep
+    delete.retain(|old| match new.get_mut(&old.address_type).and_then(VecDeque::pop_front) {
+        Some(new) => {
+            update.push(with_identity_of(new, old));
+            false
+        }
+        None => true,
     });
     create.extend(new.into_values().flatten());
 }
 
 /// `new`, to take the place of `old`.
-fn named(mut new: EndpointSlice, old: &EndpointSlice) -> EndpointSlice {
+fn with_identity_of(mut new: EndpointSlice, old: &EndpointSlice) -> EndpointSlice {
     new.meta.name = old.meta.name.clone();
     new.meta.generate_name = Istr::default();
     new

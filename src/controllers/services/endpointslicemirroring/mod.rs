@@ -51,7 +51,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             client: c.client(),
             recorder: c.recorder(),
             max,
-            counts: metrics::counts(max),
+            counts: metrics::new_counts(max),
             tracker: tracker.clone(),
         },
         clock: c.clock(),
@@ -86,7 +86,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.sync(queue, &this, async |this, key| {
         let start = this.clock.monotonic();
         let result = this.clone().sync(key).await;
-        metrics::took(this.clock.monotonic().saturating_sub(start));
+        metrics::observe_duration(this.clock.monotonic().saturating_sub(start));
         result
     });
     Ok(())
@@ -96,7 +96,8 @@ fn has_selector(service: &Service) -> bool {
     !service.spec.selector.is_empty()
 }
 
-/// Endpoints are mirrored unless they are a lock or carry the label that forbids it. Upstream: `shouldMirror`.
+/// Endpoints are mirrored unless they are a lock or carry the label that forbids it. Upstream:
+/// `shouldMirror`.
 fn is_mirrored(endpoints: &Endpoints) -> bool {
     endpoints.meta.labels.get(SKIP_MIRROR) != Some("true")
         && !endpoints.meta.annotations.contains_key(LEADER)

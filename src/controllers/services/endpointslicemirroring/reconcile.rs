@@ -47,32 +47,33 @@ impl Reconciler {
         metrics::observe(plan.changes, skipped);
         self.counts.set(&endpoints.meta.key(), plan.efficiency.iter().copied());
         for slice in plan.current.iter().filter(|slice| !self.tracker.has(slice)) {
-            self.tracker.wrote(slice);
+            self.tracker.record_write(slice);
         }
         self.write(endpoints, plan).await
     }
 
+    /// Creates, updates and deletes slices by the plan. Upstream: `finalize`.
     async fn write(&self, endpoints: &Endpoints, plan: Plan) -> Result<(), Error> {
         let key = endpoints.meta.key();
         // Endpoints that are being deleted get no new slices: they would stay after them.
         let create = if endpoints.meta.is_being_deleted() { &[] } else { &plan.create[..] };
         for slice in create {
-            match self.client.create(&key.namespace, &Body::of(slice)).await {
-                Ok(created) => self.tracker.wrote(&created),
+            match self.client.create(&key.namespace, &Body::new(slice)).await {
+                Ok(created) => self.tracker.record_write(&created),
                 // It would fail until the Endpoints are deleted too.
                 Err(error) if error.is_namespace_terminating() => return Ok(()),
                 Err(error) => {
                     return Err(Error::during("failed to create EndpointSlice", error));
                 }
             }
-            metrics::changed("create");
+            metrics::count_change("create");
         }
         for slice in &plan.update {
-            let updated = self.client.update(&slice.meta.key(), &Body::of(slice)).await;
+            let updated = self.client.update(&slice.meta.key(), &Body::new(slice)).await;
             let updated =
                 updated.map_err(|error| Error::during("failed to update EndpointSlice", error))?;
-            self.tracker.wrote(&updated);
-            metrics::changed("update");
+            self.tracker.record_write(&updated);
+            metrics::count_change("update");
         }
         for slice in &plan.delete {
             match self.client.delete::<EndpointSlice>(&slice.meta.key(), Delete::new()).await {
@@ -82,7 +83,7 @@ impl Reconciler {
                     return Err(Error::during("failed to delete EndpointSlice", error));
                 }
             }
-            metrics::changed("delete");
+            metrics::count_change("delete");
         }
         Ok(())
     }
