@@ -22,7 +22,7 @@ pub const NETWORK_UNAVAILABLE: &str = "node.kubernetes.io/network-unavailable";
 const ATTEMPTS: usize = 5;
 const BACKOFF_MILLIS: u64 = 100;
 
-pub fn has(node: &Node, key: &str, effect: &str) -> bool {
+pub fn has_taint(node: &Node, key: &str, effect: &str) -> bool {
     node.spec.taints.iter().any(|taint| taint.key == *key && taint.effect == *effect)
 }
 
@@ -37,7 +37,7 @@ pub struct Swap<'a> {
 impl Swap<'_> {
     /// The taints after the change; `None`: nothing changes. A taint that is to be added and exists
     /// becomes the new one. Upstream: `AddOrUpdateTaint`, `RemoveTaint`.
-    fn of(&self, taints: &[Taint], now: Timestamp) -> Option<Vec<Taint>> {
+    fn apply(&self, taints: &[Taint], now: Timestamp) -> Option<Vec<Taint>> {
         let is_one_of = |taint: &Taint, keys: &[&str]| {
             taint.effect == *self.effect && keys.contains(&taint.key.as_str())
         };
@@ -59,11 +59,14 @@ impl Swap<'_> {
                 after.push(new(key));
             }
         }
-        (after != taints).then_some(after)
+        if after == taints {
+            return None;
+        }
+        Some(after)
     }
 
-    /// Writes the change, first on the node as it is cached. One request, conditional on the version
-    /// of the node: taints are one field to the API. Upstream: `SwapNodeControllerTaint`.
+    /// Writes the change, first on the node as it is cached. One request, conditional on the
+    /// version of the node: taints are one field to the API. Upstream: `SwapNodeControllerTaint`.
     pub async fn write(
         &self,
         client: &Client,
@@ -74,7 +77,7 @@ impl Swap<'_> {
         let mut live: Option<Node> = None;
         for attempt in 1.. {
             let node = live.as_ref().unwrap_or(cached);
-            let Some(taints) = self.of(&node.spec.taints, clock.now()) else { break };
+            let Some(taints) = self.apply(&node.spec.taints, clock.now()) else { break };
             let patch = Patch::Merge(patch(node, &taints));
             match nodes.patch::<PartialObjectMetadata>(&key, &patch).await {
                 Ok(_) => break,
@@ -93,8 +96,9 @@ impl Swap<'_> {
     }
 }
 
+/// Replaces all taints, if the node is still at this version.
 fn patch(node: &Node, taints: &[Taint]) -> Value {
-    let taints: Vec<Value> = taints.iter().map(written).collect();
+    let taints: Vec<Value> = taints.iter().map(taint_json).collect();
     let taints = if taints.is_empty() { Value::Null } else { taints.into() };
     json!({
         "metadata": {
@@ -104,7 +108,8 @@ fn patch(node: &Node, taints: &[Taint]) -> Value {
     })
 }
 
-fn written(taint: &Taint) -> Value {
+/// A taint as the API has it, without empty fields.
+fn taint_json(taint: &Taint) -> Value {
     let mut written = json!({ "key": taint.key, "effect": taint.effect });
     if !taint.value.is_empty() {
         written["value"] = taint.value.as_str().into();
@@ -150,7 +155,11 @@ mod tests {
             (&["b NoExecute 5"], swap(&["a"], &["b"]), Some(&["a NoExecute 60"])),
         ] {
             let taints = |list: &[&str]| -> Vec<Taint> { list.iter().map(|t| taint(t)).collect() };
-            assert_eq!(change.of(&taints(before), now), after.map(taints), "{before:?} {change:?}");
+            assert_eq!(
+                change.apply(&taints(before), now),
+                after.map(taints),
+                "{before:?} {change:?}"
+            );
         }
     }
 

@@ -1,5 +1,5 @@
-//! Annotates each Node with the time for which its kubelet may keep a Secret or a ConfigMap: the more
-//! nodes, the longer. Upstream: `pkg/controller/ttl`.
+//! Annotates each Node with the time for which its kubelet may keep a Secret or a ConfigMap: the
+//! more nodes, the longer. Upstream: `pkg/controller/ttl`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -78,6 +78,7 @@ struct Size {
 }
 
 impl Size {
+    /// A node was added: from a certain number of nodes the TTL is longer.
     fn grow(&mut self) {
         self.nodes += 1;
         if self.nodes > STEPS[self.step].1 {
@@ -85,6 +86,7 @@ impl Size {
         }
     }
 
+    /// A node was deleted.
     fn shrink(&mut self) {
         self.nodes = self.nodes.saturating_sub(1);
         if self.nodes < STEPS[self.step].0 {

@@ -1,8 +1,8 @@
 //! What quotas were charged lately for pods.
 //!
-//! The API server charges a pod to the quota before it stores the pod, so a count may lack pods that the
-//! usage has. A usage that forgets them admits more pods than the quota permits, as under upstream's
-//! manager. So recent charges are added to a count that is lower than the usage.
+//! The API server charges a pod to the quota before it stores the pod, so a count may lack pods
+//! that the usage has. A usage that forgets them admits more pods than the quota permits, as under
+//! upstream's manager. So recent charges are added to a count that is lower than the usage.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::objects::{Meta, ObjectKey, ResourceList};
 
 /// The time that the API server gets to store a charged pod.
 const STORED: Duration = Duration::from_millis(250);
-/// How long the cache of pods may be older than a charge, until the pods are listed. It may stay older: a
-/// charged pod may have been refused in the end.
+/// How long the cache of pods may be older than a charge, until the pods are listed. It may stay
+/// older: a charged pod may have been refused in the end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause until the cache of pods is compared again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The number of charges to a quota that are kept apart.
-const KEPT: usize = 32;
+const MAX_CHARGES: usize = 32;
 
 /// The charges to each quota that a count of pods may lack.
 #[derive(Default)]
@@ -33,8 +33,9 @@ struct Usage {
     version: u64,
     /// What pods use, by that version.
     used: ResourceList,
-    /// In the order of their versions, at most [`KEPT`]. Beyond that the two oldest become one, which waits
-    /// for both: a sum that is too high is safe, because a count with it is at most the usage.
+    /// In the order of their versions, at most [`MAX_CHARGES`]. Beyond that the two oldest become
+    /// one, which waits for both: a sum that is too high is safe, because a count with it is at
+    /// most the usage.
     recent: Vec<Charge>,
 }
 
@@ -47,7 +48,8 @@ struct Charge {
 }
 
 impl Charge {
-    /// How long it is until all its pods are in a count that has the changes until the version `known`.
+    /// How long it is until all its pods are in a count that has the changes until the version
+    /// `known`.
     fn pause(&self, known: u64, now: Duration) -> Option<Duration> {
         let is_behind = known < self.version;
         let stored = (self.at + STORED).checked_sub(now).filter(|pause| !pause.is_zero());
@@ -56,18 +58,25 @@ impl Charge {
 }
 
 impl Usage {
-    fn see(&mut self, version: u64, used: ResourceList, now: Duration) {
+    /// What rises from the earlier usage to `used` is a charge of `version`.
+    fn update(&mut self, version: u64, used: ResourceList, now: Duration) {
         // The API server was restored from a backup: charges have other versions now.
         if version < self.version {
             *self = Usage::default();
         }
         let known = |name: &str| self.used.get(name).unwrap_or_default();
-        let rises = used.iter().map(|(name, amount)| (name.clone(), amount - known(name)));
-        let amounts: ResourceList = rises.filter(|(_, rise)| rise.is_positive()).collect();
+        let mut amounts = ResourceList::default();
+        for (name, amount) in used.iter() {
+            let rise = amount - known(name);
+            if rise.is_positive() {
+                amounts.insert(name.clone(), rise);
+            }
+        }
         if !amounts.is_empty() {
             self.recent.push(Charge { version, at: now, unlisted: now, amounts });
         }
-        if self.recent.len() > KEPT {
+        if self.recent.len() > MAX_CHARGES {
+            // The two oldest become one.
             let second = self.recent.remove(1);
             let first = &mut self.recent[0];
             (first.version, first.at) = (second.version, first.at.max(second.at));
@@ -82,20 +91,20 @@ impl Usage {
 }
 
 impl Charges {
-    /// A quota has this version, in which pods have `used` this. What rises was charged, and all that a new
-    /// quota has. `known`: the version until which all changes of pods are in the cache.
-    pub fn see(&self, quota: &Meta, used: ResourceList, known: u64, now: Duration) {
+    /// A quota has this version, in which pods have `used` this. What rises was charged, and all
+    /// that a new quota has. `known`: the version until which all changes of pods are in the cache.
+    pub fn record_seen(&self, quota: &Meta, used: ResourceList, known: u64, now: Duration) {
         let mut quotas = self.quotas.lock();
         let usage = quotas.entry(quota.key()).or_default();
         if usage.version != quota.resource_version {
-            usage.see(quota.resource_version, used, now);
+            usage.update(quota.resource_version, used, now);
             usage.drop_old(known, now);
         }
     }
 
-    /// This process wrote a quota. A later version may be the next that is seen, as after a list: what
-    /// was charged is its difference to this one.
-    pub fn wrote(&self, quota: &Meta, used: ResourceList) {
+    /// This process wrote a quota. A later version may be the next that is seen, as after a list:
+    /// what was charged is its difference to this one.
+    pub fn record_write(&self, quota: &Meta, used: ResourceList) {
         // A quota that is gone has no usage.
         if let Some(usage) = self.quotas.lock().get_mut(&quota.key())
             && usage.version < quota.resource_version
@@ -108,22 +117,24 @@ impl Charges {
         self.quotas.lock().remove(quota);
     }
 
-    /// Whether the cache of pods has been older than a charge for too long: the pods are to be listed.
+    /// Whether the cache of pods has been older than a charge for too long: the pods are to be
+    /// listed.
     pub fn are_overdue(&self, quota: &ObjectKey, known: u64, now: Duration) -> bool {
         let is_overdue =
             |charge: &Charge| known < charge.version && now >= charge.unlisted + PATIENCE;
         self.quotas.lock().get(quota).is_some_and(|usage| usage.recent.iter().any(is_overdue))
     }
 
-    /// The pods were listed for a count that stands: the next list comes after another [`PATIENCE`].
-    pub fn listed(&self, quota: &ObjectKey, now: Duration) {
+    /// The pods were listed for a count that stands: the next list comes after another
+    /// [`PATIENCE`].
+    pub fn record_list(&self, quota: &ObjectKey, now: Duration) {
         if let Some(usage) = self.quotas.lock().get_mut(quota) {
             usage.recent.iter_mut().for_each(|charge| charge.unlisted = charge.unlisted.max(now));
         }
     }
 
-    /// What a count may lack that has all changes of pods until the version `known`, and the pause after
-    /// which it may lack less. In the version of `quota` pods have `used` this.
+    /// What a count may lack that has all changes of pods until the version `known`, and the pause
+    /// after which it may lack less. In the version of `quota` pods have `used` this.
     pub fn missing(
         &self,
         quota: &Meta,
@@ -135,7 +146,7 @@ impl Charges {
         // Its event is on the way.
         let Some(usage) = quotas.get_mut(&quota.key()) else { return (used.clone(), Some(PAUSE)) };
         if usage.version < quota.resource_version {
-            usage.see(quota.resource_version, used.clone(), now);
+            usage.update(quota.resource_version, used.clone(), now);
         }
         let (mut sum, mut first) = (ResourceList::default(), None::<Duration>);
         for charge in &usage.recent {
@@ -169,7 +180,7 @@ mod tests {
     /// A quota with three pods at version 5, which were charged long ago.
     fn charges() -> Charges {
         let charges = Charges::default();
-        charges.see(&quota(5), pods(3), 5, Duration::ZERO);
+        charges.record_seen(&quota(5), pods(3), 5, Duration::ZERO);
         charges
     }
 
@@ -195,7 +206,7 @@ mod tests {
             (0, 5, 200, (4, Some(50))),
         ] {
             let charges = charges();
-            charges.see(&quota(7), pods(4), 0, millis(charged));
+            charges.record_seen(&quota(7), pods(4), 0, millis(charged));
             assert_eq!(missing(&charges, known, now), expected, "{charged} {known} {now}");
         }
     }
@@ -204,12 +215,17 @@ mod tests {
     fn a_charge_of_something_else_delays_nothing() {
         let charges = charges();
         for (version, now) in [(6, 400), (7, 550), (8, 700)] {
-            charges.see(&quota(version), pods(3), version, millis(now));
+            charges.record_seen(&quota(version), pods(3), version, millis(now));
             assert_eq!(missing(&charges, version, now), (0, None), "{now}");
         }
         // Nor do charges of pods that follow one another delay the count of older ones.
         for (version, now) in [(9, 1_000), (10, 1_150), (11, 1_300), (12, 1_450)] {
-            charges.see(&quota(version), pods(version.cast_signed() - 5), version, millis(now));
+            charges.record_seen(
+                &quota(version),
+                pods(version.cast_signed() - 5),
+                version,
+                millis(now),
+            );
             assert!(missing(&charges, version, now).0 <= 2, "{now}");
         }
         assert_eq!(charges.quotas.lock()[&quota(0).key()].recent.len(), 2);
@@ -218,12 +234,12 @@ mod tests {
     #[test]
     fn a_write_and_a_charge_may_come_as_one_change() {
         let charges = charges();
-        charges.wrote(&quota(6), pods(1));
-        charges.wrote(&quota(5), pods(9));
-        charges.see(&quota(7), pods(3), 5, millis(1_000));
+        charges.record_write(&quota(6), pods(1));
+        charges.record_write(&quota(5), pods(9));
+        charges.record_seen(&quota(7), pods(3), 5, millis(1_000));
         assert_eq!(missing(&charges, 7, 1_000), (2, Some(250)));
         charges.forget(&quota(7).key());
-        charges.wrote(&quota(8), pods(1));
+        charges.record_write(&quota(8), pods(1));
         assert!(charges.quotas.lock().is_empty());
     }
 
@@ -232,7 +248,7 @@ mod tests {
         let charges = Charges::default();
         assert_eq!(missing(&charges, u64::MAX, 1_000), (9, Some(100)));
         assert!(charges.quotas.lock().is_empty());
-        charges.see(&quota(5), pods(3), 5, Duration::ZERO);
+        charges.record_seen(&quota(5), pods(3), 5, Duration::ZERO);
         let (missing, _) = charges.missing(&quota(6), &pods(5), 5, millis(1_000));
         assert_eq!(missing, pods(2));
     }
@@ -240,12 +256,12 @@ mod tests {
     #[test]
     fn pods_are_listed_each_five_seconds_while_the_cache_is_behind() {
         let charges = charges();
-        charges.see(&quota(7), pods(4), 5, millis(1_000));
+        charges.record_seen(&quota(7), pods(4), 5, millis(1_000));
         let overdue = |known, now| charges.are_overdue(&quota(7).key(), known, millis(now));
         assert_eq!([overdue(6, 5_999), overdue(6, 6_000), overdue(7, 6_000)], [false, true, false]);
         // The list has what was charged more than 250 ms before it.
         assert_eq!(missing(&charges, u64::MAX, 6_000), (0, None));
-        charges.listed(&quota(7).key(), millis(6_000));
+        charges.record_list(&quota(7).key(), millis(6_000));
         assert_eq!([overdue(6, 10_999), overdue(6, 11_000)], [false, true]);
         assert_eq!(missing(&charges, 6, 7_000), (1, Some(100)));
     }
@@ -255,9 +271,9 @@ mod tests {
         let charges = charges();
         for number in 1..=1_000_u64 {
             let used = pods(3 + number.cast_signed());
-            charges.see(&quota(5 + number), used, 0, millis(10 * number));
+            charges.record_seen(&quota(5 + number), used, 0, millis(10 * number));
         }
-        assert_eq!(charges.quotas.lock()[&quota(0).key()].recent.len(), KEPT);
+        assert_eq!(charges.quotas.lock()[&quota(0).key()].recent.len(), MAX_CHARGES);
         assert!(charges.are_overdue(&quota(0).key(), 0, millis(10_000)), "since the first charge");
         // What is known of the pods, and when; the oldest 972 of 1,003 pods have one version.
         for (known, now, expected) in [
@@ -276,8 +292,8 @@ mod tests {
     #[test]
     fn versions_of_a_restored_backup_charge_too() {
         let charges = Charges::default();
-        charges.see(&quota(1_000), pods(3), 1_000, millis(0));
-        charges.see(&quota(7), pods(2), 7, millis(1_000));
+        charges.record_seen(&quota(1_000), pods(3), 1_000, millis(0));
+        charges.record_seen(&quota(7), pods(2), 7, millis(1_000));
         assert_eq!(missing(&charges, 7, 1_000), (2, Some(250)));
     }
 }

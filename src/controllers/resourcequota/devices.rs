@@ -31,6 +31,8 @@ pub struct Extended {
     pub clock: SharedClock,
 }
 
+/// The evaluator of ResourceClaims: their number, and the devices of each class. Upstream:
+/// `NewResourceClaimEvaluator`.
 pub fn resource_claims(
     claims: OptionalCache<ResourceClaim>,
     extended: Option<Extended>,
@@ -73,16 +75,19 @@ impl Extended {
         class.spec.extended_resource_name.clone().filter(|name| !name.is_empty())
     }
 
+    /// Whether `name` is a device class's resource, implicit or extended.
     fn measures(&self, name: &str) -> bool {
         let Some(resource) = name.strip_prefix(REQUESTS) else { return false };
         let Some(classes) = self.classes.lister() else { return false };
-        let class = resource.strip_prefix(CLASS);
-        class.is_some_and(|class| classes.get(&ObjectKey::cluster(class)).is_some())
-            || is_extended_request(name)
-                && classes
-                    .list()
-                    .iter()
-                    .any(|class| class.spec.extended_resource_name.as_deref() == Some(resource))
+        if let Some(class) = resource.strip_prefix(CLASS)
+            && classes.get(&ObjectKey::cluster(class)).is_some()
+        {
+            return true;
+        }
+        let is_resource_of = |class: &Arc<DeviceClass>| {
+            class.spec.extended_resource_name.as_deref() == Some(resource)
+        };
+        is_extended_request(name) && classes.list().iter().any(is_resource_of)
     }
 
     /// The claim's devices under the names of extended resources, less what the claim's pod is

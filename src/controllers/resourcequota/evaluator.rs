@@ -60,12 +60,20 @@ where
         let lister = (self.lister)().ok_or_else(|| not_synced(T::RESOURCE))?;
         let mut usage = ResourceList::default();
         for object in lister.in_namespace(namespace) {
-            let mut matches = scopes.iter().map(|scope| (self.in_scope)(&object, scope));
-            match matches.find(|matches| !matches!(matches, Ok(true))) {
-                None => (self.charge)(&object, &mut usage),
-                Some(Ok(_)) => {}
-                // A selector that cannot be read ends the count without an error, as upstream.
-                Some(Err(_)) => break,
+            let mut is_in_scopes = true;
+            for scope in scopes {
+                match (self.in_scope)(&object, scope) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        is_in_scopes = false;
+                        break;
+                    }
+                    // A selector that cannot be read ends the count without an error, as upstream.
+                    Err(_) => return Ok(usage),
+                }
+            }
+            if is_in_scopes {
+                (self.charge)(&object, &mut usage);
             }
         }
         Ok(usage)
@@ -84,7 +92,8 @@ impl Count {
         &self.informer.scope().resource
     }
 
-    fn is_of(&self, resource: &ResourceType) -> bool {
+    /// Whether this counts the objects of `resource`.
+    fn counts(&self, resource: &ResourceType) -> bool {
         let known = self.resource();
         known.plural == resource.plural && known.group == resource.group
     }
@@ -139,16 +148,22 @@ impl Registry {
         self.built_in.get(&resource.to_string())
     }
 
-    /// The built-in evaluator of a resource, or a new one that counts its objects. While discovery of
-    /// one version of a group fails, a resource may be watched in two: then the first one counts.
-    pub fn of(&self, resource: &ResourceType, informer: &MetadataInformer) -> Arc<dyn Evaluator> {
+    /// The built-in evaluator of a resource, or a new one that counts its objects. While discovery
+    /// of one version of a group fails, a resource may be watched in two: then the first one
+    /// counts.
+    pub fn evaluator_for(
+        &self,
+        resource: &ResourceType,
+        informer: &MetadataInformer,
+    ) -> Arc<dyn Evaluator> {
         if let Some(built_in) = self.built_in(resource) {
             return built_in.clone();
         }
         self.counted.write().extend(names(resource));
         let mut counts = self.counts.write();
-        let living =
-            counts.iter().filter(|count| count.upgrade().is_some_and(|it| it.is_of(resource)));
+        let living = counts
+            .iter()
+            .filter(|count| count.upgrade().is_some_and(|count| count.counts(resource)));
         let earlier = living.cloned().collect();
         let count = Arc::new(Count { informer: informer.clone(), earlier });
         if counts.len() == counts.capacity() {
@@ -158,6 +173,7 @@ impl Registry {
         count
     }
 
+    /// All evaluators whose resources are watched.
     fn list(&self) -> Vec<Arc<dyn Evaluator>> {
         let counts = self.counts.read();
         let counts =
@@ -170,7 +186,8 @@ impl Registry {
         self.list().iter().any(|evaluator| evaluator.measures(name))
     }
 
-    /// Whether the resource `name` of quotas was measured, and is not any more: its objects are not watched.
+    /// Whether the resource `name` of quotas was measured, and is not any more: its objects are not
+    /// watched.
     pub fn has_lost(&self, name: &str) -> bool {
         self.counted.read().contains(name) && !self.measures(name)
     }
@@ -243,7 +260,7 @@ mod tests {
         let registry = Registry::new([]);
         let of = |group: &'static str, plural: &'static str| {
             let resource = ResourceType::fixed(group, "v1", "X", plural, true);
-            registry.of(&resource, &factory.metadata(&resource))
+            registry.evaluator_for(&resource, &factory.metadata(&resource))
         };
         let things = of("example.com", "things");
         let maps = of("", "configmaps");
@@ -274,7 +291,7 @@ mod tests {
         let registry = Registry::new([]);
         let of = |version: &'static str| {
             let resource = ResourceType::fixed("example.com", version, "X", "things", true);
-            registry.of(&resource, &factory.metadata(&resource))
+            registry.evaluator_for(&resource, &factory.metadata(&resource))
         };
         let name = "count/things.example.com";
         let (first, second) = (of("v2"), of("v1"));

@@ -15,6 +15,7 @@ const CLAIMS: [&str; 3] =
     ["count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"];
 const STORAGE_CLASS: &str = ".storageclass.storage.k8s.io/";
 
+/// The evaluator of Services. Upstream: `NewServiceEvaluator`.
 pub fn services(services: Lister<Service>) -> Arc<dyn Evaluator> {
     Arc::new(Objects {
         lister: move || Some(services.clone()),
@@ -49,6 +50,7 @@ pub fn service_changes_usage(old: &Service, new: &Service) -> bool {
     charged(old) != charged(new)
 }
 
+/// The evaluator of PersistentVolumeClaims. Upstream: `NewPersistentVolumeClaimEvaluator`.
 pub fn volume_claims(claims: Lister<PersistentVolumeClaim>) -> Arc<dyn Evaluator> {
     Arc::new(Objects {
         lister: move || Some(claims.clone()),
@@ -58,6 +60,7 @@ pub fn volume_claims(claims: Lister<PersistentVolumeClaim>) -> Arc<dyn Evaluator
     })
 }
 
+/// Also with the prefix of a storage class.
 fn measures_claims(name: &str) -> bool {
     let by_class =
         |resource| name.strip_suffix(resource).is_some_and(|class| class.ends_with(STORAGE_CLASS));

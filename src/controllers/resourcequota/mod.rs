@@ -29,8 +29,8 @@ use crate::objects::{
 /// How long workers wait for the DeviceClasses, which a server need not serve.
 const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
-/// When the first count of new limits is repeated. What is created during it is charged to nothing, and
-/// then no event causes another count.
+/// When the first count of new limits is repeated. What is created during it is charged to nothing,
+/// and then no event causes another count.
 const SECOND_COUNT: Duration = Duration::from_secs(5);
 
 /// The controller `resourcequota-controller`.
@@ -63,7 +63,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         });
     }
     Monitors::new(c, this.client.clone(), is_counted).follow(c, move |resource, informer| {
-        let evaluator = this.registry.of(resource, informer);
+        let evaluator = this.registry.evaluator_for(resource, informer);
         Box::new(Replenish { quotas: this.clone(), evaluator })
     });
     Ok(())
@@ -93,6 +93,7 @@ fn registry(c: &mut Controller) -> Registry {
     Registry::new(built_in)
 }
 
+/// Queues changed quotas; those without a whole usage go to `urgent`.
 fn watch_quotas(
     c: &mut Controller,
     this: &Arc<Quotas>,
@@ -104,7 +105,7 @@ fn watch_quotas(
     c.watch(quotas, &queue, move |change, queue| {
         match &change {
             Change::Deleted(last) => this.charges.forget(&last.object().meta.key()),
-            change => this.see(change.object()),
+            change => this.record_used(change.object()),
         }
         let quota = match change {
             Change::Added { new, .. } => new,
@@ -140,6 +141,7 @@ fn watch_stuck_pods(c: &mut Controller, this: &Arc<Quotas>) {
     });
 }
 
+/// Queues the quotas of a namespace when an update of an object `changes_usage`.
 fn watch_kind<T: Object + Resource>(
     c: &mut Controller,
     this: &Arc<Quotas>,
@@ -189,8 +191,8 @@ impl Quotas {
             || hard.names().any(|name| !used.has(name) && self.registry.measures(name))
     }
 
-    /// Wakes the quotas of a namespace that limit what `evaluator` measures. The spec counts too: a new
-    /// quota's first count may have begun before the change, and its status is not known yet.
+    /// Wakes the quotas of a namespace that limit what `evaluator` measures. The spec counts too: a
+    /// new quota's first count may have begun before the change, and its status is not known yet.
     fn replenish(&self, evaluator: &dyn Evaluator, namespace: &str) {
         for quota in self.quotas.in_namespace(namespace) {
             let mut limits = quota.spec.hard.names().chain(quota.status.hard.names());
@@ -219,17 +221,17 @@ impl Quotas {
     }
 
     /// Records what the API server charged.
-    fn see(&self, quota: &ResourceQuota) {
+    fn record_used(&self, quota: &ResourceQuota) {
         let (used, known) = (self.used_by_pods(quota), self.pods.last_seen_version());
-        self.charges.see(&quota.meta, used, known, self.clock.monotonic());
+        self.charges.record_seen(&quota.meta, used, known, self.clock.monotonic());
     }
 
     fn is_of_pods(&self, name: &str) -> bool {
         self.registry.built_in(&Pod::RESOURCE).is_some_and(|pods| pods.measures(name))
     }
 
-    /// Measures the pods that the API server has now, in place of those in the cache. What cannot be
-    /// measured so is left out of `measured`.
+    /// Measures the pods that the API server has now, in place of those in the cache. What cannot
+    /// be measured so is left out of `measured`.
     async fn measure_live_pods(
         &self,
         quota: &ResourceQuota,
@@ -250,6 +252,7 @@ impl Quotas {
         Ok(())
     }
 
+    /// Counts the usage of one quota again. Upstream: `syncResourceQuota`.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
         // Read first: what is measured is at least as new.
@@ -271,17 +274,18 @@ impl Quotas {
             again = pause;
         }
         // The API server admits no object before the quota has a count of them.
-        let lost = quota
-            .spec
-            .hard
-            .names()
-            .filter(|name| !quota.status.used.has(name) && self.registry.has_lost(name));
-        lost.for_each(|name| measured.insert(name.clone(), Quantity::ZERO));
+        for name in quota.spec.hard.names() {
+            if !quota.status.used.has(name) && self.registry.has_lost(name) {
+                measured.insert(name.clone(), Quantity::ZERO);
+            }
+        }
         let new = new_status(&quota, &measured);
         let is_first = new.is_some() && self.lacks_usage(&quota);
         if let Some(status) = new {
             match self.client.update_status(&*quota, &status).await {
-                Ok(written) => self.charges.wrote(&written.meta, self.used_by_pods(&written)),
+                Ok(written) => {
+                    self.charges.record_write(&written.meta, self.used_by_pods(&written))
+                }
                 Err(error) => {
                     is_live = false;
                     errors.push(error.into());
@@ -289,15 +293,21 @@ impl Quotas {
             }
         }
         if is_live {
-            self.charges.listed(&key, now);
+            self.charges.record_list(&key, now);
         }
         if let Some(error) = Error::many(errors) {
             return Err(error);
         }
-        let stuck = self.limits_pods(&quota).then(|| self.pods.in_namespace(&key.namespace));
-        let release = pods::next_release(stuck.iter().flatten(), self.clock.now());
-        let next = release.into_iter().chain(is_first.then_some(SECOND_COUNT)).chain(again).min();
-        Ok(next.map_or(Next::Done, Next::After))
+        let release = if self.limits_pods(&quota) {
+            pods::next_release(&self.pods.in_namespace(&key.namespace), self.clock.now())
+        } else {
+            None
+        };
+        let second_count = if is_first { Some(SECOND_COUNT) } else { None };
+        match [release, second_count, again].into_iter().flatten().min() {
+            Some(next) => Ok(Next::After(next)),
+            None => Ok(Next::Done),
+        }
     }
 }
 
@@ -307,7 +317,8 @@ fn is_lower(measured: &ResourceList, used: &ResourceList) -> bool {
     counts.any(|(name, count)| used.get(name).is_some_and(|used| count.compare(used).is_lt()))
 }
 
-/// Adds what is `missing` to the `measured` amounts that are lower than the `used` ones, at most up to these.
+/// Adds what is `missing` to the `measured` amounts that are lower than the `used` ones, at most up
+/// to these.
 fn add_missing(measured: &mut ResourceList, missing: &ResourceList, used: &ResourceList) {
     for (name, used) in used.iter() {
         let lower = measured.get(name).filter(|count| count.compare(used).is_lt());

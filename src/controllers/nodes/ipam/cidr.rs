@@ -45,7 +45,7 @@ impl Cidr {
 
     /// The last address.
     pub fn last(&self) -> u128 {
-        self.network | (all(self.is_v4) & !mask(self.is_v4, self.prefix))
+        self.network | (all_ones(self.is_v4) & !mask(self.is_v4, self.prefix))
     }
 }
 
@@ -53,16 +53,18 @@ fn bits(is_v4: bool) -> u8 {
     if is_v4 { 32 } else { 128 }
 }
 
-fn all(is_v4: bool) -> u128 {
+fn all_ones(is_v4: bool) -> u128 {
     if is_v4 { u128::from(u32::MAX) } else { u128::MAX }
 }
 
+/// The bits of the network in a range with this prefix.
 fn mask(is_v4: bool, prefix: u8) -> u128 {
     let hosts = bits(is_v4) - prefix;
     let low = if hosts == 128 { u128::MAX } else { (1 << hosts) - 1 };
-    all(is_v4) & !low
+    all_ones(is_v4) & !low
 }
 
+/// An address as text, from its bits.
 pub fn address(is_v4: bool, number: u128) -> String {
     match u32::try_from(number) {
         Ok(number) if is_v4 => Ipv4Addr::from(number).to_string(),

@@ -37,8 +37,8 @@ pub struct CidrSet {
 
 impl CidrSet {
     /// # Errors
-    /// When a cluster of IPv6 would have too many nodes. The prefix of a node must not be shorter than
-    /// the cluster's.
+    /// When a cluster of IPv6 would have too many nodes. The prefix of a node must not be shorter
+    /// than the cluster's.
     pub fn new(cluster: Cidr, node_prefix: u8) -> Result<CidrSet, String> {
         let difference = node_prefix - cluster.prefix;
         if !cluster.is_v4 && difference > MAX_DIFFERENCE {
@@ -61,7 +61,7 @@ impl CidrSet {
             );
         }
         let (mut candidate, mut tries) = (self.next, 0);
-        while self.used.get(candidate) {
+        while self.used.is_set(candidate) {
             candidate = (candidate + 1) % self.max;
             tries += 1;
         }
@@ -117,15 +117,18 @@ impl CidrSet {
         Ok((self.index(cidr.network)?, self.index(cidr.last())?))
     }
 
+    /// The index of the node range that contains the address `number`.
     fn index(&self, number: u128) -> Result<u64, String> {
         let shift = self.cluster.bits() - self.node_prefix;
         let offset = self.cluster.network ^ number;
         let index = if shift == 128 { 0 } else { offset >> shift };
-        let index = u64::try_from(index).ok().filter(|index| *index < self.max);
-        index.ok_or_else(|| {
-            let address = address(self.cluster.is_v4, number);
-            format!("CIDR: {address}/{} is out of the range of CIDR allocator", self.node_prefix)
-        })
+        match u64::try_from(index) {
+            Ok(index) if index < self.max => Ok(index),
+            _ => {
+                let (address, prefix) = (address(self.cluster.is_v4, number), self.node_prefix);
+                Err(format!("CIDR: {address}/{prefix} is out of the range of CIDR allocator"))
+            }
+        }
     }
 
     fn report(&self) {
@@ -138,7 +141,7 @@ impl CidrSet {
 struct Bits(Vec<u64>);
 
 impl Bits {
-    fn get(&self, index: u64) -> bool {
+    fn is_set(&self, index: u64) -> bool {
         let (word, bit) = Bits::place(index);
         self.0.get(word).is_some_and(|word| word & bit != 0)
     }
@@ -146,7 +149,7 @@ impl Bits {
     /// Whether this changed the bit.
     fn set(&mut self, index: u64, on: bool) -> bool {
         let (word, bit) = Bits::place(index);
-        if self.get(index) == on {
+        if self.is_set(index) == on {
             return false;
         }
         if word >= self.0.len() {
@@ -156,6 +159,7 @@ impl Bits {
         true
     }
 
+    /// The position of the word that has the bit, and the mask of the bit in it.
     fn place(index: u64) -> (usize, u64) {
         ((index / 64) as usize, 1 << (index % 64))
     }
@@ -173,7 +177,7 @@ mod tests {
         CidrSet::new(cidr(cluster), prefix).unwrap()
     }
 
-    fn allocated(set: &mut CidrSet, count: usize) -> Vec<String> {
+    fn allocate_many(set: &mut CidrSet, count: usize) -> Vec<String> {
         let next = |_| set.allocate().map_or_else(|error| error, |cidr| cidr.to_string());
         (0..count).map(next).collect()
     }
@@ -192,7 +196,7 @@ mod tests {
             ("2001:db8::/60", 68, &["2001:db8::/68", "2001:db8:0:0:1000::/68"]),
             ("beef:1234::/112", 128, &["beef:1234::/128", "beef:1234::1/128"]),
         ] {
-            assert_eq!(allocated(&mut set(cluster, prefix), 2), expected, "{cluster}");
+            assert_eq!(allocate_many(&mut set(cluster, prefix), 2), expected, "{cluster}");
         }
         for (cluster, prefix, one) in [
             ("127.123.234.0/30", 30, "127.123.234.0/30"),
@@ -200,20 +204,20 @@ mod tests {
             ("beef:1234::/30", 30, "beef:1234::/30"),
         ] {
             let mut set = set(cluster, prefix);
-            assert_eq!(allocated(&mut set, 2), [one, NONE_LEFT]);
+            assert_eq!(allocate_many(&mut set, 2), [one, NONE_LEFT]);
             set.release(&cidr(one)).unwrap();
-            assert_eq!(allocated(&mut set, 2), [one, NONE_LEFT]);
+            assert_eq!(allocate_many(&mut set, 2), [one, NONE_LEFT]);
         }
     }
 
     #[test]
     fn a_released_range_is_used_when_its_turn_comes() {
         let mut set = set("127.123.234.0/28", 30);
-        assert_eq!(allocated(&mut set, 2), ["127.123.234.0/30", "127.123.234.4/30"]);
+        assert_eq!(allocate_many(&mut set, 2), ["127.123.234.0/30", "127.123.234.4/30"]);
         set.release(&cidr("127.123.234.0/30")).unwrap();
         set.release(&cidr("127.123.234.0/30")).unwrap();
         assert_eq!(
-            allocated(&mut set, 4),
+            allocate_many(&mut set, 4),
             ["127.123.234.8/30", "127.123.234.12/30", "127.123.234.0/30", NONE_LEFT]
         );
     }
@@ -238,7 +242,8 @@ mod tests {
             let mut set = set(cluster, prefix);
             let case = format!("{cluster} {prefix} {occupied}");
             assert_eq!(set.occupy(&cidr(occupied)).is_ok(), indices.is_some(), "{case}");
-            let used: Vec<u64> = (0..set.max.min(70_000)).filter(|at| set.used.get(*at)).collect();
+            let used: Vec<u64> =
+                (0..set.max.min(70_000)).filter(|at| set.used.is_set(*at)).collect();
             let expected: Vec<u64> =
                 indices.map(|(first, last)| (first..=last).collect()).unwrap_or_default();
             assert_eq!(used, expected, "{case}");

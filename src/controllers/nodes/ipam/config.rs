@@ -16,9 +16,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// The ranges and prefixes that the flags ask for.
+    ///
     /// # Errors
     /// When the flags are not valid together.
-    pub fn of(o: &Options) -> Result<Config, String> {
+    pub fn from_options(o: &Options) -> Result<Config, String> {
         if o.cidr_allocator_type == "CloudAllocator" {
             return Err(
                 "--cidr-allocator-type is set to 'CloudAllocator' but cloud provider is not \
@@ -26,7 +28,7 @@ impl Config {
                     .to_owned(),
             );
         }
-        let clusters = clusters(&o.cluster_cidr)?;
+        let clusters = parse_cluster_cidrs(&o.cluster_cidr)?;
         let services = services(&o.service_cluster_ip_range)?;
         let prefixes = prefixes(o, &clusters)?;
         let mut sized = Vec::new();
@@ -53,7 +55,7 @@ impl Config {
 }
 
 /// Upstream: `validateCIDRs`.
-fn clusters(list: &str) -> Result<Vec<Cidr>, String> {
+fn parse_cluster_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     let mut cidrs = Vec::new();
     for text in list.trim().split(',') {
         let cidr = Cidr::parse(text);
@@ -147,7 +149,7 @@ mod tests {
             node_cidr_mask_size_ipv6,
             ..Options::default()
         };
-        match Config::of(&options) {
+        match Config::from_options(&options) {
             Err(error) => error,
             Ok(Config { clusters, services }) => {
                 let clusters = clusters.iter().map(|(cidr, prefix)| format!("{cidr}>{prefix}"));
@@ -175,7 +177,7 @@ mod tests {
                 cidr_allocator_type: kind.into(),
                 ..Options::default()
             };
-            assert_eq!(Config::of(&options).err().as_deref(), expected, "{kind:?}");
+            assert_eq!(Config::from_options(&options).err().as_deref(), expected, "{kind:?}");
         }
     }
 

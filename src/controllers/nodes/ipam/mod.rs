@@ -30,7 +30,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     if !c.options().allocate_node_cidrs {
         return Ok(());
     }
-    let config = Config::of(c.options())?;
+    let config = Config::from_options(c.options())?;
     let nodes = c.lister::<Node>();
     let this = Arc::new(Ipam {
         client: c.client(),
@@ -73,10 +73,11 @@ impl Ipam {
         self.nodes.list().iter().for_each(|node| drop(ranges.occupy(node)));
     }
 
+    /// Frees the ranges of a deleted node.
     fn release(&self, node: &Node) {
         let successor = self.nodes.get(&node.meta.key());
         let successor = successor.filter(|successor| successor.meta.uid != node.meta.uid);
-        self.ranges.lock().gone(node, successor.as_deref());
+        self.ranges.lock().release_node(node, successor.as_deref());
         self.reported.lock().remove(&node.meta.uid);
     }
 
@@ -89,7 +90,7 @@ impl Ipam {
         if !node.spec.pod_cidrs.is_empty() {
             let foreign = self.ranges.lock().occupy(&node);
             if !foreign.is_empty() && self.reported.lock().insert(node.meta.uid.clone()) {
-                self.report(&node, &foreign);
+                self.report_foreign_ranges(&node, &foreign);
             }
             return Ok(Next::Done);
         }
@@ -106,15 +107,15 @@ impl Ipam {
         match result {
             Ok(()) => {
                 log::info!("Set the pod CIDRs of node {}: {:?}", key.name, list(&ranges));
-                self.ranges.lock().written(&node);
+                self.ranges.lock().mark_written(&node);
                 Ok(Next::Done)
             }
             Err((error, is_unsure)) => {
                 self.record(&node, "CIDRAssignmentFailed");
                 let mut ranges = self.ranges.lock();
                 match is_unsure {
-                    true => ranges.doubt(&node),
-                    false => ranges.refused(&node),
+                    true => ranges.mark_outcome_unknown(&node),
+                    false => ranges.mark_refused(&node),
                 }
                 Err(error.into())
             }
@@ -153,7 +154,8 @@ impl Ipam {
         self.recorder.event(&about(node), EventType::Normal, status, message);
     }
 
-    fn report(&self, node: &Node, foreign: &[String]) {
+    /// The event about ranges of a node outside of the cluster's.
+    fn report_foreign_ranges(&self, node: &Node, foreign: &[String]) {
         let message = format!(
             "The pod CIDR {} is outside of --cluster-cidr, so it is ignored",
             foreign.join(", ")

@@ -24,8 +24,8 @@ struct Allocated {
 enum WriteState {
     /// No attempt to write them has ended yet.
     Unwritten,
-    /// An attempt may have been carried out. A later refusal says nothing about it, so they stay the node's,
-    /// and the next attempt is with the same ones.
+    /// An attempt may have been carried out. A later refusal says nothing about it, so they stay
+    /// the node's, and the next attempt is with the same ones.
     Unsure,
     /// The API server has taken them.
     Written,
@@ -51,7 +51,8 @@ impl Ranges {
     }
 
     /// Ranges for a node that has none, one of each family. They are the node's until they are
-    /// [`refused`](Ranges::refused) or the node is gone. `None`: they are written, and the cache lags.
+    /// [`mark_refused`](Ranges::mark_refused) or the node is gone. `None`: they are written, and
+    /// the cache lags.
     ///
     /// # Errors
     /// When none is free.
@@ -83,15 +84,16 @@ impl Ranges {
     }
 
     /// The API server has taken the ranges that [`Ranges::allocate`] gave.
-    pub fn written(&mut self, node: &Node) {
+    pub fn mark_written(&mut self, node: &Node) {
         self.set_write_state(node, WriteState::Written);
     }
 
     /// The API server may have taken them: the answer is lost.
-    pub fn doubt(&mut self, node: &Node) {
+    pub fn mark_outcome_unknown(&mut self, node: &Node) {
         self.set_write_state(node, WriteState::Unsure);
     }
 
+    /// For the node with this uid, not for another of its name.
     fn set_write_state(&mut self, node: &Node, state: WriteState) {
         let allocated = self.allocated.get_mut(&node.meta.name);
         if let Some(allocated) = allocated.filter(|allocated| allocated.uid == node.meta.uid) {
@@ -100,14 +102,15 @@ impl Ranges {
     }
 
     /// The API server has refused them. They stay the node's if an earlier attempt is unsure.
-    pub fn refused(&mut self, node: &Node) {
+    pub fn mark_refused(&mut self, node: &Node) {
         let allocated = self.allocated.get(&node.meta.name);
         if allocated.is_some_and(|allocated| allocated.state != WriteState::Unsure) {
-            self.take_back(node);
+            self.release_unwritten(node);
         }
     }
 
-    fn take_back(&mut self, node: &Node) {
+    /// Frees the ranges that [`Ranges::allocate`] gave to this node.
+    fn release_unwritten(&mut self, node: &Node) {
         let allocated = self.allocated.get(&node.meta.name);
         if allocated.is_some_and(|allocated| allocated.uid == node.meta.uid)
             && let Some(allocated) = self.allocated.remove(&node.meta.name)
@@ -116,6 +119,7 @@ impl Ranges {
         }
     }
 
+    /// Frees one range in the set of each family.
     fn release(&mut self, ranges: &[Cidr]) {
         for (set, range) in self.sets.iter_mut().zip(ranges) {
             if let Err(error) = set.release(range) {
@@ -132,9 +136,9 @@ impl Ranges {
             return Vec::new();
         }
         if let Some(allocated) = self.allocated.remove(&node.meta.name) {
-            let has = |range: &Cidr| own.iter().any(|own| **own == *range.to_string());
             for (set, range) in self.sets.iter_mut().zip(&allocated.ranges) {
-                if !has(range)
+                let text = range.to_string();
+                if !own.iter().any(|own| **own == *text)
                     && let Err(error) = set.release(range)
                 {
                     log::error!("Error when releasing CIDR {range}: {error}");
@@ -143,20 +147,24 @@ impl Ranges {
         }
         let mut foreign = Vec::new();
         for text in own {
-            let take = |range| self.sets.iter_mut().any(|set| set.occupy(&range).is_ok());
-            if !Cidr::parse(text).is_some_and(take) {
+            // At most one family can hold it.
+            let is_occupied = match Cidr::parse(text) {
+                Some(range) => self.sets.iter_mut().any(|set| set.occupy(&range).is_ok()),
+                None => false,
+            };
+            if !is_occupied {
                 foreign.push(text.to_string());
             }
         }
         foreign
     }
 
-    /// Frees the ranges of a node that is gone, but for those that `successor` has: a node of the same
-    /// name. Upstream: `ReleaseCIDR`.
-    pub fn gone(&mut self, node: &Node, successor: Option<&Node>) {
-        self.take_back(node);
-        let kept = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
-        let freed = node.spec.pod_cidrs.iter().filter(|text| !kept.contains(text));
+    /// Frees the ranges of a node that is gone, but for those that `successor` has: a node of the
+    /// same name. Upstream: `ReleaseCIDR`.
+    pub fn release_node(&mut self, node: &Node, successor: Option<&Node>) {
+        self.release_unwritten(node);
+        let successors_ranges = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
+        let freed = node.spec.pod_cidrs.iter().filter(|text| !successors_ranges.contains(text));
         for range in freed.filter_map(|text| Cidr::parse(text)) {
             // At most one family holds it.
             self.sets.iter_mut().any(|set| set.release(&range).is_ok());
@@ -185,7 +193,7 @@ mod tests {
     }
 
     /// What the next node of another name gets.
-    fn next(ranges: &mut Ranges) -> String {
+    fn allocate_for_next_node(ranges: &mut Ranges) -> String {
         let name = format!("new-{}", ranges.allocated.len());
         match ranges.allocate(&node(&name, &[])) {
             Ok(found) => {
@@ -225,7 +233,7 @@ mod tests {
             for cidrs in nodes {
                 assert!(ranges.occupy(&node("old", cidrs)).is_empty());
             }
-            assert_eq!(next(&mut ranges), allocated);
+            assert_eq!(allocate_for_next_node(&mut ranges), allocated);
         }
     }
 
@@ -242,8 +250,8 @@ mod tests {
             let mut ranges = ranges(&[("10.0.0.0/16", 24)], &[]);
             let odd = node("n", cidrs);
             assert_eq!(ranges.occupy(&odd), foreign, "{cidrs:?}");
-            assert_eq!(next(&mut ranges), allocated, "{cidrs:?}");
-            ranges.gone(&odd, None);
+            assert_eq!(allocate_for_next_node(&mut ranges), allocated, "{cidrs:?}");
+            ranges.release_node(&odd, None);
             assert_eq!(ranges.occupy(&odd), foreign, "{cidrs:?}");
         }
     }
@@ -253,20 +261,21 @@ mod tests {
         let mut ranges = ranges(&[("fd00::/48", 64), ("10.0.0.0/16", 24)], &[]);
         let older = node("n", &["10.0.0.0/24", "fd00::/64"]);
         assert!(ranges.occupy(&older).is_empty());
-        assert_eq!(next(&mut ranges), "fd00:0:0:1::/64 10.0.1.0/24");
+        assert_eq!(allocate_for_next_node(&mut ranges), "fd00:0:0:1::/64 10.0.1.0/24");
     }
 
     #[test]
     fn a_family_without_free_ranges_costs_the_other_none() {
         let mut ranges = ranges(&[("10.0.0.0/23", 24), ("fd00::/64", 64)], &[]);
-        assert_eq!(next(&mut ranges), "10.0.0.0/24 fd00::/64");
+        assert_eq!(allocate_for_next_node(&mut ranges), "10.0.0.0/24 fd00::/64");
         for _ in 0..5 {
             assert!(
-                next(&mut ranges).starts_with("failed to allocate cidr from cluster cidr at idx:1")
+                allocate_for_next_node(&mut ranges)
+                    .starts_with("failed to allocate cidr from cluster cidr at idx:1")
             );
         }
-        ranges.gone(&node("first", &["10.0.0.0/24", "fd00::/64"]), None);
-        assert!(next(&mut ranges).ends_with(" fd00::/64"));
+        ranges.release_node(&node("first", &["10.0.0.0/24", "fd00::/64"]), None);
+        assert!(allocate_for_next_node(&mut ranges).ends_with(" fd00::/64"));
     }
 
     #[test]
@@ -274,30 +283,33 @@ mod tests {
         let mut ranges = ranges(&[("10.0.0.0/23", 24)], &[]);
         let old = node("n", &["10.0.0.0/24"]);
         assert!(ranges.occupy(&old).is_empty());
-        ranges.gone(&old, Some(&node("n", &["10.0.0.0/24"])));
-        assert_eq!(next(&mut ranges), "10.0.1.0/24");
+        ranges.release_node(&old, Some(&node("n", &["10.0.0.0/24"])));
+        assert_eq!(allocate_for_next_node(&mut ranges), "10.0.1.0/24");
         // A write with an unsure end: the node gets the same range again.
         let x = node("x", &[]);
-        ranges.gone(&node("new-0", &[]), None);
+        ranges.release_node(&node("new-0", &[]), None);
         let allocated = ranges.allocate(&x).unwrap();
         assert!(allocated.is_some());
         assert_eq!(ranges.allocate(&x).unwrap(), allocated);
-        ranges.written(&x);
+        ranges.mark_written(&x);
         assert_eq!(ranges.allocate(&x), Ok(None), "until the cache shows it");
-        assert!(next(&mut ranges).starts_with("failed"));
+        assert!(allocate_for_next_node(&mut ranges).starts_with("failed"));
         assert!(ranges.occupy(&node("x", &["10.0.1.0/24"])).is_empty());
-        ranges.refused(&x);
-        assert!(next(&mut ranges).starts_with("failed"), "it is not the node's to refuse any more");
+        ranges.mark_refused(&x);
+        assert!(
+            allocate_for_next_node(&mut ranges).starts_with("failed"),
+            "it is not the node's to refuse any more"
+        );
         // A node got another one in the meantime, was refused, or is gone.
-        ranges.gone(&old, None);
+        ranges.release_node(&old, None);
         let y = node("y", &[]);
         assert!(ranges.allocate(&y).unwrap().is_some());
         assert!(ranges.occupy(&node("y", &["10.0.1.0/24"])).is_empty());
         assert!(ranges.allocate(&y).unwrap().is_some());
-        ranges.refused(&y);
+        ranges.mark_refused(&y);
         assert!(ranges.allocate(&y).unwrap().is_some());
-        ranges.gone(&y, None);
-        assert_eq!(next(&mut ranges), "10.0.0.0/24");
+        ranges.release_node(&y, None);
+        assert_eq!(allocate_for_next_node(&mut ranges), "10.0.0.0/24");
     }
 
     #[test]
@@ -305,11 +317,11 @@ mod tests {
         let mut ranges = ranges(&[("10.0.0.0/24", 24)], &[]);
         let (x, y) = (node("x", &[]), node("y", &[]));
         let allocated = ranges.allocate(&x).unwrap();
-        ranges.doubt(&x);
-        ranges.refused(&x);
+        ranges.mark_outcome_unknown(&x);
+        ranges.mark_refused(&x);
         assert!(ranges.allocate(&y).is_err(), "the only range may be the node's");
         assert_eq!(ranges.allocate(&x).unwrap(), allocated);
-        ranges.gone(&x, None);
+        ranges.release_node(&x, None);
         assert_eq!(ranges.allocate(&y).unwrap(), allocated);
     }
 }

@@ -16,8 +16,8 @@ pub enum Ready {
 }
 
 impl Ready {
-    /// `None`: the node has no such condition.
-    pub fn of(node: &Node) -> Option<Ready> {
+    /// The status of the condition Ready; `None` without the condition.
+    pub fn of_node(node: &Node) -> Option<Ready> {
         node.status.ready().map(|condition| match condition.status.as_str() {
             "True" => Ready::True,
             "False" => Ready::False,
@@ -50,8 +50,9 @@ pub struct Health {
 
 impl Health {
     /// The health after the node and its lease were read. A node without the condition Ready counts
-    /// as alive from its creation on. Each change of the lease's time counts: the node's clock may be
-    /// set back. Upstream: the first half of `tryUpdateNodeHealth`, where only a later time counts.
+    /// as alive from its creation on. Each change of the lease's time counts: the node's clock may
+    /// be set back. Upstream: the first half of `tryUpdateNodeHealth`, where only a later time
+    /// counts.
     pub fn observe(
         before: Option<&Health>,
         node: &Node,
@@ -59,7 +60,7 @@ impl Health {
         now: Timestamp,
     ) -> Health {
         let heartbeat = node.status.ready().and_then(|condition| condition.last_heartbeat_time);
-        let ready = Ready::of(node).map(|status| (heartbeat, status));
+        let ready = Ready::of_node(node).map(|status| (heartbeat, status));
         let seen_at = |probe| Health { probe, ready, renewed: None, confirmed: None };
         let mut health = match (before, ready) {
             (None, None) => seen_at(node.meta.creation_timestamp.unwrap_or_default().min(now)),
@@ -83,8 +84,8 @@ impl Health {
         health
     }
 
-    /// Takes note of the lease as the API server has it: a renewal that is missing in the cache, and did
-    /// not count here before, is a sign of life.
+    /// Takes note of the lease as the API server has it: a renewal that is missing in the cache,
+    /// and did not count here before, is a sign of life.
     pub fn confirm(&mut self, lease: &Lease, now: Timestamp) {
         let renewed = Some(lease.spec.renew_time);
         if renewed != self.renewed && renewed != self.confirmed {
@@ -144,6 +145,7 @@ impl MonitorClock {
         MonitorClock { origin, start: monotonic, lost: Duration::ZERO, expected: None }
     }
 
+    /// The wall-clock time, less the time in which passes were late.
     pub fn now(&self, monotonic: Duration) -> Timestamp {
         self.origin + monotonic.saturating_sub(self.start + self.lost)
     }
@@ -155,7 +157,8 @@ impl MonitorClock {
         }
     }
 
-    pub fn expect(&mut self, at: Duration) {
+    /// The next pass should start at `at`.
+    pub fn expect_next_pass(&mut self, at: Duration) {
         self.expected = Some(at);
     }
 }
@@ -196,7 +199,7 @@ mod tests {
 
     /// Observes a sequence of (conditions, renewal of the lease, own time), and says after each
     /// whether the node is silent.
-    fn silent(looks: &[(Value, Option<i64>, i64)]) -> Vec<bool> {
+    fn observe_each(looks: &[(Value, Option<i64>, i64)]) -> Vec<bool> {
         let mut health = None;
         let mut answers = Vec::new();
         for (conditions, renewed, now) in looks {
@@ -217,15 +220,15 @@ mod tests {
     fn a_node_without_status_lives_for_the_startup_period() {
         let none = || json!([]);
         assert_eq!(
-            silent(&[(none(), None, 12), (none(), None, 70), (none(), None, 71)]),
+            observe_each(&[(none(), None, 12), (none(), None, 70), (none(), None, 71)]),
             [false, false, true]
         );
         // Upstream: TestMonitorNodeHealthUpdateNodeAndPodStatusWithLease, kubelet never posted
         // status.
-        assert_eq!(silent(&[(none(), None, 4000)]), [true]);
-        assert_eq!(silent(&[(none(), Some(3990), 4000)]), [false]);
+        assert_eq!(observe_each(&[(none(), None, 4000)]), [true]);
+        assert_eq!(observe_each(&[(none(), Some(3990), 4000)]), [false]);
         assert_eq!(
-            silent(&[(none(), Some(20), 30), (none(), Some(20), 90), (none(), Some(20), 91)]),
+            observe_each(&[(none(), Some(20), 30), (none(), Some(20), 90), (none(), Some(20), 91)]),
             [false, false, true],
             "from the look at which the lease was new"
         );
@@ -236,15 +239,15 @@ mod tests {
         let up = |heartbeat| json!([ready("True", heartbeat)]);
         // The first look of a manager counts, however old the heartbeat is.
         assert_eq!(
-            silent(&[(up(10), None, 4000), (up(10), None, 4040), (up(10), None, 4041)]),
+            observe_each(&[(up(10), None, 4000), (up(10), None, 4040), (up(10), None, 4041)]),
             [false, false, true]
         );
         assert_eq!(
-            silent(&[(up(10), None, 100), (up(20), None, 140), (up(20), None, 180)]),
+            observe_each(&[(up(10), None, 100), (up(20), None, 140), (up(20), None, 180)]),
             [false; 3]
         );
         assert_eq!(
-            silent(&[
+            observe_each(&[
                 (up(10), Some(95), 100),
                 (up(10), Some(135), 140),
                 (up(10), Some(135), 180),
@@ -254,7 +257,7 @@ mod tests {
         );
         // The node's clock is set back by an hour.
         assert_eq!(
-            silent(&[
+            observe_each(&[
                 (up(10), Some(4000), 100),
                 (up(10), Some(410), 110),
                 (up(10), Some(420), 141),
@@ -266,7 +269,7 @@ mod tests {
         );
         // Upstream forgets the lease with a heartbeat, so the same renewal counts once more.
         assert_eq!(
-            silent(&[
+            observe_each(&[
                 (up(10), Some(95), 100),
                 (up(20), Some(95), 120),
                 (up(20), Some(95), 125),
@@ -277,7 +280,7 @@ mod tests {
         );
         // The first status of a node.
         assert_eq!(
-            silent(&[(json!([]), None, 60), (up(65), None, 71), (up(65), None, 111)]),
+            observe_each(&[(json!([]), None, 60), (up(65), None, 71), (up(65), None, 111)]),
             [false; 3]
         );
     }
@@ -285,8 +288,8 @@ mod tests {
     #[test]
     fn a_renewal_that_the_cache_lacks_counts_once() {
         let up = node(json!([ready("True", 10)]));
-        // Renewals: in the cache, and on the API server if it is asked; own time; whether the node is
-        // silent then.
+        // Renewals: in the cache, and on the API server if it is asked; own time; whether the node
+        // is silent then.
         type Look = (Option<i64>, Option<i64>, i64, bool);
         let cases: [&[Look]; 5] = [
             // The node is dead: the cache is right.
@@ -374,10 +377,10 @@ mod tests {
         let mut clock = MonitorClock::new(at(1000), secs(50));
         clock.start(secs(50), period);
         assert_eq!(clock.now(secs(52)), at(1002));
-        clock.expect(secs(57));
+        clock.expect_next_pass(secs(57));
         clock.start(secs(60), period);
         assert_eq!(clock.now(secs(60)), at(1010), "late, but within a period");
-        clock.expect(secs(65));
+        clock.expect_next_pass(secs(65));
         clock.start(secs(3670), period);
         assert_eq!(clock.now(secs(3670)), at(1020));
         assert_eq!(clock.now(secs(3671)), at(1021));

@@ -2,8 +2,8 @@
 //! node that is not alive marked as not ready. Upstream: `pkg/controller/nodelifecycle`.
 //!
 //! All nodes are checked every `--node-monitor-period`, from the caches; the renewal of a lease by
-//! itself costs nothing. The API server is asked before nodes are given up: a watch may stall. Without
-//! nodes there are no passes.
+//! itself costs nothing. The API server is asked before nodes are given up: a watch may stall.
+//! Without nodes there are no passes.
 
 mod health;
 mod monitor;
@@ -221,8 +221,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// Records how the attempt to taint a node ended. `true`: all evictions have stopped meanwhile, so the
-    /// taint has to go. In a zone that is disrupted in part it stays.
+    /// Records how the attempt to taint a node ended. `true`: all evictions have stopped meanwhile,
+    /// so the taint has to go. In a zone that is disrupted in part it stays.
     fn settle(&self, zone: &Istr, node: &ArcStr, outcome: Result<(), Duration>) -> bool {
         let mut state = self.state.lock();
         let Some(tainter) = state.tainters.get_mut(zone) else { return false };
@@ -237,7 +237,7 @@ impl NodeLifecycle {
     /// the statuses of the condition Ready do.
     async fn taint(&self, name: &ArcStr) -> Result<(), Duration> {
         let Some(node) = self.nodes.get(&ObjectKey::cluster(name)) else { return Ok(()) };
-        let (add, remove) = match Ready::of(&node) {
+        let (add, remove) = match Ready::of_node(&node) {
             None => return Err(TAINT_RETRY),
             Some(Ready::True) => return Ok(()),
             Some(Ready::False) => (taints::NOT_READY, taints::UNREACHABLE),

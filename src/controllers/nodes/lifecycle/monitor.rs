@@ -42,17 +42,20 @@ impl NodeLifecycle {
         self.state.lock().clock.start(start, self.period);
         let nodes = self.nodes.list();
         let tainted = self.register(&nodes);
-        self.each(tainted, |this, node| async move { this.mark_reachable(&node).await }).await;
+        self.for_each_concurrently(tainted, |this, node| async move {
+            this.mark_reachable(&node).await
+        })
+        .await;
 
         let counts = Arc::new(Mutex::new(Counts::new()));
-        let mut to_write = self.look_at_all(&nodes, &mut counts.lock());
+        let mut to_write = self.observe_all(&nodes, &mut counts.lock());
         self.confirm(&mut to_write).await;
         let counted = counts.clone();
-        self.each(to_write, move |this, (node, look)| {
+        self.for_each_concurrently(to_write, move |this, (node, observation)| {
             let counts = counted.clone();
             async move {
                 let start = this.clock.monotonic();
-                this.tend(node, look, &counts).await;
+                this.process_node(node, observation, &counts).await;
                 NODE_SECONDS.observe((this.clock.monotonic() - start).as_secs_f64());
             }
         })
@@ -65,12 +68,12 @@ impl NodeLifecycle {
         if nodes.is_empty() {
             return Ok(Next::Done);
         }
-        self.state.lock().clock.expect(end + self.period);
+        self.state.lock().clock.expect_next_pass(end + self.period);
         Ok(Next::After(self.period))
     }
 
     /// Works on all items, a few at once.
-    async fn each<T, F, Fut>(self: &Arc<Self>, items: Vec<T>, work: F)
+    async fn for_each_concurrently<T, F, Fut>(self: &Arc<Self>, items: Vec<T>, work: F)
     where
         T: Send + 'static,
         F: Fn(Arc<Self>, T) -> Fut + Send + Sync + 'static,
@@ -123,7 +126,7 @@ impl NodeLifecycle {
                         zone,
                         version: meta.resource_version,
                         health: None,
-                        unmarked: match Ready::of(node) {
+                        unmarked: match Ready::of_node(node) {
                             Some(Ready::Unknown) => Unmarked::Inherited,
                             _ => Unmarked::No,
                         },
@@ -165,8 +168,8 @@ impl NodeLifecycle {
         self.recorder.event(&reference(name, uid), EventType::Normal, reason, message);
     }
 
-    /// Looks at every node, settles those that need no request, and returns the others.
-    fn look_at_all(
+    /// Observes every node, settles those that need no request, and returns the others.
+    fn observe_all(
         &self,
         nodes: &[Arc<Node>],
         counts: &mut Counts,
@@ -175,17 +178,17 @@ impl NodeLifecycle {
         let mut to_write = Vec::new();
         let mut state = self.state.lock();
         for node in nodes {
-            let look = self.look(&mut state, node);
+            let observation = self.observe(&mut state, node);
             let Some(known) = state.known.get_mut(&node.meta.name) else { continue };
-            let has_ready_pods = look.has_ready_pods(known.unmarked);
-            if look.write.is_some() || look.swap(node).is_some() || has_ready_pods {
-                to_write.push((node.clone(), look));
+            let has_ready_pods = observation.has_ready_pods(known.unmarked);
+            if observation.write.is_some() || observation.swap(node).is_some() || has_ready_pods {
+                to_write.push((node.clone(), observation));
                 continue;
             }
-            known.unmarked = look.unmarked_after(known.unmarked, false);
+            known.unmarked = observation.unmarked_after(known.unmarked, false);
             let zone = known.zone.clone();
-            count(counts, node, &zone, look.current);
-            self.mark(&mut state, node, &zone, look.current);
+            count_node(counts, node, &zone, observation.current);
+            self.mark(&mut state, node, &zone, observation.current);
         }
         let settled = nodes.len() - to_write.len();
         if settled > 0 {
@@ -195,11 +198,12 @@ impl NodeLifecycle {
         to_write
     }
 
-    /// Reads the leases of the nodes that seem silent from the API server, with one request a pass: the
-    /// watch of the cache may stall. While there is no answer the nodes stay as they are. Upstream does
-    /// so since 1.37, with a request for each node, and then waits for the cache.
-    async fn confirm(&self, looks: &mut [(Arc<Node>, NodeObservation)]) {
-        let mut silent: Vec<_> = looks.iter_mut().filter(|(_, it)| it.write.is_some()).collect();
+    /// Reads the leases of the nodes that seem silent from the API server, with one request a pass:
+    /// the watch of the cache may stall. While there is no answer the nodes stay as they are.
+    /// Upstream does so since 1.37, with a request for each node, and then waits for the cache.
+    async fn confirm(&self, observations: &mut [(Arc<Node>, NodeObservation)]) {
+        let mut silent: Vec<_> =
+            observations.iter_mut().filter(|(_, it)| it.write.is_some()).collect();
         let field_selector = match &silent[..] {
             [] => return,
             [(node, _)] => Some(format!("metadata.name={}", node.meta.name)),
@@ -219,18 +223,19 @@ impl NodeLifecycle {
             }
             Err(error) if error.may_pass() => {
                 log::warn!("{} nodes seem silent, and stay as they are: {error}", silent.len());
-                silent.iter_mut().for_each(|(node, look)| look.suspend(node));
+                silent.iter_mut().for_each(|(node, observation)| observation.suspend(node));
             }
             Err(error) => log::error!("Leases of nodes that seem silent cannot be read: {error}"),
         }
     }
 
-    fn look(&self, state: &mut State, node: &Node) -> NodeObservation {
+    /// Whether `node` is silent, and which conditions have to be written then.
+    fn observe(&self, state: &mut State, node: &Node) -> NodeObservation {
         let now = state.clock.now(self.clock.monotonic());
         let lease =
             ObjectKey { namespace: self.lease_namespace.clone(), name: node.meta.name.clone() };
         let lease = self.leases.get(&lease);
-        let current = Ready::of(node);
+        let current = Ready::of_node(node);
         let observed = current.unwrap_or(Ready::Unknown);
         let Some(known) = state.known.get_mut(&node.meta.name) else {
             return NodeObservation { observed, current, write: None, is_silent: false };
@@ -256,7 +261,7 @@ impl NodeLifecycle {
             Ready::False => taints::NOT_READY,
             Ready::Unknown => taints::UNREACHABLE,
         };
-        if !taints::has(node, taint, NO_EXECUTE) {
+        if !taints::has_taint(node, taint, NO_EXECUTE) {
             tainter.remove(&node.meta.name);
         }
         if tainter.add(&node.meta.name, self.clock.monotonic() + TAINT_DELAY) {
@@ -266,16 +271,22 @@ impl NodeLifecycle {
 
     /// Carries out the decision about a node. A node whose conditions cannot be written gets no
     /// other write, and does not count in its zone.
-    async fn tend(&self, mut node: Arc<Node>, mut look: NodeObservation, counts: &Mutex<Counts>) {
+    async fn process_node(
+        &self,
+        mut node: Arc<Node>,
+        mut observation: NodeObservation,
+        counts: &Mutex<Counts>,
+    ) {
         let key = node.meta.key();
-        if look.write.is_some() {
-            // Its lease was read, and other nodes were written before: it may have shown a sign of life.
-            look = self.look(&mut self.state.lock(), &node);
+        if observation.write.is_some() {
+            // Its lease was read, and other nodes were written before: it may have shown a sign of
+            // life.
+            observation = self.observe(&mut self.state.lock(), &node);
         }
         let mut attempts = 0;
-        while let Some(conditions) = look.write.take() {
+        while let Some(conditions) = observation.write.take() {
             let Err(error) = self.write_conditions(&node, &conditions).await else {
-                self.wrote_unknown(&node);
+                self.record_unknown(&node);
                 break;
             };
             log::error!("Error updating node {}: {error}", node.meta.name);
@@ -298,33 +309,33 @@ impl NodeLifecycle {
                     return;
                 }
             }
-            look = self.look(&mut self.state.lock(), &node);
+            observation = self.observe(&mut self.state.lock(), &node);
         }
         let zone = zone_of(&node);
-        count(&mut counts.lock(), &node, &zone, look.current);
-        match look.swap(&node) {
-            None => self.mark(&mut self.state.lock(), &node, &zone, look.current),
-            Some(_) if look.current == Some(Ready::True) => self.mark_reachable(&node).await,
+        count_node(&mut counts.lock(), &node, &zone, observation.current);
+        match observation.swap(&node) {
+            None => self.mark(&mut self.state.lock(), &node, &zone, observation.current),
+            Some(_) if observation.current == Some(Ready::True) => self.mark_reachable(&node).await,
             Some(swap) => {
                 if let Err(error) = swap.write(&self.client, &self.clock, &node).await {
                     log::error!("Failed to swap the taints of {}: {error}", node.meta.name);
                 }
             }
         }
-        let has_failed = self.tend_pods(&node, &look).await;
+        let has_failed = self.process_pods(&node, &observation).await;
         if let Some(known) = self.state.lock().known.get_mut(&node.meta.name) {
-            known.unmarked = look.unmarked_after(known.unmarked, has_failed);
+            known.unmarked = observation.unmarked_after(known.unmarked, has_failed);
         }
     }
 
     /// `true`: not all pods could be marked as not ready.
-    async fn tend_pods(&self, node: &Node, look: &NodeObservation) -> bool {
+    async fn process_pods(&self, node: &Node, observation: &NodeObservation) -> bool {
         let name = &node.meta.name;
         let unmarked = self.state.lock().known.get(name).map(|known| known.unmarked);
-        if !look.has_ready_pods(unmarked.unwrap_or(Unmarked::No)) {
+        if !observation.has_ready_pods(unmarked.unwrap_or(Unmarked::No)) {
             return false;
         }
-        if look.is_lost() {
+        if observation.is_lost() {
             let about = reference(name, &node.meta.uid);
             let message = format!("Node {name} status is now: NodeNotReady");
             self.recorder.event(&about, EventType::Normal, "NodeNotReady", message);
@@ -338,6 +349,7 @@ impl NodeLifecycle {
         }
     }
 
+    /// Patches the conditions in the status.
     async fn write_conditions(
         &self,
         node: &Node,
@@ -353,7 +365,8 @@ impl NodeLifecycle {
         statuses.patch::<PartialObjectMetadata>(&node.meta.key(), &patch).await.map(drop)
     }
 
-    fn wrote_unknown(&self, node: &Node) {
+    /// Records that the condition Ready is Unknown, before the cache shows it.
+    fn record_unknown(&self, node: &Node) {
         let mut state = self.state.lock();
         let known = state.known.get_mut(&node.meta.name);
         if let Some(health) = known.and_then(|known| known.health.as_mut()) {
@@ -381,7 +394,7 @@ impl NodeLifecycle {
     /// The node as it is, if this pass may have tainted it. Upstream takes it as it was when the
     /// pass began, so that the taint stays.
     async fn newest(&self, node: Arc<Node>) -> Arc<Node> {
-        let is_member = |tainter: &Tainter| tainter.has(&node.meta.name);
+        let is_member = |tainter: &Tainter| tainter.contains(&node.meta.name);
         let may_be = self.state.lock().tainters.get(&zone_of(&node)).is_some_and(is_member);
         if !may_be {
             return node;
@@ -389,6 +402,8 @@ impl NodeLifecycle {
         self.client.get::<Node>(&node.meta.key()).await.map_or(node, Arc::new)
     }
 
+    /// Sets the rates of the zones; stops evictions while no node is ready. Upstream:
+    /// `handleDisruption`.
     async fn handle_disruption(self: &Arc<Self>, counts: &Counts, nodes: &[Arc<Node>]) {
         let disruption = {
             let mut state = self.state.lock();
@@ -408,7 +423,7 @@ impl NodeLifecycle {
                 log::info!("No Node is ready: evictions stop");
                 self.state.lock().tainters.values().for_each(|tainter| tainter.set_rate(0.0));
                 let nodes = nodes.to_vec();
-                self.each(nodes, |this, node| async move {
+                self.for_each_concurrently(nodes, |this, node| async move {
                     let node = this.newest(node).await;
                     this.mark_reachable(&node).await;
                 })
@@ -435,9 +450,12 @@ impl NodeLifecycle {
 }
 
 fn is_tainted(node: &Node) -> bool {
-    [taints::UNREACHABLE, taints::NOT_READY].iter().any(|key| taints::has(node, key, NO_EXECUTE))
+    [taints::UNREACHABLE, taints::NOT_READY]
+        .iter()
+        .any(|key| taints::has_taint(node, key, NO_EXECUTE))
 }
 
+/// The node as events name it.
 fn reference(name: &str, uid: &Uid) -> ObjectReference {
     ObjectReference {
         api_version: "v1".into(),
@@ -450,7 +468,8 @@ fn reference(name: &str, uid: &Uid) -> ObjectReference {
     }
 }
 
-fn count(counts: &mut Counts, node: &Node, zone: &Istr, ready: Option<Ready>) {
+/// Counts a node in its zone, unless its label excludes it.
+fn count_node(counts: &mut Counts, node: &Node, zone: &Istr, ready: Option<Ready>) {
     if node.meta.labels.get(NOT_COUNTED).is_some() {
         return;
     }
@@ -485,7 +504,7 @@ mod tests {
             let node: Node =
                 serde_json::from_value(json!({ "metadata": { "labels": labels } })).unwrap();
             for ready in [Some(Ready::True), Some(Ready::False), Some(Ready::Unknown), None] {
-                count(&mut counts, &node, &zone, ready);
+                count_node(&mut counts, &node, &zone, ready);
             }
         }
         let expected = Count { ready: 1, not_ready: 3 };

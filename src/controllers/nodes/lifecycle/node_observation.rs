@@ -20,7 +20,7 @@ pub struct NodeObservation {
 impl NodeObservation {
     /// Leaves the node as it is in this pass.
     pub fn suspend(&mut self, node: &Node) {
-        (self.current, self.write, self.is_silent) = (Ready::of(node), None, false);
+        (self.current, self.write, self.is_silent) = (Ready::of_node(node), None, false);
     }
 
     /// The node was ready until this pass.
@@ -54,7 +54,7 @@ impl NodeObservation {
 
     /// The taint that the node has and must not have, if any, with what comes in its place.
     pub fn swap(&self, node: &Node) -> Option<Swap<'static>> {
-        let has = |key: &&'static str| taints::has(node, key, NO_EXECUTE);
+        let has = |key: &&'static str| taints::has_taint(node, key, NO_EXECUTE);
         let (add, remove) = match self.current? {
             Ready::True => (None, vec![taints::UNREACHABLE, taints::NOT_READY]),
             Ready::False => (Some(taints::NOT_READY), vec![taints::UNREACHABLE]),

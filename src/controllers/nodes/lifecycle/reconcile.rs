@@ -31,7 +31,7 @@ impl NodeLifecycle {
     pub(super) async fn reconcile(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
         let mut errors = Vec::new();
-        if let Some(swap) = no_schedule(&node)
+        if let Some(swap) = no_schedule_swap(&node)
             && let Err(error) = swap.write(&self.client, &self.clock, &node).await
         {
             errors.push(Error::during("failed to swap taints of node", error));
@@ -54,26 +54,30 @@ impl NodeLifecycle {
     }
 }
 
-/// Upstream: `doNoScheduleTaintingPass`.
-fn no_schedule(node: &Node) -> Option<Swap<'static>> {
+/// The NoSchedule taints that the conditions of `node` ask for and those that it has without
+/// reason; `None` without either. Upstream: `doNoScheduleTaintingPass`.
+fn no_schedule_swap(node: &Node) -> Option<Swap<'static>> {
     let mut wanted: Vec<&'static str> = Vec::new();
     for condition in &node.status.conditions {
-        let holds = |(name, status, _): &&(&str, &str, &str)| {
-            condition.r#type == **name && condition.status == **status
-        };
-        wanted.extend(BY_CONDITION.iter().find(holds).map(|(.., taint)| *taint));
+        for (name, status, taint) in BY_CONDITION {
+            if condition.r#type == *name && condition.status == *status {
+                wanted.push(taint);
+            }
+        }
     }
     if node.spec.unschedulable {
         wanted.push(taints::UNSCHEDULABLE);
     }
     let ours = BY_CONDITION.iter().map(|(.., taint)| *taint).chain([taints::UNSCHEDULABLE]);
     let remove: Vec<&'static str> = ours
-        .filter(|taint| taints::has(node, taint, NO_SCHEDULE) && !wanted.contains(taint))
+        .filter(|taint| taints::has_taint(node, taint, NO_SCHEDULE) && !wanted.contains(taint))
         .collect();
     let mut add = wanted;
-    add.retain(|taint| !taints::has(node, taint, NO_SCHEDULE));
-    let is_needed = !add.is_empty() || !remove.is_empty();
-    is_needed.then_some(Swap { effect: NO_SCHEDULE, add, remove })
+    add.retain(|taint| !taints::has_taint(node, taint, NO_SCHEDULE));
+    if add.is_empty() && remove.is_empty() {
+        return None;
+    }
+    Some(Swap { effect: NO_SCHEDULE, add, remove })
 }
 
 /// The labels to set. Upstream: `reconcileNodeLabels`.
@@ -146,7 +150,7 @@ mod tests {
             (json!([]), true, json!([has("unschedulable")]), "", ""),
             (json!([]), false, json!([has("unschedulable"), foreign()]), "", "unschedulable"),
         ] {
-            let swap = no_schedule(&node(conditions.clone(), unschedulable, before));
+            let swap = no_schedule_swap(&node(conditions.clone(), unschedulable, before));
             let names = |keys: &[&str]| keys.join(" ").replace("node.kubernetes.io/", "");
             let found = swap.map(|swap| (names(&swap.add), names(&swap.remove)));
             assert_eq!(found.unwrap_or_default(), (add.into(), remove.into()), "{conditions}");

@@ -45,11 +45,12 @@ impl Tainter {
         if self.members.contains_key(node) {
             return false;
         }
-        self.wait(node.clone(), due);
+        self.enqueue(node.clone(), due);
         true
     }
 
-    fn wait(&mut self, node: ArcStr, due: Duration) {
+    /// Queues `node` for `due`, behind earlier nodes of the same time.
+    fn enqueue(&mut self, node: ArcStr, due: Duration) {
         self.sequence += 1;
         let place = (due, self.sequence);
         self.waiting.insert(place, node.clone());
@@ -68,7 +69,7 @@ impl Tainter {
         true
     }
 
-    pub fn has(&self, node: &str) -> bool {
+    pub fn contains(&self, node: &str) -> bool {
         self.members.contains_key(node)
     }
 
@@ -94,7 +95,7 @@ impl Tainter {
     pub fn retry(&mut self, node: &ArcStr, due: Duration) {
         if let Some(Some(place)) = self.members.get(node) {
             self.waiting.remove(place);
-            self.wait(node.clone(), due);
+            self.enqueue(node.clone(), due);
         }
     }
 
@@ -126,7 +127,7 @@ mod tests {
         }
 
         /// Takes nodes for this many seconds, each done at once.
-        fn taken(&mut self, seconds: u64) -> Vec<String> {
+        fn take_for(&mut self, seconds: u64) -> Vec<String> {
             let end = self.clock.monotonic() + Duration::from_secs(seconds);
             let mut taken = Vec::new();
             loop {
@@ -153,13 +154,13 @@ mod tests {
             assert!(fixture.add(node));
             assert!(!fixture.add(node));
         }
-        assert_eq!(fixture.taken(0), ["a"]);
-        assert_eq!(fixture.taken(9), [""; 0]);
-        assert_eq!(fixture.taken(1), ["b"]);
+        assert_eq!(fixture.take_for(0), ["a"]);
+        assert_eq!(fixture.take_for(9), [""; 0]);
+        assert_eq!(fixture.take_for(1), ["b"]);
         assert!(!fixture.add("a"), "tainted once, until it is removed");
         assert!(fixture.tainter.remove("c") && !fixture.tainter.remove("c"));
         assert!(fixture.tainter.remove("a") && fixture.add("a"));
-        assert_eq!(fixture.taken(60), ["a"]);
+        assert_eq!(fixture.take_for(60), ["a"]);
     }
 
     #[test]
@@ -168,13 +169,13 @@ mod tests {
         for node in ["a", "b", "c"] {
             fixture.add(node);
         }
-        assert_eq!(fixture.taken(0), ["a"]);
+        assert_eq!(fixture.take_for(0), ["a"]);
         fixture.tainter.set_rate(0.0);
         assert_eq!(fixture.tainter.next(fixture.clock.monotonic()), NextNode::Idle);
-        assert_eq!(fixture.taken(3600), [""; 0]);
+        assert_eq!(fixture.take_for(3600), [""; 0]);
         fixture.tainter.set_rate(0.1);
-        assert_eq!(fixture.taken(9), [""; 0], "without an extra token");
-        assert_eq!(fixture.taken(11), ["b", "c"]);
+        assert_eq!(fixture.take_for(9), [""; 0], "without an extra token");
+        assert_eq!(fixture.take_for(11), ["b", "c"]);
     }
 
     #[test]
@@ -186,8 +187,8 @@ mod tests {
         let now = fixture.clock.monotonic();
         let NextNode::Node(first) = fixture.tainter.next(now) else { panic!("a node is due") };
         fixture.tainter.retry(&first, now + Duration::from_millis(50));
-        assert_eq!(fixture.taken(1), ["b", "a"]);
+        assert_eq!(fixture.take_for(1), ["b", "a"]);
         fixture.tainter.retry(&"a".into(), now);
-        assert_eq!(fixture.taken(1), [""; 0], "it is done");
+        assert_eq!(fixture.take_for(1), [""; 0], "it is done");
     }
 }

@@ -59,8 +59,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// `None`: as before.
-    fn of(&self, state: ZoneState, size: usize) -> Option<f32> {
+    /// The rate in a zone of `size` nodes; `None`: the rate stays as it is.
+    fn eviction_rate(&self, state: ZoneState, size: usize) -> Option<f32> {
         let is_large = i32::try_from(size).unwrap_or(i32::MAX) > self.large;
         match state {
             ZoneState::Initial => None,
@@ -110,7 +110,7 @@ pub fn update(
     for (zone, state) in states.iter_mut() {
         let next = new[zone];
         if all_were_full || *state != next {
-            let rate = rates.of(next, counts[zone].size());
+            let rate = rates.eviction_rate(next, counts[zone].size());
             changed.extend(rate.map(|rate| (zone.clone(), rate)));
         }
         *state = next;
@@ -184,8 +184,8 @@ mod tests {
 
     #[test]
     fn states_decide_rates() {
-        // Upstream: TestMonitorNodeHealthEvictPodsWithDisruption. Zones of each pass, and what is asked
-        // for after it.
+        // Upstream: TestMonitorNodeHealthEvictPodsWithDisruption. Zones of each pass, and what is
+        // asked for after it.
         type Pass<'a> = (&'a [(&'a str, usize, usize)], &'a str);
         let cases: &[&[Pass]] = &[
             &[(&[("a", 1, 0)], "a=0.1"), (&[("a", 1, 0)], ""), (&[("a", 0, 1)], "stop")],

@@ -21,9 +21,9 @@ pub enum Cause {
 }
 
 impl Due {
-    /// The start and the end of the wait in place of the one from `planned` to `due`, if another one
-    /// comes in its place. Other taints do not move it, unless one is not tolerated.
-    /// Upstream: `processPodOnNode`, where other tolerations do not move it either.
+    /// The start and the end of the wait in place of the one from `planned` to `due`, if another
+    /// one comes in its place. Other taints do not move it, unless one is not tolerated. Upstream:
+    /// `processPodOnNode`, where other tolerations do not move it either.
     pub fn replaces(
         self,
         planned: Duration,
@@ -56,7 +56,7 @@ impl Due {
 
 /// The first toleration of each taint counts. `comparison`: the gate
 /// TaintTolerationComparisonOperators. Upstream: `GetMatchingTolerations`, `getMinTolerationTime`.
-pub fn of(taints: &[&Taint], tolerations: &[Toleration], comparison: bool) -> Due {
+pub fn when_due(taints: &[&Taint], tolerations: &[Toleration], comparison: bool) -> Due {
     let mut least: Option<i64> = None;
     for taint in taints {
         let covers = |toleration: &&Toleration| toleration.tolerates(taint, comparison);
@@ -113,10 +113,10 @@ mod tests {
             let tainted: Vec<&Taint> = tainted.iter().collect();
             let tolerated: Vec<Toleration> =
                 tolerations.iter().map(|(key, seconds)| toleration(key, *seconds)).collect();
-            assert_eq!(of(&tainted, &tolerated, false), due, "{taints:?} {tolerations:?}");
+            assert_eq!(when_due(&tainted, &tolerated, false), due, "{taints:?} {tolerations:?}");
         }
         let huge = toleration("a", Some(i64::MAX));
-        assert_eq!(of(&[&taint("a")], &[huge], false), after(i64::MAX.unsigned_abs()));
+        assert_eq!(when_due(&[&taint("a")], &[huge], false), after(i64::MAX.unsigned_abs()));
     }
 
     #[test]

@@ -40,8 +40,8 @@ metrics! {
         "[ALPHA] Latency, in seconds, between the time when a taint effect has been activated for the Pod and its deletion via TaintEvictionController.";
 }
 
-/// The controller `taint-eviction-controller`. Its gate is locked on: upstream has a way to run it as
-/// a part of the node lifecycle controller, which no flag can reach any more.
+/// The controller `taint-eviction-controller`. Its gate is locked on: upstream has a way to run it
+/// as a part of the node lifecycle controller, which no flag can reach any more.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
@@ -73,7 +73,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let placed: Queue = c.queue_named("noexec_taint_pod", QueuePolicy::default());
     let concerned = this.clone();
     c.watch_resyncing(&pods, None, &placed, move |change, queue| {
-        if concerned.is_concerned(&change) {
+        if concerned.may_be_evicted(&change) {
             queue.add(change.object().meta.key());
         }
     });
@@ -87,7 +87,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 /// The taints that evict. Upstream: `getNoExecuteTaints`.
-fn evicting(node: &Node) -> impl Iterator<Item = &Taint> {
+fn no_execute_taints(node: &Node) -> impl Iterator<Item = &Taint> {
     node.spec.taints.iter().filter(|taint| taint.effect == *NO_EXECUTE)
 }
 
@@ -95,15 +95,15 @@ fn evicting(node: &Node) -> impl Iterator<Item = &Taint> {
 fn changes_taints(change: &Change<'_, Node>) -> bool {
     match change {
         // A node that comes back without taints takes back what its predecessor had planned.
-        Change::Added { new, initial } => !initial || evicting(new).next().is_some(),
-        Change::Updated { old, new } => !evicting(old).eq(evicting(new)),
+        Change::Added { new, initial } => !initial || no_execute_taints(new).next().is_some(),
+        Change::Updated { old, new } => !no_execute_taints(old).eq(no_execute_taints(new)),
         Change::Resync { .. } | Change::Deleted(_) => false,
     }
 }
 
 struct TaintEviction {
-    /// Held from the read of a node to the plan for its pods, so that no plan is made from taints that
-    /// another worker has seen go. Upstream: one worker for all of a node.
+    /// Held from the read of a node to the plan for its pods, so that no plan is made from taints
+    /// that another worker has seen go. Upstream: one worker for all of a node.
     planning: Mutex<()>,
     client: Client,
     recorder: Recorder,
@@ -132,8 +132,8 @@ struct Planned {
 enum Stage {
     /// It is not announced yet.
     Waiting,
-    /// It is announced, and not announced again; a request is to be made, for the first time or once
-    /// more.
+    /// It is announced, and not announced again; a request is to be made, for the first time or
+    /// once more.
     Announced,
     /// A request is under way: the end of the eviction is not announced.
     Running,
@@ -145,7 +145,7 @@ impl TaintEviction {
     }
 
     /// A pod without tolerations on a node without taints costs no work.
-    fn is_concerned(&self, change: &Change<'_, Pod>) -> bool {
+    fn may_be_evicted(&self, change: &Change<'_, Pod>) -> bool {
         let (pod, is_new) = match change {
             Change::Added { new, .. } => (new, true),
             Change::Updated { old, new } => {
@@ -159,7 +159,7 @@ impl TaintEviction {
         if is_new {
             let node = Some(&pod.spec.node_name).filter(|name| !name.is_empty());
             let node = node.and_then(|name| self.node(name));
-            return node.is_some_and(|node| evicting(&node).next().is_some());
+            return node.is_some_and(|node| no_execute_taints(&node).next().is_some());
         }
         matches!(change, Change::Deleted(_)) && self.planned.lock().contains_key(&pod.meta.key())
     }
@@ -168,7 +168,7 @@ impl TaintEviction {
     fn sync_node(&self, key: &ObjectKey) {
         let _planning = self.planning.lock();
         let Some(node) = self.nodes.get(key) else { return };
-        let taints: Vec<&Taint> = evicting(&node).collect();
+        let taints: Vec<&Taint> = no_execute_taints(&node).collect();
         for pod in on_node(&self.pods, &node.meta.name) {
             match taints.is_empty() {
                 true => self.cancel(&pod.meta.key()),
@@ -182,7 +182,7 @@ impl TaintEviction {
         let _planning = self.planning.lock();
         let Some(pod) = self.pods.get(&key) else { return self.cancel(&key) };
         let Some(node) = self.node(&pod.spec.node_name) else { return };
-        let taints: Vec<&Taint> = evicting(&node).collect();
+        let taints: Vec<&Taint> = no_execute_taints(&node).collect();
         // Without taints the change of the node has cancelled the eviction, or will.
         if !taints.is_empty() {
             self.plan(&pod, &taints, Cause::Tolerations);
@@ -196,7 +196,7 @@ impl TaintEviction {
         if uid.is_some_and(|uid| uid != pod.meta.uid) {
             self.cancel(&key);
         }
-        let wanted = due::of(taints, &pod.spec.shape.tolerations, self.comparison);
+        let wanted = due::when_due(taints, &pod.spec.shape.tolerations, self.comparison);
         let after = match wanted {
             Due::Never => return self.cancel(&key),
             Due::Now => Duration::ZERO,
@@ -220,7 +220,7 @@ impl TaintEviction {
         let planned = Planned { uid: pod.meta.uid.clone(), created, due, stage, refusals: 0 };
         self.planned.lock().insert(key.clone(), planned);
         if after.is_zero() {
-            self.announce(&key, "Marking for deletion Pod");
+            self.record_event(&key, "Marking for deletion Pod");
         }
         self.queue.set_timer_after(key, after);
     }
@@ -230,12 +230,12 @@ impl TaintEviction {
         let cancelled = self.planned.lock().remove(key);
         if cancelled.is_some_and(|planned| planned.stage != Stage::Running) {
             self.queue.cancel_timer(key);
-            self.announce(key, "Cancelling deletion of Pod");
+            self.record_event(key, "Cancelling deletion of Pod");
         }
     }
 
     /// Upstream: `emitPodDeletionEvent`, `emitCancelPodDeletionEvent`.
-    fn announce(&self, key: &ObjectKey, what: &str) {
+    fn record_event(&self, key: &ObjectKey, what: &str) {
         let about = ObjectReference {
             api_version: "v1".into(),
             kind: "Pod".into(),
@@ -263,7 +263,7 @@ impl TaintEviction {
             (planned.uid.clone(), planned.due, stage == Stage::Waiting)
         };
         if begins {
-            self.announce(&key, "Marking for deletion Pod");
+            self.record_event(&key, "Marking for deletion Pod");
         }
         let result = match self.pods.get(&key).filter(|pod| pod.meta.uid == uid) {
             Some(pod) => self.delete(&pod).await.map(|()| true),
@@ -289,6 +289,7 @@ impl TaintEviction {
         Ok(Next::Done)
     }
 
+    /// Drops the plan for the pod with this uid.
     fn forget(&self, key: &ObjectKey, uid: &Uid) {
         let mut planned = self.planned.lock();
         if planned.get(key).is_some_and(|planned| planned.uid == *uid) {
@@ -296,8 +297,8 @@ impl TaintEviction {
         }
     }
 
-    /// A pod whose deletion is refused stays, until taints or tolerations change. Upstream gives up on
-    /// every failure; here those that may pass, as an API server that restarts, are retried.
+    /// A pod whose deletion is refused stays, until taints or tolerations change. Upstream gives up
+    /// on every failure; here those that may pass, as an API server that restarts, are retried.
     fn failed(&self, key: &ObjectKey, uid: &Uid, error: Error) -> SyncResult {
         if !is_refusal(&error) {
             return Err(error);
