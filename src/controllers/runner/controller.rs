@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 
 use super::change::Mapped;
-use super::queue::{AnyQueue, BoxSync, SyncStatus, caught, log_job};
+use super::queue::{AnyQueue, BoxSync, SyncStatus, catch_panic, log_job};
 use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
     Next, Profile, Queue, QueuePolicy, SyncResult,
@@ -129,6 +129,7 @@ impl Watcher {
     }
 
     /// Retries the keys that have failed within `period`: see
+    ///
     /// [`RateLimitingQueue::advance_retries`](crate::workqueue::RateLimitingQueue::advance_retries).
     pub fn advance_retries(&self, period: Duration) {
         self.queues.iter().for_each(|queue| queue.advance_retries(period));
@@ -282,6 +283,7 @@ impl Controller {
         informer.expect("a Lister comes from the controller that uses it").clone()
     }
 
+    /// The workers start when the cache has synced and, with a `registration`, its handler too.
     fn wait_for<T: Object>(
         &mut self,
         informer: &SharedIndexInformer<T>,
@@ -341,7 +343,7 @@ fn settled<K: Key>(
 impl Controller {
     /// The number of workers of its queues.
     fn worker_count(&self) -> usize {
-        self.profile.workers.count(&self.context.options)
+        self.profile.workers.resolve(&self.context.options)
     }
 
     /// A queue with the name that the controller's profile has for metrics.
@@ -461,7 +463,8 @@ impl Controller {
     {
         let (name, clock) = (self.profile.name, self.clock());
         let supervisor = self.context.supervisor();
-        let rest = supervisor.as_ref().map_or(period, |supervisor| supervisor.rest(period));
+        let rest =
+            supervisor.as_ref().map_or(period, |supervisor| supervisor.pause_after_job(period));
         let history = self.history();
         self.workers.push(Box::new(move |stop| {
             let stop = stop.clone();
@@ -476,7 +479,7 @@ impl Controller {
                             Some(supervisor) => supervisor.job(name, period, Box::pin(job())).await,
                         }
                     };
-                    log_job(name, caught(name, done).await);
+                    log_job(name, catch_panic(name, done).await);
                     if stop.unless_stopped(clock.sleep(rest)).await.is_none() {
                         return;
                     }
@@ -602,7 +605,7 @@ impl Controller {
 
 /// Runs `work` and reports its end, unless that comes after the stop.
 async fn watched(name: &'static str, work: Work, failure: Failure, stop: StopToken) {
-    let ended = caught(name, work).await;
+    let ended = catch_panic(name, work).await;
     if !stop.is_stopped() {
         let how = if ended.is_some() { "ended" } else { "panicked" };
         failure.report(format!("{name}: a task of the controller {how}"));

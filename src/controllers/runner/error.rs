@@ -124,12 +124,12 @@ impl Error {
 
     /// Whether it is [`Error::Stale`] and nothing else.
     pub(super) fn is_stale(&self) -> bool {
-        self.is_all(|error| matches!(error, Error::Stale(_)))
+        self.is_each(|error| matches!(error, Error::Stale(_)))
     }
 
     /// Whether it is [`Error::Stale`], [`Error::NotYet`] or [`Error::Wait`] and nothing else.
     pub(super) fn is_expected(&self) -> bool {
-        self.is_all(|error| {
+        self.is_each(|error| {
             matches!(error, Error::Stale(_) | Error::NotYet(_) | Error::Wait { .. })
         })
     }
@@ -147,10 +147,11 @@ impl Error {
         }
     }
 
-    fn is_all(&self, like: fn(&Error) -> bool) -> bool {
+    /// Whether each of its errors is `like` that.
+    fn is_each(&self, like: fn(&Error) -> bool) -> bool {
         match self {
-            Error::While { cause, .. } | Error::Terminal(cause) => cause.is_all(like),
-            Error::Many(errors) => errors.iter().all(|error| error.is_all(like)),
+            Error::While { cause, .. } | Error::Terminal(cause) => cause.is_each(like),
+            Error::Many(errors) => errors.iter().all(|error| error.is_each(like)),
             error => like(error),
         }
     }

@@ -89,7 +89,7 @@ pub struct OfController<T, O> {
     owners: Box<dyn Owners<O>>,
     selector: Option<SelectorOf<O>>,
     observers: Vec<Arc<dyn Observer>>,
-    again: Option<Again<T, O>>,
+    requeue_after: Option<Again<T, O>>,
     unowned: Option<Unowned<T, O>>,
     delay: Duration,
 }
@@ -105,6 +105,7 @@ pub fn resolve<O: Object + Resource>(
     resolve_in(owners, namespace, reference)
 }
 
+/// [`resolve`], in any set of owners.
 fn resolve_in<O: Object + Resource>(
     owners: &dyn Owners<O>,
     namespace: &str,
@@ -120,8 +121,8 @@ fn resolve_in<O: Object + Resource>(
 
 impl<T: Object, O: Object + Resource> OfController<T, O> {
     fn new(owners: Box<dyn Owners<O>>) -> OfController<T, O> {
-        let (selector, observers, again, unowned) = (None, Vec::new(), None, None);
-        OfController { owners, selector, observers, again, unowned, delay: Duration::ZERO }
+        let (selector, observers, requeue_after, unowned) = (None, Vec::new(), None, None);
+        OfController { owners, selector, observers, requeue_after, unowned, delay: Duration::ZERO }
     }
 
     /// A dependent without a controller queues the owners of its namespace that select its labels,
@@ -163,7 +164,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         mut self,
         after: impl Fn(&T, &T, &O) -> Option<Duration> + Send + 'static,
     ) -> Self {
-        self.again = Some(Box::new(after));
+        self.requeue_after = Some(Box::new(after));
         self
     }
 
@@ -172,6 +173,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         resolve_in(&*self.owners, &meta.namespace, meta.controller()?)
     }
 
+    /// Queues `owner`, after the delay of [`OfController::delayed`].
     fn queue(&self, owner: &O, queue: &Queue) {
         let key = owner.meta().key();
         match self.delay.is_zero() {
@@ -180,29 +182,31 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
+    /// Calls the observers.
     fn observe(&self, owner: &O, dependent: &T, event: DependentEvent) {
         for observer in &self.observers {
             observer.observe(&owner.meta().key(), dependent.meta(), event);
         }
     }
 
-    fn is_unowned(&self, dependent: &T, owner: Option<&O>) {
+    fn report_unowned(&self, dependent: &T, owner: Option<&O>) {
         if let Some(unowned) = &self.unowned {
             unowned(dependent, owner);
         }
     }
 
+    /// Upstream: `addPod` of the controllers of pods.
     fn added(&self, new: &T, initial: bool, queue: &Queue) {
         if new.meta().is_being_deleted() {
-            // After a restart of the manager, or while no watch was open. Its owner may wait for its
-            // creation only in the second case. Upstream counts it in neither, and waits on.
+            // After a restart of the manager, or while no watch was open. Its owner may wait for
+            // its creation only in the second case. Upstream counts it in neither, and waits on.
             if !initial && let Some(owner) = self.owner(new) {
                 self.observe(&owner, new, DependentEvent::Created);
             }
             return self.deleted(new, DependentEvent::Deleting, queue);
         }
         if new.meta().controller().is_none() {
-            self.is_unowned(new, None);
+            self.report_unowned(new, None);
             return self.queue_matching(new, queue);
         }
         if let Some(owner) = self.owner(new) {
@@ -211,6 +215,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
+    /// Upstream: `updatePod`.
     fn updated(&self, old: &T, new: &T, queue: &Queue) {
         let (was, is) = (old.meta(), new.meta());
         if was.resource_version == is.resource_version {
@@ -231,38 +236,45 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
             self.queue(&owner, queue);
         }
         if is.controller().is_none() {
-            self.is_unowned(new, None);
+            self.report_unowned(new, None);
             if relabelled || moved {
                 self.queue_matching(new, queue);
             }
         } else if let Some(owner) = self.owner(new) {
             self.observe(&owner, new, DependentEvent::Updated);
             self.queue(&owner, queue);
-            let again = self.again.as_ref().and_then(|again| again(old, new, &owner));
-            if let Some(after) = again {
+            let requeue_after = self
+                .requeue_after
+                .as_ref()
+                .and_then(|requeue_after| requeue_after(old, new, &owner));
+            if let Some(after) = requeue_after {
                 queue.add_after(owner.meta().key(), after);
             }
         }
     }
 
+    /// Upstream: `deletePod`.
     fn deleted(&self, last: &T, event: DependentEvent, queue: &Queue) {
         let owner = self.owner(last);
-        self.is_unowned(last, owner.as_deref());
+        self.report_unowned(last, owner.as_deref());
         // No owner waits for the deletion of an orphan.
         let Some(owner) = owner else { return };
         self.observe(&owner, last, event);
         self.queue(&owner, queue);
     }
 
+    /// Queues the owners that may adopt `orphan`.
     fn queue_matching(&self, orphan: &T, queue: &Queue) {
         let meta = orphan.meta();
-        let Some(selector) = self.selector.as_ref().filter(|_| !meta.labels.is_empty()) else {
+        let Some(selector_of) = &self.selector else { return };
+        if meta.labels.is_empty() {
             return;
-        };
+        }
         for owner in self.owners.in_namespace(&meta.namespace) {
-            let selects = selector(&owner)
-                .is_ok_and(|selector| !selector.is_empty() && selector.matches(&meta.labels));
-            if selects {
+            if let Ok(selector) = selector_of(&owner)
+                && !selector.is_empty()
+                && selector.matches(&meta.labels)
+            {
                 self.queue(&owner, queue);
             }
         }
@@ -331,7 +343,7 @@ mod tests {
         Arc::new(serde_json::from_value(pod).unwrap())
     }
 
-    fn going(mut pod: Value) -> Value {
+    fn being_deleted(mut pod: Value) -> Value {
         pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         pod
     }
@@ -381,8 +393,8 @@ mod tests {
             (pod(1, "gone", "b"), vec![], vec![]),
             (pod(1, "", "b"), vec!["b"], vec![]),
             (pod(1, "", ""), vec![], vec![]),
-            (going(pod(1, "", "b")), vec![], vec![]),
-            (going(pod(1, "b", "")), vec!["b"], vec!["b"]),
+            (being_deleted(pod(1, "", "b")), vec![], vec![]),
+            (being_deleted(pod(1, "b", "")), vec!["b"], vec!["b"]),
         ] {
             let pod = decoded(json.clone());
             assert_eq!(
@@ -410,8 +422,8 @@ mod tests {
             (pod(1, "", "b"), pod(2, "a", "b"), vec!["a"]),
             (pod(1, "", "a"), pod(2, "", "b"), vec!["b"]),
             (pod(1, "", "b"), pod(2, "", "b"), vec![]),
-            (pod(1, "a", "a"), going(pod(2, "a", "a")), vec!["a"]),
-            (pod(1, "a", "a"), going(pod(2, "b", "b")), vec!["a", "b"]),
+            (pod(1, "a", "a"), being_deleted(pod(2, "a", "a")), vec!["a"]),
+            (pod(1, "a", "a"), being_deleted(pod(2, "b", "b")), vec!["a", "b"]),
         ] {
             let case = format!("{old} to {new}");
             let (old, new) = (decoded(old), decoded(new));
@@ -425,7 +437,8 @@ mod tests {
     fn expectations_are_lowered_before_the_owner_is_queued() {
         let mut fixture = fixture();
         let owner = ObjectKey::new("ns", "a");
-        let (alive, leaving) = (decoded(pod(1, "a", "a")), decoded(going(pod(2, "a", "a"))));
+        let (alive, leaving) =
+            (decoded(pod(1, "a", "a")), decoded(being_deleted(pod(2, "a", "a"))));
 
         fixture.expectations.expect_creations(&owner, 1);
         fixture.queues(Change::Added { new: &leaving, initial: true });
@@ -468,7 +481,7 @@ mod tests {
         let lost = Deleted::FinalStateUnknown(of(3, "gone", "a"));
         let gone = Deleted::FinalStateUnknown(last);
         let (moved, orphan, leaving) =
-            (of(2, "b", "a"), of(2, "", ""), decoded(going(pod(2, "a", "a"))));
+            (of(2, "b", "a"), of(2, "", ""), decoded(being_deleted(pod(2, "a", "a"))));
         for (change, reported) in [
             (Change::Added { new: &alive, initial: false }, vec!["a p Created"]),
             (Change::Updated { old: &alive, new: &moved }, vec!["a p Updated", "b p Updated"]),

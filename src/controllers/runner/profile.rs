@@ -36,7 +36,7 @@ impl Profile {
 
 impl Workers {
     /// The number with these options; at least 1.
-    pub fn count(self, options: &Options) -> usize {
+    pub fn resolve(self, options: &Options) -> usize {
         match self {
             Workers::Fixed(count) => count.get(),
             Workers::Flag(of) => of(options).get(),

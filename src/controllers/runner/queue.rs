@@ -37,8 +37,8 @@ const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
 /// The number of the process's last sync.
 static LAST_SYNC: AtomicU64 = AtomicU64::new(0);
 
-/// In a storm, a key rests after a sync for this many times as long as the sync took, up to a limit,
-/// and one sync handles all events of that time.
+/// In a storm, a key rests after a sync for this many times as long as the sync took, up to a
+/// limit, and one sync handles all events of that time.
 const REST_FACTOR: u32 = 4;
 const MAX_REST: Duration = Duration::from_millis(500);
 
@@ -275,14 +275,15 @@ impl<K: Key> Queue<K> {
             // Keys that are still queued at the stop are left to the next leader.
             if !stop.is_stopped() {
                 let Shared { outcomes, storm, .. } = &*self.shared;
-                let (began, traced) = outcomes.begins(self.inner().identity(), controller, &key);
+                let (began, traced) =
+                    outcomes.begin_trace(self.inner().identity(), controller, &key);
                 let span = traced.as_ref().map_or(0, |sync| sync.span);
                 let scope = Scope { span, sync: LAST_SYNC.fetch_add(1, Ordering::Relaxed) + 1 };
                 let work = Traced::new(scope, async {
                     panics::at(|| format!("sync of {controller}"));
                     sync(key.clone()).await
                 });
-                let result = caught(controller, work).await;
+                let result = catch_panic(controller, work).await;
                 rest = outcomes.ended(controller, &key, &result, began, traced, storm);
                 // Retries and timers are caused by this sync.
                 let _entered = trace::enter(scope);
@@ -334,7 +335,7 @@ enum End {
 
 impl Outcomes {
     /// Traces a sync that begins now. Returns the time, and the sync if it is traced.
-    fn begins(
+    fn begin_trace(
         &self,
         queue: usize,
         controller: &str,
@@ -422,7 +423,7 @@ fn rest_after(
     if !matches!(result, Some(Ok(_))) {
         return Duration::ZERO;
     }
-    storm.count(now);
+    storm.count_sync(now);
     match storm.is_on(now) {
         true => took.saturating_mul(REST_FACTOR).min(MAX_REST),
         false => Duration::ZERO,
@@ -448,7 +449,7 @@ fn retry_log_level(error: &Error, level: log::Level) -> log::Level {
 pub(super) type BoxSync<K> = Arc<dyn Fn(K) -> BoxFuture<'static, SyncResult> + Send + Sync>;
 
 /// The output of `work`, or `None` after a panic, which is logged and counted.
-pub(super) async fn caught<T>(controller: &str, work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn catch_panic<T>(controller: &str, work: impl Future<Output = T>) -> Option<T> {
     let output = task::caught(work).await;
     if let Err(panic) = &output {
         log::error!("{controller}: Observed a panic: {panic}");
@@ -581,7 +582,7 @@ mod tests {
             let sync: BoxSync<String> = Arc::new(move |_| {
                 time.advance(Duration::from_millis(took));
                 if is_storm {
-                    (0..1_000).for_each(|_| shared.storm.count(time.monotonic()));
+                    (0..1_000).for_each(|_| shared.storm.count_sync(time.monotonic()));
                 }
                 count.fetch_add(1, Ordering::Relaxed);
                 Box::pin(async move { next.ok_or_else(|| Error::other("no")) })

@@ -72,7 +72,7 @@ impl Monitors {
         c.ready_when(&ready);
         c.background(move |stop| async move {
             while !stop.is_stopped() {
-                if self.look(&stop, &monitor).await {
+                if self.update(&stop, &monitor).await {
                     self.wait(&stop).await;
                     ready.open();
                 }
@@ -86,6 +86,7 @@ impl Monitors {
         self.errors.iter().for_each(IntCounter::inc);
     }
 
+    /// Waits until all monitors have synced, no longer than [`PATIENCE`].
     async fn wait(&self, stop: &StopToken) {
         let synced = async {
             for monitored in &self.running {
@@ -102,8 +103,9 @@ impl Monitors {
         }
     }
 
-    /// Whether anything changed.
-    async fn look<F>(&mut self, stop: &StopToken, monitor: &F) -> bool
+    /// Starts the monitors of resources that are new in discovery, and ends those of resources that
+    /// are served no longer. Returns whether anything changed. Upstream: `SyncMonitors`.
+    async fn update<F>(&mut self, stop: &StopToken, monitor: &F) -> bool
     where
         F: Fn(&ResourceType, &MetadataInformer) -> Box<dyn MetadataHandler>,
     {
@@ -115,34 +117,34 @@ impl Monitors {
             }
         };
         let wanted = found.preferred().filter(|found| (self.wanted)(found));
-        let mut fresh: Vec<&ResourceType> = wanted.map(|found| &found.resource).collect();
-        let wanted: HashSet<&ResourceType> = fresh.iter().copied().collect();
+        let mut added: Vec<&ResourceType> = wanted.map(|found| &found.resource).collect();
+        let wanted: HashSet<&ResourceType> = added.iter().copied().collect();
         if wanted.is_empty() {
             self.warn("no resources reported by discovery");
             return false;
         }
         // Discovery of the group failed: its resources that have synced stay.
-        let is_gone = |monitored: &mut Monitored| {
+        let is_removed = |monitored: &mut Monitored| {
             let known = monitored.resource();
             let failed = || found.failures.contains_key(&known.api_version());
             !(wanted.contains(known) || monitored.registration.has_synced() && failed())
         };
-        let gone: Vec<Monitored> = self.running.extract_if(.., is_gone).collect();
+        let removed: Vec<Monitored> = self.running.extract_if(.., is_removed).collect();
         {
             let known: HashSet<_> = self.running.iter().map(Monitored::resource).collect();
-            fresh.retain(|resource| !known.contains(*resource));
+            added.retain(|resource| !known.contains(*resource));
         }
-        if gone.is_empty() && fresh.is_empty() {
+        if removed.is_empty() && added.is_empty() {
             return false;
         }
         self.client.reset_discovery();
-        for monitored in gone {
+        for monitored in removed {
             log::info!("{}: {} is served no longer", self.name, monitored.resource());
             monitored.informer.remove_metadata_handler(&monitored.registration);
             self.caches.release(&monitored.informer);
         }
-        self.running.reserve_exact(fresh.len());
-        for resource in fresh {
+        self.running.reserve_exact(added.len());
+        for resource in added {
             let informer = self.caches.informer(resource);
             let handler = monitor(resource, &informer);
             let registration = informer.add_metadata_handler(self.name, handler);

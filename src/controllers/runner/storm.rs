@@ -34,20 +34,21 @@ impl Default for Storm {
 
 impl Storm {
     /// Counts a sync. `now` is monotonic time and the same clock's in all calls.
-    pub fn count(&self, now: Duration) {
+    pub fn count_sync(&self, now: Duration) {
         let mut bucket = self.bucket.lock();
-        let tokens = (bucket.at(now) - 1.0).max(0.0);
+        let tokens = (bucket.tokens_at(now) - 1.0).max(0.0);
         *bucket = Bucket { tokens, at: now };
     }
 
     /// Whether there is a storm at `now`, which is monotonic time. Counts nothing.
     pub fn is_on(&self, now: Duration) -> bool {
-        self.bucket.lock().at(now) < 1.0
+        self.bucket.lock().tokens_at(now) < 1.0
     }
 }
 
 impl Bucket {
-    fn at(&self, now: Duration) -> f64 {
+    /// The tokens at `now`, with those that have come since the last sync.
+    fn tokens_at(&self, now: Duration) -> f64 {
         let grown = now.saturating_sub(self.at).as_secs_f64() * RATE;
         (self.tokens + grown).min(BURST)
     }
@@ -68,12 +69,12 @@ mod tests {
         let storm = Storm::default();
         for sync in 0..200 {
             assert!(!storm.is_on(START), "{sync}");
-            storm.count(START);
+            storm.count_sync(START);
         }
         assert!(storm.is_on(START));
-        (0..1_000).for_each(|_| storm.count(START));
+        (0..1_000).for_each(|_| storm.count_sync(START));
         assert!(!storm.is_on(millis(50)), "it ends when no sync comes");
-        storm.count(millis(50));
+        storm.count_sync(millis(50));
         assert!(storm.is_on(millis(50)), "it lasts while syncs continue");
     }
 
@@ -83,7 +84,7 @@ mod tests {
         for at in 0..10_000 {
             let now = millis(at * 50);
             assert!(!storm.is_on(now), "{at}");
-            storm.count(now);
+            storm.count_sync(now);
         }
     }
 }

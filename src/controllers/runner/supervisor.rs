@@ -21,7 +21,7 @@ pub trait Supervisor: Send + Sync + 'static {
     ) -> BoxFuture<'static, SyncResult>;
 
     /// The pause after a job's end, in place of `period`.
-    fn rest(&self, period: Duration) -> Duration;
+    fn pause_after_job(&self, period: Duration) -> Duration;
 
     /// Wraps one call of a periodic job, whose own pause is `period`.
     fn job(

@@ -94,7 +94,8 @@ impl Item {
             }
         };
         read.unwrap_or_else(|error| {
-            let name = Identity::of(item).map_or_else(String::new, |known| known.name.to_string());
+            let name =
+                Identity::decode(item).map_or_else(String::new, |known| known.name.to_string());
             log::warn!("the object {name:?} of a namespace cannot be decoded: {error}");
             Item { metadata: ItemMeta { name, ..ItemMeta::default() }, ..Item::default() }
         })
