@@ -30,7 +30,7 @@ enum State {
 /// bytes. Never waits. Upstream: `net/http/internal.NewChunkedReader`.
 ///
 /// For each input, call [`next`](ChunkDecoder::next), pass over the coding, use the data, and call
-/// [`took`](ChunkDecoder::took) with the number of bytes used.
+/// [`consume`](ChunkDecoder::consume) with the number of bytes used.
 #[derive(Debug)]
 pub struct ChunkDecoder {
     state: State,
@@ -76,7 +76,7 @@ impl ChunkDecoder {
     }
 
     /// Reads the coding at the front of `input`, which begins where the last data ended. The data
-    /// after the coding counts as read only with [`ChunkDecoder::took`]. Without data all of
+    /// after the coding counts as read only with [`ChunkDecoder::consume`]. Without data all of
     /// `input` was coding, or the body ends.
     ///
     /// # Errors
@@ -91,14 +91,14 @@ impl ChunkDecoder {
                 let data = left.min((input.len() - coding) as u64) as usize;
                 return Ok(Piece { coding, data });
             }
-            self.state = after(self.state, *byte)?;
+            self.state = next_state(self.state, *byte)?;
             coding += 1;
         }
         Ok(Piece { coding, data: 0 })
     }
 
     /// Marks `count` bytes of the data that was found last as read.
-    pub fn took(&mut self, count: usize) {
+    pub fn consume(&mut self, count: usize) {
         if let State::Data { left } = self.state {
             let left = left.saturating_sub(count as u64);
             self.state = if left == 0 { State::DataCr } else { State::Data { left } };
@@ -107,7 +107,7 @@ impl ChunkDecoder {
 }
 
 /// The state after one byte that is not data.
-fn after(state: State, byte: u8) -> Result<State, BadChunk> {
+fn next_state(state: State, byte: u8) -> Result<State, BadChunk> {
     let sized = |value| if value == 0 { State::TrailerStart } else { State::Data { left: value } };
     Ok(match (state, byte) {
         (State::Size { value, digits }, _) if byte.is_ascii_hexdigit() => {
@@ -151,7 +151,7 @@ mod tests {
                 piece = &piece[coding..];
                 let (taken, rest) = piece.split_at(data.min(room));
                 body.extend_from_slice(taken);
-                decoder.took(taken.len());
+                decoder.consume(taken.len());
                 piece = rest;
             }
             left += piece.len();

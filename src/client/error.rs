@@ -155,7 +155,7 @@ pub enum FailureBody {
 
 impl FailureBody {
     /// `status`: what can be read of it. Upstream: `Result.Error`.
-    fn of(status: &Status, is_text: bool) -> FailureBody {
+    fn from_status(status: &Status, is_text: bool) -> FailureBody {
         match (status.kind.as_str(), status.status.as_str()) {
             ("Status", "Failure") => FailureBody::Status,
             _ if is_text => FailureBody::Text,
@@ -206,7 +206,7 @@ pub struct StatusCause {
 
 impl Status {
     /// From a body or a watch's event, in JSON or in a protobuf envelope.
-    pub(super) fn read(body: &[u8]) -> Option<Status> {
+    pub(super) fn parse(body: &[u8]) -> Option<Status> {
         if protobuf::is_enveloped(body) {
             let message = protobuf::open(body).ok()?;
             let status: Status = protobuf::from_slice(&messages::STATUS, message).ok()?;
@@ -225,8 +225,8 @@ impl Error {
         is_text: bool,
         body: &[u8],
     ) -> Error {
-        let mut status = Status::read(body).unwrap_or_default();
-        let kind = FailureBody::of(&status, is_text);
+        let mut status = Status::parse(body).unwrap_or_default();
+        let kind = FailureBody::from_status(&status, is_text);
         if kind != FailureBody::Status && status.message.is_empty() && status.reason.is_empty() {
             let shown = &body[..body.len().min(SHOWN_BYTES)];
             status.message = String::from_utf8_lossy(shown).trim().to_owned();
@@ -246,7 +246,7 @@ impl Error {
 
     /// By the Status's reason where it has one, else by the code. Upstream:
     /// `reasonAndCodeForError`.
-    fn is(&self, reason: &str, code: u16) -> bool {
+    fn has_reason_or_code(&self, reason: &str, code: u16) -> bool {
         self.failure().is_some_and(|failure| {
             failure.status.reason == reason
                 || (failure.code == code
@@ -256,7 +256,7 @@ impl Error {
 
     /// 404: the object, its kind or its namespace does not exist. Upstream: `apierrors.IsNotFound`.
     pub fn is_not_found(&self) -> bool {
-        self.is("NotFound", 404)
+        self.has_reason_or_code("NotFound", 404)
     }
 
     /// The object to be created exists. By its reason alone, since a conflict has the same code
@@ -268,7 +268,7 @@ impl Error {
     /// 409: the object has changed since it was read, or does not meet the preconditions. Upstream:
     /// `apierrors.IsConflict`.
     pub fn is_conflict(&self) -> bool {
-        self.is("Conflict", 409)
+        self.has_reason_or_code("Conflict", 409)
     }
 
     /// A conflict because the object of this name has another uid than the request asks for. Only
@@ -280,35 +280,35 @@ impl Error {
     /// 410, `Gone` or `Expired`: the version asked for is no longer kept. List again. Upstream:
     /// `apierrors.IsResourceExpired`, `IsGone`.
     pub fn is_expired(&self) -> bool {
-        self.reason() == Some("Expired") || self.is("Gone", 410)
+        self.reason() == Some("Expired") || self.has_reason_or_code("Gone", 410)
     }
 
     /// 422: the object does not pass validation; the causes name the fields. Upstream:
     /// `apierrors.IsInvalid`.
     pub fn is_invalid(&self) -> bool {
-        self.is("Invalid", 422)
+        self.has_reason_or_code("Invalid", 422)
     }
 
     /// 403: the user may not do it, or admission denied it. Upstream: `apierrors.IsForbidden`.
     pub fn is_forbidden(&self) -> bool {
-        self.is("Forbidden", 403)
+        self.has_reason_or_code("Forbidden", 403)
     }
 
     /// 405: the resource does not have this verb. Upstream: `apierrors.IsMethodNotSupported`.
     pub fn is_method_not_supported(&self) -> bool {
-        self.is("MethodNotAllowed", 405)
+        self.has_reason_or_code("MethodNotAllowed", 405)
     }
 
     /// 429: the server is busy, or a disruption budget forbids an eviction now. Upstream:
     /// `apierrors.IsTooManyRequests`.
     pub fn is_too_many_requests(&self) -> bool {
-        self.is("TooManyRequests", 429)
+        self.has_reason_or_code("TooManyRequests", 429)
     }
 
     /// The server's own time ran out (504), or it asks for another try. A write may have been
     /// carried out. Upstream: `apierrors.IsTimeout`, `IsServerTimeout`.
     pub fn is_timeout(&self) -> bool {
-        self.is("Timeout", 504) || self.reason() == Some("ServerTimeout")
+        self.has_reason_or_code("Timeout", 504) || self.reason() == Some("ServerTimeout")
     }
 
     /// The server failed (500). Upstream: `apierrors.IsInternalError`.

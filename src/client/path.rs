@@ -60,6 +60,7 @@ impl ApiPath {
         self.push("subresource", subresource)
     }
 
+    /// Adds a segment. `what`: names it in errors.
     fn push(mut self, what: &str, segment: &str) -> Result<ApiPath> {
         let faults = faults(segment);
         if !faults.is_empty() {

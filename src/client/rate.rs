@@ -39,6 +39,7 @@ impl Bucket {
         Duration::try_from_secs_f64(-left / self.qps).unwrap_or(Duration::MAX)
     }
 
+    /// Takes a token, and waits for it.
     pub async fn take(&self) {
         let wait = self.reserve();
         if !wait.is_zero() {

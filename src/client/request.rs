@@ -39,7 +39,7 @@ impl Client {
     /// # Errors
     /// As [`Self::open`]; [`Error::Decode`] when the answer is not an `O`.
     pub async fn fetch<O: DeserializeOwned>(&self, call: &Call) -> Result<O> {
-        let mut body = self.read(call, buffer_pool::take).await?;
+        let mut body = self.send_into(call, buffer_pool::take).await?;
         let decoded = serde_json::from_slice(&body).map_err(undecoded(&call.to_string()));
         buffer_pool::give(&mut body);
         decoded
@@ -51,7 +51,7 @@ impl Client {
         call: &Call,
         message: &'static Message,
     ) -> Result<T> {
-        let mut body = self.read(call, buffer_pool::take).await?;
+        let mut body = self.send_into(call, buffer_pool::take).await?;
         let decoded = match protobuf::is_enveloped(&body) {
             true => protobuf::open(&body)
                 .map_err(Into::into)
@@ -67,17 +67,17 @@ impl Client {
     /// # Errors
     /// As [`Self::open`]; [`Error::Transport`] also when the body is cut off or late.
     pub async fn send(&self, call: &Call) -> Result<Vec<u8>> {
-        self.read(call, Vec::new).await
+        self.send_into(call, Vec::new).await
     }
 
     /// [`Self::send`] into the buffer that `empty` gives once the answer begins.
-    async fn read(&self, call: &Call, empty: fn() -> Vec<u8>) -> Result<Vec<u8>> {
+    async fn send_into(&self, call: &Call, empty: fn() -> Vec<u8>) -> Result<Vec<u8>> {
         let mut answer = self.open(call).await?;
         let mut body = empty();
-        answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
+        answer.read_to_end(&mut body).await.map_err(|error| transport_error(call, error))?;
         self.count_response(call, body.len());
         if trace::current() != 0 && call.method != "GET" {
-            written(call, &body, self.inner.clock.monotonic());
+            written_metadata(call, &body, self.inner.clock.monotonic());
         }
         Ok(body)
     }
@@ -90,7 +90,7 @@ impl Client {
         let mut answer = self.open(call).await?;
         let mut size = 0;
         loop {
-            let read = answer.fill_buf().await.map_err(|error| broken(call, error))?.len();
+            let read = answer.fill_buf().await.map_err(|error| transport_error(call, error))?.len();
             if read == 0 {
                 self.count_response(call, size);
                 return Ok(());
@@ -147,7 +147,7 @@ impl Client {
             let code = error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string());
             let labels = [code.as_str(), call.method, self.inner.host.as_str()];
             RETRIES.with_label_values(&labels).inc();
-            if !self.waits(self.inner.clock.sleep(wait)).await {
+            if !self.wait_unless_stopped(self.inner.clock.sleep(wait)).await {
                 return Err(error);
             }
         }
@@ -155,7 +155,7 @@ impl Client {
 
     /// Waits to the end of `wait` (`true`), or until the client is stopped. A wait that is over at
     /// once ends after the stop too.
-    async fn waits(&self, wait: impl Future<Output = ()>) -> bool {
+    async fn wait_unless_stopped(&self, wait: impl Future<Output = ()>) -> bool {
         let Some(stop) = &self.inner.stop else {
             wait.await;
             return true;
@@ -171,22 +171,23 @@ impl Client {
         ended.or(stopped).await
     }
 
+    /// Sends a request once. `shown` becomes the credentials that it shows.
     async fn attempt(&self, call: &Call, shown: &mut Shown) -> Result<http_types::Body> {
         let inner = &self.inner;
         let labels = [call.method, inner.host.as_str()];
         let guard = inner.guard.as_ref().filter(|_| call.method != "GET");
-        let held_back = || Error::GuardRefused { request: call.to_string() };
+        let guard_refused = || Error::GuardRefused { request: call.to_string() };
         if guard.is_some_and(|guard| !guard.passes()) {
-            return Err(held_back());
+            return Err(guard_refused());
         }
         let start = inner.clock.monotonic();
-        if !self.waits(inner.limiter.take()).await {
+        if !self.wait_unless_stopped(inner.limiter.take()).await {
             return Err(Error::Stopped { request: call.to_string() });
         }
         let sent = inner.clock.monotonic();
         LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
         *shown = inner.auth.show().await?;
-        let mut request = self.request(call, shown)?;
+        let mut request = self.build_request(call, shown)?;
         if let Some(guard) = guard {
             request.ext_mut().insert(WriteGuard(guard.clone()));
         }
@@ -197,23 +198,23 @@ impl Client {
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {
             Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<GuardRefused>()) => {
-                held_back()
+                guard_refused()
             }
             Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<WriteRefused>()) => {
                 Error::Shadowed { request: call.to_string() }
             }
             // Kept as it is, so that callers can ask for its kind.
-            Ok(error) => broken(call, error),
+            Ok(error) => transport_error(call, error),
             Err(other) => Error::Transport { request: call.to_string(), source: other.into() },
         });
         let code = match &answer {
             Ok(answer) => u16::from(answer.status()).to_string(),
-            Err(Error::GuardRefused { .. }) => return Err(held_back()),
+            Err(Error::GuardRefused { .. }) => return Err(guard_refused()),
             Err(error) if error.is_shadowed() => return Err(error.clone()),
             Err(_) => "<error>".to_owned(),
         };
         REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();
-        inner.writes.count(call, !code.starts_with('2'));
+        inner.writes.count_write(call, !code.starts_with('2'));
         trace::answered(call, &code, inner.clock.monotonic() - sent);
         let mut answer = answer?;
         let code = u16::from(answer.status());
@@ -227,7 +228,8 @@ impl Client {
         Err(Error::from_answer(call.to_string(), code, retry_after, is_text, &body))
     }
 
-    fn request(&self, call: &Call, shown: &Shown) -> Result<http_types::Request> {
+    /// The request as http-types has it.
+    fn build_request(&self, call: &Call, shown: &Shown) -> Result<http_types::Request> {
         let inner = &self.inner;
         let mut url = inner.base.clone();
         let path = format!("{}{}", inner.base.path().trim_end_matches('/'), call.path);
@@ -285,7 +287,7 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
 
 /// The written object's metadata in an answer, for the trace.
 #[cold]
-fn written(call: &Call, body: &[u8], now: Duration) {
+fn written_metadata(call: &Call, body: &[u8], now: Duration) {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Answer {
@@ -341,7 +343,7 @@ fn kind_sent(call: &Call) -> String {
     sent.map_or_else(String::new, |Sent { kind }| kind)
 }
 
-pub(super) fn broken(call: &impl fmt::Display, error: std::io::Error) -> Error {
+pub(super) fn transport_error(call: &impl fmt::Display, error: std::io::Error) -> Error {
     Error::Transport { request: call.to_string(), source: error.into() }
 }
 
@@ -395,7 +397,7 @@ mod tests {
     fn requests_are_sent_again_only_where_that_is_safe() {
         let watch = Call { is_watch: true, ..Call::new("GET", "/x") };
         let (read, write) = (Call::new("GET", "/x"), Call::new("POST", "/x"));
-        let lost = |kind: io::ErrorKind| broken(&"GET /x", kind.into());
+        let lost = |kind: io::ErrorKind| transport_error(&"GET /x", kind.into());
         let reset = || lost(io::ErrorKind::ConnectionReset);
         let status =
             |code, seconds| Error::from_answer("GET /x".to_owned(), code, seconds, true, b"");

@@ -64,7 +64,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
                     let state = self.state.clone();
                     let ending = Ending { run: run.clone(), state, result: None };
                     let work = make();
-                    task::spawn(async move { ending.with(work.await) });
+                    task::spawn(async move { ending.finish(work.await) });
                     run
                 }
             }
@@ -87,6 +87,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
 }
 
 impl<T: Clone> Run<T> {
+    /// Waits for the end of the run.
     async fn result(&self) -> Result<T> {
         loop {
             let ended = self.ended.listen();
@@ -99,7 +100,7 @@ impl<T: Clone> Run<T> {
 }
 
 impl<T: Clone> Ending<T> {
-    fn with(mut self, result: Result<T>) {
+    fn finish(mut self, result: Result<T>) {
         self.result = Some(result);
     }
 }

@@ -25,6 +25,7 @@ const STRUCTURE: [bool; 256] = {
 };
 
 impl Scanner {
+    /// Takes note of one byte.
     fn step(&mut self, byte: u8) {
         if self.in_string {
             match byte {

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::error::{Status, undecoded};
 use super::frames::{self, ListFrames, WatchFrames};
-use super::request::broken;
+use super::request::transport_error;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
 use super::{Error, Result};
 use crate::buffer_pool;
@@ -87,7 +87,7 @@ impl ListStream {
                     let continue_token = Some(r#continue).filter(|token| !token.is_empty());
                     return Ok(ListPart::End { resource_version, continue_token });
                 }
-                None => self.read().await?,
+                None => self.read_more().await?,
             }
         }
     }
@@ -107,11 +107,13 @@ impl ListStream {
         }
     }
 
-    async fn read(&mut self) -> Result<()> {
-        let bytes = self.body.fill_buf().await.map_err(|error| broken(&self.request, error))?;
+    /// Reads what has arrived, and splits it into pieces of the list.
+    async fn read_more(&mut self) -> Result<()> {
+        let bytes =
+            self.body.fill_buf().await.map_err(|error| transport_error(&self.request, error))?;
         if bytes.is_empty() {
             let error = io::Error::new(io::ErrorKind::UnexpectedEof, "the list is cut off");
-            return Err(broken(&self.request, error));
+            return Err(transport_error(&self.request, error));
         }
         let (count, found) = (bytes.len(), &mut self.found);
         let mut found = |piece| found.push_back(piece);
@@ -140,6 +142,7 @@ enum Events {
 }
 
 impl Events {
+    /// Whether the bytes so far end with a whole event.
     fn is_between(&self) -> bool {
         match self {
             Events::Json(splitter) => splitter.is_between(),
@@ -186,16 +189,16 @@ impl WatchStream {
             if let Some(event) = self.found.pop_front() {
                 return Some(event);
             }
-            if let Err(error) = self.arrival().await {
-                return Some(Err(broken(&self.request, error)));
+            if let Err(error) = self.wait_for_bytes().await {
+                return Some(Err(transport_error(&self.request, error)));
             }
             let bytes = match self.body.fill_buf().await {
-                Err(error) => return Some(Err(broken(&self.request, error))),
+                Err(error) => return Some(Err(transport_error(&self.request, error))),
                 Ok([]) if self.splitter.is_between() => return None,
                 Ok([]) => {
                     let kind = io::ErrorKind::UnexpectedEof;
                     let error = io::Error::new(kind, "the watch is cut off in an event");
-                    return Some(Err(broken(&self.request, error)));
+                    return Some(Err(transport_error(&self.request, error)));
                 }
                 Ok(bytes) => bytes,
             };
@@ -218,7 +221,7 @@ impl WatchStream {
     }
 
     /// Waits for bytes. A watch that is silent holds no memory for events.
-    async fn arrival(&mut self) -> io::Result<()> {
+    async fn wait_for_bytes(&mut self) -> io::Result<()> {
         poll_fn(|context| match Pin::new(&mut self.body).poll_fill_buf(context) {
             Poll::Ready(filled) => Poll::Ready(filled.map(drop)),
             Poll::Pending => {
@@ -241,16 +244,20 @@ impl WatchStream {
 /// Splits an event in the form that every API server writes, without another pass over the object:
 /// two fields, the type first (`metav1.WatchEvent`). With a third field the object would not
 /// decode.
-fn cut(document: &[u8]) -> Option<(&[u8], &[u8])> {
+fn split_event(document: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = document.strip_prefix(br#"{"type":""#)?;
     let (kind, rest) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'"')?)?;
     let object = rest.strip_prefix(br#"","object":"#)?.strip_suffix(b"}")?;
-    (object.starts_with(b"{") && object.ends_with(b"}")).then_some((kind, object))
+    if !object.starts_with(b"{") || !object.ends_with(b"}") {
+        return None;
+    }
+    Some((kind, object))
 }
 
+/// An event of a JSON watch.
 fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent<Encoded>> {
-    let (kind, json) = match cut(document) {
-        Some(cut) => cut,
+    let (kind, json) = match split_event(document) {
+        Some(parts) => parts,
         None => {
             let Envelope { r#type, object } =
                 serde_json::from_slice(document).map_err(undecoded(request))?;
@@ -260,6 +267,7 @@ fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent<Encoded>> {
     event(request, kind, json, || Ok(Encoded::json(buffer_pool::copied(json))))
 }
 
+/// An event of a protobuf watch.
 fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent<Encoded>> {
     let (kind, object) = frames::event(frame).map_err(undecoded(request))?;
     event(request, kind, object, || {
@@ -283,7 +291,7 @@ fn event(
             WatchEvent::Bookmark(Bookmark::decode(&object()?).map_err(undecoded(request))?)
         }
         _ => {
-            let code = Status::read(encoded).map_or(500, |status| status.code);
+            let code = Status::parse(encoded).map_or(500, |status| status.code);
             return Err(Error::from_answer(request.to_owned(), code, None, false, encoded));
         }
     })

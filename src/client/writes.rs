@@ -34,7 +34,8 @@ pub(super) struct WriteCounter {
 }
 
 impl WriteCounter {
-    pub fn count(&self, call: &Call, failed: bool) {
+    /// `failed`: the answer has no 2xx status.
+    pub fn count_write(&self, call: &Call, failed: bool) {
         let of_verb = match call.method {
             "POST" => &self.create,
             "PUT" => &self.update,
@@ -50,14 +51,14 @@ impl WriteCounter {
     }
 
     pub fn get(&self) -> Writes {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Writes {
-            create: of(&self.create),
-            update: of(&self.update),
-            patch: of(&self.patch),
-            delete: of(&self.delete),
-            events: of(&self.events),
-            failed: of(&self.failed),
+            create: load(&self.create),
+            update: load(&self.update),
+            patch: load(&self.patch),
+            delete: load(&self.delete),
+            events: load(&self.events),
+            failed: load(&self.failed),
         }
     }
 }
@@ -86,7 +87,7 @@ mod tests {
             ("PATCH", "/api/v1/namespaces/a/events/b", false),
             ("DELETE", "/api/v1/nodes/events", false),
         ] {
-            counter.count(&Call::new(method, path), failed);
+            counter.count_write(&Call::new(method, path), failed);
         }
         let expected = Writes { create: 2, update: 1, patch: 0, delete: 1, events: 2, failed: 1 };
         assert_eq!(counter.get(), expected);

@@ -141,7 +141,7 @@ impl Request {
 
 fn attributes(name: &Name, kind: ObjectIdentifier) -> impl Iterator<Item = Option<String>> {
     let attributes = name.0.iter().flat_map(|set| set.0.iter());
-    attributes.filter(move |one| one.oid == kind).map(|one| text(&one.value))
+    attributes.filter(move |one| one.oid == kind).map(|one| text_of(&one.value))
 }
 
 fn timestamp(time: Time) -> Timestamp {
@@ -152,7 +152,8 @@ fn encoded(part: &impl Encode) -> Vec<u8> {
     part.to_der().expect("what was read can be written")
 }
 
-fn text(value: &Any) -> Option<String> {
+/// The text of a value; `None` when it is no text.
+fn text_of(value: &Any) -> Option<String> {
     string(value.tag().into(), value.value()).ok().flatten()
 }
 

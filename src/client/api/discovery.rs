@@ -218,6 +218,7 @@ impl Client {
         Ok(found)
     }
 
+    /// Adds the resources of a group, with one request for each version.
     async fn add_legacy(&self, found: &mut Discovery, group: LegacyGroup) {
         let first = group.preferred_version.version.clone();
         let mut versions = group.versions;
@@ -231,11 +232,11 @@ impl Client {
                 Ok(list) => {
                     for resource in list.resources {
                         let LegacyResource { name, kind, namespaced, verbs } = resource;
-                        found.add(&group.name, &version, name, kind, namespaced, verbs);
+                        found.add_resource(&group.name, &version, name, kind, namespaced, verbs);
                     }
                 }
                 Err(error) if group.name.is_empty() && error.is_not_found() => {}
-                Err(error) => found.fail(&group.name, &version, |_| error.to_string()),
+                Err(error) => found.add_failure(&group.name, &version, |_| error.to_string()),
             }
         }
     }
@@ -246,7 +247,7 @@ impl Discovery {
         for AggregatedGroup { metadata: Named { name: group }, versions } in groups {
             for AggregatedVersion { version, freshness, resources } in versions {
                 if freshness == "Stale" {
-                    self.fail(&group, &version, |name| {
+                    self.add_failure(&group, &version, |name| {
                         format!("stale GroupVersion discovery: {name}")
                     });
                     continue;
@@ -254,13 +255,21 @@ impl Discovery {
                 for resource in resources {
                     let AggregatedResource { resource, response_kind, scope, verbs } = resource;
                     let kind = response_kind.unwrap_or_default().kind;
-                    self.add(&group, &version, resource, kind, scope == "Namespaced", verbs);
+                    self.add_resource(
+                        &group,
+                        &version,
+                        resource,
+                        kind,
+                        scope == "Namespaced",
+                        verbs,
+                    );
                 }
             }
         }
     }
 
-    fn add(
+    /// Adds a resource; subresources are left out.
+    fn add_resource(
         &mut self,
         group: &str,
         version: &str,
@@ -282,7 +291,7 @@ impl Discovery {
         self.resources.push(ApiResource { resource, verbs, preferred: false });
     }
 
-    fn fail(&mut self, group: &str, version: &str, why: impl FnOnce(&str) -> String) {
+    fn add_failure(&mut self, group: &str, version: &str, why: impl FnOnce(&str) -> String) {
         let name = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
         let why = why(&name);
         self.failures.insert(name, why);

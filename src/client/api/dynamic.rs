@@ -101,7 +101,7 @@ impl Dynamic {
     }
 
     /// A request that creates an object.
-    fn creation(&self, namespace: &str, body: &impl Serialize) -> Result<Call> {
+    fn create_call(&self, namespace: &str, body: &impl Serialize) -> Result<Call> {
         if self.resource.namespaced && namespace.is_empty() {
             return Err(Error::Path("an empty namespace may not be set during creation".into()));
         }
@@ -136,27 +136,28 @@ impl Dynamic {
     }
 
     /// The media types of an answer with many objects, for readers of JSON alone.
-    fn many_in_json(&self) -> &'static str {
+    fn accept_many_in_json(&self) -> &'static str {
         if self.metadata_only { ALL_METADATA } else { JSON }
     }
 
     /// The same, for readers of `self.form` as well.
-    fn many(&self) -> &'static str {
+    fn accept_many(&self) -> &'static str {
         match (self.form, self.metadata_only) {
-            (Form::Json, _) => self.many_in_json(),
+            (Form::Json, _) => self.accept_many_in_json(),
             (Form::Protobuf, false) => PROTOBUF,
             (Form::Protobuf, true) => ALL_METADATA_PROTOBUF,
         }
     }
 
-    fn listing(
+    /// The request of a list, or of the deletion of a collection.
+    fn list_call(
         &self,
         method: &'static str,
         namespace: Option<&str>,
         options: &ListOptions,
     ) -> Result<Call> {
         let mut call = self.collection(namespace.unwrap_or_default())?.call(method);
-        call.accept = self.many_in_json();
+        call.accept = self.accept_many_in_json();
         call.query_some("labelSelector", &options.label_selector);
         call.query_some("fieldSelector", &options.field_selector);
         call.query_some("resourceVersion", &options.resource_version);
@@ -174,14 +175,14 @@ impl Dynamic {
         let mut list = List { items: Vec::new(), resource_version: String::new() };
         let mut token: Option<String> = None;
         loop {
-            let mut call = self.listing("GET", namespace, options)?;
+            let mut call = self.list_call("GET", namespace, options)?;
             call.query("limit", &options.limit.unwrap_or(PAGE).to_string());
             call.query_some("continue", &token);
             let page = match self.list_stream(&call).await {
                 // The version of the pages has expired: ask for all items at once.
                 Err(error) if error.is_expired() && token.is_some() => {
                     list.items.clear();
-                    self.list_stream(&self.listing("GET", namespace, options)?).await
+                    self.list_stream(&self.list_call("GET", namespace, options)?).await
                 }
                 page => page,
             };
@@ -210,8 +211,8 @@ impl Dynamic {
         options: &ListOptions,
         continue_token: Option<String>,
     ) -> Result<ListStream> {
-        let mut call = self.listing("GET", namespace, options)?;
-        call.accept = self.many();
+        let mut call = self.list_call("GET", namespace, options)?;
+        call.accept = self.accept_many();
         call.query_some("limit", &options.limit.map(|limit| limit.to_string()));
         call.query_some("continue", &continue_token);
         self.list_stream(&call).await
@@ -231,7 +232,7 @@ impl Dynamic {
         send_initial_events: bool,
         timeout: std::time::Duration,
     ) -> Result<WatchStream> {
-        let mut call = self.listing("GET", namespace, options)?;
+        let mut call = self.list_call("GET", namespace, options)?;
         call.is_watch = true;
         call.accept = match (self.form, self.metadata_only) {
             (Form::Json, false) => JSON,
@@ -256,7 +257,7 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<O> {
-        self.client.fetch(&self.creation(namespace, body)?).await
+        self.client.fetch(&self.create_call(namespace, body)?).await
     }
 
     /// As [`Self::create`], but the answer holds only the name and version of the new object.
@@ -265,7 +266,7 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<Written> {
-        self.fetch_metadata(self.creation(namespace, body)?).await
+        self.fetch_metadata(self.create_call(namespace, body)?).await
     }
 
     /// As [`Self::create`], but the answer holds only the metadata of the new object.
@@ -274,9 +275,10 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<PartialObjectMetadata> {
-        self.fetch_metadata(self.creation(namespace, body)?).await
+        self.fetch_metadata(self.create_call(namespace, body)?).await
     }
 
+    /// Fetches an object of which the server sends only the metadata.
     async fn fetch_metadata<O: DeserializeOwned>(&self, mut call: Call) -> Result<O> {
         call.accept = match self.client.speaks_protobuf() {
             true => ONE_METADATA_PROTOBUF,
@@ -304,8 +306,8 @@ impl Dynamic {
         self.client.fetch(&self.call("PUT", key)?.body(JSON, body)?).await
     }
 
-    /// As [`Self::update`], but the answer holds only the name and version of the object, in protobuf
-    /// where the configuration allows it. For built-in kinds.
+    /// As [`Self::update`], but the answer holds only the name and version of the object, in
+    /// protobuf where the configuration allows it. For built-in kinds.
     pub async fn update_for_metadata(
         &self,
         key: &ObjectKey,
@@ -317,16 +319,17 @@ impl Dynamic {
     /// Changes an object and returns it as it is then. Unless the patch names a resourceVersion, it
     /// applies to any version.
     pub async fn patch<O: DeserializeOwned>(&self, key: &ObjectKey, patch: &Patch) -> Result<O> {
-        self.client.fetch(&self.patching(key, patch)?).await
+        self.client.fetch(&self.patch_call(key, patch)?).await
     }
 
     /// As [`Self::patch`], but the answer holds only the metadata of the object, in protobuf where
     /// the configuration allows it. For built-in kinds with many patches.
     pub async fn patch_for_metadata(&self, key: &ObjectKey, patch: &Patch) -> Result<Written> {
-        self.fetch_metadata(self.patching(key, patch)?).await
+        self.fetch_metadata(self.patch_call(key, patch)?).await
     }
 
-    fn patching(&self, key: &ObjectKey, patch: &Patch) -> Result<Call> {
+    /// The request of a patch, whose content type depends on its form.
+    fn patch_call(&self, key: &ObjectKey, patch: &Patch) -> Result<Call> {
         let call = self.call("PATCH", key)?;
         match patch {
             Patch::Json(body) => call.body("application/json-patch+json", body),
@@ -346,7 +349,7 @@ impl Dynamic {
     /// Deletes an object. Success means that the server accepts the deletion: with finalizers or a
     /// grace period the object stays for a while. Not found (404) is an error.
     pub async fn delete(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
-        let mut call = self.call("DELETE", key)?.body(JSON, &Options::of(&delete))?;
+        let mut call = self.call("DELETE", key)?.body(JSON, &Options::new(&delete))?;
         call.accept = JSON;
         self.client.send(&call).await.map(drop)
     }
@@ -359,9 +362,9 @@ impl Dynamic {
         delete: Delete,
         options: &ListOptions,
     ) -> Result<()> {
-        let mut call = self.listing("DELETE", namespace, options)?;
-        call.accept = self.many();
-        self.client.send_and_drain(&call.body(JSON, &Options::of(&delete))?).await
+        let mut call = self.list_call("DELETE", namespace, options)?;
+        call.accept = self.accept_many();
+        self.client.send_and_drain(&call.body(JSON, &Options::new(&delete))?).await
     }
 }
 
@@ -376,7 +379,7 @@ struct Options<'a> {
 }
 
 impl Options<'_> {
-    fn of(delete: &Delete) -> Options<'_> {
+    fn new(delete: &Delete) -> Options<'_> {
         Options { api_version: "v1", kind: "DeleteOptions", delete }
     }
 }

@@ -72,7 +72,7 @@ impl Client {
         status: &(impl Serialize + Sync),
     ) -> Result<Written> {
         let key = Object::meta(object).key();
-        let body = WithStatus::of(object, self.served(&T::RESOURCE), status);
+        let body = WithStatus::new(object, self.served(&T::RESOURCE), status);
         self.resource(&T::RESOURCE).subresource("status").update_for_metadata(&key, &body).await
     }
 
@@ -85,7 +85,7 @@ impl Client {
         status: &(impl Serialize + Sync),
     ) -> Result<T> {
         let key = Object::meta(object).key();
-        let body = WithStatus::of(object, self.served(&T::RESOURCE), status);
+        let body = WithStatus::new(object, self.served(&T::RESOURCE), status);
         self.resource(&T::RESOURCE).subresource(subresource).update(&key, &body).await
     }
 
@@ -115,9 +115,9 @@ impl Client {
         self.resource(&T::RESOURCE).patch(key, patch).await
     }
 
-    /// Adds a finalizer to an object, which is of a cache. A conflict (409) if the object has a newer
-    /// version: the finalizers that others have set meanwhile stay. Upstream: controller-runtime's
-    /// `controllerutil.AddFinalizer`.
+    /// Adds a finalizer to an object, which is of a cache. A conflict (409) if the object has a
+    /// newer version: the finalizers that others have set meanwhile stay. Upstream:
+    /// controller-runtime's `controllerutil.AddFinalizer`.
     pub async fn add_finalizer<T: Object + Resource>(
         &self,
         object: &T,
@@ -184,7 +184,11 @@ struct WithStatus<'a, S> {
 }
 
 impl<'a, S> WithStatus<'a, S> {
-    fn of<T: WholeMeta>(object: &'a T, resource: ResourceType, status: &'a S) -> WithStatus<'a, S> {
+    fn new<T: WholeMeta>(
+        object: &'a T,
+        resource: ResourceType,
+        status: &'a S,
+    ) -> WithStatus<'a, S> {
         let (api_version, kind) = (resource.api_version(), resource.kind);
         WithStatus { api_version, kind, metadata: Object::meta(object), status }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Discovery, Dynamic};
+use super::{ApiResource, Discovery, Dynamic};
 use crate::client::{ApiPath, Client, Error, Result};
 use crate::objects::{ObjectKey, ResourceType, Scale, null_as_default};
 
@@ -47,14 +47,17 @@ impl Scales {
         Ok(self.client.discovery().await?.resources_of(group, kind, version))
     }
 
+    /// Whether discovery may be read again: at most once in [`REFRESH`].
     fn may_refresh(&self) -> bool {
         let now = self.client.inner.clock.monotonic();
         let mut refreshed = self.refreshed.lock();
-        let may = refreshed.is_none_or(|last| now.saturating_sub(last) >= REFRESH);
-        if may {
-            *refreshed = Some(now);
+        if let Some(last) = *refreshed
+            && now.saturating_sub(last) < REFRESH
+        {
+            return false;
         }
-        may
+        *refreshed = Some(now);
+        true
     }
 
     /// Reads the Scale of an object; not found (404) where the object or the subresource is
@@ -115,25 +118,24 @@ struct ServedResource {
 impl Discovery {
     /// See [`Scales::resources_of`].
     fn resources_of(&self, group: &str, kind: &str, version: Option<&str>) -> Vec<ResourceType> {
-        let is = |resource: &ResourceType| resource.is_of_kind(group, kind);
-        let served_in = |plural: &str, version: &str| {
-            self.resources.iter().map(|found| &found.resource).any(|resource| {
-                is(resource) && resource.plural == plural && resource.version == version
-            })
+        let of_kind = |found: &&ApiResource| found.resource.is_of_kind(group, kind);
+        let is_served_in = |plural: &str, version: &str| {
+            let mut all = self.resources.iter().filter(of_kind).map(|found| &found.resource);
+            all.any(|resource| resource.plural == plural && resource.version == version)
         };
-        let preferred = self.preferred().map(|found| &found.resource);
-        preferred
-            .filter(|resource| is(resource))
-            .filter(|resource| version.is_none_or(|version| served_in(&resource.plural, version)))
-            .cloned()
-            .collect()
+        let mut resources = Vec::new();
+        for ApiResource { resource, .. } in self.preferred().filter(of_kind) {
+            if version.is_none_or(|version| is_served_in(&resource.plural, version)) {
+                resources.push(resource.clone());
+            }
+        }
+        resources
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::ApiResource;
 
     #[test]
     fn a_kind_is_found_in_the_preferred_version() {

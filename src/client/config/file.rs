@@ -41,9 +41,9 @@ impl File {
             return Err(format!("no kind {:?} is registered for version {version:?}", file.kind));
         }
         let contexts = file.contexts.iter().map(|context| &context.name);
-        unique("context", contexts)?;
-        unique("cluster", file.clusters.iter().map(|cluster| &cluster.name))?;
-        unique("user", file.users.iter().map(|user| &user.name))?;
+        require_unique("context", contexts)?;
+        require_unique("cluster", file.clusters.iter().map(|cluster| &cluster.name))?;
+        require_unique("user", file.users.iter().map(|user| &user.name))?;
         Ok(file)
     }
 }
@@ -100,7 +100,7 @@ fn texts_by_name<'de, D: Deserializer<'de>>(
     Ok(named.into_iter().flatten().map(|(name, list)| (name, texts(list))).collect())
 }
 
-fn unique<'a>(
+fn require_unique<'a>(
     what: &str,
     names: impl Iterator<Item = &'a String>,
 ) -> std::result::Result<(), String> {
@@ -166,7 +166,7 @@ impl Cluster {
             faults.push(format!("invalid 'proxy-url' for cluster {name:?}: {why}"));
         }
         if !self.certificate_authority.is_empty() && !self.certificate_authority_data.is_empty() {
-            faults.push(both("certificate-authority", name));
+            faults.push(both_specified("certificate-authority", name));
         }
         faults
     }
@@ -247,7 +247,7 @@ impl AuthProvider {
     }
 }
 
-fn both(field: &str, name: &str) -> String {
+fn both_specified(field: &str, name: &str) -> String {
     format!("{field}-data and {field} are both specified for {name}")
 }
 
@@ -255,17 +255,17 @@ impl User {
     /// Upstream: `clientcmd.validateAuthInfo`.
     pub fn faults(&self, name: &str) -> Vec<String> {
         let mut faults = Vec::new();
-        let given = |field: &String| !field.is_empty();
+        let is_set = |field: &String| !field.is_empty();
         let certificate = (&self.client_certificate_data, &self.client_certificate);
         let key = (&self.client_key_data, &self.client_key);
-        if given(certificate.0) || given(certificate.1) {
-            if given(certificate.0) && given(certificate.1) {
-                faults.push(both("client-certificate", name));
+        if is_set(certificate.0) || is_set(certificate.1) {
+            if is_set(certificate.0) && is_set(certificate.1) {
+                faults.push(both_specified("client-certificate", name));
             }
-            if given(key.0) && given(key.1) {
-                faults.push(both("client-key", name));
+            if is_set(key.0) && is_set(key.1) {
+                faults.push(both_specified("client-key", name));
             }
-            if !given(key.0) && !given(key.1) {
+            if !is_set(key.0) && !is_set(key.1) {
                 faults.push(format!(
                     "client-key-data or client-key must be specified for {name} to use the \
                      clientCert authentication method"
@@ -280,14 +280,14 @@ impl User {
             }
             faults.extend(exec.check().err().map(|what| format!("user {name:?}: exec {what}")));
         }
-        if given(&self.token) && (given(&self.username) || given(&self.password)) {
+        if is_set(&self.token) && (is_set(&self.username) || is_set(&self.password)) {
             faults.push(format!(
                 "more than one authentication method found for {name}; found [token basicAuth], \
                  only one is allowed"
             ));
         }
         let more =
-            given(&self.as_uid) || !self.as_groups.is_empty() || !self.as_user_extra.is_empty();
+            is_set(&self.as_uid) || !self.as_groups.is_empty() || !self.as_user_extra.is_empty();
         if more && self.r#as.is_empty() {
             faults.push(format!(
                 "requesting uid, groups or user-extra for {name} without impersonating a user"

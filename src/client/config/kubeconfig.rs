@@ -5,7 +5,7 @@ use std::path::Path;
 use base64::Engine;
 
 use super::file::{Cluster, Context, File, User};
-use super::{Config, Credentials, Pem, Tls, address, read};
+use super::{Config, Credentials, Pem, Tls, address, read_file};
 use crate::client::credentials::token_of;
 use crate::client::{Error, Result};
 
@@ -20,12 +20,13 @@ impl Config {
         context: Option<&str>,
     ) -> Result<Config> {
         let path = path.as_ref();
-        Config::parse(&read(path)?, path, master, context)
+        Config::parse(&read_file(path)?, path, master, context)
     }
 
-    /// The configuration of a kubeconfig's `text`, read from `path`. `master` replaces the file's address, `context` its
-    /// current context. Relative paths in it start at its folder. Credentials are used only for a
-    /// server with `https`. Reads files; blocks meanwhile. Upstream: `clientcmd.ClientConfig`.
+    /// The configuration of a kubeconfig's `text`, read from `path`. `master` replaces the file's
+    /// address, `context` its current context. Relative paths in it start at its folder.
+    /// Credentials are used only for a server with `https`. Reads files; blocks meanwhile.
+    /// Upstream: `clientcmd.ClientConfig`.
     ///
     /// # Errors
     /// [`Error::Config`] names the file and the fault in it.

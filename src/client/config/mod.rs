@@ -33,7 +33,7 @@ impl Pem {
     pub fn read(&self) -> Result<Vec<u8>> {
         match self {
             Pem::Inline(bytes) => Ok(bytes.clone()),
-            Pem::File(path) => read(path),
+            Pem::File(path) => read_file(path),
         }
     }
 }
@@ -246,10 +246,10 @@ impl Config {
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let mut config = Config::new(format!("https://{host}:{port}"));
         let token = Path::new(FOLDER).join("token");
-        read(&token)?;
+        read_file(&token)?;
         config.credentials = Credentials::TokenFile { path: token, fallback: None };
         let ca = Path::new(FOLDER).join("ca.crt");
-        match read(&ca) {
+        match read_file(&ca) {
             Ok(_) => config.tls.ca = Some(Pem::File(ca)),
             Err(error) => log::error!("no root certificate authority: {error}"),
         }
@@ -269,6 +269,7 @@ fn address_in_pod() -> Option<(String, String)> {
     Some((variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?))
 }
 
+/// `host` with its scheme in lower case; without one, the scheme is http.
 fn address(host: &str) -> String {
     match host.trim_end_matches('/').split_once("://") {
         Some((scheme, host)) => format!("{}://{host}", scheme.to_ascii_lowercase()),
@@ -276,6 +277,6 @@ fn address(host: &str) -> String {
     }
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| Error::Config(format!("{}: {error}", path.display())))
 }

@@ -119,6 +119,7 @@ struct Status {
     expiration_timestamp: Option<Timestamp>,
 }
 
+/// Runs the plugin, and waits for its answer.
 fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
     let fault = |what: String| {
         let hint = match exec.install_hint.as_str() {
@@ -148,7 +149,7 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(fault(format!("{}: {said}", output.status)));
     }
-    issued(&exec.api_version, &output.stdout).map_err(fault)
+    parse_answer(&exec.api_version, &output.stdout).map_err(fault)
 }
 
 /// Whether a plugin may ask a person. `Err`: it has to, and there is no terminal.
@@ -164,7 +165,7 @@ fn is_interactive(mode: &str, is_terminal: bool) -> std::result::Result<bool, &'
 }
 
 /// `Err`: the fault in the answer.
-fn issued(api_version: &str, answer: &[u8]) -> std::result::Result<Issued, String> {
+fn parse_answer(api_version: &str, answer: &[u8]) -> std::result::Result<Issued, String> {
     let answer: ExecCredential = serde_json::from_slice(answer)
         .map_err(|error| format!("its answer does not decode: {}", without_value(&error)))?;
     if answer.kind != "ExecCredential" {
@@ -229,11 +230,11 @@ mod tests {
     #[test]
     fn an_answer_is_whole_or_refused() {
         let pair = r#"{"clientCertificateData":"C","clientKeyData":"K"}"#;
-        let found = issued(V1, answer(pair).as_bytes()).unwrap();
+        let found = parse_answer(V1, answer(pair).as_bytes()).unwrap();
         assert!(found.pair == Some(Pair { certificate: b"C".to_vec(), key: b"K".to_vec() }));
         assert_eq!(found.token, None);
         let whole = r#"{"token":"t","expirationTimestamp":"1970-01-01T00:05:00Z"}"#;
-        let found = issued(V1, answer(whole).as_bytes()).unwrap();
+        let found = parse_answer(V1, answer(whole).as_bytes()).unwrap();
         assert_eq!(found.token.as_deref(), Some("t"));
         assert!(found.is_current(Timestamp::from_secs(300)));
         assert!(!found.is_current(Timestamp::from_secs(301)));
@@ -247,7 +248,7 @@ mod tests {
             ("oops".to_owned(), "does not decode"),
             (answer("\"hunter2\""), "invalid type: string, expected struct Status at line 1"),
         ] {
-            let error = issued(V1, text.as_bytes()).expect_err(&text);
+            let error = parse_answer(V1, text.as_bytes()).expect_err(&text);
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

@@ -16,7 +16,7 @@ use self::exec::Issued;
 pub(super) use self::exec::{Pair, Plugin};
 pub(super) use self::impersonation::{header_value, impersonation};
 pub use self::renewed::RenewedCertificate;
-use super::config::{Credentials, read};
+use super::config::{Credentials, read_file};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 
@@ -58,8 +58,8 @@ fn bearer(token: &str) -> Option<String> {
 }
 
 impl Auth {
-    /// `plugin`: the exec plugin of [`Credentials::Exec`], and always there for it. The caller makes
-    /// it, as the TLS configuration uses the same one.
+    /// `plugin`: the exec plugin of [`Credentials::Exec`], and always there for it. The caller
+    /// makes it, as the TLS configuration uses the same one.
     pub fn new(
         credentials: &Credentials,
         plugin: Option<&Arc<Plugin>>,
@@ -87,6 +87,7 @@ impl Auth {
         Auth::Provider { provider, refused: Mutex::default() }
     }
 
+    /// The credentials for one request.
     pub async fn show(&self) -> Result<Shown> {
         let header = match self {
             Auth::None => None,
@@ -142,8 +143,9 @@ impl Auth {
     }
 }
 
+/// The token in a file, without blanks around it.
 pub(super) fn token_of(path: &std::path::Path) -> Result<String> {
-    let bytes = read(path)?;
+    let bytes = read_file(path)?;
     match String::from_utf8_lossy(&bytes).trim() {
         "" => Err(Error::Config(format!("{}: read empty token", path.display()))),
         token => Ok(token.to_owned()),

@@ -156,7 +156,7 @@ impl AsyncBufRead for BodyReader {
             match &mut this.framing {
                 Framing::UntilClose => {}
                 Framing::Length(left) => *left = left.saturating_sub(count as u64),
-                Framing::Chunked(decoder) => decoder.took(count),
+                Framing::Chunked(decoder) => decoder.consume(count),
             }
             this.finish_if_done();
         }

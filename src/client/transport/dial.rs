@@ -137,7 +137,7 @@ mod tests {
 
     /// The address that connects, and after how many milliseconds. `silent` never answer and
     /// `closed` refuse at once.
-    fn raced(all: &str, silent: &str, closed: &str) -> (u128, Result<SocketAddr, String>) {
+    fn race_result(all: &str, silent: &str, closed: &str) -> (u128, Result<SocketAddr, String>) {
         let (silent, closed) = (addresses(silent), addresses(closed));
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let shared: SharedClock = clock.clone();
@@ -168,22 +168,25 @@ mod tests {
     #[test]
     fn a_silent_address_does_not_keep_the_others_waiting() {
         let first = |text| Ok(addresses(text)[0]);
-        assert_eq!(raced("10.0.0.1 10.0.0.2", "", ""), (0, first("10.0.0.1")));
-        assert_eq!(raced("10.0.0.1 10.0.0.2", "10.0.0.1", ""), (250, first("10.0.0.2")));
+        assert_eq!(race_result("10.0.0.1 10.0.0.2", "", ""), (0, first("10.0.0.1")));
+        assert_eq!(race_result("10.0.0.1 10.0.0.2", "10.0.0.1", ""), (250, first("10.0.0.2")));
         assert_eq!(
-            raced("10.0.0.1 [::1] 10.0.0.2", "10.0.0.1 [::1]", ""),
+            race_result("10.0.0.1 [::1] 10.0.0.2", "10.0.0.1 [::1]", ""),
             (500, first("10.0.0.2"))
         );
         // A refusal is followed by the next address at once.
         assert_eq!(
-            raced("10.0.0.1 10.0.0.2 10.0.0.3", "10.0.0.2", "10.0.0.1"),
+            race_result("10.0.0.1 10.0.0.2 10.0.0.3", "10.0.0.2", "10.0.0.1"),
             (250, first("10.0.0.3"))
         );
-        let (at, error) = raced("10.0.0.1 [::1]", "", "10.0.0.1 [::1]");
+        let (at, error) = race_result("10.0.0.1 [::1]", "", "10.0.0.1 [::1]");
         assert_eq!(at, 0);
         assert!(error.unwrap_err().starts_with("10.0.0.1:1: "), "the first failure is reported");
-        assert_eq!(raced("10.0.0.1 10.0.0.2", "10.0.0.1", "10.0.0.2").1, Err("never".to_owned()));
-        assert!(raced("", "", "").1.unwrap_err().contains("no address"));
+        assert_eq!(
+            race_result("10.0.0.1 10.0.0.2", "10.0.0.1", "10.0.0.2").1,
+            Err("never".to_owned())
+        );
+        assert!(race_result("", "", "").1.unwrap_err().contains("no address"));
     }
 
     #[test]

@@ -102,6 +102,7 @@ pub async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head>
     }
 }
 
+/// Reads one head, which may be an interim one.
 async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
     // The beginning of a head that arrives in pieces; most come in one.
     let mut before = Vec::new();
@@ -141,6 +142,7 @@ async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head>
     }
 }
 
+/// The head and its length; `None` when it is not complete yet.
 fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     let bad =
         |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("bad answer: {what}"));

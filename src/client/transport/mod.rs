@@ -57,8 +57,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a request waits for a connection that another one gives back, while several are being
 /// opened already. A handshake costs both sides more than several short requests.
 const DIAL_ANYWAY: Duration = Duration::from_millis(5);
-/// After this number of new connections that it could not use, a request takes the next one as it is:
-/// if the server closes each at once, it learns why.
+/// After this number of new connections that it could not use, a request takes the next one as it
+/// is: if the server closes each at once, it learns why.
 const DIALS_IN_VAIN: u32 = 2;
 /// How often the client certificate is checked while no request does it.
 const CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);
@@ -168,7 +168,8 @@ fn timed_out(what: &str) -> io::Error {
 }
 
 impl Shared {
-    async fn within<T>(
+    /// The result of `work`, or a time-out error that names `what`.
+    async fn with_timeout<T>(
         &self,
         limit: Duration,
         what: &str,
@@ -181,6 +182,7 @@ impl Shared {
         work.or(late).await
     }
 
+    /// A new connection, within [`CONNECT_TIMEOUT`].
     async fn connect(
         &self,
         url: &Url,
@@ -188,12 +190,12 @@ impl Shared {
         purpose: Purpose,
     ) -> io::Result<Connection> {
         let connecting = self.connector.connect(url, config, purpose);
-        self.within(CONNECT_TIMEOUT, "the connection", connecting).await
+        self.with_timeout(CONNECT_TIMEOUT, "the connection", connecting).await
     }
 
     /// A new connection, or one that another request gives back before the new one is there; the
-    /// new one is then kept for the next request. So a burst opens connections while its requests are sent.
-    /// Upstream: `http.Transport.getConn`.
+    /// new one is then kept for the next request. So a burst opens connections while its requests
+    /// are sent. Upstream: `http.Transport.getConn`.
     async fn first_free(
         self: &Arc<Self>,
         url: &Url,
@@ -248,6 +250,7 @@ impl Shared {
         }
     }
 
+    /// Sends a request on a pooled or new connection, and reads the head of the answer.
     async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
         if let Some(prefix) = &self.only_reads_below {
             let path = request.url().path().strip_prefix(prefix.as_str());
@@ -267,7 +270,7 @@ impl Shared {
         let permit = match purpose {
             Purpose::Request => {
                 let permit = async { Ok(self.pool.permit().await) };
-                Some(self.within(self.timeout, "the wait for other requests", permit).await?)
+                Some(self.with_timeout(self.timeout, "the wait for other requests", permit).await?)
             }
             Purpose::Watch | Purpose::Lease => None,
         };
@@ -300,7 +303,7 @@ impl Shared {
             let head = read_head(&mut sending).await?;
             Ok((head, sending.is_sent()))
         };
-        let head = self.within(self.timeout, "the answer", work).await;
+        let head = self.with_timeout(self.timeout, "the answer", work).await;
         if let Some(guard) = guard {
             match &head {
                 // The client's own limit is longer than the server's.

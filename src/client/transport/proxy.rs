@@ -122,8 +122,10 @@ fn exempts(rule: &str, host: &str, port: u16) -> bool {
     }
     let address: Option<IpAddr> = host.parse().ok();
     if let Some((network, bits)) = rule.split_once('/') {
-        let network = network.parse::<IpAddr>().ok().zip(bits.parse::<u32>().ok());
-        return address.zip(network).is_some_and(|(ip, (net, bits))| is_within(ip, net, bits));
+        return match (address, network.parse::<IpAddr>(), bits.parse::<u32>()) {
+            (Some(address), Ok(network), Ok(bits)) => is_within(address, network, bits),
+            _ => false,
+        };
     }
     let bare = rule.trim_start_matches('[').trim_end_matches(']');
     if let Ok(named) = bare.parse::<IpAddr>() {
@@ -147,6 +149,7 @@ fn exempts(rule: &str, host: &str, port: u16) -> bool {
     }
 }
 
+/// Whether the first `bits` of both are equal.
 fn is_within(address: IpAddr, network: IpAddr, bits: u32) -> bool {
     match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) if bits <= 32 => {
@@ -165,7 +168,11 @@ fn is_within(address: IpAddr, network: IpAddr, bits: u32) -> bool {
 mod tests {
     use super::*;
 
-    fn chosen(server: &str, configured: Option<&str>, vars: &[(&str, &str)]) -> Result<String> {
+    fn chosen_proxy(
+        server: &str,
+        configured: Option<&str>,
+        vars: &[(&str, &str)],
+    ) -> Result<String> {
         let environment = |name: &str| {
             vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
@@ -226,7 +233,11 @@ mod tests {
             ("https://k.example", Some("socks5://u:@q"), &[], "socks q:1080 Basic dTo="),
             ("https://k.example", None, &[("HTTPS_PROXY", "socks5h://[::1]:9")], "socks ::1:9"),
         ] {
-            assert_eq!(chosen(server, configured, vars).unwrap(), expected, "{server} {vars:?}");
+            assert_eq!(
+                chosen_proxy(server, configured, vars).unwrap(),
+                expected,
+                "{server} {vars:?}"
+            );
         }
         for (configured, bad) in [
             (None, "socks4://u:secret@p:1"),
@@ -235,14 +246,16 @@ mod tests {
             (Some("ftp://secret"), ""),
             (Some("secret:3128"), ""),
         ] {
-            let error = chosen("https://k", configured, &[("HTTPS_PROXY", bad)]).unwrap_err();
+            let error = chosen_proxy("https://k", configured, &[("HTTPS_PROXY", bad)]).unwrap_err();
             let (error, what) =
                 (error.to_string(), configured.map_or("HTTPS_PROXY", |_| "proxy-url"));
             assert!(error.contains(&format!("{what}: ")) && !error.contains("//u:"), "{error}");
         }
         // Even where NO_PROXY names the server.
         let vars = [("http_proxy", "q:1"), ("REQUEST_METHOD", "GET"), ("NO_PROXY", "*")];
-        assert!(chosen("http://k.example", None, &vars).unwrap_err().to_string().contains("CGI"));
+        assert!(
+            chosen_proxy("http://k.example", None, &vars).unwrap_err().to_string().contains("CGI")
+        );
     }
 
     #[test]
@@ -265,7 +278,8 @@ mod tests {
             ("*", "https://k", "direct"),
             (" , ", "https://k", "p:3128"),
         ] {
-            let found = chosen(server, None, &[("HTTPS_PROXY", "p:3128"), ("NO_PROXY", rules)]);
+            let found =
+                chosen_proxy(server, None, &[("HTTPS_PROXY", "p:3128"), ("NO_PROXY", rules)]);
             assert_eq!(found.unwrap(), expected, "{rules} {server}");
         }
     }

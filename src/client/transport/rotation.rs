@@ -26,12 +26,13 @@ impl Rotations {
         self.count.load(Ordering::SeqCst)
     }
 
-    pub fn one_more(&self) {
+    pub fn increment(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         self.more.notify(usize::MAX);
     }
 
-    async fn after(self: Arc<Self>, count: u64) {
+    /// Resolves once there were more rotations than `count`.
+    async fn changed_since(self: Arc<Self>, count: u64) {
         loop {
             let more = self.more.listen();
             if self.count() != count {
@@ -56,7 +57,7 @@ pub(super) struct UntilRotated<R> {
 
 impl<R> UntilRotated<R> {
     pub fn new(reader: R, rotations: Arc<Rotations>, count: u64) -> UntilRotated<R> {
-        let rotated = Mutex::new(Box::pin(rotations.clone().after(count)) as Boxed<()>);
+        let rotated = Mutex::new(Box::pin(rotations.clone().changed_since(count)) as Boxed<()>);
         UntilRotated { reader, rotations, count, rotated }
     }
 }

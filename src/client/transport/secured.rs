@@ -104,6 +104,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         Ok(this)
     }
 
+    /// Drives the TLS handshake until data can be sent.
     fn poll_handshake(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let progress = self.process(context)?;

@@ -23,8 +23,8 @@ use crate::files::{Stamp, stamp};
 type Sources = ([Stamp; 3], Option<Pair>);
 
 /// Makes rustls's configuration, and makes it again when one of its files, the plugin's or the
-/// renewed certificate has changed. Until then every caller gets the same `Arc`: a connection that holds
-/// another one is out of date.
+/// renewed certificate has changed. Until then every caller gets the same `Arc`: a connection that
+/// holds another one is out of date.
 pub(super) struct TlsSource {
     tls: Tls,
     plugin: Option<Arc<Plugin>>,
@@ -86,6 +86,7 @@ impl TlsSource {
         &self.rotations
     }
 
+    /// The TLS configuration for a new connection, with the present certificate.
     pub async fn identity(&self) -> Result<Identity> {
         let pair = match (&self.plugin, &self.tls.renewed) {
             (Some(plugin), _) => plugin.credentials().await?.pair.clone(),
@@ -95,6 +96,7 @@ impl TlsSource {
         self.identity_with(pair)
     }
 
+    /// [`Self::identity`]; `pair`: the certificate of a plugin, or a renewed one.
     fn identity_with(&self, pair: Option<Pair>) -> Result<Identity> {
         let changed = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
             Some(Pem::File(path)) => stamp(path),
@@ -111,11 +113,11 @@ impl TlsSource {
         {
             return Ok(known(config));
         }
-        let (config, pair) = match (self.make(sources.1.as_ref()), current.take()) {
+        let (config, pair) = match (self.make_config(sources.1.as_ref()), current.take()) {
             (Ok((config, pair)), before) => {
                 if before.is_some_and(|before| before.pair.is_some() && before.pair != pair) {
                     log::info!("the client certificate has changed: watches are restarted");
-                    self.rotations.one_more();
+                    self.rotations.increment();
                 }
                 (Arc::new(config), pair)
             }
@@ -135,7 +137,7 @@ impl TlsSource {
     }
 
     /// The configuration, and the client certificate in it.
-    fn make(&self, issued: Option<&Pair>) -> Result<(ClientConfig, Option<Pair>)> {
+    fn make_config(&self, issued: Option<&Pair>) -> Result<(ClientConfig, Option<Pair>)> {
         let fault =
             |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what}: {error}"));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -173,6 +175,7 @@ impl TlsSource {
         Ok((config, pair))
     }
 
+    /// The certificates of the authorities that the server's must be signed by.
     fn authorities(&self) -> Result<Vec<CertificateDer<'static>>> {
         let fault =
             |what: &dyn std::fmt::Display| Error::Config(format!("certificate authority: {what}"));

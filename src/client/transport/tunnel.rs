@@ -16,8 +16,8 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin,
 {
     let opened = match proxy.kind {
-        Kind::Http | Kind::Https => connect(stream, proxy, host, port).await,
-        Kind::Socks5 => socks(stream, proxy, host, port).await,
+        Kind::Http | Kind::Https => open_http(stream, proxy, host, port).await,
+        Kind::Socks5 => open_socks(stream, proxy, host, port).await,
     };
     opened.map_err(|error| {
         let text = format!("proxy {}:{}: {error}", proxy.host, proxy.port);
@@ -29,7 +29,8 @@ fn refused(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionRefused, what)
 }
 
-async fn connect<S>(mut stream: S, proxy: &Proxy, host: &str, port: u16) -> io::Result<S>
+/// Opens a tunnel by `CONNECT` through an HTTP proxy.
+async fn open_http<S>(mut stream: S, proxy: &Proxy, host: &str, port: u16) -> io::Result<S>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin,
 {
@@ -37,12 +38,12 @@ where
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),
     };
-    let mut ask = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n");
+    let mut head = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n");
     if let Some(value) = proxy.authorization() {
-        ask.push_str(&format!("proxy-authorization: {value}\r\n"));
+        head.push_str(&format!("proxy-authorization: {value}\r\n"));
     }
-    ask.push_str("\r\n");
-    stream.write_all(ask.as_bytes()).await?;
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes()).await?;
     stream.flush().await?;
     let mut reader = BufReader::new(stream);
     let Head { code, .. } = read_head(&mut reader).await?;
@@ -61,22 +62,24 @@ const NO_LOGIN: u8 = 0;
 const LOGIN: u8 = 2;
 const NO_ACCEPTABLE_METHOD: u8 = 0xff;
 
-async fn socks<S>(mut stream: S, proxy: &Proxy, host: &str, port: u16) -> io::Result<S>
+/// Opens a tunnel through a SOCKS5 proxy (RFC 1928, with the login of RFC 1929).
+async fn open_socks<S>(mut stream: S, proxy: &Proxy, host: &str, port: u16) -> io::Result<S>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin,
 {
     let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let methods: &[u8] = if proxy.login.is_some() { &[NO_LOGIN, LOGIN] } else { &[NO_LOGIN] };
-    let greeting = [&[VERSION], short(methods)?.as_slice()].concat();
-    let [version, method] = ask(&mut stream, &greeting).await?;
+    let greeting = [&[VERSION], with_length(methods)?.as_slice()].concat();
+    let [version, method] = exchange(&mut stream, &greeting).await?;
     if version != VERSION {
         return Err(bad(format!("unexpected SOCKS version {version}")));
     }
     match (method, &proxy.login) {
         (NO_LOGIN, _) => {}
         (LOGIN, Some((user, password))) => {
-            let login = [&[1], short(user)?.as_slice(), short(password)?.as_slice()].concat();
-            let [_, status] = ask(&mut stream, &login).await?;
+            let login =
+                [&[1], with_length(user)?.as_slice(), with_length(password)?.as_slice()].concat();
+            let [_, status] = exchange(&mut stream, &login).await?;
             if status != 0 {
                 return Err(refused("username/password authentication failed".to_owned()));
             }
@@ -89,12 +92,12 @@ where
     let address = match host.parse::<IpAddr>() {
         Ok(IpAddr::V4(ip)) => [&[1], ip.octets().as_slice()].concat(),
         Ok(IpAddr::V6(ip)) => [&[4], ip.octets().as_slice()].concat(),
-        Err(_) => [&[3], short(host.as_bytes())?.as_slice()].concat(),
+        Err(_) => [&[3], with_length(host.as_bytes())?.as_slice()].concat(),
     };
     let request = [&[VERSION, 1, 0], address.as_slice(), &port.to_be_bytes()].concat();
-    let [_, reply, _, kind] = ask(&mut stream, &request).await?;
+    let [_, reply, _, kind] = exchange(&mut stream, &request).await?;
     if reply != 0 {
-        return Err(refused(format!("{host}:{port}: {}", meaning(reply))));
+        return Err(refused(format!("{host}:{port}: {}", reply_text(reply))));
     }
     // The proxy's own address is read and ignored.
     let length = match kind {
@@ -112,7 +115,7 @@ where
 }
 
 /// Sends `what` and reads `N` bytes of the answer.
-async fn ask<const N: usize>(
+async fn exchange<const N: usize>(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     what: &[u8],
 ) -> io::Result<[u8; N]> {
@@ -124,13 +127,13 @@ async fn ask<const N: usize>(
 }
 
 /// `bytes` after a byte that holds their length.
-fn short(bytes: &[u8]) -> io::Result<Vec<u8>> {
+fn with_length(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let long = |_| io::Error::new(io::ErrorKind::InvalidInput, "name or password too long");
     let length = u8::try_from(bytes.len()).map_err(long)?;
     Ok([&[length], bytes].concat())
 }
 
-fn meaning(reply: u8) -> String {
+fn reply_text(reply: u8) -> String {
     let known = [
         "general SOCKS server failure",
         "connection not allowed by ruleset",
@@ -190,7 +193,7 @@ mod tests {
     }
 
     /// What the proxy received and how many of its bytes were not read, or the error.
-    fn talk(proxy: &str, host: &str, says: &[u8]) -> Result<(Vec<u8>, usize), String> {
+    fn connect_through(proxy: &str, host: &str, says: &[u8]) -> Result<(Vec<u8>, usize), String> {
         let script = Script { says: io::Cursor::new(says.to_vec()), heard: Vec::new() };
         let proxy = Proxy::parse(proxy).unwrap();
         let script = block_on(open(script, &proxy, host, 443)).map_err(|e| e.to_string())?;
@@ -202,13 +205,13 @@ mod tests {
         const AT: &[u8] = &[0, 0, 0, 0, 0, 0];
         let fine = [&[5, 0, 5, 0, 0, 1], AT, b"more"].concat();
         let name = [b"\x05\x01\x00\x05\x01\x00\x03\x01k".as_slice(), &[1, 187]].concat();
-        assert_eq!(talk("socks5://p", "k", &fine), Ok((name, 4)));
+        assert_eq!(connect_through("socks5://p", "k", &fine), Ok((name, 4)));
         let four = [b"\x05\x01\x00\x05\x01\x00\x01".as_slice(), &[10, 0, 0, 1, 1, 187]].concat();
-        assert_eq!(talk("socks5://p", "10.0.0.1", &fine), Ok((four, 4)));
+        assert_eq!(connect_through("socks5://p", "10.0.0.1", &fine), Ok((four, 4)));
         let from_name = [&[5, 0, 5, 0, 0, 3, 2], b"ab".as_slice(), &[0, 0]].concat();
-        assert_eq!(talk("socks5://p", "::1", &from_name).unwrap().0[6], 4);
+        assert_eq!(connect_through("socks5://p", "::1", &from_name).unwrap().0[6], 4);
         let login = [&[5, 2, 1, 0, 5, 0, 0, 1], AT].concat();
-        let (heard, _) = talk("socks5://u:pw@p", "k", &login).unwrap();
+        let (heard, _) = connect_through("socks5://u:pw@p", "k", &login).unwrap();
         assert!(heard.starts_with(b"\x05\x02\x00\x02\x01\x01u\x02pw\x05\x01"), "{heard:?}");
         for (proxy, says, expected) in [
             ("socks5://p", [5, 0xff].as_slice(), "no acceptable authentication methods"),
@@ -220,19 +223,20 @@ mod tests {
             ("socks5://p", &[5, 0, 5, 0, 0, 7], "unknown address type 7"),
             ("socks5://p", &[5, 0, 5], "p:1080: "),
         ] {
-            let error = talk(proxy, "k", says).unwrap_err();
+            let error = connect_through(proxy, "k", says).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        assert!(talk("socks5://p", &"k".repeat(256), &fine).is_err());
+        assert!(connect_through("socks5://p", &"k".repeat(256), &fine).is_err());
     }
 
     #[test]
     fn a_tunnel_is_requested_by_connect() {
-        let (heard, left) = talk("http://u:p@p", "::1", b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+        let (heard, left) =
+            connect_through("http://u:p@p", "::1", b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
         let expected = "CONNECT [::1]:443 HTTP/1.1\r\nhost: [::1]:443\r\n\
                         proxy-authorization: Basic dTpw\r\n\r\n";
         assert_eq!((String::from_utf8(heard).unwrap().as_str(), left), (expected, 0));
-        let error = talk("https://p", "k", b"HTTP/1.1 403 No\r\n\r\n").unwrap_err();
+        let error = connect_through("https://p", "k", b"HTTP/1.1 403 No\r\n\r\n").unwrap_err();
         assert_eq!(error, "proxy p:443: CONNECT k:443: 403");
     }
 }
