@@ -1,4 +1,5 @@
-//! The client as the caches' [`Source`]: the one place that knows both. Upstream: `cache.ListWatch`.
+//! The client as the caches' [`Source`]: the one place that knows both. Upstream:
+//! `cache.ListWatch`.
 
 #![warn(missing_docs)]
 
@@ -18,9 +19,9 @@ use crate::objects::{Encoded, Form, ListPart, WatchEvent};
 ///
 /// Requests wait for the client's rate limiter. Each list and each watch is one request; the source
 /// retries none of them beyond what the client does. Errors are given in the cache's terms:
-/// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused, and where that of
-/// a watch was reset. After an error a list or watch has no further items. Futures and streams may be
-/// dropped at any time, which closes the connection.
+/// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused, and where
+/// that of a watch was reset. After an error a list or watch has no further items. Futures and
+/// streams may be dropped at any time, which closes the connection.
 pub struct ClientSource {
     client: Client,
     /// Whether a watch may begin with all objects.
@@ -43,9 +44,9 @@ impl ClientSource {
         Arc::new(ClientSource { client, streams: false, outages: None })
     }
 
-    /// A source whose caches notice the end of an outage together: see [`Outages`]. For a process with
-    /// many caches, of which a cluster has few: after an outage all of them list within seconds, at five
-    /// times the client's rate. `streams`: whether it watches before it lists.
+    /// A source whose caches notice the end of an outage together: see [`Outages`]. For a process
+    /// with many caches, of which a cluster has few: after an outage all of them list within
+    /// seconds, at five times the client's rate. `streams`: whether it watches before it lists.
     pub fn noticing_outages(client: Client, streams: bool) -> Arc<dyn Source> {
         let (client, outages) = (client.with_rate(5.0, 5), Some(Outages::default()));
         Arc::new(ClientSource { client, streams, outages })
@@ -57,6 +58,7 @@ impl ClientSource {
     }
 }
 
+/// The options of a list or watch of `scope`.
 fn options(scope: &Scope, resource_version: Option<String>, limit: Option<u32>) -> ListOptions {
     ListOptions {
         label_selector: scope.label_selector.clone(),

@@ -30,7 +30,7 @@ pub(super) type Received = Result<Arc<dyn AnyObject>, Undecoded>;
 impl Decoder {
     /// The decoder of objects of type `T`. They are requested in protobuf where `T` has a table of
     /// its fields, and decoded from either form.
-    pub fn of<T: Object>() -> Decoder {
+    pub fn for_type<T: Object>() -> Decoder {
         let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
         let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };
         Decoder { best, decode }
@@ -39,7 +39,7 @@ impl Decoder {
     /// `resource`: its name in errors.
     pub(super) fn decode(&self, resource: &str, object: &Encoded) -> Received {
         (self.decode)(object).map_err(|cause| {
-            let identity = Identity::of(object);
+            let identity = Identity::decode(object);
             let what = match &identity {
                 Some(known) => format!("{resource} {}", known.key()),
                 None => {
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn a_decode_error_names_the_object() {
         let decode = |json: &str| {
-            let decoded = Decoder::of::<Pod>().decode("pods", &Encoded::json(json));
+            let decoded = Decoder::for_type::<Pod>().decode("pods", &Encoded::json(json));
             decoded.map(drop).unwrap_err()
         };
         let json = r#"{"metadata":{"namespace":"a","name":"b","resourceVersion":"7"},"spec":[1]}"#;

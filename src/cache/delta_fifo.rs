@@ -106,7 +106,8 @@ pub enum Popped {
 /// - `process` runs under the queue's lock: the indexer and the queue change as one. It must be
 ///   short and must not call the queue.
 /// - A change older than the known state of its object is dropped, unless a list contains it.
-/// - [`AnyIndexer::set_seen_version`] gets a version once everything up to it is processed. For a change that is
+/// - [`AnyIndexer::set_seen_version`] gets a version once everything up to it is processed. For a
+///   change that is
 ///   processed before older changes of other objects, this is later than the change itself.
 ///
 /// # What is not promised
@@ -268,6 +269,7 @@ impl DeltaFifo {
         });
     }
 
+    /// The queue has synced when all deltas of the first list were taken.
     fn check_synced(&self, state: &State) {
         if state.populated && state.initial == 0 && !self.has_synced() {
             self.synced.store(true, Ordering::Release);
@@ -275,6 +277,7 @@ impl DeltaFifo {
         }
     }
 
+    /// Appends a delta to those of `key`, which is queued if it does not wait yet.
     fn queue(&self, state: &mut State, key: ObjectKey, delta: Delta) {
         trace::queued(delta.object().meta(), delta.name(), || {
             state.queue.len() + usize::from(!state.items.contains_key(&key))
@@ -289,7 +292,8 @@ impl DeltaFifo {
         }
     }
 
-    /// Passes `version` to [`AnyIndexer::set_seen_version`] once all keys that wait now are processed.
+    /// Passes `version` to [`AnyIndexer::set_seen_version`] once all keys that wait now are
+    /// processed.
     fn mark(&self, state: &mut State, version: u64) {
         let at = state.popped + state.queue.len() as u64;
         match state.marks.back_mut() {
@@ -432,9 +436,11 @@ impl DeltaFifo {
         let Some(replacing) = &mut state.replacing else { return };
         match (item, key) {
             (Some(item), Some(key)) => {
-                let is_same =
-                    newest.is_some_and(|known| item.uid.is_empty() || known.meta().uid == item.uid);
-                if let (true, Some(seen)) = (is_same, &mut replacing.seen) {
+                let is_same = match newest {
+                    Some(known) => item.uid.is_empty() || known.meta().uid == item.uid,
+                    None => false,
+                };
+                if is_same && let Some(seen) = &mut replacing.seen {
                     seen.insert(key);
                 }
             }
@@ -490,12 +496,12 @@ mod tests {
 
     type Cache = Indexer<PartialObjectMetadata>;
 
-    fn known() -> (Arc<Cache>, DeltaFifo) {
+    fn empty_fifo() -> (Arc<Cache>, DeltaFifo) {
         let indexer = Arc::new(Indexer::new());
         (indexer.clone(), DeltaFifo::new(indexer))
     }
 
-    fn spell(delta: &Delta) -> String {
+    fn delta_text(delta: &Delta) -> String {
         let meta = delta.object().meta();
         let sign = match delta {
             Delta::Added(_) => "+",
@@ -518,7 +524,7 @@ mod tests {
 
     fn pop_delta(fifo: &DeltaFifo, indexer: &Cache, words: &mut Vec<String>) -> bool {
         let popped = fifo.try_pop(|delta, _| {
-            words.push(spell(&delta));
+            words.push(delta_text(&delta));
             match &delta {
                 Delta::Deleted(deleted) => {
                     AnyIndexer::remove(indexer, &deleted.object().meta().key());
@@ -559,7 +565,7 @@ mod tests {
             ("+a5 ~a4 -a3 ~a6", &["+a@5 ~a@6"]),
             ("+a5 -a6 +a4", &["+a@5 -a@6"]),
         ] {
-            let (indexer, fifo) = known();
+            let (indexer, fifo) = empty_fifo();
             for call in calls.split(' ') {
                 let (name, version) = call[1..].split_at(1);
                 let object = object("", name, version.parse().expect("a digit"));
@@ -575,7 +581,7 @@ mod tests {
 
     #[test]
     fn objects_missing_in_a_list_are_deleted_with_their_last_known_state() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         replace(&fifo, &[("a", 1), ("b", 2), ("c", 3)], 3);
         assert_eq!(drain(&fifo, &indexer), ["=a@1", "=b@2", "=c@3"]);
         fifo.update(object("", "b", 4));
@@ -589,7 +595,7 @@ mod tests {
 
     #[test]
     fn a_known_final_state_replaces_an_unknown_one() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         indexer.insert(object("", "a", 1));
         replace(&fifo, &[], 5);
         fifo.delete(object("", "a", 7));
@@ -598,7 +604,7 @@ mod tests {
 
     #[test]
     fn an_abandoned_list_deletes_nothing() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         replace(&fifo, &[("a", 1), ("b", 2)], 2);
         drain(&fifo, &indexer);
         fifo.begin_replace(KnownState::Trusted);
@@ -611,7 +617,7 @@ mod tests {
     /// A list by watch may lag behind the server when it begins, and catches up before it ends.
     #[test]
     fn a_deletion_during_a_list_removes_the_item_and_does_not_sync() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         for (version, synced, seen) in [(10, false, 0), (20, true, 17)] {
             fifo.begin_replace(KnownState::Trusted);
             fifo.replace_item(object("", "a", 1));
@@ -630,7 +636,7 @@ mod tests {
 
     #[test]
     fn synced_once_the_first_list_is_processed() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         fifo.begin_replace(KnownState::Trusted);
         fifo.replace_item(object("", "a", 1));
         pop(&fifo, &indexer);
@@ -645,17 +651,17 @@ mod tests {
         fifo.try_pop(|_, in_initial_list| initial = Some(in_initial_list));
         assert_eq!(initial, Some(false));
 
-        let (_, empty) = known();
+        let (_, empty) = empty_fifo();
         replace(&empty, &[], 1);
         assert!(empty.has_synced(), "an empty list has nothing to wait for");
-        let (_, changed) = known();
+        let (_, changed) = empty_fifo();
         changed.add(object("", "a", 1));
         assert!(changed.has_synced(), "no list at all");
     }
 
     #[test]
     fn a_resync_skips_keys_that_wait() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         indexer.insert(object("", "a", 1));
         indexer.insert(object("", "b", 1));
         fifo.update(object("", "a", 2));
@@ -667,7 +673,7 @@ mod tests {
     /// version seen waits for both. A RealFIFO needs no such care.
     #[test]
     fn a_version_is_seen_when_all_before_it_is_processed() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         replace(&fifo, &[], 1);
         assert_eq!(indexer.last_seen_version(), 1);
         fifo.add(object("", "a", 2));
@@ -688,7 +694,7 @@ mod tests {
     /// What happens while a key is popped delta by delta comes behind the deltas that wait.
     #[test]
     fn a_key_with_more_deltas_stays_the_first() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         replace(&fifo, &[], 1);
         let mut words = Vec::new();
         let mut pop_delta = || pop_delta(&fifo, &indexer, &mut words);
@@ -714,7 +720,7 @@ mod tests {
 
     #[test]
     fn a_closed_queue_is_emptied_first() {
-        let (_, fifo) = known();
+        let (_, fifo) = empty_fifo();
         fifo.add(object("", "a", 1));
         let changed = fifo.changed();
         fifo.close();
@@ -725,7 +731,7 @@ mod tests {
 
     #[test]
     fn an_abandoned_queue_syncs_with_the_next_whole_list() {
-        let (indexer, fifo) = known();
+        let (indexer, fifo) = empty_fifo();
         replace(&fifo, &[("a", 1), ("b", 2)], 5);
         pop(&fifo, &indexer);
         fifo.abandon();

@@ -99,14 +99,15 @@ impl SharedInformerFactory {
         self.entry(scope, 0)
     }
 
+    /// The informer of `scope`, which is made for the first user. `users`: how many more use it.
     fn entry<T: Object>(&self, scope: Scope, users: usize) -> SharedIndexInformer<T> {
         let mut entries = self.entries();
-        let mut known = entries.iter_mut().filter(|entry| *entry.informer.scope() == scope);
-        let known = known
-            .find_map(|entry| Some((SharedIndexInformer::of(&entry.informer)?, &mut entry.users)));
-        if let Some((informer, known_users)) = known {
-            *known_users += users;
-            return informer;
+        for entry in entries.iter_mut().filter(|entry| *entry.informer.scope() == scope) {
+            // There may be one of the whole objects, and one of their metadata.
+            if let Some(informer) = SharedIndexInformer::downcast(&entry.informer) {
+                entry.users += users;
+                return informer;
+            }
         }
         let Inner { source, clock, default_resync, failure, history, .. } = &*self.inner;
         let informer = SharedIndexInformer::reporting(

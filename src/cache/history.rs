@@ -89,8 +89,8 @@ impl VersionLosses {
     pub async fn settled(&self, clock: &SharedClock) {
         while !self.is_settled() {
             let changed = self.inner.changed.listen();
-            let Some(rest) = self.check(clock.monotonic()) else { return };
-            changed.or(clock.sleep(rest)).await;
+            let Some(wait) = self.check(clock.monotonic()) else { return };
+            changed.or(clock.sleep(wait)).await;
         }
     }
 
@@ -98,10 +98,10 @@ impl VersionLosses {
     fn check(&self, now: Duration) -> Option<Duration> {
         let state = self.inner.state.lock();
         let losses = self.losses();
-        let late = |listed: &Arc<AtomicU64>| listed.load(Ordering::Acquire) < losses;
-        let rest = (state.at + PATIENCE).saturating_sub(now);
-        if state.followers.iter().any(late) && !rest.is_zero() {
-            return Some(rest);
+        let is_unlisted = |listed: &Arc<AtomicU64>| listed.load(Ordering::Acquire) < losses;
+        let wait = (state.at + PATIENCE).saturating_sub(now);
+        if state.followers.iter().any(is_unlisted) && !wait.is_zero() {
+            return Some(wait);
         }
         self.inner.settled.store(losses, Ordering::Release);
         None

@@ -239,18 +239,19 @@ impl Tables {
             return;
         }
         let kept = Lookup::new(&after, |value| value);
-        for value in before.iter().filter(|value| !kept.has(value)) {
+        for value in before.iter().filter(|value| !kept.contains(value)) {
             self.indices[value.0].remove(slot, &value.1);
         }
         drop(kept);
         let known = Lookup::new(before, |value| value);
         for value in after {
-            if !known.has(&value) {
+            if !known.contains(&value) {
                 self.add(slot, value);
             }
         }
     }
 
+    /// Puts a slot into the bucket of a value of the index `number`.
     fn add(&mut self, slot: Slot, (number, value): (usize, IndexValue)) {
         let buckets = &mut self.indices[number].buckets;
         match buckets.get_mut(&value) {
@@ -261,6 +262,7 @@ impl Tables {
         }
     }
 
+    /// The slots in the bucket of `value` of the index `number`.
     fn by_value(&self, number: usize, value: &IndexValue) -> Vec<Slot> {
         match self.indices[number].buckets.get(value) {
             None => Vec::new(),

@@ -163,6 +163,7 @@ impl Informer {
         self.synced.opened().await;
     }
 
+    /// Lists and watches until `stop`; then waits for the handlers.
     pub async fn run(self: Arc<Self>, stop: StopToken) {
         if !self.processor.start() {
             log::warn!("{}: the informer was started before", self.name);

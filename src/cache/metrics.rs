@@ -45,6 +45,7 @@ pub fn report(informer: &Arc<impl Measured + 'static>) {
     running.push(Arc::downgrade(&informer));
 }
 
+/// Ends the report.
 pub fn forget(informer: &Arc<impl Measured>) {
     let informer = Arc::as_ptr(informer).cast::<()>();
     RUNNING.lock().retain(|running| running.as_ptr().cast::<()>() != informer);
@@ -132,7 +133,8 @@ impl Caches {
         ]
     }
 
-    fn read(&self, informer: &dyn Measured) {
+    /// Several informers may have the same labels: their numbers are added.
+    fn add_numbers_of(&self, informer: &dyn Measured) {
         let resource = informer.labels();
         self.queued.with_label_values(&resource).add(informer.queued() as i64);
         let version = informer.last_seen_version() % VERSION_DIGITS;
@@ -167,7 +169,7 @@ impl Collector for Caches {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let running: Vec<_> = RUNNING.lock().iter().filter_map(Weak::upgrade).collect();
-        running.iter().for_each(|informer| self.read(&**informer));
+        running.iter().for_each(|informer| self.add_numbers_of(&**informer));
         let gauges = self.gauges().into_iter().flat_map(Collector::collect);
         let families =
             gauges.chain(self.counters().into_iter().flat_map(Collector::collect)).collect();

@@ -103,6 +103,7 @@ pub struct KeyTable {
 }
 
 impl KeyTable {
+    /// The slot of the object with this key.
     pub fn find(&self, slots: &dyn AnySlots, key: &ObjectKey) -> Option<Slot> {
         let named = |slot: &Slot| slots.object(*slot).meta().name == key.name;
         let hash = self.hasher.hash_one(&*key.name);

@@ -62,6 +62,7 @@ impl Outages {
         self.wait(known, || self.ask(source, clock)).await;
     }
 
+    /// Waits until more than `known` outages have ended, and polls `meanwhile` until then.
     async fn wait<F: Future<Output = ()>>(&self, known: u64, meanwhile: impl Fn() -> F) {
         loop {
             let changed = self.inner.changed.listen();

@@ -124,6 +124,7 @@ impl Listeners {
         self.send(Notification::Event(event), sync);
     }
 
+    /// With `sync`, only to the handlers whose resync is due.
     fn send(&mut self, notification: Notification, sync: bool) {
         let mut receivers = self.all.iter().filter(|listener| {
             !sync || listener.resync.as_ref().is_some_and(|resync| resync.syncing)
@@ -156,6 +157,7 @@ impl Listeners {
         }
     }
 
+    /// Sends, once, that the informer has its first list.
     pub fn set_synced(&mut self) {
         if !self.synced {
             self.synced = true;

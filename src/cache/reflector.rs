@@ -65,7 +65,8 @@ const WATCH_GRACE: Duration = Duration::from_secs(30);
 ///   a list follows, with a deletion for each object that is gone.
 /// - An object that cannot be decoded keeps its last known state in the store until it is known to
 ///   be deleted. One that never could be decoded is absent from the store.
-/// - Failures are retried for ever. [`Phase::after`] decides which of them after a delay. The end of
+/// - Failures are retried for ever. [`Phase::after`] decides which of them after a delay. The end
+///   of
 ///   an outage of the API server ends the delay.
 ///
 /// # What is not promised
@@ -265,9 +266,9 @@ impl Reflector {
         self.written_before_relist = u64::MAX;
     }
 
-    /// Records for all caches that the server has lost versions. A group of another API server, whose
-    /// versions may mean anything, says nothing about the others; custom resources are lost together
-    /// with built-in ones, whose caches notice it.
+    /// Records for all caches that the server has lost versions. A group of another API server,
+    /// whose versions may mean anything, says nothing about the others; custom resources are lost
+    /// together with built-in ones, whose caches notice it.
     fn lost(&self) {
         if self.scope.resource.is_built_in() {
             self.follower.record_loss(self.clock.monotonic());
@@ -325,6 +326,7 @@ impl Reflector {
         event.map(|object| self.decode(&object, name))
     }
 
+    /// Adds an object of a list; one that was not decoded keeps its state in the store.
     fn replace_item(&mut self, object: Received) {
         match object {
             Ok(object) => {
@@ -375,6 +377,7 @@ impl Reflector {
         }
     }
 
+    /// Begins a list, whose objects replace those of the store.
     fn begin_replace(&mut self) {
         self.list_went_back = false;
         self.store.begin_replace(match self.versions_doubtful {
@@ -431,7 +434,8 @@ impl Reflector {
         }
     }
 
-    async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
+    /// Opens a watch, and sets the times at which it should and must have ended.
+    async fn open_watch(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         self.counts.watches.add_one();
         let least = self.min_watch_timeout;
         let timeout = least + least.mul_f64(self.random.f64());
@@ -461,7 +465,7 @@ impl Reflector {
             Outcome::from(&error)
         };
         let mut open =
-            self.open(version, true).await.map_err(|error| explain(&self.name, error))?;
+            self.open_watch(version, true).await.map_err(|error| explain(&self.name, error))?;
         self.begin_replace();
         let mut silent = true;
         while let Some(event) = open.next().await {
@@ -484,7 +488,7 @@ impl Reflector {
             }
             self.end_item(began).await;
         }
-        Err(self.ended(begun, silent))
+        Err(self.end_of_watch(begun, silent))
     }
 
     /// The whole list, in pages unless the server's watch cache sends it at once.
@@ -502,7 +506,7 @@ impl Reflector {
         };
         self.begin_replace();
         loop {
-            match self.page(request.clone()).await {
+            match self.list_page(request.clone()).await {
                 Ok((version, None)) => {
                     self.finish_replace(version, losses).await;
                     return Ok(version);
@@ -523,7 +527,8 @@ impl Reflector {
         }
     }
 
-    async fn page(&mut self, request: ListRequest) -> Result<(u64, Option<String>), Error> {
+    /// One page: the version of the list, and the token of the next page.
+    async fn list_page(&mut self, request: ListRequest) -> Result<(u64, Option<String>), Error> {
         let (source, scope) = (self.source.clone(), self.scope.clone());
         let mut parts = source.list(&scope, self.decoder.best, request).await?;
         while let Some(part) = parts.next().await {
@@ -542,6 +547,7 @@ impl Reflector {
         Err(Error::Failed("the list ended before its end".into()))
     }
 
+    /// Parses the `resourceVersion` of a list.
     fn version_of_list(&self, text: &str) -> Result<u64, DecodeError> {
         text.parse().map_err(|cause| {
             let what = format!("list of {} at resourceVersion {text:?}", self.name);
@@ -554,7 +560,7 @@ impl Reflector {
         let begun = self.clock.monotonic();
         let mut open = match open {
             Some(open) => open,
-            None => match self.open(Some(*from), false).await {
+            None => match self.open_watch(Some(*from), false).await {
                 Ok(open) => open,
                 Err(error) => {
                     self.log("cannot be watched", &error);
@@ -583,7 +589,7 @@ impl Reflector {
             *from = version.max(*from);
             self.end_item(began).await;
         }
-        match self.ended(begun, silent) {
+        match self.end_of_watch(begun, silent) {
             Outcome::Closed if broke || open.is_early(self.clock.monotonic()) => Outcome::Broke,
             outcome => outcome,
         }
@@ -617,7 +623,8 @@ impl Reflector {
         Ok(version)
     }
 
-    fn ended(&self, begun: Duration, silent: bool) -> Outcome {
+    /// The outcome of a watch that the server has ended. `silent`: without an event.
+    fn end_of_watch(&self, begun: Duration, silent: bool) -> Outcome {
         let lasted = self.clock.monotonic().saturating_sub(begun);
         if !silent || lasted >= SHORT_WATCH {
             return Outcome::Closed;

@@ -119,13 +119,13 @@ impl<T: Object> SharedIndexInformer<T> {
         history: VersionLosses,
     ) -> Self {
         let indexer = Arc::new(Indexer::new());
-        let decoder = Decoder::of::<T>();
+        let decoder = Decoder::for_type::<T>();
         let inner = Informer::new(source, scope, clock, decoder, indexer.clone(), failure, history);
         SharedIndexInformer { inner: Arc::new(inner), indexer }
     }
 
     /// `None` when the informer holds objects of another type.
-    pub(super) fn of(inner: &Arc<Informer>) -> Option<Self> {
+    pub(super) fn downcast(inner: &Arc<Informer>) -> Option<Self> {
         let indexer: Arc<dyn Any + Send + Sync> = inner.indexer().clone();
         Some(SharedIndexInformer { inner: inner.clone(), indexer: indexer.downcast().ok()? })
     }

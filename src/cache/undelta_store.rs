@@ -18,9 +18,9 @@ pub type PushFn<T> = Box<dyn Fn(Vec<Arc<T>>) + Send + Sync>;
 /// - Pushes come one after the other, in the order of the changes, while the store is locked: the
 ///   function must be short and must not call the store.
 ///
-/// A list that is not complete yet would be pushed as a state. A producer that adds the objects of a
-/// list one by one lets the function ignore them, and calls [`resync`](Self::resync) at the list's
-/// end.
+/// A list that is not complete yet would be pushed as a state. A producer that adds the objects of
+/// a list one by one lets the function ignore them, and calls [`resync`](Self::resync) at the
+/// list's end.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -45,6 +45,7 @@ impl<T> UndeltaStore<T> {
         UndeltaStore { objects: Mutex::default(), push }
     }
 
+    /// Changes the contents and pushes all of them.
     fn change(&self, change: impl FnOnce(&mut BTreeMap<String, Arc<T>>)) {
         let mut objects = self.objects.lock();
         change(&mut objects);

@@ -32,7 +32,8 @@ const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
 /// - Recording never waits and never fails. At most 1,000 events wait; further ones are dropped and
 ///   logged.
 /// - Events are sent one at a time, in the order in which they were recorded.
-/// - A repeated event updates the count of the one on the server; repetitions that wait behind other
+/// - A repeated event updates the count of the one on the server; repetitions that wait behind
+///   other
 ///   writes are sent as one. From the tenth message on, events that differ only in their message
 ///   become one combined event, until ten minutes pass without one.
 /// - One component sends 25 events of a type about an object at once, and then one every five
@@ -217,20 +218,21 @@ impl<W: EventWriter> EventSender<W> {
     async fn run(mut self, queue: Receiver<Box<Event>>) {
         loop {
             while let Ok(event) = queue.try_recv() {
-                self.add(*event);
+                self.add_write(*event);
             }
             if let Some((_, Correlated { event, again, .. })) = self.writes.pop_lru() {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 self.send(&event, again).await;
             } else {
                 let Ok(event) = queue.recv().await else { return };
-                self.add(*event);
+                self.add_write(*event);
             }
         }
     }
 
-    /// Adds the event's write, unless a write of its series waits, which then writes this event too.
-    fn add(&mut self, event: Event) {
+    /// Adds the event's write, unless a write of its series waits, which then writes this event
+    /// too.
+    fn add_write(&mut self, event: Event) {
         let wall = self.clock.now();
         let now = Now { wall, monotonic: self.clock.monotonic(), nanos: self.names.nanos(wall) };
         let Some(new) = self.correlator.correlate(event, now) else {

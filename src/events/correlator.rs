@@ -56,7 +56,7 @@ struct Series {
 /// A token bucket; counts the tokens taken.
 #[derive(Default)]
 struct Bucket {
-    taken: f64,
+    used: f64,
     at: Duration,
 }
 
@@ -143,6 +143,7 @@ impl Correlator {
         again
     }
 
+    /// Events of one source about one object are limited together. Upstream: `getSpamKey`.
     fn spam_key(&self, event: &Event) -> u64 {
         let about = &event.involved_object;
         self.hasher.hash_one((
@@ -154,14 +155,15 @@ impl Correlator {
 }
 
 impl Bucket {
+    /// Takes a token, if there is one.
     fn take(&mut self, now: Duration) -> bool {
         let refill = now.saturating_sub(self.at).as_secs_f64() / SPAM_REFILL.as_secs_f64();
-        self.taken = (self.taken - refill).max(0.0);
+        self.used = (self.used - refill).max(0.0);
         self.at = now;
         // Tolerates rounding in sums of fractional tokens.
-        let fits = self.taken + 1.0 <= SPAM_BURST + 1e-9;
+        let fits = self.used + 1.0 <= SPAM_BURST + 1e-9;
         if fits {
-            self.taken += 1.0;
+            self.used += 1.0;
         }
         fits
     }
@@ -215,18 +217,18 @@ mod tests {
 
     /// Name, count and message.
     fn patch(correlated: Option<Correlated>) -> (String, u32, String) {
-        let event = patched(correlated);
+        let event = expect_patch(correlated);
         (event.metadata.name, event.count, event.message)
     }
 
-    fn patched(correlated: Option<Correlated>) -> Event {
+    fn expect_patch(correlated: Option<Correlated>) -> Event {
         let Some(Correlated { event, again: true, .. }) = correlated else {
             panic!("{correlated:?}")
         };
         event
     }
 
-    fn created(correlated: Option<Correlated>) -> Event {
+    fn expect_creation(correlated: Option<Correlated>) -> Event {
         let Some(Correlated { event, again: false, .. }) = correlated else {
             panic!("{correlated:?}")
         };
@@ -236,19 +238,19 @@ mod tests {
     #[test]
     fn repeated_event_is_counted() {
         let mut f = Fixture::new();
-        let first = created(f.record("a", "Started", "x"));
+        let first = expect_creation(f.record("a", "Started", "x"));
         f.secs += 5;
         assert_eq!(patch(f.record("a", "Started", "x")), ("a.1".into(), 2, "x".into()));
-        let third = patched(f.record("a", "Started", "x"));
+        let third = expect_patch(f.record("a", "Started", "x"));
         assert_eq!((third.count, third.first_timestamp), (3, first.first_timestamp));
         assert_eq!(
             third.series_patch(),
             serde_json::json!({ "count": 3, "lastTimestamp": "1970-01-12T13:46:45Z", "message": "x" })
         );
         // Another message, reason or object is another event.
-        created(f.record("a", "Started", "y"));
-        created(f.record("a", "Stopped", "x"));
-        created(f.record("b", "Started", "x"));
+        expect_creation(f.record("a", "Started", "y"));
+        expect_creation(f.record("a", "Stopped", "x"));
+        expect_creation(f.record("b", "Started", "x"));
     }
 
     #[test]
@@ -256,11 +258,11 @@ mod tests {
         let mut f = Fixture::new();
         for i in 1..10 {
             assert_eq!(
-                created(f.record("a", "Created", &format!("pod {i}"))).message,
+                expect_creation(f.record("a", "Created", &format!("pod {i}"))).message,
                 format!("pod {i}")
             );
         }
-        let combined = created(f.record("a", "Created", "pod 10"));
+        let combined = expect_creation(f.record("a", "Created", "pod 10"));
         assert_eq!(combined.message, "(combined from similar events): pod 10");
         assert_eq!((combined.metadata.name.as_str(), combined.count), ("a.100a", 1));
         assert_eq!((&*combined.reporting_component, &*combined.source.component), ("", "test"));
@@ -270,7 +272,7 @@ mod tests {
         );
         // After ten minutes without events, messages are kept apart again.
         f.secs += 601;
-        assert_eq!(created(f.record("a", "Created", "pod 12")).message, "pod 12");
+        assert_eq!(expect_creation(f.record("a", "Created", "pod 12")).message, "pod 12");
     }
 
     #[test]

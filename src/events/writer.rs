@@ -54,20 +54,23 @@ impl EventWriter for ClientWriter {
     }
 }
 
+/// What a failure means for a retry.
 fn write_error(error: client::Error) -> WriteError {
     let message = error.to_string();
     if error.is_not_found() {
         return WriteError::NotFound(message);
     }
     // A request that cannot be built or is not allowed fails the same way at a retry.
-    let held_back = matches!(error, client::Error::GuardRefused { .. });
+    let guard_refused = matches!(error, client::Error::GuardRefused { .. });
     match error.code() {
-        None if !held_back && !matches!(error, client::Error::Request { .. }) => {
+        None if !guard_refused && !matches!(error, client::Error::Request { .. }) => {
             WriteError::Unreachable(message)
         }
         _ => WriteError::Rejected {
             message,
-            expected: held_back || error.is_already_exists() || error.is_namespace_terminating(),
+            expected: guard_refused
+                || error.is_already_exists()
+                || error.is_namespace_terminating(),
         },
     }
 }
@@ -79,8 +82,11 @@ mod tests {
     #[test]
     fn events_after_a_lost_lease_are_dropped_silently() {
         let request = || "POST /api/v1/namespaces/ns/events".to_owned();
-        let held_back = write_error(client::Error::GuardRefused { request: request() });
-        assert!(matches!(held_back, WriteError::Rejected { expected: true, .. }), "{held_back:?}");
+        let guard_refused = write_error(client::Error::GuardRefused { request: request() });
+        assert!(
+            matches!(guard_refused, WriteError::Rejected { expected: true, .. }),
+            "{guard_refused:?}"
+        );
         let garbled = client::Error::Request { request: request(), source: "bad".into() };
         let garbled = write_error(garbled);
         assert!(matches!(garbled, WriteError::Rejected { expected: false, .. }), "{garbled:?}");

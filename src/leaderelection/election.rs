@@ -115,7 +115,7 @@ impl Election {
             }
             (Attempt::Renew(_), _) => Continue(Attempt::Read),
             (Attempt::Read, Outcome::Missing) if self.coordinated => Break(false),
-            (Attempt::Read, Outcome::Missing) => Continue(Attempt::Create(self.fresh(start))),
+            (Attempt::Read, Outcome::Missing) => Continue(Attempt::Create(self.new_term(start))),
             (Attempt::Read, Outcome::Found(record)) => {
                 if record != self.observed {
                     self.observe(record, at);
@@ -140,7 +140,7 @@ impl Election {
                     self.renewed(&self.observed, start)
                 } else {
                     let leader_transitions = self.observed.leader_transitions.saturating_add(1);
-                    Record { leader_transitions, ..self.fresh(start) }
+                    Record { leader_transitions, ..self.new_term(start) }
                 }))
             }
             _ => Break(false),
@@ -178,7 +178,8 @@ impl Election {
         self.is_leader() && self.is_valid(now) && self.observed.preferred_holder.is_empty()
     }
 
-    fn fresh(&self, start: Start) -> Record {
+    /// A record of a new term.
+    fn new_term(&self, start: Start) -> Record {
         Record {
             holder_identity: self.identity.clone(),
             lease_duration_seconds: self.lease_duration.as_secs().try_into().unwrap_or(i32::MAX),
@@ -188,11 +189,12 @@ impl Election {
         }
     }
 
+    /// A record of the same term.
     fn renewed(&self, old: &Record, start: Start) -> Record {
         Record {
             acquire_time: old.acquire_time,
             leader_transitions: old.leader_transitions,
-            ..self.fresh(start)
+            ..self.new_term(start)
         }
     }
 }
@@ -201,7 +203,7 @@ impl Election {
 mod tests {
     use super::*;
 
-    fn at(secs: i64) -> Start {
+    fn start_at(secs: i64) -> Start {
         let wall = Timestamp::from_secs(1_000_000 + secs);
         Start { wall, monotonic: Duration::from_secs(secs as u64) }
     }
@@ -210,8 +212,8 @@ mod tests {
         Record {
             holder_identity: holder.into(),
             lease_duration_seconds: 15,
-            acquire_time: Some(at(acquired).wall),
-            renew_time: Some(at(renewed).wall),
+            acquire_time: Some(start_at(acquired).wall),
+            renew_time: Some(start_at(renewed).wall),
             leader_transitions: transitions,
             ..Record::default()
         }
@@ -220,7 +222,7 @@ mod tests {
     /// An election in which `observed` was seen at second 100.
     fn election(observed: Record) -> Election {
         let mut election = Election::new("me", Duration::from_secs(15), false);
-        election.observe(observed, at(100).monotonic);
+        election.observe(observed, start_at(100).monotonic);
         election
     }
 
@@ -230,10 +232,10 @@ mod tests {
         start: i64,
         answers: Vec<Outcome>,
     ) -> (Vec<Attempt>, Option<bool>) {
-        let mut made = vec![election.begin(at(start))];
+        let mut made = vec![election.begin(start_at(start))];
         for answer in answers {
             let last = made[made.len() - 1].clone();
-            match election.after(last, answer, at(start), at(start).monotonic) {
+            match election.after(last, answer, start_at(start), start_at(start).monotonic) {
                 Continue(next) => made.push(next),
                 Break(held) => return (made, Some(held)),
             }
@@ -353,7 +355,7 @@ mod tests {
             let (made, ended) = requests(&mut election, start, answers);
             assert_eq!((made, ended), (expect, held), "{name}");
             assert!(held != Some(true) || election.is_leader(), "{name}");
-            let holds = |secs: i64| election.holds_lease(at(secs).monotonic);
+            let holds = |secs: i64| election.holds_lease(start_at(secs).monotonic);
             assert_eq!(
                 (holds(start + 14), holds(start + 15)),
                 (held == Some(true), false),
@@ -389,12 +391,12 @@ mod tests {
             ..record(holder, 0, 100, 0)
         };
         let renewed = Record {
-            renew_time: Some(at(110).wall),
+            renew_time: Some(start_at(110).wall),
             lease_duration_seconds: 15,
-            ..given("me", 15)
+            ..value_given("me", 15)
         };
-        let ended = Record { preferred_holder: "third".into(), ..given("me", 15) };
-        let free = Record { holder_identity: "".into(), ..given("", 15) };
+        let ended = Record { preferred_holder: "third".into(), ..value_given("me", 15) };
+        let free = Record { holder_identity: "".into(), ..value_given("", 15) };
         let table = [
             ("no lease yet", 101, vec![Missing], vec![Read], Some(false)),
             (
@@ -415,7 +417,7 @@ mod tests {
         }
         for holder in ["me", "other"] {
             let mut election = Election::new("me", Duration::from_secs(15), true);
-            election.observe(given(holder, 5), at(100).monotonic);
+            election.observe(given(holder, 5), start_at(100).monotonic);
             let answers = vec![Found(given(holder, 5))];
             let made = requests(&mut election, 105, answers);
             assert_eq!(made, (vec![Read], Some(false)), "expired, held by {holder}");
@@ -424,13 +426,13 @@ mod tests {
 
     #[test]
     fn only_own_lease_is_released() {
-        let now = at(110).wall;
+        let now = start_at(110).wall;
         let ours = record("me", 50, 108, 7);
         let mut holding = election(ours.clone());
         assert_eq!(requests(&mut holding, 109, vec![Outcome::Written]).1, Some(true));
-        assert!(holding.holds_lease(at(110).monotonic));
+        assert!(holding.holds_lease(start_at(110).monotonic));
         let given_back = holding.release(&ours, now).unwrap();
-        assert!(!holding.holds_lease(at(110).monotonic), "before the record is written");
+        assert!(!holding.holds_lease(start_at(110).monotonic), "before the record is written");
         assert_eq!(given_back.holder_identity, "");
         assert_eq!((given_back.lease_duration_seconds, given_back.leader_transitions), (1, 7));
         let theirs = record("other", 109, 109, 8);

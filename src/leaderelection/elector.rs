@@ -93,8 +93,9 @@ impl LeaderElector {
     }
 
     /// A guard that passes writes while [`holds_lease`](LeaderElector::holds_lease), for the client
-    /// of the leader's work ([`Client::guarded`](crate::client::Client::guarded)). The elector's own
-    /// client must not have it. Each call makes another one: clones of one count writes together.
+    /// of the leader's work ([`Client::guarded`](crate::client::Client::guarded)). The elector's
+    /// own client must not have it. Each call makes another one: clones of one count writes
+    /// together.
     pub fn guard(&self) -> Guard {
         let elector = self.clone();
         Guard::new(move || elector.holds_lease())
@@ -253,6 +254,7 @@ impl Run<'_> {
         }
     }
 
+    /// Releases the lock, so that another contender need not wait for its end.
     async fn release(&mut self) {
         let inner = self.inner;
         let lock = &inner.config.lock;
@@ -266,7 +268,7 @@ impl Run<'_> {
             }
             Ok(())
         };
-        if let Err(error) = inner.within(inner.config.renew_deadline, release).await {
+        if let Err(error) = inner.with_timeout(inner.config.renew_deadline, release).await {
             log::error!("leaderelection: {}: failed to release lease: {error}", lock.describe());
         }
         self.report_transition();
@@ -278,6 +280,7 @@ impl Inner {
         self.election.lock()
     }
 
+    /// Takes or renews the lock by one or several requests; whether it is ours then.
     async fn attempt(&self) -> bool {
         let start = Start { wall: self.clock.now(), monotonic: self.clock.monotonic() };
         let mut attempt = self.election().begin(start);
@@ -335,10 +338,12 @@ impl Inner {
         &self,
         request: impl Future<Output = Result<T, LockError>>,
     ) -> Result<T, LockError> {
-        self.within((self.config.renew_deadline / 2).max(Duration::from_secs(1)), request).await
+        self.with_timeout((self.config.renew_deadline / 2).max(Duration::from_secs(1)), request)
+            .await
     }
 
-    async fn within<T>(
+    /// The result of `request`, or `LockError::TimedOut`.
+    async fn with_timeout<T>(
         &self,
         time: Duration,
         request: impl Future<Output = Result<T, LockError>>,

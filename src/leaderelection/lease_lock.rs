@@ -145,6 +145,7 @@ struct Spec {
     strategy: Option<String>,
 }
 
+/// The record in the spec of a Lease.
 fn record_of(lease: &Value) -> Result<LeaderElectionRecord, LockError> {
     let spec = from_json::<Option<Spec>>(&lease["spec"].to_string())
         .map_err(|error| LockError::Malformed(format!("spec: {error}")))?
@@ -160,6 +161,7 @@ fn record_of(lease: &Value) -> Result<LeaderElectionRecord, LockError> {
     })
 }
 
+/// Writes the record into the spec; other fields of the Lease stay.
 fn set_record(lease: &mut Value, record: &LeaderElectionRecord) -> Result<(), LockError> {
     let Some(lease) = lease.as_object_mut() else {
         return Err(LockError::Malformed("no object".into()));

@@ -134,11 +134,12 @@ impl<K: Key> Delayed<K> {
         was_set
     }
 
+    /// Adds an entry; an earlier one of the key for this reason becomes stale.
     fn push(&mut self, key: K, reason: Reason, at: Duration) -> bool {
         let sooner = self.next().is_none_or(|next| at < next);
         self.sequence += 1;
         let due = Due { at, sequence: self.sequence };
-        match self.times.of(reason) {
+        match self.times.for_reason(reason) {
             Some(times) => _ = times.insert(key.clone(), due),
             None => self.rests += 1,
         }
@@ -181,7 +182,7 @@ impl<K: Key> Delayed<K> {
     pub fn pop_due(&mut self, now: Duration) -> Option<(K, Duration, Reason)> {
         let at = self.next().filter(|at| *at <= now)?;
         let Reverse(Entry { key, reason, .. }) = self.heap.pop()?;
-        match self.times.of(reason) {
+        match self.times.for_reason(reason) {
             Some(times) => _ = times.remove(&key),
             None => self.rests -= 1,
         }
@@ -207,7 +208,7 @@ impl<K> Default for Times<K> {
 
 impl<K> Times<K> {
     /// `None`: rests, which are neither moved nor cancelled.
-    fn of(&mut self, reason: Reason) -> Option<&mut HashMap<K, Due>> {
+    fn for_reason(&mut self, reason: Reason) -> Option<&mut HashMap<K, Due>> {
         match reason {
             Reason::Delay => Some(&mut self.delays),
             Reason::Retry => Some(&mut self.retries),
@@ -227,7 +228,7 @@ impl<K> Times<K> {
 
 impl<K: Key> Entry<K> {
     fn is_current(&self, times: &mut Times<K>) -> bool {
-        times.of(self.reason).is_none_or(|times| times.get(&self.key) == Some(&self.due))
+        times.for_reason(self.reason).is_none_or(|times| times.get(&self.key) == Some(&self.due))
     }
 }
 

@@ -36,12 +36,14 @@ impl QueueMetrics {
         self.depth.inc();
     }
 
-    pub fn taken(&self, waited: Duration) {
+    /// A worker has taken a key, which `waited` in the queue.
+    pub fn record_taken(&self, waited: Duration) {
         self.depth.dec();
         self.queue_duration.observe(waited.as_secs_f64());
     }
 
-    pub fn done(&self, worked: Duration) {
+    /// A worker is done with a key.
+    pub fn record_done(&self, worked: Duration) {
         self.work_duration.observe(worked.as_secs_f64());
     }
 

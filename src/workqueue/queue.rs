@@ -63,6 +63,7 @@ impl<K: Key> Queue<K> {
         }
     }
 
+    /// Queues `key`, unless it waits already or rests. A key in progress is queued once it is done.
     pub fn add(&mut self, key: K, now: Duration) -> Added {
         if self.shutting_down {
             return Added::No;
@@ -113,7 +114,7 @@ impl<K: Key> Queue<K> {
             work.started = Some(now);
             self.in_progress += 1;
             if let Some(metrics) = &self.metrics {
-                metrics.taken(now.saturating_sub(work.added));
+                metrics.record_taken(now.saturating_sub(work.added));
             }
         }
         Some(key)
@@ -127,7 +128,7 @@ impl<K: Key> Queue<K> {
         let Some(started) = work.started.take() else { return Added::No };
         self.in_progress -= 1;
         if let Some(metrics) = &self.metrics {
-            metrics.done(now.saturating_sub(started));
+            metrics.record_done(now.saturating_sub(started));
         }
         if !rest.is_zero() {
             work.rests_until = now.saturating_add(rest);
@@ -158,6 +159,7 @@ impl<K: Key> Queue<K> {
         }
     }
 
+    /// Frees memory after a burst of keys.
     fn shrink(&mut self) {
         let is_calm = self.order.is_empty() && self.keys.len() <= KEPT_CAPACITY / 2;
         if is_calm && self.keys.capacity() > 2 * KEPT_CAPACITY {

@@ -54,7 +54,7 @@ impl<K: Key> Failures<K> {
     }
 
     /// Counts one more failure, and returns the number before it.
-    fn count(&self, key: &K) -> u32 {
+    fn increment(&self, key: &K) -> u32 {
         let mut failures = self.lock();
         let Some(count) = failures.get_mut(key) else {
             failures.insert(key.clone(), 1);
@@ -95,10 +95,11 @@ impl<K: Key> ItemExponentialFailureRateLimiter<K> {
 
 impl<K: Key> RateLimiter<K> for ItemExponentialFailureRateLimiter<K> {
     fn when(&self, key: &K) -> Duration {
-        let factor = 1u32.checked_shl(self.failures.count(key));
-        factor
-            .and_then(|factor| self.base.checked_mul(factor))
-            .map_or(self.max, |d| d.min(self.max))
+        let delay = match 1u32.checked_shl(self.failures.increment(key)) {
+            Some(factor) => self.base.saturating_mul(factor),
+            None => self.max,
+        };
+        delay.min(self.max)
     }
     fn forget(&self, key: &K) {
         self.failures.forget(key);

@@ -165,6 +165,7 @@ impl<K: Key> RateLimitingQueue<K> {
         self.add_later(key, after, Delayed::retry);
     }
 
+    /// Adds `key` now, or lets it wait by `insert`.
     fn add_later(&self, key: K, after: Duration, insert: fn(&mut Delayed<K>, K, Duration) -> bool) {
         let mut state = self.inner.lock();
         if state.queue.is_shutting_down() {

@@ -88,6 +88,7 @@ impl TokenBucket {
         *state = State { rate, tokens, at: grown.at };
     }
 
+    /// The state now, with the tokens that have come since.
     fn grown(&self, state: &State) -> State {
         let now = self.clock.monotonic();
         let gained = now.saturating_sub(state.at).as_secs_f64() * state.rate.max(0.0);

@@ -49,11 +49,11 @@ struct RecordingHandler(async_channel::Sender<String>);
 impl<T: Object> EventHandler<T> for RecordingHandler {
     fn on_add(&mut self, object: &Arc<T>, initial: bool) {
         let mark = if initial { "!" } else { "" };
-        self.say(format!("+{}@{}{mark}", object.meta().name, object.meta().resource_version));
+        self.report(format!("+{}@{}{mark}", object.meta().name, object.meta().resource_version));
     }
     fn on_update(&mut self, old: &Arc<T>, new: &Arc<T>) {
         let (name, version) = (&new.meta().name, new.meta().resource_version);
-        self.say(match Arc::ptr_eq(old, new) {
+        self.report(match Arc::ptr_eq(old, new) {
             true => format!("s{name}@{version}"),
             false => format!("~{name}@{}>{version}", old.meta().resource_version),
         });
@@ -64,7 +64,7 @@ impl<T: Object> EventHandler<T> for RecordingHandler {
             Deleted::FinalStateUnknown(_) => "?",
         };
         let meta = object.object().meta();
-        self.say(format!("{sign}{}@{}", meta.name, meta.resource_version));
+        self.report(format!("{sign}{}@{}", meta.name, meta.resource_version));
     }
 }
 
@@ -74,12 +74,12 @@ impl RecordingHandler {
         (RecordingHandler(sender), heard)
     }
 
-    fn say(&self, word: String) {
+    fn report(&self, word: String) {
         self.0.try_send(word).expect("the test listens");
     }
 }
 
-async fn hear(heard: &Receiver<String>, count: usize) -> String {
+async fn receive(heard: &Receiver<String>, count: usize) -> String {
     let mut words = Vec::new();
     for _ in 0..count {
         words.push(heard.recv().await.expect("the handler lives"));
@@ -96,7 +96,7 @@ fn run(fixture: &Fixture, test: impl Future<Output = ()>) {
     }));
 }
 
-fn say(feed: &Feed, event: WatchEvent) {
+fn send(feed: &Feed, event: WatchEvent) {
     feed.try_send(Ok(event)).expect("the watch is open");
 }
 
@@ -126,15 +126,15 @@ fn a_dropped_watch_continues_where_it_ended() {
     let second = f.script.watch(vec![modified("x", 8)]);
     run(&f, async {
         assert_eq!(f.script.request(1, &f.clock).await, Request::Watch(None, true));
-        say(&first, added("y", 6));
-        say(&first, deleted("y", 7));
-        assert_eq!(hear(&heard, 3).await, "+x@3! +y@6 -y@7");
+        send(&first, added("y", 6));
+        send(&first, deleted("y", 7));
+        assert_eq!(receive(&heard, 3).await, "+x@3! +y@6 -y@7");
         first.try_send(Err(Error::Failed("reset".into()))).expect("the watch is open");
         let newest =
             super::super::ListRequest { limit: Some(1), ..super::super::ListRequest::default() };
         assert_eq!(f.script.request(2, &f.clock).await, Request::List(newest));
         assert_eq!(f.script.request(3, &f.clock).await, watch_from(7));
-        assert_eq!(hear(&heard, 1).await, "~x@3>8");
+        assert_eq!(receive(&heard, 1).await, "~x@3>8");
         assert_eq!(f.clock.monotonic(), Duration::ZERO, "at once");
         drop(second);
     });
@@ -147,7 +147,7 @@ fn a_watch_that_the_server_breaks_off_with_an_error_lists_again() {
     f.script.reply(Reply::stream(&[json("a", "x", 3)], 9));
     run(&f, async {
         f.informer.synced().await;
-        say(&first, added("y", 6));
+        send(&first, added("y", 6));
         first
             .try_send(Err(Error::EndedByServer("cannot be encoded".into())))
             .expect("the watch is open");
@@ -168,13 +168,13 @@ fn an_expired_watch_lists_again_and_reports_missing_objects() {
     f.script.reply(Reply::stream(&[json("a", "y", 2), json("a", "z", 7), json("a", "n", 6)], 9));
     run(&f, async {
         f.informer.synced().await;
-        hear(&heard, 3).await;
+        receive(&heard, 3).await;
         first.try_send(Err(Error::Expired)).expect("the watch is open");
         let again = f.script.request(2, &f.clock).await;
         assert_eq!(again, Request::Watch(Some("5".into()), true), "not older than what was seen");
         assert_eq!(f.script.request(3, &f.clock).await, Request::Watch(None, true), "the newest");
         // y is unchanged: no handler is called.
-        assert_eq!(hear(&heard, 3).await, "~z@3>7 +n@6 ?x@1");
+        assert_eq!(receive(&heard, 3).await, "~z@3>7 +n@6 ?x@1");
         let lister = f.informer.lister();
         assert_eq!((lister.len(), lister.last_seen_version()), (3, 9));
         assert!(lister.get(&ObjectKey::new("a", "x")).is_none());
@@ -261,7 +261,7 @@ fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
     let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
     f.script.reply(Reply::list(&[], 13, None));
     run(&f, async {
-        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        assert_eq!(receive(&heard, 2).await, "+x@3! +y@3!");
         for event in [
             WatchEvent::Modified(undecodable("x", "", 6)),
             WatchEvent::Added(undecodable("z", "", 7)),
@@ -273,9 +273,9 @@ fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
             added("w", 10),
             WatchEvent::Modified(undecodable("w", "", 11)),
         ] {
-            say(&first, event);
+            send(&first, event);
         }
-        assert_eq!(hear(&heard, 2).await, "?y@3 +w@10");
+        assert_eq!(receive(&heard, 2).await, "?y@3 +w@10");
         let lister = f.informer.lister();
         while lister.last_seen_version() < 11 {
             yield_now().await;
@@ -283,10 +283,10 @@ fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
         let version =
             |name| lister.get(&ObjectKey::new("a", name)).map(|it| it.meta.resource_version);
         assert_eq!((version("x"), version("w"), lister.len()), (Some(3), Some(10), 2));
-        say(&first, modified("x", 12));
-        assert_eq!(hear(&heard, 1).await, "~x@3>12", "it can be decoded again");
+        send(&first, modified("x", 12));
+        assert_eq!(receive(&heard, 1).await, "~x@3>12", "it can be decoded again");
         assert_eq!(f.informer.inner().counts().undecoded.get(), 7);
-        say(&first, WatchEvent::Modified(undecodable("x", "", 13)));
+        send(&first, WatchEvent::Modified(undecodable("x", "", 13)));
         first.close();
         assert_eq!(f.script.request(3, &f.clock).await, watch_from(13));
         assert!(heard.is_empty());
@@ -316,14 +316,14 @@ fn an_object_of_a_list_that_cannot_be_decoded_leaves_the_last_known_state() {
             f.script.reply(Reply::stream(&next, 9));
         }
         run(&f, async {
-            assert_eq!(hear(&heard, 3).await, "+x@3! +y@3! +z@3!");
+            assert_eq!(receive(&heard, 3).await, "+x@3! +y@3! +z@3!");
             first.try_send(Err(Error::Expired)).expect("the watch is open");
             f.script.request(2, &f.clock).await;
             let lister = f.informer.lister();
             while lister.last_seen_version() < 9 {
                 yield_now().await;
             }
-            let mut gone = [hear(&heard, 1).await, hear(&heard, 1).await];
+            let mut gone = [receive(&heard, 1).await, receive(&heard, 1).await];
             gone.sort();
             assert_eq!(gone, ["?y@3", "?z@3"]);
             assert_eq!(lister.len(), 1);
@@ -353,17 +353,17 @@ fn a_list_with_a_nameless_object_deletes_nothing() {
     let second = f.script.watch(initial(&[json("a", "x", 8), nameless()], 9));
     f.script.reply(Reply::stream(&[json("a", "x", 8)], 12));
     run(&f, async {
-        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        assert_eq!(receive(&heard, 2).await, "+x@3! +y@3!");
         first.try_send(Err(Error::Expired)).expect("the watch is open");
         f.script.request(2, &f.clock).await;
-        say(&second, modified("y", 10));
-        assert_eq!(hear(&heard, 2).await, "~x@3>8 ~y@3>10");
+        send(&second, modified("y", 10));
+        assert_eq!(receive(&heard, 2).await, "~x@3>8 ~y@3>10");
         // The next list that has none shows what is gone, and is asked for when it is unknown what
         // was deleted.
-        say(&second, WatchEvent::Deleted(nameless()));
+        send(&second, WatchEvent::Deleted(nameless()));
         let again = f.script.request(3, &f.clock).await;
         assert_eq!(again, Request::Watch(Some("10".into()), true));
-        assert_eq!(hear(&heard, 1).await, "?y@10");
+        assert_eq!(receive(&heard, 1).await, "?y@10");
     });
 }
 
@@ -398,14 +398,14 @@ fn a_streamed_list_may_catch_up_before_it_ends() {
     f.informer.add_handler("recording", recording, None);
     let feed = f.script.watch(vec![added("x", 3), added("y", 4)]);
     run(&f, async {
-        assert_eq!(hear(&heard, 2).await, "+x@3! +y@4!");
+        assert_eq!(receive(&heard, 2).await, "+x@3! +y@4!");
         for event in [bookmark(4, false), deleted("x", 5), modified("y", 6)] {
-            say(&feed, event);
+            send(&feed, event);
         }
-        assert_eq!(hear(&heard, 2).await, "-x@5 ~y@4>6");
+        assert_eq!(receive(&heard, 2).await, "-x@5 ~y@4>6");
         assert!(!f.informer.has_synced());
         assert_eq!(f.informer.lister().last_seen_version(), 0, "the list is not whole");
-        say(&feed, bookmark(6, true));
+        send(&feed, bookmark(6, true));
         f.informer.synced().await;
         assert_eq!(f.informer.lister().last_seen_version(), 6);
     });
@@ -418,8 +418,8 @@ fn a_bookmark_raises_the_seen_version_and_the_start_of_the_next_watch() {
     // A watch that ends before its time may be that of another server.
     f.script.reply(Reply::list(&[], 41, None));
     run(&f, async {
-        say(&feed, bookmark(40, false));
-        say(&feed, bookmark(30, false));
+        send(&feed, bookmark(40, false));
+        send(&feed, bookmark(30, false));
         while f.informer.lister().last_seen_version() < 40 {
             yield_now().await;
         }
@@ -436,7 +436,7 @@ fn duplicate_and_stale_events_change_nothing() {
     let feed = f.script.watch(initial(&[json("a", "x", 5)], 5));
     f.script.reply(Reply::list(&[], 9, None));
     run(&f, async {
-        hear(&heard, 1).await;
+        receive(&heard, 1).await;
         for event in [
             added("x", 5),
             modified("x", 4),
@@ -449,9 +449,9 @@ fn duplicate_and_stale_events_change_nothing() {
             deleted("x", 8),
             added("z", 9),
         ] {
-            say(&feed, event);
+            send(&feed, event);
         }
-        assert_eq!(hear(&heard, 3).await, "~x@5>7 -x@8 +z@9");
+        assert_eq!(receive(&heard, 3).await, "~x@5>7 -x@8 +z@9");
         let lister = f.informer.lister();
         assert_eq!((lister.len(), lister.last_seen_version()), (1, 9));
         feed.close();
@@ -467,11 +467,11 @@ fn a_late_handler_gets_the_objects_and_then_their_changes() {
         f.informer.synced().await;
         let (recording, heard) = RecordingHandler::new();
         let registration = f.informer.add_handler("late", recording, None);
-        say(&feed, modified("x", 6));
-        assert_eq!(hear(&heard, 2).await, "+x@3! ~x@3>6");
+        send(&feed, modified("x", 6));
+        assert_eq!(receive(&heard, 2).await, "+x@3! ~x@3>6");
         registration.synced().await;
         f.informer.remove_handler(&registration);
-        say(&feed, modified("x", 7));
+        send(&feed, modified("x", 7));
         assert!(heard.recv().await.is_err(), "a removed handler is dropped unheard");
     });
 }
@@ -503,9 +503,9 @@ fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
     let feed = f.script.watch(initial(&[json("a", "bad", 3), json("a", "good", 4)], 5));
     run(&f, async {
         for version in 6..106 {
-            say(&feed, modified("good", version));
+            send(&feed, modified("good", version));
         }
-        let all = hear(&heard, 102).await;
+        let all = receive(&heard, 102).await;
         quick.synced().await;
         assert!(f.informer.has_synced() && !lagging.has_synced());
         assert!(heard_late.is_empty());
@@ -513,7 +513,7 @@ fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
             f.clock.advance(Duration::from_millis(1));
             yield_now().await;
         }
-        assert_eq!(format!("+bad@3! {}", hear(&heard_late, 101).await), all);
+        assert_eq!(format!("+bad@3! {}", receive(&heard_late, 101).await), all);
         lagging.synced().await;
     });
 }
@@ -545,7 +545,7 @@ fn the_changes_of_one_object_are_applied_in_slices() {
         assert_eq!(applied, [64, 128, CHANGES]);
         let updates = (64..CHANGES).map(|version| format!("~x@{version}>{}", version + 1));
         let expected: Vec<String> = ["+x@64!".to_owned()].into_iter().chain(updates).collect();
-        assert_eq!(hear(&heard, expected.len()).await, expected.join(" "));
+        assert_eq!(receive(&heard, expected.len()).await, expected.join(" "));
     });
 }
 
@@ -562,7 +562,7 @@ fn each_handler_has_its_own_resync() {
     run(&f, async {
         f.informer.synced().await;
         for heard in [&heard_often, &heard_seldom, &heard_never] {
-            hear(heard, 1).await;
+            receive(heard, 1).await;
         }
         // Each step lets the informer do all it can before the next.
         for _ in 0..30 {
@@ -571,10 +571,10 @@ fn each_handler_has_its_own_resync() {
                 yield_now().await;
             }
         }
-        say(&feed, modified("x", 6));
-        assert_eq!(hear(&heard_often, 4).await, "sx@3 sx@3 sx@3 ~x@3>6");
-        assert_eq!(hear(&heard_seldom, 2).await, "sx@3 ~x@3>6");
-        assert_eq!(hear(&heard_never, 1).await, "~x@3>6");
+        send(&feed, modified("x", 6));
+        assert_eq!(receive(&heard_often, 4).await, "sx@3 sx@3 sx@3 ~x@3>6");
+        assert_eq!(receive(&heard_seldom, 2).await, "sx@3 ~x@3>6");
+        assert_eq!(receive(&heard_never, 1).await, "~x@3>6");
     });
 }
 
@@ -596,12 +596,12 @@ fn a_list_after_a_broken_one_is_not_older() {
         })
     };
     run(&f, async {
-        assert_eq!(hear(&heard, 3).await, "+x@3! +y@4! -y@6");
+        assert_eq!(receive(&heard, 3).await, "+x@3! +y@4! -y@6");
         broken.try_send(Err(Error::Failed("reset".into()))).expect("the watch is open");
         assert_eq!(f.script.request(2, &f.clock).await, list(Some("6"), None));
         assert_eq!(f.script.request(3, &f.clock).await, list(None, Some(500)));
         assert_eq!(f.script.request(4, &f.clock).await, watch_from(2));
-        assert_eq!(hear(&heard, 1).await, "~x@3>2");
+        assert_eq!(receive(&heard, 1).await, "~x@3>2");
     });
 }
 
@@ -621,15 +621,15 @@ fn an_informer_that_panics_lists_again() {
     let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
     f.script.reply(Reply::stream(&[json("a", "x", 8), json("a", "z", 7)], 9));
     run(&f, async {
-        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        assert_eq!(receive(&heard, 2).await, "+x@3! +y@3!");
         for event in [added("bad", 6), added("z", 7), modified("x", 8)] {
-            say(&first, event);
+            send(&first, event);
         }
         let again = f.script.request(2, &f.clock).await;
         assert_eq!(again, Request::Watch(Some("8".into()), true), "not older than what came");
         assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
         // What waited in the queue comes from the list.
-        assert_eq!(hear(&heard, 3).await, "~x@3>8 +z@7 ?y@3");
+        assert_eq!(receive(&heard, 3).await, "~x@3>8 +z@7 ?y@3");
         while f.informer.lister().last_seen_version() < 9 {
             yield_now().await;
         }
@@ -696,11 +696,11 @@ fn versions_that_go_back_are_listed_and_nothing_known_counts() {
     f.script.reply(Reply::list(&[json("a", "x", 1100)], 1105, None));
     f.script.reply(Reply::stream(&[json("a", "x", 1100)], 1106));
     run(&f, async {
-        assert_eq!(hear(&heard, 2).await, "+x@1100! +y@1150!");
+        assert_eq!(receive(&heard, 2).await, "+x@1100! +y@1150!");
         let lister = f.informer.lister();
         let lost = lister.written_at(1300);
-        say(&first, added("z", 1160));
-        assert_eq!(hear(&heard, 1).await, "+z@1160");
+        send(&first, added("z", 1160));
+        assert_eq!(receive(&heard, 1).await, "+z@1160");
         first.try_send(Err(Error::Unreachable("reset".into()))).expect("the watch is open");
         f.script.request(3, &f.clock).await;
         while lister.seen().history == 0 {
@@ -708,7 +708,8 @@ fn versions_that_go_back_are_listed_and_nothing_known_counts() {
         }
         assert_eq!(lister.last_seen_version(), 1106);
         assert!(lost < lister.seen() && lister.seen() < lister.written_at(1107));
-        let mut changes = [hear(&heard, 1).await, hear(&heard, 1).await, hear(&heard, 1).await];
+        let mut changes =
+            [receive(&heard, 1).await, receive(&heard, 1).await, receive(&heard, 1).await];
         changes.sort();
         assert_eq!(changes, ["?y@1150", "?z@1160", "~x@1100>1100"]);
         assert_eq!(lister.len(), 1);
