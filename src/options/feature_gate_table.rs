@@ -41,22 +41,22 @@ pub struct GateSpec {
     pub locked: bool,
 }
 
-const fn known(stage: Stage, default: bool, locked: bool) -> GateState {
+const fn released(stage: Stage, default: bool, locked: bool) -> GateState {
     GateState::Known(GateSpec { stage, default, locked })
 }
 
 const LATER: GateState = GateState::Later;
 const GONE: GateState = GateState::Gone;
-const ALPHA: GateState = known(Stage::Alpha, false, false);
-const BETA: GateState = known(Stage::Beta, true, false);
-const BETA_OFF: GateState = known(Stage::Beta, false, false);
-const GA: GateState = known(Stage::Ga, true, false);
-const GA_OFF: GateState = known(Stage::Ga, false, false);
-const GA_LOCKED: GateState = known(Stage::Ga, true, true);
-const DEPRECATED: GateState = known(Stage::Deprecated, true, false);
-const DEPRECATED_OFF: GateState = known(Stage::Deprecated, false, false);
-const DEPRECATED_LOCKED: GateState = known(Stage::Deprecated, true, true);
-const DEPRECATED_OFF_LOCKED: GateState = known(Stage::Deprecated, false, true);
+const ALPHA: GateState = released(Stage::Alpha, false, false);
+const BETA: GateState = released(Stage::Beta, true, false);
+const BETA_OFF: GateState = released(Stage::Beta, false, false);
+const GA: GateState = released(Stage::Ga, true, false);
+const GA_OFF: GateState = released(Stage::Ga, false, false);
+const GA_LOCKED: GateState = released(Stage::Ga, true, true);
+const DEPRECATED: GateState = released(Stage::Deprecated, true, false);
+const DEPRECATED_OFF: GateState = released(Stage::Deprecated, false, false);
+const DEPRECATED_LOCKED: GateState = released(Stage::Deprecated, true, true);
+const DEPRECATED_OFF_LOCKED: GateState = released(Stage::Deprecated, false, true);
 
 /// Every gate of the manager, sorted by name, in 1.34, 1.35, 1.36 and 1.37.
 #[rustfmt::skip]

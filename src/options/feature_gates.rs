@@ -13,11 +13,11 @@ impl Gates {
             return spec.default;
         }
         let all = match spec.stage {
-            Stage::Alpha => self.given("AllAlpha"),
-            Stage::Beta => self.given("AllBeta"),
+            Stage::Alpha => self.value_given("AllAlpha"),
+            Stage::Beta => self.value_given("AllBeta"),
             Stage::Ga | Stage::Deprecated => None,
         };
-        self.given(name).or(all).unwrap_or(spec.default)
+        self.value_given(name).or(all).unwrap_or(spec.default)
     }
 
     /// The faults that the given gates have in each of these releases, a line each.
@@ -30,6 +30,7 @@ impl Gates {
         })
     }
 
+    /// Unknown and locked gates, and gates whose dependencies are off, at this release.
     fn problems_in(&self, release: Release) -> Vec<String> {
         let problem = |(name, on): &(String, bool)| match state(name, release) {
             _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,
@@ -169,7 +170,7 @@ impl Gates {
     }
 
     /// The value of a gate on the command line.
-    pub fn given(&self, name: &str) -> Option<bool> {
+    pub fn value_given(&self, name: &str) -> Option<bool> {
         self.given.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on)
     }
 
@@ -177,7 +178,8 @@ impl Gates {
     /// a whole stage. Sorted by name.
     pub fn all(&self) -> Vec<(&'static str, Stage, bool)> {
         let stages = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
-        let stages = stages.map(|(name, stage)| (name, stage, self.given(name) == Some(true)));
+        let stages =
+            stages.map(|(name, stage)| (name, stage, self.value_given(name) == Some(true)));
         let known = specs(self.release).map(|(name, spec)| (name, spec.stage, self.enabled(name)));
         let mut all: Vec<_> = known.chain(stages).collect();
         all.sort_by_key(|(name, ..)| *name);
@@ -206,6 +208,7 @@ fn state(name: &str, release: Release) -> GateState {
     at.map_or(GateState::Gone, |at| GATES[at].1[release.column()])
 }
 
+/// The gate at this release; `None` if it does not exist there.
 fn spec(name: &str, release: Release) -> Option<GateSpec> {
     match state(name, release) {
         GateState::Known(spec) => Some(spec),

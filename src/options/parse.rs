@@ -128,6 +128,7 @@ impl Arguments {
         self.flags.iter().map(String::as_str).collect()
     }
 
+    /// Checks the value of a flag, and keeps both.
     fn push<T>(&mut self, info: &FlagInfo<T>, value: String) -> Result<(), String> {
         let name = info.name();
         (info.check)(&value).map_err(|error| {

@@ -78,6 +78,7 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     faults.0
 }
 
+/// The flags of leader election.
 fn elections(o: &Options, faults: &mut Faults) {
     faults.refuse(
         o.leader_elect && o.leader_elect_resource_lock != "leases",
@@ -88,6 +89,7 @@ fn elections(o: &Options, faults: &mut Faults) {
     }
 }
 
+/// The names in `--controllers`, and one period.
 fn controllers(o: &Options, known_controller: &dyn Fn(&str) -> bool, faults: &mut Faults) {
     for item in o.controllers.iter().filter(|item| *item != "*") {
         let name = item.strip_prefix('-').unwrap_or(item);
@@ -324,7 +326,7 @@ mod tests {
     use super::*;
     use crate::options::{Count, Value};
 
-    fn count(given: &str) -> Count {
+    fn count_of(given: &str) -> Count {
         Count::parse(given).expect("a number")
     }
 
@@ -356,11 +358,11 @@ mod tests {
                 "--kube-api-burst must be greater than 0 while --kube-api-qps is",
             ),
             (
-                |o| o.concurrent_deployment_syncs = count("0"),
+                |o| o.concurrent_deployment_syncs = count_of("0"),
                 "--concurrent-deployment-syncs must be greater than 0, but got 0",
             ),
             (
-                |o| o.max_endpoints_per_slice.merge(vec![Given(count("1001"))]),
+                |o| o.max_endpoints_per_slice.merge(vec![Given(count_of("1001"))]),
                 "--max-endpoints-per-slice must not be more than 1000, but got 1001",
             ),
             (

@@ -90,15 +90,15 @@ macro_rules! number {
         }
     };
 }
-number!(u16, "uint16", whole, "not a whole number of 16 bits");
-number!(i32, "int32", whole, "not a whole number of 32 bits");
-number!(i64, "int", whole, "not a whole number of 64 bits");
-number!(f32, "float32", |text| decimal(text, f32::is_infinite), "not a number of 32 bits");
-number!(f64, "float", |text| decimal(text, f64::is_infinite), "not a number of 64 bits");
+number!(u16, "uint16", parse_whole, "not a whole number of 16 bits");
+number!(i32, "int32", parse_whole, "not a whole number of 32 bits");
+number!(i64, "int", parse_whole, "not a whole number of 64 bits");
+number!(f32, "float32", |text| parse_decimal(text, f32::is_infinite), "not a number of 32 bits");
+number!(f64, "float", |text| parse_decimal(text, f64::is_infinite), "not a number of 64 bits");
 
 /// Parses a decimal number. Returns infinity only for the text of infinity, not for numbers that
 /// are too large. Upstream: `strconv.ParseFloat`.
-fn decimal<T: FromStr + Copy>(text: &str, is_infinite: fn(T) -> bool) -> Option<T> {
+fn parse_decimal<T: FromStr + Copy>(text: &str, is_infinite: fn(T) -> bool) -> Option<T> {
     let number = text.parse().ok()?;
     let is_word = text.contains(['i', 'I']);
     (is_word || !is_infinite(number)).then_some(number)
@@ -106,7 +106,7 @@ fn decimal<T: FromStr + Copy>(text: &str, is_infinite: fn(T) -> bool) -> Option<
 
 /// Parses a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.
 /// Upstream: `strconv.ParseInt` of base 0.
-fn whole<T: TryFrom<i64>>(text: &str) -> Option<T> {
+fn parse_whole<T: TryFrom<i64>>(text: &str) -> Option<T> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let prefixes = [("0x", 16), ("0X", 16), ("0b", 2), ("0B", 2), ("0o", 8), ("0O", 8), ("0", 8)];
     let prefixed = prefixes.into_iter().find_map(|(prefix, radix)| {
@@ -123,8 +123,8 @@ fn whole<T: TryFrom<i64>>(text: &str) -> Option<T> {
     T::try_from(number).ok()
 }
 
-/// A count that is at least 1, such as a controller's workers. Another number on the command line is
-/// kept for [`validate`](super::validate()), which refuses it.
+/// A count that is at least 1, such as a controller's workers. Another number on the command line
+/// is kept for [`validate`](super::validate()), which refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
     given: i32,
@@ -620,7 +620,7 @@ mod tests {
             ("-2147483648", Some(i32::MIN)),
             ("2147483648", None),
         ] {
-            assert_eq!(whole(text), expected, "{text}");
+            assert_eq!(parse_whole(text), expected, "{text}");
         }
     }
 

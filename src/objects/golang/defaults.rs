@@ -70,6 +70,7 @@ pub fn complete_pod_template(template: &mut Value) {
     complete(Type::parse(POD_TEMPLATE_SPEC), template);
 }
 
+/// Sets the defaults of a value and of its parts.
 fn complete(of: Type, value: &mut Value) {
     match of.kind {
         Kind::Pointer(inner) if !value.is_null() => complete(Type::parse(inner), value),
@@ -91,6 +92,7 @@ fn complete(of: Type, value: &mut Value) {
     }
 }
 
+/// Sets the defaults in [`DEFAULTS`] of fields that are empty.
 fn complete_fields(name: &str, object: &mut Value) {
     let rows = DEFAULTS.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, rows)| rows);
     for field in fields(name) {
@@ -101,7 +103,7 @@ fn complete_fields(name: &str, object: &mut Value) {
         let json_name = field.json_name();
         let row = rows.iter().find(|(name, _)| *name == json_name);
         if let Some((_, text)) = row
-            && is_empty(field.r#type.kind, field.of(Some(object)))
+            && is_empty(field.r#type.kind, field.value_in(Some(object)))
             && let Ok(default) = from_json::<Value>(text)
         {
             object[&json_name] = default;
@@ -128,7 +130,7 @@ fn complete_specially(name: &str, object: &mut Value) {
         }
         "v1.Volume" => {
             let mut sources = fields("v1.VolumeSource");
-            if !sources.any(|source| source.of(Some(object)).is_some()) {
+            if !sources.any(|source| source.value_in(Some(object)).is_some()) {
                 object["emptyDir"] = json!({});
             }
         }

@@ -20,11 +20,11 @@ pub fn pod_template_dump(template: &Value) -> String {
     dump.out
 }
 
-/// The text that the Go kubelet hashes for the uid of a static pod: of the pod with its defaults, as
-/// its internal struct. Upstream: `applyDefaults`.
+/// The text that the Go kubelet hashes for the uid of a static pod: of the pod with its defaults,
+/// as its internal struct. Upstream: `applyDefaults`.
 ///
-/// Not the same as upstream's for a pod whose metadata has a creationTimestamp, or that has a status:
-/// the former shows the process's time zone, the latter is left out.
+/// Not the same as upstream's for a pod whose metadata has a creationTimestamp, or that has a
+/// status: the former shows the process's time zone, the latter is left out.
 pub fn static_pod_dump(pod: &Value) -> String {
     let mut pod = pod.clone();
     if let Some(pod) = pod.as_object_mut() {
@@ -108,7 +108,7 @@ impl Dump {
                     separate(&mut self.out, at);
                     self.out.push_str(field.go_name);
                     self.out.push(':');
-                    self.value(field.r#type, field.of(value), true);
+                    self.value(field.r#type, field.value_in(value), true);
                 }
                 self.out.push('}');
             }

@@ -36,7 +36,7 @@ type Member<'v> = (String, Type, Option<&'v Value>);
 fn members_of<'v>(name: &str, object: Option<&'v Value>) -> Vec<Member<'v>> {
     let mut members = Vec::new();
     for field in fields(name) {
-        let value = field.of(object);
+        let value = field.value_in(object);
         if field.is_embedded() {
             members.extend(members_of(field.r#type.name, object));
         } else if !(field.omit_empty && is_empty(field.r#type.kind, value)

@@ -36,7 +36,7 @@ impl GoQuantity {
     }
 
     fn parse_some(text: &str) -> Option<GoQuantity> {
-        let parts = Parts::of(text).ok()?;
+        let parts = Parts::parse(text).ok()?;
         let whole = if parts.whole.is_empty() { "0" } else { parts.whole };
         let shifted = format!("{whole}{}", parts.fraction);
         let (digits, scale) = (i32::try_from(shifted.len()).ok()?, parts.scale());

@@ -18,8 +18,8 @@ use serde_json::Value;
 /// struct.
 const TABLE: &str = include_str!("pod_template.types");
 
-/// The structs of `core.Pod`, the form of pods that no client sees; written in the same way. Those of
-/// its status are left out: it is empty where pods are dumped.
+/// The structs of `core.Pod`, the form of pods that no client sees; written in the same way. Those
+/// of its status are left out: it is empty where pods are dumped.
 const POD_TABLE: &str = include_str!("pod.types");
 
 /// The lines of each struct, by its name.
@@ -57,6 +57,7 @@ pub fn fields(name: &str) -> impl Iterator<Item = Field> {
 }
 
 impl Field {
+    /// Reads `GoName:jsonName?? type`: one `?` is `omitempty`, two are `omitzero`.
     fn parse(line: &'static str) -> Option<Field> {
         let (names, r#type) = line.trim_start().split_once(' ')?;
         let bare = names.trim_end_matches('?');
@@ -79,7 +80,7 @@ impl Field {
     }
 
     /// The field's value in an object; null is absence.
-    pub fn of<'v>(&self, object: Option<&'v Value>) -> Option<&'v Value> {
+    pub fn value_in<'v>(&self, object: Option<&'v Value>) -> Option<&'v Value> {
         if self.is_embedded() {
             return object;
         }
@@ -114,6 +115,7 @@ pub enum Kind {
 }
 
 impl Type {
+    /// Reads `name`, or `name=underlying` for a named type.
     pub fn parse(notation: &'static str) -> Type {
         let (name, underlying) = notation.split_once('=').unwrap_or((notation, notation));
         // What follows `=` in `[]v1.Capability=string` belongs to the element.

@@ -31,6 +31,7 @@ pub fn parse_ipv6(text: &str) -> Option<Ipv6Addr> {
     })
 }
 
+/// The same for an IPv4 address.
 fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0u8; 4];
     let mut parts = text.split('.');
@@ -38,7 +39,10 @@ fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
         let part = parts.next().filter(|part| part.bytes().all(|byte| byte.is_ascii_digit()))?;
         *octet = part.parse().ok()?;
     }
-    parts.next().is_none().then(|| octets.into())
+    if parts.next().is_some() {
+        return None;
+    }
+    Some(octets.into())
 }
 
 /// An address of an endpoint, as it was written. One of IPv4 in its usual form takes no allocation.

@@ -157,7 +157,7 @@ pub struct Identity {
 
 impl Identity {
     /// The identity of an object of any kind; `None` when even its name cannot be read.
-    pub fn of(object: &Encoded) -> Option<Identity> {
+    pub fn decode(object: &Encoded) -> Option<Identity> {
         #[derive(Deserialize)]
         struct Identified {
             metadata: Identity,
@@ -219,18 +219,18 @@ fn owner_references<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Interned<[OwnerReference]>>, D::Error> {
     static OWNERS: LazyLock<Pool<Interned<[OwnerReference]>>> = LazyLock::new(Pool::new);
-    shared(&OWNERS, from)
+    intern_list(&OWNERS, from)
 }
 
 fn finalizer_list<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Interned<[Istr]>>, D::Error> {
     static FINALIZERS: LazyLock<Pool<Interned<[Istr]>>> = LazyLock::new(Pool::new);
-    shared(&FINALIZERS, from)
+    intern_list(&FINALIZERS, from)
 }
 
 /// The pool's copy of a list; `None` for an empty one.
-fn shared<'de, T: Deserialize<'de> + Eq + Hash, D: Deserializer<'de>>(
+fn intern_list<'de, T: Deserialize<'de> + Eq + Hash, D: Deserializer<'de>>(
     pool: &Pool<Interned<[T]>>,
     from: D,
 ) -> Result<Option<Interned<[T]>>, D::Error> {
@@ -295,7 +295,7 @@ mod tests {
             let (name, namespace) = (name.into(), "a".into());
             Some(Identity { name, namespace, uid: "u".into(), resource_version: version })
         };
-        let json = |text: &str| Identity::of(&Encoded::json(text));
+        let json = |text: &str| Identity::decode(&Encoded::json(text));
         for (rest, version) in [
             (r#""resourceVersion":"7","generation":"no number"}}"#, 7),
             (r#""resourceVersion":"7","labels":[],"ownerReferences":1},"spec":[1]}"#, 7),
@@ -323,8 +323,8 @@ mod tests {
             field(12, b"\x0a\x05k"),
         ];
         let protobuf = field(1, &metadata.concat());
-        assert_eq!(Identity::of(&Encoded::protobuf(&protobuf[..])), known("n\u{fffd}", 7));
-        assert_eq!(Identity::of(&Encoded::protobuf(&protobuf[..9])), None);
-        assert_eq!(Identity::of(&Encoded::protobuf(&b"\x0a\x00"[..])), None);
+        assert_eq!(Identity::decode(&Encoded::protobuf(&protobuf[..])), known("n\u{fffd}", 7));
+        assert_eq!(Identity::decode(&Encoded::protobuf(&protobuf[..9])), None);
+        assert_eq!(Identity::decode(&Encoded::protobuf(&b"\x0a\x00"[..])), None);
     }
 }

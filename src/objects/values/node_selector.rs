@@ -57,8 +57,8 @@ impl NodeSelector {
 impl Test {
     fn holds(&self, label: Option<&str>) -> bool {
         match (self, label) {
-            (Test::In(values), Some(label)) => values.has(label),
-            (Test::NotIn(values), Some(label)) => !values.has(label),
+            (Test::In(values), Some(label)) => values.contains(label),
+            (Test::NotIn(values), Some(label)) => !values.contains(label),
             (Test::GreaterThan(bound), Some(label)) => number(label).is_some_and(|n| n > *bound),
             (Test::LessThan(bound), Some(label)) => number(label).is_some_and(|n| n < *bound),
             (Test::Exists, label) => label.is_some(),

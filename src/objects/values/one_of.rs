@@ -11,7 +11,7 @@ const MANY: usize = 16;
 pub struct OneOf(Box<[Istr]>);
 
 impl OneOf {
-    pub fn has(&self, label: &str) -> bool {
+    pub fn contains(&self, label: &str) -> bool {
         match self.0.len() < MANY {
             true => self.0.iter().any(|value| value == label),
             false => self.0.binary_search_by(|value| value.as_str().cmp(label)).is_ok(),
@@ -47,7 +47,7 @@ mod tests {
                 (0..count).rev().map(|n| format!("v{}", n * 2).into()).collect();
             let one_of = OneOf::from(values);
             for n in 0..2 * count {
-                assert_eq!(one_of.has(&format!("v{n}")), n % 2 == 0, "v{n} of {count}");
+                assert_eq!(one_of.contains(&format!("v{n}")), n % 2 == 0, "v{n} of {count}");
             }
         }
     }

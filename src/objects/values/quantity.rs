@@ -31,8 +31,8 @@ const MAX_BINARY: i128 = i64::MAX as i128 * UNIT;
 ///
 /// Amounts and sums beyond 1.7 * 10^29 become the largest one.
 ///
-/// Equality and hash distinguish `1024Mi` (the same as `1Gi`) from `1073741824`; [`Quantity::compare`] does
-/// not. Displayed in the canonical form. Upstream: `resource.Quantity`.
+/// Equality and hash distinguish `1024Mi` (the same as `1Gi`) from `1073741824`;
+/// [`Quantity::compare`] does not. Displayed in the canonical form. Upstream: `resource.Quantity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Quantity {
     nanos: i128,
@@ -98,8 +98,8 @@ impl Quantity {
         Quantity { nanos, format }
     }
 
-    /// Nearly the closest floating-point number: the last digit is upstream's, which multiplies the number
-    /// that is written by its unit. Upstream: `AsApproximateFloat64`.
+    /// Nearly the closest floating-point number: the last digit is upstream's, which multiplies the
+    /// number that is written by its unit. Upstream: `AsApproximateFloat64`.
     pub fn to_f64(self) -> f64 {
         for (unit, factor) in [(UNIT, 1.0), (UNIT / 1_000, 1e-3), (UNIT / 1_000_000, 1e-6)] {
             if self.nanos % unit == 0 {
@@ -156,7 +156,8 @@ impl Quantity {
         Quantity { nanos, ..self }.limited()
     }
 
-    fn with(self, other: Quantity, nanos: i128) -> Quantity {
+    /// A sum or a difference with `other`, in units of the first that is not zero.
+    fn with_amount(self, other: Quantity, nanos: i128) -> Quantity {
         let format = if self.is_zero() { other.format } else { self.format };
         Quantity { nanos, format }.limited()
     }
@@ -175,7 +176,7 @@ impl Quantity {
 impl Add for Quantity {
     type Output = Quantity;
     fn add(self, other: Quantity) -> Quantity {
-        self.with(other, self.nanos.saturating_add(other.nanos))
+        self.with_amount(other, self.nanos.saturating_add(other.nanos))
     }
 }
 
@@ -183,7 +184,7 @@ impl Add for Quantity {
 impl Sub for Quantity {
     type Output = Quantity;
     fn sub(self, other: Quantity) -> Quantity {
-        self.with(other, self.nanos.saturating_sub(other.nanos))
+        self.with_amount(other, self.nanos.saturating_sub(other.nanos))
     }
 }
 
@@ -196,9 +197,10 @@ fn divided_away_from_zero(number: i128, divisor: i128) -> i128 {
 }
 
 /// The form in which the API server stores the quantity `text`: the canonical one, unless `text` is
-/// of a shape that upstream keeps as it was given (`1500m`, but not `1000m`). Upstream: `Quantity.s`.
+/// of a shape that upstream keeps as it was given (`1500m`, but not `1000m`). Upstream:
+/// `Quantity.s`.
 pub fn stored_quantity(text: &str) -> Result<String, QuantityError> {
-    let parts = Parts::of(text)?;
+    let parts = Parts::parse(text)?;
     let quantity = parts.quantity();
     // The text of an amount that is too large says more than the largest one.
     let is_kept = parts.is_kept() || quantity.nanos().is_none();
@@ -212,7 +214,7 @@ impl FromStr for Quantity {
     /// [`Quantity::MAX`] or [`Quantity::MIN`]: each text that upstream accepts has to be read.
     /// Upstream: `resource.ParseQuantity`.
     fn from_str(text: &str) -> Result<Quantity, QuantityError> {
-        Parts::of(text).map(|parts| parts.quantity())
+        Parts::parse(text).map(|parts| parts.quantity())
     }
 }
 
@@ -234,7 +236,8 @@ pub(in crate::objects) enum Unit {
 }
 
 impl Parts<'_> {
-    pub fn of(text: &str) -> Result<Parts<'_>, QuantityError> {
+    /// Splits a quantity at its point and its unit. Upstream: `parseQuantityString`.
+    pub fn parse(text: &str) -> Result<Parts<'_>, QuantityError> {
         if text.is_empty() {
             return Err(QuantityError::Format);
         }
@@ -252,7 +255,7 @@ impl Parts<'_> {
             return Err(QuantityError::Format);
         }
         let whole = whole.trim_start_matches('0');
-        Ok(Parts { negative, whole, fraction, unit: Unit::of(unit)? })
+        Ok(Parts { negative, whole, fraction, unit: Unit::parse(unit)? })
     }
 
     fn quantity(&self) -> Quantity {
@@ -314,7 +317,8 @@ impl Parts<'_> {
 }
 
 impl Unit {
-    fn of(text: &str) -> Result<Unit, QuantityError> {
+    /// A suffix such as `Mi`, or an exponent.
+    fn parse(text: &str) -> Result<Unit, QuantityError> {
         if let Some((_, exponent)) = DECIMAL.iter().find(|(unit, _)| *unit == text) {
             return Ok(Unit::Decimal(*exponent, Format::DecimalSi));
         }
@@ -537,8 +541,8 @@ mod tests {
         assert_eq!(serde_json::from_str::<Quantity>("3").unwrap(), q("3"));
     }
 
-    /// Go's reading of many texts. The columns: the text, the form in which the API server stores it,
-    /// and the amount as digits with a power of ten.
+    /// Go's reading of many texts. The columns: the text, the form in which the API server stores
+    /// it, and the amount as digits with a power of ten.
     fn of_go() -> String {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/quantities.tsv");
         std::fs::read_to_string(file).unwrap()

@@ -86,8 +86,8 @@ impl Test {
         match (self, label) {
             (Test::Equals(value) | Test::DoubleEquals(value), Some(label)) => value == label,
             (Test::NotEquals(value), Some(label)) => value != label,
-            (Test::In(values), Some(label)) => values.has(label),
-            (Test::NotIn(values), Some(label)) => !values.has(label),
+            (Test::In(values), Some(label)) => values.contains(label),
+            (Test::NotIn(values), Some(label)) => !values.contains(label),
             (Test::GreaterThan(bound), Some(label)) => compared(label, bound) == Some(Greater),
             (Test::LessThan(bound), Some(label)) => compared(label, bound) == Some(Less),
             (Test::Exists, label) => label.is_some(),
@@ -129,8 +129,8 @@ impl Selector {
         Selector { nothing: false, terms: labels.pairs().iter().map(of_label).collect() }
     }
 
-    /// The selector as a `LabelSelector` holds it: of several values that a label must have, the last
-    /// one counts. Upstream: `ParseToLabelSelector`.
+    /// The selector as a `LabelSelector` holds it: of several values that a label must have, the
+    /// last one counts. Upstream: `ParseToLabelSelector`.
     ///
     /// # Errors
     /// In upstream's words: a `LabelSelector` has no such operator.
@@ -188,8 +188,8 @@ impl Selector {
         !self.nothing && self.terms.iter().all(|Term { key, test }| test.holds(labels.get(key)))
     }
 
-    /// [`Selector::matches`] for many objects, of which most have the labels of the one before: those of
-    /// one template share them.
+    /// [`Selector::matches`] for many objects, of which most have the labels of the one before:
+    /// those of one template share them.
     pub fn matcher(&self) -> impl FnMut(&Labels) -> bool + '_ {
         let mut last: Option<(Labels, bool)> = None;
         move |labels| match &last {
@@ -202,8 +202,8 @@ impl Selector {
 impl TryFrom<&LabelSelector> for Selector {
     type Error = SelectorError;
 
-    /// Syncs and events of pods convert selectors, so nothing but the terms is allocated for a valid
-    /// one. Upstream: `metav1.LabelSelectorAsSelector`.
+    /// Syncs and events of pods convert selectors, so nothing but the terms is allocated for a
+    /// valid one. Upstream: `metav1.LabelSelectorAsSelector`.
     fn try_from(selector: &LabelSelector) -> Result<Selector, SelectorError> {
         let LabelSelector { match_labels, match_expressions } = selector;
         for (key, value) in match_labels.pairs() {

@@ -37,8 +37,8 @@ fn is_empty(text: &Istr) -> bool {
 }
 
 impl Toleration {
-    /// `comparison`: the gate TaintTolerationComparisonOperators. Without it, `Lt` and `Gt` tolerate
-    /// nothing. Upstream: `Toleration.ToleratesTaint`.
+    /// `comparison`: the gate TaintTolerationComparisonOperators. Without it, `Lt` and `Gt`
+    /// tolerate nothing. Upstream: `Toleration.ToleratesTaint`.
     pub fn tolerates(&self, taint: &Taint, comparison: bool) -> bool {
         let covers = |own: &Istr, other: &Istr| own.is_empty() || own == other;
         covers(&self.effect, &taint.effect)
@@ -52,9 +52,12 @@ impl Toleration {
             }
     }
 
+    /// Whether both values are whole numbers for which `test` holds.
     fn compares(&self, taint: &Taint, test: fn(i64, i64) -> bool) -> bool {
-        let own = decimal_integer(&self.value);
-        own.zip(decimal_integer(&taint.value)).is_some_and(|(own, taint)| test(taint, own))
+        match (decimal_integer(&self.value), decimal_integer(&taint.value)) {
+            (Some(own), Some(taint)) => test(taint, own),
+            _ => false,
+        }
     }
 
     /// Only the seconds may differ. Upstream: `Toleration.MatchToleration`.

@@ -24,14 +24,14 @@ pub struct Timestamp(
 const SIGN: u64 = 1 << 63;
 
 /// Maps a number to a non-zero one, and keeps the order. The least number counts as the next one.
-const fn moved(number: i64) -> NonZeroU64 {
+const fn to_nonzero(number: i64) -> NonZeroU64 {
     match NonZeroU64::new(number.cast_unsigned() ^ SIGN) {
         Some(moved) => moved,
         None => NonZeroU64::MIN,
     }
 }
 
-const fn moved_back(number: NonZeroU64) -> i64 {
+const fn from_nonzero(number: NonZeroU64) -> i64 {
     (number.get() ^ SIGN).cast_signed()
 }
 
@@ -64,7 +64,7 @@ impl std::error::Error for ParseTimestampError {}
 impl Timestamp {
     /// The time this many microseconds after 1970 began, in UTC.
     pub const fn from_micros(micros: i64) -> Timestamp {
-        Timestamp(moved(micros))
+        Timestamp(to_nonzero(micros))
     }
 
     /// The time this many seconds after 1970 began, in UTC.
@@ -74,7 +74,7 @@ impl Timestamp {
 
     /// Microseconds since 1970 began, in UTC.
     pub const fn as_micros(self) -> i64 {
-        moved_back(self.0)
+        from_nonzero(self.0)
     }
 
     /// Whole seconds since 1970, rounded down.
@@ -103,7 +103,7 @@ impl Timestamp {
 
     /// `2006-01-02T15:04:05.000000Z`
     pub fn to_micro_string(self) -> String {
-        format!("{}.{:06}Z", Civil::of(self), self.as_micros().rem_euclid(1_000_000))
+        format!("{}.{:06}Z", Civil::new(self), self.as_micros().rem_euclid(1_000_000))
     }
 }
 
@@ -134,7 +134,7 @@ impl Sub<Duration> for Timestamp {
 /// `2006-01-02T15:04:05Z`
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}Z", Civil::of(*self))
+        write!(f, "{}Z", Civil::new(*self))
     }
 }
 
@@ -144,26 +144,26 @@ impl FromStr for Timestamp {
     type Err = ParseTimestampError;
     fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
         let has_four_digits = text.find('-') == Some(4);
-        let time = if has_four_digits { read(text) } else { None };
+        let time = if has_four_digits { parse_rfc3339(text) } else { None };
         time.ok_or_else(|| ParseTimestampError { text: text.to_owned() })
     }
 }
 
 /// Parses the forms that Go accepts or writes: a year has four digits, or more, or a sign. Returns
 /// the closest time if it is out of range.
-fn read(text: &str) -> Option<Timestamp> {
+fn parse_rfc3339(text: &str) -> Option<Timestamp> {
     let (date, time) = text.split_once('T')?;
     let unsigned = date.strip_prefix('-');
     let mut date = unsigned.unwrap_or(date).split('-');
     let year = date.next().filter(|year| year.len() >= 4)?;
     let year = match unsigned {
-        Some(_) => -number(year)?,
-        None => number(year)?,
+        Some(_) => -parse_digits(year)?,
+        None => parse_digits(year)?,
     };
     let (month, day) = (two_digits(date.next()?)?, two_digits(date.next()?)?);
     if date.next().is_some()
         || !(1..=12).contains(&month)
-        || !(1..=days_of(year, month)).contains(&day)
+        || !(1..=days_in_month(year, month)).contains(&day)
     {
         return None;
     }
@@ -172,15 +172,15 @@ fn read(text: &str) -> Option<Timestamp> {
     let (time, fraction) = match time.split_once(['.', ',']) {
         Some((time, fraction)) => (
             time,
-            number(&fraction[..fraction.floor_char_boundary(6)])
-                .filter(|_| number(fraction).is_some())
+            parse_digits(&fraction[..fraction.floor_char_boundary(6)])
+                .filter(|_| parse_digits(fraction).is_some())
                 .map(|micros| micros * 10_i64.pow(6 - fraction.len().min(6) as u32))?,
         ),
         None => (time, 0),
     };
     let mut time = time.split(':');
     let hour = time.next()?;
-    let hour = if hour.len() == 1 { number(hour)? } else { two_digits(hour)? };
+    let hour = if hour.len() == 1 { parse_digits(hour)? } else { two_digits(hour)? };
     let (minute, second) = (two_digits(time.next()?)?, two_digits(time.next()?)?);
     if time.next().is_some() || hour > 23 || minute > 59 || second > 59 {
         return None;
@@ -207,16 +207,16 @@ fn read(text: &str) -> Option<Timestamp> {
 }
 
 /// Parses only digits; the result is at most 10^12, which is beyond the range of years.
-fn number(digits: &str) -> Option<i64> {
+fn parse_digits(digits: &str) -> Option<i64> {
     let all = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     all.then(|| digits.parse().unwrap_or(i64::MAX).min(1_000_000_000_000))
 }
 
 fn two_digits(text: &str) -> Option<i64> {
-    if text.len() == 2 { number(text) } else { None }
+    if text.len() == 2 { parse_digits(text) } else { None }
 }
 
-fn days_of(year: i64, month: i64) -> i64 {
+fn days_in_month(year: i64, month: i64) -> i64 {
     let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     match month {
         2 if is_leap => 29,
@@ -250,7 +250,7 @@ struct Civil {
 
 impl Civil {
     /// The inverse of [`days_before`].
-    fn of(time: Timestamp) -> Civil {
+    fn new(time: Timestamp) -> Civil {
         let (days, second) = (time.as_secs().div_euclid(86_400), time.as_secs().rem_euclid(86_400));
         let (cycle, day) = ((days + EPOCH).div_euclid(CYCLE), (days + EPOCH).rem_euclid(CYCLE));
         // The day of the cycle without the leap days before it.
@@ -289,7 +289,8 @@ impl<'de> Deserialize<'de> for Timestamp {
                 f.write_str("an RFC 3339 time")
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
-                read(text).ok_or_else(|| E::custom(ParseTimestampError { text: text.to_owned() }))
+                parse_rfc3339(text)
+                    .ok_or_else(|| E::custom(ParseTimestampError { text: text.to_owned() }))
             }
         }
         struct Either;
@@ -326,13 +327,13 @@ impl fmt::Debug for Seconds {
 
 impl From<i64> for Seconds {
     fn from(seconds: i64) -> Seconds {
-        Seconds(moved(seconds))
+        Seconds(to_nonzero(seconds))
     }
 }
 
 impl From<Seconds> for i64 {
     fn from(seconds: Seconds) -> i64 {
-        moved_back(seconds.0)
+        from_nonzero(seconds.0)
     }
 }
 
@@ -343,7 +344,8 @@ impl From<Seconds> for Duration {
     }
 }
 
-/// `#[serde(with = "micro_time")]` for fields of type `Option<Timestamp>` that are `metav1.MicroTime`.
+/// `#[serde(with = "micro_time")]` for fields of type `Option<Timestamp>` that are
+/// `metav1.MicroTime`.
 pub mod micro_time {
     use super::Timestamp;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -453,8 +455,8 @@ mod tests {
         }
         // Times that are out of range.
         let read = |text: &str| serde_json::from_str::<Timestamp>(text).unwrap().as_micros();
-        assert_eq!(read(r#""292277026596-12-04T15:30:07Z""#), i64::MAX);
-        assert_eq!(read(r#""-99999999999999999999-01-01T00:00:00Z""#), i64::MIN + 1);
+        assert_eq!(parse_rfc3339(r#""292277026596-12-04T15:30:07Z""#), i64::MAX);
+        assert_eq!(parse_rfc3339(r#""-99999999999999999999-01-01T00:00:00Z""#), i64::MIN + 1);
     }
 
     #[test]
@@ -470,7 +472,7 @@ mod tests {
                 assert_eq!(text, jiffs.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
                 assert_eq!(text.parse::<Timestamp>().unwrap(), time);
             }
-            assert_eq!(read(&text), Some(time), "{text}");
+            assert_eq!(parse_rfc3339(&text), Some(time), "{text}");
             assert_eq!(time.to_jiff(), jiffs);
         }
     }

@@ -94,7 +94,7 @@ impl TryFrom<WireSpec> for DaemonSetSpec {
 
     fn try_from(wire: WireSpec) -> Result<DaemonSetSpec, serde_json::Error> {
         Ok(DaemonSetSpec {
-            placement: Placement::of(&wire.template)?,
+            placement: Placement::read(&wire.template)?,
             selector: wire.selector,
             template: wire.template,
             update_strategy: wire.update_strategy,
@@ -105,7 +105,8 @@ impl TryFrom<WireSpec> for DaemonSetSpec {
 }
 
 impl Placement {
-    fn of(template: &Template) -> Result<Placement, serde_json::Error> {
+    /// What decides on which nodes a pod of the template may run.
+    fn read(template: &Template) -> Result<Placement, serde_json::Error> {
         let WireTemplate { spec } = from_json(template.json())?;
         let required = spec.affinity.node_affinity.required;
         Ok(Placement {

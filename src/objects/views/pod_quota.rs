@@ -32,7 +32,7 @@ struct Container {
 }
 
 impl QuotaSpec {
-    pub(super) fn of(spec: &WireSpec) -> Interned<QuotaSpec> {
+    pub(super) fn from_wire(spec: &WireSpec) -> Interned<QuotaSpec> {
         let main = spec.containers.iter().flatten().map(|container| (Role::Main, container));
         let init = spec.init_containers.iter().flatten().map(|container| {
             (if container.runs_on() { Role::Sidecar } else { Role::Init }, container)
@@ -95,7 +95,7 @@ pub struct PodQuota {
 }
 
 impl PodQuota {
-    pub(super) fn of(spec: &QuotaSpec, status: &WireStatus) -> PodQuota {
+    pub(super) fn from_wire(spec: &QuotaSpec, status: &WireStatus) -> PodQuota {
         let resources = Resources::new(spec, status);
         let of_containers = spec.whole.as_ref().map(|_| Resources::new(spec, status));
         let of_containers = of_containers.map(|all| Resources { is_whole: false, ..all });
@@ -134,7 +134,7 @@ type Part = fn(&WireResources) -> &ResourceList;
 struct Resources<'a> {
     spec: &'a QuotaSpec,
     /// The actual resources of each container, from its status, and its allocated requests.
-    given: HashMap<&'a str, (&'a WireResources, &'a ResourceList)>,
+    actual: HashMap<&'a str, (&'a WireResources, &'a ResourceList)>,
     is_infeasible: bool,
     /// Whether pod-level resources count.
     is_whole: bool,
@@ -143,14 +143,14 @@ struct Resources<'a> {
 impl<'a> Resources<'a> {
     fn new(spec: &'a QuotaSpec, status: &'a WireStatus) -> Resources<'a> {
         let statuses = [&status.container_statuses, &status.init_container_statuses];
-        let given = statuses.into_iter().flatten().flatten().filter_map(|status| {
-            let given = status.resources.as_ref()?;
-            Some((status.name.as_str(), (given, &status.allocated_resources)))
+        let actual = statuses.into_iter().flatten().flatten().filter_map(|status| {
+            let actual = status.resources.as_ref()?;
+            Some((status.name.as_str(), (actual, &status.allocated_resources)))
         });
         let pending = status.condition("PodResizePending");
         Resources {
             spec,
-            given: given.collect(),
+            actual: actual.collect(),
             is_infeasible: pending.is_some_and(|pending| pending.reason == "Infeasible"),
             is_whole: true,
         }
@@ -167,11 +167,12 @@ impl<'a> Resources<'a> {
         requests
     }
 
+    /// A container counts with the largest of what it asks for, has and is promised.
     fn requests_without_overhead(&self) -> ResourceList {
         self.sum(
             |resources| &resources.requests,
-            |asked, given, promised| {
-                let mut requests = given.clone();
+            |asked, actual, promised| {
+                let mut requests = actual.clone();
                 requests.raise(promised);
                 if !self.is_infeasible {
                     requests.raise(asked);
@@ -185,8 +186,8 @@ impl<'a> Resources<'a> {
     fn limits(&self) -> ResourceList {
         let mut limits = self.sum(
             |resources| &resources.limits,
-            |asked, given, _| {
-                let mut limits = given.clone();
+            |asked, actual, _| {
+                let mut limits = actual.clone();
                 if !self.is_infeasible {
                     limits.raise(asked);
                 }
@@ -212,9 +213,9 @@ impl<'a> Resources<'a> {
         for Container { name, role, resources } in &self.spec.containers {
             let asked = part(resources);
             // An init container that ends is not resized.
-            let given = self.given.get(name.as_str()).filter(|_| *role != Role::Init);
-            let needed = match given {
-                Some((given, promised)) => Cow::Owned(effective(asked, part(given), promised)),
+            let actual = self.actual.get(name.as_str()).filter(|_| *role != Role::Init);
+            let needed = match actual {
+                Some((actual, promised)) => Cow::Owned(effective(asked, part(actual), promised)),
                 None => Cow::Borrowed(asked),
             };
             needs.extend(needed.iter().map(|(name, amount)| (name.clone(), *role, amount)));
@@ -224,7 +225,7 @@ impl<'a> Resources<'a> {
         needs.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         let by_name = needs.chunk_by(|(a, ..), (b, ..)| a == b);
         let mut sum: ResourceList =
-            by_name.map(|needs| (needs[0].0.clone(), at_most(needs))).collect();
+            by_name.map(|needs| (needs[0].0.clone(), largest_need(needs))).collect();
         let whole = self.spec.whole.iter().filter(|_| self.is_whole);
         let whole = whole.flat_map(|resources| part(resources).iter());
         for (name, amount) in whole {
@@ -247,7 +248,7 @@ enum Role {
 
 /// The largest need of one resource at one time, from the needs of the containers in their order
 /// (at least one).
-fn at_most(needs: &[(Istr, Role, Quantity)]) -> Quantity {
+fn largest_need(needs: &[(Istr, Role, Quantity)]) -> Quantity {
     let sum = |one: Option<Quantity>, other| one.map_or(other, |one| one + other);
     let (mut together, mut sidecars, mut at_start) = (None, None, None);
     let mut start = |amount: Quantity| match at_start {
@@ -281,11 +282,16 @@ static PREFIXED: LazyLock<[[Istr; 3]; 3]> = LazyLock::new(|| {
     })
 });
 
+/// `requests.cpu` from `cpu`; common names are interned.
 fn with_prefix(prefix: &str, name: &Istr) -> Istr {
-    let known = PREFIXED.iter().find(|[plain, ..]| plain == name);
-    let known = known.map(|[_, requests, limits]| [requests, limits]);
-    let known = known.into_iter().flatten().find(|known| known.starts_with(prefix));
-    known.cloned().unwrap_or_else(|| format!("{prefix}{name}").into())
+    if let Some([_, requests, limits]) = PREFIXED.iter().find(|[plain, ..]| plain == name) {
+        for known in [requests, limits] {
+            if known.starts_with(prefix) {
+                return known.clone();
+            }
+        }
+    }
+    format!("{prefix}{name}").into()
 }
 
 /// The usage under the names of quotas. Upstream: `podComputeUsageHelper`.
@@ -316,6 +322,7 @@ fn is_extended(name: &str) -> bool {
         || !is_native && !name.starts_with("requests.")
 }
 
+/// Whether an affinity term selects pods of other namespaces.
 fn crosses_namespaces(affinity: &WireAffinity) -> bool {
     let crosses = |term: &WireTerm| {
         term.namespaces.iter().flatten().next().is_some() || term.namespace_selector.is_some()
@@ -429,10 +436,10 @@ mod tests {
 
     #[test]
     fn a_resize_counts_with_the_larger_of_what_is_and_what_is_asked() {
-        let status = |given: &str, promised: &str| {
+        let status = |actual: &str, promised: &str| {
             json!({ "containerStatuses": [{
                 "name": "a", "allocatedResources": { "cpu": promised },
-                "resources": { "requests": { "cpu": given }, "limits": { "cpu": given } },
+                "resources": { "requests": { "cpu": actual }, "limits": { "cpu": actual } },
             }] })
         };
         let spec = || json!({ "containers": [c("a", "2")] });
@@ -446,10 +453,10 @@ mod tests {
         assert_eq!(usage(spec(), infeasible), "cpu=1 limits.cpu=1 pods=1 requests.cpu=1");
         // Among init containers, only the status of sidecars counts.
         let init = |container: Value| json!({ "initContainers": [container] });
-        let mut given = status("3", "3");
-        given["initContainerStatuses"] = given["containerStatuses"].take();
-        assert_eq!(usage(init(c("a", "1")), given.clone()), "cpu=1 pods=1 requests.cpu=1");
-        let sidecar = usage(init(sidecar("a", "1")), given);
+        let mut actual = status("3", "3");
+        actual["initContainerStatuses"] = actual["containerStatuses"].take();
+        assert_eq!(usage(init(c("a", "1")), actual.clone()), "cpu=1 pods=1 requests.cpu=1");
+        let sidecar = usage(init(sidecar("a", "1")), actual);
         assert_eq!(sidecar, "cpu=3 limits.cpu=3 pods=1 requests.cpu=3");
     }
 

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use super::pod::{WirePod, WireVolume, kept};
+use super::pod::{WirePod, WireVolume, kept_volumes};
 use crate::lookup::Lookup;
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::{
@@ -114,13 +114,13 @@ impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
         let context = spec.security_context.unwrap_or_default();
         let all = [spec.init_containers, spec.containers, spec.ephemeral_containers];
         let mounts = labels_by_volume(all.into_iter().flatten().flatten(), context.label());
-        let (claims, inline_volumes) = kept(spec.volumes);
+        let (claims, inline_volumes) = kept_volumes(spec.volumes);
         // Other volumes are not relabelled. They are kept where containers mount them with several
         // labels, which is reported.
         let by_claim = Lookup::new(&claims, |claim| claim.volume.as_str());
         let inline = Lookup::new(&inline_volumes, |inline| inline.name.as_str());
         let is_kept = |volume: &Istr, labels: &BTreeSet<Istr>| {
-            labels.len() > 1 || by_claim.has(volume) || inline.has(volume)
+            labels.len() > 1 || by_claim.contains(volume) || inline.contains(volume)
         };
         let mounts = mounts
             .into_iter()
@@ -138,7 +138,8 @@ impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
     }
 }
 
-/// The labels with which `containers` mount each volume; `of_pod` counts where a container has none.
+/// The labels with which `containers` mount each volume; `of_pod` counts where a container has
+/// none.
 fn labels_by_volume(
     containers: impl Iterator<Item = WireContainer>,
     of_pod: Option<Istr>,

@@ -22,6 +22,7 @@ impl ServiceAccount {
     }
 }
 
+/// Reads the names of a list of references.
 fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[Box<str>]>, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default)]

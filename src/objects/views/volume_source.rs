@@ -108,7 +108,8 @@ impl<'de> Deserialize<'de> for Fields {
 }
 
 impl Fields {
-    fn text(mut self, kind: InTreeKind) -> Box<str> {
+    /// The members of this kind, as JSON; zero values are left out, as in Go.
+    fn into_json(mut self, kind: InTreeKind) -> Box<str> {
         let mut read = Map::new();
         for (name, is_pointer) in kind.members() {
             let value = self.0.get_mut(name).map(Value::take).unwrap_or_default();
@@ -160,7 +161,7 @@ macro_rules! with_volume_sources {
                     (Portworx, self.portworx_volume.take()),
                     (Vsphere, self.vsphere_volume.take()),
                 ];
-                $crate::objects::VolumeSource::of(self.csi.take(), in_tree)
+                $crate::objects::VolumeSource::select(self.csi.take(), in_tree)
             }
         }
     };
@@ -169,7 +170,7 @@ pub(super) use with_volume_sources;
 
 impl VolumeSource {
     /// Selects the source that is set.
-    pub(super) fn of(
+    pub(super) fn select(
         csi: Option<WireCsi>,
         in_tree: [(InTreeKind, Option<Fields>); 10],
     ) -> Option<VolumeSource> {
@@ -178,7 +179,7 @@ impl VolumeSource {
         }
         let (kind, fields) =
             in_tree.into_iter().find_map(|(kind, fields)| Some((kind, fields?)))?;
-        Some(VolumeSource::InTree { kind, fields: fields.text(kind) })
+        Some(VolumeSource::InTree { kind, fields: fields.into_json(kind) })
     }
 }
 

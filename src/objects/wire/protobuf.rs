@@ -49,7 +49,7 @@ enum Shape {
 }
 
 impl Field {
-    pub const fn one(number: u64, name: &'static str, kind: Kind) -> Field {
+    pub const fn single(number: u64, name: &'static str, kind: Kind) -> Field {
         Field { number, name, kind, shape: Shape::One }
     }
 
@@ -80,7 +80,7 @@ impl std::error::Error for Error {}
 
 impl Error {
     /// Adds the field `name` to the error's path; empty if the path is already known.
-    pub fn of(self, name: &str) -> Error {
+    pub fn in_field(self, name: &str) -> Error {
         if name.is_empty() { self } else { Error(format!("{name}: {}", self.0)) }
     }
 }
@@ -126,6 +126,7 @@ impl From<Short> for Error {
     }
 }
 
+/// Reads an integer of seven bits a byte, the lowest first.
 pub fn varint(from: &mut &[u8]) -> Result<u64, Short> {
     let mut value = 0;
     for (at, byte) in from.iter().enumerate().take(10) {
@@ -144,6 +145,7 @@ pub fn tag(from: &mut &[u8]) -> Result<(u64, u64), Short> {
     Ok((tag >> 3, tag & 7))
 }
 
+/// Takes `count` bytes.
 fn bytes<'de>(from: &mut &'de [u8], count: u64) -> Result<&'de [u8], Short> {
     let count = usize::try_from(count).map_err(|_| Short::Malformed)?;
     let (taken, rest) = from.split_at_checked(count).ok_or(Short::CutOff)?;
@@ -195,8 +197,9 @@ pub fn parts<const N: usize>(message: &[u8]) -> Result<[&[u8]; N], Error> {
     Ok(found.map(Option::unwrap_or_default))
 }
 
-/// A string as JSON shows it: API servers store strings that are not UTF-8. Each byte that is no part
-/// of a character is one U+FFFD; `from_utf8_lossy` writes one for several. Upstream: `encoding/json`.
+/// A string as JSON shows it: API servers store strings that are not UTF-8. Each byte that is no
+/// part of a character is one U+FFFD; `from_utf8_lossy` writes one for several. Upstream:
+/// `encoding/json`.
 pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = str::from_utf8(bytes) {
         return Cow::Borrowed(text);
@@ -235,7 +238,7 @@ struct Value<'de, 'r> {
 }
 
 impl<'de, 'r> Value<'de, 'r> {
-    fn one(kind: Kind, number: u64, wire: Wire<'de>, rest: &'r mut &'de [u8]) -> Value<'de, 'r> {
+    fn single(kind: Kind, number: u64, wire: Wire<'de>, rest: &'r mut &'de [u8]) -> Value<'de, 'r> {
         Value { kind, shape: Shape::One, number, wire, rest }
     }
 
@@ -265,6 +268,7 @@ impl<'de, 'r> Value<'de, 'r> {
         }
     }
 
+    /// The entries of a map, or the fields of a message.
     fn pairs(self) -> Result<Pairs<'de, 'r>, Error> {
         match (self.shape, self.kind, self.wire) {
             (Shape::Map, ..) => Ok(Pairs::Entries(Repeated::new(self))),
@@ -279,6 +283,7 @@ impl<'de, 'r> Value<'de, 'r> {
         Error(format!("field {}: another type", self.number))
     }
 
+    /// The message of a Time or MicroTime.
     fn time(&self) -> Option<&'de [u8]> {
         match (self.kind, self.shape, self.wire) {
             (Kind::Time | Kind::MicroTime, Shape::One, Wire::Bytes(bytes)) => Some(bytes),
@@ -405,7 +410,7 @@ impl<'de> MapAccess<'de> for Pairs<'de, '_> {
             Pairs::Fields(fields) => fields.value()?,
             Pairs::Entries(entries) => ("", entries.entry()),
         };
-        seed.deserialize(value).map_err(|error| error.of(name))
+        seed.deserialize(value).map_err(|error| error.in_field(name))
     }
 }
 
@@ -419,6 +424,7 @@ struct Fields<'de> {
 }
 
 impl<'de> Fields<'de> {
+    /// The next field that the view has; an inlined message is read as fields of this one.
     fn next_name(&mut self) -> Result<Option<&'static str>, Error> {
         loop {
             let Some((number, wire)) = field(&mut self.rest)? else {
@@ -468,6 +474,7 @@ impl<'de, 'r> Repeated<'de, 'r> {
         Repeated { kind, number, next: Some(wire), rest, entry: None }
     }
 
+    /// The next value of the same field number, if the next field has it.
     fn take(&mut self) -> Result<Option<Wire<'de>>, Error> {
         if let Some(first) = self.next.take() {
             return Ok(Some(first));
@@ -482,6 +489,7 @@ impl<'de, 'r> Repeated<'de, 'r> {
         })
     }
 
+    /// The key of the next entry, whose value is kept for `entry`.
     fn next_key(&mut self) -> Result<Option<Cow<'de, str>>, Error> {
         let Some(wire) = self.take()? else { return Ok(None) };
         let Wire::Bytes(mut entry) = wire else { return Err(Short::Malformed.into()) };
@@ -494,13 +502,13 @@ impl<'de, 'r> Repeated<'de, 'r> {
             }
         }
         self.entry = Some(value);
-        Value::one(Kind::Text, 1, key, &mut &[][..]).text().map(Some)
+        Value::single(Kind::Text, 1, key, &mut &[][..]).text().map(Some)
     }
 
     /// The value of the entry whose key was read last. A map's entry has no repeated fields, so its
     /// value takes nothing from `rest`.
     fn entry(&mut self) -> Value<'de, '_> {
-        Value::one(self.kind, 2, self.entry.take().unwrap_or(EMPTY), self.rest)
+        Value::single(self.kind, 2, self.entry.take().unwrap_or(EMPTY), self.rest)
     }
 }
 
@@ -512,7 +520,7 @@ impl<'de> SeqAccess<'de> for Repeated<'de, '_> {
         seed: E,
     ) -> Result<Option<E::Value>, Error> {
         let Some(wire) = self.take()? else { return Ok(None) };
-        seed.deserialize(Value::one(self.kind, self.number, wire, &mut &[][..])).map(Some)
+        seed.deserialize(Value::single(self.kind, self.number, wire, &mut &[][..])).map(Some)
     }
 }
 

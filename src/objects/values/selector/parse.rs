@@ -12,7 +12,7 @@ impl FromStr for Selector {
     type Err = SelectorError;
 
     fn from_str(text: &str) -> Result<Selector, SelectorError> {
-        let terms = Parser { rest: text }.terms().map_err(SelectorError)?;
+        let terms = Parser { remainder: text }.terms().map_err(SelectorError)?;
         Ok(Selector { nothing: false, terms })
     }
 }
@@ -41,12 +41,12 @@ impl<'a> Token<'a> {
             Some(length) => length,
             None => text.len(),
         };
-        let (token, rest) = text.split_at(length);
-        let rest = rest.strip_prefix('\0').unwrap_or(rest);
+        let (token, remainder) = text.split_at(length);
+        let remainder = remainder.strip_prefix('\0').unwrap_or(remainder);
         match token {
             "" => (End, ""),
-            token if token.starts_with(is_symbol) => (Symbol(token), rest),
-            token => (Word(token), rest),
+            token if token.starts_with(is_symbol) => (Symbol(token), remainder),
+            token => (Word(token), remainder),
         }
     }
 
@@ -68,20 +68,21 @@ impl<'a> Token<'a> {
 }
 
 struct Parser<'a> {
-    rest: &'a str,
+    remainder: &'a str,
 }
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> Token<'a> {
-        Token::first(self.rest).0
+        Token::first(self.remainder).0
     }
 
     fn next(&mut self) -> Token<'a> {
-        let (token, rest) = Token::first(self.rest);
-        self.rest = rest;
+        let (token, remainder) = Token::first(self.remainder);
+        self.remainder = remainder;
         token
     }
 
+    /// All terms of the text.
     fn terms(mut self) -> Result<Vec<Term>, String> {
         let mut terms = Vec::new();
         match self.peek() {
@@ -107,7 +108,7 @@ impl<'a> Parser<'a> {
         if is_negated {
             self.next();
         }
-        let key = self.word()?;
+        let key = self.expect_word()?;
         if !is_label_key(key) {
             // The key has no path yet.
             return Err(format!("<nil>: Invalid value: {key:?}: {}", label_key_fault(key)));
@@ -134,7 +135,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn word(&mut self) -> Result<&'a str, String> {
+    fn expect_word(&mut self) -> Result<&'a str, String> {
         match self.next() {
             Word(text) => Ok(text),
             token => token.instead_of("identifier"),
@@ -145,7 +146,7 @@ impl<'a> Parser<'a> {
     fn text(&mut self) -> Result<Istr, String> {
         match self.peek() {
             End | Symbol(",") => Ok(Istr::default()),
-            _ => self.word().map(Istr::new),
+            _ => self.expect_word().map(Istr::new),
         }
     }
 
@@ -155,6 +156,7 @@ impl<'a> Parser<'a> {
         Ok(value)
     }
 
+    /// The number after `>` or `<`.
     fn bound(&mut self, key: &str) -> Result<Istr, String> {
         let bound = self.text()?;
         let misuse = number(&bound).is_none().then(|| {
@@ -180,7 +182,7 @@ impl<'a> Parser<'a> {
         let mut values = Vec::new();
         loop {
             values.push(match self.peek() {
-                Word(_) => self.word()?,
+                Word(_) => self.expect_word()?,
                 Symbol("," | ")") => "",
                 token => return token.instead_of("',', or identifier"),
             });

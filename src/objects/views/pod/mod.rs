@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-pub(super) use self::spec::{WireAffinity, WireResources, WireSpec, WireTerm, WireVolume, kept};
+pub(super) use self::spec::{
+    WireAffinity, WireResources, WireSpec, WireTerm, WireVolume, kept_volumes,
+};
 pub(super) use self::status::WireStatus;
 use crate::objects::values::intern::Interned;
 use crate::objects::views::pod_quota::QuotaSpec;
@@ -44,8 +46,9 @@ pub struct PodShape {
     pub containers: Box<[ContainerRequests]>,
     /// The init containers that run for the life of the pod.
     pub sidecars: Box<[Sidecar]>,
-    /// The pod-level requests in the spec, without the overhead, which the usage of containers does not
-    /// have either; empty without pod-level requests. Upstream: `PodRequests`, `IsPodLevelRequestsSet`.
+    /// The pod-level requests in the spec, without the overhead, which the usage of containers does
+    /// not have either; empty without pod-level requests. Upstream: `PodRequests`,
+    /// `IsPodLevelRequestsSet`.
     pub requests: ResourceList,
     pub tolerations: Box<[Toleration]>,
     /// The volumes that are PersistentVolumeClaims, in their order.
@@ -373,9 +376,9 @@ pub(super) struct WirePod<S, T> {
 impl From<WirePod<WireSpec, WireStatus>> for Pod {
     fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
         let mut rare = RareFields::default();
-        let spec = PodSpec::of(wire.spec, &mut rare);
-        let quota = PodQuota::of(&spec.shape.quota, &wire.status);
-        let status = PodStatus::of(wire.status, &spec.shape.sidecars, quota, &mut rare);
+        let spec = PodSpec::from_wire(wire.spec, &mut rare);
+        let quota = PodQuota::from_wire(&spec.shape.quota, &wire.status);
+        let status = PodStatus::from_wire(wire.status, &spec.shape.sidecars, quota, &mut rare);
         let rare = (rare != RareFields::default()).then(|| Box::new(rare));
         Pod { meta: wire.metadata, spec, status, rare }
     }

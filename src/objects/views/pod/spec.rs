@@ -68,11 +68,11 @@ enum KeptVolume {
 
 /// The volumes that are claims, and those with an inline source that is attached to the node; in
 /// their order.
-pub(in crate::objects::views) fn kept(
+pub(in crate::objects::views) fn kept_volumes(
     volumes: Option<Vec<WireVolume>>,
 ) -> (Box<[ClaimVolume]>, Box<[InlineVolume]>) {
     let (mut claims, mut inline) = (Vec::new(), Vec::new());
-    for volume in volumes.into_iter().flatten().filter_map(WireVolume::kept) {
+    for volume in volumes.into_iter().flatten().filter_map(WireVolume::into_kept) {
         match volume {
             KeptVolume::Claim(claim) => claims.push(claim),
             KeptVolume::Inline(volume) => inline.push(volume),
@@ -82,7 +82,8 @@ pub(in crate::objects::views) fn kept(
 }
 
 impl WireVolume {
-    fn kept(mut self) -> Option<KeptVolume> {
+    /// The claim or inline source of a volume; `None`: it has neither.
+    fn into_kept(mut self) -> Option<KeptVolume> {
         let source = self.source();
         let (volume, mut read_only) = (self.name, false);
         let claim = match (self.persistent_volume_claim, self.ephemeral) {
@@ -147,8 +148,11 @@ impl WireAffinity {
         let terms = self.node_affinity?.required?.node_selector_terms?;
         let mut fields = terms.into_iter().flat_map(|term| term.match_fields.unwrap_or_default());
         fields.find_map(|field| {
-            let by_name = field.key == "metadata.name" && field.operator == "In";
-            <[Istr; 1]>::try_from(field.values.filter(|_| by_name)?).ok().map(|[name]| name)
+            if field.key != "metadata.name" || field.operator != "In" {
+                return None;
+            }
+            let [name] = <[Istr; 1]>::try_from(field.values?).ok()?;
+            Some(name)
         })
     }
 }
@@ -204,7 +208,7 @@ pub(in crate::objects::views) struct WireWeightedTerm {
 }
 
 /// The named ports.
-fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
+fn named_ports(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
     let named = ports.filter(|port| !port.name.is_empty());
     let named = named.map(|WirePort { name, protocol, container_port: number }| {
         // The API server's default.
@@ -216,9 +220,9 @@ fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
 
 impl PodSpec {
     /// Sets the spec's fields in `rare`.
-    pub(super) fn of(spec: WireSpec, rare: &mut RareFields) -> PodSpec {
+    pub(super) fn from_wire(spec: WireSpec, rare: &mut RareFields) -> PodSpec {
         let requests = |resources: Option<WireResources>| resources.unwrap_or_default().requests;
-        let quota = QuotaSpec::of(&spec);
+        let quota = QuotaSpec::from_wire(&spec);
         let (mut ports, mut containers) = (Vec::new(), Vec::new());
         for container in spec.containers.into_iter().flatten() {
             ports.extend(container.ports.into_iter().flatten());
@@ -229,12 +233,12 @@ impl PodSpec {
         let sidecars = init.map(|WireContainer { name, ports, resources, .. }| Sidecar {
             name,
             requests: requests(resources),
-            ports: named(ports.into_iter().flatten()),
+            ports: named_ports(ports.into_iter().flatten()),
         });
-        let (claims, inline_volumes) = kept(spec.volumes);
+        let (claims, inline_volumes) = kept_volumes(spec.volumes);
         let shape = PodShape {
             subdomain: spec.subdomain,
-            ports: named(ports.into_iter()),
+            ports: named_ports(ports.into_iter()),
             containers: containers.into(),
             sidecars: sidecars.collect(),
             requests: quota.requests_as_a_whole(),

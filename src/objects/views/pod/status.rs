@@ -63,6 +63,7 @@ struct WireTerminated {
 }
 
 impl WireContainerStatus {
+    /// A container runs, or will start: its state says neither "waiting" nor "terminated".
     fn runs(&self) -> bool {
         let idle = |state: &WireState| state.waiting.is_some() || state.terminated.is_some();
         !self.state.as_ref().is_some_and(idle)
@@ -112,7 +113,7 @@ impl WireStatus {
 
 impl PodStatus {
     /// Sets the status's fields in `rare`.
-    pub(super) fn of(
+    pub(super) fn from_wire(
         status: WireStatus,
         sidecars: &[Sidecar],
         quota: PodQuota,
@@ -137,7 +138,7 @@ impl PodStatus {
             ended.collect()
         };
         let sidecars = Lookup::new(sidecars, |sidecar| sidecar.name.as_str());
-        let runs_on = |status: &&WireContainerStatus| sidecars.has(&status.name);
+        let runs_on = |status: &&WireContainerStatus| sidecars.contains(&status.name);
         let restarts = |status: &WireContainerStatus| status.restart_count;
         let claim = status.extended_resource_claim_status;
         let rare_status = RareStatus {
