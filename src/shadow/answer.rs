@@ -28,7 +28,7 @@ struct Asked {
 
 impl Interceptor for Shadow {
     fn on_read(&self, call: &Call) {
-        let target = Target::of(&call.path).filter(|target| !target.name.is_empty());
+        let target = Target::parse(&call.path).filter(|target| !target.name.is_empty());
         let Some(target) = target.filter(|_| !call.is_watch) else { return };
         let place =
             Place { resource: target.resource(), namespace: target.namespace, name: target.name };
@@ -68,6 +68,7 @@ impl Asked {
         Place { resource: target.resource(), namespace: target.namespace.clone(), name }
     }
 
+    /// The error that the API server would answer with.
     fn refused(&self, refusal: Refusal, place: &Place) -> Error {
         let (code, reason, what) = refusal.answer();
         let mut details = Details::default();
@@ -88,8 +89,10 @@ impl Asked {
 }
 
 impl Inner {
+    /// Records a write of this manager, and answers as the API server would, or with
+    /// [`Error::Shadowed`].
     async fn answer(&self, asked: Asked) -> Result<Vec<u8>> {
-        let Some(target) = Target::of(&asked.call.path) else { return Err(asked.shadowed()) };
+        let Some(target) = Target::parse(&asked.call.path) else { return Err(asked.shadowed()) };
         let (content_type, bytes) = asked.call.content().unwrap_or_default();
         // Events are not compared: each manager counts and gathers its own.
         if target.plural == "events" {
@@ -109,7 +112,7 @@ impl Inner {
             body,
             is_of_secret,
             object_path,
-            collection: collection(&asked.call, &place),
+            collection: list_of_collection(&asked.call, &place),
         };
         let controller = asked.controller();
         self.claim(&place, kind_of(&request), &controller);
@@ -196,7 +199,7 @@ impl Inner {
 }
 
 /// The call that lists the collection that `call` deletes; `None` for other calls.
-fn collection(call: &Call, place: &Place) -> Option<Call> {
+fn list_of_collection(call: &Call, place: &Place) -> Option<Call> {
     (call.method == "DELETE" && place.name.is_empty()).then(|| {
         let mut list = Call::new("GET", call.path.clone());
         list.query = call.query.clone();

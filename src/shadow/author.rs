@@ -78,6 +78,7 @@ pub struct Authors {
 type Asked = (i64, bool);
 
 impl Metadata {
+    /// The resource, namespace and name of the object.
     pub fn place(&self, resource: &str) -> Place {
         Place {
             resource: resource.to_owned(),
@@ -86,7 +87,7 @@ impl Metadata {
         }
     }
 
-    /// The place of an object whose name the server generated.
+    /// The place of an object whose name the server generates: `PREFIX*`.
     pub fn generated(&self, resource: &str) -> Option<Place> {
         (!self.generate_name.is_empty()).then(|| Place {
             resource: resource.to_owned(),
@@ -115,7 +116,7 @@ impl Authors {
         for entry in entries {
             let Some(time) = entry.time else { continue };
             let subresource = entry.subresource.as_str();
-            let is_news = match known.iter_mut().find(|(of, _)| of == subresource) {
+            let is_newer = match known.iter_mut().find(|(of, _)| of == subresource) {
                 Some((_, last)) if *last >= time => false,
                 Some((_, last)) => {
                     *last = time;
@@ -126,7 +127,7 @@ impl Authors {
                     true
                 }
             };
-            if is_news && written.is_none_or(|(last, _)| last <= time) {
+            if is_newer && written.is_none_or(|(last, _)| last <= time) {
                 written = Some((time, subresource));
             }
         }
@@ -149,7 +150,7 @@ impl Authors {
     }
 
     /// Whether the request of users in this state differs from that in the last state.
-    pub fn asks(&mut self, meta: &Metadata) -> bool {
+    pub fn request_changed(&mut self, meta: &Metadata) -> bool {
         let asked = (meta.generation, meta.deletion_timestamp.is_some());
         let former = self.asked.insert(meta.uid.clone(), asked);
         former.is_some_and(|former| former != asked)
@@ -181,6 +182,7 @@ pub fn owned_fields(object: &Value, of: &str) -> Vec<String> {
     fields
 }
 
+/// Appends the paths of the leaves of a `fieldsV1`.
 fn leaves(path: &str, fields: &Value, into: &mut Vec<String>) {
     let members = fields.as_object().into_iter().flatten().filter(|(key, _)| *key != ".");
     let mut is_leaf = true;
@@ -272,11 +274,11 @@ mod tests {
         ] {
             meta.generation = generation;
             meta.deletion_timestamp = meta.creation_timestamp.filter(|_| is_deleted);
-            assert_eq!(authors.asks(&meta), expected, "{generation} {is_deleted}");
+            assert_eq!(authors.request_changed(&meta), expected, "{generation} {is_deleted}");
         }
         assert!(!authors.forget(&meta.uid), "it was to be deleted");
         meta.deletion_timestamp = None;
-        authors.asks(&meta);
+        authors.request_changed(&meta);
         assert!(authors.forget(&meta.uid));
     }
 

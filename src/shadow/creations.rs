@@ -11,14 +11,15 @@ use super::diff::Change;
 use super::intended::{IntendedWrite, Place};
 use super::request::Request;
 
-/// How long after a creation by the manager in charge this manager's intended one is compared with it.
+/// How long after a creation by the manager in charge this manager's intended one is compared with
+/// it.
 const RECENT: Duration = Duration::from_secs(15);
 
 /// The number of recent creations that are kept for each place.
-const KEPT: usize = 50;
+const MAX_RECENT: usize = 50;
 
-/// The number of differing creations of a controller that are kept for the report: each may have many
-/// kilobytes.
+/// The number of differing creations of a controller that are kept for the report: each may have
+/// many kilobytes.
 const KEPT_DIFFERING: usize = 20;
 
 /// A creation whose content this manager wanted to be different.
@@ -62,14 +63,14 @@ pub struct Creations {
 
 impl Creations {
     /// Records an object that the manager in charge has created.
-    pub fn made(&mut self, now: Duration, place: &Place, object: &Value) {
+    pub fn record_created(&mut self, now: Duration, place: &Place, object: &Value) {
         let Some(part) = part(&place.resource, object) else { return };
         self.differing.retain(|differing| {
             differing.intended.place != *place
                 || !differences(&place.resource, &differing.part, &part).is_empty()
         });
         let recent = self.recent.entry(place.clone()).or_default();
-        if recent.len() == KEPT {
+        if recent.len() == MAX_RECENT {
             recent.remove(0);
         }
         recent.push(Made { part, at: now, is_wanted: false });
@@ -139,7 +140,7 @@ impl Creations {
 
     /// An object is gone. Forgets its differing creations: those of what it owned, or, if it had no
     /// owner, its own. Returns their controllers.
-    pub fn gone(&mut self, place: &Place, uid: &str) -> Vec<String> {
+    pub fn record_gone(&mut self, place: &Place, uid: &str) -> Vec<String> {
         let is_of = |known: &mut Differing| match &known.owner {
             Some(owner) => owner == uid,
             None => known.intended.place == *place,

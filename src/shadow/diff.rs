@@ -30,17 +30,20 @@ pub fn changes(old: &Value, new: &Value) -> Vec<Change> {
     changes
 }
 
+/// Whether `path` is, or is below, one of the fields in [`SET_BY_SERVER`].
+fn is_set_by_server(path: &str) -> bool {
+    let Some(path) = path.strip_prefix("metadata.") else { return false };
+    SET_BY_SERVER.iter().any(|field| match path.strip_prefix(field) {
+        Some(below) => below.is_empty() || below.starts_with(['.', '[']),
+        None => false,
+    })
+}
+
 /// As [`changes`], for whole objects, without the fields that the server sets.
 pub fn object_changes(old: &Value, new: &Value) -> Vec<Change> {
     let mut changes = changes(old, new);
     changes.retain(|change| {
-        !matches!(change.path.as_str(), "kind" | "apiVersion")
-            && !SET_BY_SERVER.iter().any(|field| {
-                let below = change.path.strip_prefix("metadata.");
-                below
-                    .and_then(|below| below.strip_prefix(field))
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-            })
+        !matches!(change.path.as_str(), "kind" | "apiVersion") && !is_set_by_server(&change.path)
     });
     changes
 }
@@ -106,6 +109,7 @@ pub fn identified<'v>(items: &'v [Value], key: &str) -> impl Iterator<Item = (&'
     items.iter().filter_map(move |item| Some((item.get(key)?.as_str()?, item)))
 }
 
+/// Appends the differences at and below `path`.
 fn compare<'v>(path: &str, old: &'v Value, new: &'v Value, changes: &mut Vec<Change>) {
     const NULL: &Value = &Value::Null;
     if same_plain(old, new) {

@@ -32,13 +32,13 @@ pub enum Origin {
 
 /// The number in an object's version, which grows with time for all kinds that one server stores.
 /// `None`: a version that is something else.
-pub fn number(version: &str) -> Option<u64> {
+pub fn version_number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
 
 impl EventOrder {
-    /// Records an event that waits until [`passes`](Self::passes) is called.
-    pub fn waits(&mut self, what: Origin, namespace: &str, version: u64, now: Duration) {
+    /// Records an event that waits until [`record_passed`](Self::record_passed) is called.
+    pub fn record_waiting(&mut self, what: Origin, namespace: &str, version: u64, now: Duration) {
         if !self.namespaces.contains_key(namespace) {
             self.namespaces.retain(|_, of| {
                 of.waiting.iter().any(|waiting| !waiting.is_empty())
@@ -49,7 +49,8 @@ impl EventOrder {
         *of.waiting[what as usize].entry(version).or_default() += 1;
     }
 
-    pub fn passes(&mut self, what: Origin, namespace: &str, version: u64) {
+    /// Records that an event waits no longer.
+    pub fn record_passed(&mut self, what: Origin, namespace: &str, version: u64) {
         let Some(of) = self.namespaces.get_mut(namespace) else { return };
         let waiting = &mut of.waiting[what as usize];
         if let Some(watches) = waiting.get_mut(&version) {
@@ -60,14 +61,15 @@ impl EventOrder {
         }
     }
 
-    /// Whether `what` waits with a version before this one.
-    pub fn is_before(&self, what: Origin, namespace: &str, version: u64) -> bool {
+    /// Whether an event of `what` with an earlier version waits.
+    pub fn has_waiting_before(&self, what: Origin, namespace: &str, version: u64) -> bool {
         let of = self.namespaces.get(namespace);
         let first = of.and_then(|of| of.waiting[what as usize].keys().next());
         first.is_some_and(|first| *first < version)
     }
 
-    pub fn wanted(&mut self, namespace: &str, now: Duration) {
+    /// Records that a write in this namespace was wanted.
+    pub fn record_wanted(&mut self, namespace: &str, now: Duration) {
         if let Some(of) = self.namespaces.get_mut(namespace) {
             of.wanted = now;
         }
@@ -88,32 +90,33 @@ mod tests {
     #[test]
     fn what_waits_is_in_the_order_of_versions() {
         let mut order = EventOrder::default();
-        let is_before =
-            |order: &EventOrder, namespace: &str| order.is_before(Origin::Write, namespace, 5);
+        let is_before = |order: &EventOrder, namespace: &str| {
+            order.has_waiting_before(Origin::Write, namespace, 5)
+        };
         assert!(!is_before(&order, "a"));
         for version in [3, 4, 4, 5, 9] {
-            order.waits(Origin::Write, "a", version, NOW);
+            order.record_waiting(Origin::Write, "a", version, NOW);
         }
-        order.waits(Origin::ForeignRequest, "b", 1, NOW);
+        order.record_waiting(Origin::ForeignRequest, "b", 1, NOW);
         for (passes, expected) in [(4, true), (3, true), (4, false), (9, false)] {
             assert!(!is_before(&order, "b"), "another namespace, and no write");
-            order.passes(Origin::Write, "a", passes);
+            order.record_passed(Origin::Write, "a", passes);
             assert_eq!(is_before(&order, "a"), expected, "{passes}");
         }
-        assert!(order.is_before(Origin::ForeignRequest, "b", 2));
-        assert_eq!((number("17"), number("a17")), (Some(17), None));
+        assert!(order.has_waiting_before(Origin::ForeignRequest, "b", 2));
+        assert_eq!((version_number("17"), version_number("a17")), (Some(17), None));
     }
 
     #[test]
     fn a_namespace_is_forgotten_once_nothing_waits_or_was_wanted_lately() {
         let mut order = EventOrder::default();
-        order.waits(Origin::Write, "wanted", 1, NOW);
-        order.wanted("wanted", FORGOTTEN_AFTER);
-        order.passes(Origin::Write, "wanted", 1);
-        order.waits(Origin::Write, "idle", 2, NOW);
-        order.waits(Origin::Write, "waiting", 3, NOW);
-        order.passes(Origin::Write, "idle", 2);
-        order.waits(Origin::Write, "new", 4, FORGOTTEN_AFTER);
+        order.record_waiting(Origin::Write, "wanted", 1, NOW);
+        order.record_wanted("wanted", FORGOTTEN_AFTER);
+        order.record_passed(Origin::Write, "wanted", 1);
+        order.record_waiting(Origin::Write, "idle", 2, NOW);
+        order.record_waiting(Origin::Write, "waiting", 3, NOW);
+        order.record_passed(Origin::Write, "idle", 2);
+        order.record_waiting(Origin::Write, "new", 4, FORGOTTEN_AFTER);
         let mut known: Vec<_> = order.namespaces.keys().cloned().collect();
         known.sort();
         assert_eq!(known, ["new", "waiting", "wanted"]);

@@ -146,19 +146,19 @@ struct Turn {
 impl Turn {
     /// `None` for an event without a namespace or without a version that can be ordered.
     fn take(what: Origin, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
-        let version = event_order::number(version).filter(|_| !namespace.is_empty())?;
-        shadow.order.lock().waits(what, namespace, version, shadow.waiting.now());
+        let version = event_order::version_number(version).filter(|_| !namespace.is_empty())?;
+        shadow.order.lock().record_waiting(what, namespace, version, shadow.waiting.elapsed());
         Some(Turn { what, namespace: namespace.to_owned(), version, shadow: shadow.clone() })
     }
 
     fn comes_after(&self, what: Origin) -> bool {
-        self.shadow.order.lock().is_before(what, &self.namespace, self.version)
+        self.shadow.order.lock().has_waiting_before(what, &self.namespace, self.version)
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.shadow.order.lock().passes(self.what, &self.namespace, self.version);
+        self.shadow.order.lock().record_passed(self.what, &self.namespace, self.version);
         self.shadow.moved.notify(usize::MAX);
     }
 }
@@ -189,6 +189,7 @@ impl Drop for Flow {
 }
 
 impl Flow {
+    /// The next event that may pass, or the end of the watch.
     async fn next(&mut self) -> Option<Result<Event, Error>> {
         loop {
             let listening = (!self.held.is_empty()).then(|| self.shadow.moved.listen());
@@ -215,7 +216,7 @@ impl Flow {
                 }
             };
             match arrived {
-                Some(Ok(event)) => self.take(event),
+                Some(Ok(event)) => self.receive(event),
                 Some(Err(error)) => self.finish(Some(error)),
                 None => self.finish(None),
             }
@@ -228,7 +229,8 @@ impl Flow {
         self.ready.extend(self.held.drain(..).map(|held| held.event));
     }
 
-    fn take(&mut self, event: Event) {
+    /// Judges an event, which then passes or is held.
+    fn receive(&mut self, event: Event) {
         let (object, seen) = match &event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, Seen::Present),
             WatchEvent::Deleted(object) => (object, Seen::Gone),
@@ -260,25 +262,29 @@ impl Flow {
             write.kind = Kind::Change(String::new());
         }
         if let Some(write) = write.as_mut().filter(|_| self.resource == "persistentvolumes")
-            && let Some(object) = whole(object)
+            && let Some(object) = decode_json(object)
             && let Some(claim) = bound_to(&self.resource, &object)
         {
             write.siblings = Some(write.place.of_owner(claim));
         }
         if let Some(write) = write.as_ref().filter(|write| write.kind == Kind::Create)
             && !self.scope.metadata_only
-            && let Some(object) = whole(object)
+            && let Some(object) = decode_json(object)
         {
-            shadow.ledger.lock().made(now, write, &object);
+            shadow.ledger.lock().record_created(now, write, &object);
         }
         let place = meta.place(&self.resource);
         if seen == Seen::Gone {
-            shadow.ledger.lock().gone(&place, &meta.uid);
+            shadow.ledger.lock().record_gone(&place, &meta.uid);
         }
-        shadow
-            .ledger
-            .lock()
-            .saw(now, &place, generated.as_ref(), seen, by_incumbent, || whole(object));
+        shadow.ledger.lock().record_seen(
+            now,
+            &place,
+            generated.as_ref(),
+            seen,
+            by_incumbent,
+            || decode_json(object),
+        );
         let object = ObjectKey::new(&meta.namespace, &meta.name);
         let turn = |what| Turn::take(what, &meta.namespace, &meta.resource_version, shadow);
         let waits = match write {
@@ -295,7 +301,7 @@ impl Flow {
                 }
             }
         };
-        let since = shadow.waiting.now();
+        let since = shadow.waiting.elapsed();
         self.held.push(Held { event, object, waits, since });
     }
 
@@ -306,16 +312,16 @@ impl Flow {
             return None;
         }
         let shadow = &self.shadow;
-        let (clock_now, now) = (shadow.clock.monotonic(), shadow.waiting.now());
+        let (clock_now, now) = (shadow.clock.monotonic(), shadow.waiting.elapsed());
         let mut ledger = shadow.ledger.lock();
         let mut last_suspect = shadow.last_suspect.lock();
         let mut next: Option<Duration> = None;
-        let mut kept: Vec<Held> = Vec::new();
+        let mut still_held: Vec<Held> = Vec::new();
         let backlog = OnceCell::new();
         let has_caught_up = |ago: Duration| *backlog.get_or_init(|| shadow.oldest_key_age()) < ago;
         for mut held in self.held.drain(..) {
-            if kept.iter().any(|before| before.object == held.object) {
-                kept.push(held);
+            if still_held.iter().any(|before| before.object == held.object) {
+                still_held.push(held);
                 continue;
             }
             let (age, limit) = (now - held.since, held.since + LIMIT);
@@ -324,7 +330,7 @@ impl Flow {
                 Waits::ForWrites(turn) if turn.comes_after(Origin::Write) => limit,
                 Waits::ForWrites(_) => now,
                 Waits::ToBeWanted(write, _) if ledger.expects(clock_now, write) => {
-                    shadow.order.lock().wanted(&write.place.namespace, now);
+                    shadow.order.lock().record_wanted(&write.place.namespace, now);
                     now
                 }
                 Waits::ToBeWanted(write, turn) => {
@@ -348,10 +354,10 @@ impl Flow {
             } else {
                 let step = STEP.min(until - now);
                 next = Some(next.map_or(step, |next| next.min(step)));
-                kept.push(held);
+                still_held.push(held);
             }
         }
-        self.held = kept;
+        self.held = still_held;
         next
     }
 }
@@ -362,11 +368,13 @@ fn until(since: Duration, patience: Duration, followed: Duration) -> Duration {
     (since + patience).max((followed + MORE_PATIENCE).min(since + LONGEST_PATIENCE))
 }
 
+/// How long a write of this resource waits for this manager to want it.
 fn patience(resource: &str) -> Duration {
     let period = PERIODS.iter().find(|(of, _)| *of == resource);
     period.map_or(PATIENCE, |(_, period)| *period)
 }
 
+/// The metadata of an object in JSON.
 fn metadata(object: &Encoded) -> Option<Metadata> {
     match object.form {
         Form::Json => serde_json::from_slice(&object.bytes).ok().map(|head: Head| head.metadata),
@@ -374,7 +382,8 @@ fn metadata(object: &Encoded) -> Option<Metadata> {
     }
 }
 
-fn whole(object: &Encoded) -> Option<Value> {
+/// The object, if it is in JSON.
+fn decode_json(object: &Encoded) -> Option<Value> {
     match object.form {
         Form::Json => serde_json::from_slice(&object.bytes).ok(),
         Form::Protobuf => None,
@@ -389,7 +398,7 @@ fn fields_of(event: &Event, kind: &Kind) -> Vec<String> {
         Kind::Change(subresource) => subresource.as_str(),
         Kind::Create | Kind::Read => "",
     };
-    whole(object).map(|object| owned_fields(&object, subresource)).unwrap_or_default()
+    decode_json(object).map(|object| owned_fields(&object, subresource)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -164,6 +164,7 @@ impl Intention {
             || now.saturating_sub(self.since) >= allowed * CHANGING_GRACE_FACTOR
     }
 
+    /// Pending until the grace period is over and the live object was checked.
     fn outcome(&self, grace: Duration, now: Duration) -> Outcome {
         let is_refused = self.refused.is_some();
         match (self.is_late(grace, now) && self.checked.is_some(), self.rewritten) {
@@ -174,6 +175,7 @@ impl Intention {
         }
     }
 
+    /// Whether both are the same request of the same controller; contents may differ.
     fn is_same(&self, intended: &IntendedWrite) -> bool {
         self.intended.controller == intended.controller
             && self.intended.request.method == intended.request.method
@@ -224,12 +226,13 @@ impl Ledger {
         }
     }
 
-    fn count(&mut self, controller: &str) -> &mut Counts {
+    fn counts_of(&mut self, controller: &str) -> &mut Counts {
         self.counts.entry(controller.to_owned()).or_default()
     }
 
+    /// Counts an intention that has ended.
     fn close(&mut self, intention: &Intention, end: End, now: Duration) {
-        let counts = self.count(&intention.intended.controller);
+        let counts = self.counts_of(&intention.intended.controller);
         match end {
             End::Differs => return,
             End::Dropped => {
@@ -323,7 +326,7 @@ impl Ledger {
     pub fn is_made(&mut self, now: Duration, intended: &IntendedWrite) -> bool {
         let agrees = self.creations.compare_and_record(now, intended);
         if agrees == Some(Verdict::Agrees { is_first: true }) {
-            self.count(&intended.controller).met += 1;
+            self.counts_of(&intended.controller).met += 1;
         }
         agrees.is_some()
     }
@@ -338,19 +341,19 @@ impl Ledger {
     }
 
     /// Records an object that the manager in charge has created.
-    pub fn made(&mut self, now: Duration, write: &Write, object: &Value) {
+    pub fn record_created(&mut self, now: Duration, write: &Write, object: &Value) {
         let mut creations = std::mem::take(&mut self.creations);
         for place in write.generated.iter().chain([&write.place]) {
-            creations.made(now, place, object);
+            creations.record_created(now, place, object);
             self.settle(place, now, |intention| {
                 let is_create = intention.intended.request.is_create();
-                let agrees = is_create
-                    .then(|| creations.compare_and_record(now, &intention.intended))
-                    .flatten();
-                agrees.map(|verdict| match verdict {
-                    Verdict::Agrees { .. } => End::Met,
-                    Verdict::Differs => End::Differs,
-                })
+                if !is_create {
+                    return None;
+                }
+                match creations.compare_and_record(now, &intention.intended)? {
+                    Verdict::Agrees { .. } => Some(End::Met),
+                    Verdict::Differs => Some(End::Differs),
+                }
             });
         }
         self.creations = creations;
@@ -401,7 +404,7 @@ impl Ledger {
 
     /// Records an object from a watch. `raw`: called if the object is needed; `by_incumbent`: the
     /// manager in charge wrote this state.
-    pub fn saw(
+    pub fn record_seen(
         &mut self,
         now: Duration,
         place: &Place,
@@ -432,9 +435,9 @@ impl Ledger {
     }
 
     /// Records that an object is gone.
-    pub fn gone(&mut self, place: &Place, uid: &Uid) {
-        for controller in self.creations.gone(place, &uid.to_string()) {
-            self.count(&controller).dropped += 1;
+    pub fn record_gone(&mut self, place: &Place, uid: &Uid) {
+        for controller in self.creations.record_gone(place, &uid.to_string()) {
+            self.counts_of(&controller).dropped += 1;
         }
     }
 
@@ -445,14 +448,14 @@ impl Ledger {
             return false;
         };
         if self.is_news(now, write) {
-            self.expected_by(&controller);
+            self.count_expected(&controller);
         }
         true
     }
 
-    fn expected_by(&mut self, controller: &str) {
+    fn count_expected(&mut self, controller: &str) {
         self.expected += 1;
-        self.count(controller).expected += 1;
+        self.counts_of(controller).expected += 1;
     }
 
     /// Whether no other watch has seen the write before.
@@ -542,11 +545,11 @@ impl Ledger {
             let since = suspect.at.saturating_sub(grace);
             if let Some(controller) = self.claimed_since(since, &suspect.write) {
                 let controller = controller.to_owned();
-                self.expected_by(&controller);
+                self.count_expected(&controller);
                 continue;
             }
             match now.saturating_sub(suspect.at) >= grace {
-                true => self.accuse(suspect.write),
+                true => self.record_unexpected(suspect.write),
                 false => self.suspects.push(suspect),
             }
         }
@@ -559,7 +562,8 @@ impl Ledger {
         });
     }
 
-    fn accuse(&mut self, write: Write) {
+    /// Records a write that this manager has not wanted.
+    fn record_unexpected(&mut self, write: Write) {
         self.unexpected_count += 1;
         let (verb, subresource) = match write.kind {
             Kind::Create => ("create", String::new()),
@@ -594,6 +598,7 @@ impl Ledger {
         }
     }
 
+    /// The report as of `now`.
     pub fn report(&self, now: Duration) -> Report {
         let mut items: Vec<Item> = self
             .open
@@ -656,6 +661,7 @@ impl Ledger {
     }
 }
 
+/// A row of the report.
 fn item(intended: &IntendedWrite, outcome: Outcome, wanted_for: Duration, tries: u64) -> Item {
     let IntendedWrite { controller, key, place, request, changes, .. } = intended;
     Item {
@@ -677,7 +683,7 @@ fn repeated(intention: &Intention, grace: Duration) -> Duration {
     REPEATED_WITHIN.max(intention.allowed(grace) * 2)
 }
 
-/// The kind of a write that is not sent.
+/// Whether a write creates an object or changes it, and which part.
 pub fn kind_of(request: &Request) -> Kind {
     match request.is_create() {
         true => Kind::Create,

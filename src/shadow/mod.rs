@@ -52,8 +52,8 @@ use crate::task::{Latch, StopToken};
 /// The period in which expired intentions are judged.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The rate of the reads that compare live objects, in requests a second, as a multiple of that of a
-/// controller.
+/// The rate of the reads that compare live objects, in requests a second, as a multiple of that of
+/// a controller.
 const READS: f64 = 10.0;
 
 /// The comparison of two managers. Cheap to clone.
@@ -190,6 +190,7 @@ impl Shadow {
         self.report().publish();
     }
 
+    /// The report now, or the last one if the shadow was closed.
     pub fn report(&self) -> Report {
         if let Some(last) = &*self.inner.last.lock() {
             return last.clone();
@@ -216,7 +217,7 @@ impl Inner {
             all.insert(scope.clone(), Authors::default());
         }
         let Some(authors) = all.get_mut(scope) else { return (None, false) };
-        (authors.observe(&scope.resource.to_string(), meta), authors.asks(meta))
+        (authors.observe(&scope.resource.to_string(), meta), authors.request_changed(meta))
     }
 
     /// Forgets a deleted object. Returns whether its deletion was not known before.
@@ -228,7 +229,8 @@ impl Inner {
     /// namespace and name.
     fn is_ahead(&self, key: &str) -> bool {
         let namespace = key.split_once('/').map(|(namespace, _)| namespace);
-        namespace.is_some_and(|of| self.order.lock().is_before(Origin::Write, of, u64::MAX))
+        namespace
+            .is_some_and(|of| self.order.lock().has_waiting_before(Origin::Write, of, u64::MAX))
     }
 
     /// How long the oldest key of any controller has waited or been processed.
@@ -263,6 +265,7 @@ impl Inner {
         self.ledger.lock().refused(now, intended, is_met);
     }
 
+    /// Logs a write that a controller would make, and adds it to the ledger.
     fn intended(&self, intended: IntendedWrite) {
         log::debug!(
             "shadow: {}: {} {}",

@@ -63,6 +63,7 @@ fn directive(patch: &Value) -> Option<&str> {
     patch.get(DIRECTIVE)?.as_str()
 }
 
+/// A strategic merge patch, with the lists in [`LISTS`] merged by their key.
 fn merge_strategically(object: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *object = patch.clone();
@@ -107,6 +108,7 @@ fn merge_strategically(object: &mut Value, patch: &Value) {
     }
 }
 
+/// Merges `changes` into the items with the same `id`.
 fn merge_list(list: &mut Value, changes: &[Value], id: &str) {
     if !list.is_array() || changes.iter().any(|change| directive(change) == Some("replace")) {
         *list = Value::Array(Vec::new());

@@ -37,6 +37,7 @@ fn is_failure(event: &Value) -> bool {
         && by.iter().any(|by| by.as_str().is_some_and(|by| by.ends_with("controller")))
 }
 
+/// Whether the event, or the last of its series, is of `since` or later.
 fn is_after(event: &Value, since: Timestamp) -> bool {
     let times = [
         &event["lastTimestamp"],

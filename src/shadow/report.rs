@@ -116,6 +116,7 @@ impl Report {
         self.controllers.iter().map(|row| row.contradicted).sum()
     }
 
+    /// Sets the metrics.
     pub fn publish(&self) {
         for row in &self.controllers {
             for (state, count) in [

@@ -140,6 +140,7 @@ impl Request {
         self.effect_on(&live)
     }
 
+    /// What the request would change in `live`.
     fn effect_on(&self, live: &Value) -> Effect {
         if self.is_create() || (self.is_delete() && is_going(live)) {
             return Effect::Nothing;

@@ -58,6 +58,7 @@ fn digest_of_text(value: &mut Value) {
     };
 }
 
+/// The text in place of a value.
 fn shown(bytes: &[u8]) -> Value {
     format!("digest:{:016x}", KEYED.hash_one(bytes)).into()
 }

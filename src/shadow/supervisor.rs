@@ -1,5 +1,5 @@
-//! Shadow mode around the controllers' work: a sync that wanted to write is called again until it no
-//! longer wants to.
+//! Shadow mode around the controllers' work: a sync that wanted to write is called again until it
+//! no longer wants to.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl Supervisor for Shadow {
         })
     }
 
-    fn rest(&self, period: Duration) -> Duration {
+    fn pause_after_job(&self, period: Duration) -> Duration {
         if period <= FREQUENT_PERIOD { period / FREQUENCY_FACTOR } else { period }
     }
 

@@ -18,7 +18,7 @@ pub struct Target {
 
 impl Target {
     /// `None` for a path of no API resource.
-    pub fn of(path: &str) -> Option<Target> {
+    pub fn parse(path: &str) -> Option<Target> {
         let mut segments = path.trim_matches('/').split('/');
         let group = match segments.next()? {
             "api" => String::new(),
@@ -109,14 +109,14 @@ mod tests {
                 "/apis/rbac.authorization.k8s.io/v1/clusterroles/system%3Anode%2Fx",
             ),
         ] {
-            let target = Target::of(path).unwrap_or_else(|| panic!("{path}"));
+            let target = Target::parse(path).unwrap_or_else(|| panic!("{path}"));
             let found =
                 (target.resource(), &*target.namespace, &*target.name, &*target.subresource);
             assert_eq!(found, (resource.to_owned(), namespace, name, subresource), "{path}");
             assert_eq!(target.object_path, object_path);
         }
         for path in ["/healthz", "/api", "/api/v1", "/apis/apps/v1", "/"] {
-            assert_eq!(Target::of(path), None, "{path}");
+            assert_eq!(Target::parse(path), None, "{path}");
         }
     }
 }

@@ -12,8 +12,8 @@ pub const STEP: Duration = Duration::from_millis(250);
 /// process was frozen or without CPU for most of that time, or nothing waited.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// Monotonic time that stands still while no code asks for it. Code that waits asks again after [`STEP`],
-/// so a wait does not end while the process could do nothing.
+/// Monotonic time that stands still while no code asks for it. Code that waits asks again after
+/// [`STEP`], so a wait does not end while the process could do nothing.
 pub struct WorkingTime {
     clock: SharedClock,
     last: Mutex<Last>,
@@ -31,7 +31,8 @@ impl WorkingTime {
         WorkingTime { clock, last: Mutex::new(Last { asked, answer: asked }) }
     }
 
-    pub fn now(&self) -> Duration {
+    /// The time in which this process has worked.
+    pub fn elapsed(&self) -> Duration {
         let mut last = self.last.lock();
         let now = self.clock.monotonic();
         let answer = last.answer + now.saturating_sub(last.asked).min(LONGEST);
@@ -51,11 +52,11 @@ mod tests {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let time = WorkingTime::new(clock.clone());
         let mut expected = clock.monotonic();
-        assert_eq!(time.now(), expected);
+        assert_eq!(time.elapsed(), expected);
         for (passes, counts) in [(0, 0), (1, 1), (250, 250), (400, 400), (60_000, 500), (7, 7)] {
             clock.advance(Duration::from_millis(passes));
             expected += Duration::from_millis(counts);
-            assert_eq!((time.now(), time.now()), (expected, expected), "{passes}");
+            assert_eq!((time.elapsed(), time.elapsed()), (expected, expected), "{passes}");
         }
     }
 }

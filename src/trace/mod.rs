@@ -55,10 +55,11 @@ pub fn followed() -> (Vec<TraceObject>, usize) {
 
 /// Follows a cached object that is traced, or that a followed one owns. Returns whether it is new.
 pub fn learn(resource: &ResourceType, meta: &Meta) -> bool {
-    with(|tracer| tracer.learn(resource, meta)).unwrap_or(false)
+    with_tracer(|tracer| tracer.learn(resource, meta)).unwrap_or(false)
 }
 
-fn with<T>(ask: impl FnOnce(&mut Tracer) -> T) -> Option<T> {
+/// The result of `ask`; `None` while nothing is traced.
+fn with_tracer<T>(ask: impl FnOnce(&mut Tracer) -> T) -> Option<T> {
     if !is_on() {
         return None;
     }
@@ -125,29 +126,30 @@ mod tests {
             tracer.event(&Pod::RESOURCE, &meta("a", version, "x")).map(|(span, _)| span)
         };
         assert_eq!((span(&mut tracer, 1), span(&mut tracer, 2)), (Some(1), Some(2)));
-        let of =
-            |tracer: &Tracer, version| tracer.of(&meta("a", version, "x")).map(|(span, _)| span);
+        let of = |tracer: &Tracer, version| {
+            tracer.span_of(&meta("a", version, "x")).map(|(span, _)| span)
+        };
         assert_eq!((of(&tracer, 1), of(&tracer, 2), of(&tracer, 9)), (Some(1), Some(2), Some(2)));
         for cause in [1, 2, 2] {
             tracer.queued(7, "ns/a".into(), cause, second);
         }
-        assert_eq!(tracer.taken(8, "ns/a"), None, "the queue is another");
+        assert_eq!(tracer.begin_sync(8, "ns/a"), None, "the queue is another");
         let waiting = Waiting { causes: vec![1, 2], since: second };
-        assert_eq!(tracer.taken(7, "ns/a"), Some((3, waiting)));
-        assert_eq!(tracer.taken(7, "ns/a"), None, "taken");
+        assert_eq!(tracer.begin_sync(7, "ns/a"), Some((3, waiting)));
+        assert_eq!(tracer.begin_sync(7, "ns/a"), None, "taken");
     }
 
     #[test]
     fn a_write_is_recognized_in_the_watch_once() {
         let mut tracer = tracer("Pod/ns/a");
         let (at, uid) = (Duration::from_secs(1), Uid::new("a"));
-        tracer.wrote(&uid, 5, 3, at);
-        assert_eq!(tracer.seen(&meta("a", 4, "x"), false), None);
-        assert_eq!(tracer.seen(&meta("a", 5, "x"), false), Some((3, at)));
-        assert_eq!(tracer.seen(&meta("a", 5, "x"), false), None);
-        tracer.wrote(&uid, 0, 4, at);
+        tracer.record_write(&uid, 5, 3, at);
+        assert_eq!(tracer.take_write(&meta("a", 4, "x"), false), None);
+        assert_eq!(tracer.take_write(&meta("a", 5, "x"), false), Some((3, at)));
+        assert_eq!(tracer.take_write(&meta("a", 5, "x"), false), None);
+        tracer.record_write(&uid, 0, 4, at);
         assert_eq!(
-            tracer.seen(&meta("a", 9, "x"), true),
+            tracer.take_write(&meta("a", 9, "x"), true),
             Some((4, at)),
             "deletions have no version"
         );
@@ -185,7 +187,7 @@ mod tests {
             let pod = meta(&format!("p{n}"), n, "a");
             tracer.event(&Pod::RESOURCE, &pod);
             tracer.queued(1, pod.key().to_string(), n, Duration::ZERO);
-            tracer.wrote(&pod.uid, n, n, Duration::ZERO);
+            tracer.record_write(&pod.uid, n, n, Duration::ZERO);
         }
         assert_eq!(tracer.sizes(), [4096, 4096, 1024]);
         let mut tracer = Tracer::new(tracer.objects());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use log::{Level, Record};
 
 use super::tracer::{Waiting, name_of};
-use super::{TARGET, current, with};
+use super::{TARGET, current, with_tracer};
 use crate::objects::{Form, Meta, ObjectKey, ResourceType, Uid};
 
 type Place = &'static Location<'static>;
@@ -19,6 +19,7 @@ macro_rules! line {
     };
 }
 
+/// Writes a line of the trace, with the place in the source that called the station.
 fn write(at: Place, line: std::fmt::Arguments<'_>) {
     if Level::Info > log::max_level() {
         return;
@@ -51,9 +52,9 @@ pub fn decoded(
     now: Duration,
 ) {
     let at = Location::caller();
-    let found = with(|tracer| {
+    let found = with_tracer(|tracer| {
         let (span, name) = tracer.event(resource, meta)?;
-        Some((span, name, tracer.seen(meta, event == "deleted")))
+        Some((span, name, tracer.take_write(meta, event == "deleted")))
     });
     let Some((span, name, written)) = found.flatten() else { return };
     let version = meta.resource_version;
@@ -70,8 +71,8 @@ pub fn decoded(
 #[track_caller]
 pub fn queued(meta: &Meta, delta: &str, depth: impl Fn() -> usize) {
     let at = Location::caller();
-    with(|tracer| {
-        if let Some((span, name)) = tracer.of(meta) {
+    with_tracer(|tracer| {
+        if let Some((span, name)) = tracer.span_of(meta) {
             let depth = depth();
             line!(at, span, "queued {name} delta={delta} depth={depth}");
         }
@@ -82,8 +83,8 @@ pub fn queued(meta: &Meta, delta: &str, depth: impl Fn() -> usize) {
 #[track_caller]
 pub fn dropped(meta: &Meta, why: &str) {
     let at = Location::caller();
-    with(|tracer| {
-        if let Some((span, name)) = tracer.of(meta) {
+    with_tracer(|tracer| {
+        if let Some((span, name)) = tracer.span_of(meta) {
             line!(at, span, "dropped {name} version={} why={why}", meta.resource_version);
         }
     });
@@ -93,8 +94,8 @@ pub fn dropped(meta: &Meta, why: &str) {
 #[track_caller]
 pub fn cached(meta: &Meta, change: &str, objects: impl Fn() -> usize) {
     let at = Location::caller();
-    with(|tracer| {
-        if let Some((span, name)) = tracer.of(meta) {
+    with_tracer(|tracer| {
+        if let Some((span, name)) = tracer.span_of(meta) {
             let objects = objects();
             line!(
                 at,
@@ -114,8 +115,8 @@ pub fn cached(meta: &Meta, change: &str, objects: impl Fn() -> usize) {
 #[track_caller]
 pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: impl Fn() -> usize) -> u64 {
     let at = Location::caller();
-    let handled = with(|tracer| {
-        let (span, name) = tracer.of(meta)?;
+    let handled = with_tracer(|tracer| {
+        let (span, name) = tracer.span_of(meta)?;
         let (handler, backlog) = (handler.split(' ').next().unwrap_or_default(), backlog());
         line!(at, span, "handler {name} handler={handler} event={event} backlog={backlog}");
         Some(span)
@@ -151,7 +152,7 @@ pub fn key_queued(
         How::After(delay) => line!(at, by, "key-queued {key} queue={name} after={delay:?}"),
         How::Timer(delay) => line!(at, by, "key-queued {key} queue={name} timer={delay:?}"),
     }
-    with(|tracer| tracer.queued(queue, key, by, now));
+    with_tracer(|tracer| tracer.queued(queue, key, by, now));
 }
 
 /// A sync that is traced.
@@ -170,7 +171,7 @@ pub fn sync_begins(
 ) -> Option<SyncSpan> {
     let at = Location::caller();
     let (span, Waiting { causes, since }) =
-        with(|tracer| tracer.taken(queue, &key.to_string())).flatten()?;
+        with_tracer(|tracer| tracer.begin_sync(queue, &key.to_string())).flatten()?;
     let (by, waited) = (list(&causes), now.saturating_sub(since));
     line!(at, span, "sync-began {key} controller={controller} by={by} waited={waited:?}");
     Some(SyncSpan { span, began: now })
@@ -245,10 +246,10 @@ pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration
         0 => line!(at, span, "deleted {name}"),
         _ => line!(at, span, "wrote {name} version={version}"),
     }
-    with(|tracer| match tracer.brought(uid, version) {
+    with_tracer(|tracer| match tracer.brought(uid, version) {
         // The watch delivered the write before the answer came.
         Some(seen) => line!(at, seen, "seen-again {name} version={version} by={span} after=0ns"),
-        None => tracer.wrote(uid, version, span, now),
+        None => tracer.record_write(uid, version, span, now),
     });
 }
 
@@ -256,14 +257,14 @@ pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration
 #[track_caller]
 pub fn phase_ended(resource: &ResourceType, name: &str, phase: &dyn Debug, outcome: &dyn Debug) {
     let at = Location::caller();
-    let Some(span) = with(|tracer| tracer.kind_event(resource)).flatten() else { return };
+    let Some(span) = with_tracer(|tracer| tracer.kind_event(resource)).flatten() else { return };
     line!(at, span, "phase-ended {name} phase=\"{phase:?}\" outcome={outcome:?}");
 }
 
 /// The span of an attempt to take or renew a lock; 0 when its Lease is not traced. `key`: its
 /// namespace and name.
 pub fn lease_span(key: &str) -> u64 {
-    with(|tracer| tracer.lease_event(key)).flatten().unwrap_or(0)
+    with_tracer(|tracer| tracer.lease_event(key)).flatten().unwrap_or(0)
 }
 
 /// An attempt to take or renew a lock has ended under the current span.

@@ -161,15 +161,16 @@ impl Tracer {
     }
 
     /// The span of the event that delivered this version of an object, and the object's name.
-    pub fn of(&self, meta: &Meta) -> Option<(u64, &str)> {
+    pub fn span_of(&self, meta: &Meta) -> Option<(u64, &str)> {
         let followed = self.followed.get(&meta.uid)?;
-        let brought = followed.events.iter().rev();
-        let (_, span) = brought
-            .clone()
-            .find(|(version, _)| *version == meta.resource_version)
-            .or_else(|| brought.clone().next())
-            .copied()
-            .unwrap_or_default();
+        let mut newest_first = followed.events.iter().rev();
+        let of_version =
+            newest_first.clone().find(|(version, _)| *version == meta.resource_version);
+        // The span of the newest event, if this version's is forgotten.
+        let span = match of_version.or(newest_first.next()) {
+            Some((_, span)) => *span,
+            None => 0,
+        };
         Some((span, &followed.name))
     }
 
@@ -200,7 +201,7 @@ impl Tracer {
 
     /// Begins a sync of `key`. Returns its span and its causes; `None` when no followed object
     /// caused it.
-    pub fn taken(&mut self, queue: usize, key: &str) -> Option<(u64, Waiting)> {
+    pub fn begin_sync(&mut self, queue: usize, key: &str) -> Option<(u64, Waiting)> {
         let waiting = self.waiting.remove(&(queue, key.to_owned()))?;
         Some((self.span(), waiting))
     }
@@ -212,7 +213,7 @@ impl Tracer {
     }
 
     /// Records that `span` wrote an object; with `version` 0, that it deleted it.
-    pub fn wrote(&mut self, uid: &Uid, version: u64, span: u64, at: Duration) {
+    pub fn record_write(&mut self, uid: &Uid, version: u64, span: u64, at: Duration) {
         if self.written.len() == WRITES {
             self.written.pop_front();
         }
@@ -220,7 +221,7 @@ impl Tracer {
     }
 
     /// Takes the write that led to an event of the watch: its span, and when it was answered.
-    pub fn seen(&mut self, meta: &Meta, is_deletion: bool) -> Option<(u64, Duration)> {
+    pub fn take_write(&mut self, meta: &Meta, is_deletion: bool) -> Option<(u64, Duration)> {
         let version = if is_deletion { 0 } else { meta.resource_version };
         let at = self.written.iter().position(|written| {
             written.uid == meta.uid && (written.version == version || is_deletion)

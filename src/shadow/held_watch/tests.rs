@@ -35,7 +35,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn of(resource: ResourceType, shadow: &Shadow) -> Watch {
+    fn open(resource: ResourceType, shadow: &Shadow) -> Watch {
         let (send, sent) = async_channel::unbounded();
         let tap = shadow.tap(Arc::new(Sent(sent)));
         let request = WatchRequest {
@@ -99,7 +99,7 @@ impl Case {
         let client = Client::new(Config::new("http://127.0.0.1:1"), clock.clone()).expect("one");
         let shadow = Shadow::new(&client, clock.clone(), Duration::from_secs(60));
         shadow.begin(Vec::new());
-        let [sets, pods, claims] = [SETS, PODS, CLAIMS].map(|of| Watch::of(of, &shadow));
+        let [sets, pods, claims] = [SETS, PODS, CLAIMS].map(|of| Watch::open(of, &shadow));
         Case { shadow, clock, sets, pods, claims }
     }
 

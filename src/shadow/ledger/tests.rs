@@ -5,7 +5,7 @@ use crate::shadow::diff::Change;
 
 const GRACE: Duration = Duration::from_secs(60);
 
-fn at(seconds: u64) -> Duration {
+fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
@@ -60,12 +60,12 @@ fn write(name: &str, kind: Kind) -> Write {
 }
 
 fn ledger() -> Ledger {
-    Ledger::new(GRACE, at(0))
+    Ledger::new(GRACE, seconds(0))
 }
 
 /// The counts: met, dropped, pending, outstanding, contradicted.
 fn counts(ledger: &Ledger, now: u64) -> [u64; 5] {
-    let report = ledger.report(at(now));
+    let report = ledger.report(seconds(now));
     report.controllers.iter().fold([0; 5], |sum, row| {
         let row = [row.met, row.dropped, row.pending, row.outstanding, row.contradicted];
         std::array::from_fn(|i| sum[i] + row[i])
@@ -75,19 +75,19 @@ fn counts(ledger: &Ledger, now: u64) -> [u64; 5] {
 /// Compares the live object for all late intentions.
 fn check(ledger: &mut Ledger, now: u64, live: Option<&Value>) {
     let live = live.map_or(Live::Absent, Live::Object);
-    for check in ledger.due(at(now)) {
-        ledger.checked(at(now), &check, live);
+    for check in ledger.due(seconds(now)) {
+        ledger.checked(seconds(now), &check, live);
     }
 }
 
 #[test]
 fn an_intention_is_met_by_a_state_that_it_would_not_change() {
     let mut ledger = ledger();
-    ledger.intended(at(1), scale(1, 3));
+    ledger.intended(seconds(1), scale(1, 3));
     assert_eq!(counts(&ledger, 1), [0, 0, 1, 0, 0]);
-    ledger.saw(at(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
+    ledger.record_seen(seconds(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
-    ledger.saw(at(3), &place("x"), None, Seen::Present, true, || Some(scaled(3)));
+    ledger.record_seen(seconds(3), &place("x"), None, Seen::Present, true, || Some(scaled(3)));
     assert_eq!(counts(&ledger, 3), [1, 0, 0, 0, 0]);
 }
 
@@ -95,13 +95,14 @@ fn an_intention_is_met_by_a_state_that_it_would_not_change() {
 fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
     for (touched, expected) in [(true, [1, 0, 0, 0, 0]), (false, [0, 1, 0, 0, 0])] {
         let mut ledger = ledger();
-        ledger.intended(at(1), scale(1, 3));
-        ledger.saw(at(2), &place("x"), None, Seen::Present, touched, || Some(scaled(2)));
-        ledger.run_ended(at(3), "c", "a/y", at(3), true);
-        ledger.run_ended(at(3), "c", "a/x", at(3), false);
-        ledger.run_ended(at(3), "c", "a/x", at(0), true);
+        ledger.intended(seconds(1), scale(1, 3));
+        ledger
+            .record_seen(seconds(2), &place("x"), None, Seen::Present, touched, || Some(scaled(2)));
+        ledger.run_ended(seconds(3), "c", "a/y", seconds(3), true);
+        ledger.run_ended(seconds(3), "c", "a/x", seconds(3), false);
+        ledger.run_ended(seconds(3), "c", "a/x", seconds(0), true);
         assert_eq!(counts(&ledger, 3), [0, 0, 1, 0, 0], "none began later and reached its end");
-        ledger.run_ended(at(4), "c", "a/x", at(3), true);
+        ledger.run_ended(seconds(4), "c", "a/x", seconds(3), true);
         assert_eq!(counts(&ledger, 4), expected);
     }
 }
@@ -109,40 +110,40 @@ fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
 #[test]
 fn what_stays_wanted_is_outstanding_after_the_grace_period() {
     let mut ledger = ledger();
-    ledger.intended(at(1), scale(1, 3));
-    ledger.intended(at(60), scale(1, 3));
+    ledger.intended(seconds(1), scale(1, 3));
+    ledger.intended(seconds(60), scale(1, 3));
     check(&mut ledger, 60, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 60), [0, 0, 1, 0, 0]);
     check(&mut ledger, 61, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
-    assert!(!ledger.report(at(61)).is_clean());
-    ledger.intended(at(121), scale(1, 3));
+    assert!(!ledger.report(seconds(61)).is_clean());
+    ledger.intended(seconds(121), scale(1, 3));
     check(&mut ledger, 121, Some(&scaled(3)));
     assert_eq!(counts(&ledger, 121), [1, 0, 0, 0, 0], "met late");
-    assert!(ledger.report(at(121)).is_clean());
+    assert!(ledger.report(seconds(121)).is_clean());
 }
 
 #[test]
 fn another_value_of_the_one_in_charge_contradicts() {
     let mut ledger = ledger();
-    ledger.intended(at(1), scale(1, 3));
-    ledger.saw(at(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
-    ledger.intended(at(3), scale(2, 3));
+    ledger.intended(seconds(1), scale(1, 3));
+    ledger.record_seen(seconds(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
+    ledger.intended(seconds(3), scale(2, 3));
     check(&mut ledger, 61, Some(&scaled(2)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 0, 1]);
-    let report = ledger.report(at(61));
+    let report = ledger.report(seconds(61));
     assert_eq!(report.contradicted[0].changes[0].old, json!(1), "as it was at first");
 }
 
 #[test]
 fn a_value_that_the_one_in_charge_restores_contradicts() {
     let mut ledger = ledger();
-    ledger.intended(at(1), scale(1, 3));
-    ledger.saw(at(2), &place("x"), None, Seen::Present, false, || Some(scaled(9)));
+    ledger.intended(seconds(1), scale(1, 3));
+    ledger.record_seen(seconds(2), &place("x"), None, Seen::Present, false, || Some(scaled(9)));
     check(&mut ledger, 61, Some(&scaled(9)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
-    ledger.saw(at(62), &place("x"), None, Seen::Present, true, || Some(scaled(1)));
-    ledger.intended(at(63), scale(1, 3));
+    ledger.record_seen(seconds(62), &place("x"), None, Seen::Present, true, || Some(scaled(1)));
+    ledger.intended(seconds(63), scale(1, 3));
     assert_eq!(counts(&ledger, 63), [0, 0, 0, 0, 1]);
 }
 
@@ -150,11 +151,11 @@ fn a_value_that_the_one_in_charge_restores_contradicts() {
 fn a_changed_content_begins_a_new_grace_period_a_few_times() {
     let mut ledger = ledger();
     for second in (0..240).step_by(30) {
-        ledger.intended(at(second), scale(1, 2 + second as i64));
+        ledger.intended(seconds(second), scale(1, 2 + second as i64));
         check(&mut ledger, second, Some(&scaled(1)));
         assert_eq!(counts(&ledger, second), [0, 0, 1, 0, 0], "{second}");
     }
-    ledger.intended(at(241), scale(1, 999));
+    ledger.intended(seconds(241), scale(1, 999));
     check(&mut ledger, 241, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 241), [0, 0, 0, 1, 0]);
 }
@@ -162,20 +163,27 @@ fn a_changed_content_begins_a_new_grace_period_a_few_times() {
 #[test]
 fn what_is_not_repeated_is_dropped() {
     let mut ledger = ledger();
-    ledger.intended(at(1), scale(1, 3));
+    ledger.intended(seconds(1), scale(1, 3));
     check(&mut ledger, 100, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 100), [0, 0, 0, 1, 0]);
-    ledger.tick(at(182));
+    ledger.tick(seconds(182));
     assert_eq!(counts(&ledger, 182), [0, 1, 0, 0, 0]);
 }
 
 #[test]
 fn generated_names_are_met_by_any_object_of_the_prefix() {
     let mut ledger = ledger();
-    ledger.intended(at(1), without_fields("POST", "web-*"));
-    ledger.saw(at(2), &place("web-abc"), Some(&place("web-*")), Seen::Present, true, || None);
+    ledger.intended(seconds(1), without_fields("POST", "web-*"));
+    ledger.record_seen(
+        seconds(2),
+        &place("web-abc"),
+        Some(&place("web-*")),
+        Seen::Present,
+        true,
+        || None,
+    );
     assert_eq!(counts(&ledger, 2), [1, 0, 0, 0, 0]);
-    ledger.intended(at(3), without_fields("POST", "web-*"));
+    ledger.intended(seconds(3), without_fields("POST", "web-*"));
     check(&mut ledger, 63, None);
     assert_eq!(counts(&ledger, 63), [1, 0, 0, 1, 0]);
 }
@@ -185,9 +193,9 @@ fn deletions_are_met_by_an_object_that_goes() {
     let going = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
     for (seen, live) in [(Seen::Gone, None), (Seen::Present, Some(going))] {
         let mut ledger = ledger();
-        ledger.intended(at(1), without_fields("DELETE", "x"));
-        ledger.intended(at(1), scale(1, 3));
-        ledger.saw(at(2), &place("x"), None, seen, false, || live);
+        ledger.intended(seconds(1), without_fields("DELETE", "x"));
+        ledger.intended(seconds(1), scale(1, 3));
+        ledger.record_seen(seconds(2), &place("x"), None, seen, false, || live);
         let open = if seen == Seen::Gone { [1, 1, 0, 0, 0] } else { [1, 0, 1, 0, 0] };
         assert_eq!(counts(&ledger, 2), open);
     }
@@ -206,15 +214,15 @@ fn a_write_that_was_never_wanted_is_unexpected() {
     ] {
         let mut ledger = ledger();
         if let Some(claim) = claim.clone().filter(|_| claimed_at < 50) {
-            ledger.claim(at(claimed_at), &place("x"), claim, "c");
+            ledger.claim(seconds(claimed_at), &place("x"), claim, "c");
         }
-        ledger.suspect(at(50), write("x", change()));
+        ledger.suspect(seconds(50), write("x", change()));
         if let Some(claim) = claim.clone().filter(|_| claimed_at > 50) {
-            ledger.claim(at(claimed_at), &place("x"), claim, "c");
+            ledger.claim(seconds(claimed_at), &place("x"), claim, "c");
         }
-        ledger.tick(at(109));
-        ledger.tick(at(110));
-        let report = ledger.report(at(110));
+        ledger.tick(seconds(109));
+        ledger.tick(seconds(110));
+        let report = ledger.report(seconds(110));
         assert_eq!(
             (report.is_clean(), report.expected_writes),
             (expected, expected.into()),
@@ -228,10 +236,10 @@ fn unexpected_writes_of_one_place_are_one_line() {
     let mut ledger = ledger();
     // Two watches see the second one.
     for (name, version) in [("x", "7"), ("y", "8"), ("y", "8"), ("x", "9")] {
-        ledger.suspect(at(1), Write { version: version.into(), ..write(name, Kind::Create) });
+        ledger.suspect(seconds(1), Write { version: version.into(), ..write(name, Kind::Create) });
     }
-    ledger.tick(at(61));
-    let report = ledger.report(at(61));
+    ledger.tick(seconds(61));
+    let report = ledger.report(seconds(61));
     assert_eq!((report.unexpected_writes, report.unexpected.len()), (3, 2));
     let text = report.to_string();
     assert!(text.contains("\nunexpected:\n  create deployments.apps a/x (2 times)\n"), "{text}");
@@ -241,34 +249,34 @@ fn unexpected_writes_of_one_place_are_one_line() {
 #[test]
 fn a_claim_counts_for_what_comes_soon_after() {
     let mut ledger = ledger();
-    ledger.claim(at(1), &place("web-*"), Kind::Create, "c");
+    ledger.claim(seconds(1), &place("web-*"), Kind::Create, "c");
     let generated = Some(place("web-*"));
     let created = Write { generated, ..write("web-abc", Kind::Create) };
-    assert!(ledger.expects(at(11), &created));
-    ledger.claim(at(11), &place("web-1").of_owner("u"), Kind::Create, "c");
+    assert!(ledger.expects(seconds(11), &created));
+    ledger.claim(seconds(11), &place("web-1").of_owner("u"), Kind::Create, "c");
     let sibling =
         Write { siblings: Some(place("web-2").of_owner("u")), ..write("web-2", Kind::Create) };
-    assert!(ledger.expects(at(12), &sibling));
-    assert!(!ledger.expects(at(12), &write("web-2", Kind::Create)));
-    assert!(!ledger.expects(at(12), &created));
-    assert!(!ledger.expects(at(2), &write("web-abc", Kind::Create)));
-    assert_eq!(ledger.report(at(12)).controllers[0].expected, 2);
+    assert!(ledger.expects(seconds(12), &sibling));
+    assert!(!ledger.expects(seconds(12), &write("web-2", Kind::Create)));
+    assert!(!ledger.expects(seconds(12), &created));
+    assert!(!ledger.expects(seconds(2), &write("web-abc", Kind::Create)));
+    assert_eq!(ledger.report(seconds(12)).controllers[0].expected, 2);
     let change = || Kind::Change(String::new());
-    ledger.claim(at(12), &place("volume-1").of_owner("claim"), change(), "c");
+    ledger.claim(seconds(12), &place("volume-1").of_owner("claim"), change(), "c");
     let bound = |kind: Kind| Write {
         siblings: Some(place("volume-2").of_owner("claim")),
         ..write("volume-2", kind)
     };
-    assert!(ledger.expects(at(12), &bound(change())));
-    assert!(!ledger.expects(at(12), &bound(Kind::Change("status".to_owned()))));
+    assert!(ledger.expects(seconds(12), &bound(change())));
+    assert!(!ledger.expects(seconds(12), &bound(Kind::Change("status".to_owned()))));
 }
 
 #[test]
 fn keys_are_tried_again_less_and_less_often() {
     let mut ledger = ledger();
-    ledger.intended(at(0), scale(1, 3));
+    ledger.intended(seconds(0), scale(1, 3));
     for (now, millis) in [(0, 100), (2, 500), (20, 5_000), (600, 15_000)] {
-        let wait = ledger.run_ended(at(now), "c", "a/x", at(0), false);
+        let wait = ledger.run_ended(seconds(now), "c", "a/x", seconds(0), false);
         assert_eq!(wait, Duration::from_millis(millis), "{now}");
     }
 }
@@ -291,28 +299,28 @@ fn what_is_written_once_is_compared_when_it_is_created() {
     let made = |ledger: &mut Ledger, now: u64, pod: Value| {
         let generated = Some(pods("agent-*"));
         let write = Write { place: pods("agent-x"), generated, ..write("x", Kind::Create) };
-        ledger.made(at(now), &write, &pod);
+        ledger.record_created(seconds(now), &write, &pod);
     };
 
     // The other begins with another Pod of the batch.
     let mut ledger = ledger();
-    ledger.intended(at(1), intended("a"));
+    ledger.intended(seconds(1), intended("a"));
     made(&mut ledger, 2, pod("b", "1"));
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
     made(&mut ledger, 3, pod("a", "1"));
     assert_eq!(counts(&ledger, 100), [0; 5]);
-    assert!(ledger.is_made(at(4), &intended("b")), "it came before the intended one");
+    assert!(ledger.is_made(seconds(4), &intended("b")), "it came before the intended one");
     assert_eq!(counts(&ledger, 100), [1, 0, 0, 0, 0]);
-    assert!(!ledger.is_made(at(30), &intended("b")), "a later one is another Pod");
+    assert!(!ledger.is_made(seconds(30), &intended("b")), "a later one is another Pod");
 
     // All that it creates has another label.
     for node in ["a", "b"] {
         made(&mut ledger, 40, pod(node, "2"));
     }
-    assert!(ledger.is_made(at(41), &intended("a")));
+    assert!(ledger.is_made(seconds(41), &intended("a")));
     assert_eq!(counts(&ledger, 100), [1, 0, 1, 0, 0]);
     assert_eq!(counts(&ledger, 101), [1, 0, 0, 0, 1]);
-    let report = ledger.report(at(101));
+    let report = ledger.report(seconds(101));
     assert_eq!(report.contradicted[0].changes[0].path, "metadata.labels.hash");
     assert!(!report.is_clean());
 }
@@ -332,14 +340,14 @@ fn differing_creations_of_a_controller_have_a_bound_and_are_forgotten_with_their
     let differ = |ledger: &mut Ledger, owner: &str, number: usize| {
         let place = jobs(&format!("{owner}-{number}"));
         let write = Write { place: place.clone(), ..write("x", Kind::Create) };
-        ledger.made(at(1), &write, &job(owner, 2));
+        ledger.record_created(seconds(1), &write, &job(owner, 2));
         let request = request("POST", job(owner, 1));
         let controller = owner.to_owned();
         let intended = IntendedWrite { controller, place, request, ..scale(1, 2) };
-        assert!(ledger.is_made(at(2), &intended));
+        assert!(ledger.is_made(seconds(2), &intended));
     };
     let shown = |ledger: &Ledger| {
-        let report = ledger.report(at(100));
+        let report = ledger.report(seconds(100));
         let all: u64 = report.controllers.iter().map(|row| row.contradicted).sum();
         let is_beyond = all > report.contradicted.len() as u64;
         assert_eq!(report.to_string().contains("more creations"), is_beyond);
@@ -352,7 +360,7 @@ fn differing_creations_of_a_controller_have_a_bound_and_are_forgotten_with_their
     };
     let gone = |ledger: &mut Ledger, name: &str, owner: &str| {
         let uid = format!("00000000-0000-0000-0000-00000000000{owner}");
-        ledger.gone(&jobs(name), &Uid::new(&uid));
+        ledger.record_gone(&jobs(name), &Uid::new(&uid));
     };
 
     let mut ledger = ledger();
@@ -377,10 +385,10 @@ fn what_the_server_refuses_is_no_intention() {
         [("POST", false, [0, 1, 0, 0, 0]), ("DELETE", true, [1, 0, 0, 0, 0])]
     {
         let mut ledger = ledger();
-        ledger.intended(at(1), without_fields(method, "x"));
-        ledger.refused(at(2), &scale(1, 2), false);
+        ledger.intended(seconds(1), without_fields(method, "x"));
+        ledger.refused(seconds(2), &scale(1, 2), false);
         assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0], "another write");
-        ledger.refused(at(2), &without_fields(method, "x"), is_met);
+        ledger.refused(seconds(2), &without_fields(method, "x"), is_met);
         assert_eq!(counts(&ledger, 2), expected);
     }
 }
@@ -388,12 +396,12 @@ fn what_the_server_refuses_is_no_intention() {
 #[test]
 fn what_is_refused_to_both_is_not_outstanding() {
     let mut ledger = ledger();
-    ledger.intended(at(1), without_fields("POST", "web-*"));
+    ledger.intended(seconds(1), without_fields("POST", "web-*"));
     let judge = |ledger: &mut Ledger, now: u64, live: Live<'_>| {
-        for check in ledger.due(at(now)) {
-            ledger.checked(at(now), &check, live);
+        for check in ledger.due(seconds(now)) {
+            ledger.checked(seconds(now), &check, live);
         }
-        let report = ledger.report(at(now));
+        let report = ledger.report(seconds(now));
         (report.is_clean(), report.refused.len())
     };
     assert_eq!(judge(&mut ledger, 61, Live::Refused), (true, 1));
@@ -412,16 +420,16 @@ fn no_value_of_a_secret_is_kept() {
     assert_eq!(request.effect(&known("bmV3")), Effect::Nothing);
     let intended = IntendedWrite { place: place.clone(), request, changes, ..scale(1, 2) };
     let mut ledger = ledger();
-    ledger.intended(at(1), intended);
+    ledger.intended(seconds(1), intended);
     // Another user changes it, and later the manager in charge.
     for (now, value, by_incumbent) in [(2, "aHVudGVyMw==", false), (3, "aHVudGVyNA==", true)] {
         let seen = || Some(known(value));
-        ledger.saw(at(now), &place, None, Seen::Present, by_incumbent, seen);
+        ledger.record_seen(seconds(now), &place, None, Seen::Present, by_incumbent, seen);
     }
-    for check in ledger.due(at(61)) {
-        ledger.checked(at(61), &check, Live::Object(&known("aHVudGVyNQ==")));
+    for check in ledger.due(seconds(61)) {
+        ledger.checked(seconds(61), &check, Live::Object(&known("aHVudGVyNQ==")));
     }
-    let report = ledger.report(at(100));
+    let report = ledger.report(seconds(100));
     let text = format!("{report} {}", serde_json::to_string(&report).expect("JSON"));
     assert!(text.contains("data.ca.crt") && text.contains("digest:"), "{text}");
     assert!(!text.contains("aHVudGVy") && !text.contains("bmV3"), "{text}");
@@ -435,17 +443,17 @@ fn a_name_makes_no_line_of_the_report() {
     let change = Change { path, old: Value::Null, new: json!("\u{85}x") };
     let place = place("x\n\nresult: clean");
     ledger.intended(
-        at(1),
+        seconds(1),
         IntendedWrite { place: place.clone(), changes: vec![change], ..scale(1, 2) },
     );
     let write =
         Write { place, fields: vec!["f\nresult: clean".into()], ..write("x", Kind::Create) };
-    ledger.suspect(at(1), write);
-    for check in ledger.due(at(100)) {
-        ledger.checked(at(100), &check, Live::Unknown);
+    ledger.suspect(seconds(1), write);
+    for check in ledger.due(seconds(100)) {
+        ledger.checked(seconds(100), &check, Live::Unknown);
     }
-    ledger.tick(at(100));
-    let text = ledger.report(at(100)).to_string();
+    ledger.tick(seconds(100));
+    let text = ledger.report(seconds(100)).to_string();
     let lines = |what: &str| text.lines().filter(|line| line.starts_with(what)).count();
     assert_eq!((lines("result: "), lines("  forged")), (1, 0), "{text}");
     assert!(text.contains("outstanding:") && text.contains("unexpected:"), "{text}");
