@@ -43,8 +43,9 @@ pub trait Clock: Send + Sync + 'static {
     /// Time since an arbitrary start, which is the same for all clocks of the process. Includes the
     /// time for which the machine was suspended, since a lease runs out meanwhile. Never goes back.
     fn monotonic(&self) -> Duration;
-    /// Monotonic time that moves in steps of some milliseconds and stands still while the machine is
-    /// suspended, with a start of its own. Cheaper to read, for differences within one item of work.
+    /// Monotonic time that moves in steps of some milliseconds and stands still while the machine
+    /// is suspended, with a start of its own. Cheaper to read, for differences within one item of
+    /// work.
     fn coarse(&self) -> Duration {
         self.monotonic()
     }
@@ -69,7 +70,8 @@ impl SystemClock {
     }
 }
 
-fn read(clock: ClockId) -> Duration {
+/// The time of one of the kernel's clocks.
+fn read_clock(clock: ClockId) -> Duration {
     let now = clock_gettime(clock);
     Duration::new(
         u64::try_from(now.tv_sec).unwrap_or_default(),
@@ -86,11 +88,11 @@ impl Clock for SystemClock {
 
     fn monotonic(&self) -> Duration {
         // `Instant` stands still during a suspension.
-        read(ClockId::Boottime)
+        read_clock(ClockId::Boottime)
     }
 
     fn coarse(&self) -> Duration {
-        read(ClockId::MonotonicCoarse)
+        read_clock(ClockId::MonotonicCoarse)
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]

@@ -12,17 +12,18 @@ fn is_unsafe(c: char) -> bool {
 
 /// `text` in one line, as Rust and Go escape it: `\n`, `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
-    replaced(text, |c, to| to.extend(c.escape_default()))
+    replace_unsafe(text, |c, to| to.extend(c.escape_default()))
 }
 
 /// JSON in one line, with the same meaning: in compact JSON such characters are only in strings.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
-    replaced(json, |c, to| {
+    replace_unsafe(json, |c, to| {
         let _ = write!(to, "\\u{:04x}", u32::from(c));
     })
 }
 
-fn replaced(text: &str, replace: impl Fn(char, &mut String)) -> Cow<'_, str> {
+/// `replace` appends what stands for an unsafe character.
+fn replace_unsafe(text: &str, replace: impl Fn(char, &mut String)) -> Cow<'_, str> {
     if !text.contains(is_unsafe) {
         return Cow::Borrowed(text);
     }

@@ -89,7 +89,7 @@ pub fn init(settings: &Settings<'_>, clock: SharedClock) -> Verbosity {
         program: settings.program,
         verbosity: verbosity.clone(),
         errors: logger(Target::Stderr),
-        rest: logger(if settings.split { Target::Stdout } else { Target::Stderr }),
+        others: logger(if settings.split { Target::Stdout } else { Target::Stderr }),
     };
     if log::set_boxed_logger(Box::new(klog)).is_ok() {
         verbosity.apply();
@@ -110,17 +110,18 @@ struct Klog {
     program: &'static str,
     verbosity: Verbosity,
     errors: Logger,
-    rest: Logger,
+    others: Logger,
 }
 
 impl Klog {
     fn write(&self, record: &Record<'_>) {
         match record.level() {
             Level::Error => self.errors.log(record),
-            _ => self.rest.log(record),
+            _ => self.others.log(record),
         }
     }
 
+    /// Whether `-v`, or `--vmodule` for its file, lets the record through.
     fn passes(&self, record: &Record<'_>) -> bool {
         let name = module(record);
         let modules = &self.verbosity.modules;
@@ -142,7 +143,7 @@ impl Log for Klog {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if trace::is_on() && said_in_a_span(record) {
+        if trace::is_on() && is_logged_in_span(record) {
             // Lines that a traced sync or handler logs are its decisions, at any level.
             let (span, args) = (trace::current(), record.args());
             self.write(
@@ -161,12 +162,12 @@ impl Log for Klog {
 
     fn flush(&self) {
         self.errors.flush();
-        self.rest.flush();
+        self.others.flush();
     }
 }
 
 /// Whether a controller logged the record in a traced span; lines of the trace itself do not count.
-fn said_in_a_span(record: &Record<'_>) -> bool {
+fn is_logged_in_span(record: &Record<'_>) -> bool {
     let part = record.target().strip_prefix(env!("CARGO_CRATE_NAME")).unwrap_or_default();
     part.starts_with("::controllers") && trace::current() != 0 && record.level() <= Level::Debug
 }
@@ -234,9 +235,9 @@ fn glob(pattern: &str, name: &str) -> bool {
     match (pattern.chars().next(), name.chars().next()) {
         (None, None) => true,
         (Some('*'), _) => {
-            let rest = &pattern[1..];
+            let tail = &pattern[1..];
             let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
-            ends.into_iter().any(|at| glob(rest, &name[at..]))
+            ends.into_iter().any(|at| glob(tail, &name[at..]))
         }
         (Some(p), Some(n)) if p == '?' || p == n => {
             glob(&pattern[p.len_utf8()..], &name[n.len_utf8()..])
@@ -312,7 +313,7 @@ mod tests {
             program: "a_program",
             verbosity: verbosity.clone(),
             errors: logger(),
-            rest: logger(),
+            others: logger(),
         };
         let passes = |file, target, level| {
             klog.passes(&Record::builder().level(level).file(Some(file)).target(target).build())

@@ -31,7 +31,7 @@ impl<'a, T, K: Hash + Eq + ?Sized> Lookup<'a, T, K> {
         }
     }
 
-    pub fn has(&self, key: &K) -> bool {
+    pub fn contains(&self, key: &K) -> bool {
         self.get(key).is_some()
     }
 }
@@ -74,7 +74,7 @@ mod tests {
             for key in 0..count.div_ceil(2) {
                 assert_eq!(lookup.get(&key), Some(&(key, 2 * key)), "{key} of {count}");
             }
-            assert!(!lookup.has(&count));
+            assert!(!lookup.contains(&count));
         }
     }
 
@@ -84,7 +84,7 @@ mod tests {
             let items: Vec<Counted> = (0..count).map(Counted).collect();
             STEPS.set(0);
             let lookup = Lookup::new(&items, |item| item);
-            assert!(items.iter().all(|item| lookup.has(item)));
+            assert!(items.iter().all(|item| lookup.contains(item)));
             let steps = STEPS.get();
             assert!(steps <= FEW * count, "{steps} steps for {count} items");
         }

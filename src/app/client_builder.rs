@@ -49,6 +49,7 @@ pub struct ServiceAccountClients {
 }
 
 impl ClientBuilder for ServiceAccountClients {
+    /// A client that authenticates with tokens of the service account `name`.
     fn client(&self, name: &str) -> Result<Client, String> {
         let requests = ApiTokens { client: self.root.clone(), name: name.into() };
         let tokens = CachedTokens::new(Arc::new(requests), self.clock.clone());
@@ -80,6 +81,7 @@ struct ApiTokens {
 }
 
 impl TokenRequests for ApiTokens {
+    /// Creates a TokenRequest for the service account, and first the account where it is missing.
     fn request(&self) -> Boxed<Result<Token, String>> {
         let (client, key) = (self.client.clone(), ObjectKey::new(NAMESPACE, &self.name));
         Box::pin(async move {
@@ -125,6 +127,8 @@ impl CachedTokens {
 }
 
 impl TokenSource for CachedTokens {
+    /// The kept token, or a new one when it is due for renewal or is the one that the server
+    /// refused.
     fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>> {
         let state = self.state.clone();
         Box::pin(async move {
@@ -156,6 +160,7 @@ impl TokenSource for CachedTokens {
 }
 
 impl TokenState {
+    /// Requests a token, several times if need be.
     async fn request(&self) -> Result<Token, String> {
         let mut wait = FIRST_WAIT;
         let mut tries = 1;

@@ -12,18 +12,20 @@ use crate::task;
 
 /// Registers these metrics, once for the process.
 pub fn register(options: &Options) {
-    let registered = register_build_info()
-        .and_then(|()| register_version(options))
-        .and_then(|()| FeatureGates::new(options.feature_gates.clone()))
-        .and_then(|gates| prometheus::register(Box::new(gates)))
-        .and_then(|()| Tasks::new())
-        .and_then(|tasks| prometheus::register(Box::new(tasks)));
-    match registered {
+    match try_register(options) {
         Ok(()) | Err(prometheus::Error::AlreadyReg) => (),
         Err(error) => log::error!("metrics: {error}"),
     }
 }
 
+fn try_register(options: &Options) -> prometheus::Result<()> {
+    register_build_info()?;
+    register_version(options)?;
+    prometheus::register(Box::new(FeatureGates::new(options.feature_gates.clone())?))?;
+    prometheus::register(Box::new(Tasks::new()?))
+}
+
+/// The metric `kubernetes_build_info`.
 fn register_build_info() -> prometheus::Result<()> {
     let info = version_info();
     let names = ["build_date", "compiler", "git_commit", "git_tree_state", "git_version"];

@@ -10,7 +10,7 @@ use super::leader_migration::LeaderMigration;
 use crate::options::{Options, Release, show_duration};
 
 /// The content of `/configz`, with the migration of `--enable-leader-migration`.
-pub fn of(o: &Options, migration: Option<&LeaderMigration>, release: Release) -> Value {
+pub fn content(o: &Options, migration: Option<&LeaderMigration>, release: Release) -> Value {
     let mut configuration = serde_json::Map::new();
     configuration.insert("kind".into(), "KubeControllerManagerConfiguration".into());
     let version = "kubecontrollermanager.config.k8s.io/v1alpha1";
@@ -27,7 +27,7 @@ pub fn of(o: &Options, migration: Option<&LeaderMigration>, release: Release) ->
             continue;
         }
         let section = configuration.entry(section).or_insert_with(|| json!({}));
-        section[member] = row.profile.workers.count(o).into();
+        section[member] = row.profile.workers.resolve(o).into();
     }
     if release >= Release::V1_37 {
         configuration["NodeLifecycleController"]["NodeMonitorPeriod"] =
@@ -41,7 +41,7 @@ fn time(duration: Duration) -> String {
 }
 
 /// The shortest number that parses to the same 32 bits: 0.55, not 0.550000011920929.
-fn short(number: f32) -> Value {
+fn shortest(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
@@ -57,7 +57,7 @@ pub fn shared(table: &[Descriptor], o: &Options, migration: Option<&LeaderMigrat
                 "kubeconfig": o.kubeconfig,
                 "acceptContentTypes": "",
                 "contentType": o.kube_api_content_type,
-                "qps": short(o.kube_api_qps),
+                "qps": shortest(o.kube_api_qps),
                 "burst": o.kube_api_burst,
             },
             "ControllerStartInterval": time(o.controller_start_interval),
@@ -198,13 +198,13 @@ fn controllers(o: &Options) -> Value {
             "NodeCIDRMaskSizeIPv6": o.node_cidr_mask_size_ipv6,
         },
         "NodeLifecycleController": {
-            "NodeEvictionRate": short(o.node_eviction_rate),
-            "SecondaryNodeEvictionRate": short(o.secondary_node_eviction_rate),
+            "NodeEvictionRate": shortest(o.node_eviction_rate),
+            "SecondaryNodeEvictionRate": shortest(o.secondary_node_eviction_rate),
             "NodeStartupGracePeriod": time(o.node_startup_grace_period),
             "NodeMonitorGracePeriod": time(o.node_monitor_grace_period),
             "PodEvictionTimeout": "0s",
             "LargeClusterSizeThreshold": o.large_cluster_size_threshold,
-            "UnhealthyZoneThreshold": short(o.unhealthy_zone_threshold),
+            "UnhealthyZoneThreshold": shortest(o.unhealthy_zone_threshold),
         },
         "PodGCController": { "TerminatedPodGCThreshold": o.terminated_pod_gc_threshold },
         "ResourceQuotaController": {
@@ -224,7 +224,7 @@ mod tests {
         options.controllers.push("podgc".into());
         options.concurrent_replicaset_syncs = Count::new(7);
         options.service_cluster_ip_range = "10.0.0.0/16,fd00::/108".into();
-        let whole = of(&options, None, Release::V1_36);
+        let whole = content(&options, None, Release::V1_36);
         let config = &whole["kubecontrollermanager.config.k8s.io"];
         for (pointer, expected) in [
             ("/Generic/LeaderElection/leaseDuration", json!("15s")),
@@ -252,7 +252,7 @@ mod tests {
         {
             let concurrent_disruption_syncs = Count::new(3);
             let options = Options { concurrent_disruption_syncs, ..Options::default() };
-            let whole = of(&options, None, release);
+            let whole = content(&options, None, release);
             let config = &whole["kubecontrollermanager.config.k8s.io"];
             let found = [workers, period].map(|pointer| config.pointer(pointer).cloned());
             assert_eq!(found, expected, "{release}");

@@ -103,7 +103,7 @@ impl Descriptor {
     }
 
     /// Whether it has this name, or had it once.
-    pub fn is(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         self.name() == name || self.alias == Some(name)
     }
 
@@ -111,8 +111,8 @@ impl Descriptor {
     /// it decides.
     pub fn enabled(&self, list: &[String]) -> bool {
         let decided = list.iter().find_map(|item| match item.strip_prefix('-') {
-            Some(name) => self.is(name).then_some(false),
-            None => self.is(item).then_some(true),
+            Some(name) => self.has_name(name).then_some(false),
+            None => self.has_name(item).then_some(true),
         });
         decided.unwrap_or(self.on_by_default && list.iter().any(|item| item == "*"))
     }
@@ -142,7 +142,7 @@ impl Descriptor {
 
 /// The row of this name or alias.
 pub fn find(name: &str) -> Option<&'static Descriptor> {
-    CONTROLLERS.iter().find(|row| row.is(name))
+    CONTROLLERS.iter().find(|row| row.has_name(name))
 }
 
 /// Whether `--controllers` may name it.
@@ -166,7 +166,7 @@ pub fn names(table: &[Descriptor]) -> (Vec<&'static str>, Vec<&'static str>) {
 pub fn canonical(table: &[Descriptor], list: &[String]) -> Vec<String> {
     let today = |item: &String| {
         let (sign, name) = item.strip_prefix('-').map_or(("", item.as_str()), |name| ("-", name));
-        match table.iter().find(|row| row.is(name)) {
+        match table.iter().find(|row| row.has_name(name)) {
             Some(row) => format!("{sign}{}", row.name()),
             None => item.clone(),
         }
@@ -564,7 +564,7 @@ mod tests {
         for flag in flags {
             let arguments = [format!("--{flag}=77")];
             let Ok(Command::Run(options)) = parse(&arguments) else { panic!("--{flag}") };
-            let has = |row: &&Descriptor| row.profile.workers.count(&options) == 77;
+            let has = |row: &&Descriptor| row.profile.workers.resolve(&options) == 77;
             assert_eq!(CONTROLLERS.iter().filter(has).count(), 1, "--{flag}");
         }
     }

@@ -144,6 +144,7 @@ impl Lookup {
     }
 }
 
+/// Reads the CA file that a flag names; `None` for the empty name.
 async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, String> {
     if file.is_empty() {
         return Ok(None);
@@ -159,8 +160,8 @@ async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, Stri
 #[derive(Debug)]
 pub(super) struct LookupFault {
     text: String,
-    /// Upstream's manager starts nevertheless: the cluster has none yet, since its API server writes
-    /// them once it serves, or they are malformed.
+    /// Upstream's manager starts nevertheless: the cluster has none yet, since its API server
+    /// writes them once it serves, or they are malformed.
     is_tolerated: bool,
 }
 
@@ -189,10 +190,11 @@ async fn look_up(
     };
     let map = client.resource(&CONFIG_MAPS).get::<Value>(&key).await;
     let map = map.map_err(|error| fault(&error, error.is_not_found()))?;
-    found(&map["data"]).map_err(|error| fault(&error, true))
+    parse_settings(&map["data"]).map_err(|error| fault(&error, true))
 }
 
-fn found(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
+/// The settings in the data of the ConfigMap `extension-apiserver-authentication`.
+fn parse_settings(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
     let authorities = |key: &str| match data[key].as_str() {
         Some(pem) if !pem.is_empty() => Authorities::from_pem(pem.as_bytes()).map(Some),
         _ => Ok(None),
@@ -217,8 +219,8 @@ mod tests {
 
     #[test]
     fn cluster_without_a_front_proxy_is_accepted() {
-        let (ca, header) = found(&serde_json::json!({})).expect("nothing");
+        let (ca, header) = parse_settings(&serde_json::json!({})).expect("nothing");
         assert!(ca.is_none() && header.is_none());
-        assert!(found(&serde_json::json!({ "client-ca-file": "broken" })).is_err());
+        assert!(parse_settings(&serde_json::json!({ "client-ca-file": "broken" })).is_err());
     }
 }

@@ -64,7 +64,7 @@ impl Contender<'_> {
             lease_duration: options.leader_elect_lease_duration,
             renew_deadline: options.leader_elect_renew_deadline,
             retry_period: options.leader_elect_retry_period,
-            release_on_cancel: options.feature_gates.given(RELEASE_GATE) != Some(false),
+            release_on_cancel: options.feature_gates.value_given(RELEASE_GATE) != Some(false),
             coordinated,
             name: name.into(),
         };

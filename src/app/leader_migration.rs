@@ -60,7 +60,7 @@ impl LeaderMigration {
     ///
     /// # Errors
     /// One line naming the flag, the file and its fault.
-    pub fn of(options: &Options) -> Result<Option<LeaderMigration>, String> {
+    pub fn from_options(options: &Options) -> Result<Option<LeaderMigration>, String> {
         let file = &options.leader_migration_config;
         let migration = match (options.enable_leader_migration, file.as_str()) {
             (false, _) => return Ok(None),
@@ -217,13 +217,16 @@ controllerLeaders:
     #[test]
     fn no_migration_without_an_election() {
         let mut options = Options { enable_leader_migration: true, ..Options::default() };
-        assert_eq!(LeaderMigration::of(&options), Ok(Some(LeaderMigration::without_file(PROGRAM))));
+        assert_eq!(
+            LeaderMigration::from_options(&options),
+            Ok(Some(LeaderMigration::without_file(PROGRAM)))
+        );
         options.leader_elect = false;
-        assert_eq!(LeaderMigration::of(&options), Ok(None));
+        assert_eq!(LeaderMigration::from_options(&options), Ok(None));
         options.leader_migration_config = "/nowhere/migration.yaml".into();
-        let error = LeaderMigration::of(&options).expect_err("no file");
+        let error = LeaderMigration::from_options(&options).expect_err("no file");
         assert!(error.starts_with("--leader-migration-config: /nowhere/migration.yaml: "));
         options.enable_leader_migration = false;
-        assert_eq!(LeaderMigration::of(&options), Ok(None));
+        assert_eq!(LeaderMigration::from_options(&options), Ok(None));
     }
 }

@@ -123,6 +123,7 @@ struct Renewal {
 }
 
 impl Renewal {
+    /// Creates the candidate, or renews it.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let now = self.clock.now();
         match self.candidates.get(&key) {

@@ -165,7 +165,7 @@ fn prepare(
     }
     let options = Arc::new(if options.shadow { shadow::options(options) } else { options });
     let stop = stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
-    let migration = LeaderMigration::of(&options).map_err(|error| vec![error])?;
+    let migration = LeaderMigration::from_options(&options).map_err(|error| vec![error])?;
     let target = Target {
         kubeconfig: &options.kubeconfig,
         master: &options.master,
@@ -303,7 +303,12 @@ async fn run_elected(served: Served) -> Result<(), Vec<String>> {
 /// Runs the controllers until stopped; returns their failure.
 async fn run_without_lease(served: &Served) -> Option<String> {
     let (context, stop) = (&served.context, served.stop.child());
-    let timed = shadow::ends(&context.options, context.shadow.as_ref(), &context.clock, &stop);
+    let timed = shadow::stop_after_shadow_for(
+        &context.options,
+        context.shadow.as_ref(),
+        &context.clock,
+        &stop,
+    );
     let ended = future::or(run_controllers(context.clone(), stop.clone()), timed).await;
     ended.err().map(|failed| failed.error)
 }

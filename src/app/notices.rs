@@ -23,8 +23,8 @@ const WITHOUT_EFFECT: &[&str] = &[
     "UnlockWhileProcessingFIFO",
 ];
 
-/// A line each.
-pub fn of(o: &Options) -> Vec<String> {
+/// What the log says at the start about the given flags, a line each.
+pub fn lines(o: &Options) -> Vec<String> {
     let mut notices = o.feature_gates.warnings();
     let mut notice = |when: bool, line: String| {
         if when {
@@ -57,7 +57,7 @@ pub fn of(o: &Options) -> Vec<String> {
     );
     notice(
         o.leader_elect
-            && o.feature_gates.given("ControllerManagerReleaseLeaderElectionLockOnExit")
+            && o.feature_gates.value_given("ControllerManagerReleaseLeaderElectionLockOnExit")
                 == Some(false),
         "the lease is not released on exit, as the feature gates say: the next leader waits \
          until it expires"
@@ -75,11 +75,11 @@ mod tests {
 
     #[test]
     fn notices_name_the_given_flags() {
-        assert_eq!(of(&Options::default()), Vec::<String>::new());
+        assert_eq!(lines(&Options::default()), Vec::<String>::new());
         let noticed = |change: fn(&mut Options)| {
             let mut options = Options::default();
             change(&mut options);
-            of(&options).join("\n")
+            lines(&options).join("\n")
         };
         type Change = fn(&mut Options);
         let table: &[(Change, &str)] = &[
@@ -122,7 +122,7 @@ mod tests {
         ] {
             let mut options = options.clone();
             options.follow(release).expect("the gates are known");
-            let found = of(&options);
+            let found = lines(&options);
             let found = found.first().map(String::as_str);
             assert_eq!(found.is_some(), start.is_some(), "{release}: {found:?}");
             assert!(found.unwrap_or_default().starts_with(start.unwrap_or_default()), "{found:?}");

@@ -73,7 +73,7 @@ impl Program for KubeControllerManager {
     }
 
     fn notices(&self, options: &Options) -> Vec<String> {
-        notices::of(options)
+        notices::lines(options)
     }
 
     fn flags(&self, options: &Options) -> Vec<(String, String)> {
@@ -86,6 +86,6 @@ impl Program for KubeControllerManager {
         migration: Option<&LeaderMigration>,
         release: Release,
     ) -> Value {
-        configz::of(options, migration, release)
+        configz::content(options, migration, release)
     }
 }

@@ -35,14 +35,14 @@ pub async fn ensure(client: &Client, name: &str) -> client::Result<()> {
 /// created on demand, but users who list them or bind roles to them expect all of them.
 ///
 /// Ends after the stop, when no write is in flight: the lease is kept while a write has no answer.
-pub async fn make_all(
+pub async fn create_all(
     client: Client,
     mut names: BTreeSet<&'static str>,
     clock: SharedClock,
     stop: StopToken,
 ) {
     let mut wait = FIRST_WAIT;
-    while let Err(error) = make_missing(&client, &mut names, &stop).await {
+    while let Err(error) = create_missing(&client, &mut names, &stop).await {
         let count = names.len();
         log::warn!("{count} service accounts of controllers could not be made yet: {error}");
         if stop.unless_stopped(clock.sleep(wait)).await.is_none() {
@@ -56,7 +56,7 @@ pub async fn make_all(
 /// first. Removes existing accounts from `names`. Creates no account after the stop.
 ///
 /// # Errors The first error. The other accounts are created nevertheless.
-async fn make_missing(
+async fn create_missing(
     client: &Client,
     names: &mut BTreeSet<&'static str>,
     stop: &StopToken,
@@ -83,6 +83,7 @@ async fn make_missing(
     result
 }
 
+/// Creates the namespace `kube-system` if it does not exist.
 async fn ensure_namespace(client: &Client) {
     let namespaces = client.resource(&Namespace::RESOURCE).metadata_only();
     let namespace = namespaces.get::<PartialObjectMetadata>(&ObjectKey::cluster(NAMESPACE)).await;
@@ -99,6 +100,7 @@ async fn ensure_namespace(client: &Client) {
     }
 }
 
+/// Creates the service account; success too if it exists.
 async fn create(client: &Client, name: &str) -> client::Result<()> {
     let body = json!({
         "apiVersion": "v1", "kind": "ServiceAccount",

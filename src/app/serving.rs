@@ -119,8 +119,9 @@ fn verbosity_flag(verbosity: &Verbosity) -> Handler {
     })
 }
 
-/// Starts the HTTPS server of `--secure-port` (none for 0), and the tasks that reload its certificates
-/// and the authorities of its clients. Returns once it listens; all of it ends with `stop`.
+/// Starts the HTTPS server of `--secure-port` (none for 0), and the tasks that reload its
+/// certificates and the authorities of its clients. Returns once it listens; all of it ends with
+/// `stop`.
 ///
 /// # Errors
 /// One line naming the flag or the file: an address in use, a certificate that cannot be read.
@@ -184,6 +185,7 @@ fn never_cached(inner: Handler) -> Handler {
     })
 }
 
+/// Binds the secure port.
 fn listen(options: &Options) -> Result<TcpListener, String> {
     let port = u16::try_from(options.secure_port).unwrap_or_default();
     let address = SocketAddr::new(options.bind_address, port);

@@ -38,7 +38,7 @@ pub fn served(shadow: &Shadow) -> Handler {
 }
 
 /// Stops the controllers after `--shadow-for`. Never resolves.
-pub async fn ends<T>(
+pub async fn stop_after_shadow_for<T>(
     options: &Options,
     shadow: Option<&Shadow>,
     clock: &SharedClock,

@@ -71,6 +71,7 @@ pub struct RunContext {
 }
 
 impl RunContext {
+    /// Whether the controller runs under this lease, by the leader migration.
     fn runs(&self, row: &Descriptor) -> bool {
         let lease = self.migration.as_ref().map_or(Lease::Main, |m| m.lease_of(row.name()));
         lease == self.lease
@@ -177,7 +178,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
         tasks.spawn(async move {
             // Not earlier: the start must not wait for accounts that are not needed yet.
             if stop.unless_stopped(all_run).await.is_some() {
-                service_accounts::make_all(client, accounts, clock, stop).await;
+                service_accounts::create_all(client, accounts, clock, stop).await;
             }
         });
     }
@@ -241,6 +242,7 @@ async fn log_running<T>(
     }
 }
 
+/// Upstream: `genericcontrollermanager.WaitForAPIServer`.
 async fn wait_for_api_server(
     connection: &dyn Connection,
     clock: &SharedClock,
@@ -269,6 +271,7 @@ async fn choose_versions(reader: &Client) -> bool {
     }
 }
 
+/// Repeats discovery, which failed at the start, until it succeeds.
 async fn choose_versions_later(reader: Client, clock: SharedClock, stop: StopToken) {
     while stop.unless_stopped(clock.sleep(DISCOVERY_RETRY)).await.is_some() {
         if stop.unless_stopped(choose_versions(&reader)).await != Some(false) {
@@ -293,6 +296,7 @@ async fn retry_after_outages(outages: Outages, watchers: Vec<Watcher>, stop: Sto
     }
 }
 
+/// How the controllers get their clients.
 fn clients(
     options: &Options,
     connection: &Arc<dyn Connection>,
@@ -306,6 +310,7 @@ fn clients(
     Arc::new(ServiceAccountClients { program, connection, root, clock: clock.clone() })
 }
 
+/// Constructs the controllers of `rows`; without those that are disabled or have no work.
 fn build<'a>(
     rows: impl Iterator<Item = &'a Descriptor>,
     options: &Options,

@@ -23,7 +23,7 @@ pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
     let (pipeline, verbosity) = (pipeline.clone(), verbosity.clone());
     serve(move |request: &Request| {
         let below = request.path.strip_prefix(PATH).unwrap_or_default().trim_matches('/');
-        match changed(&request.method, trace::followed().0, below) {
+        match traced_after(&request.method, trace::followed().0, below) {
             Ok(None) => (),
             Ok(Some(objects)) => {
                 set(objects, &verbosity);
@@ -42,7 +42,7 @@ pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
 }
 
 /// The traced objects after a request; `None`: unchanged. `below`: the object that the path names.
-fn changed(
+fn traced_after(
     method: &Method,
     mut traced: Vec<TraceObject>,
     below: &str,
@@ -89,7 +89,7 @@ mod tests {
             (Method::POST, a, a, Err("POST is not GET, PUT or DELETE")),
         ] {
             let given = TraceObjects::parse(before).expect("objects");
-            let got = changed(&method, given.0, below);
+            let got = traced_after(&method, given.0, below);
             let got = got.map(|objects| objects.map(|objects| TraceObjects(objects).text()));
             let after = after.map(|after| after.map(str::to_owned)).map_err(str::to_owned);
             assert_eq!(got, after, "{method} {below}");

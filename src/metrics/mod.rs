@@ -1,6 +1,6 @@
 //! Counters, gauges and histograms, and their text form. Those of this crate have the Go manager's
-//! names. Each room declares its own with [`metrics!`](crate::metrics!), in the default registry, and
-//! so does a program on this library; [`render`] shows all of them. Upstream:
+//! names. Each room declares its own with [`metrics!`](crate::metrics!), in the default registry,
+//! and so does a program on this library; [`render`] shows all of them. Upstream:
 //! `component-base/metrics`.
 
 pub mod process_stats;

@@ -133,11 +133,13 @@ pub fn current() -> Reading {
     read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"))
 }
 
-/// Parses the `stat` and `status` of a process, and the system's `stat`.
+/// Reads the `stat` and `status` of a process, and the system's `stat`.
 pub fn read(stat: &str, status: &str, system: &str) -> Reading {
     // The second field is the program's name, which may contain spaces and parentheses.
-    let fields: Vec<&str> =
-        stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
+    let fields: Vec<&str> = match stat.rsplit_once(')') {
+        Some((_name, fields)) => fields.split_whitespace().collect(),
+        None => Vec::new(),
+    };
     let ticks = |field: usize| -> f64 {
         fields.get(field - 3).and_then(|text| text.parse().ok()).unwrap_or_default()
     };

@@ -50,7 +50,7 @@ impl HealthChecks {
         }
         let below = request.path.trim_start_matches('/').strip_prefix(endpoint).unwrap_or_default();
         match below.trim_matches('/') {
-            "" => self.all(endpoint, request, &checks),
+            "" => self.answer_all(endpoint, request, &checks),
             name => match checks.iter().find(|(n, _)| n == name) {
                 None => Response::text(404, "404 page not found\n"),
                 Some((_, check)) => match check() {
@@ -61,7 +61,13 @@ impl HealthChecks {
         }
     }
 
-    fn all(&self, endpoint: &str, request: &Request, checks: &[(String, Check)]) -> Response {
+    /// Calls all checks that the query does not exclude.
+    fn answer_all(
+        &self,
+        endpoint: &str,
+        request: &Request,
+        checks: &[(String, Check)],
+    ) -> Response {
         let excluded: Vec<&str> = request.query_values("exclude").collect();
         let (mut text, mut failed) = (String::new(), Vec::new());
         for (name, check) in checks {

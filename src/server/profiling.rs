@@ -73,13 +73,14 @@ fn download(name: &str, profile: Vec<u8>) -> Response {
     Response::new(200, BINARY, profile).with_header(CONTENT_DISPOSITION, &name)
 }
 
-fn number(request: &Request, name: &str) -> Option<u64> {
+fn number_in_query(request: &Request, name: &str) -> Option<u64> {
     request.query_values(name).next()?.parse().ok()
 }
 
 /// Records for the requested time. The recording ends when the client disconnects.
 async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
-    let seconds = number(&request, "seconds").filter(|seconds| *seconds > 0).unwrap_or(SECONDS);
+    let seconds =
+        number_in_query(&request, "seconds").filter(|seconds| *seconds > 0).unwrap_or(SECONDS);
     let mut sampler = match Sampler::start() {
         Ok(sampler) => sampler,
         Err(busy) => {
@@ -112,7 +113,7 @@ async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
 /// The profile `goroutine`, with tasks in place of goroutines.
 fn tasks(request: &Request, clock: &SharedClock) -> Response {
     let running = task::running();
-    if number(request, "debug").is_some_and(|debug| debug > 0) {
+    if number_in_query(request, "debug").is_some_and(|debug| debug > 0) {
         let total: u64 = running.iter().map(|(_, count)| count).sum();
         let mut text = format!("goroutine profile: total {total}\n");
         for (place, count) in running {

@@ -97,11 +97,13 @@ impl Routes {
     pub fn answer(&self, request: Request) -> Boxed<Response> {
         let handler = {
             let table = self.table.read();
-            let tree = || {
-                let trees = table.below.iter().rev();
-                trees.filter(|(above, _)| request.path.starts_with(*above)).map(|(_, h)| h).next()
-            };
-            table.exact.get(&request.path).or_else(tree).cloned()
+            let mut trees = table.below.iter().rev();
+            match table.exact.get(&request.path) {
+                Some(handler) => Some(handler.clone()),
+                None => trees
+                    .find(|(above, _)| request.path.starts_with(*above))
+                    .map(|(_, handler)| handler.clone()),
+            }
         };
         match handler {
             Some(handler) => handler(request),

@@ -36,7 +36,7 @@ pub fn install_flagz(routes: &Routes, component: &str, flags: &[(String, String)
                 "metadata": { "name": component }, "flags": flags,
             })
         };
-        negotiated(request, "flagz", || text.clone(), object)
+        answer_in_accepted_form(request, "flagz", || text.clone(), object)
     };
     routes.add(FLAGZ, handler(answer));
 }
@@ -76,7 +76,7 @@ pub fn install_statusz(routes: &Routes, build: Build, clock: SharedClock) {
                 "paths": paths,
             })
         };
-        negotiated(request, "statusz", text, object)
+        answer_in_accepted_form(request, "statusz", text, object)
     };
     routes.add(STATUSZ, handler(answer));
 }
@@ -124,7 +124,8 @@ fn form(accept: &str, kind: &str) -> Option<Form> {
     ranges.first().map(|(_, form)| *form)
 }
 
-fn negotiated(
+/// The page as `text`, or as `object` of a version, by the request's Accept.
+fn answer_in_accepted_form(
     request: &Request,
     kind: &str,
     text: impl Fn() -> String,

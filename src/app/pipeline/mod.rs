@@ -58,6 +58,7 @@ impl Pipeline {
         Pipeline::default()
     }
 
+    /// Shows these parts until the result is dropped.
     pub fn show(&self, factory: &SharedInformerFactory, controllers: Vec<Watcher>) -> Shown {
         let mut parts = self.parts.lock();
         let number = parts.keys().max().map_or(0, |last| last + 1);
@@ -104,14 +105,14 @@ impl Pipeline {
             "uptimeSeconds": up,
             "residentBytes": process.resident_bytes,
             "cpuSeconds": process.cpu_seconds,
-            "informers": informers.map(|status| informer(&status)).collect::<Vec<_>>(),
-            "controllers": controllers.map(|status| controller(&status, now)).collect::<Vec<_>>(),
+            "informers": informers.map(|status| informer_json(&status)).collect::<Vec<_>>(),
+            "controllers": controllers.map(|status| controller_json(&status, now)).collect::<Vec<_>>(),
             "bytesCount": BYTES_COUNT,
         })
     }
 }
 
-fn informer(status: &InformerStatus) -> Value {
+fn informer_json(status: &InformerStatus) -> Value {
     let InformerStatus { scope, reflector, .. } = status;
     let handlers = status.handlers.iter().map(|handler| {
         json!({ "name": handler.name, "backlog": handler.backlog, "synced": handler.synced })
@@ -136,14 +137,14 @@ fn informer(status: &InformerStatus) -> Value {
     })
 }
 
-fn controller(status: &ControllerStatus, now: Timestamp) -> Value {
+fn controller_json(status: &ControllerStatus, now: Timestamp) -> Value {
     let writes = &status.writes;
     json!({
         "name": status.name,
         "account": status.account,
         "workers": status.workers,
         "running": status.running,
-        "queues": status.queues.iter().map(|queue| syncs(queue, now)).collect::<Vec<_>>(),
+        "queues": status.queues.iter().map(|queue| queue_json(queue, now)).collect::<Vec<_>>(),
         "writes": {
             "create": writes.create, "update": writes.update, "patch": writes.patch,
             "delete": writes.delete, "events": writes.events, "failed": writes.failed,
@@ -151,7 +152,8 @@ fn controller(status: &ControllerStatus, now: Timestamp) -> Value {
     })
 }
 
-fn syncs(status: &SyncStatus, now: Timestamp) -> Value {
+/// A queue with its counts of syncs.
+fn queue_json(status: &SyncStatus, now: Timestamp) -> Value {
     let queue = &status.queue;
     let aged = |key: &Option<(String, f64)>| {
         key.as_ref().map(|(key, seconds)| json!({ "key": key, "seconds": seconds }))

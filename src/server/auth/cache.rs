@@ -18,7 +18,8 @@ const CAPACITY: NonZeroUsize = NonZeroUsize::new(1024).expect("a constant above 
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    pub fn of(question: &(impl Hash + ?Sized)) -> Key {
+    /// A digest: tokens are not kept in memory.
+    pub fn digest(question: &(impl Hash + ?Sized)) -> Key {
         let mut state = Digesting(Sha256::new());
         question.hash(&mut state);
         Key(state.0.finalize().into())
@@ -32,7 +33,7 @@ impl Hasher for Digesting {
         self.0.update(bytes);
     }
 
-    /// Not used: the digest has more bits, and [`Key::of`] takes it from the state.
+    /// Not used: the digest has more bits, and [`Key::digest`] takes it from the state.
     fn finish(&self) -> u64 {
         0
     }
@@ -66,7 +67,7 @@ mod tests {
 
     #[test]
     fn answer_expires() {
-        let (cache, key) = (Cache::new(), Key::of("a"));
+        let (cache, key) = (Cache::new(), Key::digest("a"));
         assert_eq!(cache.get(&key, Duration::ZERO), None);
         cache.put(key, 1, SECOND);
         assert_eq!(cache.get(&key, Duration::ZERO), Some(1));
@@ -75,10 +76,10 @@ mod tests {
 
     #[test]
     fn answer_in_use_survives_a_flood_of_others() {
-        let (cache, key) = (Cache::new(), Key::of("in use"));
+        let (cache, key) = (Cache::new(), Key::digest("in use"));
         cache.put(key, 0, SECOND);
         for n in 1..3 * CAPACITY.get() {
-            cache.put(Key::of(&n), n, SECOND);
+            cache.put(Key::digest(&n), n, SECOND);
             assert_eq!(cache.get(&key, Duration::ZERO), Some(0));
         }
         assert_eq!(cache.entries.lock().len(), CAPACITY.get());
@@ -86,8 +87,8 @@ mod tests {
 
     #[test]
     fn keys_tell_fields_apart() {
-        assert!(Key::of(&("ab", "c")) != Key::of(&("a", "bc")));
-        assert!(Key::of(&["ab"][..]) != Key::of(&["ab", ""][..]));
-        assert!(Key::of(&("ab", "c")) == Key::of(&("ab".to_owned(), "c")));
+        assert!(Key::digest(&("ab", "c")) != Key::digest(&("a", "bc")));
+        assert!(Key::digest(&["ab"][..]) != Key::digest(&["ab", ""][..]));
+        assert!(Key::digest(&("ab", "c")) == Key::digest(&("ab".to_owned(), "c")));
     }
 }

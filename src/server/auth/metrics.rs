@@ -66,7 +66,8 @@ impl Drop for Fetch {
     }
 }
 
-pub fn authenticated(user: Option<&str>, took: Duration) {
+/// Counts an authentication; `None`: it was refused.
+pub fn count_authentication(user: Option<&str>, took: Duration) {
     // Upstream counts as "failure" only what an authenticator refuses without a reason.
     let result = if user.is_some() { "success" } else { "error" };
     AUTHENTICATIONS.with_label_values(&[result]).inc();
@@ -76,7 +77,8 @@ pub fn authenticated(user: Option<&str>, took: Duration) {
     }
 }
 
-pub fn authorized(allowed: &Result<bool, String>, took: Duration) {
+/// Counts an authorization.
+pub fn count_authorization(allowed: &Result<bool, String>, took: Duration) {
     let result = match allowed {
         Ok(true) => "allowed",
         Ok(false) => "no-opinion",

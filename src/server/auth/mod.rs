@@ -124,13 +124,13 @@ impl Auth {
         let since = self.clock.monotonic();
         let user = self.authenticate(request).await;
         let took = self.clock.monotonic().saturating_sub(since);
-        metrics::authenticated(user.as_ref().map(|user| user.name.as_str()), took);
+        metrics::count_authentication(user.as_ref().map(|user| user.name.as_str()), took);
         let Some(user) = user else {
             return Some(Response::status(401, "Unauthorized", "Unauthorized"));
         };
         let since = self.clock.monotonic();
         let allowed = self.authorize(&user, request).await;
-        metrics::authorized(&allowed, self.clock.monotonic().saturating_sub(since));
+        metrics::count_authorization(&allowed, self.clock.monotonic().saturating_sub(since));
         let (verb, path) = (verb(request), &request.path);
         match allowed {
             Ok(true) => return None,
@@ -172,7 +172,7 @@ impl Auth {
         // As upstream, a token counts only where tokens can be reviewed.
         let reviewed = self.config.reviewer.reviews_tokens();
         match bearer.filter(|token| !token.is_empty() && reviewed) {
-            Some(token) => self.owner(token).await,
+            Some(token) => self.user_of_token(token).await,
             None if faults.is_empty() => Some(User::anonymous()),
             None => {
                 log::error!("Unable to authenticate the request: {}", faults.join(", "));
@@ -181,8 +181,9 @@ impl Auth {
         }
     }
 
-    async fn owner(&self, token: &str) -> Option<User> {
-        let (key, begin) = (Key::of(token), self.clock.monotonic());
+    /// The user of a bearer token, from the cache or a review; `None` when it is not valid.
+    async fn user_of_token(&self, token: &str) -> Option<User> {
+        let (key, begin) = (Key::digest(token), self.clock.monotonic());
         let known = self.tokens.get(&key, begin);
         let is_known = known.is_some();
         let user = match known {
@@ -193,13 +194,14 @@ impl Auth {
         user
     }
 
+    /// Asks the API server for the user of a token, and caches the answer.
     async fn review(&self, key: Key, token: &str) -> Option<User> {
         let blocked = metrics::Fetch::blocked();
-        let turn = self.reviews.acquire().await;
+        let permit = self.reviews.acquire().await;
         let fetch = metrics::Fetch::in_flight();
         let reviewed = self.config.reviewer.token(token).await;
         fetch.ended(reviewed.is_ok());
-        drop((turn, fetch, blocked));
+        drop((permit, fetch, blocked));
         match reviewed {
             Ok(user) => {
                 let user = user.map(User::authenticated);
@@ -228,15 +230,16 @@ impl Auth {
             return Ok(true);
         }
         let verb = verb(request);
-        let key = (verb.len() + path.len() < MAX_CACHED_ATTRIBUTES_BYTES)
-            .then(|| Key::of(&(user, &verb, path)));
-        let now = self.clock.monotonic();
-        if let Some(known) = key.and_then(|key| self.access.get(&key, now)) {
+        let is_cached = verb.len() + path.len() < MAX_CACHED_ATTRIBUTES_BYTES;
+        let key = if is_cached { Some(Key::digest(&(user, &verb, path))) } else { None };
+        if let Some(key) = &key
+            && let Some(known) = self.access.get(key, self.clock.monotonic())
+        {
             return Ok(known);
         }
-        let turn = self.reviews.acquire().await;
+        let permit = self.reviews.acquire().await;
         let reviewed = self.config.reviewer.access(user, &verb, path).await;
-        drop(turn);
+        drop(permit);
         match reviewed {
             Ok(yes) => {
                 let config = &self.config;

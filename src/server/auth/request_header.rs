@@ -35,23 +35,25 @@ impl RequestHeader {
                 "x509: subject with cn={proxy} is not in the allowed list: {allowed:?}"
             ));
         }
-        Ok(self.named(request))
+        Ok(self.user_from_headers(request))
     }
 
-    fn named(&self, request: &Request) -> Option<User> {
+    /// `None`: no header names a user.
+    fn user_from_headers(&self, request: &Request) -> Option<User> {
         let first = |headers: &[String]| {
             let mut values = headers.iter().filter_map(|header| request.headers.get(header));
-            values.find(|value| !value.is_empty()).map(text)
+            values.find(|value| !value.is_empty()).map(header_text)
         };
         let groups = self.group_headers.iter().flat_map(|header| request.headers.get_all(header));
         Some(User {
             name: first(&self.username_headers)?,
             uid: first(&self.uid_headers).unwrap_or_default(),
-            groups: groups.filter(|group| !group.is_empty()).map(text).collect(),
+            groups: groups.filter(|group| !group.is_empty()).map(header_text).collect(),
             extra: self.extra(request),
         })
     }
 
+    /// The headers that begin with one of the prefixes, by the name after it.
     fn extra(&self, request: &Request) -> Vec<(String, Vec<String>)> {
         let mut extra: Vec<(String, Vec<String>)> = Vec::new();
         for prefix in &self.extra_prefixes {
@@ -60,8 +62,8 @@ impl RequestHeader {
                 let Some(key) = header.as_str().strip_prefix(&prefix) else { continue };
                 let key = unescaped(key);
                 match extra.iter_mut().find(|(known, _)| *known == key) {
-                    Some((_, values)) => values.push(text(value)),
-                    None => extra.push((key, vec![text(value)])),
+                    Some((_, values)) => values.push(header_text(value)),
+                    None => extra.push((key, vec![header_text(value)])),
                 }
             }
         }
@@ -69,7 +71,7 @@ impl RequestHeader {
     }
 }
 
-fn text(value: &HeaderValue) -> String {
+fn header_text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
 
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn user_is_read_from_headers() {
-        let user = config().named(&request(&[
+        let user = config().user_from_headers(&request(&[
             ("x-remote-user", ""),
             ("x-user", "Ünal"),
             ("x-remote-uid", "7"),
@@ -122,7 +124,7 @@ mod tests {
             extra: vec![("scopes".into(), vec!["a".into(), "b".into()])],
         };
         assert_eq!(user, Some(expected));
-        assert_eq!(config().named(&request(&[("x-remote-group", "dev")])), None);
+        assert_eq!(config().user_from_headers(&request(&[("x-remote-group", "dev")])), None);
     }
 
     #[test]
@@ -140,7 +142,7 @@ mod tests {
         ] {
             assert_eq!(unescaped(key), expected, "{key}");
         }
-        let user = config().named(&request(&[
+        let user = config().user_from_headers(&request(&[
             ("x-remote-user", "ada"),
             ("x-remote-extra-a%62", "1"),
             ("x-remote-extra-ab", "2"),

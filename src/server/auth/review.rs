@@ -90,6 +90,7 @@ impl Reviewer for ApiReviewer {
     }
 }
 
+/// Creates a review and returns it with its status.
 async fn review(
     clock: &SharedClock,
     client: &Client,
@@ -131,6 +132,7 @@ fn should_retry(error: &client::Error) -> bool {
     error.is_reset() || error.is_internal() || error.is_timeout() || error.is_too_many_requests()
 }
 
+/// The user in the status of a TokenReview; `None` if the token is not valid.
 fn reviewed_user(status: &Value) -> Option<User> {
     let strings = |value: &Value| -> Vec<String> {
         let items = value.as_array().into_iter().flatten();

@@ -66,6 +66,7 @@ impl Connection {
         Connection { serving: serving.clone(), slot }
     }
 
+    /// Shakes hands, if the server has TLS, and serves the connection to its end.
     pub async fn run(self, stream: Async<TcpStream>) {
         if let Err(error) = stream.get_ref().set_nodelay(true) {
             log::debug!("set_nodelay: {error}");
@@ -73,7 +74,7 @@ impl Connection {
         let Some(tls) = self.serving.tls.clone() else {
             return self.serve(stream, Chain::default()).await;
         };
-        let handshake = in_turns(&self.serving.handshakes, handshake(tls, stream));
+        let handshake = alternately(&self.serving.handshakes, handshake(tls, stream));
         let handshake = self.serving.stop.unless_stopped(handshake);
         match self.in_time(handshake).await {
             Ok(Some(Ok(stream))) => {
@@ -87,6 +88,7 @@ impl Connection {
         }
     }
 
+    /// Answers requests until the connection ends, or [`DRAIN`] after the stop.
     pub async fn serve<IO>(&self, io: IO, peer: Chain)
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -163,12 +165,12 @@ impl Cut {
     }
 }
 
-/// Polls `future` in alternation with the others of `turns`: one of them is polled, then each other
-/// task that is ready, then the next one.
-async fn in_turns<F: Future>(turns: &Semaphore, future: F) -> F::Output {
+/// Polls `future` in alternation with the others of `permits`: one of them is polled, then each
+/// other task that is ready, then the next one.
+async fn alternately<F: Future>(permits: &Semaphore, future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
-        let turn = turns.acquire().await;
+        let turn = permits.acquire().await;
         yield_now().await;
         if let Some(output) = poll_once(future.as_mut()).await {
             return output;
@@ -257,6 +259,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for ProgressIo<IO> {
     }
 }
 
+/// Calls the handler; its panic is an answer of 500.
 async fn answer(
     handler: Handler,
     request: hyper::Request<Incoming>,
@@ -386,7 +389,7 @@ mod tests {
     #[test]
     fn handshakes_take_turns() {
         const STEPS: usize = 3;
-        let (turns, polls) = (Semaphore::new(1), Cell::new(0));
+        let (permits, polls) = (Semaphore::new(1), Cell::new(0));
         let polls = &polls;
         let step = || {
             let mut done = 0;
@@ -400,7 +403,7 @@ mod tests {
                 Poll::Pending
             })
         };
-        let mut tasks: Vec<_> = (0..5).map(|_| Box::pin(in_turns(&turns, step()))).collect();
+        let mut tasks: Vec<_> = (0..5).map(|_| Box::pin(alternately(&permits, step()))).collect();
         let mut rounds = 0;
         while !tasks.is_empty() {
             let before = polls.get();

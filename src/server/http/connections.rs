@@ -87,7 +87,8 @@ impl Progress {
 struct Origin(u64);
 
 impl Origin {
-    fn of(address: IpAddr) -> Origin {
+    /// An IPv4 address, or the network of an IPv6 address.
+    fn new(address: IpAddr) -> Origin {
         match address.to_canonical() {
             IpAddr::V4(address) => Origin(u32::from(address).into()),
             IpAddr::V6(address) => Origin((u128::from(address) >> 64) as u64),
@@ -127,7 +128,7 @@ impl Connections {
         let mut table = self.table.lock();
         let id = table.next;
         table.next += 1;
-        table.open.insert(id, (Origin::of(address), progress.clone()));
+        table.open.insert(id, (Origin::new(address), progress.clone()));
         if table.open.len() > self.most {
             table.evict();
         }
@@ -237,7 +238,7 @@ mod tests {
             ("2001:db8::1", "2001:db8:0:1::1", false),
         ] {
             assert_eq!(
-                Origin::of(address(one)) == Origin::of(address(other)),
+                Origin::new(address(one)) == Origin::new(address(other)),
                 same,
                 "{one} {other}"
             );

@@ -57,13 +57,19 @@ impl Request {
     /// name it.
     pub fn quality(&self, header: &str, item: &str) -> f32 {
         let lines = self.headers.get_all(header).iter().filter_map(|line| line.to_str().ok());
-        let items = lines.flat_map(|line| line.split(',')).filter_map(|named| {
-            let mut parts = named.split(';').map(str::trim);
-            parts.next().filter(|name| name.eq_ignore_ascii_case(item))?;
-            let quality = parts.find_map(|part| part.strip_prefix("q="));
-            Some(quality.map_or(1.0, |quality| quality.parse().unwrap_or(0.0_f32)))
-        });
-        items.fold(0.0, f32::max)
+        let mut best = 0.0;
+        for listed in lines.flat_map(|line| line.split(',')) {
+            let mut parts = listed.split(';').map(str::trim);
+            if !parts.next().is_some_and(|name| name.eq_ignore_ascii_case(item)) {
+                continue;
+            }
+            let quality = match parts.find_map(|part| part.strip_prefix("q=")) {
+                Some(text) => text.parse().unwrap_or(0.0),
+                None => 1.0,
+            };
+            best = f32::max(best, quality);
+        }
+        best
     }
 
     /// The parameters of the query, still encoded; a parameter without a value has an empty one.

@@ -36,8 +36,8 @@ pub struct Guard {
 
 impl Guard {
     /// For a port that untrusted clients reach. A connection costs up to 70 KiB, most of it for a
-    /// long head; all of them cost 5 MB. Managers and kubelets have few clients: probes, monitoring,
-    /// people.
+    /// long head; all of them cost 5 MB. Managers and kubelets have few clients: probes,
+    /// monitoring, people.
     pub const UNTRUSTED: Guard =
         Guard { connections: 64, head_bytes: Some(16 << 10), descriptors: 8 };
 
@@ -121,6 +121,7 @@ impl Serving {
         }
     }
 
+    /// Accepts connections until the stop, then waits until all have ended.
     async fn accept(self: Arc<Self>, listener: Async<TcpListener>) {
         // Each connection holds a sender: the channel closes when the last has ended.
         let (open, all_closed) = async_channel::bounded::<()>(1);
@@ -320,7 +321,7 @@ mod tests {
     const GET: &str = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
 
     /// Sends a request on a connection that stays open.
-    async fn ask(connection: &mut Client) -> String {
+    async fn request_on(connection: &mut Client) -> String {
         connection.write_all(GET.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\nok") {
@@ -358,9 +359,9 @@ mod tests {
             assert!(closed >= Duration::from_secs(31), "head: {closed:?}");
 
             let mut idle = connect(server.address()).await.unwrap();
-            ask(&mut idle).await;
+            request_on(&mut idle).await;
             clock.advance(Duration::from_secs(60));
-            ask(&mut idle).await;
+            request_on(&mut idle).await;
             let closed = closed_after(&mut idle, &clock).await;
             assert!(closed >= Duration::from_secs(89), "idle: {closed:?}");
             stop.stop();
@@ -411,7 +412,8 @@ mod tests {
             let closed = async {
                 // The handler and this test have one each.
                 while Arc::strong_count(&long) > 2 {
-                    // Without a sleeper the server has not set its timer yet, or has closed already.
+                    // Without a sleeper the server has not set its timer yet, or has closed
+                    // already.
                     if clock.sleepers() > 0 {
                         clock.advance(Duration::from_millis(250));
                     }
@@ -438,12 +440,12 @@ mod tests {
             let mut open = Vec::new();
             for _ in 0..10 {
                 let mut new = connect(server.address()).await.unwrap();
-                ask(&mut new).await;
+                request_on(&mut new).await;
                 clock.advance(Duration::from_secs(1));
                 open.push(new);
             }
             let mut last = connect(server.address()).await.unwrap();
-            ask(&mut last).await;
+            request_on(&mut last).await;
             while open.len() > 1 {
                 let mut still_open = Vec::new();
                 for mut connection in open {
@@ -455,8 +457,8 @@ mod tests {
                 open = still_open;
                 yield_now().await;
             }
-            ask(&mut last).await;
-            ask(&mut open[0]).await;
+            request_on(&mut last).await;
+            request_on(&mut open[0]).await;
             stop.stop();
             server.join().await;
         });

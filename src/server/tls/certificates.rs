@@ -23,13 +23,14 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
+    /// Reads the files, or creates the default certificate.
     pub fn load(options: &TlsOptions, provider: &CryptoProvider) -> Result<Loaded, String> {
         let default = match &options.files {
             Some((cert, key)) => load(cert, key, provider)
                 .map_err(|error| format!("--tls-cert-file, --tls-private-key-file: {error}"))?,
             None => {
                 let (cert, key) = self_signed(options.address)?;
-                certified(&cert, &key, provider)?
+                parse_pair(&cert, &key, provider)?
             }
         };
         let named = options.named.iter().map(|(cert, key, names)| {
@@ -41,6 +42,7 @@ impl Certificates {
         Ok(Loaded { default, named: Named::new(&named) })
     }
 
+    /// Serves the certificates of `fresh` from now on.
     pub fn set(&self, mut fresh: Loaded) {
         let mut current = self.current.write();
         if self.options.files.is_none() {
@@ -80,6 +82,7 @@ impl ResolvesServerCert for AtAddress {
     }
 }
 
+/// Reads a certificate and its key from PEM files.
 fn load(cert: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
     if cert.as_os_str().is_empty() || key.as_os_str().is_empty() {
         return Err("missing filename for serving cert".to_owned());
@@ -96,7 +99,8 @@ fn load(cert: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<Certif
         .map_err(|error| format!("{} and {}: {error}", cert.display(), key.display()))
 }
 
-pub(super) fn certified(
+/// Parses a certificate and its key from PEM.
+pub(super) fn parse_pair(
     cert: &[u8],
     key: &[u8],
     provider: &CryptoProvider,

@@ -31,8 +31,7 @@ impl Loaded {
         chosen.unwrap_or(&self.default)
     }
 
-    /// A certificate that is valid for a host serves it, though it was given other names, when the
-    /// default one is not valid for it.
+    /// The certificate with this name; else any that is valid for the host, the default one first.
     fn for_host(&self, host: &str) -> Option<&Arc<CertifiedKey>> {
         let mut all = iter::once(&self.default).chain(self.named.0.values());
         self.named.host(host).or_else(|| all.find(|key| is_valid_for(key, host)))
@@ -103,7 +102,7 @@ mod tests {
     use rcgen::{CertificateParams, DnType, KeyPair, SanType};
     use rustls::crypto::ring;
 
-    use super::super::certificates::certified;
+    use super::super::certificates::parse_pair;
     use super::*;
 
     /// A common name, alternative names (`ip:` before an address), and explicit names.
@@ -120,7 +119,7 @@ mod tests {
         let key = KeyPair::generate().expect("a key");
         let cert = params.self_signed(&key).expect("a certificate");
         let (cert, key) = (cert.pem(), key.serialize_pem());
-        certified(cert.as_bytes(), key.as_bytes(), &ring::default_provider()).expect("a pair")
+        parse_pair(cert.as_bytes(), key.as_bytes(), &ring::default_provider()).expect("a pair")
     }
 
     /// Checks for each host and local address the position of the chosen certificate in `given`;

@@ -30,18 +30,21 @@ pub(super) fn restrict(
     Ok(())
 }
 
+/// Why the list of curves cannot be used, if it cannot.
 fn fault(curves: &[i32]) -> Option<String> {
-    curves.iter().enumerate().find_map(|(at, curve)| {
+    for (position, curve) in curves.iter().enumerate() {
         if !(1..=i32::from(u16::MAX)).contains(curve) {
-            Some(format!("curve preference {curve} is out of range (must be 1-{})", u16::MAX))
-        } else if curves[..at].contains(curve) {
-            Some(format!("duplicate curve preference {curve}"))
-        } else if !GO_CURVES.contains(curve) {
-            Some(format!("curve preference {curve} is not supported"))
-        } else {
-            None
+            let most = u16::MAX;
+            return Some(format!("curve preference {curve} is out of range (must be 1-{most})"));
         }
-    })
+        if curves[..position].contains(curve) {
+            return Some(format!("duplicate curve preference {curve}"));
+        }
+        if !GO_CURVES.contains(curve) {
+            return Some(format!("curve preference {curve} is not supported"));
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::clock::SharedClock;
 use crate::files::{POLL_PERIOD, Stamp, stamp};
 use crate::task::{self, StopToken};
 
-use certificates::{AtAddress, Certificates, certified};
+use certificates::{AtAddress, Certificates, parse_pair};
 use choice::{Loaded, Named};
 use client_certificates::RequestOnly;
 
@@ -80,11 +80,12 @@ impl Tls {
     /// One line naming the fault.
     pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Tls, String> {
         let provider = Arc::new(ring::default_provider());
-        let default = certified(chain, key, &provider)?;
+        let default = parse_pair(chain, key, &provider)?;
         let loaded = Loaded { default, named: Named::default() };
         Tls::serving(TlsOptions::default(), loaded, provider)
     }
 
+    /// The configuration for certificates that were loaded.
     fn serving(
         options: TlsOptions,
         loaded: Loaded,
