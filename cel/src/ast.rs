@@ -105,6 +105,7 @@ impl Expr {
 }
 
 impl Node {
+    /// Calls `visit` for each direct child, from left to right.
     pub fn children<'a>(&'a self, visit: &mut dyn FnMut(&'a Expr)) {
         match self {
             Node::Literal(_) | Node::Ident(_) => {}
@@ -191,6 +192,7 @@ impl Nodes {
         copy
     }
 
+    /// Gives the nodes of a copy ids of their own at the same positions.
     fn renumber(&mut self, expr: &mut Expr) {
         expr.id = self.id(self.position(expr.id));
         if let Node::Struct { fields, .. } = &mut expr.node {

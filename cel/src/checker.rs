@@ -11,7 +11,8 @@ use super::types::{Fields, Substitutions, Type};
 pub struct Types(Vec<Type>);
 
 impl Types {
-    pub fn of(&self, expr: &Expr) -> &Type {
+    /// The type of an expression; `dyn` for one without a record.
+    pub fn type_of(&self, expr: &Expr) -> &Type {
         self.0.get(expr.id as usize).unwrap_or(&Type::Dyn)
     }
 }
@@ -93,12 +94,17 @@ impl<'a> Checker<'a> {
         found
     }
 
+    /// The type of a variable in scope, or of a name of the environment.
     fn lookup(&self, name: &str) -> Option<Type> {
         let name = name.strip_prefix('.').unwrap_or(name);
-        let local = self.scopes.iter().rev().find(|(known, _)| *known == name);
-        local.map(|(_, of)| of.clone()).or_else(|| self.environment.lookup(name))
+        match self.scopes.iter().rev().find(|(known, _)| *known == name) {
+            Some((_, local)) => Some(local.clone()),
+            None => self.environment.lookup(name),
+        }
     }
 
+    /// The type of `operand.field`, which may be a qualified name; with `test_only`, of
+    /// `has(operand.field)`.
     fn check_select(
         &mut self,
         expr: &Expr,
@@ -114,6 +120,7 @@ impl<'a> Checker<'a> {
         if test_only { Type::Bool } else { self.known.resolve(&found) }
     }
 
+    /// The type of a field of `operand`. `optional`: selected by `.?`.
     fn select_field(
         &mut self,
         expr: &Expr,
@@ -143,6 +150,7 @@ impl<'a> Checker<'a> {
         if optional || inner.is_some() { Type::optional(found) } else { found }
     }
 
+    /// The type of a field of `of`; an unknown field is an issue.
     fn field_type(&mut self, id: Id, of: &Type, field: &str) -> Type {
         let Type::Struct(structure) = of else { return Type::Error };
         if let Fields::Unknown = structure.fields {
@@ -158,6 +166,7 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// A call of a function or method. Upstream: `checkCall`.
     fn check_call(
         &mut self,
         expr: &Expr,
@@ -239,6 +248,7 @@ impl<'a> Checker<'a> {
         Type::Error
     }
 
+    /// The arguments of `&&` and `||` are bools.
     fn resolve_logic(&mut self, args: &[Expr]) -> Type {
         let mut result = Type::Bool;
         for arg in args {
@@ -262,6 +272,7 @@ impl<'a> Checker<'a> {
         found
     }
 
+    /// The elements have one type in common, or the list is of `dyn`.
     fn check_list(&mut self, elements: &'a [Element]) -> Type {
         let mut joined = None;
         for Element { value, optional } in elements {
@@ -274,6 +285,7 @@ impl<'a> Checker<'a> {
         Type::list(joined.unwrap_or_else(|| Type::Param(self.known.fresh())))
     }
 
+    /// A map literal; mixed types of keys or values are joined.
     fn check_map(&mut self, entries: &'a [Entry]) -> Type {
         let mut joined: (Option<Type>, Option<Type>) = (None, None);
         for Entry { key, value, optional } in entries {
@@ -303,6 +315,7 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// A message literal. Upstream: `checkCreateStruct`.
     fn check_struct(&mut self, expr: &Expr, name: &str, fields: &'a [Field]) -> Type {
         let Some(named) = self.lookup(name) else { return self.undeclared(expr.id, name) };
         let result = match named {
@@ -335,6 +348,7 @@ impl<'a> Checker<'a> {
         result
     }
 
+    /// Upstream: `checkComprehension`.
     fn check_comprehension(&mut self, of: &'a Comprehension) -> Type {
         let range = self.check(&of.range);
         let accu = self.check(&of.init);
@@ -373,6 +387,7 @@ impl<'a> Checker<'a> {
         self.known.resolve(&result)
     }
 
+    /// An expression whose type does not fit `wanted` is an issue.
     fn assert(&mut self, expr: &Expr, wanted: &Type) {
         let found = self.type_of(expr);
         if !self.known.assign(wanted, &found) {

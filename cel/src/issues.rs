@@ -20,14 +20,15 @@ pub fn display(source: &str, mut issues: Vec<Issue>) -> String {
     issues.truncate(MOST);
     issues.sort_by_key(|issue| issue.offset);
     let lines: Vec<&str> = source.split('\n').collect();
-    let mut texts: Vec<String> = issues.iter().map(|issue| one(&lines, issue)).collect();
+    let mut texts: Vec<String> = issues.iter().map(|issue| display_one(&lines, issue)).collect();
     if excess > 0 {
         texts.push(format!("{excess} more errors were truncated"));
     }
     texts.join("\n")
 }
 
-fn one(lines: &[&str], issue: &Issue) -> String {
+/// An issue, with its line of the source and a pointer to the column.
+fn display_one(lines: &[&str], issue: &Issue) -> String {
     let Some(offset) = issue.offset else {
         return format!("ERROR: <input>:-1:0: {}", issue.message);
     };

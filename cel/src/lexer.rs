@@ -48,6 +48,7 @@ pub fn tokens(source: &str) -> Result<Vec<Placed>, Issue> {
 }
 
 impl Lexer {
+    /// The character at this distance; a zero byte at the end.
     fn peek(&self, ahead: usize) -> char {
         self.source.get(self.at + ahead).copied().unwrap_or('\0')
     }
@@ -56,6 +57,7 @@ impl Lexer {
         text.chars().enumerate().all(|(n, c)| self.source.get(self.at + n) == Some(&c))
     }
 
+    /// Skips blanks and comments.
     fn skip_blank(&mut self) {
         while self.at < self.source.len() {
             if matches!(self.peek(0), '\t' | ' ' | '\r' | '\n' | '\u{c}') {
@@ -78,13 +80,14 @@ impl Lexer {
         self.source[start..self.at].iter().collect()
     }
 
+    /// Reads the next token.
     fn token(&mut self) -> Result<Token, &'static str> {
         if self.at >= self.source.len() {
             return Ok(Token::End);
         }
         let first = self.peek(0);
         if let Some(prefix) = self.string_prefix() {
-            return self.string(prefix);
+            return self.string_token(prefix);
         }
         if first.is_ascii_alphabetic() || first == '_' {
             let word = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_');
@@ -94,7 +97,7 @@ impl Lexer {
             });
         }
         if first.is_ascii_digit() || (first == '.' && self.peek(1).is_ascii_digit()) {
-            return Ok(self.number());
+            return Ok(self.number_token());
         }
         match SYMBOLS.iter().find(|symbol| self.starts_with(symbol)) {
             Some(symbol) => {
@@ -105,7 +108,8 @@ impl Lexer {
         }
     }
 
-    fn number(&mut self) -> Token {
+    /// Reads a number without its sign.
+    fn number_token(&mut self) -> Token {
         let hexadecimal = self.starts_with("0x") && self.peek(2).is_ascii_hexdigit();
         let mut text = String::new();
         let mut double = false;
@@ -146,7 +150,8 @@ impl Lexer {
         matches!(self.peek(bytes + raw), '"' | '\'').then_some(bytes + raw)
     }
 
-    fn string(&mut self, prefix: usize) -> Result<Token, &'static str> {
+    /// Reads a string or bytes, whose letters before the quote have the length `prefix`.
+    fn string_token(&mut self, prefix: usize) -> Result<Token, &'static str> {
         const OPEN: &str = "Syntax error: token recognition error: unterminated string";
         let letters = &self.source[self.at..self.at + prefix];
         let bytes = letters.iter().any(|c| matches!(c, 'b' | 'B'));

@@ -31,6 +31,7 @@ pub struct Environment {
 }
 
 impl Environment {
+    /// The type of a variable; for the name of a type, the type of types.
     fn lookup(&self, name: &str) -> Option<Type> {
         let of_type = || self.types.get(name).cloned().or_else(|| named_type(name));
         self.variables.get(name).cloned().or_else(|| of_type().map(Type::type_of))
@@ -46,7 +47,7 @@ impl Environment {
         if !found.is_empty() {
             return Err(issues::display(source, found));
         }
-        Ok(types.of(&parsed.expr).clone())
+        Ok(types.type_of(&parsed.expr).clone())
     }
 }
 

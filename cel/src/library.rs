@@ -29,6 +29,7 @@ impl Overload {
     }
 }
 
+/// `of` with its parameters replaced by those of these numbers.
 fn renamed(of: &Type, names: &[u32]) -> Type {
     match of {
         Type::Param(n) => Type::Param(names[*n as usize]),
@@ -40,7 +41,7 @@ fn renamed(of: &Type, names: &[u32]) -> Type {
 pub fn overloads(function: &str) -> &'static [Overload] {
     static TABLE: LazyLock<HashMap<&'static str, Vec<Overload>>> = LazyLock::new(|| {
         let mut table: HashMap<&'static str, Vec<Overload>> = HashMap::new();
-        for (name, overload) in FUNCTIONS.lines().flat_map(read) {
+        for (name, overload) in FUNCTIONS.lines().flat_map(parse_line) {
             table.entry(name).or_default().push(overload);
         }
         table
@@ -72,7 +73,7 @@ pub fn named_type(name: &str) -> Option<Type> {
 
 /// Reads a line of [`FUNCTIONS`]: a name, then each overload as `(ARGS)RESULT` or
 /// `RECEIVER.(ARGS)RESULT`.
-fn read(line: &'static str) -> Vec<(&'static str, Overload)> {
+fn parse_line(line: &'static str) -> Vec<(&'static str, Overload)> {
     let mut words = line.split_whitespace();
     let Some(name) = words.next() else { return Vec::new() };
     let templated = |word: &'static str| match word.split_once('$') {
@@ -84,19 +85,32 @@ fn read(line: &'static str) -> Vec<(&'static str, Overload)> {
             types.iter().map(|of| pattern.replace('@', of)).collect()
         }
     };
-    words.flat_map(templated).filter_map(|word| Some((name, overload(&word)?))).collect()
+    words.flat_map(templated).filter_map(|word| Some((name, parse_overload(&word)?))).collect()
 }
 
 const COMPARABLE: [&str; 8] =
     ["int", "uint", "double", "duration", "bool", "timestamp", "string", "bytes"];
 
-fn overload(text: &str) -> Option<Overload> {
+/// The position of the bracket that closes the one at the beginning.
+fn closing_bracket(text: &str) -> Option<usize> {
+    let mut depth = 0;
+    for (position, character) in text.char_indices() {
+        match character {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(position);
+        }
+    }
+    None
+}
+
+/// Reads `(ARGS)RESULT` or `RECEIVER.(ARGS)RESULT`.
+fn parse_overload(text: &str) -> Option<Overload> {
     let open = if text.starts_with('(') { 0 } else { text.find(".(")? + 1 };
-    let close = text[open..].char_indices().scan(0, |depth, (n, c)| {
-        *depth += i32::from(c == '(') - i32::from(c == ')');
-        Some((n, *depth))
-    });
-    let close = open + close.skip(1).find(|(_, depth)| *depth == 0)?.0;
+    let close = open + closing_bracket(&text[open..])?;
     let mut params = Vec::new();
     let mut args = Vec::new();
     if open > 0 {
@@ -119,6 +133,7 @@ fn split(text: &str) -> Vec<&str> {
     parts.filter(|part| !part.is_empty()).collect()
 }
 
+/// Reads a type; a single letter is a type parameter, numbered by its position in `params`.
 fn parse_type(text: &str, params: &mut Vec<char>) -> Option<Type> {
     if let Some((name, inner)) = text.strip_suffix(')').and_then(|text| text.split_once('(')) {
         let mut inner = split(inner).into_iter().map(|part| parse_type(part, params));
@@ -337,7 +352,7 @@ mod tests {
                     _ => 1,
                 })
                 .sum();
-            assert_eq!(read(line).len(), expected, "{line}");
+            assert_eq!(parse_line(line).len(), expected, "{line}");
         }
         let printed: Vec<String> = overloads("_[?_]")
             .iter()

@@ -73,6 +73,7 @@ struct Make<'a> {
 }
 
 impl Make<'_> {
+    /// `all`, `exists` and `exists_one` as a comprehension.
     fn quantifier(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let ((var, var2), mut bodies) = self.variables_and_body(args, 1)?;
         let body = bodies.remove(0);
@@ -118,6 +119,7 @@ impl Make<'_> {
         }))
     }
 
+    /// `map`: the last argument is the element, one before it a filter.
     fn map(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut rest = args.into_iter().skip(1).rev();
@@ -128,6 +130,7 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
+    /// `filter` as a comprehension.
     fn filter(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut args = args.into_iter();
@@ -138,6 +141,7 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
+    /// `transformList` as a comprehension.
     fn transform_list(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let filtered = args.len() - 2;
         let (vars, body) = self.variables_and_body(args, filtered)?;
@@ -149,6 +153,7 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
+    /// `transformMap` and `transformMapEntry` as a comprehension.
     fn transform_map(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let filtered = args.len() - 2;
         let (vars, body) = self.variables_and_body(args, filtered)?;
@@ -184,6 +189,7 @@ impl Make<'_> {
         Ok(self.call("_?_:_", vec![has_value, mapped, none]))
     }
 
+    /// Expands `sortBy`. Upstream: `sortByMacro`.
     fn sort_by(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         if !matches!(
             target.node,
@@ -271,6 +277,7 @@ impl Make<'_> {
         self.node(Node::Ident(ACCUMULATOR.to_owned()))
     }
 
+    /// The name of the only variable of a macro.
     fn one_variable(&self, arg: &Expr) -> Result<String> {
         let name = self.variable(arg, NO_IDENTIFIER)?;
         self.not_accumulator(arg, &name)?;
@@ -295,6 +302,7 @@ impl Make<'_> {
         Ok(((var, var2), rest))
     }
 
+    /// The name in `arg`; the error `otherwise` if it is not an identifier.
     fn variable(&self, arg: &Expr, otherwise: &str) -> Result<String> {
         match &arg.node {
             Node::Ident(name) => Ok(name.clone()),
@@ -302,6 +310,7 @@ impl Make<'_> {
         }
     }
 
+    /// Refuses a variable with the name of the macros' own.
     fn not_accumulator(&self, arg: &Expr, name: &str) -> Result<()> {
         match name {
             ACCUMULATOR | OLD_ACCUMULATOR => {

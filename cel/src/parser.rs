@@ -84,7 +84,7 @@ type Result<T> = std::result::Result<T, Issue>;
 pub fn parse(source: &str) -> Result<Parsed> {
     let length = source.chars().count();
     if length > MAX_LENGTH {
-        return whole(format!(
+        return fail_whole(format!(
             "expression code point size exceeds limit: size: {length}, limit {MAX_LENGTH}"
         ));
     }
@@ -97,7 +97,8 @@ pub fn parse(source: &str) -> Result<Parsed> {
     }
 }
 
-fn whole<T>(message: String) -> Result<T> {
+/// An issue of the whole expression.
+fn fail_whole<T>(message: String) -> Result<T> {
     Err(Issue { offset: None, message })
 }
 
@@ -113,7 +114,7 @@ impl Parser {
     /// Checks that recursion over `expr` is safe.
     fn bounded(&self, expr: Expr) -> Result<Expr> {
         if expr.depth > MAX_DEPTH || self.nodes.count() > MAX_NODES {
-            return whole("max recursion depth exceeded".to_owned());
+            return fail_whole("max recursion depth exceeded".to_owned());
         }
         Ok(expr)
     }
@@ -132,17 +133,18 @@ impl Parser {
         token
     }
 
-    fn is(&self, symbol: &str) -> bool {
+    fn next_is(&self, symbol: &str) -> bool {
         matches!(self.peek(), Token::Symbol(found) if *found == symbol)
     }
 
     /// Skips `symbol` if it is next. Returns its position.
     fn accept(&mut self, symbol: &str) -> Option<u32> {
-        let offset = self.is(symbol).then(|| self.offset())?;
+        let offset = self.next_is(symbol).then(|| self.offset())?;
         self.next();
         Some(offset)
     }
 
+    /// Skips `symbol`, which must be next. Returns its position.
     fn expect(&mut self, symbol: &str) -> Result<u32> {
         match self.accept(symbol) {
             Some(offset) => Ok(offset),
@@ -150,6 +152,7 @@ impl Parser {
         }
     }
 
+    /// The syntax error about the next token.
     fn unexpected<T>(&self) -> Result<T> {
         let found = match self.peek() {
             Token::End => "<EOF>".to_owned(),
@@ -166,10 +169,11 @@ impl Parser {
         Err(Issue { offset: Some(offset), message })
     }
 
+    /// An expression, with the ternary operator.
     fn expr(&mut self) -> Result<Expr> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
-            return whole(format!("expression recursion limit exceeded: {MAX_NESTING}"));
+            return fail_whole(format!("expression recursion limit exceeded: {MAX_NESTING}"));
         }
         let mut result = self.operation()?;
         if let Some(offset) = self.accept("?") {
@@ -240,6 +244,7 @@ impl Parser {
         self.nodes.call(offset, operator.function, vec![left, right])
     }
 
+    /// A member with `!` or `-` before it.
     fn unary(&mut self) -> Result<Expr> {
         let offset = self.offset();
         for (symbol, function) in [("!", "!_"), ("-", "-_")] {
@@ -247,7 +252,7 @@ impl Parser {
             let signed =
                 matches!(self.tokens.get(self.at + 1), Some((Token::Int(_) | Token::Double(_), _)));
             // A single minus before a number is part of the literal.
-            if symbol == "-" && self.is("-") && signed {
+            if symbol == "-" && self.next_is("-") && signed {
                 break;
             }
             while self.accept(symbol).is_some() {
@@ -264,6 +269,7 @@ impl Parser {
         self.member()
     }
 
+    /// A primary with selections, calls and indices after it.
     fn member(&mut self) -> Result<Expr> {
         let mut result = self.primary()?;
         loop {
@@ -299,6 +305,7 @@ impl Parser {
         }
     }
 
+    /// Reads the name of a field. Returns its position too.
     fn field_name(&mut self) -> Result<(String, u32)> {
         let offset = self.offset();
         match self.peek() {
@@ -327,6 +334,7 @@ impl Parser {
         }
     }
 
+    /// An expression in brackets, a list, a map, a name or a literal.
     fn primary(&mut self) -> Result<Expr> {
         let offset = self.offset();
         if self.accept("(").is_some() {
@@ -340,7 +348,7 @@ impl Parser {
         if self.accept("{").is_some() {
             return self.map(offset);
         }
-        if self.is(".") || matches!(self.peek(), Token::Ident(_)) {
+        if self.next_is(".") || matches!(self.peek(), Token::Ident(_)) {
             return self.name();
         }
         let negative = self.accept("-").is_some();
@@ -422,6 +430,7 @@ impl Parser {
         }
     }
 
+    /// Reads the fields of a message literal, after the opening brace.
     fn message(&mut self, open: u32, name: String) -> Result<Expr> {
         let mut fields = Vec::new();
         while self.accept("}").is_none() {
@@ -436,6 +445,7 @@ impl Parser {
         Ok(self.nodes.node(open, Node::Struct { name, fields }))
     }
 
+    /// Reads the elements of a list literal, after the opening bracket.
     fn list(&mut self, open: u32) -> Result<Expr> {
         let mut elements = Vec::new();
         while self.accept("]").is_none() {
@@ -446,6 +456,7 @@ impl Parser {
         Ok(self.nodes.node(open, Node::List(elements)))
     }
 
+    /// Reads the entries of a map literal, after the opening brace.
     fn map(&mut self, open: u32) -> Result<Expr> {
         let mut entries = Vec::new();
         while self.accept("}").is_none() {
@@ -461,7 +472,7 @@ impl Parser {
 
     /// Reads a comma; it is optional before `end`.
     fn separator(&mut self, end: &str) -> Result<()> {
-        if self.accept(",").is_some() || self.is(end) {
+        if self.accept(",").is_some() || self.next_is(end) {
             return Ok(());
         }
         self.unexpected()

@@ -138,17 +138,19 @@ impl Type {
 
     /// Whether the type has more parts, itself included. Looks at no more than `most` of them.
     pub fn has_more_parts_than(&self, most: usize) -> bool {
-        fn count(of: &Type, left: &mut usize) -> bool {
-            let Some(rest) = left.checked_sub(1) else { return true };
-            *left = rest;
+        /// Counts parts of the type in `budget`; `true`: it does not suffice.
+        fn count(of: &Type, budget: &mut usize) -> bool {
+            let Some(remaining) = budget.checked_sub(1) else { return true };
+            *budget = remaining;
             match of {
-                Type::Map(of) => count(&of.0, left) || count(&of.1, left),
-                other => other.params().iter().any(|inner| count(inner, left)),
+                Type::Map(of) => count(&of.0, budget) || count(&of.1, budget),
+                other => other.params().iter().any(|inner| count(inner, budget)),
             }
         }
         count(self, &mut { most })
     }
 
+    /// The types inside this one.
     fn params(&self) -> &[Type] {
         match self {
             Type::List(of) | Type::Kind(Some(of)) => std::slice::from_ref(of),
@@ -185,6 +187,7 @@ impl Type {
         if self.less_specific_than(other) { self } else { other }
     }
 
+    /// Whether `null` is a value of the type.
     fn is_nullable(&self) -> bool {
         matches!(
             self,
@@ -277,6 +280,7 @@ impl Substitutions {
             && types.iter().zip(places).all(|(this, place)| self.fits(this, place))
     }
 
+    /// Whether a value of the type `this` may stand where `place` is expected.
     fn fits(&mut self, this: &Type, place: &Type) -> bool {
         if !self.step() {
             return true;
@@ -328,6 +332,7 @@ impl Substitutions {
         (false, false)
     }
 
+    /// A parameter must not be bound to a type that contains it. Upstream: `notReferencedIn`.
     fn is_free_of(&self, param: u32, within: &Type) -> bool {
         if !self.step() {
             return false;
@@ -353,17 +358,19 @@ impl Substitutions {
         self.replace(of, &|_| Type::Dyn, &Cell::new(MAX_PARTS))
     }
 
-    fn replace(&self, of: &Type, unknown: &dyn Fn(u32) -> Type, left: &Cell<u32>) -> Type {
-        let Some(rest) = left.get().checked_sub(1).filter(|_| self.step()) else {
+    /// `of` with its parameters replaced; an unbound one becomes `unknown` of it. `budget`: how
+    /// many parts the result may have.
+    fn replace(&self, of: &Type, unknown: &dyn Fn(u32) -> Type, budget: &Cell<u32>) -> Type {
+        let Some(remaining) = budget.get().checked_sub(1).filter(|_| self.step()) else {
             return Type::Dyn;
         };
-        left.set(rest);
+        budget.set(remaining);
         match of {
             Type::Param(param) => match self.find(*param) {
-                Some(known) => self.replace(known, unknown, left),
+                Some(known) => self.replace(known, unknown, budget),
                 None => unknown(*param),
             },
-            other => other.map_params(&mut |inner| self.replace(inner, unknown, left)),
+            other => other.map_params(&mut |inner| self.replace(inner, unknown, budget)),
         }
     }
 }

@@ -9,6 +9,7 @@ use super::issues::Issue;
 use super::parser::Parsed;
 use super::types::Type;
 
+/// What the checker accepts and Kubernetes refuses.
 pub fn validate(parsed: &Parsed, types: &Types) -> Vec<Issue> {
     let mut validator = Validator { parsed, types, issues: Vec::new() };
     validator.literals(&parsed.expr, false);
@@ -40,7 +41,7 @@ impl Validator<'_> {
             Node::List(elements) if !exempt => {
                 let mut values = elements.iter();
                 let of = |element: &super::ast::Element| {
-                    element_type(self.types.of(&element.value), element.optional)
+                    element_type(self.types.type_of(&element.value), element.optional)
                 };
                 let first = values.next().map(of);
                 let other = values.find(|element| Some(of(element)) != first);
@@ -52,8 +53,8 @@ impl Validator<'_> {
             Node::Map(entries) if !exempt => {
                 let mut first: Option<(Type, Type)> = None;
                 for entry in entries {
-                    let key = self.types.of(&entry.key).clone();
-                    let value = element_type(self.types.of(&entry.value), entry.optional);
+                    let key = self.types.type_of(&entry.key).clone();
+                    let value = element_type(self.types.type_of(&entry.value), entry.optional);
                     match &first {
                         None => first = Some((key, value)),
                         Some((keys, values)) => {
@@ -93,7 +94,7 @@ impl Validator<'_> {
 
     /// Whether a clause of a format can print `value`. The error has the expression at fault.
     fn clause<'e>(&self, clause: char, value: &'e Expr) -> Result<(), (&'e Expr, String)> {
-        let of = self.types.of(value);
+        let of = self.types.type_of(value);
         let (fits, wanted) = match clause {
             's' => {
                 return match self.unprintable(value) {
@@ -103,7 +104,7 @@ impl Validator<'_> {
                         format!(
                             "string clause can only be used on strings, bools, bytes, ints, \
                              doubles, maps, lists, types, durations, and timestamps, was given {}",
-                            self.types.of(at).name()
+                            self.types.type_of(at).name()
                         ),
                     )),
                 };
@@ -138,9 +139,10 @@ impl Validator<'_> {
         Err((value, format!("{wanted}, was given {}", of.name())))
     }
 
+    /// The first part of `value` that a string clause cannot print.
     fn unprintable<'e>(&self, value: &'e Expr) -> Option<&'e Expr> {
         if matches!(
-            self.types.of(value),
+            self.types.type_of(value),
             Type::Opaque(..) | Type::Struct(_) | Type::Error | Type::Param(_)
         ) {
             return Some(value);

@@ -17,24 +17,23 @@ pub fn mappings() -> Vec<Mapping> {
     parse(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
 }
 
-/// Of lines as `start-end r-xp offset device inode   file`.
+/// The mappings with code in lines as `start-end r-xp offset device inode   file`.
 fn parse(text: &str) -> Vec<Mapping> {
     let line = |line: &str| {
-        let mut rest = line;
-        let mut next = || {
-            let (word, after) = rest.split_once(' ')?;
-            rest = after.trim_start();
-            Some(word)
-        };
-        let (range, rights, offset) = (next()?, next()?, next()?);
-        let (_device, _inode) = (next()?, next()?);
-        if !rights.contains('x') || rest.is_empty() {
+        // The name of the file may have blanks.
+        let (range, fields) = line.split_once(' ')?;
+        let (rights, fields) = fields.split_once(' ')?;
+        let (offset, fields) = fields.split_once(' ')?;
+        let (_device, fields) = fields.split_once(' ')?;
+        let (_inode, file) = fields.split_once(' ')?;
+        let file = file.trim_start();
+        if !rights.contains('x') || file.is_empty() {
             return None;
         }
         let (start, end) = range.split_once('-')?;
         let number = |text: &str| usize::from_str_radix(text, 16).ok();
         let (start, end, offset) = (number(start)?, number(end)?, number(offset)?);
-        Some(Mapping { start, end, offset, file: rest.to_owned() })
+        Some(Mapping { start, end, offset, file: file.to_owned() })
     };
     text.lines().filter_map(line).collect()
 }

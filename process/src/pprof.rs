@@ -107,6 +107,7 @@ impl<'a> Profile<'a> {
         gzip(&self.message())
     }
 
+    /// The profile as protobuf.
     fn message(&self) -> Vec<u8> {
         let mut strings = Strings::default();
         strings.id("");
@@ -196,6 +197,7 @@ impl<'a> Profile<'a> {
     }
 }
 
+/// The message `ValueType`.
 fn value_type(strings: &mut Strings, name: &str, unit: &str) -> Message {
     let mut value = Message::default();
     value.number(1, strings.id(name));
@@ -211,6 +213,7 @@ struct Strings {
 }
 
 impl Strings {
+    /// The position of a string in the table, to which it is added.
     fn id(&mut self, text: &str) -> u64 {
         if let Some(id) = self.ids.get(text) {
             return *id;
@@ -227,6 +230,7 @@ impl Strings {
 struct Message(Vec<u8>);
 
 impl Message {
+    /// Writes an integer of seven bits a byte, the lowest first.
     fn varint(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);

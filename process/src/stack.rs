@@ -92,19 +92,23 @@ impl Default for StackReader {
 }
 
 impl StackReader {
+    /// The word at an address of the stack; `None` where nothing is mapped.
     fn read(&mut self, at: u64) -> Option<u64> {
-        self.held(at).or_else(|| {
-            self.fill(at);
-            self.held(at)
-        })
+        if let Some(word) = self.read_buffered(at) {
+            return Some(word);
+        }
+        self.fill(at);
+        self.read_buffered(at)
     }
 
-    fn held(&self, at: u64) -> Option<u64> {
+    /// The word, if it is among the bytes that were read last.
+    fn read_buffered(&self, at: u64) -> Option<u64> {
         let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
         let to = from.checked_add(size_of::<u64>()).filter(|to| *to <= self.len)?;
         self.bytes.get(from..to)?.try_into().ok().map(u64::from_ne_bytes)
     }
 
+    /// Reads the bytes from `at` on. The kernel checks the address: it may be wrong.
     fn fill(&mut self, at: u64) {
         let size = self.bytes.len();
         let local = libc::iovec { iov_base: self.bytes.as_mut_ptr().cast(), iov_len: size };
@@ -120,7 +124,7 @@ impl StackReader {
 fn loaded() -> Vec<Module<Tables>> {
     /// # Safety
     /// `info` is what `dl_iterate_phdr` passes, and `list` what [`loaded`] gives it.
-    unsafe extern "C" fn add(
+    unsafe extern "C" fn add_modules(
         info: *mut libc::dl_phdr_info,
         _: libc::size_t,
         list: *mut c_void,
@@ -164,8 +168,8 @@ fn loaded() -> Vec<Module<Tables>> {
         0
     }
     let mut modules: Vec<Module<Tables>> = Vec::new();
-    // SAFETY: `add` gets back the exclusive reference, during this call only.
-    unsafe { libc::dl_iterate_phdr(Some(add), ptr::from_mut(&mut modules).cast()) };
+    // SAFETY: `add_modules` gets back the exclusive reference, during this call only.
+    unsafe { libc::dl_iterate_phdr(Some(add_modules), ptr::from_mut(&mut modules).cast()) };
     modules
 }
 

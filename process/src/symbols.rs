@@ -79,7 +79,8 @@ impl Symbols {
 struct Entry<'a>(&'a [u8]);
 
 impl Entry<'_> {
-    fn number(&self, at: usize, size: usize) -> Option<u64> {
+    /// The number of `size` bytes at `at`.
+    fn number_at(&self, at: usize, size: usize) -> Option<u64> {
         let bytes = self.0.get(at..at.checked_add(size)?)?;
         let step = |sum, byte: &u8| (sum << 8) | u64::from(*byte);
         Some(match cfg!(target_endian = "big") {
@@ -91,7 +92,7 @@ impl Entry<'_> {
 
 type Read<'a> = &'a dyn Fn(u64, u64) -> io::Result<Vec<u8>>;
 
-/// `None`: not an ELF file of this processor's word size.
+/// The functions of an ELF file; `None`: it is no ELF file of this processor's word size.
 fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     const LOADED: u64 = 1;
     const CODE: u64 = 1;
@@ -103,14 +104,14 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     let pick = |at: (usize, usize)| if wide { at.0 } else { at.1 };
     let header = read(0, 64)?;
     let header = Entry(&header);
-    if header.number(0, 4) != Some(u64::from(u32::from_ne_bytes(*b"\x7fELF")))
-        || header.number(4, 1) != Some(if wide { 2 } else { 1 })
+    if header.number_at(0, 4) != Some(u64::from(u32::from_ne_bytes(*b"\x7fELF")))
+        || header.number_at(4, 1) != Some(if wide { 2 } else { 1 })
     {
         return Ok(None);
     }
     let table = |offset: (usize, usize), size: (usize, usize), count: (usize, usize)| {
-        let offset = header.number(pick(offset), word)?;
-        let (size, count) = (header.number(pick(size), 2)?, header.number(pick(count), 2)?);
+        let offset = header.number_at(pick(offset), word)?;
+        let (size, count) = (header.number_at(pick(size), 2)?, header.number_at(pick(count), 2)?);
         Some((offset, size, count))
     };
     let (Some(segments), Some(sections)) =
@@ -126,12 +127,12 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     for segment in entries(segments)? {
         let entry = Entry(&segment);
         let loaded = (|| {
-            let flags = entry.number(pick((4, 24)), 4)?;
-            (entry.number(0, 4)? == LOADED && flags & CODE != 0).then_some(())?;
+            let flags = entry.number_at(pick((4, 24)), 4)?;
+            (entry.number_at(0, 4)? == LOADED && flags & CODE != 0).then_some(())?;
             Some(Segment {
-                offset: entry.number(pick((8, 4)), word)?,
-                address: entry.number(pick((16, 8)), word)?,
-                size: entry.number(pick((32, 16)), word)?,
+                offset: entry.number_at(pick((8, 4)), word)?,
+                address: entry.number_at(pick((16, 8)), word)?,
+                size: entry.number_at(pick((32, 16)), word)?,
             })
         })();
         found.segments.extend(loaded);
@@ -139,13 +140,13 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     let sections = entries(sections)?;
     let place = |section: &[u8]| {
         let entry = Entry(section);
-        let offset = entry.number(pick((24, 16)), word)?;
-        let size = entry.number(pick((32, 20)), word)?;
+        let offset = entry.number_at(pick((24, 16)), word)?;
+        let size = entry.number_at(pick((32, 20)), word)?;
         (size <= MOST).then_some((offset, size))
     };
-    let symbols = sections.iter().find(|s| Entry(s).number(4, 4) == Some(SYMBOL_TABLE));
+    let symbols = sections.iter().find(|s| Entry(s).number_at(4, 4) == Some(SYMBOL_TABLE));
     let Some(((offset, size), names)) = symbols.and_then(|table| {
-        let link = Entry(table).number(pick((40, 24)), 4)?;
+        let link = Entry(table).number_at(pick((40, 24)), 4)?;
         Some((place(table)?, place(sections.get(usize::try_from(link).ok()?)?)?))
     }) else {
         return Ok(Some(found));
@@ -154,11 +155,11 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     for symbol in table.chunks_exact(pick((24, 16))) {
         let entry = Entry(symbol);
         let function = (|| {
-            (entry.number(pick((4, 12)), 1)? & 15 == FUNCTION).then_some(())?;
+            (entry.number_at(pick((4, 12)), 1)? & 15 == FUNCTION).then_some(())?;
             Some(Function {
-                name: entry.number(0, 4)? as u32,
-                address: entry.number(pick((8, 4)), word)?,
-                size: entry.number(pick((16, 8)), word)?,
+                name: entry.number_at(0, 4)? as u32,
+                address: entry.number_at(pick((8, 4)), word)?,
+                size: entry.number_at(pick((16, 8)), word)?,
             })
         })();
         found.functions.extend(function.filter(|function| function.address != 0));

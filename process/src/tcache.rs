@@ -42,7 +42,8 @@ impl ThreadCache {
         CACHE.with(|cache| cache.is_enabled.set(true));
     }
 
-    /// Gives all blocks that the calling thread has kept back to the C library. Returns their bytes.
+    /// Gives all blocks that the calling thread has kept back to the C library. Returns their
+    /// bytes.
     pub fn release() -> usize {
         let mut bytes = 0;
         CACHE.with(|cache| {
@@ -58,10 +59,10 @@ impl ThreadCache {
     }
 }
 
-/// The sizes of musl's blocks, in units of 16 bytes, of which it uses 4 bytes itself: a size that is
-/// rounded up to one of these takes no more memory there than before, or a page or two where musl
-/// maps a block of 16 KB and more by its own length. Buffers that have grown to 32 KB fit: each would
-/// be a mapping of its own, with nine page faults.
+/// The sizes of musl's blocks, in units of 16 bytes, of which it uses 4 bytes itself: a size that
+/// is rounded up to one of these takes no more memory there than before, or a page or two where
+/// musl maps a block of 16 KB and more by its own length. Buffers that have grown to 32 KB fit:
+/// each would be a mapping of its own, with nine page faults.
 const UNITS: [u16; CLASSES] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146,
     170, 204, 255, 292, 340, 409, 511, 584, 682, 818, 1023, 1169, 1364, 1637, 2047, 2340, 2730,
@@ -132,6 +133,7 @@ thread_local! {
 }
 
 impl Cache {
+    /// Takes out a kept block of a class.
     fn take(&self, class: usize) -> Option<*mut u8> {
         let (first, count) = &self.classes[class];
         let block = first.get();
@@ -163,8 +165,8 @@ impl Cache {
     }
 }
 
-// SAFETY: a block is that of `System` for the class of its size, or for its layout itself if that is
-// aligned in a rare way or large; a layout is always treated in the same way.
+// SAFETY: a block is that of `System` for the class of its size, or for its layout itself if that
+// is aligned in a rare way or large; a layout is always treated in the same way.
 unsafe impl GlobalAlloc for ThreadCache {
     unsafe fn alloc(&self, wanted: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are those of `System`, here and below.
@@ -272,13 +274,13 @@ mod tests {
 
     use super::*;
 
-    fn of(size: usize) -> Layout {
+    fn layout_of(size: usize) -> Layout {
         Layout::from_size_align(size, 1).expect("small")
     }
 
     fn alloc(size: usize) -> *mut u8 {
         // SAFETY: not empty.
-        let block = unsafe { ThreadCache.alloc(of(size)) };
+        let block = unsafe { ThreadCache.alloc(layout_of(size)) };
         // Miri aligns a block of 12 bytes as C promises, to 8.
         let aligned = if cfg!(miri) && class(size) == Some(0) { 8 } else { ALIGNED };
         assert!(!block.is_null() && block.addr() % aligned == 0);
@@ -287,7 +289,7 @@ mod tests {
 
     fn free(block: *mut u8, size: usize) {
         // SAFETY: by `alloc` above.
-        unsafe { ThreadCache.dealloc(block, of(size)) }
+        unsafe { ThreadCache.dealloc(block, layout_of(size)) }
     }
 
     #[test]
@@ -341,7 +343,7 @@ mod tests {
             // SAFETY: a block of `before` bytes, then one of `after`.
             let kept = unsafe {
                 block.copy_from_nonoverlapping(pattern.as_ptr(), before);
-                block = ThreadCache.realloc(block, of(before), after);
+                block = ThreadCache.realloc(block, layout_of(before), after);
                 std::slice::from_raw_parts(block, before.min(after))
             };
             assert!(pattern.starts_with(kept), "{before} to {after}");
@@ -355,7 +357,7 @@ mod tests {
         unsafe { dirty.write_bytes(1, 64) };
         free(dirty, 64);
         // SAFETY: not empty.
-        let clean = unsafe { ThreadCache.alloc_zeroed(of(64)) };
+        let clean = unsafe { ThreadCache.alloc_zeroed(layout_of(64)) };
         assert_eq!(clean, dirty, "kept");
         // SAFETY: as long as was asked for.
         assert_eq!(unsafe { std::slice::from_raw_parts(clean, 64) }, [0; 64]);
