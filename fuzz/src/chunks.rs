@@ -13,7 +13,7 @@ fn decode(pieces: &[&[u8]]) -> Result<(Vec<u8>, Option<usize>), BadChunk> {
             let Piece { coding, data } = decoder.next(piece)?;
             let (taken, rest) = piece[coding..].split_at(data);
             body.extend_from_slice(taken);
-            decoder.took(data);
+            decoder.consume(data);
             piece = rest;
         }
         left += piece.len();

@@ -52,7 +52,7 @@ pub async fn run(
     open: impl FnOnce(&str, &Settings) -> Result<Arc<dyn Cloud>, String>,
 ) -> ExitCode {
     let controllers = controller_table::controllers();
-    let problems = options.problems(&|name| controllers.iter().any(|row| row.is(name)));
+    let problems = options.problems(&|name| controllers.iter().any(|row| row.has_name(name)));
     let opened = match problems.is_empty() {
         true => opened(&options, open).map_err(|error| vec![error]),
         false => Err(problems),
