@@ -290,9 +290,11 @@ impl GarbageCollector {
         match answer {
             Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
                 let dropped = Lookup::new(owners, |uid| uid);
-                self.replace_owners(&verbs, &key, item, |owner| match dropped.has(&owner.uid) {
-                    true => None,
-                    false => Some(owner.clone()),
+                self.replace_owners(&verbs, &key, item, |owner| {
+                    match dropped.contains(&owner.uid) {
+                        true => None,
+                        false => Some(owner.clone()),
+                    }
                 })
                 .await
             }

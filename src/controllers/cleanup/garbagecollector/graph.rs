@@ -193,7 +193,7 @@ impl Graph {
             }
         }
         let added: Vec<OwnerReference> =
-            new.owners().iter().filter(|owner| !old_by_uid.has(&owner.uid)).cloned().collect();
+            new.owners().iter().filter(|owner| !old_by_uid.contains(&owner.uid)).cloned().collect();
         self.add_to_owners(uid, &added, emit);
     }
 
