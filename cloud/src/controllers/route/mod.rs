@@ -1,9 +1,11 @@
 //! Keeps a route to the pods of each Node. Upstream: `controllers/route`.
 
 mod plan;
+mod syncs;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kube_controller_manager::cache::Lister;
@@ -13,12 +15,12 @@ use kube_controller_manager::controllers::{
     Change, Controller, Error, Next, Queue, QueuePolicy, SyncResult,
 };
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
-use kube_controller_manager::metrics::metrics;
 use kube_controller_manager::objects::{ArcStr, PartialObjectMetadata, Resource};
 use kube_controller_manager::workqueue::{RateLimiter, TokenBucket};
 use serde_json::json;
 
 use self::plan::{ClusterRanges, NodePlan, Plan};
+use self::syncs::Trigger;
 use super::Parts;
 use crate::objects::Node;
 use crate::parallel;
@@ -35,12 +37,6 @@ const WATCH_GATE: &str = "CloudControllerManagerWatchBasedRoutesReconciliation";
 const ROUTES: &str = "routes";
 
 const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
-
-metrics! {
-    fn register;
-    static SYNCS: IntCounter = "route_controller_route_sync_total",
-        "[ALPHA] A metric counting the amount of times routes have been synced with the cloud provider.";
-}
 
 /// The controller `node-route-controller`.
 ///
@@ -62,7 +58,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         );
         return Ok(());
     }
-    register();
+    syncs::register();
     let ranges = ClusterRanges::parse(&c.options().cluster_cidr)?;
     let nodes = c.lister::<Node>();
     let this = Arc::new(RouteController {
@@ -72,12 +68,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         clock: c.clock(),
         nodes: nodes.clone(),
         ranges,
+        has_node_changed: AtomicBool::new(false),
     });
     if c.feature(WATCH_GATE) {
         let limiter = Arc::new(AtMostEvery::new(MIN_INTERVAL, c.clock()));
         let queue = c.queue::<&'static str>(QueuePolicy::default().limited_by(limiter));
-        c.watch(&nodes, &queue, |change: Change<'_, Node>, queue: &Queue<&'static str>| {
-            if is_of_interest(&change) {
+        let state = this.clone();
+        c.watch(&nodes, &queue, move |change: Change<'_, Node>, queue: &Queue<&'static str>| {
+            if let Some(trigger) = trigger_of(&change) {
+                state.note(trigger);
                 queue.add_rate_limited(ROUTES);
             }
         });
@@ -86,21 +85,26 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         let period = c.options().route_reconciliation_period;
         c.every(period, move || {
             let this = this.clone();
-            async move { this.reconcile().await }
+            async move { this.reconcile(Trigger::Periodic).await }
         });
     }
     Ok(())
 }
 
-/// Whether routes may change with a Node. The periodic resync cleans up.
-fn is_of_interest(change: &Change<'_, Node>) -> bool {
+/// Why routes may have to change with a Node; `None`: they do not. The periodic resync cleans up.
+fn trigger_of(change: &Change<'_, Node>) -> Option<Trigger> {
     match change {
         Change::Updated { old, new } => {
-            old.spec.pod_cidrs != new.spec.pod_cidrs
-                || old.status.addresses != new.status.addresses
-                || old.meta.resource_version == new.meta.resource_version
+            let is_changed = old.spec.pod_cidrs != new.spec.pod_cidrs
+                || old.status.addresses != new.status.addresses;
+            let is_resync = old.meta.resource_version == new.meta.resource_version;
+            match is_changed {
+                true => Some(Trigger::NodeChange),
+                false => is_resync.then_some(Trigger::Periodic),
+            }
         }
-        Change::Added { .. } | Change::Resync { .. } | Change::Deleted(_) => true,
+        Change::Resync { .. } => Some(Trigger::Periodic),
+        Change::Added { .. } | Change::Deleted(_) => Some(Trigger::NodeChange),
     }
 }
 
@@ -135,11 +139,28 @@ struct RouteController {
     clock: SharedClock,
     nodes: Lister<Node>,
     ranges: ClusterRanges,
+    /// With watches: whether the next reconciliation is due to a change of a Node.
+    has_node_changed: AtomicBool,
 }
 
 impl RouteController {
+    fn note(&self, trigger: Trigger) {
+        if trigger == Trigger::NodeChange {
+            self.has_node_changed.store(true, Ordering::SeqCst);
+        }
+    }
+
     async fn sync(self: Arc<Self>, _: &'static str) -> SyncResult {
-        self.reconcile().await?;
+        let trigger = match self.has_node_changed.swap(false, Ordering::SeqCst) {
+            true => Trigger::NodeChange,
+            false => Trigger::Periodic,
+        };
+        let reconciled = self.clone().reconcile(trigger).await;
+        if reconciled.is_err() {
+            // The retry has the same cause.
+            self.note(trigger);
+        }
+        reconciled?;
         Ok(Next::Done)
     }
 
@@ -148,12 +169,19 @@ impl RouteController {
         self.cloud.routes().ok_or(provider::Error::NotImplemented)
     }
 
-    /// Brings the cloud's routes up to date, then the condition of each Node.
+    async fn reconcile(self: Arc<Self>, trigger: Trigger) -> Result<(), Error> {
+        syncs::started();
+        let reconciled = self.bring_up_to_date().await;
+        syncs::ended(&reconciled, trigger);
+        reconciled.map(drop)
+    }
+
+    /// Brings the cloud's routes up to date, then the condition of each Node. Returns whether a
+    /// route was made or deleted.
     ///
     /// # Errors
     /// When some part failed; the others are done. Upstream fails only if it cannot list.
-    async fn reconcile(self: Arc<Self>) -> Result<(), Error> {
-        SYNCS.inc();
+    async fn bring_up_to_date(self: Arc<Self>) -> Result<bool, Error> {
         let listed = async { self.routes()?.list().await };
         let routes = listed.await.map_err(|error| {
             Error::other(format!("Couldn't reconcile node routes: error listing routes: {error}"))
@@ -166,18 +194,23 @@ impl RouteController {
             async move { this.delete(&route).await }
         };
         let deleted = parallel::for_each(delete, CONCURRENT_OPERATIONS, deletion).await;
-        let mut failures = deleted.into_iter().filter(|deleted| !deleted).count();
+        let mut failures = deleted.iter().filter(|deleted| !**deleted).count();
+        let mut changes = deleted.len() - failures;
 
         let missing = nodes.iter().flat_map(|plan| {
             plan.create.iter().map(move |route| (plan.node.clone(), route.clone()))
         });
+        let missing: Vec<(Arc<Node>, Route)> = missing.collect();
+        changes += missing.len();
         let this = self.clone();
         let creation = move |(node, route): (Arc<Node>, Route)| {
             let this = this.clone();
             async move { (!this.create(&node, &route).await).then(|| node.meta.name.clone()) }
         };
-        let unmade = parallel::for_each(missing.collect(), CONCURRENT_OPERATIONS, creation).await;
-        let unrouted: HashSet<ArcStr> = unmade.into_iter().flatten().collect();
+        let unmade = parallel::for_each(missing, CONCURRENT_OPERATIONS, creation).await;
+        let unmade: Vec<ArcStr> = unmade.into_iter().flatten().collect();
+        changes -= unmade.len();
+        let unrouted: HashSet<ArcStr> = unmade.into_iter().collect();
         failures += unrouted.len();
 
         let shown: Vec<(Arc<Node>, bool)> = nodes
@@ -197,7 +230,7 @@ impl RouteController {
         let written = parallel::for_each(shown, CONCURRENT_OPERATIONS, condition).await;
         failures += written.into_iter().filter(|written| !written).count();
         match failures {
-            0 => Ok(()),
+            0 => Ok(changes > 0),
             _ => Err(Error::other(format!("Couldn't reconcile node routes: {failures} failures"))),
         }
     }
@@ -280,5 +313,31 @@ mod tests {
         let when = || limiter.when(&ROUTES);
         assert_eq!(when(), Duration::ZERO);
         assert_eq!((when(), when(), when()), (MIN_INTERVAL, MIN_INTERVAL, MIN_INTERVAL));
+    }
+
+    #[test]
+    fn changes_of_addresses_and_ranges_trigger_a_reconciliation_and_so_does_the_resync() {
+        let node = |version: &str, address: &str, range: &str, ready: &str| -> Arc<Node> {
+            let node = json!({
+                "metadata": { "name": "n", "resourceVersion": version },
+                "spec": { "podCIDRs": [range] },
+                "status": {
+                    "addresses": [{ "type": "InternalIP", "address": address }],
+                    "conditions": [{ "type": "Ready", "status": ready }],
+                },
+            });
+            serde_json::from_value(node).map(Arc::new).expect("a Node")
+        };
+        let old = node("1", "10.0.0.1", "10.1.0.0/24", "True");
+        for (new, expected) in [
+            (node("1", "10.0.0.1", "10.1.0.0/24", "True"), Some(Trigger::Periodic)),
+            (node("2", "10.0.0.1", "10.1.0.0/24", "False"), None),
+            (node("2", "10.0.0.2", "10.1.0.0/24", "True"), Some(Trigger::NodeChange)),
+            (node("2", "10.0.0.1", "10.1.1.0/24", "True"), Some(Trigger::NodeChange)),
+        ] {
+            let text = format!("{new:?}");
+            assert_eq!(trigger_of(&Change::Updated { old: &old, new: &new }), expected, "{text}");
+        }
+        assert_eq!(trigger_of(&Change::Resync { object: &old }), Some(Trigger::Periodic));
     }
 }
