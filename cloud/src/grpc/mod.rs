@@ -17,6 +17,7 @@ use ::grpc::{Channel, Code, Endpoint};
 use k8s_openapi::api::core::v1::LoadBalancerStatus;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::controllers::{Controller, ControllerContext, Profile};
+use kube_controller_manager::metrics::metrics;
 
 use self::api::get_instance_response::State;
 use self::config::{Config, Part};
@@ -37,6 +38,13 @@ const WHILE_EXHAUSTED: Duration = Duration::from_secs(30);
 const RETRY_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(600)];
 /// How often a provider that cannot be reached at the start is asked again what it is.
 const DESCRIBE_PERIOD: Duration = Duration::from_secs(10);
+
+metrics! {
+    static DURATIONS: HistogramVec["request"] = "cloudprovider_grpc_api_request_duration_seconds",
+        "[ALPHA] Latency of a call of the cloud provider";
+    static ERRORS: IntCounterVec["request"] = "cloudprovider_grpc_api_request_errors",
+        "[ALPHA] Cumulative number of calls of the cloud provider that failed";
+}
 
 /// The path of a method.
 macro_rules! method {
@@ -64,9 +72,6 @@ pub fn open(settings: &Settings) -> Result<Arc<dyn Cloud>, String> {
 
 impl Remote {
     fn new(config: Config, endpoint: Endpoint, cluster_name: &str, clock: SharedClock) -> Remote {
-        let observe = |method: &str, took: Duration, is_error: bool| {
-            log::debug!("{method} took {took:?}, error: {is_error}");
-        };
         let channel = Channel::new("cloud provider", endpoint, clock, observe);
         Remote { channel, config: config.into(), cluster_name: cluster_name.into() }
     }
@@ -118,10 +123,24 @@ impl Remote {
     }
 }
 
+/// The name of a method: the last part of its path.
+fn name(method: &str) -> &str {
+    method.rsplit('/').next().unwrap_or(method)
+}
+
+/// Counts a call that ended.
+fn observe(method: &str, took: Duration, is_error: bool) {
+    let name = name(method);
+    log::debug!("{name} took {took:?}, error: {is_error}");
+    DURATIONS.with_label_values(&[name]).observe(took.as_secs_f64());
+    if is_error {
+        ERRORS.with_label_values(&[name]).inc();
+    }
+}
+
 /// An answer that follows the protocol and cannot be used.
 fn malformed(method: &str, what: &str) -> Error {
-    let name = method.rsplit('/').next().unwrap_or(method);
-    Error::other(format!("{name}: {what}"))
+    Error::other(format!("{}: {what}", name(method)))
 }
 
 /// A failed call, in the interface's terms.
