@@ -3,30 +3,45 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use async_io::Async;
 use futures_lite::FutureExt;
 use futures_lite::future::pending;
+use futures_lite::io::{AsyncRead, AsyncWrite};
+use futures_rustls::TlsConnector;
 use http_body_util::Empty;
 use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::{CONNECTION, HOST};
 use kube_controller_manager::cache::Lister;
+use kube_controller_manager::client::Trust;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::controllers::{
     Change, Controller, ControllerContext, Next, Queue, QueuePolicy, SyncResult,
 };
 use kube_controller_manager::events::Recorder;
+use kube_controller_manager::metrics::metrics;
 use kube_controller_manager::objects::{ObjectKey, Uid};
 use parking_lot::Mutex;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use smol_hyper::rt::FuturesIo;
 
 use super::config::{Check, Unreachable};
 use super::profile;
 use crate::objects::Node;
+
+metrics! {
+    static DURATIONS: HistogramVec["request"] = "cloudprovider_bare_api_request_duration_seconds",
+        "[ALPHA] Latency of a check of a machine";
+    static ERRORS: IntCounterVec["request"] = "cloudprovider_bare_api_request_errors",
+        "[ALPHA] Cumulative number of checks of machines that failed";
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// What the checks say of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +89,7 @@ enum Fault {
     /// No connection, or no answer.
     Connection {
         address: SocketAddr,
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Cause,
     },
     Status {
         address: SocketAddr,
@@ -219,11 +234,12 @@ impl Checks {
     }
 
     async fn reach_address(&self, ip: IpAddr, clock: &SharedClock) -> Result<(), Fault> {
-        let (port, path) = match (&self.check.tcp, &self.check.http) {
-            (_, Some(http)) => (http.port, Some(http.path.as_str())),
-            (Some(tcp), None) => (tcp.port, None),
+        let (request, port, path) = match &self.check {
+            Check { https: Some(http), .. } => ("https", http.port, Some(http.path.as_str())),
+            Check { http: Some(http), .. } => ("http", http.port, Some(http.path.as_str())),
+            Check { tcp: Some(tcp), .. } => ("tcp", tcp.port, None),
             // `Config::load` refuses it.
-            (None, None) => return Ok(()),
+            _ => return Ok(()),
         };
         let address = SocketAddr::new(ip, port);
         let fault = |source| Fault::Connection { address, source };
@@ -231,7 +247,11 @@ impl Checks {
             let stream = Async::<TcpStream>::connect(address).await;
             let stream = stream.map_err(|error| fault(error.into()))?;
             let Some(path) = path else { return Ok(()) };
-            let status = get(stream, address, path).await.map_err(fault)?;
+            let status = match request {
+                "https" => get_by_tls(stream, address, path).await,
+                _ => get(stream, address, path).await,
+            };
+            let status = status.map_err(fault)?;
             // As the kubelet's probes.
             match (200..400).contains(&status.as_u16()) {
                 true => Ok(()),
@@ -242,16 +262,22 @@ impl Checks {
             clock.sleep(self.check.timeout).await;
             Err(Fault::Timeout { address })
         };
-        reach.or(late).await
+        let start = clock.monotonic();
+        let outcome = reach.or(late).await;
+        DURATIONS.with_label_values(&[request]).observe((clock.monotonic() - start).as_secs_f64());
+        if outcome.is_err() {
+            ERRORS.with_label_values(&[request]).inc();
+        }
+        outcome
     }
 }
 
 /// The status of the answer to a GET.
 async fn get(
-    stream: Async<TcpStream>,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     address: SocketAddr,
     path: &str,
-) -> Result<hyper::StatusCode, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<hyper::StatusCode, Cause> {
     let (mut sender, connection) = http1::handshake(FuturesIo::new(stream)).await?;
     let request = Request::get(path)
         .header(HOST, address.to_string())
@@ -264,6 +290,27 @@ async fn get(
         pending().await
     };
     answer.or(driven).await
+}
+
+/// As [`get`], of a server with any certificate: the check asks whether the machine runs, and sends
+/// no secret.
+async fn get_by_tls(
+    stream: Async<TcpStream>,
+    address: SocketAddr,
+    path: &str,
+) -> Result<hyper::StatusCode, Cause> {
+    static ANY: LazyLock<Result<Arc<ClientConfig>, rustls::Error>> = LazyLock::new(|| {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let trust = Arc::new(Trust::every(&provider));
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(trust);
+        Ok(Arc::new(config.with_no_client_auth()))
+    });
+    let connector = TlsConnector::from(ANY.clone()?);
+    let stream = connector.connect(ServerName::from(address.ip()), stream).await?;
+    get(stream, address, path).await
 }
 
 /// Whether most machines are not reached: the manager itself is likely to be cut off.
@@ -298,6 +345,8 @@ mod tests {
     use futures_lite::future::block_on;
     use kube_controller_manager::clock::{FakeClock, SystemClock};
     use kube_controller_manager::objects::Timestamp;
+    use rustls::pki_types::PrivateKeyDer;
+    use rustls::{ServerConfig, ServerConnection, StreamOwned};
     use serde_json::json;
 
     use super::*;
@@ -384,6 +433,35 @@ mod tests {
         port
     }
 
+    /// As [`server`], with a certificate that no authority has signed.
+    fn tls_server(answer: &'static str) -> u16 {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let params = rcgen::CertificateParams::new(vec!["other".to_owned()]).expect("parameters");
+        let certificate = params.self_signed(&key).expect("a certificate").der().clone();
+        let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .expect("a configuration");
+        let config = Arc::new(config);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let session = ServerConnection::new(config.clone()).expect("a session");
+                let mut stream = StreamOwned::new(session, stream.expect("a connection"));
+                let _ = stream.read(&mut [0; 1024]);
+                let _ = stream.write_all(answer.as_bytes());
+                stream.conn.send_close_notify();
+                let _ = stream.flush();
+            }
+        });
+        port
+    }
+
     fn reach(check: &str, clock: &SharedClock) -> Result<(), String> {
         let checks = Checks::new(serde_yaml_ng::from_str(check).expect("a check"));
         let node = serde_json::from_value(json!({
@@ -395,11 +473,13 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_reached_by_tcp_and_by_http() {
+    fn machines_are_reached_by_tcp_http_and_https() {
         let clock = SystemClock::shared();
         let fine = server("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         let failing = server("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n");
         let closing = server("");
+        let secure = tls_server("HTTP/1.1 204 No Content\r\n\r\n");
+        let secure_failing = tls_server("HTTP/1.1 503 Oops\r\nContent-Length: 0\r\n\r\n");
         let refused = {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             listener.local_addr().expect("an address").port()
@@ -411,6 +491,12 @@ mod tests {
             ("http", failing, Some("HTTP status 500")),
             ("http", closing, Some("closed")),
             ("http", refused, Some("refused")),
+            ("http", secure, Some("")),
+            ("https", secure, None),
+            ("https", secure_failing, Some("HTTP status 503")),
+            ("https", fine, Some("")),
+            ("https", closing, Some("")),
+            ("https", refused, Some("refused")),
         ] {
             let text = format!("{{{kind}: {{port: {port}}}, unreachable: gone}}");
             match (reach(&text, &clock), fault) {

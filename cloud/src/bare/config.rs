@@ -147,9 +147,11 @@ impl Address {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Check {
-    /// One of the two.
+    /// One of the three.
     pub tcp: Option<Tcp>,
     pub http: Option<Http>,
+    /// Any certificate is accepted, as by the kubelet's probes.
+    pub https: Option<Http>,
     /// From the end of a check to the begin of the next one.
     #[serde(default = "period", deserialize_with = "duration")]
     pub period: Duration,
@@ -246,25 +248,34 @@ impl Nodes {
 
 impl Check {
     fn validate(&self) -> Result<(), String> {
-        let fault = match (&self.tcp, &self.http) {
-            (None, None) | (Some(_), Some(_)) => "nodes.check: it needs either tcp or http",
-            (Some(Tcp { port: 0 }), _) => "nodes.check.tcp.port: it is zero",
-            (_, Some(Http { port: 0, .. })) => "nodes.check.http.port: it is zero",
-            (_, Some(http)) if !http.path.starts_with('/') => {
-                "nodes.check.http.path: it does not begin with a slash"
+        let http = |name: &str, http: &Http| match http {
+            Http { port: 0, .. } => Some(format!("{name}.port: it is zero")),
+            http if !http.path.starts_with('/') => {
+                Some(format!("{name}.path: it does not begin with a slash"))
             }
-            (_, Some(http)) if !is_path_and_query(&http.path) => {
-                "nodes.check.http.path: it is not the path and query of a URL"
+            http if !is_path_and_query(&http.path) => {
+                Some(format!("{name}.path: it is not the path and query of a URL"))
             }
-            _ if self.period.is_zero() => "nodes.check.period: it is zero",
-            _ if self.timeout.is_zero() => "nodes.check.timeout: it is zero",
-            _ if self.failures == 0 => "nodes.check.failures: it is zero",
-            _ if self.gone_after.is_some() && self.unreachable == Unreachable::Gone => {
-                "nodes.check.goneAfter: unreachable machines are gone at once"
-            }
-            _ => return Ok(()),
+            _ => None,
         };
-        Err(fault.to_owned())
+        let fault = match (&self.tcp, &self.http, &self.https) {
+            (Some(tcp), None, None) => (tcp.port == 0).then(|| "tcp.port: it is zero".to_owned()),
+            (None, Some(plain), None) => http("http", plain),
+            (None, None, Some(tls)) => http("https", tls),
+            _ => return Err("nodes.check: it needs one of tcp, http and https".to_owned()),
+        };
+        let fault = fault.or_else(|| {
+            let is_gone_later = self.gone_after.is_some() && self.unreachable == Unreachable::Gone;
+            let fault = match () {
+                () if self.period.is_zero() => "period: it is zero",
+                () if self.timeout.is_zero() => "timeout: it is zero",
+                () if self.failures == 0 => "failures: it is zero",
+                () if is_gone_later => "goneAfter: unreachable machines are gone at once",
+                () => return None,
+            };
+            Some(fault.to_owned())
+        });
+        fault.map_or(Ok(()), |fault| Err(format!("nodes.check.{fault}")))
     }
 }
 
@@ -343,13 +354,16 @@ nodes:
             ("nodes: {machines: [{}]}".to_owned(), "nodes.machines[0].name: it is missing"),
             ("nodes: {machines: [{name: a}, {name: a}]}".to_owned(), "\"a\" comes twice"),
             ("nodes: {check: {tcp: {port: 22}}}".to_owned(), "missing field `unreachable`"),
-            (check("period: 1s"), "nodes.check: it needs either tcp or http"),
-            (check("tcp: {port: 1}, http: {port: 1}"), "nodes.check: it needs either"),
+            (check("period: 1s"), "nodes.check: it needs one of tcp, http and https"),
+            (check("tcp: {port: 1}, http: {port: 1}"), "nodes.check: it needs one"),
+            (check("http: {port: 1}, https: {port: 1}"), "nodes.check: it needs one"),
             (check("tcp: {port: 70000}"), "nodes.check.tcp.port: "),
             (check("tcp: {}"), "missing field `port`"),
             (check("tcp: {port: 0}"), "nodes.check.tcp.port: it is zero"),
             (check("http: {port: 0}"), "nodes.check.http.port: it is zero"),
+            (check("https: {port: 0}"), "nodes.check.https.port: it is zero"),
             (check("http: {port: 1, path: x}"), "nodes.check.http.path: "),
+            (check("https: {port: 1, path: x}"), "nodes.check.https.path: "),
             (check("http: {port: 1, path: /a b}"), "nodes.check.http.path: it is not the path"),
             (check("http: {port: 1, path: '/a#b'}"), "nodes.check.http.path: it is not the path"),
             (check("tcp: {port: 1}, period: 0s"), "nodes.check.period: it is zero"),
