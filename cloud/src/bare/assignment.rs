@@ -30,8 +30,9 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use super::claims::{
-    Claim, GIVEN_ADDRESSES, GRANTED_ADDRESSES, Hold, IMPLEMENTATION, KUBE_VIP, KUBE_VIP_ADDRESSES,
-    KUBE_VIP_INTERFACE, given, show, wants_load_balancer,
+    Claim, GIVEN_ADDRESSES, GIVEN_FIELD, GRANTED_ADDRESSES, Hold, IMPLEMENTATION, KUBE_VIP,
+    KUBE_VIP_ADDRESSES, KUBE_VIP_EGRESS, KUBE_VIP_INTERFACE, field, given, show,
+    wants_load_balancer,
 };
 use super::config::MapName;
 use super::plan::{Plan, Refusal, plan};
@@ -125,9 +126,20 @@ impl State {
         Ok((planned, change))
     }
 
+    /// The reservation ends when the cache shows this version of the Service.
     fn note_written(&mut self, uid: &Uid, version: u64) {
         if let Some(reservation) = self.reserved.get_mut(uid) {
             reservation.written = Some(version);
+        }
+    }
+
+    /// A Service gives its addresses back with this version, or has them in it while it is being
+    /// deleted; `None`: it is gone. The cache may show an older one, which says nothing of them:
+    /// with leader migration it is not the cache of the caller.
+    fn release(&mut self, uid: &Uid, version: Option<u64>) {
+        match version {
+            Some(version) => self.note_written(uid, version),
+            None => drop(self.reserved.remove(uid)),
         }
     }
 }
@@ -321,27 +333,29 @@ impl Assignment {
                 true => None,
                 false => removal(&service),
             };
-            let is_gone = match change {
-                None => true,
+            let released = match change {
+                // As it is: with its addresses while it is being deleted, else without.
+                None => Some(service.meta.resource_version),
                 Some(change) => match write(&parts.client, &service.meta, change).await {
-                    Ok(_) => true,
-                    Err(error) if error.is_not_found() => true,
+                    Ok(version) => Some(version),
+                    Err(error) if error.is_not_found() => None,
                     Err(error) if error.is_conflict() => {
                         match parts.client.get::<Service>(&service.meta.key()).await {
-                            Err(error) if error.is_not_found() => true,
+                            Err(error) if error.is_not_found() => None,
                             live => {
                                 service = live?;
-                                service.meta.uid != cached.meta.uid
+                                match service.meta.uid == cached.meta.uid {
+                                    true => continue,
+                                    false => None,
+                                }
                             }
                         }
                     }
                     Err(error) => return Err(error.into()),
                 },
             };
-            if is_gone {
-                self.state.lock().reserved.remove(&cached.meta.uid);
-                return Ok(());
-            }
+            self.state.lock().release(&cached.meta.uid, released);
+            return Ok(());
         }
         Err(Failure::Busy("the Service changes all the time"))
     }
@@ -442,7 +456,7 @@ fn changes_claims(change: &Change<'_, Service>) -> bool {
     }
 }
 
-/// The annotations and labels that a plan changes; `None`: the Service has them.
+/// What a plan changes in the Service, as a patch; `None`: it has all of it.
 fn record(service: &Service, plan: &Plan, pools: &Pools) -> Option<Value> {
     let annotations = &service.meta.annotations;
     let (shown, before) = (annotations.get(KUBE_VIP_ADDRESSES), annotations.get(GIVEN_ADDRESSES));
@@ -472,41 +486,79 @@ fn record(service: &Service, plan: &Plan, pools: &Pools) -> Option<Value> {
             }
         }
     }
+    let wanted = wanted_field(service, plan);
+    let new_field = changed_field(service, wanted.as_deref(), &mut changed);
     let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
-    if changed.is_empty() && is_labelled {
+    if changed.is_empty() && new_field.is_none() && is_labelled {
         return None;
     }
-    Some(json!({ "annotations": changed, "labels": { IMPLEMENTATION: KUBE_VIP } }))
+    let labels = json!({ IMPLEMENTATION: KUBE_VIP });
+    Some(patch_of(json!({ "annotations": changed, "labels": labels }), new_field))
 }
 
-/// What is removed from a Service that no longer wants addresses; `None`: it has nothing of it. A
-/// person's own annotation stays.
+fn patch_of(metadata: Value, new_field: Option<Value>) -> Value {
+    let mut patch = json!({ "metadata": metadata });
+    if let Some(field) = new_field {
+        patch["spec"] = json!({ "loadBalancerIP": field });
+    }
+    patch
+}
+
+/// The value that kube-vip needs in `spec.loadBalancerIP`.
+fn wanted_field(service: &Service, plan: &Plan) -> Option<String> {
+    let is_needed = service.meta.annotations.get(KUBE_VIP_EGRESS) == Some("true");
+    // By DHCP the announcer gets another one.
+    let known = plan.addresses.iter().find(|address| !address.is_unspecified());
+    known.filter(|_| is_needed).map(IpAddr::to_string)
+}
+
+/// The new value of `spec.loadBalancerIP`; `None`: it stays. Adds to `changed` the annotation that
+/// says whose value it is: a person's stays.
+fn changed_field(
+    service: &Service,
+    wanted: Option<&str>,
+    changed: &mut Map<String, Value>,
+) -> Option<Value> {
+    let own = service.meta.annotations.get(GIVEN_FIELD);
+    let present = field(service);
+    let is_persons = present.is_some() && present != own;
+    let wanted = wanted.filter(|_| !is_persons);
+    if own != wanted {
+        changed.insert(GIVEN_FIELD.to_owned(), json!(wanted));
+    }
+    (!is_persons && present != wanted).then(|| json!(wanted))
+}
+
+/// What is removed from a Service that no longer wants addresses, as a patch; `None`: it has nothing
+/// of it. A person's own annotation and field stay.
 fn removal(service: &Service) -> Option<Value> {
     let annotations = &service.meta.annotations;
     let given = annotations.get(GIVEN_ADDRESSES);
     let is_granted = annotations.contains_key(GRANTED_ADDRESSES);
     let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
-    if given.is_none() && !is_granted && !is_labelled {
+    let mut removed = Map::new();
+    let new_field = changed_field(service, None, &mut removed);
+    if given.is_none() && !is_granted && !is_labelled && removed.is_empty() {
         return None;
     }
-    let mut removed = json!({ "labels": { IMPLEMENTATION: null } });
     if given.is_some() {
-        removed["annotations"] = json!({ GIVEN_ADDRESSES: null });
+        removed.insert(GIVEN_ADDRESSES.to_owned(), Value::Null);
         if annotations.get(KUBE_VIP_ADDRESSES) == given {
-            removed["annotations"][KUBE_VIP_ADDRESSES] = Value::Null;
+            removed.insert(KUBE_VIP_ADDRESSES.to_owned(), Value::Null);
         }
     }
     if is_granted {
-        removed["annotations"][GRANTED_ADDRESSES] = Value::Null;
+        removed.insert(GRANTED_ADDRESSES.to_owned(), Value::Null);
     }
-    Some(removed)
+    let labels = json!({ IMPLEMENTATION: null });
+    Some(patch_of(json!({ "annotations": removed, "labels": labels }), new_field))
 }
 
-/// Changes the metadata of a Service of just this version, and returns the new one.
-async fn write(client: &Client, meta: &Meta, mut change: Value) -> client::Result<u64> {
-    change["uid"] = meta.uid.to_string().into();
-    change["resourceVersion"] = meta.resource_version.to_string().into();
-    let patch = Patch::Merge(json!({ "metadata": change }));
+/// Changes a Service of just this version, and returns the new one.
+async fn write(client: &Client, meta: &Meta, mut patch: Value) -> client::Result<u64> {
+    patch["metadata"]["uid"] = meta.uid.to_string().into();
+    patch["metadata"]["resourceVersion"] = meta.resource_version.to_string().into();
+    let patch = Patch::Merge(patch);
     let written: Written =
         client.resource(&Service::RESOURCE).patch_for_metadata(&meta.key(), &patch).await?;
     Ok(written.meta.resource_version)
@@ -591,6 +643,103 @@ mod tests {
         }
     }
 
+    /// A Service that is being deleted has its address until it is gone, also while the cache shows
+    /// it as it was before the address was written.
+    #[test]
+    fn a_released_address_is_reserved_until_the_cache_shows_the_release() {
+        let pools = pools();
+        for (released, cached, other) in [
+            // Being deleted, with its annotations, in version 6.
+            (Some(6), Some(service("a", 1, json!({}))), "10.0.0.2"),
+            (Some(6), Some(with_given("a", 5)), "10.0.0.2"),
+            (Some(6), Some(with_given("a", 6)), "10.0.0.2"),
+            (Some(6), None, "10.0.0.1"),
+            // Of another type, without its annotations, in version 6.
+            (Some(6), Some(service("a", 6, json!({}))), "10.0.0.1"),
+            // Gone.
+            (None, Some(service("a", 1, json!({}))), "10.0.0.1"),
+        ] {
+            let text = format!("{released:?}, cached {cached:?}");
+            let mut state = State::default();
+            let first = service("a", 1, json!({}));
+            let new = service("b", 2, json!({}));
+            state.decide(&first, &[Arc::new(first.clone())], &pools).expect(&text);
+            state.note_written(&first.meta.uid, 5);
+            state.release(&first.meta.uid, released);
+            let services: Vec<Arc<Service>> =
+                cached.into_iter().chain([new.clone()]).map(Arc::new).collect();
+            let (plan, _) = state.decide(&new, &services, &pools).expect(&text);
+            assert_eq!(show(&plan.addresses), other, "{text}");
+        }
+    }
+
+    /// kube-vip removes the rules of its egress by the field alone.
+    #[test]
+    fn the_field_is_set_for_egress_and_a_persons_stays() {
+        let (given, other) = ("10.0.0.1", "10.0.0.7");
+        for (egress, field, own, plan, removed) in [
+            (false, None, None, None, None),
+            (true, None, None, Some((json!(given), json!(given))), None),
+            (true, Some(given), Some(given), None, Some((Value::Null, Value::Null))),
+            // Another one was given before.
+            (
+                true,
+                Some(other),
+                Some(other),
+                Some((json!(given), json!(given))),
+                Some((Value::Null, Value::Null)),
+            ),
+            (
+                false,
+                Some(given),
+                Some(given),
+                Some((Value::Null, Value::Null)),
+                Some((Value::Null, Value::Null)),
+            ),
+            (
+                true,
+                None,
+                Some(given),
+                Some((json!(given), json!(given))),
+                Some((Value::Null, Value::Null)),
+            ),
+        ] {
+            let text = format!("{egress} {field:?} {own:?}");
+            let mut annotations = json!({ KUBE_VIP_ADDRESSES: given, GIVEN_ADDRESSES: given });
+            if egress {
+                annotations[KUBE_VIP_EGRESS] = "true".into();
+            }
+            if let Some(own) = own {
+                annotations[GIVEN_FIELD] = own.into();
+            }
+            let mut of = service("a", 1, annotations);
+            of.spec.load_balancer_ip = field.map(str::to_owned);
+            let (_, change) = State::default().decide(&of, &[], &pools()).expect(&text);
+            let shown = |patch: Option<Value>| {
+                let patch = patch
+                    .filter(|patch| patch["metadata"]["annotations"].get(GIVEN_FIELD).is_some());
+                patch.map(|patch| {
+                    (
+                        patch["metadata"]["annotations"][GIVEN_FIELD].clone(),
+                        patch["spec"]["loadBalancerIP"].clone(),
+                    )
+                })
+            };
+            assert_eq!(shown(change), plan, "{text}");
+            assert_eq!(shown(removal(&of)), removed, "{text}");
+        }
+        // A person's own value is a request, and stays.
+        let annotations = json!({ KUBE_VIP_EGRESS: "true", GIVEN_FIELD: given });
+        let mut of = service("a", 1, annotations);
+        of.spec.load_balancer_ip = Some(other.to_owned());
+        let (plan, change) = State::default().decide(&of, &[], &pools()).expect("granted");
+        assert_eq!(show(&plan.addresses), other);
+        let change = change.expect("a change");
+        assert_eq!(change["metadata"]["annotations"][GIVEN_FIELD], Value::Null);
+        assert!(change.get("spec").is_none(), "{change}");
+        assert!(removal(&of).expect("a change").get("spec").is_none());
+    }
+
     #[test]
     fn a_granted_request_is_recorded_and_kept_from_others() {
         let (pools, mut state) = (pools(), State::default());
@@ -604,7 +753,7 @@ mod tests {
         let (plan, change) = state.decide(&request("z", None), &[], &pools).expect("granted");
         assert_eq!(show(&plan.addresses), "10.0.0.1");
         let change = change.expect("a change");
-        assert_eq!(change["annotations"], json!({ GRANTED_ADDRESSES: "10.0.0.1" }));
+        assert_eq!(change["metadata"]["annotations"], json!({ GRANTED_ADDRESSES: "10.0.0.1" }));
         // A former leader's grant is known from the Service alone, with any names.
         let granted = request("z", Some("10.0.0.1"));
         let services = [Arc::new(granted.clone()), Arc::new(request("a", None))];
@@ -614,12 +763,12 @@ mod tests {
         let (_, change) = state.decide(&granted, &services, &pools).expect("granted");
         assert_eq!(change, None);
         let removed = removal(&granted).expect("a change");
-        assert_eq!(removed["annotations"], json!({ GRANTED_ADDRESSES: null }));
+        assert_eq!(removed["metadata"]["annotations"], json!({ GRANTED_ADDRESSES: null }));
         // Another request is another grant.
         let other = request("z", Some("10.0.0.7"));
         let (_, change) = State::default().decide(&other, &[], &pools).expect("granted");
         let change = change.expect("a change");
-        assert_eq!(change["annotations"], json!({ GRANTED_ADDRESSES: "10.0.0.1" }));
+        assert_eq!(change["metadata"]["annotations"], json!({ GRANTED_ADDRESSES: "10.0.0.1" }));
     }
 
     #[test]

@@ -18,6 +18,12 @@ pub const GIVEN_ADDRESSES: &str = "bare/given-addresses";
 /// The addresses that this provider let the Service have, of those that a person asks for by
 /// [`KUBE_VIP_ADDRESSES`].
 pub const GRANTED_ADDRESSES: &str = "bare/granted-addresses";
+/// With the value `true`, kube-vip sends the traffic of the Service's pods from its address. It
+/// removes the rules for that by `spec.loadBalancerIP` alone.
+pub const KUBE_VIP_EGRESS: &str = "kube-vip.io/egress";
+/// The value of `spec.loadBalancerIP` that this provider has written: where the field differs, a
+/// person has set it.
+pub const GIVEN_FIELD: &str = "bare/given-load-balancer-ip";
 /// The label by which kube-vip-cloud-provider finds its Services.
 pub const IMPLEMENTATION: &str = "implementation";
 pub const KUBE_VIP: &str = "kube-vip";
@@ -42,6 +48,11 @@ fn parse(text: &str) -> Result<Vec<IpAddr>, String> {
 pub fn show(addresses: &[IpAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     texts.join(",")
+}
+
+/// The value of `spec.loadBalancerIP`, if it has one.
+pub fn field(service: &Service) -> Option<&str> {
+    service.spec.load_balancer_ip.as_deref().filter(|text| !text.is_empty())
 }
 
 /// Whether a Service is one that the cloud's service controller gives a load balancer.
@@ -103,7 +114,7 @@ pub fn requested(service: &Service) -> Result<Vec<IpAddr>, RequestError> {
     }
     let annotated = metallb(&service.meta.annotations, "loadBalancerIPs");
     let annotated = annotated.filter(|text| !text.is_empty());
-    let field = service.spec.load_balancer_ip.as_deref().filter(|text| !text.is_empty());
+    let field = field(service).filter(|text| annotation(service, GIVEN_FIELD) != Some(*text));
     let annotated =
         annotated.map(parse).transpose().map_err(fault("metallb.io/loadBalancerIPs"))?;
     let field = field.map(parse).transpose().map_err(fault("spec.loadBalancerIP"))?;
