@@ -265,6 +265,36 @@ mod tests {
     }
 
     #[test]
+    fn statuses_are_the_same_if_all_fields_and_their_order_are() {
+        let vip = json!([{ "ip": "192.0.2.1", "ipMode": "VIP" }]);
+        let (one, two) = (json!({ "ip": "192.0.2.1" }), json!({ "ip": "192.0.2.2" }));
+        for (old, new, same) in [
+            (Value::Null, Value::Null, true),
+            (Value::Null, json!([]), true),
+            (json!([one]), json!([one]), true),
+            (json!([one]), json!([two]), false),
+            (json!([one]), json!([]), false),
+            (json!([one, two]), json!([two, one]), false),
+            (vip.clone(), vip.clone(), true),
+            (json!([one]), vip.clone(), false),
+            (vip, json!([{ "ip": "192.0.2.1", "ipMode": "Proxy" }]), false),
+            (json!([{ "hostname": "a" }]), json!([{ "hostname": "a" }]), true),
+            (json!([{ "hostname": "a" }]), json!([{ "hostname": "b" }]), false),
+            (
+                json!([{ "ip": "192.0.2.1", "ports": [{ "port": 80, "protocol": "TCP" }] }]),
+                json!([one]),
+                false,
+            ),
+        ] {
+            let status = |ingress: &Value| -> LoadBalancerStatus {
+                serde_json::from_value(json!({ "ingress": ingress })).expect("a status")
+            };
+            assert_eq!(same_status(Some(&status(&old)), &status(&new)), same, "{old} {new}");
+        }
+        assert!(same_status(None, &LoadBalancerStatus::default()));
+    }
+
+    #[test]
     fn local_traffic_has_a_health_check_port() {
         for (change, port) in [
             (json!({ "healthCheckNodePort": 30123 }), None),
