@@ -49,6 +49,7 @@ pub struct RealServer {
     pub etcd: String,
     dir: PathBuf,
     clock: SharedClock,
+    authority: Authority,
     client: Client,
     programs: [Program; 2],
     processes: Mutex<[Option<Child>; 2]>,
@@ -148,6 +149,7 @@ impl RealServer {
             etcd,
             dir,
             clock,
+            authority,
             client,
             programs,
             processes,
@@ -169,6 +171,14 @@ impl RealServer {
     /// Writes a kubeconfig for a user with a token, who connects to `address`.
     pub fn kubeconfig_for(&self, user: &str, address: SocketAddr, token: &str) -> Result<PathBuf> {
         write_kubeconfig(&self.dir, user, address, &json!({ "token": token }))
+    }
+
+    /// Writes a kubeconfig for a user with a certificate of its own.
+    pub fn kubeconfig_with_certificate(&self, user: &str, groups: &[&str]) -> Result<PathBuf> {
+        write_pair(&self.dir, user, &self.authority.client(user, groups)?)?;
+        let file = |kind: &str| self.dir.join(format!("{user}.{kind}"));
+        let credentials = json!({ "client-certificate": file("crt"), "client-key": file("key") });
+        write_kubeconfig(&self.dir, user, self.address, &credentials)
     }
 
     /// Starts what does not run, and waits until the API server is ready.

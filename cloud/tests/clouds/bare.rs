@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cloud::objects::{Node, Service};
 use kube_controller_manager::client::Delete;
+use kube_controller_manager::clock::Clock;
 use kube_controller_manager::objects::{ConfigMap, EndpointSlice, ObjectKey};
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
@@ -70,7 +71,7 @@ fn annotation<'a>(service: &'a Value, key: &str) -> Option<&'a str> {
 
 #[test]
 fn a_service_has_an_address_from_the_pool_until_it_goes() {
-    Env::run("bare-life", async |env| {
+    Env::everywhere("bare-life", async |env| {
         set_pools(env, json!({ "range-global": "10.0.0.8-10.0.0.9", "interface-global": "eth1" }))
             .await;
         let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
@@ -113,7 +114,7 @@ fn a_service_has_an_address_from_the_pool_until_it_goes() {
 /// The clock of the manager stands still: what heals does not wait for a retry.
 #[test]
 fn an_exhausted_pool_says_so_and_heals() {
-    Env::run("bare-exhausted", async |env| {
+    Env::everywhere("bare-exhausted", async |env| {
         set_pools(env, json!({ "range-global": "10.0.0.8-10.0.0.8" })).await;
         let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
         let first = env.create_service("first").await;
@@ -134,7 +135,7 @@ fn an_exhausted_pool_says_so_and_heals() {
 
 #[test]
 fn services_that_arrive_at_once_get_different_addresses() {
-    Env::run("bare-crowd", async |env| {
+    Env::everywhere("bare-crowd", async |env| {
         set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.24" })).await;
         let mut keys = Vec::new();
         for at in 0..12 {
@@ -162,10 +163,10 @@ fn a_lost_write_gives_no_address_twice() {
             let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
             let before = env.create_service("before").await;
             assert_eq!(addresses(env, &before).await, ["10.0.0.1"]);
-            env.sandbox.faults().next(1, "patch", "services", fault.clone());
+            env.faults().next(1, "patch", "services", fault.clone());
             let one = env.create_service("one").await;
             env.eventually("the fault has struck", || async {
-                let pending = env.sandbox.faults().pending();
+                let pending = env.faults().pending();
                 if pending.is_empty() { Ok(()) } else { Err(format!("{pending:?}")) }
             })
             .await;
@@ -201,7 +202,7 @@ fn a_restart_moves_no_address() {
         }
         delete(env, &keys[0]).await;
         // The status of the next one is not written. It has its finalizer already.
-        env.sandbox.faults().next(1000, "patch", "services/status", Fault::code(500, None));
+        env.faults().next(1000, "patch", "services/status", Fault::code(500, None));
         let finalizers = ["service.kubernetes.io/load-balancer-cleanup"];
         let service_of = json!({
             "metadata": { "name": "half", "finalizers": finalizers },
@@ -216,7 +217,7 @@ fn a_restart_moves_no_address() {
         })
         .await;
         manager.kill().await;
-        env.sandbox.faults().clear();
+        env.faults().clear();
         // Meanwhile the pool has changed.
         set_pools(env, json!({ "range-global": "10.1.0.1-10.1.0.9" })).await;
         let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
@@ -232,7 +233,7 @@ fn a_restart_moves_no_address() {
 /// As after a write of a former leader that arrives late.
 #[test]
 fn one_of_two_services_with_the_same_address_gets_a_new_one() {
-    Env::run("bare-twice", async |env| {
+    Env::everywhere("bare-twice", async |env| {
         set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.9" })).await;
         let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
         let first = env.create_service("first").await;
@@ -256,9 +257,170 @@ fn one_of_two_services_with_the_same_address_gets_a_new_one() {
     });
 }
 
+/// Each attempt to write an address finds that the Service has changed.
+#[test]
+fn a_service_that_changes_all_the_time_is_tried_again() {
+    Env::run("bare-busy", async |env| {
+        set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.9" })).await;
+        let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
+        env.faults().next(1000, "patch", "services", Fault::code(409, None));
+        let web = env.create_service("web").await;
+        let text = "failed to ensure load balancer: the Service changes all the time";
+        env.eventually("the event", || env.has_message("web", text)).await;
+        assert!(env.faults().count("patch", "services") >= 5);
+        assert_eq!(shown(&service(env, &web).await), [""; 0]);
+        env.faults().clear();
+        env.eventually("the retry", || async {
+            manager.clock.advance(Duration::from_secs(1));
+            let service = service(env, &web).await;
+            if shown(&service) == ["10.0.0.1"] { Ok(()) } else { Err(service.to_string()) }
+        })
+        .await;
+        manager.stop().await;
+    });
+}
+
+/// As above, where only the provider's own controller tries: no other one knows of it.
+#[test]
+fn the_move_of_a_service_that_changes_all_the_time_is_tried_again() {
+    Env::run("bare-busy-move", async |env| {
+        set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.9" })).await;
+        let same = json!({
+            "kube-vip.io/loadbalancerIPs": "10.0.0.1", "bare/given-addresses": "10.0.0.1",
+        });
+        let mut keys = Vec::new();
+        for name in ["a", "b"] {
+            keys.push(env.create_service(name).await);
+            let metadata = json!({ "metadata": { "annotations": same } });
+            env.patch::<Service>(&keys[keys.len() - 1], metadata).await;
+        }
+        env.faults().next(1000, "patch", "services", Fault::code(409, None));
+        let before = env.faults().count("patch", "services");
+        let manager = Manager::start(env, provider(env, "bare", ""), &[]);
+        env.eventually("all attempts at once", || async {
+            let count = env.faults().count("patch", "services") - before;
+            let waits = manager.clock.sleepers() > 0;
+            if count >= 5 && waits { Ok(()) } else { Err(format!("{count} attempts")) }
+        })
+        .await;
+        env.faults().clear();
+        env.eventually("one of them moves", || async {
+            manager.clock.advance(Duration::from_secs(1));
+            let mut given = Vec::new();
+            for key in &keys {
+                let service = service(env, key).await;
+                given.push(annotation(&service, "bare/given-addresses").map(str::to_owned));
+            }
+            given.sort();
+            let expected = ["10.0.0.1", "10.0.0.2"].map(|address| Some(address.to_owned()));
+            if given == expected { Ok(()) } else { Err(format!("{given:?}")) }
+        })
+        .await;
+        manager.stop().await;
+    });
+}
+
+#[test]
+fn an_address_waits_for_the_caches_of_the_provider() {
+    Env::run("bare-late", async |env| {
+        set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.9" })).await;
+        for verb in ["list", "watch"] {
+            env.faults().next(100_000, verb, "configmaps", Fault::code(500, None));
+        }
+        let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
+        let web = env.create_service("web").await;
+        let text = "the caches of Services and of the address pools are not complete";
+        env.eventually("the event", || async {
+            manager.clock.advance(Duration::from_secs(1));
+            env.has_message("web", text).await
+        })
+        .await;
+        // It has waited for them before.
+        assert!(manager.clock.monotonic() >= Duration::from_secs(30));
+        env.faults().clear();
+        env.eventually("web has an address", || async {
+            manager.clock.advance(Duration::from_secs(1));
+            let service = service(env, &web).await;
+            if shown(&service) == ["10.0.0.1"] { Ok(()) } else { Err(service.to_string()) }
+        })
+        .await;
+        manager.stop().await;
+    });
+}
+
+/// kube-vip's egress needs the address in the field too.
+#[test]
+fn the_field_follows_the_address_of_a_service_with_egress() {
+    Env::everywhere("bare-egress", async |env| {
+        set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.9" })).await;
+        let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
+        let web = env.create_service("web").await;
+        assert_eq!(addresses(env, &web).await, ["10.0.0.1"]);
+        assert!(service(env, &web).await["spec"]["loadBalancerIP"].is_null());
+        let has_field = async |expected: Value| {
+            env.eventually(&format!("the field is {expected}"), || async {
+                let service = service(env, &web).await;
+                let found = &service["spec"]["loadBalancerIP"];
+                if *found == expected { Ok(()) } else { Err(service.to_string()) }
+            })
+            .await;
+        };
+        let annotate = async |annotations: Value| {
+            env.patch::<Service>(&web, json!({ "metadata": { "annotations": annotations } })).await;
+        };
+        annotate(json!({ "kube-vip.io/egress": "true" })).await;
+        has_field(json!("10.0.0.1")).await;
+        annotate(json!({ "kube-vip.io/loadbalancerIPs": "192.0.2.7" })).await;
+        has_field(json!("192.0.2.7")).await;
+        eventually_shows(env, &web, &["192.0.2.7"]).await;
+        env.patch::<Service>(&web, json!({ "spec": { "type": "ClusterIP" } })).await;
+        has_field(Value::Null).await;
+        manager.stop().await;
+    });
+}
+
+#[test]
+fn labels_addresses_and_families_decide_what_a_service_has_of_its_nodes() {
+    Env::everywhere("bare-nodes-labels", async |env| {
+        let config = "loadBalancers: {mode: nodes}";
+        let manager = Manager::start(env, provider(env, "bare", config), &[SERVICES]);
+        for name in ["n1", "n2", "n3"] {
+            let key = env.create_node(name, json!({})).await;
+            let last = &name[1..];
+            let mut addresses = vec![
+                json!({ "type": "InternalIP", "address": format!("10.0.0.{last}") }),
+                json!({ "type": "InternalIP", "address": format!("fd00::{last}") }),
+            ];
+            if name == "n3" {
+                addresses.push(json!({ "type": "ExternalIP", "address": "192.0.2.3" }));
+            }
+            env.patch_status::<Node>(&key, json!({ "status": { "addresses": addresses } })).await;
+        }
+        let web = env.create_service("web").await;
+        // The Service has one family; an external address goes before internal ones.
+        eventually_shows(env, &web, &["192.0.2.3"]).await;
+        let label = async |name: &str, label: &str, value: Value| {
+            let labels = json!({ "metadata": { "labels": { label: value } } });
+            env.patch::<Node>(&ObjectKey::cluster(name), labels).await;
+        };
+        label("n3", "node.kubernetes.io/exclude-from-external-load-balancers", "".into()).await;
+        eventually_shows(env, &web, &["10.0.0.1", "10.0.0.2"]).await;
+        label("n2", "svccontroller.k3s.cattle.io/enablelb", "true".into()).await;
+        eventually_shows(env, &web, &["10.0.0.2"]).await;
+        label("n2", "svccontroller.k3s.cattle.io/enablelb", Value::Null).await;
+        eventually_shows(env, &web, &["10.0.0.1", "10.0.0.2"]).await;
+        env.client.delete::<Node>(&ObjectKey::cluster("n1"), Delete::new()).await.expect("deleted");
+        eventually_shows(env, &web, &["10.0.0.2"]).await;
+        env.set_ready(&ObjectKey::cluster("n2"), "Unknown").await;
+        eventually_shows(env, &web, &[]).await;
+        env.eventually_recorded("web", &["UnAvailableLoadBalancer"]).await;
+        manager.stop().await;
+    });
+}
+
 #[test]
 fn the_addresses_of_nodes_follow_the_nodes_and_endpoints() {
-    Env::run("bare-nodes", async |env| {
+    Env::everywhere("bare-nodes", async |env| {
         let config = "loadBalancers: {mode: nodes}";
         let manager = Manager::start(env, provider(env, "bare", config), &[SERVICES]);
         for (name, address) in [("n1", "10.0.0.1"), ("n2", "10.0.0.2")] {
@@ -299,7 +461,7 @@ fn the_addresses_of_nodes_follow_the_nodes_and_endpoints() {
 
 #[test]
 fn a_node_is_initialized_shut_down_and_gone() {
-    Env::run("bare-machine", async |env| {
+    Env::everywhere("bare-machine", async |env| {
         // The machine answers as long as this listens.
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use cloud::app::controller_table::controllers;
@@ -23,6 +24,8 @@ use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
 use sandbox::cluster::administrator;
+use sandbox::faults::Faults;
+use sandbox::real_server::{RealOptions, RealServer};
 use sandbox::{Sandbox, SandboxOptions};
 use serde_json::{Value, json};
 
@@ -34,27 +37,93 @@ const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", tr
 
 /// An API server alone, without nodes.
 pub struct Env {
-    pub sandbox: Sandbox,
+    server: Server,
     pub client: Client,
     pub clock: SharedClock,
     folder: PathBuf,
 }
 
+enum Server {
+    Sandbox(Box<Sandbox>),
+    Real(Box<RealServer>),
+}
+
+impl Server {
+    fn administrator(&self) -> PathBuf {
+        match self {
+            Server::Sandbox(sandbox) => sandbox.kubeconfig(),
+            Server::Real(server) => server.admin.clone(),
+        }
+    }
+}
+
 impl Env {
+    /// Runs `scenario` on a new sandbox.
     pub fn run(name: &str, scenario: impl AsyncFn(&Env)) {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
-        let folder = std::env::temp_dir().join(format!("cloud-{name}-{unique}"));
+        Env::run_with(name, |_| {}, scenario);
+    }
+
+    /// [`Env::run`] on a sandbox of this minor version.
+    pub fn run_as_minor(name: &str, minor: u32, scenario: impl AsyncFn(&Env)) {
+        Env::run_with(name, |options| options.minor = minor, scenario);
+    }
+
+    fn run_with(name: &str, change: impl Fn(&mut SandboxOptions), scenario: impl AsyncFn(&Env)) {
+        let folder = folder(name);
         block_on(async {
-            let options =
-                SandboxOptions { service_accounts: false, ..SandboxOptions::new(&folder) };
+            let mut options = SandboxOptions::new(&folder);
+            options.service_accounts = false;
+            change(&mut options);
             let sandbox = Sandbox::start(options).await.expect("the sandbox starts");
-            let clock = SystemClock::shared();
-            let client = administrator(&sandbox.kubeconfig(), "test", &clock).expect("a client");
-            let env = Env { sandbox, client, clock, folder };
+            let env = Env::new(Server::Sandbox(Box::new(sandbox)), folder);
             scenario(&env).await;
-            env.sandbox.stop().await;
+            if let Server::Sandbox(sandbox) = &env.server {
+                sandbox.stop().await;
+            }
         });
+    }
+
+    /// Runs `scenario` on a new sandbox, and then on a real API server if `KUBEBUILDER_ASSETS` names
+    /// the folder that holds `kube-apiserver` and `etcd`. Real ones have no faults on demand.
+    pub fn everywhere(name: &str, scenario: impl AsyncFn(&Env)) {
+        /// Only one runs at a time: they are heavy.
+        static TURN: Mutex<()> = Mutex::new(());
+        Env::run(name, &scenario);
+        let Some(assets) = assets() else { return };
+        let _turn = TURN.lock();
+        let folder = folder(name);
+        block_on(async {
+            let options = RealOptions {
+                assets: &assets,
+                dir: &folder,
+                etcd_flags: &["--unsafe-no-fsync"],
+                api_flags: &[],
+            };
+            let server = RealServer::start(options, &SystemClock::shared()).await;
+            let server = server.unwrap_or_else(|error| panic!("{error}"));
+            let env = Env::new(Server::Real(Box::new(server)), folder);
+            scenario(&env).await;
+        });
+    }
+
+    fn new(server: Server, folder: PathBuf) -> Env {
+        let clock = SystemClock::shared();
+        let file = server.administrator();
+        let client = administrator(&file, "test", &clock).expect("a client");
+        Env { server, client, clock, folder }
+    }
+
+    /// The kubeconfig of an administrator.
+    pub fn administrator(&self) -> PathBuf {
+        self.server.administrator()
+    }
+
+    /// The faults of the sandbox, on which the test runs.
+    pub fn faults(&self) -> &Arc<Faults> {
+        match &self.server {
+            Server::Sandbox(sandbox) => sandbox.faults(),
+            Server::Real(_) => panic!("a real API server has no faults on demand"),
+        }
     }
 
     /// Writes a file into the folder of this test.
@@ -124,12 +193,25 @@ impl Env {
         }
     }
 
-    /// The reasons of all events about objects of this name.
-    pub async fn reasons(&self, about: &str) -> Vec<String> {
+    async fn events(&self, about: &str) -> Vec<Value> {
         let events = self.client.resource(&EVENTS);
         let events = events.list::<Value>(None, &ListOptions::default()).await.expect("events");
-        let about = events.items.iter().filter(|event| event["involvedObject"]["name"] == about);
-        about.filter_map(|event| event["reason"].as_str().map(str::to_owned)).collect()
+        let about =
+            events.items.into_iter().filter(|event| event["involvedObject"]["name"] == about);
+        about.collect()
+    }
+
+    /// The reasons of all events about objects of this name.
+    pub async fn reasons(&self, about: &str) -> Vec<String> {
+        let events = self.events(about).await;
+        events.iter().filter_map(|event| event["reason"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// Whether an event about an object of this name has this text in its message.
+    pub async fn has_message(&self, about: &str, text: &str) -> Result<(), String> {
+        let events = self.events(about).await;
+        let has = |event: &Value| event["message"].as_str().is_some_and(|it| it.contains(text));
+        if events.iter().any(has) { Ok(()) } else { Err(format!("{events:?}")) }
     }
 
     /// Waits for events with all of these reasons.
@@ -184,8 +266,32 @@ impl Env {
     pub fn account(&self, name: &str) -> PathBuf {
         let user = format!("system:serviceaccount:kube-system:{name}");
         let groups = ["system:serviceaccounts", "system:authenticated"];
-        self.sandbox.kubeconfig_for(&user, &groups).expect("written")
+        match &self.server {
+            Server::Sandbox(sandbox) => sandbox.kubeconfig_for(&user, &groups).expect("written"),
+            Server::Real(server) => {
+                server.kubeconfig_with_certificate(&user, &groups).expect("written")
+            }
+        }
     }
+}
+
+/// A folder for the files of one test.
+fn folder(name: &str) -> PathBuf {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
+    std::env::temp_dir().join(format!("cloud-{name}-{unique}"))
+}
+
+/// The folder of a real API server's programs. Where it is not set, prints that once.
+fn assets() -> Option<PathBuf> {
+    static PRINTED: Once = Once::new();
+    let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|assets| !assets.is_empty());
+    if assets.is_none() {
+        // Not by a macro: the test harness would capture the text.
+        let text = "skipped on a real kube-apiserver: KUBEBUILDER_ASSETS is not set\n";
+        PRINTED.call_once(|| std::io::stderr().write_all(text.as_bytes()).unwrap_or_default());
+    }
+    assets.map(PathBuf::from)
 }
 
 impl Drop for Env {

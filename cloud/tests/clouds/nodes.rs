@@ -5,6 +5,7 @@ use std::time::Duration;
 use cloud::objects::Node;
 use cloud::provider::InstanceMetadata;
 use k8s_openapi::api::core::v1::NodeAddress;
+use kube_controller_manager::clock::Clock;
 use kube_controller_manager::objects::ObjectKey;
 use kube_controller_manager::options::Options;
 use serde_json::{Value, json};
@@ -78,7 +79,7 @@ async fn becomes(
 
 #[test]
 fn a_node_goes_from_uninitialized_to_ready_to_gone() {
-    Env::run("node", async |env| {
+    Env::everywhere("node", async |env| {
         let fake = Fake::new();
         let running = env.start(&fake, Options::default(), &[NODES, LIFECYCLE]);
         // A Node that is not ready yet is deleted if its machine does not exist.
@@ -154,7 +155,7 @@ fn a_node_goes_from_uninitialized_to_ready_to_gone() {
 
 #[test]
 fn no_failed_call_deletes_or_initializes_a_node() {
-    Env::run("node-faults", async |env| {
+    Env::everywhere("node-faults", async |env| {
         let fake = Fake::new();
         fake.machine("n", metadata());
         fake.plan("metadata", [Plan::Fail, Plan::Lose]);
@@ -170,6 +171,28 @@ fn no_failed_call_deletes_or_initializes_a_node() {
         env.set_ready(&key, "False").await;
         becomes(env, &running, &key, "tainted", |node| taints(node).contains(&SHUTDOWN)).await;
         assert!(fake.is_through());
+        running.stop().await;
+    });
+}
+
+#[test]
+fn a_provider_chooses_when_a_node_is_asked_for_again() {
+    Env::run("node-retry", async |env| {
+        let fake = Fake::new();
+        fake.machine("n", metadata());
+        let hour = Duration::from_secs(3600);
+        fake.plan("metadata", [Plan::Retry(hour)]);
+        // First: each change of the Node is a reason to ask at once.
+        let key = join(env, "n").await;
+        let running = env.start(&fake, Options::default(), &[NODES]);
+        env.eventually("it is initialized", || async {
+            running.clock.advance(Duration::from_secs(60));
+            let node = env.get::<Node>(&key).await.expect("it is there");
+            if taints(&node).contains(&UNINITIALIZED) { Err(node.to_string()) } else { Ok(()) }
+        })
+        .await;
+        // The longest back-off is far shorter.
+        assert!(running.clock.monotonic() >= hour);
         running.stop().await;
     });
 }

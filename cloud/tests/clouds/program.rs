@@ -59,7 +59,7 @@ fn the_program_works_with_the_rights_of_its_manifest() {
         .filter(|flag| !flag.starts_with("cloud-"))
         .map(|flag| format!("--{flag}"))
         .collect();
-    Env::run("program", async |env| {
+    Env::everywhere("program", async |env| {
         for object in rights {
             demo::create(&env.client, object).await.unwrap_or_else(|error| panic!("{error}"));
         }

@@ -1,113 +1,22 @@
 //! The provider `grpc`, with the reference provider as a process of its own.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Command};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use cloud::grpc;
 use cloud::objects::{Node, Service};
-use cloud::provider::{Cloud, Error, Route, Settings};
+use cloud::provider::{Cloud, Error, Route};
 use futures_lite::FutureExt;
 use futures_lite::future::block_on;
 use kube_controller_manager::client::Delete;
-use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::clock::{Clock, SystemClock};
 use kube_controller_manager::objects::ObjectKey;
 use kube_controller_manager::task::{self, Latch};
-use serde_json::{Value, json};
+use sandbox::certs::Authority;
+use serde_json::json;
 
 use crate::env::Env;
 use crate::managers::Manager;
-
-/// How long the provider's process may take to do something before the test fails.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
-
-/// The reference provider in a folder of its own.
-struct Reference {
-    folder: PathBuf,
-    child: Option<Child>,
-    clock: SharedClock,
-}
-
-impl Reference {
-    fn start() -> Reference {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
-        let folder = std::env::temp_dir().join(format!("remote-{unique}"));
-        fs::create_dir_all(&folder).expect("a folder");
-        let mut this = Reference { folder, child: None, clock: SystemClock::shared() };
-        this.restart();
-        this
-    }
-
-    /// Starts the process, after its end.
-    fn restart(&mut self) {
-        let socket = self.folder.join("provider.sock");
-        let _ = fs::remove_file(&socket);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_reference-cloud-provider"));
-        self.child = Some(command.arg(&self.folder).spawn().expect("it starts"));
-        self.wait("it listens", || socket.exists());
-    }
-
-    fn wait(&self, what: &str, is_done: impl Fn() -> bool) {
-        let give_up = self.clock.monotonic() + PATIENCE;
-        while !is_done() {
-            assert!(self.clock.monotonic() < give_up, "{what}");
-            block_on(self.clock.sleep(std::time::Duration::from_millis(5)));
-        }
-    }
-
-    fn wait_for_end(&mut self) {
-        let mut child = self.child.take().expect("it runs");
-        child.wait().expect("its end");
-    }
-
-    fn plan(&self, plan: Value) {
-        let new = self.folder.join("plan.new");
-        fs::write(&new, plan.to_string()).expect("a file");
-        fs::rename(new, self.folder.join("plan.json")).expect("a new name");
-    }
-
-    fn set_machines(&self, machines: Value) {
-        fs::write(self.folder.join("machines.json"), machines.to_string()).expect("a file");
-    }
-
-    /// Its load balancers and routes.
-    fn cloud(&self) -> Value {
-        let text = fs::read_to_string(self.folder.join("cloud.json")).unwrap_or_default();
-        serde_json::from_str(&text).unwrap_or_default()
-    }
-
-    fn balancers(&self) -> usize {
-        self.cloud()["loadBalancers"].as_object().map_or(0, serde_json::Map::len)
-    }
-
-    fn calls(&self, method: &str) -> usize {
-        let calls = fs::read_to_string(self.folder.join("calls")).unwrap_or_default();
-        calls.lines().filter(|line| line.split(' ').next() == Some(method)).count()
-    }
-
-    /// A client with this deadline.
-    fn client(&self, timeout: &str) -> Arc<dyn Cloud> {
-        let socket = self.folder.join("provider.sock").display().to_string();
-        let text = format!("{{name: example, endpoint: \"unix://{socket}\", timeout: {timeout}}}");
-        let file = self.folder.join(format!("config-{timeout}.yaml"));
-        fs::write(&file, text).expect("a file");
-        let settings = Settings { config: Some(file), cluster_name: "test".to_owned() };
-        grpc::open(&settings).expect("a provider")
-    }
-}
-
-impl Drop for Reference {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
+use crate::reference::Reference;
 
 fn service() -> Service {
     serde_json::from_value(json!({
@@ -305,92 +214,204 @@ fn a_provider_asks_for_its_time() {
     }
 }
 
-/// The whole way, with the controllers.
+fn authority() -> Authority {
+    Authority::new(SystemClock.now()).expect("an authority")
+}
+
+#[test]
+fn both_sides_of_tls_are_checked() {
+    let (authority, other) = (authority(), authority());
+    let reference = Reference::start_tls(&authority);
+    let ensure = |cloud: &dyn Cloud| block_on(call(cloud, "EnsureLoadBalancer"));
+    let known = reference.tls_client("known", &authority, Some(&authority));
+    let answer = ensure(&*known).expect("an answer");
+    assert!(answer.contains("192.0.2.1"), "{answer}");
+    for (name, trusted, identity) in [
+        ("distrusting", &other, Some(&authority)),
+        ("strange", &authority, Some(&other)),
+        ("anonymous", &authority, None),
+    ] {
+        let cloud = reference.tls_client(name, trusted, identity);
+        let error = ensure(&*cloud).expect_err(name);
+        assert!(matches!(error, Error::Other(_)), "{name}: {error:?}");
+    }
+    assert_eq!(reference.calls("EnsureLoadBalancer"), 1);
+    // Another certificate, for connections from now on.
+    reference.set_certificate(&other);
+    let new = reference.tls_client("new", &other, Some(&authority));
+    assert_eq!(ensure(&*new).expect("an answer"), answer);
+    assert_eq!(ensure(&*known).expect("its connection is an older one"), answer);
+}
+
 #[test]
 fn services_nodes_and_routes_of_a_process() {
-    Env::run("remote", async |env| {
+    Env::everywhere("remote", async |env| {
         let reference = Reference::start();
-        reference.set_machines(json!({ "n1": {
+        whole_way(env, &reference, reference.client("120s")).await;
+    });
+}
+
+#[test]
+fn services_nodes_and_routes_of_a_process_behind_tls() {
+    Env::run("remote-tls", async |env| {
+        let authority = authority();
+        let reference = Reference::start_tls(&authority);
+        let cloud = reference.tls_client("manager", &authority, Some(&authority));
+        whole_way(env, &reference, cloud).await;
+    });
+}
+
+/// With the controllers.
+async fn whole_way(env: &Env, reference: &Reference, cloud: Arc<dyn Cloud>) {
+    reference.set_machines(json!({ "n1": {
             "state": "RUNNING", "zone": "a", "addresses": { "InternalIP": "10.0.0.1" },
         } }));
-        let names = [
-            "service-lb-controller",
-            "cloud-node-controller",
-            "cloud-node-lifecycle-controller",
-            "node-route-controller",
-        ];
-        let manager = Manager::start(env, reference.client("120s"), &names);
-        let web = env.create_service("web").await;
-        env.eventually("web has an address", || async {
-            let service = env.get::<Service>(&web).await.expect("the Service");
-            let address = &service["status"]["loadBalancer"]["ingress"][0]["ip"];
-            if address == "192.0.2.1" { Ok(()) } else { Err(service.to_string()) }
+    let names = [
+        "service-lb-controller",
+        "cloud-node-controller",
+        "cloud-node-lifecycle-controller",
+        "node-route-controller",
+    ];
+    let manager = Manager::start(env, cloud, &names);
+    let web = env.create_service("web").await;
+    env.eventually("web has an address", || async {
+        let service = env.get::<Service>(&web).await.expect("the Service");
+        let address = &service["status"]["loadBalancer"]["ingress"][0]["ip"];
+        if address == "192.0.2.1" { Ok(()) } else { Err(service.to_string()) }
+    })
+    .await;
+    let taints = json!([{
+        "key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true",
+        "effect": "NoSchedule",
+    }]);
+    let spec = json!({
+        "taints": taints, "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"],
+    });
+    let n1 = env.create_node("n1", spec).await;
+    env.eventually("n1 is initialized", || async {
+        // The kubelet's status may have come between: a conflict is retried after a delay.
+        manager.clock.advance(Duration::from_secs(1));
+        let node = env.get::<Node>(&n1).await.expect("the Node");
+        let is_done = node["spec"]["providerID"] == "example://n1"
+            && node["metadata"]["labels"]["topology.kubernetes.io/zone"] == "a"
+            && !node["spec"]["taints"].to_string().contains("uninitialized");
+        if is_done { Ok(()) } else { Err(node.to_string()) }
+    })
+    .await;
+    env.eventually("n1 is a target", || async {
+        let cloud = reference.cloud();
+        let balancers = cloud["loadBalancers"].as_object().cloned().unwrap_or_default();
+        let is_target = balancers.values().any(|balancer| balancer["nodes"] == json!(["n1"]));
+        if is_target { Ok(()) } else { Err(cloud.to_string()) }
+    })
+    .await;
+    env.eventually("n1 has a route", || async {
+        manager.clock.advance(Duration::from_secs(10));
+        let found = reference.routes();
+        let expected = ("n1".to_owned(), "10.244.1.0/24".to_owned());
+        if found == [expected] { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    env.set_ready(&n1, "Unknown").await;
+    reference.set_machines(json!({ "n1": { "state": "GONE" } }));
+    env.eventually("n1 is gone", || async {
+        manager.clock.advance(Duration::from_secs(5));
+        env.get::<Node>(&n1).await.map_or(Ok(()), |node| Err(node.to_string()))
+    })
+    .await;
+    env.eventually("n1 has no route", || async {
+        manager.clock.advance(Duration::from_secs(10));
+        let found = reference.routes();
+        if found.is_empty() { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    // The provider does not answer: the Service stays until its load balancer is deleted.
+    reference.plan(json!({ "DeleteLoadBalancer": { "fault": "error", "code": 14 } }));
+    env.client.delete::<Service>(&web, Delete::new()).await.expect("deleted");
+    env.eventually_recorded("web", &["SyncLoadBalancerFailed"]).await;
+    assert!(env.get::<Service>(&ObjectKey::new("default", "web")).await.is_some());
+    reference.plan(json!({}));
+    env.eventually("web is gone", || async {
+        manager.clock.advance(Duration::from_secs(300));
+        env.get::<Service>(&web).await.map_or(Ok(()), |service| Err(service.to_string()))
+    })
+    .await;
+    assert_eq!(reference.balancers(), 0);
+    manager.stop().await;
+}
+
+/// Routes are made, kept and cleaned while calls fail, lose their answers and end the provider.
+#[test]
+fn routes_of_a_process_survive_its_faults() {
+    Env::everywhere("remote-routes", async |env| {
+        let mut reference = Reference::start();
+        // One of another cluster, and one of a Node that is gone.
+        reference.set_cloud(json!({ "loadBalancers": {}, "routes": {
+            "other": { "cluster": "other", "node": "x", "destination": "10.244.9.0/24" },
+            "stale": { "cluster": "test", "node": "gone", "destination": "10.244.8.0/24" },
+        } }));
+        let own = |node: &str, range: &str| (node.to_owned(), format!("10.244.{range}.0/24"));
+        let (other, stale) = (own("x", "9"), own("gone", "8"));
+        for (name, range) in [("n1", "1"), ("n2", "2")] {
+            let range = format!("10.244.{range}.0/24");
+            env.create_node(name, json!({ "podCIDR": range, "podCIDRs": [range] })).await;
+        }
+        reference.plan(json!({ "ListRoutes": { "fault": "garbage" } }));
+        let manager = Manager::start(env, reference.client("120s"), &["node-route-controller"]);
+        let period = Duration::from_secs(10);
+        env.eventually("two lists that are malformed", || async {
+            manager.clock.advance(period);
+            let count = reference.calls("ListRoutes");
+            if count >= 2 { Ok(()) } else { Err(count.to_string()) }
         })
         .await;
-        let taints = json!([{
-            "key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true",
-            "effect": "NoSchedule",
-        }]);
-        let spec = json!({
-            "taints": taints, "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"],
-        });
-        let n1 = env.create_node("n1", spec).await;
-        env.eventually("n1 is initialized", || async {
-            let node = env.get::<Node>(&n1).await.expect("the Node");
-            let is_done = node["spec"]["providerID"] == "example://n1"
-                && node["metadata"]["labels"]["topology.kubernetes.io/zone"] == "a"
-                && !node["spec"]["taints"].to_string().contains("uninitialized");
-            if is_done { Ok(()) } else { Err(node.to_string()) }
-        })
-        .await;
-        env.eventually("n1 is a target", || async {
-            let cloud = reference.cloud();
-            let balancers = cloud["loadBalancers"].as_object().cloned().unwrap_or_default();
-            let is_target = balancers.values().any(|balancer| balancer["nodes"] == json!(["n1"]));
-            if is_target { Ok(()) } else { Err(cloud.to_string()) }
-        })
-        .await;
-        let routes = || {
-            let cloud = reference.cloud();
-            let routes = cloud["routes"].as_object().cloned().unwrap_or_default();
-            let shown = routes.values().map(|route| {
-                let text = |field: &str| route[field].as_str().unwrap_or_default().to_owned();
-                (text("node"), text("destination"))
-            });
-            shown.collect::<Vec<_>>()
+        assert_eq!(reference.routes(), [stale, other.clone()], "an unknown list changes nothing");
+
+        // The deletion has its effect and its answer is lost; no route can be made.
+        reference.plan(json!({
+            "DeleteRoute": { "fault": "error", "code": 14, "when": "after" },
+            "CreateRoute": { "fault": "error", "code": 8 },
+        }));
+        let is_routed = async |name: &str, expected: &str| {
+            env.eventually(&format!("{name}: NetworkUnavailable is {expected}"), || async {
+                manager.clock.advance(period);
+                let node = env.get::<Node>(&ObjectKey::cluster(name)).await.expect("the Node");
+                let conditions = node["status"]["conditions"].as_array().cloned();
+                let mut conditions = conditions.unwrap_or_default().into_iter();
+                let found = conditions.find(|found| found["type"] == "NetworkUnavailable");
+                let status = found.map(|found| found["status"].clone());
+                if status == Some(json!(expected)) { Ok(()) } else { Err(node.to_string()) }
+            })
+            .await;
         };
-        env.eventually("n1 has a route", || async {
-            manager.clock.advance(std::time::Duration::from_secs(10));
-            let found = routes();
-            let expected = ("n1".to_owned(), "10.244.1.0/24".to_owned());
-            if found == [expected] { Ok(()) } else { Err(format!("{found:?}")) }
-        })
-        .await;
-        env.set_ready(&n1, "Unknown").await;
-        reference.set_machines(json!({ "n1": { "state": "GONE" } }));
-        env.eventually("n1 is gone", || async {
-            manager.clock.advance(std::time::Duration::from_secs(5));
-            env.get::<Node>(&n1).await.map_or(Ok(()), |node| Err(node.to_string()))
-        })
-        .await;
-        env.eventually("n1 has no route", || async {
-            manager.clock.advance(std::time::Duration::from_secs(10));
-            let found = routes();
-            if found.is_empty() { Ok(()) } else { Err(format!("{found:?}")) }
-        })
-        .await;
-        // The provider does not answer: the Service stays until its load balancer is deleted.
-        reference.plan(json!({ "DeleteLoadBalancer": { "fault": "error", "code": 14 } }));
-        env.client.delete::<Service>(&web, Delete::new()).await.expect("deleted");
-        env.eventually_recorded("web", &["SyncLoadBalancerFailed"]).await;
-        assert!(env.get::<Service>(&ObjectKey::new("default", "web")).await.is_some());
+        for name in ["n1", "n2"] {
+            is_routed(name, "True").await;
+            env.eventually_recorded(name, &["FailedToCreateRoute"]).await;
+        }
+        assert_eq!(reference.routes(), std::slice::from_ref(&other));
+
+        // The provider ends once it has made a route.
+        reference.plan(json!({ "CreateRoute": { "fault": "die", "when": "after" } }));
+        manager.clock.advance(period);
+        reference.wait_for_end();
         reference.plan(json!({}));
-        env.eventually("web is gone", || async {
-            manager.clock.advance(std::time::Duration::from_secs(300));
-            env.get::<Service>(&web).await.map_or(Ok(()), |service| Err(service.to_string()))
+        reference.restart();
+        for name in ["n1", "n2"] {
+            is_routed(name, "False").await;
+        }
+        assert_eq!(reference.routes(), [own("n1", "1"), own("n2", "2"), other.clone()]);
+
+        let made = reference.calls("CreateRoute");
+        let key = ObjectKey::cluster("n2");
+        env.client.delete::<Node>(&key, Delete::new()).await.expect("deleted");
+        env.eventually("the route of n2 is gone", || async {
+            manager.clock.advance(period);
+            let found = reference.routes();
+            let expected = [own("n1", "1"), other.clone()];
+            if found == expected { Ok(()) } else { Err(format!("{found:?}")) }
         })
         .await;
-        assert_eq!(reference.balancers(), 0);
+        assert_eq!(reference.calls("CreateRoute"), made, "routes that exist are kept");
         manager.stop().await;
     });
 }

@@ -67,7 +67,7 @@ async fn delete(env: &Env, key: &ObjectKey) {
 
 #[test]
 fn a_service_goes_from_pending_to_its_address_to_gone() {
-    Env::run("service", async |env| {
+    Env::everywhere("service", async |env| {
         let fake = Fake::new();
         let a = env.create_node("a", json!({ "providerID": "fake://a" })).await;
         let running = env.start(&fake, Options::default(), &[SERVICES]);
@@ -122,7 +122,7 @@ fn a_service_goes_from_pending_to_its_address_to_gone() {
 
 #[test]
 fn services_of_a_class_and_those_implemented_elsewhere_get_no_status() {
-    Env::run("elsewhere", async |env| {
+    Env::everywhere("elsewhere", async |env| {
         let fake = Fake::new();
         let running = env.start(&fake, Options::default(), &[SERVICES]);
         let classed = json!({
@@ -155,7 +155,7 @@ fn services_of_a_class_and_those_implemented_elsewhere_get_no_status() {
 
 #[test]
 fn calls_that_fail_or_whose_answers_are_lost_are_repeated() {
-    Env::run("service-faults", async |env| {
+    Env::everywhere("service-faults", async |env| {
         for plan in [Plan::Fail, Plan::Lose] {
             let fake = Fake::new();
             env.create_node("a", json!({})).await;
@@ -193,7 +193,7 @@ fn calls_that_fail_or_whose_answers_are_lost_are_repeated() {
 
 #[test]
 fn a_provider_chooses_the_time_of_the_next_call() {
-    Env::run("service-retry", async |env| {
+    Env::everywhere("service-retry", async |env| {
         let fake = Fake::new();
         let hour = Duration::from_secs(3600);
         fake.plan("ensure", [Plan::Retry(hour)]);
@@ -216,7 +216,7 @@ fn a_provider_chooses_the_time_of_the_next_call() {
 /// A slow answer that comes after the process was killed has its effect on the cloud alone.
 #[test]
 fn an_answer_to_a_manager_that_died_harms_nothing() {
-    Env::run("service-dead", async |env| {
+    Env::everywhere("service-dead", async |env| {
         let fake = Fake::new();
         env.create_node("a", json!({})).await;
         fake.plan("ensure", [Plan::Hold]);
@@ -251,5 +251,51 @@ fn an_answer_to_a_manager_that_died_harms_nothing() {
         let after = env.get::<Service>(&key).await.expect("it is there");
         assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"]);
         second.stop().await;
+    });
+}
+
+/// While a slow update of one load balancer lasts, another Service is synced with a newer node: the
+/// rest of the slow pass does not take that away. Upstream: `TestSlowNodeSync`.
+#[test]
+fn a_slow_node_sync_takes_no_node_from_a_service_that_was_synced_meanwhile() {
+    Env::run("service-slow", async |env| {
+        let fake = Fake::new();
+        env.create_node("a", json!({})).await;
+        let running = env.start(&fake, Options::default(), &[SERVICES]);
+        let keys = [env.create_service("one").await, env.create_service("two").await];
+        for key in &keys {
+            has_address(env, &running, key).await;
+        }
+        fake.plan("update", [Plan::Hold]);
+        env.create_node("b", json!({})).await;
+        let held = env
+            .eventually("an update is held", || async {
+                fake.calls("update").first().cloned().ok_or("no call".to_owned())
+            })
+            .await;
+        let is_held = |key: &&ObjectKey| held.starts_with(&format!("update {key} "));
+        let slow = keys.iter().find(is_held).expect("one of them");
+        let other = keys.iter().find(|key| !is_held(key)).expect("the other one");
+        env.create_node("c", json!({})).await;
+        let all = format!("ensure {other} [a b c]");
+        let ensured = fake.calls("ensure").len();
+        env.eventually("the other one has all nodes", || async {
+            let calls = fake.calls("ensure");
+            // The controller may see the change before the node.
+            let change = json!({ "metadata": { "annotations": { "a": calls.len().to_string() } } });
+            env.patch::<Service>(other, change).await;
+            if calls[ensured..].contains(&all) { Ok(()) } else { Err(format!("{calls:?}")) }
+        })
+        .await;
+        fake.release();
+        has_targets(env, &running, &fake, slow, Some(&["a", "b", "c"])).await;
+        let later = fake.see(|state| {
+            let since = state.calls.iter().position(|call| *call == all);
+            state.calls[since.expect("the call")..].to_vec()
+        });
+        let of_other = |call: &&String| call.starts_with(&format!("update {other} "));
+        let fewer = later.iter().filter(of_other).find(|call| !call.ends_with("[a b c]"));
+        assert_eq!(fewer, None, "{later:?}");
+        running.stop().await;
     });
 }
