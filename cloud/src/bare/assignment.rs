@@ -529,8 +529,8 @@ fn changed_field(
     (!is_persons && present != wanted).then(|| json!(wanted))
 }
 
-/// What is removed from a Service that no longer wants addresses, as a patch; `None`: it has nothing
-/// of it. A person's own annotation and field stay.
+/// What is removed from a Service that no longer wants addresses, as a patch; `None`: it has
+/// nothing of it. A person's own annotation and field stay.
 fn removal(service: &Service) -> Option<Value> {
     let annotations = &service.meta.annotations;
     let given = annotations.get(GIVEN_ADDRESSES);

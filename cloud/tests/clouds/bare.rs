@@ -259,7 +259,7 @@ fn one_of_two_services_with_the_same_address_gets_a_new_one() {
 
 /// Each attempt to write an address finds that the Service has changed.
 #[test]
-fn a_service_that_changes_all_the_time_is_tried_again() {
+fn a_service_that_changes_all_the_time_is_retried() {
     Env::run("bare-busy", async |env| {
         set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.9" })).await;
         let manager = Manager::start(env, provider(env, "bare", ""), &[SERVICES]);
@@ -282,7 +282,7 @@ fn a_service_that_changes_all_the_time_is_tried_again() {
 
 /// As above, where only the provider's own controller tries: no other one knows of it.
 #[test]
-fn the_move_of_a_service_that_changes_all_the_time_is_tried_again() {
+fn the_move_of_a_service_that_changes_all_the_time_is_retried() {
     Env::run("bare-busy-move", async |env| {
         set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.9" })).await;
         let same = json!({

@@ -83,8 +83,8 @@ impl Env {
         });
     }
 
-    /// Runs `scenario` on a new sandbox, and then on a real API server if `KUBEBUILDER_ASSETS` names
-    /// the folder that holds `kube-apiserver` and `etcd`. Real ones have no faults on demand.
+    /// Runs `scenario` on a new sandbox, and then on a real API server if `KUBEBUILDER_ASSETS`
+    /// names the folder that holds `kube-apiserver` and `etcd`. Real ones have no faults on demand.
     pub fn everywhere(name: &str, scenario: impl AsyncFn(&Env)) {
         /// Only one runs at a time: they are heavy.
         static TURN: Mutex<()> = Mutex::new(());

@@ -19,7 +19,8 @@ impl Drop for Program {
     }
 }
 
-/// Upstream's names, and those of its providers. The count of reconciliations has labels since 1.37.
+/// Upstream's names, and those of its providers. The count of reconciliations has labels since
+/// 1.37.
 #[test]
 fn metrics_have_the_names_and_labels_of_the_release() {
     for (minor, reconciled) in [
