@@ -227,7 +227,7 @@ fn both_sides_of_tls_are_checked() {
     let answer = ensure(&*known).expect("an answer");
     assert!(answer.contains("192.0.2.1"), "{answer}");
     for (name, trusted, identity) in [
-        ("distrusting", &other, Some(&authority)),
+        ("untrusting", &other, Some(&authority)),
         ("strange", &authority, Some(&other)),
         ("anonymous", &authority, None),
     ] {
