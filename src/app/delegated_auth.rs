@@ -13,7 +13,9 @@ use crate::clock::SharedClock;
 use crate::files::{Stamp, stamp};
 use crate::objects::{ObjectKey, ResourceType, from_json};
 use crate::options::Options;
-use crate::server::auth::{ApiReviewer, AuthConfig, Authorities, RequestHeader, Trust};
+use crate::server::auth::{
+    ApiReviewer, AuthConfig, Authorities, MASTERS, PathAttributes, RequestHeader, Trust,
+};
 use crate::task;
 
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
@@ -77,6 +79,9 @@ pub(super) async fn auth_config(
         authorized_ttl: options.authorization_webhook_cache_authorized_ttl,
         unauthorized_ttl: options.authorization_webhook_cache_unauthorized_ttl,
         always_allow: options.authorization_always_allow_paths.clone(),
+        always_allow_groups: vec![MASTERS.to_owned()],
+        attributes: Arc::new(PathAttributes),
+        anonymous: true,
     })
 }
 
@@ -149,11 +154,8 @@ async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, Stri
     if file.is_empty() {
         return Ok(None);
     }
-    let path = file.to_string();
-    let pem = task::blocking(move || std::fs::read(path))
-        .await
-        .map_err(|error| format!("--{flag}: {file}: {error}"))?;
-    Authorities::from_pem(&pem).map(Some).map_err(|error| format!("--{flag}: {file}: {error}"))
+    let read = Authorities::from_file(file).await;
+    read.map(Some).map_err(|error| format!("--{flag}: {error}"))
 }
 
 /// The trusted authorities could not be read.

@@ -16,6 +16,7 @@ use crate::client::pem;
 use crate::client::x509::Certificate;
 use crate::objects::Timestamp;
 use crate::server::http::Chain;
+use crate::task;
 
 /// The attribute of a subject that holds the user's UID. Upstream: `asn1.X509UID`.
 const UID: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.4.1.57683.2");
@@ -42,6 +43,17 @@ impl Authorities {
             .build()
             .map(Authorities)
             .map_err(|error| error.to_string())
+    }
+
+    /// Reads the certificates of a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, and as [`Authorities::from_pem`].
+    pub async fn from_file(file: &str) -> Result<Authorities, String> {
+        let path = file.to_owned();
+        let pem = task::blocking(move || std::fs::read(path)).await;
+        let read = pem.map_err(|error| error.to_string());
+        read.and_then(|pem| Authorities::from_pem(&pem)).map_err(|error| format!("{file}: {error}"))
     }
 
     /// The user that the first certificate of `chain` names, once the chain is verified. As in Go,

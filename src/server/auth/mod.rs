@@ -2,6 +2,7 @@
 //! of requests. Upstream: `apiserver/pkg/server/options` `DelegatingAuthenticationOptions` and
 //! `DelegatingAuthorizationOptions`.
 
+mod attributes;
 mod authorities;
 mod cache;
 mod metrics;
@@ -21,6 +22,7 @@ use crate::clock::SharedClock;
 
 use cache::{Cache, Key};
 
+pub use attributes::{Access, Attributes, PathAttributes, Refusal};
 pub use authorities::Authorities;
 pub use request_header::RequestHeader;
 pub use review::{ApiReviewer, Reviewer};
@@ -28,7 +30,8 @@ pub use review::{ApiReviewer, Reviewer};
 const ANONYMOUS: &str = "system:anonymous";
 const ALL_AUTHENTICATED: &str = "system:authenticated";
 const ALL_UNAUTHENTICATED: &str = "system:unauthenticated";
-const MASTERS: &str = "system:masters";
+/// The group that may do everything. Upstream: `user.SystemPrivilegedGroup`.
+pub const MASTERS: &str = "system:masters";
 
 /// Reviews by the API server at a time; further ones wait. Unauthenticated clients cause reviews
 /// too.
@@ -72,11 +75,16 @@ pub struct Trust {
 pub struct AuthConfig {
     pub trust: Trust,
     pub reviewer: Arc<dyn Reviewer>,
+    pub attributes: Arc<dyn Attributes>,
+    /// Whether requests without credentials have a user.
+    pub anonymous: bool,
     pub token_ttl: Duration,
     pub authorized_ttl: Duration,
     pub unauthorized_ttl: Duration,
     /// Paths that need no authorization; a path that ends in `*` is a prefix.
     pub always_allow: Vec<String>,
+    /// Groups whose users need no authorization.
+    pub always_allow_groups: Vec<String>,
 }
 
 /// The filter in front of all handlers.
@@ -125,26 +133,31 @@ impl Auth {
         let user = self.authenticate(request).await;
         let took = self.clock.monotonic().saturating_sub(since);
         metrics::count_authentication(user.as_ref().map(|user| user.name.as_str()), took);
+        let attributes = &self.config.attributes;
         let Some(user) = user else {
-            return Some(Response::status(401, "Unauthorized", "Unauthorized"));
+            return Some(attributes.refuse(request, Refusal::Unauthenticated));
         };
         let since = self.clock.monotonic();
-        let allowed = self.authorize(&user, request).await;
-        metrics::count_authorization(&allowed, self.clock.monotonic().saturating_sub(since));
-        let (verb, path) = (verb(request), &request.path);
-        match allowed {
-            Ok(true) => return None,
-            Ok(false) => {}
-            Err(error) => {
-                let text = format!("Internal Server Error: {path:?}: {error}\n");
-                return Some(Response::text(500, text));
+        if self.needs_no_review(&user, request) {
+            metrics::count_authorization(&Ok(true), self.clock.monotonic().saturating_sub(since));
+            return None;
+        }
+        let accesses = attributes.accesses(request);
+        for access in &accesses {
+            let since = self.clock.monotonic();
+            let allowed = self.authorize(&user, access).await;
+            metrics::count_authorization(&allowed, self.clock.monotonic().saturating_sub(since));
+            match &allowed {
+                Ok(true) => return None,
+                Ok(false) => {}
+                Err(error) => {
+                    let refusal = Refusal::Failed { user: &user, access, error };
+                    return Some(attributes.refuse(request, refusal));
+                }
             }
         }
-        Some(Response::status(
-            403,
-            "Forbidden",
-            &format!("forbidden: User {:?} cannot {verb} path {path:?}", user.name),
-        ))
+        let refusal = Refusal::Forbidden { user: &user, accesses: &accesses };
+        Some(attributes.refuse(request, refusal))
     }
 
     /// The user of a request; `None` when its credentials are not valid. One valid credential is
@@ -173,7 +186,7 @@ impl Auth {
         let reviewed = self.config.reviewer.reviews_tokens();
         match bearer.filter(|token| !token.is_empty() && reviewed) {
             Some(token) => self.user_of_token(token).await,
-            None if faults.is_empty() => Some(User::anonymous()),
+            None if faults.is_empty() => self.config.anonymous.then(User::anonymous),
             None => {
                 log::error!("Unable to authenticate the request: {}", faults.join(", "));
                 None
@@ -216,30 +229,29 @@ impl Auth {
         }
     }
 
-    /// Whether the user may make the request. Errors: from the review.
-    async fn authorize(&self, user: &User, request: &Request) -> Result<bool, String> {
+    /// Whether the request is allowed without the API server.
+    fn needs_no_review(&self, user: &User, request: &Request) -> bool {
         let path = &request.path;
         let bare = |path: &str| path.strip_prefix('/').unwrap_or(path).to_string();
         let allowed = |rule: &String| match bare(rule).strip_suffix('*') {
             Some(start) => bare(path).starts_with(start),
             None => bare(path) == bare(rule),
         };
-        if self.config.always_allow.iter().any(allowed)
-            || user.groups.iter().any(|group| group == MASTERS)
-        {
-            return Ok(true);
-        }
-        let verb = verb(request);
-        let is_cached = verb.len() + path.len() < MAX_CACHED_ATTRIBUTES_BYTES;
-        let key = if is_cached { Some(Key::digest(&(user, &verb, path))) } else { None };
-        if let Some(key) = &key
-            && let Some(known) = self.access.get(key, self.clock.monotonic())
-        {
+        let config = &self.config;
+        config.always_allow.iter().any(allowed)
+            || user.groups.iter().any(|group| config.always_allow_groups.contains(group))
+    }
+
+    /// Whether the user has the access. Errors: from the review.
+    async fn authorize(&self, user: &User, access: &Access) -> Result<bool, String> {
+        let key = (access.size() < MAX_CACHED_ATTRIBUTES_BYTES).then(|| Key::digest(&(user, access)));
+        let now = self.clock.monotonic();
+        if let Some(known) = key.and_then(|key| self.access.get(&key, now)) {
             return Ok(known);
         }
-        let permit = self.reviews.acquire().await;
-        let reviewed = self.config.reviewer.access(user, &verb, path).await;
-        drop(permit);
+        let turn = self.reviews.acquire().await;
+        let reviewed = self.config.reviewer.access(user, access).await;
+        drop(turn);
         match reviewed {
             Ok(yes) => {
                 let config = &self.config;
@@ -255,10 +267,6 @@ impl Auth {
             }
         }
     }
-}
-
-fn verb(request: &Request) -> String {
-    request.method.as_str().to_ascii_lowercase()
 }
 
 #[cfg(test)]
@@ -300,9 +308,14 @@ mod tests {
             };
             Box::pin(async { user })
         }
-        fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>> {
+        fn access(&self, user: &User, access: &Access) -> Boxed<Result<bool, String>> {
             self.users.lock().push(user.clone());
+            let (verb, path) = match access {
+                Access::Path { verb, path } => (verb.as_str(), path.as_str()),
+                Access::Resource { verb, subresource, .. } => (*verb, *subresource),
+            };
             let yes = user.name == "ada" && verb == "get" && path == "/metrics";
+            let yes = yes || path == "second";
             let (is_slow, slow) = (path.starts_with("/slow"), self.slow.clone());
             let is_away = path == "/away";
             Box::pin(async move {
@@ -342,6 +355,9 @@ mod tests {
             authorized_ttl: Duration::from_secs(10),
             unauthorized_ttl: Duration::from_secs(10),
             always_allow: vec!["/healthz".into(), "open*".into()],
+            always_allow_groups: vec![MASTERS.to_owned()],
+            attributes: Arc::new(PathAttributes),
+            anonymous: true,
         };
         (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>))
     }
@@ -390,6 +406,69 @@ mod tests {
             body["message"],
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
+    }
+
+    /// Requests need one of the parts of a node that their paths name.
+    struct Parts;
+
+    impl Attributes for Parts {
+        fn accesses(&self, request: &Request) -> Vec<Access> {
+            let known = ["first", "second", "/away"].into_iter();
+            let named = known.filter(|part| request.query.split(',').any(|name| name == *part));
+            let access = |subresource| Access::Resource {
+                verb: "get",
+                resource: "nodes",
+                subresource,
+                name: "n".to_owned(),
+            };
+            named.map(access).collect()
+        }
+        fn refuse(&self, _: &Request, refusal: Refusal<'_>) -> Response {
+            let status = match refusal {
+                Refusal::Unauthenticated => 401,
+                Refusal::Forbidden { .. } => 403,
+                Refusal::Failed { .. } => 500,
+            };
+            Response::text(status, format!("{refusal:?}"))
+        }
+    }
+
+    #[test]
+    fn one_of_several_accesses_is_enough() {
+        let fake = Arc::new(Fake::default());
+        let config = AuthConfig {
+            trust: Trust::default(),
+            reviewer: fake.clone(),
+            token_ttl: Duration::ZERO,
+            authorized_ttl: Duration::from_secs(10),
+            unauthorized_ttl: Duration::ZERO,
+            always_allow: Vec::new(),
+            always_allow_groups: Vec::new(),
+            attributes: Arc::new(Parts),
+            anonymous: false,
+        };
+        let auth = Auth::new(config, FakeClock::new(NOW) as Arc<dyn Clock>);
+        let filter = auth.wrap(handler(|_| Response::text(200, "ok")));
+        // The parts, whether there is a token, the status and the reviews of access.
+        for (parts, token, status, reviews) in [
+            ("first", None, 401, 0),
+            ("first", Some("Bearer bad"), 401, 0),
+            ("", Some("Bearer good"), 403, 0),
+            ("first", Some("Bearer good"), 403, 1),
+            ("first,second", Some("Bearer good"), 200, 2),
+            // The second one is cached.
+            ("first,second", Some("Bearer good"), 200, 1),
+            ("first,/away", Some("Bearer good"), 500, 2),
+            ("second,/away", Some("Bearer good"), 200, 0),
+        ] {
+            let before = fake.users.lock().len();
+            let mut request = Request::get(&format!("/x?{parts}"));
+            if let Some(token) = token {
+                request.headers.insert("authorization", HeaderValue::from_static(token));
+            }
+            assert_eq!(block_on(filter(request)).status, status, "{parts} {token:?}");
+            assert_eq!(fake.users.lock().len() - before, reviews, "{parts} {token:?}");
+        }
     }
 
     #[test]

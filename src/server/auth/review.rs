@@ -9,7 +9,7 @@ use futures_lite::FutureExt;
 use futures_lite::future::Boxed;
 use serde_json::{Value, json};
 
-use super::User;
+use super::{Access, User};
 use crate::client::{self, Client};
 use crate::clock::SharedClock;
 use crate::objects::ResourceType;
@@ -33,8 +33,8 @@ pub trait Reviewer: Send + Sync {
     fn reviews_tokens(&self) -> bool;
     /// The owner of `token`; `None` when the token is not valid.
     fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>>;
-    /// Whether `user` may apply `verb` to the non-resource `path`.
-    fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>>;
+    /// Whether `user` has this access.
+    fn access(&self, user: &User, access: &Access) -> Boxed<Result<bool, String>>;
 }
 
 const TOKEN_REVIEW: ResourceType =
@@ -72,13 +72,25 @@ impl Reviewer for ApiReviewer {
         })
     }
 
-    fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>> {
+    fn access(&self, user: &User, access: &Access) -> Boxed<Result<bool, String>> {
+        let (kind, attributes) = match access {
+            Access::Path { verb, path } => {
+                ("nonResourceAttributes", json!({ "verb": verb, "path": path }))
+            }
+            Access::Resource { verb, resource, subresource, name } => {
+                let attributes = json!({
+                    "verb": verb, "version": "v1", "resource": resource,
+                    "subresource": subresource, "name": name,
+                });
+                ("resourceAttributes", attributes)
+            }
+        };
         let extra: HashMap<_, _> = user.extra.iter().cloned().collect();
         let body = json!({
             "apiVersion": ACCESS_REVIEW.api_version(), "kind": "SubjectAccessReview",
             "spec": {
                 "user": user.name, "uid": user.uid, "groups": user.groups, "extra": extra,
-                "nonResourceAttributes": { "verb": verb, "path": path },
+                kind: attributes,
             },
         });
         let (client, clock) = (self.authorization.clone(), self.clock.clone());
