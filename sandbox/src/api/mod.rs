@@ -125,7 +125,7 @@ impl Api {
     }
 
     async fn answer(self: Arc<Self>, request: Request, accept: &Accept<'_>) -> Response {
-        let Request { method, path, query, headers, body, peer } = request;
+        let Request { method, path, query, headers, body, peer, .. } = request;
         let mut query = Query::parse(&query);
         let resource = ResourcePath::parse(&path);
         let verb = verb(&method, resource.as_ref(), &query);

@@ -15,10 +15,12 @@ use futures_lite::future::{poll_once, yield_now};
 use futures_lite::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, FutureExt};
 use futures_rustls::TlsAcceptor;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use rustix::net::sockopt;
 use smol_hyper::rt::FuturesIo;
 
 use super::connections::{Connections, Phase, Progress, Slot};
 use super::descriptors::Reserve;
+use super::upgrade::Upgrade;
 use super::{Body, BodyStream, Chain, Handler, Request, RequestBody, Response};
 use crate::clock::SharedClock;
 use crate::server::tls::Tls;
@@ -26,6 +28,8 @@ use crate::task::StopToken;
 
 /// The first byte of a TLS connection: its content type, a handshake.
 const TLS_HANDSHAKE: u8 = 22;
+/// How long a connection is silent before the kernel asks its client, and how often it does.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long running requests may take to end after a stop.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Bytes of a request without TLS that are read after its answer.
@@ -68,8 +72,8 @@ impl Connection {
 
     /// Shakes hands, if the server has TLS, and serves the connection to its end.
     pub async fn run(self, stream: Async<TcpStream>) {
-        if let Err(error) = stream.get_ref().set_nodelay(true) {
-            log::debug!("set_nodelay: {error}");
+        if let Err(error) = set_options(stream.get_ref()) {
+            log::debug!("options of a connection: {error}");
         }
         let Some(tls) = self.serving.tls.clone() else {
             return self.serve(stream, Chain::default()).await;
@@ -105,7 +109,8 @@ impl Connection {
         if let Some(bytes) = self.serving.head_bytes {
             builder.max_buf_size(bytes);
         }
-        let mut connection = pin!(builder.serve_connection(FuturesIo::new(io), service));
+        let connection = builder.serve_connection(FuturesIo::new(io), service);
+        let mut connection = pin!(connection.with_upgrades());
         let ended = self.serving.stop.unless_stopped(connection.as_mut());
         let ended = match self.in_time(ended).await {
             Ok(Some(ended)) => ended,
@@ -154,6 +159,16 @@ impl Connection {
         };
         timed.or(evicted).await
     }
+}
+
+/// Small messages are sent at once, and a client whose machine is gone is noticed after about two
+/// minutes. Upstream: `net.ListenConfig`.
+fn set_options(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE)?;
+    Ok(())
 }
 
 impl Cut {
@@ -262,10 +277,11 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for ProgressIo<IO> {
 /// Calls the handler; its panic is an answer of 500.
 async fn answer(
     handler: Handler,
-    request: hyper::Request<Incoming>,
+    mut request: hyper::Request<Incoming>,
     peer: Chain,
     progress: Arc<Progress>,
 ) -> Result<hyper::Response<Outgoing>, Aborted> {
+    let upgrade = Upgrade::of(&mut request);
     let (head, body) = request.into_parts();
     let request = Request {
         method: head.method,
@@ -274,12 +290,16 @@ async fn answer(
         headers: head.headers,
         body: RequestBody::Incoming(body),
         peer,
+        upgrade,
     };
     let answered = AssertUnwindSafe(async move { handler(request).await }).catch_unwind().await;
     let response = answered.unwrap_or_else(|_| Response::text(500, "internal server error\n"));
     let content = match response.body {
         Body::Full(bytes) => Content::Full(bytes),
-        Body::Stream(stream) => Content::Stream(stream),
+        Body::Stream(stream) => {
+            progress.enter(Phase::Stream);
+            Content::Stream(stream)
+        }
         Body::Abort => return Err(Aborted),
     };
     let mut built = hyper::Response::new(Outgoing { content, progress });
@@ -364,7 +384,7 @@ mod tests {
     #[test]
     fn an_answer_is_handed_over_in_parts() {
         let clock = crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(0));
-        let slot = Connections::new(1, clock).admit([127, 0, 0, 1].into(), Phase::Response);
+        let slot = Connections::new(1, None, clock).admit([127, 0, 0, 1].into(), Phase::Response);
         for (length, parts) in
             [(0, vec![]), (1, vec![1]), (40 << 10, vec![16 << 10, 16 << 10, 8 << 10])]
         {

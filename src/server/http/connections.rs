@@ -20,6 +20,8 @@ pub(super) enum Phase {
     Head,
     /// The handler's response.
     Response,
+    /// The end of a response that is sent in chunks. Only a handler that trusts its client begins one.
+    Stream,
     /// The next request, and before it the client that reads a response that is ready.
     Idle,
 }
@@ -30,7 +32,7 @@ impl Phase {
     fn limit(self) -> Option<Duration> {
         match self {
             Phase::Handshake | Phase::Head => Some(Duration::from_secs(32)),
-            Phase::Response => None,
+            Phase::Response | Phase::Stream => None,
             Phase::Idle => Some(Duration::from_secs(90)),
         }
     }
@@ -39,6 +41,8 @@ impl Phase {
 /// The progress of one connection, shared by its task and the table.
 pub(super) struct Progress {
     clock: SharedClock,
+    /// How long a stream may last.
+    stream_limit: Option<Duration>,
     /// The phase and when it began.
     phase: Mutex<(Phase, Duration)>,
     /// Stops when the connection must be closed in favour of another.
@@ -46,9 +50,9 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    fn new(clock: SharedClock, phase: Phase) -> Arc<Progress> {
-        let now = clock.monotonic();
-        Arc::new(Progress { clock, phase: Mutex::new((phase, now)), evicted: StopToken::new() })
+    fn new(clock: SharedClock, stream_limit: Option<Duration>, phase: Phase) -> Arc<Progress> {
+        let phase = Mutex::new((phase, clock.monotonic()));
+        Arc::new(Progress { clock, stream_limit, phase, evicted: StopToken::new() })
     }
 
     /// Begins `phase` now.
@@ -73,7 +77,11 @@ impl Progress {
     /// When the phase ends at the latest.
     pub fn deadline(&self) -> Option<Duration> {
         let (phase, since) = *self.phase.lock();
-        phase.limit().map(|limit| since + limit)
+        let limit = match phase {
+            Phase::Stream => self.stream_limit,
+            other => other.limit(),
+        };
+        limit.map(|limit| since + limit)
     }
 
     pub fn phase(&self) -> Phase {
@@ -101,6 +109,7 @@ impl Origin {
 pub(super) struct Connections {
     clock: SharedClock,
     most: usize,
+    stream_limit: Option<Duration>,
     table: Mutex<Table>,
 }
 
@@ -118,13 +127,17 @@ pub(super) struct Slot {
 }
 
 impl Connections {
-    pub fn new(most: usize, clock: SharedClock) -> Arc<Connections> {
-        Arc::new(Connections { clock, most, table: Mutex::default() })
+    pub fn new(
+        most: usize,
+        stream_limit: Option<Duration>,
+        clock: SharedClock,
+    ) -> Arc<Connections> {
+        Arc::new(Connections { clock, most, stream_limit, table: Mutex::default() })
     }
 
     /// Adds an entry for a connection from `address` that begins in `phase`.
     pub fn admit(self: &Arc<Connections>, address: IpAddr, phase: Phase) -> Slot {
-        let progress = Progress::new(self.clock.clone(), phase);
+        let progress = Progress::new(self.clock.clone(), self.stream_limit, phase);
         let mut table = self.table.lock();
         let id = table.next;
         table.next += 1;
@@ -143,16 +156,19 @@ impl Connections {
 
 impl Table {
     /// Evicts a connection of the origin with the most connections: the one that has been longest
-    /// in its phase. One that waits for its response is evicted only if all of them do.
+    /// in its phase. One that waits for its response is evicted only if all of them do. Streams are
+    /// not counted, and evicted only if all connections are streams.
     fn evict(&mut self) {
         let mut counts: HashMap<Origin, usize> = HashMap::new();
-        for (origin, _) in self.open.values() {
-            *counts.entry(*origin).or_default() += 1;
+        for (origin, progress) in self.open.values() {
+            let is_stream = progress.phase() == Phase::Stream;
+            *counts.entry(*origin).or_default() += usize::from(!is_stream);
         }
         let victim = self.open.iter().min_by_key(|(id, (origin, progress))| {
             let (phase, since) = *progress.phase.lock();
             let count = counts.get(origin).copied().unwrap_or_default();
-            (usize::MAX - count, phase == Phase::Response, since, **id)
+            let is_stream = phase == Phase::Stream;
+            (is_stream, usize::MAX - count, phase == Phase::Response, since, **id)
         });
         let Some(id) = victim.map(|(id, _)| *id) else { return };
         if let Some((_, progress)) = self.open.remove(&id) {
@@ -177,7 +193,7 @@ mod tests {
 
     fn table(most: usize) -> (Arc<FakeClock>, Arc<Connections>) {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        (clock.clone(), Connections::new(most, clock))
+        (clock.clone(), Connections::new(most, Some(4 * SECOND), clock))
     }
 
     fn address(text: &str) -> IpAddr {
@@ -213,6 +229,11 @@ mod tests {
         assert_eq!(evicted(&slots), [1, 3, 6], "the others of 10.0.0.2 are answered");
         admit(&mut slots, "10.0.0.3");
         assert_eq!(evicted(&slots), [0, 1, 3, 6], "both origins have two: the oldest");
+        for stream in [2, 5, 7] {
+            slots[stream].progress.enter(Phase::Stream);
+        }
+        admit(&mut slots, "10.0.0.3");
+        assert_eq!(evicted(&slots), [0, 1, 3, 4, 6], "the others are streams");
     }
 
     #[test]
@@ -259,6 +280,10 @@ mod tests {
         progress.enter(Phase::Response);
         progress.received();
         assert_eq!(left(), None);
+        progress.enter(Phase::Stream);
+        clock.advance(SECOND);
+        progress.sent();
+        assert_eq!(left(), Some(3), "bytes do not prolong a stream");
         progress.enter(Phase::Idle);
         clock.advance(SECOND);
         assert_eq!(left(), Some(89));

@@ -11,6 +11,8 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use rustls::pki_types::CertificateDer;
 
+use super::upgrade::Upgrade;
+
 pub use hyper::body::Bytes;
 pub use hyper::{HeaderMap, Method};
 
@@ -28,6 +30,8 @@ pub struct Request {
     pub body: RequestBody,
     /// The certificates that the client showed.
     pub peer: Chain,
+    /// Set when the client asks to leave HTTP.
+    pub upgrade: Option<Upgrade>,
 }
 
 /// The client's certificates, its own first. TLS checks only that the client holds the key of the
@@ -45,6 +49,7 @@ impl Request {
             headers: HeaderMap::new(),
             body: RequestBody::Full(Bytes::new()),
             peer: Chain::default(),
+            upgrade: None,
         }
     }
 

@@ -13,9 +13,11 @@ mod connections;
 mod descriptors;
 mod message;
 mod server;
+mod upgrade;
 
 pub use message::{
     Body, BodyError, BodyStream, Bytes, Chain, Handler, HeaderMap, Method, Request, RequestBody,
     Response, handler,
 };
 pub use server::{Guard, Server};
+pub use upgrade::{Upgrade, Upgraded};

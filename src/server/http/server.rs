@@ -32,6 +32,8 @@ pub struct Guard {
     pub head_bytes: Option<usize>,
     /// Descriptors that are reserved for connections.
     pub descriptors: usize,
+    /// How long a response in chunks may last; `None`: without a limit.
+    pub stream_limit: Option<Duration>,
 }
 
 impl Guard {
@@ -39,10 +41,11 @@ impl Guard {
     /// long head; all of them cost 5 MB. Managers and kubelets have few clients: probes,
     /// monitoring, people.
     pub const UNTRUSTED: Guard =
-        Guard { connections: 64, head_bytes: Some(16 << 10), descriptors: 8 };
+        Guard { connections: 64, head_bytes: Some(16 << 10), descriptors: 8, stream_limit: None };
 
     /// For a server whose clients are trusted.
-    pub const NONE: Guard = Guard { connections: usize::MAX, head_bytes: None, descriptors: 0 };
+    pub const NONE: Guard =
+        Guard { connections: usize::MAX, head_bytes: None, descriptors: 0, stream_limit: None };
 }
 
 /// A running server. Dropping it does not stop it.
@@ -110,7 +113,7 @@ impl Serving {
         stop: StopToken,
     ) -> Serving {
         Serving {
-            connections: Connections::new(guard.connections, clock.clone()),
+            connections: Connections::new(guard.connections, guard.stream_limit, clock.clone()),
             reserve: Reserve::new(guard.descriptors),
             handshakes: Semaphore::new(1),
             head_bytes: guard.head_bytes,
@@ -275,7 +278,7 @@ mod tests {
         block_on(async {
             let tls = Tls::new(TlsOptions::default()).unwrap();
             let mut roots = rustls::RootCertStore::empty();
-            roots.add(tls.certificate()).unwrap();
+            roots.add(tls.certificate().unwrap()).unwrap();
             let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
             let provider = Arc::new(rustls::crypto::ring::default_provider());
             let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -305,6 +308,55 @@ mod tests {
             assert!(answer.ends_with("\r\n\r\n/healthz verbose true"), "{answer}");
             stop.stop();
             server.join().await;
+        });
+    }
+
+    #[test]
+    fn a_client_may_leave_http() {
+        let echo: Handler = Arc::new(|request| {
+            Box::pin(async move {
+                let Some(upgrade) = request.upgrade else { return Response::text(400, "stay\n") };
+                let echoing = spawn(async move {
+                    let connection = upgrade.connection().await.expect("a connection");
+                    let (read, mut write) = futures_lite::io::split(connection);
+                    let copied = futures_lite::io::copy(read, &mut write).await;
+                    copied.and(write.close().await).expect("an end");
+                });
+                drop(echoing);
+                let granted = Response::text(101, "").with_header(hyper::header::UPGRADE, "echo");
+                granted.with_header(hyper::header::CONNECTION, "Upgrade")
+            })
+        });
+        block_on(async {
+            let stop = StopToken::new();
+            let address = SocketAddr::from(([127, 0, 0, 1], 0));
+            let clock = SystemClock::shared();
+            let server = Server::start(address, None, echo, clock, stop.clone()).await.unwrap();
+            let plain = exchange(server.address(), "GET / HTTP/1.0\r\n\r\n").await;
+            assert!(plain.starts_with("HTTP/1.0 400 "), "{plain}");
+            let mut connection = connect(server.address()).await.unwrap();
+            let request =
+                "POST /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n";
+            // The first bytes come with the head.
+            connection.write_all(format!("{request}ab").as_bytes()).await.unwrap();
+            // The server stops meanwhile: the connection is no longer its own.
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"\r\n\r\nab") {
+                let mut bytes = [0; 512];
+                let read = connection.read(&mut bytes).await.unwrap();
+                assert_ne!(read, 0, "closed");
+                answer.extend_from_slice(&bytes[..read]);
+            }
+            let answer = String::from_utf8(answer).unwrap().to_ascii_lowercase();
+            assert!(answer.starts_with("http/1.1 101 "), "{answer}");
+            assert!(!answer.contains("content-length"), "{answer}");
+            stop.stop();
+            server.join().await;
+            connection.write_all(b"cd").await.unwrap();
+            connection.get_ref().shutdown(std::net::Shutdown::Write).unwrap();
+            let mut rest = String::new();
+            connection.read_to_string(&mut rest).await.unwrap();
+            assert_eq!(rest, "cd");
         });
     }
 

@@ -1,0 +1,68 @@
+//! Connections that leave HTTP. Upstream: `http.Hijacker`.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures_lite::{AsyncRead, AsyncWrite};
+use hyper::rt::{Read, ReadBuf, Write};
+use hyper::upgrade::OnUpgrade;
+
+/// A client's wish to leave HTTP. A response with status 101 grants it.
+pub struct Upgrade(OnUpgrade);
+
+impl Upgrade {
+    /// The wish of a message of hyper's, if it has one.
+    pub(super) fn of<B>(request: &mut hyper::Request<B>) -> Option<Upgrade> {
+        let is_asked = request.headers().contains_key(hyper::header::UPGRADE);
+        is_asked.then(|| Upgrade(hyper::upgrade::on(request)))
+    }
+
+    /// The connection, once the response has been sent. It belongs to the caller alone: the server
+    /// neither counts it nor closes it when it stops.
+    ///
+    /// # Errors
+    /// When the client has gone, or the response had another status.
+    pub async fn connection(self) -> io::Result<Upgraded> {
+        self.0.await.map(Upgraded).map_err(io::Error::other)
+    }
+}
+
+/// A connection that has left HTTP, of a server or of a client.
+pub struct Upgraded(hyper::upgrade::Upgraded);
+
+impl From<hyper::upgrade::Upgraded> for Upgraded {
+    fn from(connection: hyper::upgrade::Upgraded) -> Upgraded {
+        Upgraded(connection)
+    }
+}
+
+impl AsyncRead for Upgraded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let mut read = ReadBuf::new(buf);
+        ready!(Pin::new(&mut self.0).poll_read(cx, read.unfilled()))?;
+        Poll::Ready(Ok(read.filled().len()))
+    }
+}
+
+impl AsyncWrite for Upgraded {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
