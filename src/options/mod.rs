@@ -25,7 +25,7 @@ pub use flags::{FLAGS, FlagInfo, Options, flag_values};
 pub use parse::{Arguments, Command, PROGRAM, parse};
 pub use release::Release;
 pub use usage::{Manual, program_usage, usage};
-pub use validate::validate;
+pub use validate::{tls_faults, validate};
 pub use values::{
     CertKey, CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObject, TraceObjects, Value,
     Version, Vmodule,

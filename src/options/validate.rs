@@ -117,17 +117,20 @@ fn serving(o: &Options, faults: &mut Faults) {
         o.tls_cert_file.is_empty() != o.tls_private_key_file.is_empty(),
         "--tls-cert-file and --tls-private-key-file must be given together",
     );
-    faults.refuse(
-        !["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]
-            .contains(&o.tls_min_version.as_str()),
-        format!("--tls-min-version: unknown tls version {:?}", o.tls_min_version),
-    );
-    for suite in &o.tls_cipher_suites {
-        faults.refuse(
-            !CIPHER_SUITES.contains(&suite.as_str()),
-            format!("--tls-cipher-suites: cipher suite {suite} not supported or doesn't exist"),
-        );
-    }
+    faults.0.extend(tls_faults(&o.tls_min_version, &o.tls_cipher_suites));
+}
+
+/// What is wrong with the names of the oldest version and of the suites of TLS: a line each, with the
+/// flag. Upstream: `cliflag.TLSVersion`, `cliflag.TLSCipherSuites`.
+pub fn tls_faults(min_version: &str, suites: &[String]) -> Vec<String> {
+    let known = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
+    let version = (!known.contains(&min_version))
+        .then(|| format!("--tls-min-version: unknown tls version {min_version:?}"));
+    let unknown = suites.iter().filter(|suite| !CIPHER_SUITES.contains(&suite.as_str()));
+    let suites = unknown.map(|suite| {
+        format!("--tls-cipher-suites: cipher suite {suite} not supported or doesn't exist")
+    });
+    version.into_iter().chain(suites).collect()
 }
 
 /// Authentication and authorization of requests to the secure port.

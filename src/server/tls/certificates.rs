@@ -171,7 +171,7 @@ mod tests {
         std::fs::write(&files.1, made.signing_key.serialize_pem()).expect("written");
         let named = vec![(files.0, files.1, vec!["10.0.0.1".to_string()])];
         let tls = Tls::new(TlsOptions { named, ..TlsOptions::default() }).expect("a configuration");
-        let (named, default) = (made.cert.der().clone(), tls.certificate());
+        let (named, default) = (made.cert.der().clone(), tls.certificate().expect("its own"));
         let mut roots = RootCertStore::empty();
         for root in [&named, &default] {
             roots.add(root.clone()).expect("a certificate");

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
-use rustls::server::NoServerSessionStorage;
+use rustls::server::{NoServerSessionStorage, ResolvesServerCert};
 use rustls::{ServerConfig, SupportedCipherSuite};
 
 use crate::clock::SharedClock;
@@ -62,7 +62,8 @@ impl TlsOptions {
 #[derive(Clone)]
 pub struct Tls {
     pub config: Arc<ServerConfig>,
-    certificates: Arc<Certificates>,
+    /// `None`: another resolver chooses the certificate.
+    certificates: Option<Arc<Certificates>>,
 }
 
 impl Tls {
@@ -92,45 +93,42 @@ impl Tls {
         provider: Arc<CryptoProvider>,
     ) -> Result<Tls, String> {
         let certificates = Arc::new(Certificates { options, current: RwLock::new(loaded) });
-        let oldest: &[&rustls::SupportedProtocolVersion] =
-            match certificates.options.min_version.as_str() {
-                "VersionTLS13" => &[&rustls::version::TLS13],
-                _ => rustls::ALL_VERSIONS,
-            };
-        let mut config = ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(oldest)
-            .map_err(|error| format!("--tls-cipher-suites: {error}"))?
-            .with_client_cert_verifier(Arc::new(RequestOnly(provider)))
-            .with_cert_resolver(certificates.clone());
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // A stored session holds the client's certificates, which an untrusted client may make
-        // large.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
-        Ok(Tls { config: Arc::new(config), certificates })
+        let config = config(&certificates.options, provider, certificates.clone())?;
+        Ok(Tls { config: Arc::new(config), certificates: Some(certificates) })
+    }
+
+    /// Serves the certificates that `resolver` chooses, by the protocol of `options`.
+    ///
+    /// # Errors
+    /// One line naming the option.
+    pub fn with_resolver(
+        options: &TlsOptions,
+        resolver: Arc<dyn ResolvesServerCert>,
+    ) -> Result<Tls, String> {
+        let config = config(options, provider(options)?, resolver)?;
+        Ok(Tls { config: Arc::new(config), certificates: None })
     }
 
     /// The configuration for a connection to the address `local`, which may have a certificate for
     /// clients that name no host. Upstream: `GetConfigForClient`.
     pub fn config_at(&self, local: Option<IpAddr>) -> Arc<ServerConfig> {
-        let Some(local) = local.filter(|_| !self.certificates.options.named.is_empty()) else {
-            return self.config.clone();
-        };
+        let named = self.certificates.as_ref().filter(|all| !all.options.named.is_empty());
+        let (Some(local), Some(certificates)) = (local, named) else { return self.config.clone() };
         let mut config = ServerConfig::clone(&self.config);
-        let certificates = self.certificates.clone();
+        let certificates = certificates.clone();
         config.cert_resolver = Arc::new(AtAddress { certificates, local });
         Arc::new(config)
     }
 
-    /// The certificate for clients that name no other host.
-    pub fn certificate(&self) -> CertificateDer<'static> {
-        self.certificates.choose(None, None).cert[0].clone()
+    /// The certificate for clients that name no other host; `None`: another resolver chooses it.
+    pub fn certificate(&self) -> Option<CertificateDer<'static>> {
+        Some(self.certificates.as_ref()?.choose(None, None).cert[0].clone())
     }
 
     /// Reads the files again when they have changed, until stopped. A file that cannot be read
     /// leaves the certificate as it is.
     pub async fn reload(&self, clock: SharedClock, stop: StopToken) {
-        let certificates = &self.certificates;
+        let Some(certificates) = &self.certificates else { return };
         if certificates.options.files.is_none() && certificates.options.named.is_empty() {
             return;
         }
@@ -159,6 +157,27 @@ impl Tls {
             }
         }
     }
+}
+
+fn config(
+    options: &TlsOptions,
+    provider: Arc<CryptoProvider>,
+    resolver: Arc<dyn ResolvesServerCert>,
+) -> Result<ServerConfig, String> {
+    let oldest: &[&rustls::SupportedProtocolVersion] = match options.min_version.as_str() {
+        "VersionTLS13" => &[&rustls::version::TLS13],
+        _ => rustls::ALL_VERSIONS,
+    };
+    let mut config = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(oldest)
+        .map_err(|error| format!("--tls-cipher-suites: {error}"))?
+        .with_client_cert_verifier(Arc::new(RequestOnly(provider)))
+        .with_cert_resolver(resolver);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // A stored session holds the client's certificates, which an untrusted client may make large.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
 }
 
 fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
@@ -220,7 +239,7 @@ mod tests {
     #[test]
     fn client_certificate_of_any_authority_is_accepted() {
         let tls = Tls::new(TlsOptions::default()).expect("a configuration");
-        let served = tls.certificate();
+        let served = tls.certificate().expect("its own");
         let mut roots = rustls::RootCertStore::empty();
         roots.add(served).expect("a certificate");
         let own = rcgen::generate_simple_self_signed(["me".to_string()]).expect("a certificate");
