@@ -18,11 +18,11 @@ use crate::logging::Verbosity;
 use crate::options::{Options, followed, model_version, version_info};
 use crate::server::auth::Auth;
 use crate::server::health::HealthChecks;
-use crate::server::http::{Guard, Method, Server};
+use crate::server::http::{Guard, Server};
 use crate::server::routes::Routes;
 use crate::server::tls::{Tls, TlsOptions, load_or_create_self_signed};
 use crate::server::zpages::{self, FLAGZ, STATUSZ};
-use crate::server::{Handler, Request, Response, handler, profiling};
+use crate::server::{Handler, Request, Response, debug_flags, handler, profiling};
 use crate::task::{self, StopToken, TaskGroup};
 
 /// The cluster's authorities of client certificates are read again after this number of file polls.
@@ -30,27 +30,6 @@ const POLLS: u32 = 6;
 
 /// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
-
-/// The longest value of a flag, in bytes.
-const FLAG_BYTES: usize = 1024;
-
-/// Upstream: `routes.DebugFlags.Index`.
-const FLAGS_INDEX: &str = "<html>
-<head>
-<title>/debug/flags/</title>
-</head>
-<body>
-/debug/flags/<br>
-<br>
-flags:<br>
-<table>
-<tr>v<br>
-</table>
-<br>
-full flags configurable<br>
-</body>
-</html>
-";
 
 /// All served paths, without authentication.
 pub fn routes(
@@ -81,9 +60,8 @@ pub fn routes(
     remove_gated(&routes, options);
     if options.profiling {
         profiling::install(&routes, clock.clone());
-        let index = |_: &Request| Response::new(200, "text/html; charset=utf-8", FLAGS_INDEX);
-        routes.add_unlisted("/debug/flags", handler(index));
-        routes.add_unlisted("/debug/flags/v", verbosity_flag(verbosity));
+        let verbosity = verbosity.clone();
+        debug_flags::install(&routes, move |text| verbosity.set(text));
     }
     routes
 }
@@ -97,31 +75,8 @@ pub fn remove_gated(routes: &Routes, options: &Options) {
     }
 }
 
-/// PUT sets `-v`. Upstream: `routes.StringFlagPutHandler`.
-fn verbosity_flag(verbosity: &Verbosity) -> Handler {
-    let verbosity = verbosity.clone();
-    Arc::new(move |request| {
-        let verbosity = verbosity.clone();
-        Box::pin(async move {
-            let plain = |status, text: String| Response::new(status, "text/plain", text + "\n");
-            if request.method != Method::PUT {
-                return plain(406, "unsupported http method".to_owned());
-            }
-            let set = match request.body.read(FLAG_BYTES).await {
-                Ok(body) => verbosity.set(String::from_utf8_lossy(&body).trim()),
-                Err(error) => Err(format!("error reading request body: {error:?}")),
-            };
-            match set {
-                Ok(answer) => plain(200, answer),
-                Err(error) => plain(400, error),
-            }
-        })
-    })
-}
-
-/// Starts the HTTPS server of `--secure-port` (none for 0), and the tasks that reload its
-/// certificates and the authorities of its clients. Returns once it listens; all of it ends with
-/// `stop`.
+/// Starts the HTTPS server of `--secure-port` (none for 0), and the tasks that reload its certificates
+/// and the authorities of its clients. Returns once it listens; all of it ends with `stop`.
 ///
 /// # Errors
 /// One line naming the flag or the file: an address in use, a certificate that cannot be read.
@@ -257,7 +212,7 @@ mod tests {
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
     use crate::options::Release;
-    use crate::server::http::RequestBody;
+    use crate::server::http::{Method, RequestBody};
 
     #[test]
     fn paths_are_served() {
@@ -298,7 +253,7 @@ mod tests {
         assert!(flags.contains("\nconcurrent-deployment-syncs=5\n"), "{flags}");
         assert_eq!(ask("/nope").status, 404);
         assert_eq!(ask("/debug/flags/v").status, 406);
-        assert_eq!(ask("/debug/flags/").content(), FLAGS_INDEX.as_bytes());
+        assert!(ask("/debug/flags/").content().starts_with(b"<html>"));
         let body = RequestBody::Full("x".into());
         let bad = Request { method: Method::PUT, body, ..Request::get("/debug/flags/v") };
         assert_eq!(block_on(routes.answer(bad)).status, 400);

@@ -19,13 +19,14 @@
 //! ```
 
 pub mod auth;
+pub mod debug_flags;
 pub mod health;
 pub mod http;
 pub(crate) mod page;
 pub mod profiling;
 pub mod routes;
 pub mod tls;
-pub(crate) mod zpages;
+pub mod zpages;
 
 pub use health::HealthChecks;
 pub use http::{Handler, Request, Response, Server, handler};
