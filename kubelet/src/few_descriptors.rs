@@ -2,15 +2,17 @@
 
 use std::process::Command;
 
-/// Whether this process has few descriptors. If not, the test of this name passes in one that has.
-pub fn has_few_descriptors(test: &str) -> bool {
+/// Whether this process may open only as many descriptors as `limit`. If not, the test of this name
+/// passes in one that may.
+pub fn has_few_descriptors(test: &str, limit: u32) -> bool {
     const FEW: &str = "KUBELET_FEW_DESCRIPTORS";
     if std::env::var_os(FEW).is_some() {
         return true;
     }
     let program = std::env::current_exe().expect("this program");
     let limited = Command::new("sh")
-        .args(["-c", "ulimit -n 32 && exec \"$0\" \"$@\""])
+        .args(["-c", "ulimit -n $0 && exec \"$@\""])
+        .arg(limit.to_string())
         .arg(program)
         .args(["--exact", test])
         .env(FEW, "")

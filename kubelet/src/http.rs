@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn look_up_without_descriptors_is_its_own_fault() {
         let test = "http::tests::look_up_without_descriptors_is_its_own_fault";
-        if !has_few_descriptors(test) {
+        if !has_few_descriptors(test, 32) {
             return;
         }
         let files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();

@@ -22,6 +22,7 @@ pub mod http;
 pub mod images;
 pub mod kubelet;
 pub mod kuberuntime;
+pub mod logs;
 pub mod metrics;
 pub mod node;
 pub mod node_sync;

@@ -38,8 +38,20 @@ impl FolderWatch {
     /// # Errors
     /// When the folder does not exist, or cannot be watched.
     pub fn new(path: &Path) -> io::Result<FolderWatch> {
+        FolderWatch::of(path, WATCHED)
+    }
+
+    /// As [`FolderWatch::new`], and each write to a file is a change too.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of_writes(path: &Path) -> io::Result<FolderWatch> {
+        FolderWatch::of(path, WATCHED.union(WatchFlags::MODIFY))
+    }
+
+    fn of(path: &Path, watched: WatchFlags) -> io::Result<FolderWatch> {
         let queue = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        inotify::add_watch(&queue, path, WATCHED)?;
+        inotify::add_watch(&queue, path, watched)?;
         Ok(FolderWatch { queue: Async::new_nonblocking(queue)?, path: path.to_owned() })
     }
 

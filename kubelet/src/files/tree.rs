@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn deep_folders_take_few_descriptors() {
-        if !has_few_descriptors("files::tree::tests::deep_folders_take_few_descriptors") {
+        if !has_few_descriptors("files::tree::tests::deep_folders_take_few_descriptors", 32) {
             return;
         }
         let folder = folder("deep");
