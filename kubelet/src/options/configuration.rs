@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use kube_controller_manager::options::tls_faults;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -28,9 +29,20 @@ pub struct Configuration {
     pub file_check_frequency: GoDuration,
     #[serde(rename = "httpCheckFrequency")]
     pub http_check_frequency: GoDuration,
+    /// `None`: with an API server.
+    pub enable_server: Option<bool>,
     pub address: String,
+    pub port: u16,
     /// 0: none.
     pub read_only_port: u16,
+    pub authentication: Authentication,
+    pub authorization: Authorization,
+    pub enable_debugging_handlers: bool,
+    pub enable_profiling_handler: bool,
+    pub enable_debug_flags_handler: bool,
+    pub enable_system_log_handler: bool,
+    /// Streams without a byte in this time are closed.
+    pub streaming_connection_idle_timeout: GoDuration,
     /// 0: none.
     pub healthz_port: u16,
     pub healthz_bind_address: String,
@@ -117,7 +129,85 @@ pub struct Configuration {
     /// Empty: none, as the key.
     pub tls_cert_file: String,
     pub tls_private_key_file: String,
+    /// Go's names; empty: all.
+    pub tls_cipher_suites: Vec<String>,
+    /// Go's name of the oldest version; empty: 1.2.
+    pub tls_min_version: String,
 }
+
+/// Who may ask the kubelet's port.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Authentication {
+    pub x509: X509Authentication,
+    pub webhook: WebhookAuthentication,
+    pub anonymous: AnonymousAuthentication,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct X509Authentication {
+    /// Empty: none.
+    #[serde(rename = "clientCAFile")]
+    pub client_ca_file: String,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WebhookAuthentication {
+    pub enabled: bool,
+    #[serde(rename = "cacheTTL")]
+    pub cache_ttl: GoDuration,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AnonymousAuthentication {
+    pub enabled: bool,
+}
+
+/// What they may ask.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Authorization {
+    /// `AlwaysAllow` or `Webhook`.
+    pub mode: String,
+    pub webhook: WebhookAuthorization,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WebhookAuthorization {
+    #[serde(rename = "cacheAuthorizedTTL")]
+    pub cache_authorized_ttl: GoDuration,
+    #[serde(rename = "cacheUnauthorizedTTL")]
+    pub cache_unauthorized_ttl: GoDuration,
+}
+
+impl Default for WebhookAuthentication {
+    fn default() -> WebhookAuthentication {
+        WebhookAuthentication { enabled: true, cache_ttl: GoDuration::from_secs(120) }
+    }
+}
+
+impl Default for Authorization {
+    fn default() -> Authorization {
+        Authorization { mode: WEBHOOK.into(), webhook: WebhookAuthorization::default() }
+    }
+}
+
+impl Default for WebhookAuthorization {
+    fn default() -> WebhookAuthorization {
+        WebhookAuthorization {
+            cache_authorized_ttl: GoDuration::from_secs(300),
+            cache_unauthorized_ttl: GoDuration::from_secs(30),
+        }
+    }
+}
+
+/// The modes of authorization.
+pub const WEBHOOK: &str = "Webhook";
+pub const ALWAYS_ALLOW: &str = "AlwaysAllow";
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -142,8 +232,17 @@ impl Default for Configuration {
             sync_frequency: GoDuration::from_secs(60),
             file_check_frequency: CHECK_PERIOD,
             http_check_frequency: CHECK_PERIOD,
+            enable_server: None,
             address: "0.0.0.0".into(),
+            port: 10250,
             read_only_port: 0,
+            authentication: Authentication::default(),
+            authorization: Authorization::default(),
+            enable_debugging_handlers: true,
+            enable_profiling_handler: true,
+            enable_debug_flags_handler: true,
+            enable_system_log_handler: true,
+            streaming_connection_idle_timeout: GoDuration::from_secs(4 * 3600),
             healthz_port: 10248,
             healthz_bind_address: "127.0.0.1".into(),
             container_runtime_endpoint: "unix:///run/containerd/containerd.sock".into(),
@@ -203,6 +302,8 @@ impl Default for Configuration {
             server_tls_bootstrap: false,
             tls_cert_file: String::new(),
             tls_private_key_file: String::new(),
+            tls_cipher_suites: Vec::new(),
+            tls_min_version: String::new(),
         }
     }
 }
@@ -267,6 +368,33 @@ impl Configuration {
         }
     }
 
+    /// Whether the port with authentication is served. Upstream's default is true also without an API
+    /// server, where it then does not start.
+    pub fn serves(&self, has_api_server: bool) -> bool {
+        self.enable_server.unwrap_or(has_api_server)
+    }
+
+    /// Checks the fields of the kubelet's port. Upstream: `ValidateKubeletConfiguration`, `BuildAuthz`.
+    ///
+    /// # Errors
+    /// One that names the field and flag.
+    pub fn check_server(&self) -> Result<(), Error> {
+        if self.port == 0 {
+            return Err(Error::Port);
+        }
+        if self.port == self.read_only_port {
+            return Err(Error::SamePorts(self.port));
+        }
+        let mode = self.authorization.mode.as_str();
+        if ![WEBHOOK, ALWAYS_ALLOW].contains(&mode) {
+            return Err(Error::AuthorizationMode(mode.to_owned()));
+        }
+        match tls_faults(&self.tls_min_version, &self.tls_cipher_suites).into_iter().next() {
+            Some(fault) => Err(Error::Flag(fault)),
+            None => Ok(()),
+        }
+    }
+
     /// How many CPUs `reservedSystemCPUs` names; `None`: it is not set.
     ///
     /// # Errors
@@ -300,6 +428,17 @@ impl Configuration {
         replace_zero(&mut self.event_burst, defaults.event_burst);
         let endpoint = defaults.container_runtime_endpoint;
         replace_zero(&mut self.container_runtime_endpoint, endpoint);
+        replace_zero(&mut self.address, defaults.address);
+        replace_zero(&mut self.port, defaults.port);
+        let idle = defaults.streaming_connection_idle_timeout;
+        replace_zero(&mut self.streaming_connection_idle_timeout, idle);
+        let tokens = &mut self.authentication.webhook.cache_ttl;
+        replace_zero(tokens, defaults.authentication.webhook.cache_ttl);
+        let (own, default) = (&mut self.authorization, defaults.authorization);
+        replace_zero(&mut own.mode, default.mode);
+        let (own, default) = (&mut own.webhook, default.webhook);
+        replace_zero(&mut own.cache_authorized_ttl, default.cache_authorized_ttl);
+        replace_zero(&mut own.cache_unauthorized_ttl, default.cache_unauthorized_ttl);
     }
 
     /// As flags too (upstream: in files only): no loop is without a pause.
@@ -326,8 +465,7 @@ fn honoured() -> Vec<String> {
 }
 
 /// Fields that are accepted with one value, which is how this kubelet works.
-const FIXED: [(&str, &str); 6] = [
-    ("enableServer", "false"),
+const FIXED: [(&str, &str); 5] = [
     ("failSwapOn", "false"),
     ("failCgroupV1", "false"),
     ("makeIPTablesUtilChains", "false"),
@@ -335,22 +473,21 @@ const FIXED: [(&str, &str); 6] = [
     ("configMapAndSecretChangeDetectionStrategy", "\"Watch\""),
 ];
 
-/// Fields that matter only with an API server, or to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 3] = ["authentication", "authorization", "contentType"];
+/// Fields that matter only to parts that have nothing to do.
+const WITHOUT_EFFECT: [&str; 1] = ["contentType"];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
 const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
     cpuManagerReconcilePeriod enableContentionProfiling \
-    enableDebugFlagsHandler enableDebuggingHandlers enableProfilingHandler enableSystemLogHandler \
     enableSystemLogQuery featureGates hairpinMode imagePullCredentialsVerificationPolicy \
     iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification \
     kubeletCgroups logging maxOpenFiles memoryManagerPolicy \
-    memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR port \
+    memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR \
     preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
     registryPullQPS reservedMemory runOnce seccompDefault \
     showHiddenMetricsForVersion shutdownGracePeriod shutdownGracePeriodByPodPriority \
-    shutdownGracePeriodCriticalPods singleProcessOOMKill streamingConnectionIdleTimeout \
-    systemCgroups tlsCipherSuites tlsCurvePreferences tlsMinVersion topologyManagerPolicy \
+    shutdownGracePeriodCriticalPods singleProcessOOMKill \
+    systemCgroups tlsCurvePreferences topologyManagerPolicy \
     topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
 
 /// What files say together.
@@ -576,7 +713,10 @@ mod tests {
             "syncFrequency": "0s", "runtimeRequestTimeout": "0s", "volumeStatsAggPeriod": "0s",
             "imageMinimumGCAge": "0s", "nodeStatusUpdateFrequency": "0s",
             "nodeStatusReportFrequency": "0s", "nodeLeaseDurationSeconds": 0, "maxPods": 0,
-            "eventBurst": 0, "evictionPressureTransitionPeriod": "0s",
+            "eventBurst": 0, "evictionPressureTransitionPeriod": "0s", "port": 0, "address": "",
+            "streamingConnectionIdleTimeout": "0s",
+            "authentication": {"webhook": {"cacheTTL": "0s"}},
+            "authorization": {"mode": "", "webhook": {"cacheAuthorizedTTL": "0s"}},
         });
         assert_eq!(of(fields).expect("a configuration"), Configuration::default());
     }
@@ -637,6 +777,37 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_the_port_are_checked() {
+        for (fields, fault) in [
+            (json!({}), None),
+            (json!({"port": 0}), Some("port (--port) 0 must be between 1 and 65535, inclusive")),
+            (
+                json!({"port": 7, "readOnlyPort": 7}),
+                Some("port (--port) and readOnlyPort (--read-only-port) are both 7"),
+            ),
+            (json!({"authorization": {"mode": "AlwaysAllow"}}), None),
+            (
+                json!({"authorization": {"mode": "RBAC"}}),
+                Some("authorization.mode (--authorization-mode): unknown authorization mode RBAC"),
+            ),
+            (json!({"tlsMinVersion": "VersionTLS13"}), None),
+            (
+                json!({"tlsMinVersion": "1.3"}),
+                Some("--tls-min-version: unknown tls version \"1.3\""),
+            ),
+            (
+                json!({"tlsCipherSuites": ["X"]}),
+                Some("--tls-cipher-suites: cipher suite X not supported or doesn't exist"),
+            ),
+        ] {
+            let configuration: Configuration =
+                serde_json::from_value(fields.clone()).expect("a configuration");
+            let error = configuration.check_server().err().map(|error| chain(&error));
+            assert_eq!(error.as_deref(), fault, "{fields}");
+        }
+    }
+
+    #[test]
     fn kubeadms_file_is_read() {
         let text = "
             apiVersion: kubelet.config.k8s.io/v1beta1
@@ -683,6 +854,12 @@ mod tests {
         let fields = checked(document, &mut BTreeSet::new()).expect("known fields");
         let read = of(Value::Object(fields)).expect("a configuration");
         let expected = Configuration {
+            authentication: Authentication {
+                x509: X509Authentication {
+                    client_ca_file: "/etc/kubernetes/pki/ca.crt".to_owned(),
+                },
+                ..Authentication::default()
+            },
             cgroup_driver: "systemd".to_owned(),
             cluster_dns: vec!["10.96.0.10".to_owned()],
             cluster_domain: "cluster.local".to_owned(),

@@ -51,6 +51,11 @@ pub enum Error {
     ReservedCpusAndCgroups,
     RegisterWithTaints(node::Error),
     CloudProvider(String),
+    /// The kubelet's port is 0.
+    Port,
+    /// Two ports are one.
+    SamePorts(u16),
+    AuthorizationMode(String),
     MaxPulls(i32),
     /// Several pulls at a time are allowed and forbidden.
     SerialPulls,
@@ -102,6 +107,14 @@ impl fmt::Display for Error {
                 "cloud provider {provider:?} was specified, but built-in cloud providers are \
                  disabled. Please set --cloud-provider=external and migrate to an external cloud \
                  provider"
+            ),
+            Error::Port => f.write_str("port (--port) 0 must be between 1 and 65535, inclusive"),
+            Error::SamePorts(port) => {
+                write!(f, "port (--port) and readOnlyPort (--read-only-port) are both {port}")
+            }
+            Error::AuthorizationMode(mode) => write!(
+                f,
+                "authorization.mode (--authorization-mode): unknown authorization mode {mode}"
             ),
             Error::MaxPulls(max) => {
                 write!(f, "maxParallelImagePulls {max} must be a positive number")

@@ -291,10 +291,42 @@ flag_table! {
         healthz_bind_address: String => configuration.healthz_bind_address;
         /// Port of the health check, 0: none.
         healthz_port: u16 => configuration.healthz_port;
-        /// Address of the read-only port.
+        /// Serve the port with authentication; by default with --kubeconfig.
+        enable_server: Option<bool> => configuration.enable_server;
+        /// Address of this port and of the read-only one.
         address: String => configuration.address;
+        /// Port with authentication.
+        port: u16 => configuration.port;
         /// Port without authentication, 0: none.
         read_only_port: u16 => configuration.read_only_port;
+        /// Serve logs of containers, streams and debug pages.
+        enable_debugging_handlers: bool => configuration.enable_debugging_handlers;
+        /// How long streams to containers may be silent.
+        streaming_connection_idle_timeout: GoDuration
+            => configuration.streaming_connection_idle_timeout;
+        /// Suites of TLS 1.2; empty: all.
+        tls_cipher_suites: Vec<String> => configuration.tls_cipher_suites;
+        /// Oldest version of TLS: VersionTLS12 or VersionTLS13.
+        tls_min_version: String => configuration.tls_min_version;
+    }
+    "Access to the port" {
+        /// Accept requests without credentials, as the user system:anonymous.
+        anonymous_auth: bool => configuration.authentication.anonymous.enabled;
+        /// File with authorities of client certificates.
+        client_ca_file: String => configuration.authentication.x509.client_ca_file;
+        /// Let the API server review bearer tokens.
+        authentication_token_webhook: bool => configuration.authentication.webhook.enabled;
+        /// How long such a review counts.
+        authentication_token_webhook_cache_ttl: GoDuration
+            => configuration.authentication.webhook.cache_ttl;
+        /// AlwaysAllow, or Webhook: the API server reviews each access.
+        authorization_mode: String => configuration.authorization.mode;
+        /// How long a granted access counts.
+        authorization_webhook_cache_authorized_ttl: GoDuration
+            => configuration.authorization.webhook.cache_authorized_ttl;
+        /// How long a denied access counts.
+        authorization_webhook_cache_unauthorized_ttl: GoDuration
+            => configuration.authorization.webhook.cache_unauthorized_ttl;
     }
     "Global" {
         /// Verbosity of the log: 0 to 10.
@@ -305,18 +337,15 @@ flag_table! {
 }
 
 /// Upstream's other flags.
-const REFUSED: &str = "anonymous-auth authentication-token-webhook \
-    authentication-token-webhook-cache-ttl authorization-mode \
-    authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl \
-    client-ca-file contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy \
-    cpu-manager-policy-options cpu-manager-reconcile-period enable-debugging-handlers \
-    enable-server exit-on-lock-contention experimental-allocatable-ignore-eviction \
+const REFUSED: &str = "contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy \
+    cpu-manager-policy-options cpu-manager-reconcile-period \
+    exit-on-lock-contention experimental-allocatable-ignore-eviction \
     experimental-mounter-path fail-cgroupv1 fail-swap-on feature-gates hairpin-mode \
     kernel-memcg-notification kube-api-burst kube-api-content-type kube-api-qps kubelet-cgroups \
-    lock-file make-iptables-util-chains max-open-files memory-manager-policy pod-cidr port \
+    lock-file make-iptables-util-chains max-open-files memory-manager-policy pod-cidr \
     protect-kernel-defaults qos-reserved registry-burst registry-qps reserved-memory runonce \
-    runtime-cgroups seccomp-default streaming-connection-idle-timeout system-cgroups \
-    tls-cipher-suites tls-min-version topology-manager-policy topology-manager-policy-options \
+    runtime-cgroups seccomp-default system-cgroups \
+    topology-manager-policy topology-manager-policy-options \
     topology-manager-scope volume-plugin-dir";
 
 /// The text of `--help`.
@@ -365,6 +394,7 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
     }
     settings.configuration.max_parallel_pulls()?;
     settings.configuration.check_node()?;
+    settings.configuration.check_server()?;
     labels::check(&settings.node_labels.0).map_err(Error::Node)?;
     NodeIps::parse(&settings.node_ip).map_err(Error::Node)?;
     match settings.cloud_provider.as_str() {
