@@ -253,6 +253,13 @@ metrics! {
         "[ALPHA] Cumulative number of pod preemptions by preemption resource";
     pub static ADMISSION_REJECTIONS: IntCounterVec["reason"] = "kubelet_admission_rejections_total",
         "[ALPHA] Cumulative number pod admission rejections by the Kubelet.";
+    // Upstream: `pkg/kubelet/server/metrics`.
+    pub static HTTP_REQUESTS: IntCounterVec["method", "path", "server_type", "long_running"] =
+        "kubelet_http_requests_total", "[ALPHA] Number of the http requests received since the server started";
+    pub static HTTP_SECONDS: HistogramVec["method", "path", "server_type", "long_running"] =
+        "kubelet_http_requests_duration_seconds", "[ALPHA] Duration in seconds to serve http requests";
+    pub static HTTP_INFLIGHT: IntGaugeVec["method", "path", "server_type", "long_running"] =
+        "kubelet_http_inflight_requests", "[ALPHA] Number of the inflight http requests";
     pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
         "[ALPHA] cgroup version on the hosts.";
 }

@@ -25,6 +25,8 @@ const ADDRESS_PERIOD: Duration = Duration::from_secs(60);
 pub struct Identity {
     /// `None`: there is no API server.
     pub client: Option<Client>,
+    /// `None`: without an API server, where no port takes it.
+    pub serving: Option<ServingCertificate>,
     /// Resolves when the certificate is lost, with the reason.
     pub lost: Boxed<&'static str>,
 }
@@ -40,8 +42,21 @@ pub async fn establish(
 ) -> Result<Option<Identity>, Error> {
     let configuration = &settings.configuration;
     let mut lost: Boxed<&'static str> = Box::pin(pending());
+    let serving = |options: &ServingOptions| {
+        let made = ServingCertificate::new(options, own.name(), clock);
+        made.map_err(Error::of("the serving certificate"))
+    };
+    let options = ServingOptions {
+        certificate: configuration.tls_cert_file.clone().into(),
+        key: configuration.tls_private_key_file.clone().into(),
+        is_requested: configuration.server_tls_bootstrap,
+        folder: settings.cert_dir.clone().into(),
+    };
     if settings.kubeconfig.is_empty() {
-        return Ok(Some(Identity { client: None, lost }));
+        // No API server signs one.
+        let options = ServingOptions { is_requested: false, ..options };
+        let serving = configuration.serves(false).then(|| serving(&options)).transpose()?;
+        return Ok(Some(Identity { client: None, serving, lost }));
     }
     let setting = format!("--kubeconfig {}", settings.kubeconfig);
     let bootstrap = Some(&settings.bootstrap_kubeconfig).filter(|path| !path.is_empty());
@@ -74,22 +89,14 @@ pub async fn establish(
     if let Some(certificate) = renewed {
         lost = Box::pin(task::spawn(certificate.run(client.clone())));
     }
-    let options = ServingOptions {
-        certificate: configuration.tls_cert_file.clone().into(),
-        key: configuration.tls_private_key_file.clone().into(),
-        is_requested: configuration.server_tls_bootstrap,
-        folder: places.folder,
-    };
-    // No port takes it yet, but as upstream's it is made or requested.
-    let serving = ServingCertificate::new(&options, own.name(), clock)
-        .map_err(Error::of("the serving certificate"))?;
+    let serving = serving(&options)?;
     if options.is_requested {
         let addresses =
             follow_addresses(serving.clone(), own.clone(), address.clone(), clock.clone());
-        let requests = client.clone();
-        drop(task::spawn(async move { serving.run(requests).or(addresses).await }));
+        let (requests, renewed) = (client.clone(), serving.clone());
+        drop(task::spawn(async move { renewed.run(requests).or(addresses).await }));
     }
-    Ok(Some(Identity { client: Some(client), lost }))
+    Ok(Some(Identity { client: Some(client), serving: Some(serving), lost }))
 }
 
 /// Keeps the names in the serving certificate those of the Node.

@@ -28,6 +28,7 @@ use kube_controller_manager::task::{self, StopToken};
 use self::error::Error;
 use self::identity::Identity;
 use crate::causes::chain;
+use crate::certificate::ServingCertificate;
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
 use crate::cri::{self, ImageService, RuntimeService, api};
 use crate::events;
@@ -61,7 +62,7 @@ use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::Resolvers;
-use crate::server;
+use crate::server::{self, SecurePages, SecurePort, SetVerbosity, StreamLimits};
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::status;
 use crate::upkeep::{self, Evictions, Upkeep};
@@ -69,8 +70,6 @@ use crate::volumes::{self, Folders};
 
 /// The first delay of a restart. Upstream: `initialBackOff`.
 const BACKOFF: Duration = Duration::from_secs(10);
-/// The port that the Node names. Upstream: `KubeletPort`.
-const PORT: i32 = 10250;
 /// What the Node says that this kubelet can do, of the features that others ask for.
 /// Upstream: `nodedeclaredfeatures.AllFeatures`.
 const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
@@ -95,12 +94,13 @@ async fn run(settings: Settings) -> ExitCode {
         verbosity: settings.verbosity.0,
         modules: &[],
     };
-    logging::init(&log, clock.clone());
+    let verbosity = logging::init(&log, clock.clone());
+    let set_verbosity: SetVerbosity = Arc::new(move |text| verbosity.set(text));
     for field in &settings.ignored_fields {
         log::warn!("{field} has no effect: see docs/kubelet-flags.md");
     }
     open_files::raise_limit();
-    match start(settings, clock).await {
+    match start(settings, set_verbosity, clock).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("{}", chain(&error));
@@ -109,7 +109,11 @@ async fn run(settings: Settings) -> ExitCode {
     }
 }
 
-async fn start(settings: Settings, clock: SharedClock) -> Result<(), Error> {
+async fn start(
+    settings: Settings,
+    set_verbosity: SetVerbosity,
+    clock: SharedClock,
+) -> Result<(), Error> {
     let stop = task::stop_on_signal().map_err(Error::Signals)?;
     let machine = MachineInfo::detect();
     let name = node_name(&settings);
@@ -117,10 +121,26 @@ async fn start(settings: Settings, clock: SharedClock) -> Result<(), Error> {
     let address = NodeAddress::new(name.clone(), ips, settings.is_cloud_external());
     let own = OwnNode::new(&name, address.clone());
     let identity = identity::establish(&settings, &own, &address, &clock, &stop).await?;
-    let Some(Identity { client, lost }) = identity else { return Ok(()) };
+    let Some(Identity { client, serving, lost }) = identity else { return Ok(()) };
     let lost = async { Err(Error::IdentityLost(lost.await)) };
     let node = node(&settings, &machine, own);
-    serve(settings, machine, address, node, client, clock, stop).or(lost).await
+    let secure = serving.map(|certificate| Secure { certificate, set_verbosity });
+    let ends = Ends { client, secure };
+    serve(settings, machine, address, node, ends, clock, stop).or(lost).await
+}
+
+/// The ways to the API server and from it.
+struct Ends {
+    /// `None`: there is no API server.
+    client: Option<Client>,
+    /// `None`: the port with authentication is not served.
+    secure: Option<Secure>,
+}
+
+/// What the port with authentication needs before there are pods.
+struct Secure {
+    certificate: ServingCertificate,
+    set_verbosity: SetVerbosity,
 }
 
 /// Keeps pods, as the node with this identity.
@@ -129,7 +149,7 @@ async fn serve(
     machine: MachineInfo,
     address: NodeAddress,
     node: Node,
-    client: Option<Client>,
+    Ends { client, secure }: Ends,
     clock: SharedClock,
     stop: StopToken,
 ) -> Result<(), Error> {
@@ -208,7 +228,7 @@ async fn serve(
             resources,
             kubelet_version: git_version().to_owned(),
             runtime_name: runtime_name.clone(),
-            kubelet_port: PORT,
+            kubelet_port: configuration.port.into(),
             max_images: usize::try_from(configuration.node_status_max_images).ok(),
             counts_storage: configuration.local_storage_capacity_isolation,
             declared_features: DECLARED_FEATURES.map(str::to_owned).into(),
@@ -284,7 +304,7 @@ async fn serve(
         }
         Some(client) => keep_node(client, node_sync, &kubelet, configuration, &clock, &stop),
     }
-    if let Some(client) = client {
+    if let Some(client) = client.clone() {
         let reported = kubelet.reported();
         let (kubelet, clock, stop) = (kubelet.clone(), clock.clone(), stop.clone());
         let report = move |uid: &Uid| kubelet.report(uid);
@@ -307,13 +327,34 @@ async fn serve(
     let checks = server::checks(&kubelet);
     let (address, port) = (&configuration.healthz_bind_address, configuration.healthz_port);
     let routes = server::health_routes(&checks);
-    let health = server::serve("healthz-port", address, port, routes, &clock, &stop)?;
+    let health = server::serve(server::HEALTHZ, address, port, routes, &clock, &stop)?;
     let (address, port) = (&configuration.address, configuration.read_only_port);
     let routes = server::read_only_routes(&kubelet, &checks, &node);
-    let read_only = server::serve("read-only-port", address, port, routes, &clock, &stop)?;
+    let read_only = server::serve(server::READ_ONLY, address, port, routes, &clock, &stop)?;
+    let secure = match secure.filter(|_| configuration.serves(client.is_some())) {
+        Some(Secure { certificate, set_verbosity }) => {
+            let limits = StreamLimits {
+                idle: configuration.streaming_connection_idle_timeout.0,
+                clock: clock.clone(),
+                stop: stop.clone(),
+            };
+            let (kubelet, checks, settings) = (&kubelet, &checks, &settings);
+            let pages = SecurePages { kubelet, checks, settings, set_verbosity, limits };
+            let port = SecurePort {
+                configuration,
+                client: client.as_ref(),
+                certificate,
+                node: &node.name,
+                clock: &clock,
+                stop: &stop,
+            };
+            Some(port.serve(&pages.routes()).await?)
+        }
+        None => None,
+    };
     log::info!("Starting kubelet main sync loop on node {}", node.name);
     kubelet.run(updates, results, stop).await;
-    for server in [health, read_only].into_iter().flatten() {
+    for server in [health, read_only, secure].into_iter().flatten() {
         server.join().await;
     }
     if let Some(broadcaster) = broadcaster {

@@ -56,6 +56,12 @@ impl RuntimeService {
             (api::ListContainersRequest) -> api::ListContainersResponse;
         container_status "ContainerStatus"
             (api::ContainerStatusRequest) -> api::ContainerStatusResponse;
+        /// The address of a command's streams.
+        exec "Exec" (api::ExecRequest) -> api::ExecResponse;
+        /// The address of a container's streams.
+        attach "Attach" (api::AttachRequest) -> api::AttachResponse;
+        /// The address of a sandbox's ports.
+        port_forward "PortForward" (api::PortForwardRequest) -> api::PortForwardResponse;
         reopen_container_log "ReopenContainerLog"
             (api::ReopenContainerLogRequest) -> api::ReopenContainerLogResponse;
     }

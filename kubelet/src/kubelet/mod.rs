@@ -38,7 +38,7 @@ use self::pod_store::PodStore;
 use self::pod_workers::Reason;
 use crate::kuberuntime::Manager;
 use crate::objects;
-use crate::pod::{Pod, PodExt, Uid};
+use crate::pod::{Pod, PodExt, PodStatus, Uid};
 use crate::sources::{Op, PodUpdate, Source};
 use crate::stats::Stats;
 use crate::status::Report;
@@ -182,6 +182,14 @@ impl Kubelet {
     /// The pods of all sources with their statuses.
     pub fn pods(&self) -> Vec<Pod> {
         self.store.with_statuses()
+    }
+
+    /// The pod of a name, if a source has it, and its status: the last one here, else that of its
+    /// source. Upstream: `GetPodByName`.
+    pub fn named(&self, namespace: &str, name: &str) -> Option<(Arc<Pod>, PodStatus)> {
+        let (pod, status) = self.store.named(namespace, name)?;
+        let status = status.map(Arc::unwrap_or_clone).or_else(|| pod.status.clone());
+        Some((pod, status.unwrap_or_default()))
     }
 
     /// The pods of the API server whose reports may have changed, from now on. Call it once.

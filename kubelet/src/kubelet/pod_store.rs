@@ -129,6 +129,22 @@ impl PodStore {
         self.state.lock().records.get(uid)?.pod.clone()
     }
 
+    /// The pod of a name with its last status here; of several, one that is not being deleted.
+    pub(super) fn named(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Option<(Arc<Pod>, Option<Arc<core::PodStatus>>)> {
+        let state = self.state.lock();
+        let records = state.records.values();
+        let named = records.filter_map(|record| {
+            let pod = record.pod.as_ref()?;
+            let is_it = pod.name() == name && pod.namespace() == namespace;
+            is_it.then(|| (pod.clone(), record.status.clone()))
+        });
+        named.min_by_key(|(pod, _)| pod.metadata.deletion_timestamp.is_some())
+    }
+
     /// Whether a source has the pod.
     pub(super) fn contains(&self, uid: &str) -> bool {
         self.pod(uid).is_some()

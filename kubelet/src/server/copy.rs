@@ -1,0 +1,254 @@
+//! Copies bytes between two connections, both ways at once, in bounded memory.
+
+use std::io;
+use std::time::Duration;
+
+use event_listener::Event;
+use futures_lite::future::try_zip;
+use futures_lite::io::split;
+use futures_lite::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, FutureExt};
+use kube_controller_manager::clock::SharedClock;
+use parking_lot::Mutex;
+
+/// Bytes of each direction that are held.
+const BUFFER: usize = 32 << 10;
+/// How long the second direction may be silent once the first one has ended.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// How a copy ended.
+#[derive(Debug)]
+pub enum End {
+    /// Both sides have ended what they send.
+    Closed,
+    /// One side has gone.
+    Broken(io::Error),
+    /// No byte came through for this time.
+    Idle(Duration),
+}
+
+/// Copies until both sides have sent their ends, one of them breaks, or no byte comes through for
+/// `idle`. An end is passed on. Both connections are closed when it returns or is dropped.
+pub async fn copy<A, B>(one: A, other: B, idle: Duration, clock: &SharedClock) -> End
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    let activity =
+        Activity { clock, state: Mutex::new((clock.monotonic(), idle)), changed: Event::new() };
+    let (one_read, one_write) = split(one);
+    let (other_read, other_write) = split(other);
+    let both = async {
+        let there = one_way(one_read, other_write, &activity);
+        let back = one_way(other_read, one_write, &activity);
+        match try_zip(there, back).await {
+            Ok(_) => End::Closed,
+            Err(error) => End::Broken(error),
+        }
+    };
+    both.or(activity.watch()).await
+}
+
+async fn one_way<R, W>(mut from: R, mut to: W, activity: &Activity<'_>) -> io::Result<()>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let length = from.read(&mut buffer).await?;
+        activity.note();
+        if length == 0 {
+            activity.end_direction();
+            return to.close().await;
+        }
+        let mut rest = &buffer[..length];
+        while !rest.is_empty() {
+            let written = to.write(rest).await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            activity.note();
+            rest = &rest[written..];
+        }
+        // TLS may hold the end of it.
+        to.flush().await?;
+    }
+}
+
+/// When a byte came through last, and how long none may.
+struct Activity<'a> {
+    clock: &'a SharedClock,
+    state: Mutex<(Duration, Duration)>,
+    changed: Event,
+}
+
+impl Activity<'_> {
+    fn note(&self) {
+        self.state.lock().0 = self.clock.monotonic();
+    }
+
+    fn end_direction(&self) {
+        let mut state = self.state.lock();
+        state.1 = state.1.min(LINGER);
+        drop(state);
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Resolves when no byte came through for too long.
+    async fn watch(&self) -> End {
+        loop {
+            let changed = self.changed.listen();
+            let (last, limit) = *self.state.lock();
+            let left = (last + limit).saturating_sub(self.clock.monotonic());
+            if left.is_zero() {
+                return End::Idle(limit);
+            }
+            changed.or(self.clock.sleep(left)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use async_io::Async;
+    use futures_lite::future::{block_on, poll_once, yield_now, zip};
+    use kube_controller_manager::clock::{Clock, FakeClock, SystemClock};
+    use kube_controller_manager::objects::Timestamp;
+
+    use super::*;
+
+    type Stream = Async<UnixStream>;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn pair() -> (Stream, Stream) {
+        Stream::pair().expect("a pair")
+    }
+
+    fn fake() -> (Arc<FakeClock>, SharedClock) {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        (clock.clone(), clock)
+    }
+
+    #[test]
+    fn bytes_and_ends_pass_both_ways() {
+        let (_, clock) = fake();
+        let ((client, near), (far, runtime)) = (pair(), pair());
+        block_on(async {
+            let copied = copy(near, far, HOUR, &clock);
+            let talk = async {
+                let (mut client, mut runtime) = (client, runtime);
+                client.write_all(b"question").await.expect("sent");
+                client.get_ref().shutdown(Shutdown::Write).expect("an end");
+                let mut text = String::new();
+                runtime.read_to_string(&mut text).await.expect("read to its end");
+                assert_eq!(text, "question");
+                // The other direction is still open.
+                runtime.write_all(b"answer").await.expect("sent");
+                drop(runtime);
+                let mut text = String::new();
+                client.read_to_string(&mut text).await.expect("read to its end");
+                assert_eq!(text, "answer");
+            };
+            let (end, ()) = zip(copied, talk).await;
+            assert!(matches!(end, End::Closed), "{end:?}");
+        });
+    }
+
+    #[test]
+    fn side_that_goes_away_ends_the_other_one() {
+        for client_goes in [true, false] {
+            let clock = SystemClock::shared();
+            let ((client, near), (far, runtime)) = (pair(), pair());
+            let (gone, mut stays) = if client_goes { (client, runtime) } else { (runtime, client) };
+            block_on(async {
+                let copied = copy(near, far, HOUR, &clock);
+                let talk = async {
+                    drop(gone);
+                    let mut block = vec![0; 1024];
+                    // What it still sends has nowhere to go.
+                    while stays.write_all(&block).await.is_ok() {}
+                    while stays.read(&mut block).await.is_ok_and(|length| length > 0) {}
+                };
+                let (end, ()) = zip(copied, talk).await;
+                assert!(matches!(end, End::Broken(_)), "{end:?}");
+            });
+        }
+    }
+
+    #[test]
+    fn silent_streams_end() {
+        let (fake, clock) = fake();
+        let ((mut client, near), (far, mut runtime)) = (pair(), pair());
+        block_on(async {
+            let mut copied = Box::pin(copy(near, far, HOUR, &clock));
+            assert!(poll_once(&mut copied).await.is_none());
+            fake.advance(HOUR - Duration::from_secs(1));
+            client.write_all(b"x").await.expect("sent");
+            let passed = async {
+                let mut byte = [0];
+                runtime.read_exact(&mut byte).await.expect("passed on");
+                None
+            };
+            assert!(passed.or(async { Some((&mut copied).await) }).await.is_none());
+            fake.advance(HOUR - Duration::from_secs(1));
+            assert!(poll_once(&mut copied).await.is_none(), "a byte came through");
+            fake.advance(Duration::from_secs(1));
+            let end = copied.await;
+            assert!(matches!(end, End::Idle(HOUR)), "{end:?}");
+            assert_eq!(client.read(&mut [0]).await.expect("an end"), 0);
+            assert_eq!(runtime.read(&mut [0]).await.expect("an end"), 0);
+        });
+    }
+
+    #[test]
+    fn half_of_a_stream_does_not_stay() {
+        let (fake, clock) = fake();
+        let ((client, near), (far, _runtime)) = (pair(), pair());
+        block_on(async {
+            let mut copied = Box::pin(copy(near, far, HOUR, &clock));
+            client.get_ref().shutdown(Shutdown::Write).expect("an end");
+            let end = loop {
+                if let Some(end) = poll_once(&mut copied).await {
+                    break end;
+                }
+                fake.advance(Duration::from_secs(1));
+                yield_now().await;
+            };
+            assert!(matches!(end, End::Idle(LINGER)), "{end:?}");
+        });
+    }
+
+    #[test]
+    fn side_that_does_not_read_stops_the_other_one() {
+        let (fake, clock) = fake();
+        let ((mut client, near), (far, _runtime)) = (pair(), pair());
+        block_on(async {
+            let mut copied = Box::pin(copy(near, far, HOUR, &clock));
+            let block = vec![0; 64 << 10];
+            let mut sent = 0;
+            // Until all buffers are full: those of both sockets, and one here.
+            loop {
+                assert!(poll_once(&mut copied).await.is_none());
+                let Some(length) = poll_once(client.write(&block)).await else {
+                    yield_now().await;
+                    assert!(poll_once(&mut copied).await.is_none());
+                    match poll_once(client.write(&block)).await {
+                        Some(length) => sent += length.expect("sent"),
+                        None => break,
+                    }
+                    continue;
+                };
+                sent += length.expect("sent");
+            }
+            assert!(sent < 2 << 20, "{sent}");
+            fake.advance(HOUR);
+            let end = copied.await;
+            assert!(matches!(end, End::Idle(HOUR)), "{end:?}");
+        });
+    }
+}

@@ -1,0 +1,45 @@
+//! What the node and its pods use: `/stats/summary`, `/metrics/resource`.
+
+use std::sync::Arc;
+
+use kube_controller_manager::metrics;
+use kube_controller_manager::server::routes::Routes;
+use kube_controller_manager::server::{Handler, Request, Response};
+
+use crate::causes::chain;
+use crate::kubelet::Kubelet;
+use crate::stats;
+
+/// Adds the routes.
+pub fn install(routes: &Routes, kubelet: &Arc<Kubelet>) {
+    for (path, is_metrics) in [("/stats/summary", false), ("/metrics/resource", true)] {
+        routes.add(path, usage_handler(kubelet, is_metrics));
+    }
+}
+
+/// Measures the usage of pods for each request.
+fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
+    let kubelet = kubelet.clone();
+    Arc::new(move |request: Request| {
+        let kubelet = kubelet.clone();
+        Box::pin(async move {
+            let only = is_metrics
+                || request
+                    .query_values("only_cpu_and_memory")
+                    .any(|value| matches!(value, "true" | "1"));
+            let now = kubelet.manager().clock.now();
+            let response = match kubelet.usage(only).await {
+                Err(error) => Response::text(500, chain(&error) + "\n"),
+                Ok(usage) if is_metrics => {
+                    let text = stats::resource_metrics(&usage, now);
+                    Response::new(200, metrics::CONTENT_TYPE, text)
+                }
+                Ok(usage) => match serde_json::to_vec(&usage) {
+                    Ok(body) => Response::new(200, "application/json", body),
+                    Err(error) => Response::text(500, format!("{error}\n")),
+                },
+            };
+            response.gzipped_for(&request)
+        })
+    })
+}
