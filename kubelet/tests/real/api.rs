@@ -178,6 +178,7 @@ impl Agent {
         let config = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
              podLogsDir: {}\nstaticPodPath: {}\ncgroupRoot: /{}\nhealthzPort: 0\n\
+             enableServer: false\n\
              evictionHard: {{}}\nimageGCHighThresholdPercent: 100\n",
             path("podlogs"),
             path("pods"),

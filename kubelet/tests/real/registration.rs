@@ -16,21 +16,21 @@ use super::fake_runtime::{Answers, FakeRuntime};
 use super::node::kubelet;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-const NAME: &str = "n1";
+pub const NAME: &str = "n1";
 const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
 
 /// A kubelet in a folder of its own, in which its mounts end with it.
-struct Agent {
+pub struct Agent {
     child: Child,
     folder: PathBuf,
 }
 
 impl Agent {
-    fn start(folder: &Path, server: &Server, runtime: &FakeRuntime, flags: &[&str]) -> Agent {
+    pub fn start(folder: &Path, server: &Server, runtime: &FakeRuntime, flags: &[&str]) -> Agent {
         let path = |name: &str| folder.join(name).display().to_string();
         let config = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-             podLogsDir: {}\nhealthzPort: 0\nresolvConf: ''\ncgroupsPerQOS: false\n\
+             podLogsDir: {}\nhealthzPort: 0\nenableServer: false\nresolvConf: ''\ncgroupsPerQOS: false\n\
              evictionHard: {{memory.available: 1Mi}}\nimageGCHighThresholdPercent: 100\n\
              nodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 1h\n\
              nodeLeaseDurationSeconds: 4\nsystemReserved: {{cpu: 100m, memory: 10Mi}}\n\
@@ -58,7 +58,7 @@ impl Agent {
         Agent { child, folder: folder.to_owned() }
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("kubelet.log")).unwrap_or_default()
     }
 }
@@ -71,10 +71,10 @@ impl Drop for Agent {
 }
 
 /// The folder of a test, removed when dropped.
-struct Folder(PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Folder {
-    fn make() -> Folder {
+    pub fn make() -> Folder {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::SeqCst);
         let folder = std::env::temp_dir().join(format!("kreg{}x{number}", std::process::id()));
@@ -90,7 +90,7 @@ impl Drop for Folder {
 }
 
 /// Whether the kubelet can run here: it mounts.
-fn is_possible() -> bool {
+pub fn is_possible() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let can_unshare = || {
         let probe =
@@ -104,7 +104,7 @@ fn is_possible() -> bool {
     is_possible
 }
 
-fn status(network_is_ready: bool) -> api::StatusResponse {
+pub fn status(network_is_ready: bool) -> api::StatusResponse {
     let condition = |kind: &str, status| api::RuntimeCondition {
         r#type: kind.to_owned(),
         status,
