@@ -120,7 +120,7 @@ fn serving(o: &Options, faults: &mut Faults) {
     faults.0.extend(tls_faults(&o.tls_min_version, &o.tls_cipher_suites));
 }
 
-/// What is wrong with the names of the oldest version and of the suites of TLS: a line each, with the
+/// The faults in the names of the oldest version and of the suites of TLS: a line each, with the
 /// flag. Upstream: `cliflag.TLSVersion`, `cliflag.TLSCipherSuites`.
 pub fn tls_faults(min_version: &str, suites: &[String]) -> Vec<String> {
     let known = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];

@@ -112,7 +112,7 @@ enum State {
     Head,
     Text {
         is_shown: bool,
-        /// The line goes on in the next one of the file.
+        /// The line continues in the next one of the file.
         is_partial: bool,
         is_empty: bool,
     },

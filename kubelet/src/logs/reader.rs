@@ -23,7 +23,7 @@ use crate::runtime::status::State;
 const BLOCK: usize = 64 << 10;
 /// Blocks that are read without a result before others have their turn.
 const BLOCKS: usize = 64;
-/// How often a log that does not grow, and the state of its container, are looked at.
+/// How often a log that does not grow, and the state of its container, are read.
 /// Upstream: `logForceCheckPeriod`.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
@@ -94,7 +94,7 @@ pub fn is_running(runtime: &RuntimeService, container: &str) -> IsRunning {
 struct Follow {
     is_running: IsRunning,
     clock: SharedClock,
-    /// `None`: the folder cannot be watched, so the file is looked at.
+    /// `None`: the folder cannot be watched, so the file is read from time to time.
     watch: Option<FolderWatch>,
     /// When the container was last seen to run.
     checked: Option<Duration>,

@@ -19,7 +19,7 @@ use crate::options::configuration::{ALWAYS_ALLOW, Configuration};
 /// The filter in front of the port's handlers.
 ///
 /// # Errors
-/// The file with authorities cannot be used, or a review needs an API server and there is none.
+/// The file with authorities cannot be used, or a review needs an absent API server.
 pub async fn build(
     configuration: &Configuration,
     client: Option<&Client>,

@@ -372,7 +372,7 @@ fn call_failure(error: &cri::Error) -> Response {
 /// The id of the container whose log is asked for. Upstream: `validateContainerLogStatus`.
 ///
 /// # Errors
-/// Why there is none, in upstream's words.
+/// Why it has no log, in upstream's words.
 fn container_with_log(
     pod: &str,
     status: &PodStatus,

@@ -21,7 +21,7 @@ pub enum Error {
     Tls(String),
     /// The file with authorities of clients cannot be used.
     ClientCa(String),
-    /// `kind`: what the API server has to review, and there is none.
+    /// An API server is absent that has to review. `kind`: what.
     NoApiServer {
         kind: &'static str,
     },

@@ -1,4 +1,4 @@
-//! Streams to containers: the request goes on to the runtime's own server, and once both sides have left
+//! Streams to containers: the request is sent to the runtime's own server, and once both sides have left
 //! HTTP, bytes are copied. The protocols in them are not read here.
 //! Upstream: `apimachinery/pkg/util/proxy.UpgradeAwareHandler`.
 

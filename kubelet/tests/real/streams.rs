@@ -199,7 +199,7 @@ fn commands_have_streams() {
                     Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\
                     Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n";
     let path = "/exec/default/web-n/main?command=true&output=1";
-    let refused = port.upgrade("GET", path, protocol).err().expect("a refusal");
+    let refused = port.upgrade("GET", path, protocol).expect_err("a refusal");
     assert!(refused.starts_with("HTTP/1.1 403 "), "{refused}");
     // What an API server sends.
     let spdy = "Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n\

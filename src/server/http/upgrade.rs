@@ -8,11 +8,11 @@ use futures_lite::{AsyncRead, AsyncWrite};
 use hyper::rt::{Read, ReadBuf, Write};
 use hyper::upgrade::OnUpgrade;
 
-/// A client's wish to leave HTTP. A response with status 101 grants it.
+/// A client's request to leave HTTP. A response with status 101 grants it.
 pub struct Upgrade(OnUpgrade);
 
 impl Upgrade {
-    /// The wish of a message of hyper's, if it has one.
+    /// That of a request of hyper's, if it has one.
     pub(super) fn of<B>(request: &mut hyper::Request<B>) -> Option<Upgrade> {
         let is_asked = request.headers().contains_key(hyper::header::UPGRADE);
         is_asked.then(|| Upgrade(hyper::upgrade::on(request)))
