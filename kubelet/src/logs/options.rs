@@ -98,7 +98,8 @@ mod tests {
         let now = Stamp::of(1_800_000_000, 5);
         let ok = |options: LogOptions| Ok(options);
         let default = LogOptions::default;
-        let (query, invalid) = (Err("Unable to decode query."), Err("Invalid request."));
+        let query = || Err("Unable to decode query.");
+        let invalid = || Err("Invalid request.");
         for (text, expected) in [
             ("", ok(default())),
             (
@@ -111,13 +112,13 @@ mod tests {
                 ok(LogOptions { follow: true, timestamps: true, ..default() }),
             ),
             ("tailLines=0", ok(LogOptions { tail_lines: Some(0), ..default() })),
-            ("tailLines=-1", invalid),
-            ("tailLines=x", query),
+            ("tailLines=-1", invalid()),
+            ("tailLines=x", query()),
             ("tailLines=3&tail=all", ok(default())),
             ("tailLines=3&tail=7", ok(LogOptions { tail_lines: Some(7), ..default() })),
             ("limitBytes=1", ok(LogOptions { limit_bytes: Some(1), ..default() })),
-            ("limitBytes=0", invalid),
-            ("sinceSeconds=0", invalid),
+            ("limitBytes=0", invalid()),
+            ("sinceSeconds=0", invalid()),
             (
                 "sinceSeconds=60",
                 ok(LogOptions { since: Some(Stamp::of(1_799_999_940, 5)), ..default() }),
@@ -130,12 +131,12 @@ mod tests {
                 "sinceTime=2027-01-15T08:00:00Z",
                 ok(LogOptions { since: Some(Stamp::of(1_800_000_000, 0)), ..default() }),
             ),
-            ("sinceTime=now", query),
-            ("sinceTime=2027-01-15T08:00:00Z&sinceSeconds=1", invalid),
+            ("sinceTime=now", query()),
+            ("sinceTime=2027-01-15T08:00:00Z&sinceSeconds=1", invalid()),
             ("stream=Stderr", ok(LogOptions { streams: Streams::Stderr, ..default() })),
             ("stream=All&tailLines=1", ok(LogOptions { tail_lines: Some(1), ..default() })),
-            ("stream=Stdout&tailLines=1", invalid),
-            ("stream=stdout", invalid),
+            ("stream=Stdout&tailLines=1", invalid()),
+            ("stream=stdout", invalid()),
             ("container=c&insecureSkipTLSVerifyBackend=true&x=y", ok(default())),
         ] {
             let pairs = text.split('&').filter_map(|pair| pair.split_once('='));

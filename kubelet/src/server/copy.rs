@@ -116,7 +116,7 @@ mod tests {
 
     use async_io::Async;
     use futures_lite::future::{block_on, poll_once, yield_now, zip};
-    use kube_controller_manager::clock::{Clock, FakeClock, SystemClock};
+    use kube_controller_manager::clock::{FakeClock, SystemClock};
     use kube_controller_manager::objects::Timestamp;
 
     use super::*;
