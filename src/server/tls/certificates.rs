@@ -128,10 +128,11 @@ mod tests {
     #[test]
     fn certificate_made_in_memory_is_kept() {
         let tls = Tls::new(TlsOptions::default()).expect("a configuration");
-        let first = tls.certificates.choose(Some("x"), None);
+        let certificates = tls.certificates.expect("its own");
+        let first = certificates.choose(Some("x"), None);
         let again = Certificates::load(&TlsOptions::default(), tls.config.crypto_provider());
-        tls.certificates.set(again.expect("certificates"));
-        assert_eq!(first.cert, tls.certificates.choose(None, None).cert);
+        certificates.set(again.expect("certificates"));
+        assert_eq!(first.cert, certificates.choose(None, None).cert);
     }
 
     #[test]
