@@ -43,6 +43,11 @@ impl User {
         User::new("system:apiserver", &["system:masters"])
     }
 
+    /// The part of the API server that reads other servers' APIs.
+    pub fn aggregator() -> User {
+        User::new("system:kube-aggregator", &["system:masters"])
+    }
+
     /// Records the credential that authenticated the user.
     pub fn with_credential(mut self, credential: String) -> User {
         self.extra.insert(CREDENTIAL.to_owned(), vec![credential]);

@@ -22,6 +22,7 @@ pub mod nodes;
 mod object;
 mod patch;
 pub mod protobuf;
+mod proxy;
 pub mod real_server;
 mod request;
 mod rollout;

@@ -19,6 +19,7 @@ use crate::auth::certs::{Authority, service_account_key};
 use crate::auth::rbac::Rbac;
 use crate::bootstrap;
 use crate::kinds;
+use crate::proxy::{self, Proxy};
 use crate::status::ApiError;
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
@@ -28,6 +29,9 @@ use kube_controller_manager::server::auth::Authorities;
 use kube_controller_manager::server::http::{Handler, Server};
 use kube_controller_manager::server::tls::Tls;
 use kube_controller_manager::task::StopToken;
+
+/// The user and the group as which the server reaches kubelets, as kubeadm names them.
+const KUBELET_CLIENT: (&str, &str) = ("kube-apiserver-kubelet-client", "kubeadm:cluster-admins");
 
 #[derive(Clone)]
 pub struct SandboxOptions {
@@ -73,6 +77,7 @@ pub enum SandboxError {
     Certificates(rcgen::Error),
     Key(String),
     Tls(String),
+    Proxy(proxy::Error),
     Objects(ApiError),
 }
 
@@ -84,6 +89,7 @@ impl fmt::Display for SandboxError {
             SandboxError::Certificates(_) => f.write_str("cannot make certificates"),
             SandboxError::Key(why) => write!(f, "cannot sign tokens: {why}"),
             SandboxError::Tls(why) => write!(f, "cannot serve TLS: {why}"),
+            SandboxError::Proxy(_) => f.write_str("cannot reach kubelets"),
             SandboxError::Objects(error) => write!(f, "first objects: {}", error.message),
         }
     }
@@ -94,6 +100,7 @@ impl std::error::Error for SandboxError {
         match self {
             SandboxError::File(_, source) | SandboxError::Bind(_, source) => Some(source),
             SandboxError::Certificates(source) => Some(source),
+            SandboxError::Proxy(source) => Some(source),
             SandboxError::Objects(_) | SandboxError::Key(_) | SandboxError::Tls(_) => None,
         }
     }
@@ -150,12 +157,22 @@ impl Sandbox {
         let service_account_key = service_account_key().map_err(SandboxError::Certificates)?;
         let signer = Signer::from_pem(service_account_key.as_bytes()).map_err(SandboxError::Key)?;
         let stop = StopToken::new();
+        let kubelet_client = authority
+            .client(KUBELET_CLIENT.0, &[KUBELET_CLIENT.1])
+            .map_err(SandboxError::Certificates)?;
+        let proxies = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
+        let front_proxy =
+            proxies.client("front-proxy-client", &[]).map_err(SandboxError::Certificates)?;
+        let proxy =
+            Proxy::new(clock.clone(), stop.clone(), Some(&kubelet_client), Some(front_proxy));
+        let proxy = proxy.map_err(SandboxError::Proxy)?;
         let api = Arc::new(Api {
             store: Store::new(history),
             registry: Registry::new(kinds::served(minor, all_versions)),
             auth: Auth::new(signer, clients),
             rbac: Rbac::default(),
             faults: Arc::default(),
+            proxy,
             clock: clock.clone(),
             service_accounts,
             minor,
@@ -163,7 +180,6 @@ impl Sandbox {
             bookmark_every,
         });
         bootstrap::first_objects(&api).map_err(SandboxError::Objects)?;
-        let proxies = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
         bootstrap::authentication_settings(&api, &authority.certificate, &proxies.certificate)
             .map_err(SandboxError::Objects)?;
         let traffic = Arc::new(Traffic::new(clock.clone()));
@@ -293,6 +309,7 @@ impl Sandbox {
         for server in servers {
             server.join().await;
         }
+        self.api.proxy.join().await;
     }
 }
 

@@ -1,9 +1,13 @@
 //! kubectl against the sandbox. Where kubectl is not installed, each test prints that it skips.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kube_controller_manager::server::http::{Request, Response, Server, handler};
+use kube_controller_manager::server::tls::{Tls, TlsOptions};
+use kube_controller_manager::task::StopToken;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -348,6 +352,9 @@ fn errors_have_the_text_of_a_real_server() {
             ],
         );
         kubectl.run(&["run", "lone", "--image=lone:1"]).await;
+        // Before the pod has a node, its logs are empty.
+        let scheduled = ["wait", "pod/lone", "--for=condition=PodScheduled", "--timeout=120s"];
+        kubectl.run(&scheduled).await;
         for command in [&["logs", "lone"][..], &["exec", "lone", "--", "ls"]] {
             has(
                 &kubectl.fail(command, &Value::Null).await,
@@ -526,5 +533,102 @@ fn server_side_apply_keeps_what_others_manage() {
         kubectl.feed(&apply, &less).await;
         let data = kubectl.run(&["get", "cm", "m", "-o=jsonpath={.data}"]).await;
         assert_eq!(data, r#"{"a":"3"}"#);
+    });
+}
+
+/// The answers of a kubelet, and of a metrics-server, on one port.
+fn behind(request: &Request) -> Response {
+    match request.path.as_str() {
+        "/containerLogs/default/web/main" => {
+            Response::text(200, format!("a line\n{}\n", request.query))
+        }
+        "/exec/default/web/main" => Response::text(403, "no streams today\n"),
+        "/pods" => Response::text(200, "the pods\n"),
+        "/apis/metrics.k8s.io/v1beta1" => Response::json(
+            200,
+            &json!({
+                "kind": "APIResourceList", "apiVersion": "v1",
+                "groupVersion": "metrics.k8s.io/v1beta1", "resources": [{
+                    "name": "nodes", "singularName": "", "namespaced": false,
+                    "kind": "NodeMetrics", "verbs": ["get", "list"],
+                }],
+            }),
+        ),
+        "/apis/metrics.k8s.io/v1beta1/nodes" => {
+            assert_eq!(request.header("x-remote-user"), Some("kubernetes-admin"));
+            let now = "2026-01-01T00:00:00Z";
+            Response::json(
+                200,
+                &json!({
+                    "kind": "NodeMetricsList", "apiVersion": "metrics.k8s.io/v1beta1",
+                    "metadata": {}, "items": [{
+                        "metadata": { "name": "real", "creationTimestamp": now },
+                        "timestamp": now, "window": "10s",
+                        "usage": { "cpu": "123m", "memory": "64Mi" },
+                    }],
+                }),
+            )
+        }
+        _ => Response::text(404, "not here\n"),
+    }
+}
+
+#[test]
+fn requests_reach_the_kubelet_of_a_node_and_other_api_servers() {
+    Env::run("kubectl-behind", async |env| {
+        let home = Folder::new("kubectl-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return;
+        };
+        let (any, stop) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), StopToken::new());
+        let tls = Tls::new(TlsOptions::default()).unwrap();
+        let server =
+            Server::start(any, Some(tls), handler(behind), env.clock.clone(), stop.clone());
+        let server = server.await.unwrap();
+        let port = server.address().port();
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": { "name": "real" },
+            "status": {
+                "addresses": [{ "type": "InternalIP", "address": "127.0.0.1" }],
+                "daemonEndpoints": { "kubeletEndpoint": { "Port": port } },
+                "capacity": { "cpu": "1", "memory": "1Gi" },
+                "allocatable": { "cpu": "1", "memory": "1Gi" },
+            },
+        });
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web" },
+            "spec": { "nodeName": "real", "containers": [{ "name": "main", "image": "web:1" }] },
+        });
+        kubectl.feed(&["create", "-f", "-"], &node).await;
+        kubectl.feed(&["create", "-f", "-"], &pod).await;
+        let logs = kubectl.run(&["logs", "web", "--tail=2", "--timestamps", "-f"]).await;
+        has(&logs, &["a line\nfollow=true&stream=All&tailLines=2&timestamps=true\n"]);
+        let ready = ["wait", "pod/web", "--for=condition=Ready", "--timeout=120s"];
+        kubectl.run(&ready).await;
+        let refused = kubectl.fail(&["exec", "web", "--", "ls"], &Value::Null).await;
+        has(&refused, &["no streams today"]);
+        let wrong = kubectl.fail(&["logs", "web", "-c", "side"], &Value::Null).await;
+        has(&wrong, &["container side is not valid for pod web"]);
+        let pods = kubectl.run(&["get", "--raw", "/api/v1/nodes/real/proxy/pods"]).await;
+        assert_eq!(pods, "the pods\n");
+
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": "metrics" },
+            "spec": { "type": "ExternalName", "externalName": "localhost" },
+        });
+        let api = json!({
+            "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+            "metadata": { "name": "v1beta1.metrics.k8s.io" },
+            "spec": {
+                "group": "metrics.k8s.io", "version": "v1beta1", "insecureSkipTLSVerify": true,
+                "service": { "namespace": "default", "name": "metrics", "port": port },
+                "groupPriorityMinimum": 100, "versionPriority": 100,
+            },
+        });
+        kubectl.feed(&["create", "-f", "-"], &service).await;
+        kubectl.feed(&["create", "-f", "-"], &api).await;
+        has(&kubectl.run(&["top", "nodes"]).await, &["real", "123m"]);
+        stop.stop();
+        server.join().await;
     });
 }

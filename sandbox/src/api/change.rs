@@ -10,6 +10,7 @@ use crate::api::rules::{
 use crate::api::write::Part;
 use crate::auth::rbac::is_certificate_request;
 use crate::failures;
+use crate::kinds::pod_subresources;
 use crate::object::{carry, drop_empty, is_deleting, list, remove, same_content, text};
 use crate::request::call::Call;
 use crate::status::ApiResult;
@@ -126,7 +127,10 @@ impl Api {
                 date_conditions(call, &mut new, &self.clock.now().to_string());
                 self.date_phase(call, old, &mut new);
             }
-            Part::Spec => (kind.default)(&mut new),
+            Part::Spec => {
+                new = pod_subresources::changed(&call.subresource, &new, old);
+                (kind.default)(&mut new);
+            }
             Part::Raw => {}
         }
         let counted = matches!(part, Part::Main | Part::Spec);
@@ -154,6 +158,9 @@ impl Api {
                     causes.push(cause);
                 }
             }
+        }
+        if part == Part::Spec {
+            causes.extend(pod_subresources::check(&call.subresource, &new, old));
         }
         if part == Part::Status && is_namespace(kind) {
             causes.extend(wrong_phase(&new));

@@ -3,6 +3,7 @@
 
 pub mod change;
 mod companions;
+mod connect;
 mod definition_finalizer;
 pub mod definitions;
 pub mod delete;
@@ -41,6 +42,7 @@ use crate::kinds::Kind;
 use crate::metrics::{self, Metrics};
 use crate::patch;
 use crate::protobuf;
+use crate::proxy::Proxy;
 use crate::request::accept::{Accept, Encoding, Form};
 use crate::request::call::{Call, Query, ResourcePath, Warnings, verb};
 use crate::request::payload::Payload;
@@ -63,6 +65,7 @@ pub struct Api {
     pub auth: Auth,
     pub rbac: Rbac,
     pub faults: Arc<Faults>,
+    pub proxy: Proxy,
     pub clock: SharedClock,
     /// Whether a pod needs its service account.
     pub service_accounts: bool,
@@ -125,8 +128,8 @@ impl Api {
     }
 
     async fn answer(self: Arc<Self>, request: Request, accept: &Accept<'_>) -> Response {
-        let Request { method, path, query, headers, body, peer, .. } = request;
-        let mut query = Query::parse(&query);
+        let Request { method, path, query: encoded, headers, body, peer, upgrade } = request;
+        let mut query = Query::parse(&encoded);
         let resource = ResourcePath::parse(&path);
         let verb = verb(&method, resource.as_ref(), &query);
         let named = resource.as_ref().map_or_else(|| path.clone(), ResourcePath::named);
@@ -162,6 +165,15 @@ impl Api {
         if let Err(error) = self.authorizer().check(&user, &access) {
             return failure(&error);
         }
+        if let Some(behind) = self.behind(&path) {
+            let request = Request { method, path, query: encoded, headers, body, peer, upgrade };
+            let answered = self.connect(behind, &user, access, request).await;
+            let response = answered.unwrap_or_else(|error| failure(&error));
+            return match fault {
+                Some(fault) => fault.after(response),
+                None => response,
+            };
+        }
         let payload = match body.read(BODY_LIMIT_BYTES).await {
             Ok(bytes) => {
                 let content_type = header("content-type").unwrap_or_default();
@@ -183,7 +195,7 @@ impl Api {
         }
         let user = Arc::new(user);
         let answered = match resource {
-            None => self.other(&path, query.is("verbose"), accept),
+            None => self.other(&path, query.is("verbose"), accept).await,
             Some(at) => self.clone().resource(verb, at, query, accept, user, payload).await,
         };
         let response = answered.unwrap_or_else(|error| failure(&error));
@@ -193,7 +205,7 @@ impl Api {
         }
     }
 
-    fn other(&self, path: &str, verbose: bool, accept: &Accept<'_>) -> ApiResult<Response> {
+    async fn other(&self, path: &str, verbose: bool, accept: &Accept<'_>) -> ApiResult<Response> {
         match path {
             "/healthz" | "/livez" | "/readyz" if verbose => {
                 let name = path.trim_start_matches('/');
@@ -219,18 +231,22 @@ impl Api {
             accept.discovery(matches!(path.trim_end_matches('/'), "/api" | "/apis"))?;
         let aggregated = form == Form::Aggregated;
         let document = documents::discovery(&kinds, path, aggregated);
-        let mut document =
-            document.or_else(|| metrics::document(path)).ok_or_else(failures::no_such_path)?;
+        let document = document.or_else(|| metrics::document(path));
+        let services = self.delegating();
+        let of_services = || discovery::group_of(services.iter().map(|one| &one.value), path);
+        let mut document = document.or_else(of_services).ok_or_else(failures::no_such_path)?;
         if path.trim_end_matches('/') == "/apis" {
             metrics::add_groups(&mut document, aggregated);
         }
-        if aggregated && path.starts_with("/apis") {
-            let services = self
-                .store
-                .list("apiservices.apiregistration.k8s.io", "", None, usize::MAX, None, &|_| true)
-                .map_err(|_| failures::internal("the newest list is always there"))?;
-            let services = services.items.iter().map(|service| &service.value);
-            discovery::add_unavailable(&mut document, services);
+        if path.starts_with("/apis") {
+            for service in &services {
+                if aggregated {
+                    let resources = self.proxy.resources(&self.store, &service.value).await;
+                    discovery::add_service(&mut document, &service.value, resources.as_ref());
+                } else {
+                    discovery::add_group_of(&mut document, &service.value);
+                }
+            }
         }
         if !aggregated {
             return Ok(encoding.of(json_response(200, &document)));
@@ -417,15 +433,17 @@ fn version(minor: u32) -> Value {
 /// An empty server of the built-in kinds.
 #[cfg(test)]
 pub fn for_tests() -> Api {
+    let clock = kube_controller_manager::clock::FakeClock::new(
+        kube_controller_manager::objects::Timestamp::from_secs(1000),
+    );
     Api {
         store: Store::new(100),
         registry: Registry::new(crate::kinds::builtin()),
         auth: Auth::default(),
         rbac: Rbac::default(),
         faults: Arc::default(),
-        clock: kube_controller_manager::clock::FakeClock::new(
-            kube_controller_manager::objects::Timestamp::from_secs(1000),
-        ),
+        proxy: Proxy::new(clock.clone(), StopToken::new(), None, None).expect("no certificate"),
+        clock,
         service_accounts: false,
         minor: 36,
         stop: StopToken::new(),

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::access::{Access, User};
 use crate::api::Api;
 use crate::api::response::json_response;
+use crate::auth::bootstrap_tokens::bootstrap_token;
 use crate::auth::valid_audiences;
 use crate::failures::{self, invalid_value};
 use crate::object::{list, text};
@@ -85,7 +86,11 @@ impl Api {
             .iter()
             .filter_map(|audience| audience.as_str().map(str::to_owned))
             .collect();
-        let known = known.or_else(|| Some((self.legacy_token(token)?, Vec::new())));
+        let other = || {
+            let bootstrap = || bootstrap_token(&self.store, token, self.clock.now());
+            Some((self.legacy_token(token).or_else(bootstrap)?, Vec::new()))
+        };
+        let known = known.or_else(other);
         let valid = known.map(|(user, audiences)| (user, valid_audiences(&audiences, &wanted)));
         match valid.filter(|(_, audiences)| !audiences.is_empty()) {
             Some((mut user, audiences)) => {

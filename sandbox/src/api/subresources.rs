@@ -1,4 +1,4 @@
-//! The subresources: status, scale, eviction, binding, token, finalize, log.
+//! The subresources: status, scale, eviction, binding, token, finalize.
 //! Upstream: `pkg/registry/core/pod/storage`, `pkg/registry/apps/deployment/storage`.
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::api::Api;
 use crate::api::delete_options::DeleteOptions;
 use crate::api::response::json_response;
 use crate::api::write::{Part, has};
-use crate::auth::ISSUER;
+use crate::auth::{Bound, ISSUER};
 use crate::failures;
 use crate::kinds::Subresource;
 use crate::object::{is_deleting, list, set_condition, text};
 use crate::patch;
 use crate::request::call::{Call, Warnings};
 use crate::request::payload::Payload;
-use crate::status::{ApiError, ApiResult};
+use crate::status::{ApiError, ApiResult, Cause};
 use crate::storage::store::Stored;
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 use kube_controller_manager::server::http::Response;
@@ -36,13 +36,13 @@ impl Api {
             (Subresource::Scale { replicas, status_replicas, selector }, _) => {
                 self.scale(verb, call, payload, [&replicas, &status_replicas], selector.as_deref())
             }
-            (Subresource::Log, "get") => Err(self.no_containers(call, "log")),
-            (Subresource::Connect(what), _) => Err(self.no_containers(call, what)),
             (Subresource::Eviction, "create") => self.evict(call, payload),
             (Subresource::Binding, "create") => self.bind(call, payload),
             (Subresource::Token, "create") => self.token(call, payload),
             (
+                // Other servers answer the first two.
                 Subresource::Log
+                | Subresource::Connect(_)
                 | Subresource::Eviction
                 | Subresource::Binding
                 | Subresource::Token,
@@ -64,18 +64,6 @@ impl Api {
             }
             _ => Err(failures::method_not_allowed()),
         }
-    }
-
-    /// The error for requests that only a kubelet can answer.
-    fn no_containers(&self, call: &Call, what: &str) -> ApiError {
-        if let Err(error) = self.stored(call) {
-            return error;
-        }
-        let message = format!(
-            "{} {:?} has no {what} here: the sandbox's nodes are stand-ins that run no containers",
-            call.kind.resource.kind, call.name
-        );
-        ApiError::new(501, "NotImplemented", message)
     }
 
     fn stored(&self, call: &Call) -> ApiResult<Arc<Stored>> {
@@ -200,9 +188,22 @@ impl Api {
     fn bind(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let binding = payload.object()?;
         let node = text(&binding, "/target/name").to_owned();
+        let mut causes = Vec::new();
+        let kind = text(&binding, "/target/kind");
+        if !matches!(kind, "" | "Node") {
+            causes.push(Cause {
+                reason: "FieldValueNotSupported",
+                message: format!(
+                    "Unsupported value: {kind:?}: supported values: \"<empty>\", \"Node\""
+                ),
+                field: "target.kind".to_owned(),
+            });
+        }
         if node.is_empty() {
-            let cause = failures::required("target.name", "");
-            return Err(failures::invalid("", "Binding", &call.name, &[cause]));
+            causes.push(failures::required("target.name", ""));
+        }
+        if !causes.is_empty() {
+            return Err(failures::invalid("", "Binding", &call.name, &causes));
         }
         let now = self.clock.now().to_string();
         self.modify(call, Part::Raw, &|old| {
@@ -222,6 +223,10 @@ impl Api {
             let bound = text(old, "/spec/nodeName");
             if !bound.is_empty() {
                 let why = format!("pod {} is already assigned to node {bound:?}", call.name);
+                return Err(failures::conflict(&call.kind.resource, &call.name, &why));
+            }
+            if !list(old, "/spec/schedulingGates").is_empty() {
+                let why = format!("pod {} has non-empty .spec.schedulingGates", call.name);
                 return Err(failures::conflict(&call.kind.resource, &call.name, &why));
             }
             let mut new = old.clone();
@@ -361,6 +366,7 @@ impl Api {
         }
         let now = self.clock.now();
         let expires = now + Duration::from_secs(seconds as u64);
+        let bound = self.bound_to(call, &request["spec"]["boundObjectRef"])?;
         let holder = (call.namespace.as_str(), call.name.as_str(), account.uid());
         request["spec"]["audiences"] = json!(audiences);
         request["spec"]["expirationSeconds"] = seconds.into();
@@ -371,10 +377,59 @@ impl Api {
             "creationTimestamp": now.to_string(),
         });
         request["status"] = json!({
-            "token": self.auth.issue_for_account(holder, audiences, now, expires),
+            "token": self.auth.issue_for_account(holder, &bound, audiences, now, expires),
             "expirationTimestamp": expires.to_string(),
         });
         Ok(json_response(201, &request))
+    }
+}
+
+impl Api {
+    /// The objects that a token for the service account of `call` is bound to. Upstream:
+    /// `pkg/registry/core/serviceaccount/storage.TokenREST`.
+    fn bound_to(&self, call: &Call, reference: &Value) -> ApiResult<Vec<Bound>> {
+        if !reference.is_object() {
+            return Ok(Vec::new());
+        }
+        let (kind, name) = (text(reference, "/kind"), text(reference, "/name"));
+        let (kind, table, is_namespaced) = match (text(reference, "/apiVersion"), kind) {
+            ("v1", "Pod") => ("pod", "pods", true),
+            ("v1", "Secret") => ("secret", "secrets", true),
+            ("v1", "Node") => ("node", "nodes", false),
+            (version, kind) => {
+                let why = format!("cannot bind token to object of type {version}, Kind={kind}");
+                return Err(failures::bad_request(why));
+            }
+        };
+        let key = if is_namespaced { call.key(name) } else { name.to_owned() };
+        let known = self.registry.find("", "v1", table).ok_or_else(failures::no_such_path)?;
+        let found = self.store.get(table, &key);
+        let found = found.ok_or_else(|| failures::not_found(&known.resource, name))?;
+        if kind == "pod" && text(&found.value, "/spec/serviceAccountName") != call.name {
+            return Err(failures::bad_request(format!(
+                "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
+                call.name
+            )));
+        }
+        let uid = text(reference, "/uid");
+        if !uid.is_empty() && uid != found.uid() {
+            let why = format!(
+                "the UID in the bound object reference ({uid}) does not match the UID in record. \
+                 The object might have been deleted and then recreated"
+            );
+            return Err(failures::conflict(&known.resource, name, &why));
+        }
+        let of = |kind, object: &Stored| {
+            let (name, uid) = (text(&object.value, "/metadata/name"), object.uid());
+            Bound { kind, name: name.to_owned(), uid: uid.to_owned() }
+        };
+        let mut bound = vec![of(kind, &found)];
+        if kind == "pod"
+            && let Some(node) = self.store.get("nodes", text(&found.value, "/spec/nodeName"))
+        {
+            bound.push(of("node", &node));
+        }
+        Ok(bound)
     }
 }
 

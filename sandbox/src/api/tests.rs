@@ -34,6 +34,7 @@ fn send(api: &Arc<Api>, method: Method, path: &str, kind: &'static str, body: Va
         headers,
         body: RequestBody::Full(bytes.into()),
         peer: Chain::default(),
+        upgrade: None,
     }))
 }
 
@@ -455,4 +456,178 @@ fn a_watch_is_cut_in_the_middle_of_an_object() {
     let lost = send(&api, Method::POST, MAPS, "application/json", map("b"));
     assert!(matches!(lost.body, Body::Abort));
     assert_eq!(call(&api, Method::POST, MAPS, map("b")).0, 409);
+}
+
+#[test]
+fn a_token_names_the_pod_that_it_is_bound_to() {
+    let api = api();
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "a", "namespace": "ns" },
+    });
+    api.create_value("", "serviceaccounts", account).unwrap();
+    for (name, account) in [("p", "a"), ("other", "b")] {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "ns" },
+            "spec": {
+                "serviceAccountName": account, "nodeName": "n",
+                "containers": [{ "name": "a", "image": "a:1" }],
+            },
+        });
+        api.create_value("", "pods", pod).unwrap();
+    }
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n" } });
+    api.create_value("", "nodes", node).unwrap();
+    let ask = |reference: Value| {
+        let request = json!({ "spec": { "audiences": ["x"], "boundObjectRef": reference } });
+        call(&api, Method::POST, "/api/v1/namespaces/ns/serviceaccounts/a/token", request)
+    };
+    let reference =
+        |kind: &str, name: &str| json!({ "apiVersion": "v1", "kind": kind, "name": name });
+    let (code, token) = ask(reference("Pod", "p"));
+    assert_eq!(code, 201, "{token}");
+    let review = json!({ "spec": { "token": token["status"]["token"], "audiences": ["x"] } });
+    let (_, review) =
+        call(&api, Method::POST, "/apis/authentication.k8s.io/v1/tokenreviews", review);
+    let extra = &review["status"]["user"]["extra"];
+    assert_eq!(extra["authentication.kubernetes.io/pod-name"], json!(["p"]), "{review}");
+    assert_eq!(extra["authentication.kubernetes.io/node-name"], json!(["n"]), "{review}");
+    let mut stale = reference("Pod", "p");
+    stale["uid"] = "old".into();
+    for (reference, code, text) in [
+        (reference("Pod", "other"), 400, "different serviceaccount name"),
+        (reference("Pod", "none"), 404, "pods \"none\" not found"),
+        (reference("Job", "p"), 400, "cannot bind token to object of type v1, Kind=Job"),
+        (stale, 409, "does not match the UID in record"),
+    ] {
+        let (found, status) = ask(reference);
+        assert_eq!(found, code, "{status}");
+        assert!(status["message"].as_str().unwrap().contains(text), "{status}");
+    }
+}
+
+#[test]
+fn the_subresources_of_a_pod_change_their_parts_only() {
+    let api = api();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p", "namespace": "ns" },
+        "spec": { "containers": [
+            { "name": "a", "image": "a:1", "resources": { "requests": { "cpu": "1" } } },
+        ] },
+    });
+    api.create_value("", "pods", pod).unwrap();
+    const POD: &str = "/api/v1/namespaces/ns/pods/p";
+    let patch = |sub: &str, body: Value| call(&api, Method::PATCH, &format!("{POD}/{sub}"), body);
+    let debugger = json!([{ "name": "d", "image": "d:1", "targetContainerName": "a" }]);
+    let body = json!({
+        "metadata": { "labels": { "x": "y" } },
+        "spec": { "ephemeralContainers": debugger, "priority": 5 },
+    });
+    let (code, changed) = patch("ephemeralcontainers", body);
+    assert_eq!(code, 200, "{changed}");
+    assert_eq!(changed["spec"]["ephemeralContainers"][0]["name"], "d");
+    assert_eq!(changed["metadata"]["labels"], Value::Null);
+    assert_ne!(changed["spec"]["priority"], 5);
+    let (code, refused) =
+        patch("ephemeralcontainers", json!({ "spec": { "ephemeralContainers": [] } }));
+    assert_eq!(code, 422, "{refused}");
+    let resized = |cpu: &str| {
+        json!({ "spec": { "containers": [
+            { "name": "a", "image": "b:1", "resources": { "requests": { "cpu": cpu } } },
+        ] } })
+    };
+    let (code, changed) = patch("resize", resized("2"));
+    assert_eq!(code, 200, "{changed}");
+    let container = &changed["spec"]["containers"][0];
+    assert_eq!(
+        (&container["image"], &container["resources"]["requests"]["cpu"]),
+        (&json!("a:1"), &json!("2"))
+    );
+    assert_eq!(changed["metadata"]["generation"], 3);
+    let removed = json!({ "spec": { "containers": [{ "name": "a", "image": "a:1" }] } });
+    assert_eq!(patch("resize", removed).0, 422);
+}
+
+#[test]
+fn a_get_that_opens_streams_needs_the_right_to_create() {
+    let api = api();
+    let role = |verbs: &[&str]| {
+        let rule = json!({ "apiGroups": [""], "resources": ["pods/exec"], "verbs": verbs });
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": { "name": verbs.join("-") }, "rules": [rule],
+        })
+    };
+    let group = "rbac.authorization.k8s.io";
+    for verbs in [&["get"][..], &["get", "create"]] {
+        api.create_value(group, "clusterroles", role(verbs)).unwrap();
+        let name = verbs.join("-");
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": { "name": name },
+            "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": name },
+            "subjects": [{ "apiGroup": group, "kind": "User", "name": name }],
+        });
+        api.create_value(group, "clusterrolebindings", binding).unwrap();
+        let mut request = Request::get("/api/v1/namespaces/ns/pods/none/exec");
+        let bearer = format!("Bearer {}", api.auth.issue(User::new(&name, &[]), vec![], None));
+        request.headers.insert("authorization", bearer.parse().unwrap());
+        let response = block_on(api.clone().handle(request));
+        let text = String::from_utf8_lossy(response.content()).into_owned();
+        match verbs.len() {
+            1 => assert!(text.contains("cannot create resource \\\"pods/exec\\\""), "{text}"),
+            _ => assert!(text.contains("pods \\\"none\\\" not found"), "{text}"),
+        }
+    }
+}
+
+#[test]
+fn an_api_of_another_server_is_shown_and_unavailable_without_it() {
+    let api = api();
+    let service = json!({
+        "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+        "metadata": { "name": "v1.away.test" },
+        "spec": {
+            "group": "away.test", "version": "v1", "insecureSkipTLSVerify": true,
+            "service": { "namespace": "ns", "name": "away" },
+            "groupPriorityMinimum": 100, "versionPriority": 100,
+        },
+    });
+    api.create_value("apiregistration.k8s.io", "apiservices", service).unwrap();
+    for path in ["/apis/away.test/v1", "/apis/away.test/v1/namespaces/ns/things/a"] {
+        let response = send(&api, Method::GET, path, "application/json", Value::Null);
+        assert_eq!((response.status, response.content()), (503, &b"service unavailable\n"[..]));
+    }
+    let (code, group) = call(&api, Method::GET, "/apis/away.test", Value::Null);
+    assert_eq!((code, &group["preferredVersion"]["version"]), (200, &json!("v1")));
+    let (_, groups) = call(&api, Method::GET, "/apis", Value::Null);
+    let groups = groups["groups"].as_array().unwrap();
+    assert!(groups.iter().any(|group| group["name"] == "away.test"));
+}
+
+#[test]
+fn a_pod_is_bound_to_a_node_when_its_gates_are_open() {
+    let api = api();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p", "namespace": "ns" },
+        "spec": {
+            "containers": [{ "name": "a", "image": "a:1" }], "schedulingGates": [{ "name": "g" }],
+        },
+    });
+    api.create_value("", "pods", pod).unwrap();
+    let pods = "/api/v1/namespaces/ns/pods/p";
+    let bind = |kind: &str, name: &str| {
+        let binding = json!({ "target": { "kind": kind, "name": name } });
+        let (code, status) = call(&api, Method::POST, &format!("{pods}/binding"), binding);
+        (code, status["message"].as_str().unwrap_or_default().to_owned())
+    };
+    let (code, why) = bind("Pod", "");
+    assert_eq!(code, 422);
+    assert!(why.contains("target.kind: Unsupported value: \"Pod\""), "{why}");
+    assert!(why.contains("target.name: Required value"), "{why}");
+    let (code, why) = bind("Node", "n");
+    assert_eq!(code, 409);
+    assert!(why.contains("pod p has non-empty .spec.schedulingGates"), "{why}");
+    let open = json!({ "spec": { "schedulingGates": null } });
+    assert_eq!(call(&api, Method::PATCH, pods, open).0, 200);
+    assert_eq!(bind("Node", "n").0, 201);
 }

@@ -28,6 +28,14 @@ struct Token {
     expires: Option<Timestamp>,
 }
 
+/// An object that a service account's token is bound to.
+pub struct Bound {
+    /// `pod`, `node` or `secret`.
+    pub kind: &'static str,
+    pub name: String,
+    pub uid: String,
+}
+
 /// The tokens and authorities that authenticate users. Tokens are kept in memory; those of Secrets
 /// are checked by their signature.
 #[derive(Default)]
@@ -55,23 +63,33 @@ impl Auth {
         token
     }
 
-    /// A new signed token for a service account.
+    /// A new signed token for a service account. `bound`: the objects that it names.
     pub fn issue_for_account(
         &self,
         (namespace, name, uid): (&str, &str, &str),
+        bound: &[Bound],
         audiences: Vec<String>,
         issued: Timestamp,
         expires: Timestamp,
     ) -> String {
-        let user = User::service_account(namespace, name, uid);
+        let mut user = User::service_account(namespace, name, uid);
         let id = uuid();
-        let claims = json!({
+        let mut claims = json!({
             "aud": audiences, "exp": expires.as_secs(), "iat": issued.as_secs(), "iss": ISSUER,
             "jti": id, "nbf": issued.as_secs(), "sub": user.name,
             "kubernetes.io": {
                 "namespace": namespace, "serviceaccount": { "name": name, "uid": uid },
             },
         });
+        for Bound { kind, name, uid } in bound {
+            claims["kubernetes.io"][kind] = json!({ "name": name, "uid": uid });
+            if *kind != "secret" {
+                for (key, value) in [("name", name), ("uid", uid)] {
+                    let key = format!("authentication.kubernetes.io/{kind}-{key}");
+                    user.extra.insert(key, vec![value.clone()]);
+                }
+            }
+        }
         let user = user.with_credential(format!("JTI={id}"));
         let signed = self.signer.as_ref().and_then(|signer| signer.sign(&claims).ok());
         let entry = Token { user, audiences, expires: Some(expires) };
@@ -185,7 +203,7 @@ mod tests {
         let (now, later) = (Timestamp::from_secs(100), Timestamp::from_secs(1000));
         let user = |audience: &str| {
             let audiences = vec![audience.to_owned()];
-            let token = auth.issue_for_account(("ns", "bob", "1"), audiences, now, later);
+            let token = auth.issue_for_account(("ns", "bob", "1"), &[], audiences, now, later);
             auth.user(&Chain::default(), Some(&format!("Bearer {token}")), now, |_| None)
         };
         let bob = user(ISSUER).unwrap();

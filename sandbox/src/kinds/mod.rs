@@ -16,6 +16,7 @@ mod metadata;
 mod other_groups;
 mod pod;
 mod pod_rules;
+pub mod pod_subresources;
 mod quantity;
 mod rbac;
 mod rules;
@@ -110,7 +111,7 @@ pub enum Subresource {
     EphemeralContainers,
     Resize,
     Log,
-    /// Subresources that only a kubelet can answer: exec, attach, port-forward, proxy.
+    /// Subresources that another server answers: exec, attach, port-forward, proxy.
     Connect(&'static str),
 }
 

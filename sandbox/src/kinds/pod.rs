@@ -193,7 +193,7 @@ pub fn prepare_create(pod: &mut Value) {
 }
 
 /// Upstream: `qos.ComputePodQOS`.
-fn qos_class(pod: &Value) -> &'static str {
+pub(super) fn qos_class(pod: &Value) -> &'static str {
     let containers =
         || list(pod, "/spec/containers").iter().chain(list(pod, "/spec/initContainers"));
     let resources = ["cpu", "memory"];

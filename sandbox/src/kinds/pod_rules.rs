@@ -24,7 +24,7 @@ fn dns_name(field: &str, name: &str, faults: &mut Vec<Cause>) {
     }
 }
 
-fn container(container: &Value, at: &str, volumes: &[&str], faults: &mut Vec<Cause>) {
+pub(super) fn container(container: &Value, at: &str, volumes: &[&str], faults: &mut Vec<Cause>) {
     dns_name(&format!("{at}.name"), text(container, "/name"), faults);
     if text(container, "/image").is_empty() {
         faults.push(required(format!("{at}.image"), ""));

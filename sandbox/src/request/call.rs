@@ -31,6 +31,11 @@ impl Query {
         self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
     }
 
+    /// All values of `key`.
+    pub fn values(&self, key: &str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(move |(k, _)| k == key).map(|(_, value)| value.as_str())
+    }
+
     /// Sets a parameter that the request does not set.
     pub fn fill(&mut self, key: &str, value: &str) {
         if !self.has(key) {

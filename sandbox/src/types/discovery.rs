@@ -207,26 +207,100 @@ pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
     })
 }
 
-/// Marks as stale, or adds, the versions whose APIService names another server: no such server
-/// answers here.
-pub fn add_unavailable<'a>(groups: &mut Value, services: impl Iterator<Item = &'a Value>) {
-    for spec in services.map(|service| &service["spec"]).filter(|spec| spec["service"].is_object())
-    {
-        let stale = json!({ "version": spec["version"], "resources": [], "freshness": "Stale" });
-        let Some(groups) = groups["items"].as_array_mut() else { return };
-        match groups.iter_mut().find(|group| group["metadata"]["name"] == spec["group"]) {
-            Some(group) => {
-                let Some(versions) = group["versions"].as_array_mut() else { continue };
-                match versions.iter_mut().find(|known| known["version"] == spec["version"]) {
-                    Some(known) => *known = stale,
-                    None => versions.push(stale),
+/// Adds the version of an APIService of another server to the aggregated form. `resources` is that
+/// server's list; without it the version is stale.
+pub fn add_service(groups: &mut Value, service: &Value, resources: Option<&Value>) {
+    let spec = &service["spec"];
+    let entry = json!({
+        "version": spec["version"],
+        "resources": resources.map(aggregated_resources).unwrap_or_default(),
+        "freshness": if resources.is_some() { "Current" } else { "Stale" },
+    });
+    let Some(groups) = groups["items"].as_array_mut() else { return };
+    match groups.iter_mut().find(|group| group["metadata"]["name"] == spec["group"]) {
+        Some(group) => {
+            let Some(versions) = group["versions"].as_array_mut() else { return };
+            match versions.iter_mut().find(|known| known["version"] == spec["version"]) {
+                Some(known) => *known = entry,
+                None => versions.push(entry),
+            }
+        }
+        None => groups.push(json!({
+            "metadata": { "name": spec["group"] }, "versions": [entry],
+        })),
+    }
+}
+
+/// The resources of a legacy list in the aggregated form. Upstream:
+/// `endpoints/discovery/aggregated.ConvertGroupVersionIntoToDiscovery`.
+fn aggregated_resources(list: &Value) -> Vec<Value> {
+    let resources = list["resources"].as_array();
+    let mut converted: Vec<Value> = Vec::new();
+    for resource in resources.into_iter().flatten() {
+        let part = |key: &str| resource[key].as_str().unwrap_or_default();
+        let kind = json!({
+            "group": part("group"), "version": part("version"), "kind": part("kind"),
+        });
+        let verbs = &resource["verbs"];
+        let Some((of, sub)) = part("name").split_once('/') else {
+            let mut entry = json!({
+                "resource": part("name"), "responseKind": kind, "verbs": verbs,
+                "scope": if resource["namespaced"] == true { "Namespaced" } else { "Cluster" },
+                "singularResource": part("singularName"),
+            });
+            for key in ["shortNames", "categories"] {
+                if resource[key].is_array() {
+                    entry[key] = resource[key].clone();
                 }
             }
-            None => groups.push(json!({
-                "metadata": { "name": spec["group"] }, "versions": [stale],
-            })),
+            converted.push(entry);
+            continue;
+        };
+        let Some(known) = converted.iter_mut().find(|known| known["resource"] == of) else {
+            continue;
+        };
+        let sub = json!({ "subresource": sub, "responseKind": kind, "verbs": verbs });
+        match known["subresources"].as_array_mut() {
+            Some(subs) => subs.push(sub),
+            None => known["subresources"] = json!([sub]),
         }
     }
+    converted
+}
+
+/// Adds the group of an APIService of another server to the answer to `/apis`.
+pub fn add_group_of(document: &mut Value, service: &Value) {
+    let spec = &service["spec"];
+    let (Some(name), Some(version)) = (spec["group"].as_str(), spec["version"].as_str()) else {
+        return;
+    };
+    let groups = document.get_mut("groups").and_then(Value::as_array_mut);
+    let Some(groups) = groups else { return };
+    let Some(group) = groups.iter_mut().find(|group| group["name"] == name) else {
+        groups.push(api_group(name, &[version.to_owned()]));
+        return;
+    };
+    let Some(versions) = group["versions"].as_array_mut() else { return };
+    if !versions.iter().any(|known| known["version"] == version) {
+        let named = format!("{name}/{version}");
+        versions.push(json!({ "groupVersion": named, "version": version }));
+    }
+}
+
+/// The answer to `/apis/GROUP` for a group of other servers.
+pub fn group_of<'a>(services: impl Iterator<Item = &'a Value>, path: &str) -> Option<Value> {
+    let name = path.trim_end_matches('/').strip_prefix("/apis/")?;
+    let own = services.filter(|service| service["spec"]["group"] == name);
+    let versions = own.filter_map(|service| service["spec"]["version"].as_str());
+    let mut versions: Vec<String> = versions.map(str::to_owned).collect();
+    versions.sort_by_key(|version| std::cmp::Reverse(priority(version)));
+    if versions.is_empty() {
+        return None;
+    }
+    let mut group = api_group(name, &versions);
+    group["kind"] = "APIGroup".into();
+    group["apiVersion"] = "v1".into();
+    Some(group)
 }
 
 fn aggregated_resource(kind: &Kind) -> Value {
@@ -307,6 +381,43 @@ mod tests {
             json!({"group": "policy", "version": "v1", "kind": "Eviction"})
         );
         assert_eq!(pods["shortNames"], json!(["po"]));
+    }
+
+    #[test]
+    fn the_resources_of_other_servers_are_shown() {
+        let service = json!({ "spec": {
+            "group": "metrics.test", "version": "v1", "service": { "name": "s" },
+        } });
+        let list = json!({ "resources": [
+            {
+                "name": "pods", "singularName": "pod", "namespaced": true, "kind": "PodMetrics",
+                "verbs": ["get"], "shortNames": ["p"],
+            },
+            { "name": "pods/log", "namespaced": true, "kind": "Log", "verbs": ["get"] },
+        ] });
+        let mut groups = json!({ "items": [] });
+        add_service(&mut groups, &service, None);
+        let version = &groups["items"][0]["versions"][0];
+        assert_eq!((&version["freshness"], &version["resources"]), (&json!("Stale"), &json!([])));
+        add_service(&mut groups, &service, Some(&list));
+        assert_eq!(groups["items"][0]["versions"].as_array().unwrap().len(), 1);
+        let version = &groups["items"][0]["versions"][0];
+        assert_eq!(version["freshness"], "Current");
+        let pods = &version["resources"][0];
+        assert_eq!(pods["responseKind"]["kind"], "PodMetrics");
+        assert_eq!((&pods["scope"], &pods["shortNames"]), (&json!("Namespaced"), &json!(["p"])));
+        assert_eq!(pods["subresources"][0]["subresource"], "log");
+        let mut document = json!({ "groups": [] });
+        for _ in 0..2 {
+            add_group_of(&mut document, &service);
+        }
+        assert_eq!(document["groups"][0]["versions"].as_array().unwrap().len(), 1);
+        let group = group_of([&service].into_iter(), "/apis/metrics.test").unwrap();
+        assert_eq!(group["preferredVersion"]["groupVersion"], "metrics.test/v1");
+        let mut other = group.clone();
+        add_group_of(&mut other, &service);
+        assert_eq!(other, group, "only the list of groups has one more");
+        assert_eq!(group_of([&service].into_iter(), "/apis/other"), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use smol_hyper::rt::FuturesIo;
 use super::connections::{Connections, Phase, Progress, Slot};
 use super::descriptors::Reserve;
 use super::upgrade::Upgrade;
-use super::{Body, BodyStream, Chain, Handler, Request, RequestBody, Response};
+use super::{Body, BodyStream, Chain, Handler, Request, RequestBody, Response, Socket};
 use crate::clock::SharedClock;
 use crate::server::tls::Tls;
 use crate::task::StopToken;
@@ -76,7 +76,7 @@ impl Connection {
             log::debug!("options of a connection: {error}");
         }
         let Some(tls) = self.serving.tls.clone() else {
-            return self.serve(stream, Chain::default()).await;
+            return self.serve(Socket(stream), Chain::default()).await;
         };
         let handshake = alternately(&self.serving.handshakes, handshake(tls, stream));
         let handshake = self.serving.stop.unless_stopped(handshake);
@@ -201,7 +201,7 @@ async fn alternately<F: Future>(permits: &Semaphore, future: F) -> F::Output {
     }
 }
 
-type TlsStream = futures_rustls::server::TlsStream<Async<TcpStream>>;
+type TlsStream = futures_rustls::server::TlsStream<Socket>;
 
 async fn handshake(tls: Tls, mut stream: Async<TcpStream>) -> io::Result<TlsStream> {
     let mut first = [0];
@@ -210,7 +210,7 @@ async fn handshake(tls: Tls, mut stream: Async<TcpStream>) -> io::Result<TlsStre
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not TLS"));
     }
     let local = stream.get_ref().local_addr().ok().map(|local| local.ip());
-    TlsAcceptor::from(tls.config_at(local)).accept(stream).await
+    TlsAcceptor::from(tls.config_at(local)).accept(Socket(stream)).await
 }
 
 /// Answers, and reads the request: a socket that is closed with unread bytes is reset, and the

@@ -13,6 +13,7 @@ mod connections;
 mod descriptors;
 mod message;
 mod server;
+mod socket;
 mod upgrade;
 
 pub use message::{
@@ -20,4 +21,5 @@ pub use message::{
     Response, handler,
 };
 pub use server::{Guard, Server};
+pub use socket::Socket;
 pub use upgrade::{Upgrade, Upgraded};
