@@ -13,6 +13,7 @@ pub mod certificate;
 pub mod cgroups;
 pub mod concurrent;
 pub mod cri;
+pub mod dbus;
 pub mod events;
 pub mod eviction;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::Quantity;
 use kube_controller_manager::task::{self, StopToken};
 
-use crate::cgroups::{self, Cgroups, Driver, Limits};
+use crate::cgroups::{self, Cgroups, Limits};
 use crate::events;
 use crate::node::resources::{Amounts, NodeResources, PIDS};
 use crate::options::configuration::Configuration;
@@ -254,25 +254,19 @@ pub fn start(
 }
 
 fn limit_reservation(cgroups: &Cgroups, cgroup: &str, limits: Limits) -> Result<(), String> {
-    match cgroups.driver() {
-        Driver::Systemd => Err("systemd's cgroups are not limited yet".to_owned()),
+    if limits == Limits::default() {
         // Upstream: there is no list.
-        Driver::Cgroupfs if limits == Limits::default() => {
-            Err(format!("{cgroup:?} cgroup is not configured properly"))
-        }
-        Driver::Cgroupfs => {
-            cgroups.limit_existing(cgroup, limits).map_err(|error| error.to_string())
-        }
+        return Err(format!("{cgroup:?} cgroup is not configured properly"));
     }
+    cgroups.limit_existing(cgroup, limits).map_err(|error| error.to_string())
 }
 
 /// Returns whether the limit is set.
 fn limit_pods(cgroups: &Cgroups, limits: Limits, node: &str) -> bool {
     match cgroups.limit_pods(limits) {
         Ok(()) => {
-            if let Some(message) = limited(cgroups.driver()) {
-                events::node_normal(node, "NodeAllocatableEnforced", message);
-            }
+            let message = "Updated Node Allocatable limit across pods";
+            events::node_normal(node, "NodeAllocatableEnforced", message);
             true
         }
         Err(error) => {
@@ -281,14 +275,6 @@ fn limit_pods(cgroups: &Cgroups, limits: Limits, node: &str) -> bool {
             events::node_warning(node, "FailedNodeAllocatableEnforcement", message);
             false
         }
-    }
-}
-
-/// The message that all pods are limited; `None`: systemd's cgroups are not limited yet.
-fn limited(driver: Driver) -> Option<&'static str> {
-    match driver {
-        Driver::Cgroupfs => Some("Updated Node Allocatable limit across pods"),
-        Driver::Systemd => None,
     }
 }
 
@@ -346,12 +332,6 @@ mod tests {
                 (outcome, expected) => assert_eq!(outcome.ok(), expected.ok(), "{fields}"),
             }
         }
-    }
-
-    #[test]
-    fn event_says_that_pods_are_limited_only_where_they_are() {
-        assert!(limited(Driver::Cgroupfs).is_some());
-        assert_eq!(limited(Driver::Systemd), None);
     }
 
     #[test]

@@ -540,11 +540,8 @@ fn make_cgroups(
         pids_limit: Some(configuration.pod_pids_limit).filter(|limit| *limit > 0),
         page_sizes: node.page_sizes.clone(),
     };
-    let made = Cgroups::new(&settings, Hierarchy::detect().map_err(Error::Cgroups)?);
-    if driver == Driver::Systemd {
-        log::warn!("systemd makes the cgroups of pods: they have no limits beside the containers'");
-    }
-    Ok(Some(Arc::new(made)))
+    let hierarchy = Hierarchy::detect().map_err(Error::Cgroups)?;
+    Ok(Some(Arc::new(Cgroups::new(&settings, hierarchy))))
 }
 
 fn start_sources(

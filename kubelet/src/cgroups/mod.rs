@@ -4,6 +4,7 @@
 mod files;
 mod name;
 mod resources;
+mod systemd;
 pub mod usage;
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,6 +18,7 @@ pub use files::{Error, Hierarchy};
 pub use name::{Driver, Name};
 pub use resources::{Resources, pod_amount};
 
+use self::systemd::Systemd;
 use crate::node::huge_pages::PageSize;
 use crate::pod::{Pod, PodExt, QosClass, Uid};
 
@@ -42,6 +44,8 @@ pub struct Settings {
 pub struct Cgroups {
     hierarchy: Hierarchy,
     driver: Driver,
+    /// Makes the cgroups of its driver.
+    systemd: Systemd,
     all_pods: Name,
     pids_limit: Option<i64>,
     page_sizes: Vec<PageSize>,
@@ -76,6 +80,7 @@ impl Cgroups {
         Cgroups {
             hierarchy,
             driver: settings.driver,
+            systemd: Systemd::default(),
             all_pods: root.child(ALL_PODS),
             pids_limit: settings.pids_limit,
             page_sizes: settings.page_sizes.clone(),
@@ -202,12 +207,15 @@ impl Cgroups {
         self.make(&name, &resources)
     }
 
-    /// systemd makes its slices with the first container in them.
+    /// What systemd does not limit, such as huge pages, is in the files of its slice.
     fn make(&self, name: &Name, resources: &Resources) -> io::Result<()> {
-        match self.driver {
-            Driver::Cgroupfs => self.hierarchy.make(&name.path(self.driver), resources),
-            Driver::Systemd => Ok(()),
+        let path = name.path(self.driver);
+        if self.driver == Driver::Cgroupfs {
+            return self.hierarchy.make(&path, resources);
         }
+        self.systemd.make(&path, resources, self.hierarchy.is_v2())?;
+        let cpu_quota = resources.cpu_quota.map(systemd::rounded_quota);
+        self.hierarchy.make(&path, &Resources { cpu_quota, ..resources.clone() })
     }
 
     /// The pods that have a cgroup. Upstream: `GetAllPodsFromCgroups`.
@@ -244,6 +252,9 @@ impl Cgroups {
     /// With the path that stays.
     pub fn remove_pod(&self, uid: &str) -> io::Result<()> {
         for (_, path) in self.pod_folders().into_iter().filter(|(found, _)| **found == *uid) {
+            if self.driver == Driver::Systemd {
+                self.systemd.stop(&path)?;
+            }
             for folder in self.hierarchy.folders(&path) {
                 remove_tree(&folder)?;
             }

@@ -13,7 +13,7 @@ use crate::pod::{Pod, PodExt, QosClass, listed, of_pod, quantity};
 pub const MIN_SHARES: u64 = 2;
 const MAX_SHARES: u64 = 262_144;
 /// Microseconds. Upstream: `QuotaPeriod`, `MinQuotaPeriod`.
-const PERIOD: i64 = 100_000;
+pub const PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1000;
 /// The controller of huge pages.
 pub const HUGETLB: &str = "hugetlb";
