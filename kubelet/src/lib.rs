@@ -36,6 +36,7 @@ pub mod server;
 pub mod sources;
 pub mod stats;
 pub mod status;
+pub mod strategic_merge;
 pub mod upkeep;
 pub mod volumes;
 pub mod whole_object;

@@ -223,6 +223,8 @@ metrics! {
         "[ALPHA] The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.";
     pub static ACTIVE_PODS: IntGaugeVec["static"] = "kubelet_active_pods",
         "[ALPHA] The number of pods the kubelet considers active and which are being considered when admitting new pods. static is true if the pod is not from the apiserver.";
+    pub static MIRROR_PODS: IntGauge = "kubelet_mirror_pods",
+        "[ALPHA] The number of mirror pods the kubelet will try to create (one per admitted static pod)";
     pub static ORPHANED_PODS: IntCounter = "kubelet_orphaned_runtime_pods_total",
         "[ALPHA] Number of pods that have been detected in the container runtime without being already known to the pod worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local configuration, which is unusual.";
     pub static WORKING_PODS: IntGaugeVec["lifecycle", "config", "static"] = "kubelet_working_pods",
@@ -260,6 +262,10 @@ metrics! {
         "kubelet_http_requests_duration_seconds", "[ALPHA] Duration in seconds to serve http requests";
     pub static HTTP_INFLIGHT: IntGaugeVec["method", "path", "server_type", "long_running"] =
         "kubelet_http_inflight_requests", "[ALPHA] Number of the inflight http requests";
+    static SHUTDOWN_START: GaugeVec = "kubelet_graceful_shutdown_start_time_seconds",
+        "[ALPHA] Last graceful shutdown start time since unix epoch in seconds";
+    static SHUTDOWN_END: GaugeVec = "kubelet_graceful_shutdown_end_time_seconds",
+        "[ALPHA] Last graceful shutdown end time since unix epoch in seconds";
     pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
         "[ALPHA] cgroup version on the hosts.";
 }
@@ -268,6 +274,13 @@ metrics! {
 pub fn register() {
     register_all();
     process_stats::register();
+    set_shutdown(0.0, 0.0);
+}
+
+/// When the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.
+pub fn set_shutdown(start: f64, end: f64) {
+    SHUTDOWN_START.with_label_values(&NO_LABELS).set(start);
+    SHUTDOWN_END.with_label_values(&NO_LABELS).set(end);
 }
 
 /// The label of a pod: `true` or empty.

@@ -111,6 +111,11 @@ pub trait PodExt {
         self.annotation(CONFIG_SOURCE).is_some_and(|source| source != "api")
     }
 
+    /// Whether the pod only shows a static pod: it is not run. Upstream: `kubetypes.IsMirrorPod`.
+    fn is_mirror(&self) -> bool {
+        self.annotation(CONFIG_MIRROR).is_some()
+    }
+
     /// Whether the pod's containers have ended by the status that its source has.
     fn has_ended(&self) -> bool;
 

@@ -13,6 +13,8 @@ use crate::node::pressure::Pressure;
 /// text their message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
+    /// The machine shuts down.
+    NodeShutdown,
     /// The node has these conditions.
     Pressure(Vec<Pressure>),
     /// What the allowlist says of a sysctl.
@@ -40,6 +42,7 @@ impl Rejection {
     pub fn reason(&self) -> Cow<'static, str> {
         match self {
             Rejection::Insufficient(shortage) => format!("OutOf{}", shortage.resource).into(),
+            Rejection::NodeShutdown => "NodeShutdown".into(),
             Rejection::Pressure(_) => eviction::REASON.into(),
             Rejection::Sysctl(_) => "SysctlForbidden".into(),
             Rejection::OsLabel => "PodOSSelectorNodeLabelDoesNotMatch".into(),
@@ -68,6 +71,9 @@ impl Rejection {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Rejection::NodeShutdown => {
+                f.write_str("Pod was rejected as the node is shutting down.")
+            }
             Rejection::Pressure(conditions) => {
                 let names: Vec<&str> = conditions.iter().map(|one| condition(*one)).collect();
                 write!(f, "The node had condition: [{}]. ", names.join(" "))

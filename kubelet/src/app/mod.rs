@@ -58,7 +58,6 @@ use crate::objects::Objects;
 use crate::objects::folder::{self, LocalObjects};
 use crate::options::configuration::Configuration;
 use crate::options::{self, Command, Settings};
-use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::Resolvers;
@@ -305,10 +304,10 @@ async fn serve(
         Some(client) => keep_node(client, node_sync, &kubelet, configuration, &clock, &stop),
     }
     if let Some(client) = client.clone() {
-        let reported = kubelet.reported();
-        let (kubelet, clock, stop) = (kubelet.clone(), clock.clone(), stop.clone());
-        let report = move |uid: &Uid| kubelet.report(uid);
-        drop(task::spawn(status::manager::run(report, client, clock, reported, stop)));
+        let (changes, pods) = (kubelet.changes(), kubelet.clone());
+        let manager =
+            status::manager::Manager { pods, client, node: node.own.clone(), clock: clock.clone() };
+        drop(task::spawn(manager.run(changes, stop.clone())));
     }
     metrics::register();
     metrics::NODE_NAME.with_label_values(&[&node.name]).set(1);

@@ -6,16 +6,16 @@ use super::thresholds::Threshold;
 use super::watch::Observations;
 use super::{bytes, used};
 use crate::cgroups::pod_amount;
-use crate::pod::{CONFIG_MIRROR, Pod, PodExt, quantity};
+use crate::pod::{Pod, PodExt, quantity};
 use crate::stats::PodStats;
 
 /// From this priority on, a pod is critical. Upstream: `SystemCriticalPriority`.
-const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// Whether a pod is never evicted: static pods would not come back. Upstream: `IsCriticalPod`.
 pub fn is_critical(pod: &Pod) -> bool {
     pod.is_static()
-        || pod.annotation(CONFIG_MIRROR).is_some()
+        || pod.is_mirror()
         || pod.spec().priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 

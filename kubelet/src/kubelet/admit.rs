@@ -91,6 +91,9 @@ impl Kubelet {
         if pod.has_ended() {
             return Ok(Admitted::default());
         }
+        if self.shutdown.is_set() {
+            return Err(Rejection::NodeShutdown);
+        }
         let (active, pressure) = (&*self.active_pods(), &*self.manager.node.pressure.all());
         let rules = &self.admission.rules;
         admission::admit(pod, &Inputs { rules, node, active, pressure })
@@ -120,8 +123,9 @@ impl Kubelet {
         let (reason, message) = (rejection.reason(), rejection.to_string());
         events::warning(pod, None, &reason, &message);
         metrics::ADMISSION_REJECTIONS.with_label_values(&[&rejection.metric_label()]).inc();
-        let status = generate::rejected(pod, &reason, &message, self.clock.now());
-        self.store.set_rejected(&pod.uid(), status);
+        let status = generate::rejected(pod, &reason, &message);
+        self.store.set_rejected(pod, status, self.clock.now());
+        self.store.notify(pod);
         self.dispatcher.reject(pod);
     }
 

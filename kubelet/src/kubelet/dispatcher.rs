@@ -129,6 +129,16 @@ impl Dispatcher {
         self.state.lock().workers.knows(uid)
     }
 
+    /// Whether the pod runs: it neither waits for its name nor has to end.
+    pub(super) fn is_syncing(&self, uid: &str) -> bool {
+        self.state.lock().workers.is_syncing(uid)
+    }
+
+    /// Whether a static pod of this full name has to end, and still may have running containers.
+    pub(super) fn is_name_ending(&self, full_name: &str) -> bool {
+        self.state.lock().workers.is_name_ending(full_name)
+    }
+
     /// Whether the pod has to end, or has ended.
     pub(super) fn is_terminating(&self, uid: &str) -> bool {
         self.state.lock().workers.is_terminating(uid)

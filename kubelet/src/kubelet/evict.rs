@@ -2,12 +2,15 @@
 //! Upstream: `killPodNow`, `eviction.evictPod`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use event_listener::{Event, EventListener};
 use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::task::notify_all;
 
 use super::Kubelet;
 use crate::pod::{Pod, PodExt};
-use crate::status::generate;
+use crate::status::conditions;
 
 /// Why the node ends a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +19,28 @@ pub enum EvictionCause {
     NodePressure,
     /// A critical pod needs what the pod has: a disruption too.
     Preemption,
+    /// The machine shuts down: a disruption too.
+    NodeShutdown,
     /// The pod uses more than its own limit.
     OwnLimit,
+}
+
+/// Whether the machine shuts down.
+#[derive(Debug, Default)]
+pub(super) struct ShutdownState {
+    is_set: AtomicBool,
+    changed: Event,
+}
+
+impl ShutdownState {
+    fn set(&self, is_set: bool) {
+        self.is_set.store(is_set, Ordering::Release);
+        notify_all(&self.changed);
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::Acquire)
+    }
 }
 
 impl Kubelet {
@@ -30,41 +53,74 @@ impl Kubelet {
         message: &str,
         cause: EvictionCause,
     ) {
-        self.store.update_status(pod, |before, _| {
+        let change = self.store.update_status(pod, self.clock.now(), |before, _| {
             let mut status = before.cloned().unwrap_or_default();
             let disruption = match cause {
-                EvictionCause::NodePressure => Some(message),
+                EvictionCause::NodePressure | EvictionCause::NodeShutdown => Some(message),
                 EvictionCause::Preemption => {
                     Some("Pod was preempted by Kubelet to accommodate a critical pod.")
                 }
                 EvictionCause::OwnLimit => None,
             };
             if let Some(message) = disruption {
-                let conditions = status.conditions.get_or_insert_default();
-                conditions.retain(|condition| condition.type_ != generate::DISRUPTION_TARGET);
-                conditions.push(self.disruption(message));
+                let all = status.conditions.get_or_insert_default();
+                conditions::replace(all, disruption_of(pod, message));
             }
-            failed(status, reason, message)
+            let succeeded = status.phase.as_deref() == Some("Succeeded");
+            let ended = failed(status, reason, message);
+            match succeeded && cause == EvictionCause::NodeShutdown {
+                true => core::PodStatus { phase: Some("Succeeded".to_owned()), ..ended },
+                false => ended,
+            }
         });
+        self.published(pod, change);
         self.dispatcher.evict(&pod.uid(), grace);
     }
 
-    /// A pod fails that the kubelet ends.
-    pub(super) fn fail(&self, pod: &Pod, reason: &str, message: &str) {
-        self.store.update_status(pod, |before, _| {
-            failed(before.cloned().unwrap_or_default(), reason, message)
-        });
+    /// Resolves when the pod holds nothing any more.
+    pub async fn finished(&self, uid: &str) {
+        loop {
+            let changed = self.dispatcher.changed();
+            if !self.dispatcher.knows(uid) || self.dispatcher.is_finished(uid) {
+                return;
+            }
+            changed.await;
+        }
     }
 
-    fn disruption(&self, message: &str) -> core::PodCondition {
-        core::PodCondition {
-            type_: generate::DISRUPTION_TARGET.to_owned(),
-            status: "True".to_owned(),
-            reason: Some("TerminationByKubelet".to_owned()),
-            message: Some(message.to_owned()),
-            last_transition_time: Some(generate::time(self.clock.now())),
-            ..Default::default()
-        }
+    /// The machine shuts down, or does so no more: no pod is admitted meanwhile, and the Node is not
+    /// ready.
+    pub fn set_shutting_down(&self, is_shutting_down: bool) {
+        self.shutdown.set(is_shutting_down);
+    }
+
+    /// Why the node takes no pods; `None`: the machine does not shut down. Upstream: `ShutdownStatus`.
+    pub fn shutdown_fault(&self) -> Option<String> {
+        self.shutdown.is_set().then(|| "node is shutting down".to_owned())
+    }
+
+    /// Waits until the machine shuts down, or does so no more.
+    pub fn shutdown_changed(&self) -> EventListener {
+        self.shutdown.changed.listen()
+    }
+
+    /// A pod fails that the kubelet ends.
+    pub(super) fn fail(&self, pod: &Arc<Pod>, reason: &str, message: &str) {
+        let change = self.store.update_status(pod, self.clock.now(), |before, _| {
+            failed(before.cloned().unwrap_or_default(), reason, message)
+        });
+        self.published(pod, change);
+    }
+}
+
+fn disruption_of(pod: &Pod, message: &str) -> core::PodCondition {
+    core::PodCondition {
+        type_: conditions::DISRUPTION_TARGET.to_owned(),
+        status: "True".to_owned(),
+        reason: Some("TerminationByKubelet".to_owned()),
+        message: Some(message.to_owned()),
+        observed_generation: conditions::observed_generation(pod),
+        ..Default::default()
     }
 }
 

@@ -22,6 +22,7 @@ impl Kubelet {
             set(&metrics::DESIRED_PODS.with_label_values(label), desired.clone().count());
             set(&metrics::ACTIVE_PODS.with_label_values(label), desired.filter(is_active).count());
         }
+        set(&metrics::MIRROR_PODS, self.store.mirrors().len());
         for (labels, count) in self.dispatcher.counts(&self.store.uids()) {
             set(&metrics::WORKING_PODS.with_label_values(&labels), count);
         }

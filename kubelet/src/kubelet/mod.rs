@@ -11,6 +11,7 @@ mod error;
 mod evict;
 mod health;
 mod measure;
+mod mirror_pods;
 pub mod pleg;
 mod pod_status;
 mod pod_store;
@@ -33,6 +34,7 @@ pub use self::error::Error;
 pub use self::evict::EvictionCause;
 
 use self::dispatcher::Dispatcher;
+use self::evict::ShutdownState;
 use self::health::LoopHealth;
 use self::pod_store::PodStore;
 use self::pod_workers::Reason;
@@ -41,7 +43,7 @@ use crate::objects;
 use crate::pod::{Pod, PodExt, PodStatus, Uid};
 use crate::sources::{Op, PodUpdate, Source};
 use crate::stats::Stats;
-use crate::status::Report;
+use crate::status::{Change, Pods, Report, conditions, mirror};
 
 /// The kubelet of a node.
 pub struct Kubelet {
@@ -53,6 +55,7 @@ pub struct Kubelet {
     admission: Admission,
     health: LoopHealth,
     stats: Stats,
+    shutdown: ShutdownState,
 }
 
 impl Kubelet {
@@ -72,6 +75,7 @@ impl Kubelet {
             admission,
             health: LoopHealth::new(clock.monotonic()),
             stats: Stats::default(),
+            shutdown: ShutdownState::default(),
             clock,
         })
     }
@@ -84,7 +88,8 @@ impl Kubelet {
         stop: StopToken,
     ) {
         let sources = async {
-            while let Ok(update) = updates.recv().await {
+            while let Ok(mut update) = updates.recv().await {
+                self.take_mirrors(&mut update);
                 self.handle(&update).await;
             }
         };
@@ -110,11 +115,32 @@ impl Kubelet {
         match update.op {
             Op::Add => self.add(update).await,
             Op::Update | Op::Delete => self.change(update, Reason::Update),
-            Op::Reconcile => self.change(update, Reason::Sync),
+            Op::Reconcile => self.reconcile(update),
             Op::Remove => self.change(update, Reason::Kill),
         }
         // Only now: a pod that no source has is ended once all of them have been read.
+        let had_seen_all = self.store.has_seen_all();
         self.store.set_seen(update.source);
+        if !had_seen_all {
+            self.notify_mirrors();
+        }
+    }
+
+    /// Takes pods whose status at the API server has changed. Most changes are this kubelet's own:
+    /// the pod is synced only for those of others. Upstream: `HandlePodReconcile`.
+    fn reconcile(&self, update: &PodUpdate) {
+        for pod in &update.pods {
+            self.store.set_pod(pod);
+            self.store.notify(pod);
+            if conditions::has_stale_gates(pod) || self.is_ended_by_others(pod) {
+                self.dispatcher.update(pod, Reason::Sync);
+            }
+        }
+    }
+
+    /// Whether another writer has set a terminal phase: the pod has to end.
+    fn is_ended_by_others(&self, pod: &Pod) -> bool {
+        pod.has_ended() && !self.dispatcher.is_terminating(&pod.uid())
     }
 
     /// Takes pods that a source has changed or removed.
@@ -192,23 +218,9 @@ impl Kubelet {
         Some((pod, status.unwrap_or_default()))
     }
 
-    /// The pods of the API server whose reports may have changed, from now on. Call it once.
-    pub fn reported(&self) -> Receiver<Uid> {
-        self.store.reported()
-    }
-
-    /// What the API server is to know about a pod; `None`: nothing is known yet.
-    pub fn report(&self, uid: &str) -> Option<Report> {
-        let pod = self.store.pod(uid)?;
-        let is_terminated = self.dispatcher.is_terminated(uid);
-        let status = match self.store.status(uid) {
-            Some(status) => Arc::unwrap_or_clone(status),
-            // It has ended before it began.
-            None if is_terminated => Default::default(),
-            None => return None,
-        };
-        let is_finished = self.dispatcher.is_finished(uid);
-        Some(Report { pod, status, is_terminated, is_finished })
+    /// What may have to be written to the API server, from now on. Call it once.
+    pub fn changes(&self) -> Receiver<Change> {
+        self.store.changes()
     }
 
     /// Why the runtime's pods are not known; `None`: they are. Upstream: `GenericPLEG.Healthy`.
@@ -222,5 +234,26 @@ impl Kubelet {
     /// Upstream's text, as checks of the server have it.
     pub fn health(&self) -> Result<(), String> {
         self.health.check(self.clock.monotonic(), self.sync_period)
+    }
+}
+
+impl Pods for Kubelet {
+    fn report(&self, uid: &Uid) -> Option<Report> {
+        Some(Report {
+            is_terminated: self.dispatcher.is_terminated(uid),
+            is_finished: self.dispatcher.is_finished(uid),
+            ..self.store.report(uid)?
+        })
+    }
+
+    fn mirror_step(&self, full_name: &str) -> Option<mirror::Step> {
+        let (pod, mirror) = (self.store.static_pod(full_name), self.store.mirror(full_name));
+        let names = mirror::Names {
+            is_synced: pod.as_ref().is_some_and(|pod| self.dispatcher.is_syncing(&pod.uid())),
+            pod: pod.as_ref(),
+            mirror: mirror.as_ref(),
+            may_delete: self.store.has_seen_all() && !self.dispatcher.is_name_ending(full_name),
+        };
+        names.step()
     }
 }

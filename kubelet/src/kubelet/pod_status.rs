@@ -14,6 +14,7 @@ use crate::pod::{Pod, PodExt};
 use crate::prober::Kind;
 use crate::runtime::status::{self, PodStatus};
 use crate::status::generate::{self, StatusInputs};
+use crate::status::terminate::terminate;
 
 impl Kubelet {
     /// Reads a pod's state in the runtime, starts and stops probes, and publishes the pod's status.
@@ -26,7 +27,7 @@ impl Kubelet {
     ) -> Result<(PodStatus, Arc<core::PodStatus>), cri::Error> {
         let runtime = self.read(pod).await?;
         self.manager.update_probes(pod, &runtime).await;
-        let status = self.publish(pod, &runtime).await;
+        let status = self.publish(pod, &runtime, false).await;
         Ok((runtime, status))
     }
 
@@ -42,16 +43,21 @@ impl Kubelet {
         read
     }
 
-    /// Computes a pod's status and keeps it.
+    /// Computes a pod's status and keeps it. `is_terminal`: its containers have ended for good.
     pub(super) async fn publish(
         &self,
         pod: &Arc<Pod>,
         runtime: &PodStatus,
+        is_terminal: bool,
     ) -> Arc<core::PodStatus> {
         let messages = self.manager.messages(runtime).await;
         let host_ips = self.manager.node.own.host_ips();
         let probes = &self.manager.probes;
-        let StatusChange { before, after } = self.store.update_status(pod, |before, waiting| {
+        // Other writers may have changed it since the worker began.
+        let latest = self.store.pod(&pod.uid()).unwrap_or_else(|| pod.clone());
+        let reported = latest.status.as_ref().filter(|_| !pod.is_static());
+        let now = self.clock.now();
+        let change = self.store.update_status(pod, now, |before, waiting| {
             let inputs = StatusInputs {
                 runtime,
                 runtime_name: &self.manager.runtime_name,
@@ -60,19 +66,13 @@ impl Kubelet {
                 startup: &|id| probes.result(id, Kind::Startup),
                 messages: &messages,
                 host_ips: &host_ips,
-                now: self.clock.now(),
+                is_terminal,
                 before,
+                reported,
             };
-            stay_failed(generate::generate(pod, &inputs), before)
+            generate::generate(pod, &inputs)
         });
-        if before.as_ref().map(|before| &before.phase) != Some(&after.phase) {
-            let phase = after.phase.as_deref().unwrap_or_default();
-            log::info!("pod {} is {phase}", pod.display_name());
-        }
-        count_terminations(before.as_deref(), &after);
-        if before.as_ref() != Some(&after) {
-            self.store.notify(pod);
-        }
+        let after = self.published(pod, change).after;
         if after.phase.as_deref() == Some("Running")
             && let Some(seen) = self.store.take_first_seen(&pod.uid())
         {
@@ -81,17 +81,28 @@ impl Kubelet {
         }
         after
     }
-}
 
-/// A pod that has failed stays so.
-fn stay_failed(mut status: core::PodStatus, before: Option<&core::PodStatus>) -> core::PodStatus {
-    let Some(before) = before.filter(|before| before.phase.as_deref() == Some("Failed")) else {
-        return status;
-    };
-    status.phase.clone_from(&before.phase);
-    status.reason.clone_from(&before.reason);
-    status.message.clone_from(&before.message);
-    let disruption = generate::disruption(before).cloned();
-    status.conditions.get_or_insert_default().extend(disruption);
-    status
+    /// The pod holds nothing any more: its status is the last one. Upstream: `TerminatePod`.
+    pub(super) fn finish_status(&self, pod: &Arc<Pod>) {
+        let change = self.store.update_status(pod, self.clock.now(), |before, _| {
+            let mut status = before.cloned().unwrap_or_default();
+            terminate(pod, &mut status);
+            status
+        });
+        self.published(pod, change);
+    }
+
+    /// Logs and counts what a new status says, and lets it be written.
+    pub(super) fn published(&self, pod: &Arc<Pod>, change: StatusChange) -> StatusChange {
+        let StatusChange { before, after } = &change;
+        if before.as_ref().map(|before| &before.phase) != Some(&after.phase) {
+            let phase = after.phase.as_deref().unwrap_or_default();
+            log::info!("pod {} is {phase}", pod.display_name());
+        }
+        count_terminations(before.as_deref(), after);
+        if before.as_ref() != Some(after) {
+            self.store.notify(pod);
+        }
+        change
+    }
 }

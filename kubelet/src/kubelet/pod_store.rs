@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
 use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;
 
 use crate::images::Waiting;
 use crate::objects;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::sources::Source;
+use crate::status::settle::{is_same, settle};
+use crate::status::{Change, Report, mirror};
 
 /// Why containers wait, by name.
 pub(super) type WaitingReasons = HashMap<String, Waiting>;
@@ -23,8 +26,8 @@ pub(super) struct PodStore {
     /// The sources that must have been read before unknown pods are ended.
     expected: BTreeSet<Source>,
     state: Mutex<State>,
-    /// Gets the pods of the API server whose reports may have changed.
-    reported: OnceLock<Sender<Uid>>,
+    /// Gets what may have to be written to the API server.
+    changes: OnceLock<Sender<Change>>,
 }
 
 #[derive(Default)]
@@ -32,6 +35,8 @@ struct State {
     /// The sources that have been read.
     seen: BTreeSet<Source>,
     records: BTreeMap<Uid, Record>,
+    /// The mirror pods by full name, as the API server has them.
+    mirrors: BTreeMap<String, Arc<Pod>>,
 }
 
 /// What was decided about a pod.
@@ -54,6 +59,8 @@ struct Record {
     admission: Admission,
     /// The last one that this kubelet has computed.
     status: Option<Arc<core::PodStatus>>,
+    /// Grows with each change of the status. Upstream: `versionedPodStatus`.
+    version: u64,
     waiting: WaitingReasons,
     /// When a source had it first, by the monotonic clock, until it runs.
     first_seen: Option<Duration>,
@@ -65,9 +72,17 @@ pub(super) struct StatusChange {
     pub(super) after: Arc<core::PodStatus>,
 }
 
+impl State {
+    /// The mirror pod that shows this state of a static pod.
+    fn mirror_of(&self, pod: &Pod) -> Option<&Arc<Pod>> {
+        let mirror = self.mirrors.get(&pod.full_name())?;
+        mirror::is_mirror_of(mirror, pod).then_some(mirror)
+    }
+}
+
 impl PodStore {
     pub(super) fn new(expected: BTreeSet<Source>) -> PodStore {
-        PodStore { expected, state: Mutex::default(), reported: OnceLock::new() }
+        PodStore { expected, state: Mutex::default(), changes: OnceLock::new() }
     }
 
     /// The source has been read.
@@ -105,10 +120,13 @@ impl PodStore {
     }
 
     /// The pod may not run.
-    pub(super) fn set_rejected(&self, uid: &Uid, status: core::PodStatus) {
+    pub(super) fn set_rejected(&self, pod: &Pod, mut status: core::PodStatus, now: Timestamp) {
         let mut state = self.state.lock();
-        let record = state.records.entry(uid.clone()).or_default();
+        let record = state.records.entry(pod.uid()).or_default();
+        let old = record.status.as_deref().or(pod.status.as_ref());
+        settle(pod, &mut status, old, now);
         (record.admission, record.status) = (Admission::Rejected, Some(Arc::new(status)));
+        record.version += 1;
     }
 
     /// No source has the pod any more.
@@ -203,22 +221,31 @@ impl PodStore {
     }
 
     /// Replaces a pod's status with what `compute` makes of the last one and of the reasons why
-    /// containers wait. Of a kubelet before this one, the API server has the last status. That of a
-    /// pod that was rejected stays.
+    /// containers wait, unless both say the same. Of a kubelet before this one, the API server has the
+    /// last status. That of a pod that was rejected stays. Upstream: `updateStatusInternal`.
     pub(super) fn update_status(
         &self,
         pod: &Pod,
+        now: Timestamp,
         compute: impl FnOnce(Option<&core::PodStatus>, &WaitingReasons) -> core::PodStatus,
     ) -> StatusChange {
         let mut state = self.state.lock();
+        let mirrored = state.mirror_of(pod).and_then(|mirror| mirror.status.clone());
         let record = state.records.entry(pod.uid()).or_default();
         if let (Admission::Rejected, Some(status)) = (record.admission, &record.status) {
             return StatusChange { before: Some(status.clone()), after: status.clone() };
         }
         let reported = || pod.status.clone().filter(|_| !pod.is_static()).map(Arc::new);
-        let before = record.status.take().or_else(reported);
-        let after = Arc::new(compute(before.as_deref(), &record.waiting));
+        let before = record.status.clone().or_else(reported);
+        let mut after = compute(before.as_deref(), &record.waiting);
+        let old = before.as_deref().or(mirrored.as_ref());
+        settle(pod, &mut after, old, now);
+        if let Some(last) = record.status.as_ref().filter(|last| is_same(last, &after)) {
+            return StatusChange { before: Some(last.clone()), after: last.clone() };
+        }
+        let after = Arc::new(after);
         record.status = Some(after.clone());
+        record.version += 1;
         StatusChange { before, after }
     }
 
@@ -242,19 +269,75 @@ impl PodStore {
         self.state.lock().records.get_mut(uid)?.first_seen.take()
     }
 
-    /// The pods of the API server whose reports may have changed, from now on. Call it once.
-    pub(super) fn reported(&self) -> Receiver<Uid> {
+    /// The API server has this mirror pod, or no more.
+    pub(super) fn set_mirror(&self, mirror: &Arc<Pod>, is_there: bool) {
+        let mirrors = &mut self.state.lock().mirrors;
+        let name = mirror.full_name();
+        if is_there {
+            mirrors.insert(name, mirror.clone());
+        } else if mirrors.get(&name).is_some_and(|known| known.uid() == mirror.uid()) {
+            mirrors.remove(&name);
+        }
+    }
+
+    /// The mirror pod of this full name.
+    pub(super) fn mirror(&self, full_name: &str) -> Option<Arc<Pod>> {
+        self.state.lock().mirrors.get(full_name).cloned()
+    }
+
+    /// The full names of all mirror pods.
+    pub(super) fn mirrors(&self) -> Vec<String> {
+        self.state.lock().mirrors.keys().cloned().collect()
+    }
+
+    /// The static pod of this full name that a source has.
+    pub(super) fn static_pod(&self, full_name: &str) -> Option<Arc<Pod>> {
+        let pods = self.pods().into_iter();
+        pods.filter(|pod| pod.is_static()).find(|pod| pod.full_name() == full_name)
+    }
+
+    /// What the API server is to know about a pod; `None`: no source has it, or nothing is known yet.
+    /// The caller knows whether the pod has ended.
+    pub(super) fn report(&self, uid: &str) -> Option<Report> {
+        let state = self.state.lock();
+        let record = state.records.get(uid)?;
+        let pod = record.pod.clone()?;
+        let api = match pod.is_static() {
+            true => state.mirror_of(&pod).cloned(),
+            false => Some(pod.clone()),
+        };
+        Some(Report {
+            api,
+            status: record.status.clone()?,
+            version: record.version,
+            is_terminated: false,
+            is_finished: false,
+            pod,
+        })
+    }
+
+    /// What may have to be written to the API server, from now on. Call it once.
+    pub(super) fn changes(&self) -> Receiver<Change> {
         let (sender, receiver) = async_channel::unbounded();
         // A second receiver gets nothing.
-        let _ = self.reported.set(sender);
+        let _ = self.changes.set(sender);
         receiver
     }
 
     /// The pod's report may have changed.
     pub(super) fn notify(&self, pod: &Pod) {
-        if let Some(reported) = self.reported.get().filter(|_| !pod.is_static()) {
+        self.send(Change::Status(pod.uid()));
+    }
+
+    /// The mirror pod of this full name may have to change. Does nothing without an API server.
+    pub(super) fn notify_mirror(&self, full_name: String) {
+        self.send(Change::Mirror(full_name));
+    }
+
+    fn send(&self, change: Change) {
+        if let Some(changes) = self.changes.get() {
             // Closed only when the kubelet stops.
-            let _ = reported.try_send(pod.uid());
+            let _ = changes.try_send(change);
         }
     }
 }
@@ -264,7 +347,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::pod::CONFIG_SOURCE;
+    use crate::pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SOURCE};
 
     fn pod(source: &str, phase: Value) -> Arc<Pod> {
         let pod = json!({
@@ -279,20 +362,79 @@ mod tests {
         core::PodStatus { phase: Some(phase.to_owned()), ..Default::default() }
     }
 
+    fn phase(status: &core::PodStatus) -> Option<&str> {
+        status.phase.as_deref()
+    }
+
     /// The status in a static pod's manifest is ignored: no kubelet has observed it.
     #[test]
     fn status_continues_that_of_the_api_server() {
+        let now = Timestamp::from_secs(0);
         for (source, expected) in [("api", Some("Running")), ("file", None)] {
             let store = PodStore::new(BTreeSet::new());
             let pod = pod(source, json!("Running"));
             store.set_pod(&pod);
-            let change = store.update_status(&pod, |_, _| status("Succeeded"));
-            let before = change.before.and_then(|before| before.phase.clone());
-            assert_eq!(before.as_deref(), expected, "{source}");
-            let change = store.update_status(&pod, |_, _| status("Failed"));
-            assert_eq!(change.before.as_deref(), Some(&status("Succeeded")));
-            assert_eq!(store.with_statuses()[0].status, Some(status("Failed")));
+            let change = store.update_status(&pod, now, |_, _| status("Succeeded"));
+            assert_eq!(change.before.as_deref().and_then(phase), expected, "{source}");
+            let change = store.update_status(&pod, now, |_, _| status("Failed"));
+            assert_eq!(change.before.as_deref().and_then(phase), Some("Succeeded"));
+            let shown = store.with_statuses()[0].status.clone().expect("a status");
+            assert_eq!(phase(&shown), Some("Failed"));
         }
+    }
+
+    #[test]
+    fn version_grows_with_each_change_and_the_start_stays() {
+        let store = PodStore::new(BTreeSet::new());
+        let pod = pod("api", json!(null));
+        store.set_pod(&pod);
+        assert!(store.report("u").is_none());
+        let mut last = 0;
+        for (seconds, phase, is_new) in
+            [(1, "Pending", true), (2, "Pending", false), (3, "Running", true)]
+        {
+            store.update_status(&pod, Timestamp::from_secs(seconds), |_, _| status(phase));
+            let report = store.report("u").expect("a report");
+            assert_eq!(report.version > last, is_new, "{seconds}");
+            last = report.version;
+            let start = report.status.start_time.as_ref().map(|time| time.0.as_second());
+            assert_eq!(start, Some(1));
+        }
+        store.set_rejected(&pod, status("Failed"), Timestamp::from_secs(4));
+        assert!(store.report("u").expect("a report").version > last);
+    }
+
+    #[test]
+    fn static_pod_is_reported_on_its_mirror_pod() {
+        let store = PodStore::new(BTreeSet::new());
+        let with = |key: &str, hash: &str| {
+            let mut pod = Arc::unwrap_or_clone(pod("file", json!(null)));
+            crate::pod::annotations_mut(&mut pod).insert(key.to_owned(), hash.to_owned());
+            pod.metadata.uid = Some(format!("{hash}-{}", key.len()));
+            pod
+        };
+        let own = Arc::new(with(CONFIG_HASH, "1"));
+        let mut mirror = with(CONFIG_MIRROR, "1");
+        mirror.status = serde_json::from_value(json!({"startTime": "2026-01-01T00:00:00Z"})).ok();
+        let mirror = Arc::new(mirror);
+        let stale = Arc::new(with(CONFIG_MIRROR, "0"));
+        store.set_pod(&own);
+        let api = || store.report(&own.uid()).expect("a report").api.map(|pod| pod.uid());
+        store.set_mirror(&mirror, true);
+        let change = store.update_status(&own, Timestamp::from_secs(0), |before, _| {
+            assert_eq!(before, None, "a mirror pod's status starts nothing");
+            status("Running")
+        });
+        let start = change.after.start_time.as_ref().map(|time| time.0.to_string());
+        assert_eq!(start.as_deref(), Some("2026-01-01T00:00:00Z"));
+        assert_eq!(api(), Some(mirror.uid()));
+        store.set_mirror(&stale, true);
+        assert_eq!(api(), None, "it shows another state of the pod");
+        store.set_mirror(&mirror, false);
+        assert_eq!(store.mirrors(), ["p_n"], "a later one of its name stays");
+        store.set_mirror(&stale, false);
+        assert!(store.mirrors().is_empty() && store.mirror("p_n").is_none());
+        assert_eq!(store.static_pod("p_n"), Some(own));
     }
 
     #[test]
@@ -304,7 +446,7 @@ mod tests {
         let pod = pod("file", json!(null));
         store.set_pod(&pod);
         store.set_first_seen(pod.uid(), Duration::ZERO);
-        store.update_status(&pod, |_, _| status("Running"));
+        store.update_status(&pod, Timestamp::from_secs(0), |_, _| status("Running"));
         store.retain(|_| false);
         assert!(store.contains("u"));
         store.remove_pod("u");
@@ -320,20 +462,20 @@ mod tests {
 
     #[test]
     fn status_of_a_rejected_pod_stays_until_it_is_admitted() {
-        let store = PodStore::new(BTreeSet::new());
+        let (store, now) = (PodStore::new(BTreeSet::new()), Timestamp::from_secs(0));
         let pod = pod("file", json!(null));
         store.set_pod(&pod);
         assert!(store.admitted_pods().is_empty() && store.decided_pod("u").is_none());
-        store.set_rejected(&pod.uid(), status("Failed"));
-        let change = store.update_status(&pod, |_, _| status("Pending"));
-        assert_eq!(*change.after, status("Failed"));
+        store.set_rejected(&pod, status("Failed"), now);
+        let change = store.update_status(&pod, now, |_, _| status("Pending"));
+        assert_eq!(phase(&change.after), Some("Failed"));
         assert!(store.admitted_pods().is_empty() && store.decided_pod("u").is_some());
         store.set_admitted(&pod);
-        let change = store.update_status(&pod, |before, _| {
+        let change = store.update_status(&pod, now, |before, _| {
             assert_eq!(before, None);
             status("Pending")
         });
-        assert_eq!(*change.after, status("Pending"));
+        assert_eq!(phase(&change.after), Some("Pending"));
         assert_eq!(store.admitted_pods(), std::slice::from_ref(&pod));
         store.remove_pod("u");
         assert!(store.admitted_pods().is_empty());
@@ -345,14 +487,15 @@ mod tests {
     }
 
     #[test]
-    fn reports_are_of_pods_of_the_api_server() {
+    fn changes_are_sent_once_somebody_listens() {
         let store = PodStore::new(BTreeSet::new());
         let of_api = pod("api", json!(null));
         store.notify(&of_api);
-        let reported = store.reported();
-        store.notify(&pod("file", json!(null)));
-        assert!(reported.try_recv().is_err());
+        let changes = store.changes();
+        assert!(changes.try_recv().is_err());
         store.notify(&of_api);
-        assert_eq!(reported.try_recv().as_deref(), Ok("u"));
+        store.notify_mirror("p_n".to_owned());
+        assert_eq!(changes.try_recv(), Ok(Change::Status(of_api.uid())));
+        assert_eq!(changes.try_recv(), Ok(Change::Mirror("p_n".to_owned())));
     }
 }

@@ -4,12 +4,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use event_listener::{Event, EventListener};
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::cache::{self, Deleted, EventHandler, Scope, SharedIndexInformer};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{Node, Quantity, Resource};
-use kube_controller_manager::task::{Latch, StopToken};
+use kube_controller_manager::task::{Latch, StopToken, notify_all};
 use parking_lot::RwLock;
 
 use super::address::{self, NodeAddress};
@@ -32,6 +33,8 @@ struct Inner {
     /// What the kubelet would register.
     initial: RwLock<Arc<core::Node>>,
     synced: Latch,
+    /// The API server has got the Node.
+    appeared: Event,
 }
 
 impl fmt::Debug for OwnNode {
@@ -51,6 +54,7 @@ impl OwnNode {
             registered: RwLock::default(),
             initial: RwLock::new(Arc::new(initial)),
             synced: Latch::new(),
+            appeared: Event::new(),
         };
         OwnNode { inner: Arc::new(inner) }
     }
@@ -121,8 +125,19 @@ impl OwnNode {
         *self.inner.initial.write() = Arc::new(node);
     }
 
+    /// Waits until the API server has got the Node. Listen before you ask [`registered`].
+    ///
+    /// [`registered`]: Self::registered
+    pub fn registration(&self) -> EventListener {
+        self.inner.appeared.listen()
+    }
+
     fn set_registered(&self, node: Option<Arc<core::Node>>) {
-        *self.inner.registered.write() = node;
+        let appears = node.is_some();
+        let before = std::mem::replace(&mut *self.inner.registered.write(), node);
+        if appears && before.is_none() {
+            notify_all(&self.inner.appeared);
+        }
     }
 
     /// Keeps a Node that was read from the API server if it is newer than the last one that the

@@ -4,6 +4,8 @@
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value, json};
 
+use crate::strategic_merge::{changed_list, changed_members};
+
 /// The patch that makes `after` of `before`, in which the spec is left out; empty: they are equal.
 pub fn between(before: &core::Node, after: &core::Node) -> Value {
     let value = |node: &core::Node| serde_json::to_value(node).unwrap_or_default();
@@ -23,65 +25,11 @@ pub fn between(before: &core::Node, after: &core::Node) -> Value {
         let list: Vec<Value> = all.into_iter().chain(replace).collect();
         status.insert("addresses".to_owned(), list.into());
     }
-    if status.contains_key("conditions") {
-        let (conditions, order) = conditions(&old["conditions"], &new["conditions"]);
-        status.insert("conditions".to_owned(), conditions);
-        status.insert("$setElementOrder/conditions".to_owned(), order);
-    }
+    changed_list(&mut status, "conditions", "type", old, new);
     if !status.is_empty() {
         patch.insert("status".to_owned(), status.into());
     }
     patch.into()
-}
-
-/// The members that differ: objects by their own members, lists whole. Null: it is removed.
-fn changed_members(old: &Value, new: &Value) -> Map<String, Value> {
-    let mut changed = Map::new();
-    for (name, value) in new.as_object().into_iter().flatten() {
-        match &old[name] {
-            before if before == value => {}
-            Value::Object(_) if value.is_object() => {
-                changed.insert(name.clone(), changed_members(&old[name], value).into());
-            }
-            _ => drop(changed.insert(name.clone(), value.clone())),
-        }
-    }
-    for name in old.as_object().into_iter().flatten().map(|(name, _)| name) {
-        if new.get(name).is_none() {
-            changed.insert(name.clone(), Value::Null);
-        }
-    }
-    changed
-}
-
-/// Changes of conditions by their types, and the order of the types.
-fn conditions(old: &Value, new: &Value) -> (Value, Value) {
-    let none = Vec::new();
-    let [old, new] = [old, new].map(|list| list.as_array().unwrap_or(&none));
-    let of_type = |list: &[Value], type_: &Value| {
-        list.iter().find(|condition| condition["type"] == *type_).cloned()
-    };
-    let mut changes = Vec::new();
-    for condition in new {
-        let type_ = &condition["type"];
-        match of_type(old, type_) {
-            Some(before) if before == *condition => {}
-            Some(before) => {
-                let mut change = changed_members(&before, condition);
-                change.insert("type".to_owned(), type_.clone());
-                changes.push(change.into());
-            }
-            None => changes.push(condition.clone()),
-        }
-    }
-    for condition in old {
-        let type_ = &condition["type"];
-        if of_type(new, type_).is_none() {
-            changes.push(json!({"$patch": "delete", "type": type_}));
-        }
-    }
-    let order = new.iter().map(|condition| json!({"type": condition["type"]}));
-    (changes.into(), order.collect())
 }
 
 #[cfg(test)]

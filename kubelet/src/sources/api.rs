@@ -1,5 +1,6 @@
 //! Pods that an API server has bound to this node: an informer fills an `UndeltaStore`, whose whole
-//! contents are the source's state. Upstream: `pkg/kubelet/config/apiserver.go`.
+//! contents are the source's state. Mirror pods are among them.
+//! Upstream: `pkg/kubelet/config/apiserver.go`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +17,8 @@ use kube_controller_manager::task::StopToken;
 
 use super::pod_config::{PodConfig, Source};
 use crate::node::own::OwnNode;
-use crate::pod::{CONFIG_MIRROR, Pod, PodExt};
+use crate::pod::{Pod, PodExt};
 use crate::whole_object::WholeObject;
-
-/// Whether the kubelet has made the pod itself, to show a static pod: it is not run a second time.
-fn is_mirror(pod: &Pod) -> bool {
-    pod.annotation(CONFIG_MIRROR).is_some()
-}
 
 /// Fills the store.
 struct Filler(Arc<UndeltaStore<Pod>>);
@@ -30,9 +26,7 @@ struct Filler(Arc<UndeltaStore<Pod>>);
 impl Filler {
     fn set(&self, bound: &WholeObject<Pod>) {
         let pod = bound.object();
-        if !is_mirror(pod) {
-            self.0.add(pod.display_name(), pod.clone());
-        }
+        self.0.add(pod.display_name(), pod.clone());
     }
 }
 

@@ -13,10 +13,6 @@ pub fn refusals(pod: &Pod) -> Vec<String> {
     if spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()) {
         refuse("spec.schedulingGates".to_owned(), "not supported: there is no scheduler");
     }
-    let readiness = spec.readiness_gates.as_ref();
-    if readiness.is_some_and(|gates| !gates.is_empty()) {
-        refuse("spec.readinessGates".to_owned(), "not supported: nothing can set such conditions");
-    }
     for (at, volume) in spec.volumes.iter().flatten().enumerate() {
         if let Some(kind) = unsupported_kind(volume) {
             refuse(format!("spec.volumes[{at}].{kind}"), "this kind of volume is not supported");

@@ -13,6 +13,8 @@ use crate::pod::{
 };
 use crate::runtime::actions::{should_restart, triggers_restart_of_all};
 use crate::runtime::status::{ContainerStatus, PodStatus, State};
+use crate::status::conditions::{self, ALL_CONTAINERS_RESTARTING, Observed};
+use crate::status::terminate::is_terminal;
 
 /// What a status is computed from, beside the pod.
 pub struct StatusInputs<'a> {
@@ -28,20 +30,24 @@ pub struct StatusInputs<'a> {
     pub messages: &'a HashMap<String, String>,
     /// The node's addresses, one of a family; empty: it has none yet.
     pub host_ips: &'a [String],
-    pub now: Timestamp,
-    /// Keeps the times of conditions that do not change.
+    /// Whether the pod's containers have ended for good.
+    pub is_terminal: bool,
+    /// The last status that was computed, or that the API server has.
     pub before: Option<&'a core::PodStatus>,
+    /// The status that the API server has; `None`: the pod is static.
+    pub reported: Option<&'a core::PodStatus>,
 }
 
-/// On a pod whose containers all restart, as a rule of one of them says.
-const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 /// Why a container has ended that was removed for that.
 const RESTARTING_ALL_CONTAINERS: &str = "RestartingAllContainers";
 
 /// Whether a status says that all containers are being removed, to start again.
 pub fn is_restarting_all(status: &core::PodStatus) -> bool {
-    let conditions = status.conditions.iter().flatten();
-    conditions.into_iter().any(|c| c.type_ == ALL_CONTAINERS_RESTARTING && c.status == "True")
+    is_true(status, ALL_CONTAINERS_RESTARTING)
+}
+
+fn is_true(status: &core::PodStatus, kind: &str) -> bool {
+    conditions::find(status, kind).is_some_and(|condition| condition.status == "True")
 }
 
 /// Upstream: `ShouldAllContainersRestart`.
@@ -92,31 +98,28 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let init = statuses(pod.init_containers(), "PodInitializing");
     let waits_for = if has_init { "PodInitializing" } else { "ContainerCreating" };
     let containers = statuses(&pod.spec().containers, waits_for);
-    let phase = phase(pod, &init, &containers);
-    let ips = match pod.is_host_network() {
-        true if inputs.runtime.sandboxes.first().is_some_and(|sandbox| sandbox.is_ready) => {
-            inputs.host_ips.to_vec()
-        }
-        true => Vec::new(),
-        false => inputs.runtime.ips().to_vec(),
-    };
+    let computed = phase(pod, &init, &containers, inputs.is_terminal);
+    let (phase, why) = settled_phase(computed, inputs);
+    let ips = ips(pod, inputs);
     // An agent that restarts takes it from the oldest sandbox.
     let oldest = inputs.runtime.sandboxes.last().and_then(|sandbox| nanos(sandbox.created_at));
     let start_time = inputs.before.and_then(|before| before.start_time.clone()).or(oldest);
     let mut status = core::PodStatus {
-        phase: Some(phase.to_owned()),
+        phase: Some(phase.clone()),
+        reason: why.and_then(|why| why.reason.clone()),
+        message: why.and_then(|why| why.message.clone()),
         host_ip: inputs.host_ips.first().cloned(),
         host_ips: (!inputs.host_ips.is_empty())
             .then(|| inputs.host_ips.iter().map(|ip| core::HostIP { ip: ip.clone() }).collect()),
         pod_ip: ips.first().cloned(),
         pod_ips: Some(ips.into_iter().map(|ip| core::PodIP { ip }).collect()),
-        start_time: Some(start_time.unwrap_or_else(|| time(inputs.now))),
+        start_time,
         qos_class: Some(QosClass::of(pod).name().to_owned()),
         ..Default::default()
     };
-    let mut all = conditions(pod, phase, &init, &containers, inputs);
+    let mut all = all_conditions(pod, &phase, &init, &containers, inputs);
     if may_restart_all(pod) {
-        all.push(restarting_condition(pod, phase, inputs, all_restart));
+        all.push(restarting_condition(pod, &phase, inputs, all_restart));
     }
     status.conditions = Some(all);
     status.init_container_statuses = has_init.then_some(init);
@@ -124,14 +127,44 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     status
 }
 
+/// The phase of a pod, and the status that says why it is in that phase. No pod leaves a terminal
+/// phase: it may have been evicted, or another writer may have set it.
+fn settled_phase<'a>(
+    computed: &str,
+    inputs: &StatusInputs<'a>,
+) -> (String, Option<&'a core::PodStatus>) {
+    let mut known = [inputs.before, inputs.reported].into_iter().flatten();
+    if let Some(ended) = known.find(|known| is_terminal(known.phase.as_deref())) {
+        return (ended.phase.clone().unwrap_or_default(), Some(ended));
+    }
+    let is_same = |before: &&core::PodStatus| before.phase.as_deref() == Some(computed);
+    (computed.to_owned(), inputs.before.filter(is_same))
+}
+
+/// The pod's addresses, that of the node's first family first. A pod that has ended keeps them.
+/// Upstream: `sortPodIPs`, `getPodIPs`.
+fn ips(pod: &Pod, inputs: &StatusInputs<'_>) -> Vec<String> {
+    if pod.is_host_network() {
+        return inputs.host_ips.to_vec();
+    }
+    let found = inputs.runtime.ips();
+    if found.is_empty() && !inputs.runtime.sandboxes.iter().any(|sandbox| sandbox.is_ready) {
+        let before = inputs.before.and_then(|before| before.pod_ips.as_ref());
+        return before.into_iter().flatten().map(|ip| ip.ip.clone()).collect();
+    }
+    let is_v6 = |ip: &String| ip.contains(':');
+    let first = inputs.host_ips.first().is_some_and(is_v6);
+    let of_family = |family: bool| found.iter().find(move |ip| is_v6(ip) == family);
+    of_family(first).into_iter().chain(of_family(!first)).cloned().collect()
+}
+
 /// The status of a pod that was not admitted. Upstream: `rejectPod`.
-pub fn rejected(pod: &Pod, reason: &str, message: &str, now: Timestamp) -> core::PodStatus {
+pub fn rejected(pod: &Pod, reason: &str, message: &str) -> core::PodStatus {
     core::PodStatus {
         phase: Some("Failed".to_owned()),
         reason: Some(reason.to_owned()),
         message: Some(format!("Pod was rejected: {message}")),
         qos_class: Some(QosClass::of(pod).name().to_owned()),
-        start_time: Some(time(now)),
         ..Default::default()
     }
 }
@@ -145,6 +178,12 @@ fn container_status(
 ) -> core::ContainerStatus {
     let newest = inputs.runtime.container(&container.name);
     let before = inputs.before.and_then(|before| status_of(before, &container.name));
+    if let (None, Some(ended), false) = (newest, before, all_restart)
+        && terminated_of(ended).is_some()
+        && !inputs.waiting.contains_key(&container.name)
+    {
+        return ended.clone();
+    }
     let waits = |reason: &str, message: Option<String>| core::ContainerState {
         waiting: Some(core::ContainerStateWaiting { reason: Some(reason.to_owned()), message }),
         ..Default::default()
@@ -234,8 +273,27 @@ fn container_status(
         restart_count: count,
         state: Some(state),
         last_state: Some(last.unwrap_or_default()),
+        volume_mounts: volume_mounts(container),
         ..Default::default()
     }
+}
+
+/// The mounts of a container's volumes, as the runtime was asked for them.
+fn volume_mounts(container: &Container) -> Option<Vec<core::VolumeMountStatus>> {
+    let mounts = container.volume_mounts.as_ref()?.iter();
+    let of = |mount: &core::VolumeMount| {
+        let is_recursive = mount.recursive_read_only.as_deref() == Some("Enabled");
+        let mode = if is_recursive { "Enabled" } else { "Disabled" };
+        let is_read_only = mount.read_only == Some(true);
+        core::VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: is_read_only.then_some(true),
+            recursive_read_only: is_read_only.then(|| mode.to_owned()),
+            ..Default::default()
+        }
+    };
+    Some(mounts.map(of).collect())
 }
 
 fn id_of(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> String {
@@ -316,10 +374,13 @@ fn restarting_condition(
         "Failed" => Some("PodFailed"),
         _ => is_true.then_some("RestartAllContainersStarted"),
     };
-    let mut condition = condition(inputs, ALL_CONTAINERS_RESTARTING, is_true);
-    condition.reason = reason.map(str::to_owned);
-    condition.message = is_true.then(|| "container exited with restart policy rule".to_owned());
-    condition
+    core::PodCondition {
+        type_: ALL_CONTAINERS_RESTARTING.to_owned(),
+        status: if is_true { "True" } else { "False" }.to_owned(),
+        reason: reason.map(str::to_owned),
+        message: is_true.then(|| "container exited with restart policy rule".to_owned()),
+        ..Default::default()
+    }
 }
 
 fn terminated(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> core::ContainerState {
@@ -344,6 +405,7 @@ fn phase(
     pod: &Pod,
     init: &[core::ContainerStatus],
     containers: &[core::ContainerStatus],
+    is_terminal: bool,
 ) -> &'static str {
     let is_final = |container: &Container, end: End| {
         !end.is_restart_of_all && !restarts_after(container, pod, end.code)
@@ -391,8 +453,8 @@ fn phase(
     match (running, stopped) {
         (1.., _) => "Running",
         (0, 0) => "Pending",
-        // Some restart.
-        (0, _) if stopped != ended => "Running",
+        // Some restart. As upstream, a static pod that was ended keeps its phase.
+        (0, _) if stopped != ended && (!is_terminal || pod.is_static()) => "Running",
         (0, _) if stopped == succeeded => "Succeeded",
         (0, _) => "Failed",
     }
@@ -429,70 +491,41 @@ fn seen(status: &core::ContainerStatus) -> Seen {
     }
 }
 
-fn conditions(
+/// The conditions of the pod; `AllContainersRestarting` is left out.
+fn all_conditions(
     pod: &Pod,
     phase: &str,
     init: &[core::ContainerStatus],
     containers: &[core::ContainerStatus],
     inputs: &StatusInputs<'_>,
 ) -> Vec<core::PodCondition> {
-    let is_done = phase == "Succeeded";
-    let is_initialized =
-        pod.init_containers().iter().zip(init).all(
-            |(container, status)| match is_restartable_init(container) {
-                true => status.started == Some(true),
-                false => status.ready,
-            },
-        ) || containers.iter().any(|status| !matches!(seen(status), Seen::Waiting));
-    let is_ready = !containers.is_empty() && containers.iter().all(|status| status.ready);
-    let has_sandbox = inputs.runtime.sandboxes.first().is_some_and(|sandbox| {
-        sandbox.is_ready && (sandbox.is_host_network || !sandbox.ips.is_empty())
-    });
-    let unready = match phase {
-        "Succeeded" => "PodCompleted",
-        "Failed" => "PodFailed",
-        _ => "ContainersNotReady",
-    };
-    [
-        ("PodReadyToStartContainers", has_sandbox, None),
-        (
-            "Initialized",
-            is_initialized,
-            Some(if is_done { "PodCompleted" } else { "ContainersNotInitialized" }),
-        ),
-        ("Ready", is_ready, Some(unready)),
-        ("ContainersReady", is_ready, Some(unready)),
-        ("PodScheduled", true, None),
-    ]
-    .into_iter()
-    .map(|(kind, is_true, reason)| core::PodCondition {
-        reason: reason.filter(|_| !is_true).map(str::to_owned),
-        ..condition(inputs, kind, is_true)
-    })
-    .collect()
-}
-
-/// The condition of a pod that was ended for the node's sake. Upstream: `DisruptionTarget`.
-pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
-
-/// That condition, if a status has it.
-pub fn disruption(status: &core::PodStatus) -> Option<&core::PodCondition> {
-    let mut conditions = status.conditions.iter().flatten();
-    conditions.find(|condition| condition.type_ == DISRUPTION_TARGET)
-}
-
-/// A condition since the time of its last change.
-fn condition(inputs: &StatusInputs<'_>, kind: &str, is_true: bool) -> core::PodCondition {
-    let value = if is_true { "True" } else { "False" };
-    let before = inputs.before.and_then(|before| before.conditions.as_ref());
-    let before = before.into_iter().flatten().find(|c| c.type_ == kind && c.status == value);
-    let since = before.and_then(|condition| condition.last_transition_time.clone());
-    core::PodCondition {
-        type_: kind.to_owned(),
-        status: value.to_owned(),
-        last_transition_time: Some(since.unwrap_or_else(|| time(inputs.now))),
-        ..Default::default()
+    let sandboxes = &inputs.runtime.sandboxes;
+    let has_sandbox = sandboxes.iter().filter(|sandbox| sandbox.is_ready).count() == 1
+        && sandboxes.first().is_some_and(|sandbox| {
+            sandbox.is_ready
+                && sandbox.is_host_network == pod.is_host_network()
+                && (sandbox.is_host_network || !sandbox.ips.is_empty())
+        });
+    let reported = inputs.reported.iter().flat_map(|status| status.conditions.iter().flatten());
+    let others = reported.filter(|condition| !conditions::is_own(&condition.type_));
+    let mut all: Vec<core::PodCondition> = others.cloned().collect();
+    // It comes from one event, not from what is observed.
+    if let Some(disruption) =
+        inputs.before.and_then(|before| conditions::find(before, conditions::DISRUPTION_TARGET))
+    {
+        conditions::replace(&mut all, disruption.clone());
     }
+    let observed = Observed {
+        phase,
+        init,
+        containers,
+        has_sandbox,
+        was_initialized: inputs.before.is_some_and(|before| is_true(before, "Initialized")),
+        others: &all,
+    };
+    let own = conditions::own(pod, &observed);
+    all.extend(own);
+    all
 }
 
 #[cfg(test)]
@@ -500,6 +533,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::pod::CONFIG_SOURCE;
+    use crate::runtime::status::SandboxStatus;
 
     fn status(text: &str) -> core::ContainerStatus {
         let terminated = |code: i32| json!({"terminated": {"exitCode": code}});
@@ -569,7 +604,7 @@ mod tests {
             .expect("a pod");
             let statuses =
                 |texts: &[&str]| texts.iter().map(|text| status(text)).collect::<Vec<_>>();
-            let phase = phase(&pod, &statuses(init), &statuses(containers));
+            let phase = phase(&pod, &statuses(init), &statuses(containers), false);
             assert_eq!(phase, expected, "{policy} {init:?} {containers:?}");
         }
     }
@@ -597,12 +632,191 @@ mod tests {
             startup: &|_| None,
             messages: &HashMap::new(),
             host_ips: &[],
-            now: Timestamp::from_secs(0),
+            is_terminal: false,
             before: None,
+            reported: None,
         };
         let status = generate(&pod, &inputs).container_statuses.unwrap_or_default().remove(0);
         assert_eq!(status.container_id.as_deref(), Some("cri-o://b"));
         let last = status.last_state.and_then(|state| state.terminated).expect("an end");
         assert_eq!(last.container_id.as_deref(), Some("cri-o://a"));
+    }
+
+    fn inputs<'a>(
+        runtime: &'a PodStatus,
+        waiting: &'a HashMap<String, Waiting>,
+        messages: &'a HashMap<String, String>,
+    ) -> StatusInputs<'a> {
+        StatusInputs {
+            runtime,
+            runtime_name: "r",
+            waiting,
+            readiness: &|_| None,
+            startup: &|_| None,
+            messages,
+            host_ips: &[],
+            is_terminal: false,
+            before: None,
+            reported: None,
+        }
+    }
+
+    #[test]
+    fn addresses_are_one_of_each_family_and_stay_after_the_end() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}]}}))
+            .expect("a pod");
+        let before: core::PodStatus =
+            serde_json::from_value(json!({"podIPs": [{"ip": "10.0.0.9"}]})).expect("a status");
+        let (waiting, messages) = (HashMap::new(), HashMap::new());
+        for (ips, is_ready, host, expected) in [
+            (
+                &["fd00::1", "10.0.0.1", "10.0.0.2"][..],
+                true,
+                "192.0.2.1",
+                &["10.0.0.1", "fd00::1"][..],
+            ),
+            (&["10.0.0.1", "fd00::1"], true, "2001:db8::1", &["fd00::1", "10.0.0.1"]),
+            (&["10.0.0.1"], true, "2001:db8::1", &["10.0.0.1"]),
+            (&[], true, "192.0.2.1", &[]),
+            (&["10.0.0.1"], false, "192.0.2.1", &["10.0.0.9"]),
+        ] {
+            let sandbox = SandboxStatus {
+                id: "s".to_owned(),
+                is_ready,
+                attempt: 0,
+                created_at: 1,
+                is_host_network: false,
+                ips: ips.iter().map(ToString::to_string).collect(),
+            };
+            let runtime = PodStatus { sandboxes: vec![sandbox], containers: Vec::new() };
+            let host = [host.to_owned()];
+            let inputs = StatusInputs {
+                host_ips: &host,
+                before: Some(&before),
+                ..inputs(&runtime, &waiting, &messages)
+            };
+            let found = generate(&pod, &inputs);
+            let list = found.pod_ips.into_iter().flatten().map(|ip| ip.ip);
+            assert_eq!(list.collect::<Vec<_>>(), expected, "{ips:?} {host:?}");
+            assert_eq!(found.pod_ip.as_deref(), expected.first().copied());
+        }
+    }
+
+    #[test]
+    fn phase_is_final_with_its_reason_and_conditions_of_others_stay() {
+        let pod = |source: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"annotations": {CONFIG_SOURCE: source}},
+                "spec": {"containers": [{"name": "c"}]},
+            }))
+            .expect("a pod")
+        };
+        let ended = |exit_code| ContainerStatus {
+            id: "a".to_owned(),
+            name: "c".to_owned(),
+            state: State::Exited,
+            exit_code,
+            ..ContainerStatus::default()
+        };
+        let status = |value: serde_json::Value| -> Option<core::PodStatus> {
+            (!value.is_null()).then(|| serde_json::from_value(value).expect("a status"))
+        };
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "conditions": [
+            {"type": "DisruptionTarget", "status": "True"}, {"type": "PodScheduled", "status": "True"},
+        ]});
+        let others = json!({"phase": "Running", "reason": "r", "conditions": [
+            {"type": "x", "status": "True"}, {"type": "Ready", "status": "True"},
+        ]});
+        let (waiting, messages) = (HashMap::new(), HashMap::new());
+        for (name, source, code, is_terminal, before, reported, expected) in [
+            ("restarts", "api", 1, false, json!(null), json!(null), json!(["Running", null, null])),
+            ("ended", "api", 1, true, json!(null), json!(null), json!(["Failed", null, null])),
+            ("done", "api", 0, true, json!(null), json!(null), json!(["Succeeded", null, null])),
+            ("static", "file", 0, true, json!(null), json!(null), json!(["Running", null, null])),
+            (
+                "evicted",
+                "api",
+                0,
+                true,
+                evicted.clone(),
+                others.clone(),
+                json!(["Failed", "Evicted", "x DisruptionTarget"]),
+            ),
+            (
+                "failed by another",
+                "api",
+                1,
+                false,
+                json!({"phase": "Running"}),
+                evicted,
+                json!(["Failed", "Evicted", "DisruptionTarget"]),
+            ),
+            (
+                "same phase",
+                "api",
+                1,
+                false,
+                json!({"phase": "Running", "reason": "why"}),
+                others,
+                json!(["Running", "why", "x"]),
+            ),
+        ] {
+            let runtime = PodStatus { sandboxes: Vec::new(), containers: vec![ended(code)] };
+            let (before, reported) = (status(before), status(reported));
+            let inputs = StatusInputs {
+                is_terminal,
+                before: before.as_ref(),
+                reported: reported.as_ref(),
+                ..inputs(&runtime, &waiting, &messages)
+            };
+            let found = generate(&pod(source), &inputs);
+            let all = found.conditions.into_iter().flatten().map(|condition| condition.type_);
+            let others: Vec<String> = all.filter(|kind| !conditions::is_own(kind)).collect();
+            let others = (!others.is_empty()).then(|| others.join(" "));
+            assert_eq!(json!([found.phase, found.reason, others]), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn container_that_is_gone_keeps_its_last_status() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {"restartPolicy": "Never",
+            "containers": [{"name": "c"}]}}))
+        .expect("a pod");
+        let done = json!({"name": "c", "image": "i", "imageID": "d", "containerID": "r://a",
+            "ready": false, "restartCount": 2, "state": {"terminated": {"exitCode": 0}}});
+        let before: core::PodStatus =
+            serde_json::from_value(json!({"containerStatuses": [done]})).expect("a status");
+        let runtime = PodStatus::default();
+        let (waiting, messages) = (HashMap::new(), HashMap::new());
+        let inputs =
+            StatusInputs { before: Some(&before), ..inputs(&runtime, &waiting, &messages) };
+        let found = generate(&pod, &inputs);
+        assert_eq!(found.container_statuses, before.container_statuses);
+        assert_eq!(found.phase.as_deref(), Some("Succeeded"));
+    }
+
+    #[test]
+    fn mounts_of_volumes_are_shown() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c",
+        "volumeMounts": [
+            {"name": "a", "mountPath": "/a"},
+            {"name": "b", "mountPath": "/b", "readOnly": true},
+            {"name": "c", "mountPath": "/c", "readOnly": true, "recursiveReadOnly": "Enabled"},
+            {"name": "d", "mountPath": "/d", "readOnly": true,
+             "recursiveReadOnly": "IfPossible"},
+        ]}]}}))
+        .expect("a pod");
+        let (runtime, waiting, messages) = (PodStatus::default(), HashMap::new(), HashMap::new());
+        let found = generate(&pod, &inputs(&runtime, &waiting, &messages));
+        let mounts = &found.container_statuses.expect("statuses")[0].volume_mounts;
+        assert_eq!(
+            serde_json::to_value(mounts).expect("a list"),
+            json!([
+                {"name": "a", "mountPath": "/a"},
+                {"name": "b", "mountPath": "/b", "readOnly": true, "recursiveReadOnly": "Disabled"},
+                {"name": "c", "mountPath": "/c", "readOnly": true, "recursiveReadOnly": "Enabled"},
+                {"name": "d", "mountPath": "/d", "readOnly": true, "recursiveReadOnly": "Disabled"},
+            ])
+        );
     }
 }

@@ -1,435 +1,404 @@
-//! Writes the statuses of pods that an API server has bound to this node, and deletes those pods
-//! once they have ended. Upstream: `pkg/kubelet/status`.
+//! Writes the statuses of pods to the API server, keeps a mirror pod for each static pod there, and
+//! deletes pods that have ended and are asked to go.
+//! Upstream: `pkg/kubelet/status.manager`, `fastStaticPodsRegistration`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::Receiver;
+use event_listener::EventListener;
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
-use kube_controller_manager::client::{Client, Delete, Error};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube_controller_manager::client::{Client, Delete, Error, Patch};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{self, ObjectKey, Resource};
 use kube_controller_manager::task::StopToken;
-use serde_json::{Map, Value};
 
-use super::Report;
+use super::merge::{merged, patch};
+use super::mirror::{self, Step};
+use super::settle::is_same;
+use super::terminate::is_terminal;
+use super::{Change, Pods, Report};
 use crate::metrics;
-use crate::pod::{Pod, PodExt, Uid, is_restartable_init};
+use crate::node::own::OwnNode;
+use crate::pod::{Pod, PodExt, Uid};
 
-/// After a failed write. Upstream: `syncPeriod`.
+/// After a failed write, and before a status is written again that another writer has changed.
+/// Upstream: `syncPeriod`.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// The conditions that this kubelet computes; all others are other writers'.
-/// Upstream: `PodConditionsByKubelet`.
-const OWN_CONDITIONS: [&str; 5] =
-    ["PodScheduled", "Ready", "Initialized", "ContainersReady", "PodReadyToStartContainers"];
+/// Writes what [`Pods`] says to an API server.
+pub struct Manager {
+    pub pods: Arc<dyn Pods>,
+    pub client: Client,
+    pub node: OwnNode,
+    pub clock: SharedClock,
+}
 
-/// The fields that others write, or the API server itself.
-const FOREIGN_FIELDS: [&str; 6] = [
-    "qosClass",
-    "nominatedNodeName",
-    "resourceClaimStatuses",
-    "extendedResourceClaimStatus",
-    "nodeAllocatableResourceClaimStatuses",
-    "resize",
-];
+/// What waits, and what was written.
+#[derive(Default)]
+struct State {
+    /// With the time of the first change that waits.
+    due: BTreeMap<Change, Duration>,
+    /// These are due again at this time.
+    later: BTreeSet<Change>,
+    retry_at: Option<Duration>,
+    /// Mirror pods that need the registered Node.
+    unregistered: BTreeSet<String>,
+    written: BTreeMap<Uid, Written>,
+}
 
-/// Writes the status of each pod that `changes` names, until stopped. `report`: what is to be known
-/// of a pod; `None`: it has no status yet, or is gone.
-pub async fn run(
-    report: impl Fn(&Uid) -> Option<Report> + Send,
-    client: Client,
-    clock: SharedClock,
-    changes: Receiver<Uid>,
-    stop: StopToken,
-) {
-    let (mut pending, mut written) = (BTreeSet::new(), BTreeMap::new());
-    let mut has_failed = false;
-    loop {
-        let retry = async {
-            let retry = if has_failed { RETRY } else { Duration::MAX };
-            clock.sleep(retry).await;
-            Some(None)
-        };
-        let change = async { changes.recv().await.ok().map(Some) };
-        let stopped = async {
-            stop.stopped().await;
-            None
-        };
-        let Some(change) = change.or(retry).or(stopped).await else { return };
-        // A retry takes all that wait; a change only what has changed, so that failures wait.
-        let mut due: BTreeSet<Uid> = match change {
-            None => std::mem::take(&mut pending),
-            Some(uid) => BTreeSet::from([uid]),
-        };
-        while let Ok(uid) = changes.try_recv() {
-            due.insert(uid);
-        }
-        for uid in due {
-            pending.remove(&uid);
-            let Some(report) = report(&uid) else {
-                written.remove(&uid);
-                continue;
-            };
-            let begin = clock.monotonic();
-            let outcome = write(&client, &report, &mut written).await;
-            let took = clock.monotonic().saturating_sub(begin);
-            metrics::STATUS_SYNC.observe(took.as_secs_f64());
-            if let Err(error) = outcome {
-                let pod = report.pod.display_name();
-                // A conflict is routine: another writer was faster.
-                let level = if error.is_conflict() { log::Level::Debug } else { log::Level::Error };
-                log::log!(level, "pod {pod}: its status is not written: {error}");
-                pending.insert(uid);
-            }
-        }
-        has_failed = !pending.is_empty();
+/// The last report that the server has of a pod. Upstream: `apiStatusVersions`.
+#[derive(Clone, Debug, PartialEq)]
+struct Written {
+    /// The uid of the pod there.
+    api: Uid,
+    version: u64,
+    is_terminated: bool,
+    is_deleted: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    No,
+    Now,
+    /// Another writer has changed the status: it is written again in a while.
+    Later,
+}
+
+/// Whether a report has to be written. No request is needed to know that.
+/// Upstream: `needsUpdate`, `needsReconcile`.
+fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
+    let Some(api) = &report.api else { return Due::No };
+    let written = written.filter(|written| written.api == api.uid());
+    let is_deleted = written.is_some_and(|written| written.is_deleted);
+    if !is_deleted && has_to_go(report, api) {
+        return Due::Now;
+    }
+    let is_current = written.is_some_and(|written| {
+        (written.version, written.is_terminated) == (report.version, report.is_terminated)
+    });
+    if written.is_some() && !is_current {
+        return Due::Now;
+    }
+    let live = api.status.clone().unwrap_or_default();
+    match (is_same(&live, &merged(&live, report, now)), is_current) {
+        (true, _) => Due::No,
+        (false, true) => Due::Later,
+        (false, false) => Due::Now,
     }
 }
 
-/// Statuses that were sent, with what the server made of them: it may store some fields in another
-/// form, and those are not sent again.
-type Written = BTreeMap<Uid, (Value, Value)>;
-
-/// Makes the server's status equal to the kubelet's; deletes the pod if it has ended and has to.
-/// Upstream: `manager.syncPod`.
-async fn write(client: &Client, report: &Report, written: &mut Written) -> Result<(), Error> {
-    let pods = || client.resource(&objects::Pod::RESOURCE);
-    let key = ObjectKey::new(report.pod.namespace(), report.pod.name());
-    let mut live: Value = match pods().get(&key).await {
-        Ok(live) => live,
-        Err(error) if error.is_not_found() => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    let uid = live["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-    if uid != *report.pod.uid() {
-        // Another pod has the name now.
-        return Ok(());
-    }
-    let status = merged(&live["status"], report);
-    let known = written.get(&report.pod.uid());
-    let is_known = known.is_some_and(|(sent, stored)| *sent == status && *stored == live["status"]);
-    if status != live["status"] && !is_known {
-        live["status"] = status.clone();
-        // With the version that was read: it fails if another writer was faster.
-        live = pods().subresource("status").update(&key, &live).await?;
-        written.insert(report.pod.uid(), (status, live["status"].clone()));
-    }
-    if !may_delete(&live, report.is_finished) {
-        return Ok(());
-    }
-    let delete = Delete::new().grace_period(0).uid(uid.as_str().into());
-    match pods().delete(&key, delete).await {
-        Err(error) if !error.is_not_found() && !error.is_of_another_uid() => Err(error),
-        _ => {
-            log::info!("pod {}: deleted from the API server", report.pod.display_name());
-            Ok(())
-        }
-    }
+/// Whether nothing of the pod is left, and the server waits for that. Mirror pods are not deleted so.
+fn has_to_go(report: &Report, live: &Pod) -> bool {
+    report.is_finished && live.metadata.deletion_timestamp.is_some() && !live.is_mirror()
 }
 
-/// Whether nothing of the pod is left, and the API server waits for that.
 /// Upstream: `canBeDeleted`.
-fn may_delete(live: &Value, is_finished: bool) -> bool {
-    is_finished
-        && live["metadata"]["deletionTimestamp"].is_string()
-        && is_terminal(live["status"]["phase"].as_str())
+fn may_delete(report: &Report, live: &Pod) -> bool {
+    let phase = live.status.as_ref().and_then(|status| status.phase.as_deref());
+    has_to_go(report, live) && is_terminal(phase)
 }
 
-fn is_terminal(phase: Option<&str>) -> bool {
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
+impl State {
+    fn postpone(&mut self, change: Change, now: Duration) {
+        self.later.insert(change);
+        self.retry_at.get_or_insert(now.saturating_add(RETRY));
+    }
 
-/// The server's status with the kubelet's part replaced. Upstream: `mergePodStatus`.
-fn merged(live: &Value, report: &Report) -> Value {
-    let mut own = report.status.clone();
-    keep_ended(&mut own.init_container_statuses, &live["initContainerStatuses"]);
-    keep_ended(&mut own.container_statuses, &live["containerStatuses"]);
-    if report.is_terminated {
-        end(&report.pod, &mut own);
-    }
-    let mut merged = serde_json::to_value(&own).unwrap_or_default();
-    truncate_times(&mut merged);
-    if let Some(time) = live.get("startTime") {
-        merged["startTime"] = time.clone();
-    }
-    let none = Map::new();
-    let live_fields = live.as_object().unwrap_or(&none);
-    for field in FOREIGN_FIELDS {
-        match live_fields.get(field) {
-            Some(value) => merged[field] = value.clone(),
-            None => drop(merged.as_object_mut().and_then(|merged| merged.remove(field))),
+    fn add(&mut self, changes: impl IntoIterator<Item = Change>, now: Duration) {
+        for change in changes {
+            self.due.entry(change).or_insert(now);
         }
     }
-    let own_kinds: Vec<String> =
-        own.conditions.iter().flatten().map(|condition| condition.type_.clone()).collect();
-    let foreign = |condition: &&Value| {
-        let is_own =
-            |kind| OWN_CONDITIONS.contains(&kind) || own_kinds.iter().any(|own| own == kind);
-        !condition["type"].as_str().is_some_and(is_own)
-    };
-    let kept = live["conditions"].as_array().into_iter().flatten().filter(foreign).cloned();
-    let mut conditions: Vec<Value> = kept.collect();
-    for condition in merged["conditions"].take().as_array_mut().into_iter().flatten() {
-        let kind = &condition["type"];
-        let before = live["conditions"].as_array().into_iter().flatten();
-        let before = before.into_iter().find(|before| before["type"] == *kind);
-        keep_transition(condition, before);
-        conditions.push(condition.take());
-    }
-    merged["conditions"] = Value::Array(conditions);
-    let phase = live["phase"].as_str();
-    if is_terminal(phase) {
-        // There is no way back, and another writer may have said why.
-        merged["phase"] = live["phase"].clone();
-        let is_explained = merged.get("reason").is_some() || merged.get("message").is_some();
-        for field in ["reason", "message"] {
-            if let Some(value) = live_fields.get(field).filter(|_| !is_explained) {
-                merged[field] = value.clone();
+}
+
+impl Manager {
+    /// Writes what `changes` names, until stopped.
+    pub async fn run(self, changes: Receiver<Change>, stop: StopToken) {
+        let mut state = State::default();
+        loop {
+            let registered = self.node.registration();
+            if self.node.registered().is_some() {
+                let names = std::mem::take(&mut state.unregistered);
+                state.add(names.into_iter().map(Change::Mirror), self.clock.monotonic());
             }
-        }
-    } else if is_terminal(merged["phase"].as_str()) && !report.is_terminated {
-        // Others take the pod's resources once it is terminal.
-        for field in ["phase", "reason", "message"] {
-            match live_fields.get(field) {
-                Some(value) => merged[field] = value.clone(),
-                None => drop(merged.as_object_mut().and_then(|merged| merged.remove(field))),
+            while let Some((change, since)) = state.due.pop_first() {
+                let work = self.take(change, since, false, &mut state);
+                if stop.unless_stopped(work).await.is_none() {
+                    return;
+                }
+                let new = std::iter::from_fn(|| changes.try_recv().ok());
+                state.add(new, self.clock.monotonic());
             }
-        }
-    }
-    merged
-}
-
-/// A container that has ended and that the runtime does not have any more keeps its last status.
-fn keep_ended(own: &mut Option<Vec<core::ContainerStatus>>, live: &Value) {
-    let live: Vec<core::ContainerStatus> = serde_json::from_value(live.clone()).unwrap_or_default();
-    for status in own.iter_mut().flatten().filter(|status| status.container_id.is_none()) {
-        let ended = live.iter().find(|before| {
-            let is_ended = before.state.as_ref().is_some_and(|state| state.terminated.is_some());
-            before.name == status.name && is_ended
-        });
-        if let Some(ended) = ended {
-            *status = ended.clone();
-        }
-    }
-}
-
-/// A condition keeps the server's time while its status is the same: an agent that has restarted
-/// does not know when it changed.
-fn keep_transition(condition: &mut Value, before: Option<&Value>) {
-    if let Some(before) = before.filter(|before| before["status"] == condition["status"])
-        && let Some(time) = before.get("lastTransitionTime")
-    {
-        condition["lastTransitionTime"] = time.clone();
-    }
-    // The server stores them as null.
-    if let Some(before) = before {
-        for field in ["lastProbeTime", "observedGeneration"] {
-            if let Some(value) = before.get(field)
-                && condition.get(field).is_none()
-            {
-                condition[field] = value.clone();
-            }
-        }
-    }
-}
-
-/// The server stores whole seconds; a finer time would be written again and again.
-/// Upstream: `normalizeStatus`.
-fn truncate_times(value: &mut Value) {
-    match value {
-        Value::Array(items) => items.iter_mut().for_each(truncate_times),
-        Value::Object(fields) => {
-            for (field, value) in fields {
-                match value {
-                    Value::String(text) if field.ends_with("At") || field.ends_with("Time") => {
-                        if let Some((whole, _)) =
-                            text.split_once('.').filter(|_| text.ends_with('Z'))
-                        {
-                            *text = format!("{whole}Z");
-                        }
+            let Some(change) = self.wait(&changes, registered, &state, &stop).await else { return };
+            let now = self.clock.monotonic();
+            state.add(change, now);
+            if state.retry_at.is_some_and(|at| at <= now) {
+                state.retry_at = None;
+                for change in std::mem::take(&mut state.later) {
+                    let work = self.take(change, now, true, &mut state);
+                    if stop.unless_stopped(work).await.is_none() {
+                        return;
                     }
-                    value => truncate_times(value),
                 }
             }
         }
-        _ => {}
     }
-}
 
-/// Gives the status of a pod that has ended a terminal phase; what could not be found is a failure.
-/// Upstream: `TerminatePod`, `getPhase`.
-fn end(pod: &Pod, status: &mut core::PodStatus) {
-    let unknown = || core::ContainerState {
-        terminated: Some(core::ContainerStateTerminated {
-            exit_code: 137,
-            reason: Some("ContainerStatusUnknown".to_owned()),
-            message: Some("The container could not be located when the pod was terminated".into()),
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    let is_open = |status: &core::ContainerStatus| {
-        status.state.as_ref().is_none_or(|state| state.terminated.is_none())
-    };
-    let exit_code = |status: &core::ContainerStatus| {
-        Some(status.state.as_ref()?.terminated.as_ref()?.exit_code)
-    };
-    let has_begun = status.container_statuses.iter().flatten().any(|status| !is_open(status));
-    for container in status.container_statuses.iter_mut().flatten() {
-        container.ready = false;
-        container.started = Some(false);
-        if has_begun && is_open(container) {
-            container.state = Some(unknown());
+    /// Waits for a change, the registration of the Node, or the next retry; `None`: it is stopped.
+    async fn wait(
+        &self,
+        changes: &Receiver<Change>,
+        registered: EventListener,
+        state: &State,
+        stop: &StopToken,
+    ) -> Option<Option<Change>> {
+        let change = async { changes.recv().await.ok().map(Some) };
+        let registered = async {
+            registered.await;
+            Some(None)
+        };
+        let retry = async {
+            let now = self.clock.monotonic();
+            let delay = state.retry_at.map_or(Duration::MAX, |at| at.saturating_sub(now));
+            self.clock.sleep(delay).await;
+            Some(None)
+        };
+        stop.unless_stopped(change.or(registered).or(retry)).await.flatten()
+    }
+
+    /// `is_retry`: what another writer has changed is written too.
+    async fn take(&self, change: Change, since: Duration, is_retry: bool, state: &mut State) {
+        match &change {
+            Change::Status(uid) => {
+                let Some(report) = self.pods.report(uid) else {
+                    state.written.remove(uid);
+                    return;
+                };
+                match due(&report, state.written.get(uid), &self.now()) {
+                    Due::No => return,
+                    Due::Later if !is_retry => {
+                        return state.postpone(change, self.clock.monotonic());
+                    }
+                    Due::Later | Due::Now => {}
+                }
+                let outcome = self.write(&report, since, state).await;
+                if let Err(error) = outcome {
+                    let pod = report.pod.display_name();
+                    log::error!("Failed to update status for pod {pod}: {error}");
+                    state.postpone(change, self.clock.monotonic());
+                }
+            }
+            Change::Mirror(name) => {
+                let Some(step) = self.pods.mirror_step(name) else { return };
+                let is_deletion = matches!(step, Step::Delete(_));
+                if let Err(error) = self.keep_mirror(name, step, state).await {
+                    log::error!("the mirror pod {name}: {error}");
+                    // The others are repeated with the next sync of their pods.
+                    if is_deletion {
+                        state.postpone(change, self.clock.monotonic());
+                    }
+                }
+            }
         }
     }
-    let containers = status.container_statuses.as_deref().unwrap_or_default();
-    let is_done = !containers.is_empty() && containers.iter().all(|c| exit_code(c) == Some(0));
-    let init = status.init_container_statuses.as_deref().unwrap_or_default();
-    let mut init = pod.init_containers().iter().zip(init);
-    let is_initialized = init
-        .all(|(container, status)| is_restartable_init(container) || exit_code(status) == Some(0));
-    if !is_terminal(status.phase.as_deref()) {
-        let phase = if is_done && is_initialized { "Succeeded" } else { "Failed" };
-        status.phase = Some(phase.to_owned());
+
+    async fn keep_mirror(&self, name: &str, step: Step, state: &mut State) -> Result<(), Error> {
+        let pod = match &step {
+            Step::Create(pod) => pod,
+            Step::Replace(mirror, pod) => match mirror::delete(&self.client, mirror).await? {
+                true => pod,
+                // The watch shows what there is now.
+                false => return Ok(()),
+            },
+            Step::Delete(mirror) => return mirror::delete(&self.client, mirror).await.map(drop),
+        };
+        match self.node.registered() {
+            Some(node) => mirror::create(&self.client, pod, &node).await,
+            None => {
+                log::debug!("the mirror pod {name} waits until the Node is registered");
+                state.unregistered.insert(name.to_owned());
+                Ok(())
+            }
+        }
     }
-    let reason = match status.phase.as_deref() {
-        Some("Succeeded") => "PodCompleted",
-        _ => "PodFailed",
-    };
-    for condition in status.conditions.iter_mut().flatten() {
-        if ["Ready", "ContainersReady"].contains(&condition.type_.as_str()) {
-            condition.status = "False".to_owned();
-            condition.reason = Some(reason.to_owned());
+
+    fn now(&self) -> Time {
+        Time(self.clock.now().to_jiff())
+    }
+
+    /// Makes the server's status equal to the kubelet's; deletes the pod if it has ended and has to.
+    /// Upstream: `manager.syncPod`.
+    async fn write(
+        &self,
+        report: &Report,
+        since: Duration,
+        state: &mut State,
+    ) -> Result<(), Error> {
+        let Some(api) = &report.api else { return Ok(()) };
+        let pods = || self.client.resource(&objects::Pod::RESOURCE);
+        let key = ObjectKey::new(report.pod.namespace(), report.pod.name());
+        let mut live: core::Pod = match pods().get(&key).await {
+            Ok(live) => live,
+            // Its source is about to lose it too.
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut written = Written {
+            api: api.uid(),
+            version: report.version,
+            is_terminated: report.is_terminated,
+            is_deleted: false,
+        };
+        if live.metadata.uid != api.metadata.uid {
+            log::debug!("pod {}: another pod has its name now", report.pod.display_name());
+            state.written.insert(report.pod.uid(), written);
+            return Ok(());
+        }
+        let old = live.status.take().unwrap_or_default();
+        let new = merged(&old, report, &self.now());
+        match patch(&written.api, &old, &new) {
+            Some(patch) => {
+                let patch = Patch::StrategicMerge(patch);
+                live = pods().subresource("status").patch(&key, &patch).await?;
+            }
+            None => live.status = Some(old),
+        }
+        let took = self.clock.monotonic().saturating_sub(since);
+        metrics::STATUS_SYNC.observe(took.as_secs_f64());
+        state.written.insert(report.pod.uid(), written.clone());
+        if !may_delete(report, &live) {
+            return Ok(());
+        }
+        let delete = Delete::new().grace_period(0).uid((&*written.api).into());
+        match pods().delete(&key, delete).await {
+            Err(error) if !error.is_not_found() && !error.is_of_another_uid() => Err(error),
+            _ => {
+                let pod = report.pod.display_name();
+                log::info!("Pod {pod} fully terminated and removed from etcd");
+                written.is_deleted = true;
+                state.written.insert(report.pod.uid(), written);
+                Ok(())
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use serde_json::json;
+    use kube_controller_manager::objects::Timestamp;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::pod::CONFIG_MIRROR;
 
-    fn report(status: Value, is_terminated: bool) -> Report {
-        let pod = json!({"metadata": {"name": "p", "namespace": "n"},
-                         "spec": {"containers": [{"name": "a"}]}});
+    fn report(api: Value, phase: &str, version: u64, is_finished: bool) -> Report {
+        let pod = |value: Value| Arc::new(serde_json::from_value::<Pod>(value).expect("a pod"));
+        let status = serde_json::from_value(json!({"phase": phase})).expect("a status");
         Report {
-            pod: Arc::new(serde_json::from_value(pod).expect("a pod")),
-            status: serde_json::from_value(status).expect("a status"),
-            is_terminated,
-            is_finished: is_terminated,
+            pod: pod(json!({"metadata": {"name": "p", "uid": "u"}})),
+            api: (!api.is_null()).then(|| pod(api)),
+            status: Arc::new(status),
+            version,
+            is_terminated: is_finished,
+            is_finished,
         }
     }
 
-    fn container(state: &Value) -> Value {
-        json!({"name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-               "state": state})
+    fn live(phase: &str, metadata: Value) -> Value {
+        let mut pod = json!({"metadata": {"name": "p", "uid": "u"}, "status": {"phase": phase}});
+        for (field, value) in metadata.as_object().into_iter().flatten() {
+            pod["metadata"][field] = value.clone();
+        }
+        pod
     }
 
     #[test]
-    fn conditions_and_fields_of_others_stay() {
-        let live = json!({"phase": "Pending", "qosClass": "BestEffort", "conditions": [
-            {"type": "Mine", "status": "True"},
-            {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z",
-             "lastProbeTime": null},
-        ]});
-        let own = json!({"phase": "Running", "qosClass": "x", "startTime": "2026-01-01T00:00:01.5Z",
-        "conditions": [
-            {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-02T00:00:00Z"},
-            {"type": "Initialized", "status": "True",
-             "lastTransitionTime": "2026-01-02T00:00:00.123Z"},
-        ]});
-        let merged = merged(&live, &report(own, false));
-        assert_eq!(
-            merged,
-            json!({"phase": "Running", "qosClass": "BestEffort",
-            "startTime": "2026-01-01T00:00:01Z",
-            "conditions": [
-                {"type": "Mine", "status": "True"},
-                {"type": "Ready", "status": "False", "lastProbeTime": null,
-                 "lastTransitionTime": "2026-01-01T00:00:00Z"},
-                {"type": "Initialized", "status": "True",
-                 "lastTransitionTime": "2026-01-02T00:00:00Z"},
-            ]})
-        );
-    }
-
-    #[test]
-    fn phase_is_terminal_once_nothing_runs_and_stays_so() {
-        let done = container(&json!({"terminated": {"exitCode": 0}}));
-        let failed = container(&json!({"terminated": {"exitCode": 1}}));
-        let running = container(&json!({"running": {}}));
-        let waiting = container(&json!({"waiting": {}}));
-        for (live, own, state, is_terminated, expected) in [
-            ("Running", "Running", &running, false, "Running"),
-            ("Running", "Succeeded", &done, false, "Running"),
-            ("Running", "Succeeded", &done, true, "Succeeded"),
-            // Deleted while it ran: its policy would restart it.
-            ("Running", "Running", &done, true, "Succeeded"),
-            ("Running", "Running", &failed, true, "Failed"),
-            ("Pending", "Pending", &waiting, true, "Failed"),
-            ("Failed", "Running", &running, false, "Failed"),
+    fn reports_are_written_once_for_each_version() {
+        let uid = |text: &str| Uid::parse(text).expect("a uid");
+        let written = |version, is_terminated, is_deleted| {
+            Some(Written { api: uid("u"), version, is_terminated, is_deleted })
+        };
+        let elsewhere = Some(Written { api: uid("v"), ..written(1, false, false).expect("one") });
+        let runs = || live("Running", json!({}));
+        let goes = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let mut mirror = goes.clone();
+        mirror["annotations"] = json!({CONFIG_MIRROR: "h"});
+        for (name, report, written, expected) in [
+            (
+                "static without a mirror pod",
+                report(json!(null), "Running", 1, false),
+                None,
+                Due::No,
+            ),
+            ("first", report(live("Pending", json!({})), "Running", 1, false), None, Due::Now),
+            ("already there", report(runs(), "Running", 1, false), None, Due::No),
+            ("written", report(runs(), "Running", 1, false), written(1, false, false), Due::No),
+            ("newer", report(runs(), "Running", 2, false), written(1, false, false), Due::Now),
+            ("terminated", report(runs(), "Failed", 1, true), written(1, false, false), Due::Now),
+            (
+                "changed by another",
+                report(live("Pending", json!({})), "Running", 1, false),
+                written(1, false, false),
+                Due::Later,
+            ),
+            (
+                "another pod's",
+                report(live("Pending", json!({})), "Running", 1, false),
+                elsewhere,
+                Due::Now,
+            ),
+            (
+                "not finished",
+                report(live("Failed", goes.clone()), "Failed", 1, false),
+                None,
+                Due::No,
+            ),
+            (
+                "finished",
+                report(live("Failed", goes.clone()), "Failed", 1, true),
+                written(1, true, false),
+                Due::Now,
+            ),
+            (
+                "finished and kept",
+                report(live("Failed", json!({})), "Failed", 1, true),
+                written(1, true, false),
+                Due::No,
+            ),
+            (
+                "deleted, with finalizers",
+                report(live("Failed", goes), "Failed", 1, true),
+                written(1, true, true),
+                Due::No,
+            ),
+            (
+                "mirror pod",
+                report(live("Failed", mirror), "Failed", 1, true),
+                written(1, true, false),
+                Due::No,
+            ),
         ] {
-            let own = json!({"phase": own, "containerStatuses": [state]});
-            let live = json!({"phase": live});
-            let merged = merged(&live, &report(own, is_terminated));
-            assert_eq!(merged["phase"], expected, "{live} {state} {is_terminated}");
-            let is_ready = merged["containerStatuses"][0]["ready"] == true;
-            assert_eq!(is_ready, !is_terminated);
+            let now = Time(Timestamp::from_secs(0).to_jiff());
+            assert_eq!(due(&report, written.as_ref(), &now), expected, "{name}");
         }
-    }
-
-    #[test]
-    fn the_reason_of_an_end_and_its_disruption_stay() {
-        let disrupted = |reason: &str| {
-            json!([
-                {"type": "DisruptionTarget", "status": "True", "reason": reason}
-            ])
-        };
-        let live = json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory",
-                          "conditions": disrupted("EvictionByEvictionAPI")});
-        let of = |own: Value| {
-            let merged = merged(&live, &report(own, true));
-            let conditions = merged["conditions"].as_array().cloned().unwrap_or_default();
-            let reasons: Vec<Value> = conditions.iter().map(|c| c["reason"].clone()).collect();
-            (json!([merged["phase"], merged["reason"], merged["message"]]), json!(reasons))
-        };
-        let why = json!(["Failed", "Evicted", "low on memory"]);
-        let (kept, reasons) = of(json!({"phase": "Running"}));
-        assert_eq!((kept, reasons), (why, json!(["EvictionByEvictionAPI"])));
-        let own = json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "late",
-                         "conditions": disrupted("TerminationByKubelet")});
-        let (own, reasons) = of(own);
-        let why = json!(["Failed", "DeadlineExceeded", "late"]);
-        assert_eq!((own, reasons), (why, json!(["TerminationByKubelet"])));
-    }
-
-    #[test]
-    fn container_that_is_gone_keeps_its_last_status() {
-        let done = container(&json!({"terminated": {"exitCode": 0}}));
-        let gone = container(&json!({"waiting": {}}));
-        let live = json!({"phase": "Succeeded", "containerStatuses": [done]});
-        let own = json!({"phase": "Pending", "containerStatuses": [gone]});
-        let merged = merged(&live, &report(own, true));
-        assert_eq!(merged["phase"], "Succeeded");
-        assert_eq!(merged["containerStatuses"][0]["state"]["terminated"]["exitCode"], 0);
     }
 
     #[test]
     fn pod_is_deleted_once_it_is_finished_terminal_and_asked_to_go() {
-        let pod = |phase: &str, deletion: Value| json!({"metadata": {"deletionTimestamp": deletion}, "status": {"phase": phase}});
-        let time = json!("2026-01-01T00:00:00Z");
-        for (live, is_finished, expected) in [
-            (pod("Failed", time.clone()), true, true),
-            (pod("Failed", time.clone()), false, false),
-            (pod("Running", time), true, false),
-            (pod("Failed", Value::Null), true, false),
+        let time = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        for (phase, metadata, is_finished, expected) in [
+            ("Failed", time.clone(), true, true),
+            ("Failed", time.clone(), false, false),
+            ("Running", time, true, false),
+            ("Failed", json!({}), true, false),
         ] {
-            assert_eq!(may_delete(&live, is_finished), expected, "{live}");
+            let report = report(live(phase, metadata.clone()), phase, 1, is_finished);
+            let live = report.api.clone().expect("a pod");
+            assert_eq!(may_delete(&report, &live), expected, "{phase} {metadata} {is_finished}");
         }
     }
 }

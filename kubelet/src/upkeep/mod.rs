@@ -14,6 +14,7 @@ use kube_controller_manager::task::{self, StopToken};
 pub use self::error::Error;
 
 use crate::causes::chain;
+use crate::events;
 use crate::eviction::{self, Candidate, Observations, Signal, Statements, Threshold, Watch};
 use crate::images::gc::{self, ImageGc};
 use crate::kubelet::{EvictionCause, Kubelet};
@@ -336,7 +337,7 @@ impl Upkeep {
             log::error!("Eviction manager: cannot evict a critical pod {name}: {message}");
             return false;
         }
-        log::warn!("Eviction manager: pod {name} is evicted: {message}");
+        events::warning(pod, None, eviction::REASON, message);
         self.kubelet.evict(pod, grace, eviction::REASON, message, cause);
         metrics::EVICTIONS.with_label_values(&[signal]).inc();
         true

@@ -28,5 +28,6 @@ mod secure;
 mod sources;
 mod spec;
 mod standalone;
+mod status;
 mod streams;
 mod upkeep;

@@ -176,6 +176,21 @@ impl Workers {
         self.workers.get(uid)?.pod()
     }
 
+    /// Whether the pod runs: it neither waits for its name nor has to end.
+    pub fn is_syncing(&self, uid: &str) -> bool {
+        self.pod(uid).is_some_and(PodWorker::is_syncing)
+    }
+
+    /// Whether a static pod of this full name has to end, and still may have running containers.
+    /// Upstream: `IsPodForMirrorPodTerminatingByFullName`.
+    pub fn is_name_ending(&self, full_name: &str) -> bool {
+        let workers = self.workers.values().filter_map(Worker::pod);
+        let mut named = workers.filter(|worker| worker.pod().is_static());
+        named.any(|worker| {
+            worker.full_name() == full_name && worker.is_terminating() && !worker.is_terminated()
+        })
+    }
+
     /// Whether the pod has to end, or has ended.
     pub fn is_terminating(&self, uid: &str) -> bool {
         self.pod(uid).is_some_and(PodWorker::is_terminating)

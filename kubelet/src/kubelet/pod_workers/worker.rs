@@ -232,6 +232,11 @@ impl PodWorker {
         matches!(self.phase, Phase::WaitingToStart) && self.pod.is_static()
     }
 
+    /// Whether the pod runs.
+    pub(super) fn is_syncing(&self) -> bool {
+        matches!(self.phase, Phase::Syncing(_))
+    }
+
     /// Whether the pod has to end, or has ended.
     pub(super) fn is_terminating(&self) -> bool {
         !matches!(self.phase, Phase::WaitingToStart | Phase::Syncing(_))

@@ -14,7 +14,7 @@ use super::Kubelet;
 use super::pod_workers::{Outcome, Work};
 use crate::causes::chain;
 use crate::metrics;
-use crate::pod::Uid;
+use crate::pod::{PodExt, Uid};
 
 /// After an error of a pod. Upstream: `backOffPeriod`.
 const RETRY: Duration = Duration::from_secs(10);
@@ -24,6 +24,12 @@ impl Kubelet {
     pub(super) async fn work(self: Arc<Self>, uid: Uid, work: Work, cancel: Latch) {
         let begin = self.clock.monotonic();
         let operation = self.operation(&uid, &work, begin);
+        let full_name = match &work {
+            Work::Terminate(pod, _) | Work::CleanUp(pod) if pod.is_static() => {
+                Some(pod.full_name())
+            }
+            _ => None,
+        };
         let run = async {
             match &work {
                 Work::Sync(pod) => self.sync_pod(pod).await,
@@ -47,6 +53,9 @@ impl Kubelet {
             self.store.notify(&pod);
         }
         self.forget_ended();
+        if let Some(name) = full_name {
+            self.store.notify_mirror(name);
+        }
     }
 
     /// The label of the work in upstream's metric. The delay of a pod's first sync is observed.

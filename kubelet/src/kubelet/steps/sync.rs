@@ -34,6 +34,9 @@ impl Kubelet {
             self.fail(pod, reason, message);
             return Ok(Outcome::Terminal);
         }
+        if pod.is_static() {
+            self.store.notify_mirror(pod.full_name());
+        }
         let synced = self.sync_runtime(pod, &runtime, &status).await;
         let (waiting, retry) = match &synced {
             Ok(synced) if synced.is_reset => (WaitingReasons::new(), Some(Duration::ZERO)),

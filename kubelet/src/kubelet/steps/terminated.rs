@@ -14,7 +14,7 @@ use crate::volumes;
 
 impl Kubelet {
     /// Releases the pod's volumes and cgroup; if its source does not have it any more, its logs and
-    /// what the runtime has of it too.
+    /// what the runtime has of it too. After that its status is the last one.
     pub(super) async fn sync_terminated_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, Error> {
         let uid = pod.uid();
         let is_removed = !self.store.contains(&uid);
@@ -37,6 +37,7 @@ impl Kubelet {
         self.manager.objects.forget(&uid);
         self.manager.remove_cgroup(&uid).await?;
         prober::remove_metrics(pod);
+        self.finish_status(pod);
         log::info!("pod {} has ended", pod.display_name());
         Ok(Outcome::Done(Duration::ZERO))
     }

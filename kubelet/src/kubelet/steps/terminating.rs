@@ -36,7 +36,7 @@ impl Kubelet {
             return Err(Error::StillRunning { pod: pod.display_name() });
         }
         probes.retain(&pod.uid(), &BTreeSet::new());
-        self.publish(pod, &runtime).await;
+        self.publish(pod, &runtime, true).await;
         Ok(Outcome::Done(Duration::ZERO))
     }
 
@@ -49,7 +49,7 @@ impl Kubelet {
             let results = ids.map(|id| self.manager.probes.result(id, Kind::Readiness));
             let results = Some(results.collect());
             if results != published {
-                self.publish(pod, runtime).await;
+                self.publish(pod, runtime, false).await;
                 published = results;
             }
             changed.await;

@@ -1,0 +1,38 @@
+//! The mirror pods among the pods of the API server. Upstream: the cases `wasMirror` of
+//! `HandlePodAdditions` and those beside it.
+
+use std::sync::Arc;
+
+use super::Kubelet;
+use crate::pod::{Pod, PodExt};
+use crate::sources::{Op, PodUpdate, Source};
+
+impl Kubelet {
+    /// Takes the mirror pods out of an update: they are not run.
+    pub(super) fn take_mirrors(&self, update: &mut PodUpdate) {
+        if update.source != Source::Api {
+            return;
+        }
+        let (mirrors, pods) = update.pods.drain(..).partition(|pod| pod.is_mirror());
+        update.pods = pods;
+        for mirror in &mirrors {
+            self.take_mirror(update.op, mirror);
+        }
+    }
+
+    fn take_mirror(&self, op: Op, mirror: &Arc<Pod>) {
+        self.store.set_mirror(mirror, op != Op::Remove);
+        let full_name = mirror.full_name();
+        if let Some(pod) = self.store.static_pod(&full_name) {
+            self.store.notify(&pod);
+        }
+        self.store.notify_mirror(full_name);
+    }
+
+    /// All sources may have been read: mirror pods of static pods that are gone may go.
+    pub(super) fn notify_mirrors(&self) {
+        for full_name in self.store.mirrors() {
+            self.store.notify_mirror(full_name);
+        }
+    }
+}
