@@ -33,6 +33,7 @@ pub mod pod;
 pub mod prober;
 pub mod runtime;
 pub mod server;
+pub mod shutdown;
 pub mod sources;
 pub mod stats;
 pub mod status;

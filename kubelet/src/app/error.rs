@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use super::enforce;
-use crate::{cgroups, cri, node, options, server, upkeep, volumes};
+use crate::{cgroups, cri, node, options, server, shutdown, upkeep, volumes};
 
 /// Why the kubelet does not start.
 #[derive(Debug)]
@@ -40,6 +40,7 @@ pub enum Error {
     Volumes(volumes::Error),
     Upkeep(upkeep::Error),
     Server(server::Error),
+    Shutdown(shutdown::Error),
 }
 
 impl Error {
@@ -78,6 +79,7 @@ impl fmt::Display for Error {
             Error::Volumes(error) => error.fmt(f),
             Error::Upkeep(error) => error.fmt(f),
             Error::Server(error) => error.fmt(f),
+            Error::Shutdown(error) => error.fmt(f),
         }
     }
 }
@@ -95,6 +97,7 @@ impl StdError for Error {
             Error::Volumes(error) => error.source(),
             Error::Upkeep(error) => error.source(),
             Error::Server(error) => error.source(),
+            Error::Shutdown(error) => error.source(),
             _ => None,
         }
     }

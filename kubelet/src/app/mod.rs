@@ -62,6 +62,7 @@ use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::Resolvers;
 use crate::server::{self, SecurePages, SecurePort, SetVerbosity, StreamLimits};
+use crate::shutdown::{self, NodePods, Shutdown, groups};
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::status;
 use crate::upkeep::{self, Evictions, Upkeep};
@@ -286,6 +287,7 @@ async fn serve(
             "there is no source of pods: --pod-manifest-path, --manifest-url or --kubeconfig names one"
         );
     }
+    let shutdown_groups = groups::of(configuration).map_err(Error::Shutdown)?;
     let admission = admission::admission(configuration, client.as_ref(), &node.name, &clock)?;
     let kubelet = Kubelet::new(manager, admission, sources, configuration.sync_frequency.0);
     if let Some(folder) = objects_folder {
@@ -321,6 +323,16 @@ async fn serve(
         evictions,
     };
     drop(task::spawn(upkeep.run(stop.clone())));
+    if !shutdown_groups.is_empty() {
+        let shutdown = Shutdown {
+            pods: Arc::new(NodePods(kubelet.clone())),
+            groups: shutdown_groups,
+            node: node.name.clone(),
+            clock: clock.clone(),
+            paths: shutdown::Paths::new(Path::new(&settings.root)),
+        };
+        drop(task::spawn(shutdown.run(stop.clone())));
+    }
     let (name, ended) = (node.name.clone(), stop.clone());
     drop(task::spawn(async move { ended.unless_stopped(oom::watch(&name)).await.unwrap_or(()) }));
     let checks = server::checks(&kubelet);

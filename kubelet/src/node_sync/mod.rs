@@ -197,8 +197,9 @@ impl NodeSync {
 
     async fn regular(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         loop {
+            let changed = kubelet.shutdown_changed();
             self.sync(heartbeats, kubelet).await;
-            self.clock.sleep(self.jittered()).await;
+            self.clock.sleep(self.jittered()).or(changed).await;
         }
     }
 
@@ -329,7 +330,8 @@ impl NodeSync {
                 read.map_err(Error::Read)?.object().clone()
             }
         };
-        let runtime = self.runtime.info(kubelet.pleg_fault());
+        let mut runtime = self.runtime.info(kubelet.pleg_fault());
+        runtime.faults.extend(kubelet.shutdown_fault());
         let (mut after, events) = self.with_status((*before).clone(), runtime).await;
         set_machine_labels(&mut after);
         self.record_scheduling(&after);

@@ -97,6 +97,11 @@ pub struct Configuration {
     pub merge_default_eviction_settings: bool,
     /// How long a pressure stays in the Node's status.
     pub eviction_pressure_transition_period: GoDuration,
+    /// Zero: pods are not ended when the machine shuts down.
+    pub shutdown_grace_period: GoDuration,
+    /// The last part of it.
+    pub shutdown_grace_period_critical_pods: GoDuration,
+    pub shutdown_grace_period_by_pod_priority: Vec<PriorityGrace>,
     pub volume_stats_agg_period: GoDuration,
     pub local_storage_capacity_isolation: bool,
     pub register_node: bool,
@@ -215,6 +220,14 @@ pub struct CrashLoopBackOff {
     pub max_container_restart_period: GoDuration,
 }
 
+/// How long pods from a priority on may take to end. Upstream: `ShutdownGracePeriodByPodPriority`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PriorityGrace {
+    pub priority: i32,
+    pub shutdown_grace_period_seconds: i64,
+}
+
 /// Upstream: `MaxContainerBackOff`.
 impl Default for CrashLoopBackOff {
     fn default() -> CrashLoopBackOff {
@@ -279,6 +292,9 @@ impl Default for Configuration {
             eviction_max_pod_grace_period: 0,
             merge_default_eviction_settings: false,
             eviction_pressure_transition_period: GoDuration::from_secs(300),
+            shutdown_grace_period: GoDuration::default(),
+            shutdown_grace_period_critical_pods: GoDuration::default(),
+            shutdown_grace_period_by_pod_priority: Vec::new(),
             volume_stats_agg_period: GoDuration::from_secs(60),
             local_storage_capacity_isolation: true,
             register_node: true,
@@ -485,8 +501,7 @@ const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
     memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR \
     preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
     registryPullQPS reservedMemory runOnce seccompDefault \
-    showHiddenMetricsForVersion shutdownGracePeriod shutdownGracePeriodByPodPriority \
-    shutdownGracePeriodCriticalPods singleProcessOOMKill \
+    showHiddenMetricsForVersion singleProcessOOMKill \
     systemCgroups tlsCurvePreferences topologyManagerPolicy \
     topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
 
