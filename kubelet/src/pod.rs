@@ -131,6 +131,10 @@ pub trait PodExt {
         self.spec().init_containers.as_deref().unwrap_or_default()
     }
 
+    fn ephemeral_containers(&self) -> &[core::EphemeralContainer] {
+        self.spec().ephemeral_containers.as_deref().unwrap_or_default()
+    }
+
     /// The init containers and the containers.
     fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers().iter().chain(&self.spec().containers)
@@ -172,6 +176,31 @@ impl PodExt for Pod {
 /// The pod's annotations, for a change.
 pub fn annotations_mut(pod: &mut Pod) -> &mut BTreeMap<String, String> {
     pod.metadata.annotations.get_or_insert_default()
+}
+
+/// The definition of an ephemeral container, without the fields that it cannot have: ports, probes,
+/// hooks, resources and a restart policy. Upstream: `EphemeralContainerCommon`.
+pub fn of_ephemeral(ephemeral: &core::EphemeralContainer) -> Container {
+    let ephemeral = ephemeral.clone();
+    Container {
+        name: ephemeral.name,
+        image: ephemeral.image,
+        image_pull_policy: ephemeral.image_pull_policy,
+        command: ephemeral.command,
+        args: ephemeral.args,
+        working_dir: ephemeral.working_dir,
+        env: ephemeral.env,
+        env_from: ephemeral.env_from,
+        volume_mounts: ephemeral.volume_mounts,
+        volume_devices: ephemeral.volume_devices,
+        termination_message_path: ephemeral.termination_message_path,
+        termination_message_policy: ephemeral.termination_message_policy,
+        security_context: ephemeral.security_context,
+        stdin: ephemeral.stdin,
+        stdin_once: ephemeral.stdin_once,
+        tty: ephemeral.tty,
+        ..Container::default()
+    }
 }
 
 /// Whether an init container runs beside the containers (a sidecar).

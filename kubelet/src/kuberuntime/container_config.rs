@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kube_controller_manager::task;
 
-use super::start::ContainerImages;
+use super::start::{ContainerImages, Start};
 use super::{Error, Manager};
 use crate::cgroups;
 use crate::cri::api;
@@ -28,13 +28,12 @@ const HOSTS: &str = "/etc/hosts";
 type VariablesAndMounts = (Vec<(String, Vec<u8>)>, Vec<api::Mount>);
 
 impl Manager {
-    /// The definition of a container. `restart_count`: how often it has started before.
+    /// The definition of a container.
     pub(super) async fn container_config(
         &self,
         pod: &Arc<Pod>,
         container: &Container,
-        restart_count: u32,
-        images: ContainerImages,
+        Start { restart_count, images, target }: Start,
         ips: &[String],
     ) -> Result<api::ContainerConfig, Error> {
         let ContainerImages { own: image, volumes } = images;
@@ -49,6 +48,7 @@ impl Manager {
         let settings = ContainerSettings {
             restart_count,
             image_ref: &image.id,
+            target,
             image_uid: image.uid,
             environment,
             mounts,

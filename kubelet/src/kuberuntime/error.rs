@@ -21,6 +21,8 @@ pub enum Error {
     NoObject(Unavailable),
     /// The runtime ignores `supplementalGroupsPolicy`.
     NoStrictGroups,
+    /// The container that an ephemeral one looks into does not exist.
+    NoTarget(String),
     /// The runtime ignores that mounts within a mount are read-only.
     NoRecursiveReadOnly,
     /// A file cannot be made, removed or renamed.
@@ -60,6 +62,7 @@ impl fmt::Display for Error {
             Error::NoStrictGroups => {
                 f.write_str("the runtime does not support supplementalGroupsPolicy Strict")
             }
+            Error::NoTarget(name) => write!(f, "unable to find target container {name}"),
             Error::NoRecursiveReadOnly => f.write_str(
                 "failed to resolve recursive read-only mode: the runtime does not support \
                  recursive read-only mounts",
@@ -85,7 +88,10 @@ impl StdError for Error {
             Error::Path { source, .. }
             | Error::MakeCgroup { source, .. }
             | Error::RemoveCgroup { source, .. } => Some(source),
-            Error::NoObject(_) | Error::NoStrictGroups | Error::NoRecursiveReadOnly => None,
+            Error::NoObject(_)
+            | Error::NoStrictGroups
+            | Error::NoTarget(_)
+            | Error::NoRecursiveReadOnly => None,
         }
     }
 }

@@ -50,20 +50,38 @@ pub(super) struct ContainerImages {
     pub(super) volumes: HashMap<String, api::ImageSpec>,
 }
 
+/// What the definition of a container needs of its start.
+pub(super) struct Start {
+    /// How often it has started before.
+    pub(super) restart_count: u32,
+    pub(super) images: ContainerImages,
+    /// The id of the container whose processes it sees.
+    pub(super) target: Option<String>,
+}
+
+/// A container that has to start.
+#[derive(Clone, Copy)]
+pub(super) struct ToStart<'a> {
+    pub(super) container: &'a Container,
+    /// `container`, `init_container` or `ephemeral_container`, for metrics.
+    pub(super) kind: &'static str,
+    /// The name of the container whose processes an ephemeral one sees.
+    pub(super) target: Option<&'a str>,
+}
+
 impl Manager {
-    /// Starts a container in the pod's sandbox. `kind`: `container` or `init_container`, for
-    /// metrics.
+    /// Starts a container in the pod's sandbox.
     pub(super) async fn start(
         &self,
         pod: &Arc<Pod>,
         status: &PodStatus,
         sandbox: &PodSandbox,
-        container: &Container,
-        kind: &'static str,
+        to_start: ToStart<'_>,
     ) -> Result<(), StartFailure> {
+        let ToStart { container, kind, .. } = to_start;
         let started = async {
             self.back_off(pod, status, container)?;
-            self.start_now(pod, status, sandbox, container).await.map_err(StartFailure::from)
+            self.start_now(pod, status, sandbox, to_start).await.map_err(StartFailure::from)
         };
         let outcome = started.await;
         observe_start(pod, container, kind, outcome.as_ref().err().map(|failure| &failure.waiting));
@@ -108,14 +126,20 @@ impl Manager {
         pod: &Arc<Pod>,
         status: &PodStatus,
         sandbox: &PodSandbox,
-        container: &Container,
+        ToStart { container, target, .. }: ToStart<'_>,
     ) -> Result<(), Waiting> {
         let images = self.ensure_images(pod, container, &sandbox.config).await?;
         let count = match status.container(&container.name) {
             Some(last) => last.restart_count + 1,
             None => self.starts_by_logs(pod, container).await,
         };
-        let config = self.container_config(pod, container, count, images, &sandbox.ips).await;
+        let target = target.map(|name| match status.container(name) {
+            Some(target) => Ok(target.id.clone()),
+            None => Err(super::Error::NoTarget(name.to_owned())),
+        });
+        let target = target.transpose().map_err(failed("CreateContainerConfigError"))?;
+        let start = Start { restart_count: count, images, target };
+        let config = self.container_config(pod, container, start, &sandbox.ips).await;
         let config = config.map_err(failed("CreateContainerConfigError"))?;
         let request = api::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),

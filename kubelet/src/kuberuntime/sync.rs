@@ -8,14 +8,14 @@ use std::time::Duration;
 use kube_controller_manager::task;
 
 use super::sandbox::PodSandbox;
-use super::start::StartFailure;
+use super::start::{StartFailure, ToStart};
 use super::{Error, Manager};
 use crate::causes::chain;
 use crate::cri;
 use crate::events;
 use crate::images::Waiting;
 use crate::objects::Use;
-use crate::pod::{Container, Pod, PodExt};
+use crate::pod::{Container, Pod, PodExt, of_ephemeral};
 use crate::runtime::actions::{self, PodActions};
 use crate::runtime::environment::DownwardInputs;
 use crate::runtime::status::PodStatus;
@@ -131,7 +131,8 @@ impl Manager {
         Ok(id.map(|id| PodSandbox { id, config, ips: status.ips().to_vec() }))
     }
 
-    /// Starts init containers, then containers. One that cannot start keeps no other one waiting.
+    /// Starts ephemeral containers, init containers, then containers. One that cannot start keeps no
+    /// other one waiting.
     async fn start_containers(
         &self,
         pod: &Arc<Pod>,
@@ -140,16 +141,22 @@ impl Manager {
         actions: &PodActions,
         synced: &mut Synced,
     ) {
-        let mut start = async |container: &Container, kind| {
-            if let Err(failure) = self.start(pod, status, sandbox, container, kind).await {
+        let mut start = async |container: &Container, kind, target| {
+            let to_start = ToStart { container, kind, target };
+            if let Err(failure) = self.start(pod, status, sandbox, to_start).await {
                 synced.add_failure(&container.name, failure);
             }
         };
+        for at in &actions.ephemeral_to_start {
+            let ephemeral = &pod.ephemeral_containers()[*at];
+            let target = ephemeral.target_container_name.as_deref().filter(|name| !name.is_empty());
+            start(&of_ephemeral(ephemeral), "ephemeral_container", target).await;
+        }
         for at in &actions.init_to_start {
-            start(&pod.init_containers()[*at], "init_container").await;
+            start(&pod.init_containers()[*at], "init_container", None).await;
         }
         for at in &actions.to_start {
-            start(&pod.spec().containers[*at], "container").await;
+            start(&pod.spec().containers[*at], "container", None).await;
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What has to be done so that a pod runs as it should, by its state in the runtime.
 //! Upstream: `computePodActions`.
 
+use k8s_openapi::api::core::v1::EphemeralContainer;
+
 use super::labels::container_hash;
 use super::status::{ContainerStatus, PodStatus, State};
 use crate::pod::{
@@ -33,7 +35,8 @@ pub struct Kill {
     pub reason: KillReason,
 }
 
-/// The steps, in their order: kill, create a sandbox, start init containers, start containers.
+/// The steps, in their order: kill, create a sandbox, start ephemeral containers, init containers and
+/// containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodActions {
     /// Kill all containers and the sandbox.
@@ -43,6 +46,8 @@ pub struct PodActions {
     pub attempt: u32,
     /// The sandbox in which containers start.
     pub sandbox: Option<String>,
+    /// Indices of ephemeral containers, each of which starts once.
+    pub ephemeral_to_start: Vec<usize>,
     /// Indices of init containers; several only if they are restartable.
     pub init_to_start: Vec<usize>,
     pub to_start: Vec<usize>,
@@ -118,6 +123,10 @@ pub fn compute(
         recreate(pod, status, &mut actions);
         return actions;
     }
+    let ephemeral = pod.ephemeral_containers().iter().enumerate();
+    let is_new =
+        |(_, ephemeral): &(_, &EphemeralContainer)| status.container(&ephemeral.name).is_none();
+    actions.ephemeral_to_start = ephemeral.filter(is_new).map(|(at, _)| at).collect();
     let is_initialized = init_actions(pod, status, probes, &mut actions);
     if actions.kill_pod || !is_initialized {
         return actions;

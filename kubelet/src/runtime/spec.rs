@@ -40,7 +40,12 @@ pub struct SandboxSettings<'a> {
 pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfig {
     let spec = pod.spec();
     let security = spec.security_context.as_ref();
-    let is_privileged = pod.all_containers().any(is_privileged);
+    let is_privileged =
+        pod.all_containers().any(|one| is_privileged(one.security_context.as_ref()))
+            || pod
+                .ephemeral_containers()
+                .iter()
+                .any(|one| is_privileged(one.security_context.as_ref()));
     let context = api::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(pod)),
         run_as_user: security.and_then(|s| s.run_as_user).map(|value| api::Int64Value { value }),
@@ -166,8 +171,8 @@ fn port_mappings(pod: &Pod) -> Vec<api::PortMapping> {
     mappings.collect()
 }
 
-fn is_privileged(container: &Container) -> bool {
-    container.security_context.as_ref().and_then(|context| context.privileged).unwrap_or_default()
+fn is_privileged(context: Option<&core::SecurityContext>) -> bool {
+    context.and_then(|context| context.privileged).unwrap_or_default()
 }
 
 /// What the definition of a container needs beside the pod.
@@ -175,6 +180,8 @@ pub struct ContainerSettings<'a> {
     pub restart_count: u32,
     /// The image as the runtime resolved it.
     pub image_ref: &'a str,
+    /// The id of the container whose processes an ephemeral container sees.
+    pub target: Option<String>,
     /// The user of the image, when it has a number.
     pub image_uid: Option<i64>,
     pub environment: Vec<(String, Vec<u8>)>,
@@ -217,6 +224,11 @@ pub fn container(
     if settings.limits_memory_and_swap {
         resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
     }
+    let mut security = security(pod, container, &guards)?;
+    if let (Some(id), Some(namespaces)) = (settings.target, &mut security.namespace_options) {
+        namespaces.pid = api::NamespaceMode::Target as i32;
+        namespaces.target_id = id;
+    }
     Ok(api::ContainerConfig {
         metadata: Some(api::ContainerMetadata {
             name: container.name.clone(),
@@ -244,7 +256,7 @@ pub fn container(
         tty: container.tty.unwrap_or_default(),
         linux: Some(api::LinuxContainerConfig {
             resources: Some(resources),
-            security_context: Some(security(pod, container, &guards)?),
+            security_context: Some(security),
         }),
         ..Default::default()
     })
@@ -583,6 +595,7 @@ mod tests {
             let settings = ContainerSettings {
                 restart_count: 0,
                 image_ref: "i",
+                target: None,
                 image_uid: None,
                 environment: Vec::new(),
                 mounts: Vec::new(),

@@ -9,7 +9,7 @@ use kube_controller_manager::objects::Timestamp;
 use crate::images::Waiting;
 use crate::pod::{
     Container, ExitAction, Pod, PodExt, QosClass, exit_action, is_restartable_init,
-    may_restart_all, restarts_after,
+    may_restart_all, of_ephemeral, restarts_after,
 };
 use crate::runtime::actions::{should_restart, triggers_restart_of_all};
 use crate::runtime::status::{ContainerStatus, PodStatus, State};
@@ -69,7 +69,11 @@ fn restarts_all(pod: &Pod, runtime: &PodStatus, before: Option<&core::PodStatus>
 }
 
 fn status_of<'a>(status: &'a core::PodStatus, name: &str) -> Option<&'a core::ContainerStatus> {
-    let lists = [&status.init_container_statuses, &status.container_statuses];
+    let lists = [
+        &status.init_container_statuses,
+        &status.container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
     lists.into_iter().flatten().flatten().find(|status| status.name == name)
 }
 
@@ -122,6 +126,14 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
         all.push(restarting_condition(pod, &phase, inputs, all_restart));
     }
     status.conditions = Some(all);
+    let ephemeral = pod.ephemeral_containers().iter().map(|ephemeral| {
+        let container = of_ephemeral(ephemeral);
+        let status = container_status(pod, &container, inputs, waits_for, all_restart);
+        // It is no part of the pod's readiness.
+        core::ContainerStatus { ready: false, started: None, ..status }
+    });
+    let ephemeral: Vec<_> = ephemeral.collect();
+    status.ephemeral_container_statuses = (!ephemeral.is_empty()).then_some(ephemeral);
     status.init_container_statuses = has_init.then_some(init);
     status.container_statuses = Some(containers);
     status

@@ -136,9 +136,10 @@ pub fn set_up(
     let make = |path: PathBuf, mode| make_all(&path, mode).map_err(Error::at(path));
     make(folders.pod(&uid).join("volumes"), CLOSED)?;
     make(folders.pod_logs(pod), OPEN)?;
-    for container in pod.all_containers() {
-        make(folders.pod(&uid).join("containers").join(&container.name), CLOSED)?;
-        make(folders.pod_logs(pod).join(&container.name), OPEN)?;
+    let ephemeral = pod.ephemeral_containers().iter().map(|ephemeral| &ephemeral.name);
+    for name in pod.all_containers().map(|container| &container.name).chain(ephemeral) {
+        make(folders.pod(&uid).join("containers").join(name), CLOSED)?;
+        make(folders.pod_logs(pod).join(name), OPEN)?;
     }
     let set_up_one = |volume: &core::Volume| {
         if let Some(empty) = &volume.empty_dir {

@@ -8,6 +8,7 @@ mod api_objects;
 mod cgroup2;
 mod crashes;
 mod cri;
+mod debug;
 mod demo;
 mod descriptors;
 mod fake_runtime;

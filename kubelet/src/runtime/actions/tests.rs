@@ -59,6 +59,7 @@ fn shown(actions: &PodActions) -> String {
     if actions.create_sandbox {
         parts.push(format!("sandbox {}", actions.attempt));
     }
+    parts.extend(actions.ephemeral_to_start.iter().map(|at| format!("ephemeral {at}")));
     parts.extend(actions.init_to_start.iter().map(|at| format!("init {at}")));
     parts.extend(actions.to_start.iter().map(|at| format!("start {at}")));
     parts.extend(actions.to_kill.iter().map(|kill| format!("end {}", kill.name)));
@@ -67,6 +68,27 @@ fn shown(actions: &PodActions) -> String {
     };
     parts.extend(actions.to_reset.iter().map(reset));
     parts.join(", ")
+}
+
+#[test]
+fn ephemeral_containers_start_once_in_a_sandbox_that_is_there() {
+    use State::{Created, Exited, Running};
+    let up = sandbox(true, 0);
+    let running = container("a", Running, 0);
+    for (sandboxes, containers, expected) in [
+        (vec![], vec![], "kill, sandbox 0, init 0"),
+        // They do not wait for init containers.
+        (vec![up.clone()], vec![], "ephemeral 0, ephemeral 1, init 0"),
+        (vec![up.clone()], vec![running.clone(), container("e", Exited, 1)], "ephemeral 1"),
+        (vec![up], vec![running, container("e", Created, 0), container("f", Running, 0)], ""),
+    ] {
+        let mut pod = pod("Always", json!([{"name": "i", "image": "i"}]), &["a"]);
+        let ephemeral = json!([{"name": "e", "image": "i"}, {"name": "f", "image": "i"}]);
+        pod.spec.get_or_insert_default().ephemeral_containers =
+            Some(serde_json::from_value(ephemeral).expect("ephemeral containers"));
+        let status = PodStatus { sandboxes, containers };
+        assert_eq!(shown(&compute(&pod, &status, &no_probes, false)), expected);
+    }
 }
 
 #[test]
