@@ -7,6 +7,7 @@
 //! workers.
 
 pub mod admission;
+pub mod allocation;
 pub mod app;
 pub mod causes;
 pub mod certificate;
@@ -39,5 +40,6 @@ pub mod stats;
 pub mod status;
 pub mod strategic_merge;
 pub mod upkeep;
+pub mod user_namespaces;
 pub mod volumes;
 pub mod whole_object;

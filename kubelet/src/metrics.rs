@@ -266,6 +266,13 @@ metrics! {
         "[ALPHA] Last graceful shutdown start time since unix epoch in seconds";
     static SHUTDOWN_END: GaugeVec = "kubelet_graceful_shutdown_end_time_seconds",
         "[ALPHA] Last graceful shutdown end time since unix epoch in seconds";
+    pub static REQUESTED_RESIZES: IntCounterVec["resource", "requirement", "operation"] =
+        "kubelet_container_requested_resizes_total",
+        "[ALPHA] Number of requested resizes, counted at the container level. Different resources on the same container are counted separately. The 'requirement' label refers to 'memory' or 'limits'; the 'operation' label can be one of 'add', 'remove', 'increase' or 'decrease'.";
+    pub static PENDING_RESIZES: IntGaugeVec["reason"] = "kubelet_pod_pending_resizes",
+        "[ALPHA] Number of pending resizes for pods.";
+    pub static RESIZES_IN_PROGRESS: IntGauge = "kubelet_pod_in_progress_resizes",
+        "[ALPHA] Number of in-progress resizes for pods.";
     pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
         "[ALPHA] cgroup version on the hosts.";
 }

@@ -21,9 +21,8 @@ pub fn check(pod: &Pod) -> Result<(), Rejection> {
         ("ContainerStopSignals", has(has_stop_signal)),
         ("DynamicResourceAllocation", claims || extended || has(has_claims)),
         // It would show the pod the host's `/proc`, which only a user namespace guards.
-        ("ProcMountType", has(is_unmasked)),
+        ("ProcMountType", has(is_unmasked) && !own_users),
         ("UserNamespacesHostNetworkSupport", own_users && pod.is_host_network()),
-        ("UserNamespacesSupport", own_users),
     ];
     let missing: Vec<&str> =
         features.into_iter().filter(|(_, is_needed)| *is_needed).map(|(name, _)| name).collect();
@@ -58,19 +57,19 @@ mod tests {
             json!({"containers": [], "initContainers": [container]})
         };
         let unmasked = json!({"securityContext": {"procMount": "Unmasked"}});
-        let mut escape = container(unmasked.clone());
-        escape["hostUsers"] = json!(false);
+        let mut guarded = container(unmasked.clone());
+        guarded["hostUsers"] = json!(false);
         let restart = json!({"restartPolicyRules": [{"action": "RestartAllContainers"}]});
         for (spec, missing) in [
             (json!({"containers": []}), ""),
             (json!({"containers": [], "hostUsers": true}), ""),
-            (json!({"containers": [], "hostUsers": false}), "UserNamespacesSupport"),
+            (json!({"containers": [], "hostUsers": false}), ""),
             (
                 json!({"containers": [], "hostUsers": false, "hostNetwork": true}),
-                "UserNamespacesHostNetworkSupport, UserNamespacesSupport",
+                "UserNamespacesHostNetworkSupport",
             ),
             (container(unmasked), "ProcMountType"),
-            (escape, "ProcMountType, UserNamespacesSupport"),
+            (guarded, ""),
             (container(json!({"securityContext": {"procMount": "Default"}})), ""),
             (container(json!({"lifecycle": {"stopSignal": "SIGINT"}})), "ContainerStopSignals"),
             (

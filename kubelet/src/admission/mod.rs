@@ -155,7 +155,8 @@ mod tests {
     fn checks_reject_in_upstreams_order() {
         let app_armor = json!({"appArmorProfile": {"type": "RuntimeDefault"},
                                "sysctls": [{"name": "kernel.msgmax", "value": "1"}]});
-        let mut spec = json!({"hostUsers": false, "securityContext": app_armor,
+        let claims = json!([{"name": "x"}]);
+        let mut spec = json!({"resourceClaims": claims, "securityContext": app_armor,
                               "nodeName": "other", "os": {"name": "windows"}});
         let mut case = Case { pressure: vec![Pressure::Disk], ..Case::default() };
         let mut reasons = Vec::new();
@@ -183,7 +184,7 @@ mod tests {
             "PodFeatureUnsupported",
         ];
         assert_eq!(reasons, expected);
-        spec["hostUsers"] = json!(true);
+        spec["resourceClaims"] = json!([]);
         assert_eq!(case.admit(&pod("p", json!({}), spec)), Ok(vec![]));
     }
 
@@ -212,8 +213,9 @@ mod tests {
         let elsewhere = json!({"priority": CRITICAL, "nodeName": "m", "containers": [container]});
         let rejected = case.admit(&pod("p", json!({}), elsewhere));
         assert_eq!(rejected.map_err(|(reason, _)| reason), Err("NodeName".to_owned()));
+        let claims = json!([{"name": "x"}]);
         let unsupported =
-            json!({"priority": CRITICAL, "hostUsers": false, "containers": [container]});
+            json!({"priority": CRITICAL, "resourceClaims": claims, "containers": [container]});
         let rejected = case.admit(&pod("p", json!({}), unsupported));
         assert_eq!(rejected.map_err(|(reason, _)| reason), Err("PodFeatureUnsupported".to_owned()));
     }

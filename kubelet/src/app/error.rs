@@ -5,7 +5,9 @@ use std::fmt;
 use std::io;
 
 use super::enforce;
-use crate::{cgroups, cri, node, options, server, shutdown, upkeep, volumes};
+use crate::{
+    allocation, cgroups, cri, node, options, server, shutdown, upkeep, user_namespaces, volumes,
+};
 
 /// Why the kubelet does not start.
 #[derive(Debug)]
@@ -37,6 +39,10 @@ pub enum Error {
     /// The client certificate is lost while the kubelet runs, and why.
     IdentityLost(&'static str),
     Cgroups(cgroups::Error),
+    /// The ids of pods with user namespaces cannot be used.
+    UserNamespaces(user_namespaces::Error),
+    /// What the pods of an earlier kubelet have is not known.
+    Allocation(allocation::Error),
     Volumes(volumes::Error),
     Upkeep(upkeep::Error),
     Server(server::Error),
@@ -76,6 +82,8 @@ impl fmt::Display for Error {
             Error::Stopped => f.write_str("stopped while waiting for the container runtime"),
             Error::IdentityLost(why) => f.write_str(why),
             Error::Cgroups(error) => error.fmt(f),
+            Error::UserNamespaces(error) => write!(f, "create user namespace manager: {error}"),
+            Error::Allocation(error) => error.fmt(f),
             Error::Volumes(error) => error.fmt(f),
             Error::Upkeep(error) => error.fmt(f),
             Error::Server(error) => error.fmt(f),
@@ -94,6 +102,8 @@ impl StdError for Error {
             Error::Enforcement(error) => error.source(),
             Error::Runtime(error) => error.source(),
             Error::Cgroups(error) => error.source(),
+            Error::UserNamespaces(error) => error.source(),
+            Error::Allocation(error) => error.source(),
             Error::Volumes(error) => error.source(),
             Error::Upkeep(error) => error.source(),
             Error::Server(error) => error.source(),

@@ -27,6 +27,7 @@ use kube_controller_manager::task::{self, StopToken};
 
 use self::error::Error;
 use self::identity::Identity;
+use crate::allocation::Checkpoint;
 use crate::causes::chain;
 use crate::certificate::ServingCertificate;
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
@@ -66,13 +67,18 @@ use crate::shutdown::{self, NodePods, Shutdown, groups};
 use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::status;
 use crate::upkeep::{self, Evictions, Upkeep};
+use crate::user_namespaces::{HostIds, UserNamespaces};
 use crate::volumes::{self, Folders};
 
 /// The first delay of a restart. Upstream: `initialBackOff`.
 const BACKOFF: Duration = Duration::from_secs(10);
 /// What the Node says that this kubelet can do, of the features that others ask for.
 /// Upstream: `nodedeclaredfeatures.AllFeatures`.
-const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
+const DECLARED_FEATURES: [&str; 3] = [
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
 
 /// The program: does what its arguments ask for. Call it once, from no task.
 pub fn main(args: &[String]) -> ExitCode {
@@ -244,7 +250,13 @@ async fn serve(
         state: node_sync::State::default(),
     };
     node_sync.prepare().await;
+    let user_namespaces = user_namespaces(configuration, &folders)?;
+    let checkpoint = |name: &str| Checkpoint::open(folders.root.join(name));
+    let allocated = checkpoint("allocated_pods_state").map_err(Error::Allocation)?;
+    let actuated = checkpoint("actuated_pods_state").map_err(Error::Allocation)?;
     let manager = Manager {
+        actuated,
+        user_namespaces: Arc::new(user_namespaces),
         cgroups,
         classes: Arc::default(),
         cgroup_features: OnceCell::new(),
@@ -289,7 +301,8 @@ async fn serve(
     }
     let shutdown_groups = groups::of(configuration).map_err(Error::Shutdown)?;
     let admission = admission::admission(configuration, client.as_ref(), &node.name, &clock)?;
-    let kubelet = Kubelet::new(manager, admission, sources, configuration.sync_frequency.0);
+    let period = configuration.sync_frequency.0;
+    let kubelet = Kubelet::new(manager, admission, allocated, sources, period);
     if let Some(folder) = objects_folder {
         let users = kubelet.clone();
         let changed = move |keys| users.sync_users(&keys);
@@ -372,6 +385,18 @@ async fn serve(
         broadcaster.shutdown().await;
     }
     Ok(())
+}
+
+/// The ids that pods with user namespaces get.
+fn user_namespaces(
+    configuration: &Configuration,
+    folders: &Folders,
+) -> Result<UserNamespaces, Error> {
+    // A larger number is refused too: it is no multiple of 65536.
+    let per_pod = u32::try_from(configuration.user_namespaces.ids_per_pod).unwrap_or(u32::MAX);
+    let max_pods = u32::try_from(configuration.max_pods).unwrap_or_default();
+    let ids = HostIds::detect(per_pod).map_err(Error::UserNamespaces)?;
+    UserNamespaces::new(folders.pods(), ids, per_pod, max_pods).map_err(Error::UserNamespaces)
 }
 
 /// Sends events to the API server too, within their own limits.

@@ -183,7 +183,8 @@ impl Hierarchy {
         }
     }
 
-    fn limit(&self, path: &str, resources: &Resources) -> io::Result<()> {
+    /// Sets the limits of an existing cgroup.
+    pub(super) fn limit(&self, path: &str, resources: &Resources) -> io::Result<()> {
         match self {
             Hierarchy::V1 { mounts } => {
                 for (controller, file, content) in resources.v1() {

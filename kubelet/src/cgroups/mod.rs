@@ -1,6 +1,7 @@
 //! The cgroups of the node: one for all pods, one for each class of quality of service, one for each
 //! pod. Upstream: `pkg/kubelet/cm`.
 
+pub mod details;
 mod files;
 mod name;
 mod resources;
@@ -16,7 +17,9 @@ use rustix::process::{Pid, Signal};
 
 pub use files::{Error, Hierarchy};
 pub use name::{Driver, Name};
-pub use resources::{Resources, pod_amount};
+pub use resources::{PodLimits, Resources, pod_amount};
+
+use resources::UNBOUNDED;
 
 use self::systemd::Systemd;
 use crate::node::huge_pages::PageSize;
@@ -205,6 +208,33 @@ impl Cgroups {
         let huge_pages = self.huge_pages(|size| resources::pod_pages(pod, size.bytes));
         let resources = Resources { pids: self.pids_limit, huge_pages, ..Resources::of_pod(pod) };
         self.make(&name, &resources)
+    }
+
+    /// Sets limits of the existing cgroup of a pod. Upstream: `SetPodCgroupConfig`.
+    ///
+    /// # Errors
+    /// With the path that cannot be written.
+    pub fn limit_pod(&self, pod: &Pod, resources: &Resources) -> io::Result<()> {
+        let path = self.pod(pod);
+        if self.driver == Driver::Systemd {
+            self.systemd.make(&path, resources, self.hierarchy.is_v2())?;
+        }
+        self.hierarchy.limit(&path, resources)
+    }
+
+    /// What the cgroup of a pod limits; `None`: its limits are not known.
+    /// Upstream: `GetPodCgroupConfig`.
+    pub fn pod_limits(&self, pod: &Pod) -> Option<PodLimits> {
+        PodLimits::read(&self.hierarchy, &self.pod(pod))
+    }
+
+    /// The bytes of memory that a pod uses, or one of its containers, by its id.
+    pub fn memory_usage(&self, pod: &Pod, container: Option<&str>) -> Option<u64> {
+        let path = match container {
+            Some(id) => self.driver.container_below(&self.pod(pod), id),
+            None => self.pod(pod),
+        };
+        usage::read(&self.hierarchy, &path).memory.map(|memory| memory.usage)
     }
 
     /// What systemd does not limit, such as huge pages, is in the files of its slice.

@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube_controller_manager::objects::Quantity;
 
+use super::Hierarchy;
 use crate::node::huge_pages;
 use crate::pod::{Pod, PodExt, QosClass, listed, of_pod, quantity};
 
@@ -29,6 +31,56 @@ pub struct Resources {
     pub pids: Option<i64>,
     /// Bytes of huge pages by the names of their sizes.
     pub huge_pages: Vec<(String, i64)>,
+}
+
+/// What the cgroup of a pod limits now; `None`: there is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodLimits {
+    pub cpu_shares: u64,
+    /// Microseconds in each period of 100 ms.
+    pub cpu_quota: Option<i64>,
+    /// Bytes.
+    pub memory: Option<i64>,
+}
+
+impl PodLimits {
+    /// Reads the files of a cgroup. Blocks for a moment.
+    pub(super) fn read(hierarchy: &Hierarchy, path: &str) -> Option<PodLimits> {
+        let file = |controller: &str, name: &str| {
+            fs::read_to_string(hierarchy.folder(controller, path)?.join(name)).ok()
+        };
+        let number = |text: String| text.trim().parse::<i64>().ok();
+        let limits = match hierarchy.is_v2() {
+            true => {
+                let cpu = file("cpu", "cpu.max")?;
+                let (quota, period) = cpu.trim().split_once(' ')?;
+                let quota = quota.parse::<i64>().ok().zip(period.parse::<i64>().ok());
+                PodLimits {
+                    cpu_shares: shares_of_weight(
+                        file("cpu", "cpu.weight").and_then(number)?.unsigned_abs(),
+                    ),
+                    cpu_quota: quota
+                        .map(|(quota, period)| quota.saturating_mul(PERIOD) / period.max(1)),
+                    memory: file("memory", "memory.max").map(number)?,
+                }
+            }
+            false => PodLimits {
+                cpu_shares: file("cpu", "cpu.shares").and_then(number)?.unsigned_abs(),
+                cpu_quota: file("cpu", "cpu.cfs_quota_us").map(number)?,
+                memory: file("memory", "memory.limit_in_bytes").map(number)?,
+            },
+        };
+        Some(PodLimits {
+            cpu_quota: limits.cpu_quota.filter(|quota| *quota > 0),
+            memory: limits.memory.filter(|bytes| *bytes < UNBOUNDED),
+            ..limits
+        })
+    }
+}
+
+/// Upstream: `CPUWeightToCPUShares`.
+pub(super) fn shares_of_weight(weight: u64) -> u64 {
+    weight.saturating_sub(1) * 262_142 / 9999 + MIN_SHARES
 }
 
 /// As many huge pages as there are. Upstream: `setHugePagesUnbounded`.

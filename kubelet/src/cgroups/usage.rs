@@ -132,7 +132,7 @@ fn memory(usage: u64, limit: Option<u64>, stat: &str, is_v2: bool) -> Memory {
 }
 
 /// The processes of a cgroup with those below it.
-fn count(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
+pub(super) fn count(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     fn below(folder: &Path) -> u64 {
         let own = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -143,12 +143,12 @@ fn count(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     folder.is_dir().then(|| below(&folder))
 }
 
-fn number(text: &str) -> Option<u64> {
+pub(super) fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
 /// The value of a line `NAME VALUE`.
-fn field(text: &str, name: &str) -> Option<u64> {
+pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).and_then(number)
 }
 

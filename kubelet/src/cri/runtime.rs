@@ -54,6 +54,11 @@ impl RuntimeService {
             (api::RemoveContainerRequest) -> api::RemoveContainerResponse;
         list_containers "ListContainers"
             (api::ListContainersRequest) -> api::ListContainersResponse;
+        /// Runtimes before CRI 1.32 do not have it.
+        update_pod_sandbox_resources "UpdatePodSandboxResources"
+            (api::UpdatePodSandboxResourcesRequest) -> api::UpdatePodSandboxResourcesResponse;
+        update_container_resources "UpdateContainerResources"
+            (api::UpdateContainerResourcesRequest) -> api::UpdateContainerResourcesResponse;
         container_status "ContainerStatus"
             (api::ContainerStatusRequest) -> api::ContainerStatusResponse;
         /// The address of a command's streams.

@@ -48,6 +48,7 @@ impl Kubelet {
                 self.dispatcher.update(pod, Reason::Create);
             } else if let Some(admitted) = self.decide(pod).await {
                 self.preempt(&admitted).await;
+                self.allocate_admitted(pod).await;
                 self.start(pod);
             }
             self.store.notify(pod);
@@ -75,19 +76,20 @@ impl Kubelet {
 
     /// Decides about a pod; `None`: it fails.
     async fn decide(&self, pod: &Arc<Pod>) -> Option<Admitted> {
-        let mut outcome = self.admission_of(pod, &self.manager.node.own.get());
+        let allocated = self.resizes.allocated(pod);
+        let mut outcome = self.admission_of(&allocated, &self.manager.node.own.get());
         if let Err(Rejection::Misfit { predicate: "NodeAffinity", .. }) = outcome
             && let Some(fetch) = &self.admission.fetch_node
             && let Some(node) = fetch().await
         {
             // A label may have come with the pod. The other pods of the update need it too.
             self.manager.node.own.keep_if_newer(&node);
-            outcome = self.admission_of(pod, &node);
+            outcome = self.admission_of(&allocated, &node);
         }
         outcome.map_err(|rejection| self.reject(pod, &rejection)).ok()
     }
 
-    fn admission_of(&self, pod: &Pod, node: &core::Node) -> Result<Admitted, Rejection> {
+    pub(super) fn admission_of(&self, pod: &Pod, node: &core::Node) -> Result<Admitted, Rejection> {
         if pod.has_ended() {
             return Ok(Admitted::default());
         }
@@ -102,7 +104,8 @@ impl Kubelet {
     /// Starts a pod again whose containers have ended since a source added it. What has to make
     /// room for it ends meanwhile.
     pub(super) fn start_again(&self, pod: &Arc<Pod>) {
-        match self.admission_of(pod, &self.manager.node.own.get()) {
+        let allocated = self.resizes.allocated(pod);
+        match self.admission_of(&allocated, &self.manager.node.own.get()) {
             Ok(admitted) => {
                 self.evict_for(&admitted);
                 let label = metrics::static_label(pod.is_static());
@@ -148,7 +151,7 @@ impl Kubelet {
         join_all(ends.collect()).await;
     }
 
-    fn evict_for(&self, admitted: &Admitted) {
+    pub(super) fn evict_for(&self, admitted: &Admitted) {
         let (reason, message) = PREEMPTED;
         for pod in &admitted.preempted {
             events::warning(pod, None, reason, message);

@@ -23,6 +23,9 @@ impl Kubelet {
             set(&metrics::ACTIVE_PODS.with_label_values(label), desired.filter(is_active).count());
         }
         set(&metrics::MIRROR_PODS, self.store.mirrors().len());
+        let (pending, in_progress) = self.resizes.counts();
+        set(&metrics::PENDING_RESIZES.with_label_values(&["deferred"]), pending);
+        set(&metrics::RESIZES_IN_PROGRESS, in_progress);
         for (labels, count) in self.dispatcher.counts(&self.store.uids()) {
             set(&metrics::WORKING_PODS.with_label_values(&labels), count);
         }

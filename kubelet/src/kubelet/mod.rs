@@ -17,6 +17,7 @@ mod pod_status;
 mod pod_store;
 pub mod pod_workers;
 mod relist;
+mod resize;
 mod steps;
 mod usage;
 
@@ -38,6 +39,8 @@ use self::evict::ShutdownState;
 use self::health::LoopHealth;
 use self::pod_store::PodStore;
 use self::pod_workers::Reason;
+use self::resize::Resizes;
+use crate::allocation::Checkpoint;
 use crate::kuberuntime::Manager;
 use crate::objects;
 use crate::pod::{Pod, PodExt, PodStatus, Uid};
@@ -53,16 +56,19 @@ pub struct Kubelet {
     store: PodStore,
     dispatcher: Dispatcher,
     admission: Admission,
+    resizes: Resizes,
     health: LoopHealth,
     stats: Stats,
     shutdown: ShutdownState,
 }
 
 impl Kubelet {
-    /// `expected`: the sources that must have been read before unknown pods are ended.
+    /// `expected`: the sources that must have been read before unknown pods are ended. `allocated`: what
+    /// an earlier kubelet has allocated to pods.
     pub fn new(
         manager: Manager,
         admission: Admission,
+        allocated: Checkpoint,
         expected: BTreeSet<Source>,
         sync_period: Duration,
     ) -> Arc<Kubelet> {
@@ -73,6 +79,7 @@ impl Kubelet {
             store: PodStore::new(expected),
             dispatcher: Dispatcher::default(),
             admission,
+            resizes: Resizes::new(allocated),
             health: LoopHealth::new(clock.monotonic()),
             stats: Stats::default(),
             shutdown: ShutdownState::default(),
@@ -101,7 +108,8 @@ impl Kubelet {
         let dispatch = self.dispatcher.run(&self.clock, |uid, work, cancel| {
             drop(task::spawn(self.clone().work(uid, work, cancel)));
         });
-        stop.unless_stopped(sources.or(again).or(self.relist()).or(dispatch)).await;
+        let timers = self.relist().or(self.keep_retrying_resizes());
+        stop.unless_stopped(sources.or(again).or(timers).or(dispatch)).await;
     }
 
     /// Takes the changes of a source. Upstream: `HandlePodAdditions` and those beside it.
@@ -124,6 +132,7 @@ impl Kubelet {
         if !had_seen_all {
             self.notify_mirrors();
         }
+        self.retry_resizes().await;
     }
 
     /// Takes pods whose status at the API server has changed. Most changes are this kubelet's own:
@@ -148,7 +157,11 @@ impl Kubelet {
         for pod in &update.pods {
             match reason {
                 Reason::Kill => self.store.remove_pod(&pod.uid()),
-                _ => self.store.set_pod(pod),
+                _ => {
+                    let before = self.store.pod(&pod.uid());
+                    self.store.set_pod(pod);
+                    self.request_resize(before.as_deref(), pod);
+                }
             }
             self.store.notify(pod);
             self.dispatcher.update(pod, reason);
@@ -168,6 +181,9 @@ impl Kubelet {
             }
         }
         self.store.retain(|uid| self.dispatcher.knows(uid));
+        let is_known = |uid: &str| self.store.contains(uid) || self.dispatcher.knows(uid);
+        self.resizes.retain(is_known);
+        self.manager.actuated.retain(is_known);
     }
 
     /// Syncs the static pods that refer to any of these objects of the folder, which have changed.
@@ -199,10 +215,11 @@ impl Kubelet {
             && (!self.dispatcher.knows(uid) || self.dispatcher.is_terminated(uid))
     }
 
-    /// The pods that were admitted and have not ended. Upstream: `GetActivePods`.
+    /// The pods that were admitted and have not ended, with what is allocated to them. Upstream: `GetActivePods`.
     pub fn active_pods(&self) -> Vec<Arc<Pod>> {
         let pods = self.store.admitted_pods().into_iter();
-        pods.filter(|pod| !self.dispatcher.is_terminated(&pod.uid())).collect()
+        let active = pods.filter(|pod| !self.dispatcher.is_terminated(&pod.uid()));
+        active.map(|pod| self.resizes.allocated(&pod)).collect()
     }
 
     /// The pods of all sources with their statuses.

@@ -27,6 +27,7 @@ impl Kubelet {
     ) -> Result<(PodStatus, Arc<core::PodStatus>), cri::Error> {
         let runtime = self.read(pod).await?;
         self.manager.update_probes(pod, &runtime).await;
+        self.observe_resize(pod, &runtime);
         let status = self.publish(pod, &runtime, false).await;
         Ok((runtime, status))
     }
@@ -57,6 +58,9 @@ impl Kubelet {
         let latest = self.store.pod(&pod.uid()).unwrap_or_else(|| pod.clone());
         let reported = latest.status.as_ref().filter(|_| !pod.is_static());
         let now = self.clock.now();
+        let actuated = self.manager.actuated.get(&pod.uid());
+        let limits = self.manager.pod_limits(pod).await;
+        let resize = self.resizes.conditions(&pod.uid());
         let change = self.store.update_status(pod, now, |before, waiting| {
             let inputs = StatusInputs {
                 runtime,
@@ -67,6 +71,9 @@ impl Kubelet {
                 messages: &messages,
                 host_ips: &host_ips,
                 is_terminal,
+                actuated: actuated.as_ref(),
+                limits: limits.as_ref(),
+                resize: &resize,
                 before,
                 reported,
             };

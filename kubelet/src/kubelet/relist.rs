@@ -90,12 +90,16 @@ impl Kubelet {
         let mut known: BTreeSet<Uid> = self.store.uids();
         known.extend(snapshot.pods().cloned());
         let folders = self.manager.folders.clone();
+        let users = self.manager.user_namespaces.clone();
         task::blocking(move || {
             for entry in std::fs::read_dir(folders.pods()).into_iter().flatten().flatten() {
                 let uid = Uid::parse(&entry.file_name().to_string_lossy());
                 let Some(uid) = uid.filter(|uid| !known.contains(uid)) else { continue };
                 match volumes::tear_down(&folders, &uid) {
-                    Ok(()) => log::info!("removed the folder of the former pod {uid}"),
+                    Ok(()) => {
+                        users.release(&uid);
+                        log::info!("removed the folder of the former pod {uid}");
+                    }
                     Err(error) => log::error!("the folder of pod {uid}: {error}"),
                 }
             }

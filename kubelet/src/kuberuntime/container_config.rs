@@ -43,11 +43,12 @@ impl Manager {
             mounts.push(self.hosts_mount(pod, ips).await?);
         }
         mounts.extend(self.message_mount(pod, container, restart_count).await?);
-        let detect = || task::blocking(cgroups::Features::detect);
-        let features = self.cgroup_features.get_or_init(detect).await;
+        let features = self.cgroup_features().await;
+        let users = self.users(pod).await?;
         let settings = ContainerSettings {
             restart_count,
             image_ref: &image.id,
+            users: users.as_ref(),
             target,
             image_uid: image.uid,
             environment,
@@ -61,6 +62,11 @@ impl Manager {
         };
         self.check_features(pod, container).await?;
         Ok(spec::container(pod, container, settings)?)
+    }
+
+    pub(super) async fn cgroup_features(&self) -> cgroups::Features {
+        let detect = || task::blocking(cgroups::Features::detect);
+        *self.cgroup_features.get_or_init(detect).await
     }
 
     async fn variables_and_mounts(

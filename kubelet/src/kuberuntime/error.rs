@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::objects::Unavailable;
 use crate::pod::Uid;
-use crate::{cri, runtime, volumes};
+use crate::{allocation, cri, runtime, user_namespaces, volumes};
 
 /// Why an action of a pod has failed. The texts are upstream's where it has one.
 #[derive(Debug)]
@@ -21,6 +21,11 @@ pub enum Error {
     NoObject(Unavailable),
     /// The runtime ignores `supplementalGroupsPolicy`.
     NoStrictGroups,
+    /// The runtime has no user namespaces for pods of this handler.
+    NoUserNamespaces {
+        handler: String,
+    },
+    UserNamespace(user_namespaces::Error),
     /// The container that an ephemeral one looks into does not exist.
     NoTarget(String),
     /// The runtime ignores that mounts within a mount are read-only.
@@ -37,6 +42,8 @@ pub enum Error {
         uid: Uid,
         source: io::Error,
     },
+    /// The resources that the pod was given cannot be recorded.
+    Record(allocation::Error),
     /// The pod's cgroup cannot be removed.
     RemoveCgroup {
         uid: Uid,
@@ -62,6 +69,15 @@ impl fmt::Display for Error {
             Error::NoStrictGroups => {
                 f.write_str("the runtime does not support supplementalGroupsPolicy Strict")
             }
+            Error::NoUserNamespaces { handler } if handler.is_empty() => f.write_str(
+                "can't set `spec.hostUsers: false`, runtime does not support user namespaces",
+            ),
+            Error::NoUserNamespaces { handler } => write!(
+                f,
+                "can't set `spec.hostUsers: false`, RuntimeClass handler {handler:?} does not \
+                 support user namespaces"
+            ),
+            Error::UserNamespace(error) => error.fmt(f),
             Error::NoTarget(name) => write!(f, "unable to find target container {name}"),
             Error::NoRecursiveReadOnly => f.write_str(
                 "failed to resolve recursive read-only mode: the runtime does not support \
@@ -73,6 +89,7 @@ impl fmt::Display for Error {
                 f,
                 "failed to ensure that the pod: {uid} cgroups exist and are correctly applied"
             ),
+            Error::Record(error) => error.fmt(f),
             Error::RemoveCgroup { uid, .. } => write!(f, "the cgroup of pod {uid}"),
         }
     }
@@ -84,12 +101,15 @@ impl StdError for Error {
             Error::Runtime(error) => error.source(),
             Error::Definition(error) => error.source(),
             Error::Volumes(error) => error.source(),
+            Error::Record(error) => error.source(),
+            Error::UserNamespace(error) => error.source(),
             Error::Reopen(error) => Some(error),
             Error::Path { source, .. }
             | Error::MakeCgroup { source, .. }
             | Error::RemoveCgroup { source, .. } => Some(source),
             Error::NoObject(_)
             | Error::NoStrictGroups
+            | Error::NoUserNamespaces { .. }
             | Error::NoTarget(_)
             | Error::NoRecursiveReadOnly => None,
         }

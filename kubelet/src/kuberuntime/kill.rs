@@ -113,7 +113,7 @@ impl Manager {
         let probe = definition.and_then(|definition| match kill.reason {
             KillReason::StartupProbe => Kind::Startup.of(definition),
             KillReason::LivenessProbe => Kind::Liveness.of(definition),
-            KillReason::Unknown | KillReason::Changed => None,
+            KillReason::Unknown | KillReason::Changed | KillReason::Resized => None,
         });
         let grace = probe.and_then(|probe| probe.termination_grace_period_seconds);
         self.kill_container(pod, ContainerRef::of(container), grace, status.ips(), None).await

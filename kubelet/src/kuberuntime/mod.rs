@@ -14,6 +14,7 @@ mod messages;
 mod pod_cgroup;
 mod probes;
 mod prune;
+mod resize;
 mod sandbox;
 mod start;
 mod sync;
@@ -27,8 +28,10 @@ use kube_controller_manager::clock::SharedClock;
 use parking_lot::Mutex;
 
 pub use self::error::Error;
+pub use self::resize::ResizeError;
 pub use self::sync::Synced;
 
+use crate::allocation::Checkpoint;
 use crate::cgroups::{self, Cgroups};
 use crate::cri::RuntimeService;
 use crate::images::Images;
@@ -40,6 +43,7 @@ use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::Resolvers;
+use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Folders;
 
 /// After an error that a retry may mend. Upstream: `backOffPeriod`.
@@ -70,6 +74,10 @@ pub struct Manager {
     pub folders: Folders,
     /// The volumes of each pod that this process has set up, by name.
     pub mounted: Mutex<HashMap<Uid, BTreeSet<String>>>,
+    /// The resources that containers were given.
+    pub actuated: Checkpoint,
+    /// The host ids of pods with user namespaces.
+    pub user_namespaces: Arc<UserNamespaces>,
     /// What pods refer to.
     pub objects: Arc<Objects>,
     pub node: Node,

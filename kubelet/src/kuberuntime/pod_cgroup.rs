@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kube_controller_manager::task;
 
 use super::{Error, Manager};
+use crate::cgroups::PodLimits;
 use crate::events;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::status::{PodStatus, State};
@@ -54,7 +55,16 @@ impl Manager {
             events::warning(pod, None, "FailedCreatePodContainer", message);
             Error::MakeCgroup { uid: pod.uid(), source }
         })?;
+        if let Some(own) = pod.spec().resources.clone() {
+            self.actuated.set_pod_level(&pod.uid(), own).await.map_err(Error::Record)?;
+        }
         Ok(true)
+    }
+
+    /// What a pod's cgroup limits; `None`: the kubelet does not limit it.
+    pub async fn pod_limits(&self, pod: &Arc<Pod>) -> Option<PodLimits> {
+        let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
+        task::blocking(move || cgroups.pod_limits(&pod)).await
     }
 
     /// Gives the classes the shares of the `active` pods.

@@ -13,6 +13,7 @@ use crate::metrics;
 use crate::pod::{Pod, PodExt};
 use crate::runtime::dns;
 use crate::runtime::spec::{self, SandboxSettings};
+use crate::user_namespaces::IdMapping;
 
 /// A sandbox in which containers start.
 pub(super) struct PodSandbox {
@@ -40,8 +41,41 @@ impl Manager {
         let dns = task::blocking(move || dns::resolver(&of, &resolvers)).await?;
         let log_directory = &self.folders.pod_logs(pod);
         let cgroup_parent = &self.cgroup_parent(pod);
-        let settings = SandboxSettings { attempt, log_directory, cgroup_parent, dns, hostname };
+        let users = &self.users(pod).await?;
+        let users = users.as_ref();
+        let settings =
+            SandboxSettings { attempt, log_directory, cgroup_parent, dns, hostname, users };
         Ok(spec::sandbox(pod, settings))
+    }
+
+    /// The user namespace of a pod; `None`: its definition says nothing of the host's users.
+    /// Upstream: `GetOrCreateUserNamespaceMappings`.
+    ///
+    /// # Errors
+    /// The runtime has no user namespaces, or no ids are free.
+    pub(super) async fn users(&self, pod: &Pod) -> Result<Option<api::UserNamespace>, Error> {
+        match pod.spec().host_users {
+            None => return Ok(None),
+            Some(true) => {
+                let mode = api::NamespaceMode::Node as i32;
+                return Ok(Some(api::UserNamespace { mode, ..Default::default() }));
+            }
+            Some(false) => {}
+        }
+        let own = self.handler(pod).await?;
+        let request = api::StatusRequest { verbose: false };
+        let handlers = self.runtime.status(request).await?.runtime_handlers;
+        let handler = handlers.iter().find(|handler| handler.name == own);
+        let features = handler.and_then(|handler| handler.features.as_ref());
+        if !features.is_some_and(|features| features.user_namespaces) {
+            return Err(Error::NoUserNamespaces { handler: own });
+        }
+        let (all, uid) = (self.user_namespaces.clone(), pod.uid());
+        let ids = task::blocking(move || all.get_or_create(&uid)).await;
+        let IdMapping { host_id, container_id, length } = ids.map_err(Error::UserNamespace)?;
+        let ids = vec![api::IdMapping { host_id, container_id, length }];
+        let mode = api::NamespaceMode::Pod as i32;
+        Ok(Some(api::UserNamespace { mode, uids: ids.clone(), gids: ids }))
     }
 
     /// The runtime's handler that a pod's class names; empty: the default one.

@@ -14,12 +14,13 @@ use super::hooks::HookFailure;
 use super::kill::ContainerRef;
 use super::sandbox::PodSandbox;
 use super::{Manager, RETRY, garbage};
+use crate::allocation;
 use crate::causes::chain;
 use crate::cri::api;
 use crate::events;
 use crate::images::{Present, Waiting, Wanted};
 use crate::metrics;
-use crate::pod::{Container, Pod, PodExt};
+use crate::pod::{Container, Pod, PodExt, listed};
 use crate::runtime::order;
 use crate::runtime::status::PodStatus;
 
@@ -141,6 +142,7 @@ impl Manager {
         let start = Start { restart_count: count, images, target };
         let config = self.container_config(pod, container, start, &sandbox.ips).await;
         let config = config.map_err(failed("CreateContainerConfigError"))?;
+        self.record(pod, container).await.map_err(failed("CreateContainerConfigError"))?;
         let request = api::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),
             config: Some(config),
@@ -157,6 +159,23 @@ impl Manager {
         self.post_start(pod, container, &id, &sandbox.ips)
             .await
             .map_err(failed(POST_START_HOOK_ERROR))
+    }
+
+    /// Records the resources that a container is given. Upstream: `setActuatedContainerResources`.
+    async fn record(&self, pod: &Pod, container: &Container) -> Result<(), allocation::Error> {
+        let own = container.resources.as_ref();
+        let mut lists = own.cloned().unwrap_or_default();
+        let of_pod = pod.spec().resources.as_ref();
+        // Only these are inherited from the pod.
+        for resource in ["cpu", "memory"] {
+            let is_unlimited = listed(own, resource, true).is_none_or(|limit| limit.is_zero());
+            let limit = of_pod.and_then(|lists| lists.limits.as_ref()?.get(resource));
+            if let Some(limit) = limit.filter(|_| is_unlimited) {
+                let limits = lists.limits.get_or_insert_default();
+                limits.insert(resource.to_owned(), limit.clone());
+            }
+        }
+        self.actuated.set_container(&pod.uid(), &container.name, lists).await
     }
 
     /// Pulls the images of a container, and of its image volumes: the runtime mounts those.

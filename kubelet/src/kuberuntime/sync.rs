@@ -9,7 +9,7 @@ use kube_controller_manager::task;
 
 use super::sandbox::PodSandbox;
 use super::start::{StartFailure, ToStart};
-use super::{Error, Manager};
+use super::{Error, Manager, RETRY, ResizeError};
 use crate::causes::chain;
 use crate::cri;
 use crate::events;
@@ -30,12 +30,18 @@ pub struct Synced {
     pub retry: Option<Duration>,
     /// All containers were removed, to start again.
     pub is_reset: bool,
+    /// Why resources have not changed that have to.
+    pub resize_error: Option<ResizeError>,
 }
 
 impl Synced {
     fn add_failure(&mut self, container: &str, failure: StartFailure) {
         let StartFailure { waiting, retry } = failure;
         self.waiting.insert(container.to_owned(), waiting);
+        self.add_retry(retry);
+    }
+
+    fn add_retry(&mut self, retry: Duration) {
         self.retry = Some(self.retry.map_or(retry, |other| other.min(retry)));
     }
 }
@@ -55,7 +61,9 @@ impl Manager {
     ) -> Result<Synced, Error> {
         self.objects.follow(pod);
         self.set_up_volumes(pod).await?;
-        let actions = actions::compute(pod, status, &|id| self.probes.results(id), restarts_all);
+        let actuated = self.actuated.get(&pod.uid());
+        let probes = |id: &str| self.probes.results(id);
+        let actions = actions::compute(pod, status, &probes, restarts_all, actuated.as_ref());
         self.end_containers(pod, status, &actions).await?;
         let mut synced = Synced { is_reset: !actions.to_reset.is_empty(), ..Synced::default() };
         if let Some(sandbox) = self.ensure_sandbox(pod, status, &actions).await? {
@@ -121,7 +129,12 @@ impl Manager {
                 events::normal(pod, None, "SandboxChanged", message);
             }
         }
-        let config = self.sandbox_config(pod, actions.attempt).await?;
+        let config = self.sandbox_config(pod, actions.attempt).await.inspect_err(|error| {
+            if actions.create_sandbox {
+                let message = format!("Failed to create pod sandbox: {}", chain(error));
+                events::warning(pod, None, "FailedCreatePodSandBox", message);
+            }
+        })?;
         if actions.create_sandbox {
             let id = self.run_sandbox(pod, &config).await?;
             let ips = self.sandbox_ips(&id).await?;
@@ -131,8 +144,8 @@ impl Manager {
         Ok(id.map(|id| PodSandbox { id, config, ips: status.ips().to_vec() }))
     }
 
-    /// Starts ephemeral containers, init containers, then containers. One that cannot start keeps no
-    /// other one waiting.
+    /// Starts ephemeral containers and init containers, gives those that run their new resources, then
+    /// starts containers. One that cannot start keeps no other one waiting.
     async fn start_containers(
         &self,
         pod: &Arc<Pod>,
@@ -141,7 +154,7 @@ impl Manager {
         actions: &PodActions,
         synced: &mut Synced,
     ) {
-        let mut start = async |container: &Container, kind, target| {
+        let start = async |container: &Container, kind, target, synced: &mut Synced| {
             let to_start = ToStart { container, kind, target };
             if let Err(failure) = self.start(pod, status, sandbox, to_start).await {
                 synced.add_failure(&container.name, failure);
@@ -150,13 +163,17 @@ impl Manager {
         for at in &actions.ephemeral_to_start {
             let ephemeral = &pod.ephemeral_containers()[*at];
             let target = ephemeral.target_container_name.as_deref().filter(|name| !name.is_empty());
-            start(&of_ephemeral(ephemeral), "ephemeral_container", target).await;
+            start(&of_ephemeral(ephemeral), "ephemeral_container", target, synced).await;
         }
         for at in &actions.init_to_start {
-            start(&pod.init_containers()[*at], "init_container", None).await;
+            start(&pod.init_containers()[*at], "init_container", None, synced).await;
+        }
+        if let Err(error) = self.resize(pod, &sandbox.id, &actions.resize).await {
+            synced.add_retry(RETRY);
+            synced.resize_error = Some(error);
         }
         for at in &actions.to_start {
-            start(&pod.spec().containers[*at], "container", None).await;
+            start(&pod.spec().containers[*at], "container", None, synced).await;
         }
     }
 }

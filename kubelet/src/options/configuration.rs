@@ -115,6 +115,7 @@ pub struct Configuration {
     /// -1: all.
     pub node_status_max_images: i32,
     pub max_pods: i32,
+    pub user_namespaces: UserNamespaces,
     /// 0: no limit.
     pub pods_per_core: i32,
     pub kube_reserved: Pairs<'='>,
@@ -235,6 +236,21 @@ impl Default for CrashLoopBackOff {
     }
 }
 
+/// The ids of pods with user namespaces of their own.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct UserNamespaces {
+    #[serde(rename = "idsPerPod")]
+    pub ids_per_pod: i64,
+}
+
+/// Upstream: `DefaultKubeletUserNamespacesIDsPerPod`.
+impl Default for UserNamespaces {
+    fn default() -> UserNamespaces {
+        UserNamespaces { ids_per_pod: 65_536 }
+    }
+}
+
 /// Upstream: `SetDefaults_KubeletConfiguration`.
 impl Default for Configuration {
     fn default() -> Configuration {
@@ -305,6 +321,7 @@ impl Default for Configuration {
             node_lease_duration_seconds: 40,
             node_status_max_images: 50,
             max_pods: 110,
+            user_namespaces: UserNamespaces::default(),
             pods_per_core: 0,
             kube_reserved: Pairs::default(),
             kube_reserved_cgroup: String::new(),
@@ -441,6 +458,8 @@ impl Configuration {
         let lease = defaults.node_lease_duration_seconds;
         replace_zero(&mut self.node_lease_duration_seconds, lease);
         replace_zero(&mut self.max_pods, defaults.max_pods);
+        let ids = defaults.user_namespaces.ids_per_pod;
+        replace_zero(&mut self.user_namespaces.ids_per_pod, ids);
         replace_zero(&mut self.event_burst, defaults.event_burst);
         let endpoint = defaults.container_runtime_endpoint;
         replace_zero(&mut self.container_runtime_endpoint, endpoint);
@@ -503,7 +522,7 @@ const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
     registryPullQPS reservedMemory runOnce seccompDefault \
     showHiddenMetricsForVersion singleProcessOOMKill \
     systemCgroups tlsCurvePreferences topologyManagerPolicy \
-    topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir";
+    topologyManagerPolicyOptions topologyManagerScope tracing volumePluginDir";
 
 /// What files say together.
 pub struct Loaded {

@@ -4,7 +4,9 @@
 use k8s_openapi::api::core::v1::EphemeralContainer;
 
 use super::labels::container_hash;
+use super::resize::{ResizeActions, Resizing};
 use super::status::{ContainerStatus, PodStatus, State};
+use crate::allocation::PodResources;
 use crate::pod::{
     Container, ExitAction, Pod, PodExt, RestartPolicy, exit_action, is_restartable_init,
     restart_policy_of, restarts_after,
@@ -24,6 +26,8 @@ pub enum KillReason {
     StartupProbe,
     LivenessProbe,
     Changed,
+    /// Its new resources need a restart.
+    Resized,
 }
 
 /// A container that must end.
@@ -51,6 +55,8 @@ pub struct PodActions {
     /// Indices of init containers; several only if they are restartable.
     pub init_to_start: Vec<usize>,
     pub to_start: Vec<usize>,
+    /// What changes in place, before containers start.
+    pub resize: ResizeActions,
     pub to_kill: Vec<Kill>,
     /// All containers, when a rule restarts them together: each is killed without grace if it runs,
     /// and removed. Those that have triggered it come last.
@@ -100,12 +106,14 @@ fn resets(pod: &Pod, status: &PodStatus) -> Vec<Reset> {
 }
 
 /// Upstream: `computePodActions`. `probes`: the results of the container with this id.
-/// `restarts_all`: the restart of all containers is under way.
+/// `restarts_all`: the restart of all containers is under way. `actuated`: the resources that its
+/// containers were given; `None`: there is no record.
 pub fn compute(
     pod: &Pod,
     status: &PodStatus,
     probes: &dyn Fn(&str) -> ProbeResults,
     restarts_all: bool,
+    actuated: Option<&PodResources>,
 ) -> PodActions {
     let (is_new, attempt, sandbox) = sandbox_change(pod, status);
     let mut actions = PodActions {
@@ -119,15 +127,19 @@ pub fn compute(
         actions.to_reset = resets(pod, status);
         return actions;
     }
+    let resizing = Resizing { pod, actuated };
     if is_new {
         recreate(pod, status, &mut actions);
+        for at in &actions.to_start {
+            resizing.start(&pod.spec().containers[*at], &mut actions.resize);
+        }
         return actions;
     }
     let ephemeral = pod.ephemeral_containers().iter().enumerate();
     let is_new =
         |(_, ephemeral): &(_, &EphemeralContainer)| status.container(&ephemeral.name).is_none();
     actions.ephemeral_to_start = ephemeral.filter(is_new).map(|(at, _)| at).collect();
-    let is_initialized = init_actions(pod, status, probes, &mut actions);
+    let is_initialized = init_actions(status, probes, &resizing, &mut actions);
     if actions.kill_pod || !is_initialized {
         return actions;
     }
@@ -137,6 +149,7 @@ pub fn compute(
         let Some(current) = current.filter(|current| current.state == State::Running) else {
             if should_restart(pod, container, status) {
                 actions.to_start.push(at);
+                resizing.start(container, &mut actions.resize);
                 if let Some(current) = current.filter(|current| current.state == State::Unknown) {
                     actions.to_kill.push(unknown_state(current, "Container"));
                 }
@@ -154,6 +167,10 @@ pub fn compute(
             (format!("Container {name} failed liveness probe"), KillReason::LivenessProbe)
         } else if results.startup == Some(false) {
             (format!("Container {name} failed startup probe"), KillReason::StartupProbe)
+        } else if resizing.container(container, current, &mut actions.resize) {
+            actions.to_start.push(at);
+            actions.to_kill.push(resized(current));
+            continue;
         } else {
             keeps_any = true;
             continue;
@@ -168,8 +185,19 @@ pub fn compute(
         actions.kill_pod = true;
         // Sidecars do not keep a pod alive.
         actions.init_to_start.clear();
+    } else {
+        resizing.pod(&mut actions.resize);
     }
     actions
+}
+
+fn resized(current: &ContainerStatus) -> Kill {
+    Kill {
+        id: current.id.clone(),
+        name: current.name.clone(),
+        message: format!("Container {} resize requires restart", current.name),
+        reason: KillReason::Resized,
+    }
 }
 
 /// Whether a new sandbox is needed, its attempt, and the present sandbox.
@@ -253,11 +281,12 @@ pub fn should_restart(pod: &Pod, container: &Container, status: &PodStatus) -> b
 /// Adds the actions of init containers; returns whether all of them have done their work.
 /// Upstream: `computeInitContainerActions`.
 fn init_actions(
-    pod: &Pod,
     status: &PodStatus,
     probes: &dyn Fn(&str) -> ProbeResults,
+    resizing: &Resizing<'_>,
     actions: &mut PodActions,
 ) -> bool {
+    let pod = resizing.pod;
     let containers = pod.init_containers();
     if containers.is_empty() {
         return true;
@@ -286,7 +315,11 @@ fn init_actions(
         }
         let step = match (current.state, is_sidecar) {
             (State::Created, _) | (State::Exited, true) => Step::Start,
-            (State::Running, false) => Step::Wait,
+            (State::Running, false) => {
+                // The API server lets no such container restart for a resize.
+                resizing.container(container, current, &mut actions.resize);
+                Step::Wait
+            }
             (State::Running, true) => sidecar_step(container, current, probes(&current.id)),
             (State::Exited, false) if current.exit_code == 0 => Step::Done(None),
             (State::Exited, false) if should_restart(pod, container, status) => Step::Start,
@@ -298,6 +331,15 @@ fn init_actions(
                 actions.init_to_start.clear();
                 return false;
             }
+        };
+        let step = match step {
+            Step::Done(None)
+                if current.state == State::Running
+                    && resizing.container(container, current, &mut actions.resize) =>
+            {
+                Step::Done(Some(resized(current)))
+            }
+            step => step,
         };
         match step {
             Step::Wait => {}

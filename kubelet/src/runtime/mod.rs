@@ -9,6 +9,7 @@ pub mod environment;
 mod error;
 pub mod labels;
 pub mod order;
+pub mod resize;
 pub mod spec;
 pub mod status;
 

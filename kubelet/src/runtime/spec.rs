@@ -34,6 +34,8 @@ pub struct SandboxSettings<'a> {
     pub dns: api::DnsConfig,
     /// Empty with the host's network.
     pub hostname: String,
+    /// `None`: the pod says nothing of the host's users.
+    pub users: Option<&'a api::UserNamespace>,
 }
 
 /// The definition of a pod's sandbox.
@@ -47,7 +49,7 @@ pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfi
                 .iter()
                 .any(|one| is_privileged(one.security_context.as_ref()));
     let context = api::LinuxSandboxSecurityContext {
-        namespace_options: Some(namespaces(pod)),
+        namespace_options: Some(namespaces(pod, settings.users)),
         run_as_user: security.and_then(|s| s.run_as_user).map(|value| api::Int64Value { value }),
         run_as_group: security.and_then(|s| s.run_as_group).map(|value| api::Int64Value { value }),
         supplemental_groups: groups(pod),
@@ -85,13 +87,13 @@ pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfi
 
 /// What all containers together may use: runtimes with virtual machines size them by it.
 /// Upstream: `calculateSandboxResources`.
-fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
+pub(crate) fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
     let of = |resource, is_limit| Some(of_pod(pod, resource, is_limit)).filter(|q| !q.is_zero());
     linux_resources(of("cpu", false), of("cpu", true), of("memory", true))
 }
 
 /// Upstream: `convertOverheadToLinuxResources`.
-fn overhead(pod: &Pod) -> api::LinuxContainerResources {
+pub(crate) fn overhead(pod: &Pod) -> api::LinuxContainerResources {
     let Some(overhead) = &pod.spec().overhead else { return Default::default() };
     let cpu = quantity(overhead, "cpu");
     linux_resources(cpu, cpu, quantity(overhead, "memory"))
@@ -104,7 +106,7 @@ fn runtime_default() -> api::SecurityProfile {
     }
 }
 
-fn namespaces(pod: &Pod) -> api::NamespaceOption {
+fn namespaces(pod: &Pod, users: Option<&api::UserNamespace>) -> api::NamespaceOption {
     let spec = pod.spec();
     let mode = |is_host: Option<bool>, own: api::NamespaceMode| match is_host {
         Some(true) => api::NamespaceMode::Node as i32,
@@ -118,6 +120,7 @@ fn namespaces(pod: &Pod) -> api::NamespaceOption {
         network: mode(spec.host_network, api::NamespaceMode::Pod),
         pid: mode(spec.host_pid, own_pid),
         ipc: mode(spec.host_ipc, api::NamespaceMode::Pod),
+        userns_options: users.cloned(),
         ..Default::default()
     }
 }
@@ -180,6 +183,7 @@ pub struct ContainerSettings<'a> {
     pub restart_count: u32,
     /// The image as the runtime resolved it.
     pub image_ref: &'a str,
+    pub users: Option<&'a api::UserNamespace>,
     /// The id of the container whose processes an ephemeral container sees.
     pub target: Option<String>,
     /// The user of the image, when it has a number.
@@ -218,6 +222,7 @@ pub fn container(
         image_uid: settings.image_uid,
         seccomp: settings.seccomp,
         has_app_armor: settings.has_app_armor,
+        users: settings.users,
     };
     let mut resources = resources(pod, container, settings.memory_bytes, settings.page_sizes);
     resources.unified = settings.unified;
@@ -225,7 +230,9 @@ pub fn container(
         resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
     }
     let mut security = security(pod, container, &guards)?;
-    if let (Some(id), Some(namespaces)) = (settings.target, &mut security.namespace_options) {
+    if let (Some(id), Some(namespaces)) = (settings.target, &mut security.namespace_options)
+        && namespaces.pid() == api::NamespaceMode::Container
+    {
         namespaces.pid = api::NamespaceMode::Target as i32;
         namespaces.target_id = id;
     }
@@ -247,7 +254,7 @@ pub fn container(
             .into_iter()
             .map(|(key, value)| api::KeyValue { key, value })
             .collect(),
-        mounts: settings.mounts,
+        mounts: mapped(settings.mounts, settings.users),
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, settings.restart_count),
         log_path: format!("{}/{}.log", container.name, settings.restart_count),
@@ -262,7 +269,19 @@ pub fn container(
     })
 }
 
-fn resources(
+/// The owners of files in mounts are those that the pod's user namespace shows: the kernel maps them.
+fn mapped(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Vec<api::Mount> {
+    if let Some(users) = users {
+        for mount in &mut mounts {
+            mount.uid_mappings.clone_from(&users.uids);
+            mount.gid_mappings.clone_from(&users.gids);
+        }
+    }
+    mounts
+}
+
+/// The resources of a container, whose cgroup gets them.
+pub(crate) fn resources(
     pod: &Pod,
     container: &Container,
     memory_bytes: i64,
@@ -355,6 +374,12 @@ fn shares(milli: i64) -> i64 {
     (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
+/// The CPU millis that these shares stand for, rounded up. Upstream: `SharesToMilliCPU`.
+pub fn milli_of_shares(shares: u64) -> Option<i64> {
+    let shares = i64::try_from(shares).ok().filter(|shares| *shares >= MIN_SHARES)?;
+    Some(shares.min(MAX_SHARES).saturating_mul(1000).saturating_add(1023) / 1024)
+}
+
 fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
     match class {
         QosClass::Guaranteed => GUARANTEED_SCORE,
@@ -371,6 +396,7 @@ struct Guards<'a> {
     image_uid: Option<i64>,
     seccomp: &'a Path,
     has_app_armor: bool,
+    users: Option<&'a api::UserNamespace>,
 }
 
 fn security(
@@ -410,8 +436,10 @@ fn security(
         return Err(Error::NoAppArmor);
     }
     let is_privileged = own.privileged.unwrap_or_default();
-    // `procMount: Unmasked` needs a user namespace: such a pod is not admitted.
-    let paths = |paths: &[&str]| match is_privileged {
+    // Only a user namespace guards the host where all of `/proc` is open.
+    let is_open = own.proc_mount.as_deref() == Some("Unmasked")
+        && guards.users.is_some_and(|users| users.mode() == api::NamespaceMode::Pod);
+    let paths = |paths: &[&str]| match is_privileged || is_open {
         true => Vec::new(),
         false => paths.iter().map(|path| (*path).to_owned()).collect(),
     };
@@ -422,7 +450,7 @@ fn security(
             ..Default::default()
         }),
         privileged: is_privileged,
-        namespace_options: Some(namespaces(pod)),
+        namespace_options: Some(namespaces(pod, guards.users)),
         run_as_user: user.or(image_uid).map(|value| api::Int64Value { value }),
         run_as_group: group.map(|value| api::Int64Value { value }),
         readonly_rootfs: own.read_only_root_filesystem.unwrap_or_default(),
@@ -519,7 +547,8 @@ mod tests {
         let kind = |pod: serde_json::Value| {
             let pod: Pod = serde_json::from_value(pod).expect("a pod");
             let folder = Path::new("/seccomp");
-            let guards = Guards { image_uid: Some(1), seccomp: folder, has_app_armor: true };
+            let guards =
+                Guards { image_uid: Some(1), seccomp: folder, has_app_armor: true, users: None };
             let context = security(&pod, &pod.spec().containers[0], &guards);
             context.map_err(|error| error.to_string()).map(|context| {
                 let shown = |profile: Option<api::SecurityProfile>| {
@@ -563,22 +592,38 @@ mod tests {
     }
 
     #[test]
-    fn only_privileged_containers_see_all_of_proc() {
-        for (context, is_open) in [
-            (json!({}), false),
-            (json!({"procMount": "Unmasked"}), false),
-            (json!({"privileged": true}), true),
+    fn all_of_proc_is_open_to_privileged_containers_and_in_user_namespaces() {
+        let ids = vec![api::IdMapping { host_id: 65_536, container_id: 0, length: 65_536 }];
+        let mode = api::NamespaceMode::Pod as i32;
+        let own = api::UserNamespace { mode, uids: ids.clone(), gids: ids.clone() };
+        let mode = api::NamespaceMode::Node as i32;
+        let of_host = api::UserNamespace { mode, ..Default::default() };
+        let unmasked = json!({"procMount": "Unmasked"});
+        for (context, users, is_open) in [
+            (json!({}), None, false),
+            (json!({}), Some(&own), false),
+            (unmasked.clone(), None, false),
+            (unmasked.clone(), Some(&of_host), false),
+            (unmasked, Some(&own), true),
+            (json!({"privileged": true}), None, true),
         ] {
             let container = json!({"name": "c", "securityContext": context});
-            let pod = json!({"metadata": {"uid": "u"},
-                             "spec": {"hostUsers": false, "containers": [container]}});
+            let pod = json!({"metadata": {"uid": "u"}, "spec": {"containers": [container]}});
             let pod: Pod = serde_json::from_value(pod).expect("a pod");
-            let guards =
-                Guards { image_uid: None, seccomp: Path::new("/seccomp"), has_app_armor: false };
+            let guards = Guards {
+                image_uid: None,
+                seccomp: Path::new("/seccomp"),
+                has_app_armor: false,
+                users,
+            };
             let found = security(&pod, &pod.spec().containers[0], &guards).expect("a context");
             let is_all_open = found.masked_paths.is_empty() && found.readonly_paths.is_empty();
             assert_eq!(is_all_open, is_open, "{context}");
+            let given = found.namespace_options.and_then(|options| options.userns_options);
+            assert_eq!(given.as_ref(), users);
         }
+        let mounts = mapped(vec![api::Mount::default()], Some(&own));
+        assert_eq!((&mounts[0].uid_mappings, &mounts[0].gid_mappings), (&ids, &ids));
     }
 
     #[test]
@@ -595,6 +640,7 @@ mod tests {
             let settings = ContainerSettings {
                 restart_count: 0,
                 image_ref: "i",
+                users: None,
                 target: None,
                 image_uid: None,
                 environment: Vec::new(),

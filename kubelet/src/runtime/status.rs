@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::labels;
+use super::spec::milli_of_shares;
 use crate::cri::{Error, RuntimeService, api};
 
 /// The state of a container.
@@ -27,6 +28,37 @@ impl State {
     }
 }
 
+/// The resources that the runtime reports of a container: CPU in millis, memory in bytes; `None`: it
+/// does not say, or there is no limit. Upstream: `kubecontainer.ContainerResources`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reported {
+    pub cpu_request: Option<i64>,
+    pub cpu_limit: Option<i64>,
+    pub memory_limit: Option<i64>,
+}
+
+impl Reported {
+    /// Upstream: `toKubeContainerResources`.
+    fn of(linux: &api::LinuxContainerResources) -> Reported {
+        let positive = |value: i64| Some(value).filter(|value| *value > 0);
+        let quota = Some(linux.cpu_quota).filter(|quota| *quota > 0 && linux.cpu_period > 0);
+        Reported {
+            cpu_request: u64::try_from(linux.cpu_shares).ok().and_then(milli_of_shares),
+            cpu_limit: quota
+                .and_then(|quota| positive(quota.saturating_mul(1000) / linux.cpu_period)),
+            memory_limit: positive(linux.memory_limit_in_bytes),
+        }
+    }
+}
+
+/// The user and the groups of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    pub uid: i64,
+    pub gid: i64,
+    pub groups: Vec<i64>,
+}
+
 /// A container of a pod. Times are nanoseconds since 1970; 0: not yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerStatus {
@@ -48,6 +80,9 @@ pub struct ContainerStatus {
     pub reason: String,
     pub message: String,
     pub log_path: String,
+    pub resources: Reported,
+    /// Of its first process; `None`: the runtime does not say.
+    pub user: Option<User>,
     /// Where the container's last message is in the host's files.
     pub message_file: Option<String>,
     /// Whether the message is the end of the log when the file is empty and the container failed.
@@ -194,6 +229,16 @@ fn container_status(status: api::ContainerStatus) -> ContainerStatus {
         image_id: status.image_id,
         image_ref: status.image_ref,
         id: status.id,
+        resources: status
+            .resources
+            .and_then(|resources| resources.linux)
+            .map(|linux| Reported::of(&linux))
+            .unwrap_or_default(),
+        user: status.user.and_then(|user| user.linux).map(|user| User {
+            uid: user.uid,
+            gid: user.gid,
+            groups: user.supplemental_groups,
+        }),
         reason: status.reason,
         message: status.message,
         log_path: status.log_path,

@@ -6,13 +6,16 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube_controller_manager::objects::Timestamp;
 
+use super::resources;
+use crate::allocation::PodResources;
+use crate::cgroups::PodLimits;
 use crate::images::Waiting;
 use crate::pod::{
     Container, ExitAction, Pod, PodExt, QosClass, exit_action, is_restartable_init,
     may_restart_all, of_ephemeral, restarts_after,
 };
 use crate::runtime::actions::{should_restart, triggers_restart_of_all};
-use crate::runtime::status::{ContainerStatus, PodStatus, State};
+use crate::runtime::status::{ContainerStatus, PodStatus, State, User};
 use crate::status::conditions::{self, ALL_CONTAINERS_RESTARTING, Observed};
 use crate::status::terminate::is_terminal;
 
@@ -32,6 +35,12 @@ pub struct StatusInputs<'a> {
     pub host_ips: &'a [String],
     /// Whether the pod's containers have ended for good.
     pub is_terminal: bool,
+    /// The resources that its containers were given; `None`: there is no record.
+    pub actuated: Option<&'a PodResources>,
+    /// What the pod's cgroup limits; `None`: it is not known.
+    pub limits: Option<&'a PodLimits>,
+    /// The conditions of a change of its resources.
+    pub resize: &'a [core::PodCondition],
     /// The last status that was computed, or that the API server has.
     pub before: Option<&'a core::PodStatus>,
     /// The status that the API server has; `None`: the pod is static.
@@ -125,7 +134,16 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     if may_restart_all(pod) {
         all.push(restarting_condition(pod, &phase, inputs, all_restart));
     }
+    if !["Succeeded", "Failed"].contains(&phase.as_str()) {
+        all.extend(inputs.resize.iter().cloned());
+    }
     status.conditions = Some(all);
+    let before = inputs.before.filter(|before| before.phase.as_deref() == Some("Running"));
+    let limits = inputs.limits.filter(|_| before.is_some());
+    let own = before.and_then(|before| before.resources.as_ref());
+    status.resources = Some(resources::of_pod_itself(pod, limits, own));
+    let requests = resources::total(pod, false);
+    status.allocated_resources = (!requests.is_empty()).then_some(requests);
     let ephemeral = pod.ephemeral_containers().iter().map(|ephemeral| {
         let container = of_ephemeral(ephemeral);
         let status = container_status(pod, &container, inputs, waits_for, all_restart);
@@ -285,15 +303,39 @@ fn container_status(
         restart_count: count,
         state: Some(state),
         last_state: Some(last.unwrap_or_default()),
+        user: match newest {
+            Some(newest) => newest.user.as_ref().map(user),
+            None => before.and_then(|before| before.user.clone()),
+        },
         volume_mounts: volume_mounts(container),
+        resources: match newest {
+            Some(newest) => Some(resources_of(container, newest, before, inputs)),
+            None => before.and_then(|before| before.resources.clone()),
+        },
+        allocated_resources: match newest {
+            Some(_) => container.resources.as_ref().and_then(|lists| lists.requests.clone()),
+            None => before.and_then(|before| before.allocated_resources.clone()),
+        },
         ..Default::default()
     }
 }
 
-/// The mounts of a container's volumes, as the runtime was asked for them.
+/// Upstream: `convertContainerStatusUser`.
+fn user(user: &User) -> core::ContainerUser {
+    let groups = Some(user.groups.clone()).filter(|groups| !groups.is_empty());
+    core::ContainerUser {
+        linux: Some(core::LinuxContainerUser {
+            uid: user.uid,
+            gid: user.gid,
+            supplemental_groups: groups,
+        }),
+    }
+}
+
+/// The mounts of a container; those within a mount are read-only only where that is asked for.
 fn volume_mounts(container: &Container) -> Option<Vec<core::VolumeMountStatus>> {
-    let mounts = container.volume_mounts.as_ref()?.iter();
-    let of = |mount: &core::VolumeMount| {
+    let mounts = container.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
+    let shown = mounts.iter().map(|mount| {
         let is_recursive = mount.recursive_read_only.as_deref() == Some("Enabled");
         let mode = if is_recursive { "Enabled" } else { "Disabled" };
         let is_read_only = mount.read_only == Some(true);
@@ -304,8 +346,28 @@ fn volume_mounts(container: &Container) -> Option<Vec<core::VolumeMountStatus>> 
             recursive_read_only: is_read_only.then(|| mode.to_owned()),
             ..Default::default()
         }
+    });
+    Some(shown.collect())
+}
+
+fn resources_of(
+    container: &Container,
+    newest: &ContainerStatus,
+    before: Option<&core::ContainerStatus>,
+    inputs: &StatusInputs<'_>,
+) -> core::ResourceRequirements {
+    let allocated = container.resources.clone().unwrap_or_default();
+    if newest.state != State::Running {
+        return allocated;
+    }
+    let is_same = |before: &&core::ContainerStatus| {
+        before.container_id.as_deref() == Some(&*id_of(newest, inputs))
+            && before.state.as_ref().is_some_and(|state| state.running.is_some())
     };
-    Some(mounts.map(of).collect())
+    let before = before.filter(is_same).and_then(|before| before.resources.as_ref());
+    let actuated =
+        inputs.actuated.and_then(|record| record.container_resources.get(&container.name));
+    resources::of_container(&allocated, newest.resources, actuated, before)
 }
 
 fn id_of(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> String {
@@ -622,6 +684,54 @@ mod tests {
     }
 
     #[test]
+    fn status_shows_users_mounts_and_ephemeral_containers() {
+        let mounts = json!([{"name": "v", "mountPath": "/v", "readOnly": true,
+                             "recursiveReadOnly": "Enabled"},
+                            {"name": "w", "mountPath": "/w", "readOnly": true},
+                            {"name": "x", "mountPath": "/x"}]);
+        let spec = json!({"containers": [{"name": "c", "volumeMounts": mounts}],
+                          "ephemeralContainers": [{"name": "e"}, {"name": "f"}]});
+        let pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
+        let running = |name: &str| ContainerStatus {
+            name: name.to_owned(),
+            state: State::Running,
+            user: Some(User { uid: 1, gid: 2, groups: vec![3] }),
+            ..ContainerStatus::default()
+        };
+        let runtime =
+            PodStatus { sandboxes: Vec::new(), containers: vec![running("c"), running("e")] };
+        let inputs = StatusInputs {
+            runtime: &runtime,
+            runtime_name: "r",
+            waiting: &HashMap::new(),
+            readiness: &|_| None,
+            startup: &|_| None,
+            messages: &HashMap::new(),
+            host_ips: &[],
+            is_terminal: false,
+            actuated: None,
+            limits: None,
+            resize: &[],
+            before: None,
+            reported: None,
+        };
+        let status = serde_json::to_value(generate(&pod, &inputs)).expect("a status");
+        let own = &status["containerStatuses"][0];
+        let user = json!({"linux": {"uid": 1, "gid": 2, "supplementalGroups": [3]}});
+        assert_eq!(own["user"], user);
+        let modes: Vec<_> = own["volumeMounts"].as_array().expect("mounts").iter().collect();
+        let modes: Vec<_> = modes.iter().map(|mount| mount["recursiveReadOnly"].clone()).collect();
+        assert_eq!(modes, [json!("Enabled"), json!("Disabled"), json!(null)]);
+        let (seen, unseen) =
+            (&status["ephemeralContainerStatuses"][0], &status["ephemeralContainerStatuses"][1]);
+        assert!(!seen["state"]["running"].is_null());
+        assert_eq!((&seen["ready"], &seen["started"]), (&json!(false), &json!(null)));
+        assert_eq!(unseen["state"]["waiting"]["reason"], "ContainerCreating");
+        // They are no part of the pod's phase and readiness.
+        assert_eq!(status["phase"], "Running");
+    }
+
+    #[test]
     fn ids_of_containers_begin_with_the_name_of_their_runtime() {
         let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}]}}))
             .expect("a pod");
@@ -645,6 +755,9 @@ mod tests {
             messages: &HashMap::new(),
             host_ips: &[],
             is_terminal: false,
+            actuated: None,
+            limits: None,
+            resize: &[],
             before: None,
             reported: None,
         };

@@ -7,6 +7,7 @@ pub mod generate;
 pub mod manager;
 mod merge;
 pub mod mirror;
+mod resources;
 pub mod settle;
 pub mod terminate;
 

@@ -46,7 +46,6 @@ fn pods_of_the_server_are_admitted_rejected_and_preempted() {
         let kubeconfig = server.sandbox.kubeconfig();
         let agent = Agent::start(&machine, &kubeconfig);
         let mut escape = sleeps();
-        escape["hostUsers"] = json!(false);
         escape["containers"][0]["securityContext"] = json!({"procMount": "Unmasked"});
         let mut sysctl = sleeps();
         sysctl["securityContext"] = json!({"sysctls": [{"name": "kernel.msgmax", "value": "1"}]});
@@ -64,8 +63,7 @@ fn pods_of_the_server_are_admitted_rejected_and_preempted() {
                 "escape",
                 escape,
                 "PodFeatureUnsupported",
-                "Pod was rejected: Pod requires node features that are not available: ProcMountType, \
-                 UserNamespacesSupport",
+                "Pod was rejected: Pod requires node features that are not available: ProcMountType",
             ),
             (
                 "sysctl",

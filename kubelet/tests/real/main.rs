@@ -24,6 +24,7 @@ mod port;
 mod proxy;
 mod registration;
 mod registry;
+mod resize;
 mod restarts;
 mod secure;
 mod sources;

@@ -49,9 +49,12 @@ const SCRIPT: &str = "exec > /v/seen; hostname; pwd; id -u; id -g; id -G | tr ' 
 fn fields_of_the_definition_reach_the_container() {
     let Some(mut node) = Node::start("fields") else { return };
     node.write("fields.yaml", &POD.replace("SCRIPT", &format!("{SCRIPT:?}")));
-    let escape = once("escape", "Always", "x").replace("spec:", "spec:\n  hostUsers: false");
-    let escape = escape + "    securityContext: {procMount: Unmasked}\n";
+    let escape = once("escape", "Always", "x") + "    securityContext: {procMount: Unmasked}\n";
     node.write("escape.yaml", &escape);
+    // In a user namespace of its own, if the runtime has them.
+    let users = once("users", "Always", "cp /proc/self/uid_map /dev/termination-log; exit 1")
+        .replace("spec:", "spec:\n  hostUsers: false");
+    node.write("users.yaml", &users);
     let host = once("host", "Always", "cp /etc/hosts /dev/termination-log; exec sleep 1000")
         .replace(
             "spec:",
@@ -75,6 +78,14 @@ fn fields_of_the_definition_reach_the_container() {
     let escape = node.eventually("escape-n", "failed", |pod| pod["status"]["phase"] == "Failed");
     assert_eq!(escape["status"]["reason"], "PodFeatureUnsupported", "{escape:#}");
     assert!(escape["status"]["containerStatuses"].is_null(), "{escape:#}");
+    let refused = "can't set `spec.hostUsers: false`, runtime does not support user namespaces";
+    let mapped = || {
+        let pod = node.pod("users-n");
+        let last = &pod["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"];
+        let ids: Vec<&str> = last.as_str().unwrap_or_default().split_whitespace().collect();
+        ids == ["0", "65536", "65536"]
+    };
+    assert!(wait(|| node.log().contains(refused) || mapped()), "{}", node.log());
     let host = node.eventually("host-n", "ready", is_ready);
     let uid = host["metadata"]["uid"].as_str().expect("a uid");
     let hosts = node.folder.join("kubelet/pods").join(uid).join("etc-hosts");

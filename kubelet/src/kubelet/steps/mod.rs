@@ -32,8 +32,10 @@ impl Kubelet {
         };
         let run = async {
             match &work {
-                Work::Sync(pod) => self.sync_pod(pod).await,
-                Work::Terminate(pod, grace) => self.sync_terminating_pod(pod, *grace).await,
+                Work::Sync(pod) => self.sync_pod(&self.resizes.allocated(pod)).await,
+                Work::Terminate(pod, grace) => {
+                    self.sync_terminating_pod(&self.resizes.allocated(pod), *grace).await
+                }
                 Work::CleanUp(pod) => self.sync_terminated_pod(pod).await,
                 Work::TerminateOrphan => self.end_orphan(&uid).await,
             }
@@ -55,6 +57,10 @@ impl Kubelet {
         self.forget_ended();
         if let Some(name) = full_name {
             self.store.notify_mirror(name);
+        }
+        if !matches!(work, Work::Sync(_)) {
+            // What the pod had is free.
+            self.retry_resizes().await;
         }
     }
 

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Timestamp;
 
 use super::jittered;
+use crate::causes::chain;
 use crate::events;
 use crate::kubelet::pod_store::WaitingReasons;
 use crate::kubelet::pod_workers::Outcome;
@@ -43,6 +44,9 @@ impl Kubelet {
             Ok(synced) => (synced.waiting.clone(), synced.retry),
             Err(_) => (WaitingReasons::new(), None),
         };
+        if let Some(error) = synced.as_ref().ok().and_then(|synced| synced.resize_error.as_ref()) {
+            self.resize_failed(pod, &chain(error));
+        }
         self.store.set_waiting(pod.uid(), waiting);
         let (runtime, _) = self.refresh(pod).await?;
         synced?;

@@ -33,6 +33,7 @@ impl Kubelet {
         });
         let fault = |source| Error::Folders { pod: pod.display_name(), source };
         torn_down.await.map_err(fault)?;
+        self.manager.user_namespaces.release(&uid);
         self.manager.mounted.lock().remove(&uid);
         self.manager.objects.forget(&uid);
         self.manager.remove_cgroup(&uid).await?;

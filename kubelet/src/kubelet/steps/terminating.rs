@@ -66,6 +66,7 @@ impl Kubelet {
         });
         let fault = |source| Error::OrphanFolders { uid: uid.clone(), source };
         removed.await.map_err(fault)?;
+        self.manager.user_namespaces.release(uid);
         self.manager.remove_cgroup(uid).await?;
         Ok(Outcome::Done(Duration::ZERO))
     }

@@ -46,6 +46,15 @@ fn container(name: &str, state: State, exit_code: i32) -> ContainerStatus {
     }
 }
 
+fn compute(
+    pod: &Pod,
+    status: &PodStatus,
+    probes: &dyn Fn(&str) -> ProbeResults,
+    restarts_all: bool,
+) -> PodActions {
+    super::compute(pod, status, probes, restarts_all, None)
+}
+
 fn no_probes(_: &str) -> ProbeResults {
     ProbeResults::default()
 }
@@ -279,5 +288,40 @@ fn rules_restart_one_container_or_all() {
         assert_eq!(triggers_restart_of_all(&pod, &status), triggers, "{status:?}");
         let actions = compute(&pod, &status, &no_probes, restarts_all);
         assert_eq!(shown(&actions), expected, "{status:?}");
+    }
+}
+
+#[test]
+fn resized_containers_are_updated_or_restarted() {
+    use State::{Exited, Running};
+    let resized = |cpu: &str, policy: &str| -> Pod {
+        let container = |name: &str, restart: Value| {
+            json!({"name": name, "image": "i", "restartPolicy": restart,
+                "resources": {"requests": {"cpu": cpu}},
+                "resizePolicy": [{"resourceName": "cpu", "restartPolicy": policy}]})
+        };
+        let spec = json!({"initContainers": [container("s", json!("Always"))],
+            "containers": [container("a", json!(null)), container("b", json!(null))]});
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec});
+        serde_json::from_value(pod).expect("a pod")
+    };
+    let record = PodResources::of(&resized("1", ""));
+    for (policy, b, expected) in [
+        ("NotRequired", Running, "s a b false"),
+        // It starts with its new resources: the pod's cgroup follows.
+        ("NotRequired", Exited, "start 1 | s a true"),
+        ("RestartContainer", Running, "init 0, start 0, start 1, end s, end a, end b | true"),
+    ] {
+        let containers =
+            vec![container("s", Running, 0), container("a", Running, 0), container("b", b, 0)];
+        let status = PodStatus { sandboxes: vec![sandbox(true, 0)], containers };
+        let pod = resized("2", policy);
+        let actions = super::compute(&pod, &status, &no_probes, false, Some(&record));
+        let updates = actions.resize.cpu.iter().map(|update| update.name.clone());
+        let updates = updates.chain([actions.resize.has_pod.to_string()]);
+        let updates = updates.collect::<Vec<_>>().join(" ");
+        let parts = [shown(&actions), updates];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        assert_eq!(parts.join(" | "), expected, "{policy} {b:?}");
     }
 }

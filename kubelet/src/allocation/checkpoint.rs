@@ -1,0 +1,204 @@
+//! A file with the resources of pods, in the form in which upstream keeps them.
+//! Upstream: `allocation/state`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kube_controller_manager::task;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::{Error, PodResources};
+use crate::pod::Uid;
+
+/// The resources of pods by uid, in memory and in a file. Reads do not block.
+pub struct Checkpoint {
+    path: PathBuf,
+    pods: Mutex<BTreeMap<String, PodResources>>,
+    /// The checksum of what the file has; held while it is written.
+    written: async_lock::Mutex<Option<u64>>,
+}
+
+/// The content of the file.
+#[derive(Serialize, Deserialize)]
+struct File {
+    /// `Data` as JSON.
+    data: String,
+    checksum: u64,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Data {
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    entries: BTreeMap<String, PodResources>,
+}
+
+impl Checkpoint {
+    /// Reads the file, if it exists. Blocks.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not what was written: the resources that pods have are not known.
+    pub fn open(path: PathBuf) -> Result<Checkpoint, Error> {
+        let (pods, checksum) = match fs::read(&path) {
+            Ok(content) => restore(&path, &content)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Default::default(),
+            Err(source) => return Err(Error::Path { path, source }),
+        };
+        Ok(Checkpoint { path, pods: Mutex::new(pods), written: checksum.into() })
+    }
+
+    /// The resources of a pod; `None`: there is no record of it.
+    pub fn get(&self, uid: &str) -> Option<PodResources> {
+        self.pods.lock().get(uid).cloned()
+    }
+
+    /// Sets the resources of a pod.
+    ///
+    /// # Errors
+    /// The file cannot be written; what is in memory is set.
+    pub async fn set(&self, uid: &Uid, resources: PodResources) -> Result<(), Error> {
+        self.change(uid, |record| *record = resources).await
+    }
+
+    /// Sets the resources of one container.
+    ///
+    /// # Errors
+    /// The file cannot be written; what is in memory is set.
+    pub async fn set_container(
+        &self,
+        uid: &Uid,
+        container: &str,
+        resources: ResourceRequirements,
+    ) -> Result<(), Error> {
+        let insert = |record: &mut PodResources| {
+            record.container_resources.insert(container.to_owned(), resources);
+        };
+        self.change(uid, insert).await
+    }
+
+    /// Sets the pod's own resources.
+    ///
+    /// # Errors
+    /// The file cannot be written; what is in memory is set.
+    pub async fn set_pod_level(
+        &self,
+        uid: &Uid,
+        resources: ResourceRequirements,
+    ) -> Result<(), Error> {
+        self.change(uid, |record| record.pod_level_resources = Some(resources)).await
+    }
+
+    async fn change(&self, uid: &Uid, change: impl FnOnce(&mut PodResources)) -> Result<(), Error> {
+        change(self.pods.lock().entry(uid.to_string()).or_default());
+        self.write().await
+    }
+
+    /// Forgets the pods that are not `known`. The file loses them with the next change, as upstream.
+    pub fn retain(&self, known: impl Fn(&str) -> bool) {
+        self.pods.lock().retain(|uid, _| known(uid));
+    }
+
+    async fn write(&self) -> Result<(), Error> {
+        let mut written = self.written.lock().await;
+        let entries = self.pods.lock().clone();
+        let data = serde_json::to_string(&Data { entries }).map_err(Error::Serialize)?;
+        let checksum = checksum(&data);
+        if *written == Some(checksum) {
+            return Ok(());
+        }
+        let file = serde_json::to_vec(&File { data, checksum }).map_err(Error::Serialize)?;
+        let path = self.path.clone();
+        let replaced = task::blocking(move || replace(&path, &file));
+        let at = |source| Error::Path { path: self.path.clone(), source };
+        replaced.await.map_err(at)?;
+        *written = Some(checksum);
+        Ok(())
+    }
+}
+
+type Restored = (BTreeMap<String, PodResources>, Option<u64>);
+
+fn restore(path: &Path, content: &[u8]) -> Result<Restored, Error> {
+    let malformed = |source| Error::Malformed { path: path.to_owned(), source };
+    let File { data, checksum: expected } = serde_json::from_slice(content).map_err(malformed)?;
+    if checksum(&data) != expected {
+        return Err(Error::Corrupt { path: path.to_owned() });
+    }
+    let Data { entries } = serde_json::from_str(&data).map_err(malformed)?;
+    Ok((entries, Some(expected)))
+}
+
+/// Upstream: `checksum.New`: FNV-1a of 32 bits of Go's dump of the text.
+fn checksum(data: &str) -> u64 {
+    let dump = format!("(string){data}");
+    let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    u64::from(dump.bytes().fold(0x811c_9dc5, add))
+}
+
+/// After a power cut the file has its old or its new content.
+fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("tmp");
+    let mut file = fs::File::create(&new)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of upstream's own test.
+    const OF_GO: &str = r#"{"data":"{\"entries\":{\"pod1\":{\"ContainerResources\":{\"container1\":{\"requests\":{\"cpu\":\"1Ki\",\"memory\":\"1Ki\"}}}}}}","checksum":1178570812}"#;
+
+    #[test]
+    fn files_of_the_go_kubelet_are_read_and_damaged_ones_refused() {
+        let (pods, checksum) = restore(Path::new("f"), OF_GO.as_bytes()).expect("a checkpoint");
+        assert_eq!(checksum, Some(1_178_570_812));
+        let container = &pods["pod1"].container_resources["container1"];
+        assert_eq!(container.requests.as_ref().expect("requests")["cpu"].0, "1Ki");
+        for (damaged, expected) in [
+            (OF_GO.replace("1178570812", "1"), "corrupted"),
+            (OF_GO.replace("1Ki", "2Ki"), "corrupted"),
+            (OF_GO[..OF_GO.len() - 1].to_owned(), "could not restore state"),
+            (String::new(), "could not restore state"),
+        ] {
+            let error = restore(Path::new("f"), damaged.as_bytes()).expect_err("damaged");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        // Of a pod without containers.
+        let null = r#"{"entries":{"p":{"ContainerResources":null,"PodLevelResources":null}}}"#;
+        let null: Data = serde_json::from_str(null).expect("entries");
+        assert_eq!(null.entries["p"], PodResources::default());
+    }
+
+    #[test]
+    fn what_was_set_is_there_after_a_restart() {
+        let folder = std::env::temp_dir().join(format!("kubelet-alloc-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("allocated_pods_state");
+        let uid = Uid::parse("u").expect("a uid");
+        let resources: ResourceRequirements =
+            serde_json::from_value(serde_json::json!({"limits": {"cpu": "1"}})).expect("resources");
+        task::run(1, async move {
+            let open = || Checkpoint::open(path.clone()).expect("a checkpoint");
+            let checkpoint = open();
+            assert_eq!(checkpoint.get("u"), None);
+            checkpoint.set_container(&uid, "c", resources.clone()).await.expect("set");
+            checkpoint.set_pod_level(&uid, resources.clone()).await.expect("set");
+            let expected = PodResources {
+                container_resources: [("c".to_owned(), resources.clone())].into(),
+                pod_level_resources: Some(resources),
+            };
+            assert_eq!(open().get("u"), Some(expected));
+            checkpoint.set(&uid, PodResources::default()).await.expect("set");
+            assert_eq!(open().get("u"), Some(PodResources::default()));
+            checkpoint.retain(|_| false);
+            assert_eq!(checkpoint.get("u"), None);
+            fs::remove_dir_all(&folder).expect("removed");
+        });
+    }
+}

@@ -1,0 +1,285 @@
+//! Pods whose resources change while they run: a change is allocated when the node has room for it,
+//! and waits otherwise. Upstream: `allocation.Manager`.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use kube_controller_manager::objects::Quantity;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::Kubelet;
+use crate::allocation::{self, Checkpoint, PodResources, ResizeConditions, requests_grow};
+use crate::causes::chain;
+use crate::events;
+use crate::metrics;
+use crate::pod::{Container, Pod, PodExt, Uid, listed};
+use crate::runtime::resize::Resizing;
+use crate::runtime::status::{PodStatus, State};
+
+/// Upstream: `initialRetryDelay`, `retryDelay`.
+const FIRST_RETRY: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_secs(180);
+
+/// What is allocated to pods, and which changes wait.
+pub(super) struct Resizes {
+    allocated: Checkpoint,
+    conditions: ResizeConditions,
+    /// In the order in which they are tried.
+    pending: Mutex<Vec<Uid>>,
+}
+
+impl Resizes {
+    pub(super) fn new(allocated: Checkpoint) -> Resizes {
+        Resizes { allocated, conditions: ResizeConditions::default(), pending: Mutex::default() }
+    }
+
+    /// The pod with the resources that are allocated to it. Upstream: `UpdatePodFromAllocation`.
+    pub(super) fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        let record = self.allocated.get(&pod.uid());
+        record.and_then(|record| record.apply(pod)).map_or_else(|| pod.clone(), Arc::new)
+    }
+
+    /// Whether the pod asks for other resources than are allocated to it.
+    fn differs(&self, pod: &Pod) -> bool {
+        self.allocated.get(&pod.uid()).is_some_and(|record| record.apply(pod).is_some())
+    }
+
+    fn has_pending(&self) -> bool {
+        !self.pending.lock().is_empty()
+    }
+
+    /// Forgets the pods that are not `known`.
+    pub(super) fn retain(&self, known: impl Fn(&str) -> bool) {
+        self.allocated.retain(&known);
+        self.conditions.retain(&known);
+        self.pending.lock().retain(|uid| known(uid));
+    }
+
+    /// How many changes wait, and how many are under way.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        self.conditions.counts()
+    }
+
+    /// The conditions of a pod, as its status shows them.
+    pub(super) fn conditions(&self, uid: &str) -> Vec<k8s_openapi::api::core::v1::PodCondition> {
+        self.conditions.get(uid).conditions()
+    }
+}
+
+impl Kubelet {
+    /// Records what a pod has that was admitted. A change that came while no kubelet ran waits.
+    pub(super) async fn allocate_admitted(&self, pod: &Arc<Pod>) {
+        let allocated = self.resizes.allocated(pod);
+        let (uid, resources) = (pod.uid(), PodResources::of(&allocated));
+        if let Err(error) = self.resizes.allocated.set(&uid, resources).await {
+            log::error!("SetPodAllocation failed: {}", chain(&error));
+        }
+        if let Some(status) = pod.status.as_ref().filter(|_| !pod.is_static()) {
+            self.resizes.conditions.restore(&uid, status);
+        }
+        if self.resizes.differs(pod) {
+            self.push_pending(&uid);
+        }
+    }
+
+    /// A source has changed the pod.
+    pub(super) fn request_resize(&self, before: Option<&Pod>, pod: &Pod) {
+        if before.is_some_and(|before| PodResources::of(before) == PodResources::of(pod)) {
+            return;
+        }
+        if let Some(before) = before {
+            count_requests(before, pod);
+        }
+        match self.resizes.differs(pod) {
+            true => self.push_pending(&pod.uid()),
+            // It was taken back.
+            false => drop(self.resizes.conditions.clear_pending(&pod.uid())),
+        }
+    }
+
+    fn push_pending(&self, uid: &Uid) {
+        let mut pending = self.resizes.pending.lock();
+        if pending.contains(uid) {
+            return;
+        }
+        pending.push(uid.clone());
+        let mut pods: Vec<_> = pending
+            .iter()
+            .filter_map(|uid| {
+                let pod = self.store.pod(uid)?;
+                let grows = requests_grow(&pod, &self.resizes.allocated(&pod));
+                Some((pod, grows, self.resizes.conditions.get(uid).pending_since()))
+            })
+            .collect();
+        pods.sort_by(|a, b| allocation::order((&a.0, a.1, a.2), (&b.0, b.1, b.2)));
+        *pending = pods.into_iter().map(|(pod, ..)| pod.uid()).collect();
+    }
+
+    /// Tries the changes that wait. Upstream: `RetryPendingResizes`.
+    pub(super) async fn retry_resizes(&self) {
+        if !self.resizes.has_pending() || !self.store.has_seen_all() {
+            return;
+        }
+        let waiting = std::mem::take(&mut *self.resizes.pending.lock());
+        for uid in waiting {
+            let Some(pod) = self.store.pod(&uid) else { continue };
+            let before = self.resizes.conditions.get(&uid);
+            if !self.allocate(&pod).await {
+                let mut pending = self.resizes.pending.lock();
+                if !pending.contains(&uid) {
+                    pending.push(uid.clone());
+                }
+            }
+            if self.resizes.conditions.get(&uid) != before {
+                self.dispatcher.requeue([&uid]);
+            }
+        }
+    }
+
+    /// Tries the changes that wait from time to time, for ever.
+    pub(super) async fn keep_retrying_resizes(&self) {
+        loop {
+            let period = if self.store.has_seen_all() { RETRY } else { FIRST_RETRY };
+            self.clock.sleep(period).await;
+            self.retry_resizes().await;
+        }
+    }
+
+    /// Allocates what a pod asks for, if the node has it. Returns false when it has to wait.
+    async fn allocate(&self, pod: &Arc<Pod>) -> bool {
+        let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
+        let Resizes { allocated, conditions, .. } = &self.resizes;
+        if !self.resizes.differs(pod) {
+            conditions.clear_pending(&uid);
+            return true;
+        }
+        match self.admission_of(pod, &self.manager.node.own.get()) {
+            Ok(admitted) => {
+                self.evict_for(&admitted);
+                if let Err(error) = allocated.set(&uid, PodResources::of(pod)).await {
+                    log::error!("Failed to handle pod resources resize: {}", chain(&error));
+                }
+                conditions.begin(&uid, generation, now);
+                let text = summary(pod, generation, None);
+                events::normal(pod, None, "ResizeStarted", format!("Pod resize started: {text}"));
+                true
+            }
+            Err(rejection) => {
+                let message = rejection.to_string();
+                if conditions.set_pending(&uid, &message, generation, now) {
+                    let text = summary(pod, generation, Some(&message));
+                    let message = format!("Pod resize {}: {text}", rejection.reason());
+                    events::warning(pod, None, "ResizeDeferred", message);
+                }
+                false
+            }
+        }
+    }
+
+    /// Follows the change of a pod's resources that was allocated.
+    pub(super) fn observe_resize(&self, pod: &Arc<Pod>, runtime: &PodStatus) {
+        let uid = pod.uid();
+        let actuated = self.manager.actuated.get(&uid);
+        let resizing = Resizing { pod, actuated: actuated.as_ref() };
+        let is_running =
+            |name: &str| runtime.container(name).is_some_and(|one| one.state == State::Running);
+        let conditions = &self.resizes.conditions;
+        if resizing.is_in_progress(is_running) {
+            conditions.keep_in_progress(&uid, pod.metadata.generation, self.clock.now());
+        } else if let Some(generation) = conditions.complete(&uid) {
+            let text = summary(pod, generation, None);
+            events::normal(pod, None, "ResizeCompleted", format!("Pod resize completed: {text}"));
+        }
+    }
+
+    /// The resources of a pod have not changed that have to.
+    pub(super) fn resize_failed(&self, pod: &Arc<Pod>, message: &str) {
+        let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
+        if let Some(generation) = self.resizes.conditions.fail(&uid, message, generation, now) {
+            let text = summary(pod, generation, Some(message));
+            events::warning(pod, None, "ResizeError", format!("Pod resize error: {text}"));
+        }
+    }
+}
+
+/// Counts what a pod asks for that it did not ask for before.
+/// Upstream: `recordContainerResizeOperations`.
+fn count_requests(before: &Pod, pod: &Pod) {
+    for container in pod.all_containers() {
+        let Some(old) = before.container(&container.name) else { continue };
+        for (resource, is_limit) in
+            [("memory", false), ("memory", true), ("cpu", false), ("cpu", true)]
+        {
+            let amount = |container: &Container| {
+                let amount = listed(container.resources.as_ref(), resource, is_limit);
+                amount.unwrap_or(Quantity::ZERO)
+            };
+            let (old, new) = (amount(old), amount(container));
+            let operation = match new.compare(old) {
+                Ordering::Equal => continue,
+                _ if new.is_zero() => "remove",
+                _ if old.is_zero() => "add",
+                Ordering::Greater => "increase",
+                Ordering::Less => "decrease",
+            };
+            let list = if is_limit { "limits" } else { "requests" };
+            metrics::REQUESTED_RESIZES.with_label_values(&[resource, list, operation]).inc();
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Summary<'a> {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    init_containers: Vec<Asked<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    containers: Vec<Asked<'a>>,
+    generation: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Asked<'a> {
+    name: &'a str,
+    resources: ResourceRequirements,
+}
+
+/// What events say of a pod's resources. Upstream: `makeResourceSummaryFromSpec`.
+fn summary(pod: &Pod, generation: Option<i64>, error: Option<&str>) -> String {
+    let summary = Summary {
+        init_containers: pod.init_containers().iter().map(Asked::of).collect(),
+        containers: pod.spec().containers.iter().map(Asked::of).collect(),
+        generation: generation.unwrap_or_default(),
+        error,
+    };
+    serde_json::to_string(&summary).unwrap_or_default()
+}
+
+impl Asked<'_> {
+    fn of(container: &Container) -> Asked<'_> {
+        Asked { name: &container.name, resources: container.resources.clone().unwrap_or_default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_show_the_resources_in_upstreams_form() {
+        let resources = json!({"requests": {"cpu": "5", "memory": "4500Mi"}});
+        let pod = json!({"spec": {"containers": [{"name": "c1", "resources": resources}]}});
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        assert_eq!(
+            summary(&pod, Some(2), Some("no cpu")),
+            r#"{"containers":[{"name":"c1","resources":{"requests":{"cpu":"5","memory":"4500Mi"}}}],"generation":2,"error":"no cpu"}"#
+        );
+    }
+}
