@@ -48,7 +48,8 @@ pub fn exceeded_limit(pod: &Pod, stats: &PodStats) -> Option<(&'static str, Stri
     let sidecars = pod.init_containers().iter().filter(|init| is_restartable_init(init));
     for container in pod.spec().containers.iter().chain(sidecars) {
         let own = stats.containers.iter().find(|own| own.name == container.name);
-        let used = used(own.and_then(|own| own.logs.as_ref()), false);
+        let used = used(own.and_then(|own| own.logs.as_ref()), false)
+            .saturating_add(used(own.and_then(|own| own.rootfs.as_ref()), false));
         if let Some(limit) = storage_limit(container).filter(|limit| exceeds(used, *limit)) {
             let (name, limit) = (&container.name, limit.to_string());
             let message =

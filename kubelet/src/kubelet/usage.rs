@@ -1,14 +1,18 @@
 //! What the node and its pods use.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use kube_controller_manager::task;
 
 use super::{Error, Kubelet};
 use crate::cgroups::{Driver, Hierarchy};
+use crate::cri::api;
+use crate::images::ImageUse;
 use crate::kuberuntime::Manager;
-use crate::pod::{Pod, PodExt};
-use crate::stats::{StatsSource, Summary};
+use crate::pod::{Pod, PodExt, Uid};
+use crate::runtime::labels;
+use crate::stats::{self, Stats, StatsSource, Summary};
 
 impl Kubelet {
     /// What the node and its pods use. With `only`: only CPU and memory.
@@ -20,6 +24,39 @@ impl Kubelet {
             true => None,
             false => Some(self.manager.images.usage().await.map_err(Error::Images)?),
         };
+        self.measure(only, images, |stats, source| stats.summary(source)).await
+    }
+
+    /// The text of `/metrics/cadvisor`.
+    ///
+    /// # Errors
+    /// Cgroups cannot be read here, or the runtime does not answer.
+    pub async fn cadvisor_metrics(self: &Arc<Self>) -> Result<String, Error> {
+        let images = self.manager.images.usage().await.map_err(Error::Images)?;
+        let sandboxes = self.sandboxes().await?;
+        let write =
+            move |_: &Stats, source: &StatsSource<'_>| stats::cadvisor_metrics(source, &sandboxes);
+        self.measure(false, Some(images), write).await
+    }
+
+    /// The newest sandbox of each pod that is ready.
+    async fn sandboxes(&self) -> Result<HashMap<Uid, String>, Error> {
+        let request = api::ListPodSandboxRequest::default();
+        let listed = self.manager.runtime.list_pod_sandbox(request).await;
+        let mut sandboxes = listed.map_err(Error::Runtime)?.items;
+        sandboxes.retain(|one| one.state == api::PodSandboxState::SandboxReady as i32);
+        sandboxes.sort_by_key(|one| one.created_at);
+        let named =
+            sandboxes.into_iter().filter_map(|one| Some((labels::pod_uid(&one.labels)?, one.id)));
+        Ok(named.collect())
+    }
+
+    async fn measure<T: Send + 'static>(
+        self: &Arc<Self>,
+        only_cpu_and_memory: bool,
+        images: Option<ImageUse>,
+        measure: impl FnOnce(&Stats, &StatsSource<'_>) -> T + Send + 'static,
+    ) -> Result<T, Error> {
         let kubelet = self.clone();
         task::blocking(move || {
             let Manager { node, folders, cgroups, clock, .. } = &kubelet.manager;
@@ -41,9 +78,9 @@ impl Kubelet {
                 pods: &kubelet.pods(),
                 now: clock.now(),
                 monotonic: clock.monotonic(),
-                only_cpu_and_memory: only,
+                only_cpu_and_memory,
             };
-            Ok(kubelet.stats.summary(&source))
+            Ok(measure(&kubelet.stats, &source))
         })
         .await
     }

@@ -1,4 +1,5 @@
-//! What the node and its pods use: `/stats/summary`, `/metrics/resource`.
+//! What the node and its pods use: `/stats/summary`, `/metrics/resource`,
+//! `/metrics/cadvisor`.
 
 use std::sync::Arc;
 
@@ -15,6 +16,18 @@ pub fn install(routes: &Routes, kubelet: &Arc<Kubelet>) {
     for (path, is_metrics) in [("/stats/summary", false), ("/metrics/resource", true)] {
         routes.add(path, usage_handler(kubelet, is_metrics));
     }
+    let of_cgroups = kubelet.clone();
+    let cadvisor: Handler = Arc::new(move |request: Request| {
+        let kubelet = of_cgroups.clone();
+        Box::pin(async move {
+            let response = match kubelet.cadvisor_metrics().await {
+                Err(error) => Response::text(500, chain(&error) + "\n"),
+                Ok(text) => Response::new(200, metrics::CONTENT_TYPE, text),
+            };
+            response.gzipped_for(&request)
+        })
+    });
+    routes.add("/metrics/cadvisor", cadvisor);
 }
 
 /// Measures the usage of pods for each request.
@@ -29,6 +42,13 @@ fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
                     .any(|value| matches!(value, "true" | "1"));
             let now = kubelet.manager().clock.now();
             let response = match kubelet.usage(only).await {
+                Err(error) if is_metrics => {
+                    let error = chain(&error);
+                    log::error!(
+                        "Error getting summary for resourceMetric prometheus endpoint: {error}"
+                    );
+                    Response::new(200, metrics::CONTENT_TYPE, stats::scrape_error(true))
+                }
                 Err(error) => Response::text(500, chain(&error) + "\n"),
                 Ok(usage) if is_metrics => {
                     let text = stats::resource_metrics(&usage, now);

@@ -1,13 +1,15 @@
 //! What the node, its pods and containers use, read when somebody asks: cgroup files, file systems
 //! and `/proc`. Upstream: `pkg/kubelet/server/stats`, `pkg/kubelet/metrics/collectors`.
 
+mod cadvisor;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CStr;
 use std::fmt::Write;
 use std::fs;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube_controller_manager::objects::Timestamp;
@@ -15,12 +17,19 @@ use parking_lot::Mutex;
 use rustix::fs::Stat;
 use serde::Serialize;
 
+pub use self::cadvisor::cadvisor_metrics;
+
+use crate::cgroups::details::{self, Pressure, Stall};
 use crate::cgroups::usage::{self, Usage};
 use crate::cgroups::{Driver, Hierarchy, max_pids};
 use crate::files::tree;
 use crate::images::ImageUse;
 use crate::pod::{Pod, PodExt};
 use crate::volumes::Folders;
+
+/// What a container has written is measured at most once in this time. Upstream: containerd's
+/// `stats_collect_period` and cAdvisor's period of disk usage.
+const LAYER_PERIOD: Duration = Duration::from_secs(60);
 
 /// A rate is computed over at least this time.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -83,6 +92,9 @@ pub struct ContainerStats {
     pub start_time: String,
     #[serde(flatten)]
     pub used: Used,
+    /// What the container has written to its own layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<Fs>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<Fs>,
     /// Microseconds since 1970.
@@ -90,7 +102,7 @@ pub struct ContainerStats {
     pub started_micros: i64,
 }
 
-/// CPU, memory and swap.
+/// CPU, memory, waits for I/O, and swap.
 #[derive(Debug, Default, Serialize)]
 pub struct Used {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +110,40 @@ pub struct Used {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStats>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub swap: Option<SwapStats>,
+}
+
+/// How long processes have waited for disks.
+#[derive(Debug, Default, Serialize)]
+pub struct IoStats {
+    pub time: String,
+    pub psi: PsiStats,
+}
+
+/// Upstream: `PSIStats`.
+#[derive(Debug, Default, Serialize)]
+pub struct PsiStats {
+    pub full: PsiData,
+    pub some: PsiData,
+}
+
+/// The total in microseconds, as the kernel counts and upstream passes on, though its documentation
+/// says nanoseconds; and shares of the last seconds in percent.
+#[derive(Debug, Default, Serialize)]
+pub struct PsiData {
+    pub total: u64,
+    pub avg10: f64,
+    pub avg60: f64,
+    pub avg300: f64,
+}
+
+impl From<Pressure> for PsiStats {
+    fn from(pressure: Pressure) -> PsiStats {
+        let data = |Stall { total, avg10, avg60, avg300 }| PsiData { total, avg10, avg60, avg300 };
+        PsiStats { full: data(pressure.full), some: data(pressure.some) }
+    }
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -108,6 +153,8 @@ pub struct CpuStats {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_nano_cores: Option<u64>,
     pub usage_core_nano_seconds: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -121,6 +168,8 @@ pub struct MemoryStats {
     pub rss_bytes: u64,
     pub page_faults: u64,
     pub major_page_faults: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psi: Option<PsiStats>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -191,6 +240,9 @@ pub struct Interface {
     pub rx_errors: u64,
     pub tx_bytes: u64,
     pub tx_errors: u64,
+    /// All numbers of the interface's line in `/proc/net/dev`.
+    #[serde(skip)]
+    counts: Vec<u64>,
 }
 
 /// What is measured.
@@ -219,10 +271,19 @@ struct Sample {
     rate: Option<u64>,
 }
 
-/// Keeps the last samples of CPU time, for rates.
+/// What a folder uses, measured at a time.
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    at: Duration,
+    bytes: u64,
+    inodes: u64,
+}
+
+/// Keeps the last samples of CPU time, for rates, and what containers have written.
 #[derive(Debug, Default)]
 pub struct Stats {
     samples: Mutex<HashMap<String, Sample>>,
+    layers: Mutex<HashMap<PathBuf, Walk>>,
 }
 
 impl Stats {
@@ -246,16 +307,40 @@ impl Stats {
     fn tidy(&self, now: Duration) {
         let limit = Duration::from_secs(600);
         self.samples.lock().retain(|_, sample| now.saturating_sub(sample.at) < limit);
+        self.layers.lock().retain(|_, walk| now.saturating_sub(walk.at) < limit);
+    }
+
+    /// What the container of a process has written to its own layer, where that is an overlay's.
+    fn rootfs(&self, source: &StatsSource<'_>, process: u32) -> Option<Fs> {
+        let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
+        let folder = PathBuf::from(upper_folder(&mounts)?);
+        let disk = disk(&source.now.to_string(), &folder)?;
+        let last = self.layers.lock().get(&folder).copied();
+        let is_new = |walk: &Walk| source.monotonic.saturating_sub(walk.at) < LAYER_PERIOD;
+        let walk = last.filter(is_new).unwrap_or_else(|| {
+            let (bytes, inodes) = folder_usage(&folder);
+            let walk = Walk { at: source.monotonic, bytes, inodes };
+            self.layers.lock().insert(folder, walk);
+            walk
+        });
+        Some(Fs { used_bytes: Some(walk.bytes), inodes_used: Some(walk.inodes), ..disk })
     }
 
     fn used(&self, source: &StatsSource<'_>, path: &str, usage: &Usage) -> Used {
         let time = source.now.to_string();
         let memory_time = time.clone();
+        let mut pressure = match source.only_cpu_and_memory {
+            true => BTreeMap::new(),
+            false => details::pressure(source.hierarchy, path),
+        };
+        let mut psi = |resource| pressure.remove(resource).map(PsiStats::from);
         Used {
+            io: psi("io").map(|psi| IoStats { time: time.clone(), psi }),
             cpu: usage.cpu_nanos.map(|nanos| CpuStats {
                 time: time.clone(),
                 usage_nano_cores: self.rate(path, nanos, source.monotonic),
                 usage_core_nano_seconds: nanos,
+                psi: psi("cpu"),
             }),
             memory: usage.memory.map(|memory| MemoryStats {
                 time: memory_time,
@@ -265,6 +350,7 @@ impl Stats {
                 rss_bytes: memory.rss,
                 page_faults: memory.page_faults,
                 major_page_faults: memory.major_page_faults,
+                psi: psi("memory"),
             }),
             swap: usage.swap.map(|swap| SwapStats {
                 time,
@@ -340,18 +426,18 @@ impl Stats {
                 continue;
             };
             let started = running.started_at.as_ref().map_or(0, |time| time.0.as_microsecond());
-            let below = match source.driver {
-                Driver::Cgroupfs => format!("{path}/{id}"),
-                Driver::Systemd => format!("{path}/cri-containerd-{id}.scope"),
-            };
+            let below = source.driver.container_below(&path, id);
             let usage = usage::read(source.hierarchy, &below);
-            process = process.or_else(|| usage::first_process(source.hierarchy, &below));
+            let own_process = usage::first_process(source.hierarchy, &below);
+            process = process.or(own_process);
+            let rootfs = own_process.filter(|_| !source.only_cpu_and_memory);
             let time = source.now.to_string();
             let logs = source.folders.pod_logs(pod).join(&container.name);
             containers.push(ContainerStats {
                 name: container.name.clone(),
                 start_time: Timestamp::from_micros(started).to_string(),
                 used: self.used(source, &below, &usage),
+                rootfs: rootfs.and_then(|process| self.rootfs(source, process)),
                 logs: (!source.only_cpu_and_memory).then(|| measured(&time, &logs)).flatten(),
                 started_micros: started,
             });
@@ -364,9 +450,9 @@ impl Stats {
         let details = !source.only_cpu_and_memory;
         let volumes = if details { volumes(source, pod, &time) } else { Vec::new() };
         let local = volumes.iter().filter(|volume| volume.is_local).map(|volume| &volume.stats.fs);
-        let logs = containers.iter().filter_map(|container| container.logs.as_ref());
-        let sum =
-            |of: fn(&Fs) -> Option<u64>| local.clone().chain(logs.clone()).filter_map(of).sum();
+        let own = containers.iter().flat_map(|one| [&one.logs, &one.rootfs]).flatten();
+        let counted: Vec<&Fs> = local.chain(own).collect();
+        let sum = |of: fn(&Fs) -> Option<u64>| counted.iter().filter_map(|fs| of(fs)).sum();
         let ephemeral_storage = details.then(|| disk(&time, &source.folders.root)).flatten();
         let ephemeral_storage = ephemeral_storage.map(|disk| Fs {
             used_bytes: Some(sum(|fs| fs.used_bytes)),
@@ -399,14 +485,22 @@ struct MeasuredVolume {
 }
 
 fn volumes(source: &StatsSource<'_>, pod: &Pod, time: &str) -> Vec<MeasuredVolume> {
-    let empty = pod.spec().volumes.iter().flatten().filter_map(|volume| {
-        let definition = volume.empty_dir.as_ref()?;
-        let folder = source.folders.empty_dir(&pod.uid(), &volume.name);
+    let all = pod.spec().volumes.iter().flatten().filter_map(|volume| {
+        let (kind, is_local) = match volume {
+            volume if volume.config_map.is_some() => ("configmap", true),
+            volume if volume.secret.is_some() => ("secret", false),
+            volume if volume.downward_api.is_some() => ("downward-api", false),
+            volume if volume.projected.is_some() => ("projected", false),
+            volume => {
+                let empty = volume.empty_dir.as_ref()?;
+                ("empty-dir", empty.medium.as_deref().unwrap_or_default().is_empty())
+            }
+        };
+        let folder = source.folders.volume(&pod.uid(), kind, &volume.name);
         let fs = measured(time, &folder)?;
-        let is_local = definition.medium.as_deref().unwrap_or_default().is_empty();
         Some(MeasuredVolume { stats: VolumeStats { fs, name: volume.name.clone() }, is_local })
     });
-    empty.collect()
+    all.collect()
 }
 
 /// A file system. `None`: the path does not exist.
@@ -474,14 +568,26 @@ pub fn processes() -> Option<(i64, i64)> {
     Some((all.parse().ok()?, max_pids()?))
 }
 
+/// The folder in which an overlay at the root keeps what is written. Of the mounts of a process.
+fn upper_folder(mounts: &str) -> Option<&str> {
+    let mut overlays = mounts.lines().filter_map(|line| line.split_once(" - overlay "));
+    let (_, back) = overlays.find(|(front, _)| front.split(' ').nth(4) == Some("/"))?;
+    back.rsplit(' ').next()?.split(',').find_map(|option| option.strip_prefix("upperdir="))
+}
+
 /// The network of a process, or the own one.
 fn network(time: &str, process: Option<u32>) -> Option<Network> {
-    let process = process.map_or("self".to_owned(), |process| process.to_string());
-    let text = fs::read_to_string(format!("/proc/{process}/net/dev")).ok()?;
-    let interfaces = interfaces(&text);
+    let interfaces = interfaces_of(process);
     let default = interfaces.iter().find(|one| one.name == "eth0").or(interfaces.first());
     let default = default.cloned().unwrap_or_default();
     (!interfaces.is_empty()).then(|| Network { time: time.to_owned(), default, interfaces })
+}
+
+/// The interfaces of a process, or the own ones.
+fn interfaces_of(process: Option<u32>) -> Vec<Interface> {
+    let process = process.map_or("self".to_owned(), |process| process.to_string());
+    let text = fs::read_to_string(format!("/proc/{process}/net/dev"));
+    text.map(|text| interfaces(&text)).unwrap_or_default()
 }
 
 /// The interfaces of a network but the loopback.
@@ -496,6 +602,7 @@ fn interfaces(text: &str) -> Vec<Interface> {
             rx_errors: *counts.get(2)?,
             tx_bytes: *counts.get(8)?,
             tx_errors: *counts.get(10)?,
+            counts,
         })
     });
     parsed.filter(|interface| interface.name != "lo").collect()
@@ -568,23 +675,40 @@ pub fn resource_metrics(summary: &Summary, now: Timestamp) -> String {
         let labels = format!("{{namespace={namespace:?},pod={name:?}}}");
         used(of_pod, pod_help, &labels, &pod.used);
     }
+    let limit = "container_swap_limit_bytes";
+    let limit_help = "[ALPHA] Current amount of the container swap limit in bytes. Reported only on \
+                      non-windows systems";
     let start = "container_start_time_seconds";
     let help = "[STABLE] Start time of the container since unix epoch in seconds";
     for pod in &summary.pods {
         let PodRef { name, namespace, .. } = &pod.pod_ref;
-        for container in pod.containers.iter().filter(|one| one.started_micros > 0) {
+        for container in &pod.containers {
             let labels =
                 format!("{{container={:?},namespace={namespace:?},pod={name:?}}}", container.name);
-            add(start, help, "gauge", &labels, container.started_micros as f64 / 1e6, false);
+            if container.started_micros > 0 {
+                add(start, help, "gauge", &labels, container.started_micros as f64 / 1e6, false);
+            }
+            let swap = container.used.swap.as_ref();
+            if let Some((swap, available)) =
+                swap.and_then(|swap| Some((swap, swap.swap_available_bytes?)))
+            {
+                let bytes = available.saturating_add(swap.swap_usage_bytes) as f64;
+                add(limit, limit_help, "gauge", &labels, bytes, true);
+            }
         }
     }
-    let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
-    add("resource_scrape_error", help, "gauge", "", 0.0, false);
     let mut text = String::new();
     for (name, Family { help, kind, lines }) in families {
         text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}"));
     }
-    text
+    text + &scrape_error(false)
+}
+
+/// The metric that says whether the usage is not known: alone, when it is not.
+pub fn scrape_error(is_error: bool) -> String {
+    let name = "resource_scrape_error";
+    let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
+    format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name} {}\n", u8::from(is_error))
 }
 
 #[cfg(test)]
@@ -616,7 +740,8 @@ mod tests {
                     7 8 9 10 11\n  eth0: 100 2 3 4 5 6 7 8 900 10 11 0 0 0 0 0\n";
         let found = interfaces(text);
         assert_eq!(found.len(), 1, "{found:?}");
-        let Interface { name, rx_bytes, rx_errors, tx_bytes, tx_errors } = &found[0];
+        let Interface { name, rx_bytes, rx_errors, tx_bytes, tx_errors, counts } = &found[0];
+        assert_eq!(counts.len(), 16);
         assert_eq!((&**name, *rx_bytes, *rx_errors), ("eth0", 100, 3));
         assert_eq!((*tx_bytes, *tx_errors), (900, 11));
     }
@@ -626,11 +751,13 @@ mod tests {
         let used = || Used {
             cpu: Some(CpuStats { usage_core_nano_seconds: 1_500_000_000, ..Default::default() }),
             memory: Some(MemoryStats { working_set_bytes: 7, ..Default::default() }),
+            io: None,
             swap: None,
         };
+        let swap = SwapStats { swap_available_bytes: Some(2), ..Default::default() };
         let container = ContainerStats {
             name: "c".to_owned(),
-            used: used(),
+            used: Used { swap: Some(swap), ..used() },
             started_micros: 1_500_000,
             ..Default::default()
         };
@@ -650,6 +777,8 @@ mod tests {
                 "container_cpu_usage_seconds_total{container=\"c\",namespace=\"n\",pod=\"p\"} 1.5 4000",
                 "container_memory_working_set_bytes{container=\"c\",namespace=\"n\",pod=\"p\"} 7 4000",
                 "container_start_time_seconds{container=\"c\",namespace=\"n\",pod=\"p\"} 1.5",
+                "container_swap_limit_bytes{container=\"c\",namespace=\"n\",pod=\"p\"} 2 4000",
+                "container_swap_usage_bytes{container=\"c\",namespace=\"n\",pod=\"p\"} 0 4000",
                 "node_cpu_usage_seconds_total 1.5 4000",
                 "node_memory_working_set_bytes 7 4000",
                 "pod_cpu_usage_seconds_total{namespace=\"n\",pod=\"p\"} 1.5 4000",
@@ -657,6 +786,16 @@ mod tests {
                 "resource_scrape_error 0",
             ]
         );
+    }
+
+    #[test]
+    fn what_a_container_writes_is_in_the_upper_folder_of_its_root() {
+        let overlay = "30 1 0:40 / / rw,relatime - overlay overlay \
+                       rw,lowerdir=/l,upperdir=/c/1/fs,workdir=/c/1/work\n";
+        let other = "31 30 0:41 / /v rw - overlay overlay rw,lowerdir=/l,upperdir=/other\n";
+        assert_eq!(upper_folder(&[other, overlay].concat()), Some("/c/1/fs"));
+        assert_eq!(upper_folder(other), None);
+        assert_eq!(upper_folder("30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"), None);
     }
 
     #[test]

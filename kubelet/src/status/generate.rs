@@ -781,6 +781,9 @@ mod tests {
             messages,
             host_ips: &[],
             is_terminal: false,
+            actuated: None,
+            limits: None,
+            resize: &[],
             before: None,
             reported: None,
         }

@@ -90,12 +90,8 @@ impl Folders {
         self.logs.with_file_name("containers")
     }
 
-    /// The folder of an emptyDir.
-    pub fn empty_dir(&self, uid: &Uid, name: &str) -> PathBuf {
-        self.volume(uid, "empty-dir", name)
-    }
-
-    fn volume(&self, uid: &Uid, kind: &str, name: &str) -> PathBuf {
+    /// The folder of a volume of a kind such as `empty-dir`.
+    pub fn volume(&self, uid: &Uid, kind: &str, name: &str) -> PathBuf {
         self.pod(uid).join("volumes").join(format!("kubernetes.io~{kind}")).join(name)
     }
 

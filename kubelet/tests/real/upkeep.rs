@@ -243,7 +243,7 @@ fn cgroup(node: &Node, path: &str, v1: (&str, &str), v2: &str) -> Option<String>
 #[test]
 fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
     let Some(mut node) = Node::start("cgroups") else { return };
-    let limited = pod("limited", BUSYBOX, "while :; do :; done")
+    let limited = pod("limited", BUSYBOX, "echo x > /written; while :; do :; done")
         + "    resources: {requests: {cpu: 100m}, limits: {cpu: 200m, memory: 64Mi}}\n";
     node.write("limited.yaml", &limited);
     node.write("free.yaml", &pod("free", BUSYBOX, STAYS));
@@ -313,8 +313,11 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
         let limited = pods.iter().find(|pod| pod["podRef"]["name"] == "limited-n");
         // containerd measures its images at intervals.
         let images = summary["node"]["runtime"]["imageFs"]["usedBytes"].as_u64();
-        images > Some(0)
-            && limited.is_some_and(|pod| pod["cpu"]["usageNanoCores"].as_u64() > Some(0))
+        let is_counted = |pod: &Value| {
+            pod["cpu"]["usageNanoCores"].as_u64() > Some(0)
+                && pod["containers"][0]["rootfs"]["usedBytes"].as_u64() > Some(0)
+        };
+        images > Some(0) && limited.is_some_and(is_counted)
     });
     assert!(is_measured, "{summary:#}");
     let pods = summary["pods"].as_array().expect("pods");
@@ -341,6 +344,24 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
     ] {
         assert!(metrics.contains(line), "{line}:\n{metrics}");
     }
+    let metrics = node.get("127.0.0.1:10255", "/metrics/cadvisor").expect("metrics");
+    let has = |name: &str, parts: &[&str]| {
+        let mut lines = metrics.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+        lines.any(|line| parts.iter().all(|part| line.contains(part)))
+    };
+    let own = "container=\"main\"";
+    for (name, parts) in [
+        ("container_cpu_usage_seconds_total", [own, "cpu=\"total\""]),
+        ("container_memory_working_set_bytes", [own, "image=\"node.test/busybox:1\""]),
+        ("container_spec_cpu_quota", [own, "} 20000"]),
+        ("container_network_receive_bytes_total", ["container=\"\"", "interface=\"eth0\""]),
+        ("container_fs_usage_bytes", ["id=\"/\"", "device="]),
+    ] {
+        let of_pod = if name.contains("fs_usage") { "pod=\"\"" } else { "pod=\"limited-n\"" };
+        let parts = [of_pod, parts[0], parts[1]];
+        assert!(has(name, &parts), "{name} {parts:?}:\n{metrics}");
+    }
+    assert!(has("machine_memory_bytes", &["boot_id="]), "{metrics}");
     // The shares of the class follow its pods with the next round.
     node.remove("limited.yaml");
     let is_gone = wait(|| of(&path, "cgroup.procs", "cgroup.procs").is_none());

@@ -1,0 +1,662 @@
+//! The text of `/metrics/cadvisor`: what each cgroup of the node and its pods uses. Upstream:
+//! cAdvisor's `PrometheusCollector`, `containerPrometheusLabelsFunc`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use kube_controller_manager::objects::Timestamp;
+
+use super::{Fs, Interface, StatsSource, disk, interfaces_of};
+use crate::cgroups::details::{self, Details, Pressure};
+use crate::cgroups::usage::{self, swap_of_machine};
+use crate::pod::{Pod, PodExt, Uid};
+
+/// The families with their kinds and help texts, in the order of the alphabet.
+const FAMILIES: [(&str, &str, &str); 60] = [
+    (
+        "cadvisor_version_info",
+        "gauge",
+        "A metric with a constant '1' value labeled by kernel version, OS version, docker \
+         version, cadvisor version & cadvisor revision.",
+    ),
+    (
+        "container_cpu_cfs_periods_total",
+        "counter",
+        "Number of elapsed enforcement period intervals.",
+    ),
+    (
+        "container_cpu_cfs_throttled_periods_total",
+        "counter",
+        "Number of throttled period intervals.",
+    ),
+    (
+        "container_cpu_cfs_throttled_seconds_total",
+        "counter",
+        "Total time duration the container has been throttled.",
+    ),
+    (
+        "container_cpu_system_seconds_total",
+        "counter",
+        "Cumulative system cpu time consumed in seconds.",
+    ),
+    ("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed in seconds."),
+    (
+        "container_cpu_user_seconds_total",
+        "counter",
+        "Cumulative user cpu time consumed in seconds.",
+    ),
+    ("container_fs_inodes_free", "gauge", "Number of available Inodes"),
+    ("container_fs_inodes_total", "gauge", "Number of Inodes"),
+    (
+        "container_fs_limit_bytes",
+        "gauge",
+        "Number of bytes that can be consumed by the container on this filesystem.",
+    ),
+    ("container_fs_reads_bytes_total", "counter", "Cumulative count of bytes read"),
+    ("container_fs_reads_total", "counter", "Cumulative count of reads completed"),
+    (
+        "container_fs_usage_bytes",
+        "gauge",
+        "Number of bytes that are consumed by the container on this filesystem.",
+    ),
+    ("container_fs_writes_bytes_total", "counter", "Cumulative count of bytes written"),
+    ("container_fs_writes_total", "counter", "Cumulative count of writes completed"),
+    ("container_last_seen", "gauge", "Last time a container was seen by the exporter"),
+    ("container_memory_cache", "gauge", "Number of bytes of page cache memory."),
+    ("container_memory_failcnt", "counter", "Number of memory usage hits limits"),
+    (
+        "container_memory_failures_total",
+        "counter",
+        "Cumulative count of memory allocation failures.",
+    ),
+    ("container_memory_kernel_usage", "gauge", "Size of kernel memory allocated in bytes."),
+    ("container_memory_mapped_file", "gauge", "Size of memory mapped files in bytes."),
+    ("container_memory_max_usage_bytes", "gauge", "Maximum memory usage recorded in bytes"),
+    ("container_memory_rss", "gauge", "Size of RSS in bytes."),
+    ("container_memory_swap", "gauge", "Container swap usage in bytes."),
+    ("container_memory_total_active_file_bytes", "gauge", "Current total active file in bytes."),
+    (
+        "container_memory_total_inactive_file_bytes",
+        "gauge",
+        "Current total inactive file in bytes.",
+    ),
+    (
+        "container_memory_usage_bytes",
+        "gauge",
+        "Current memory usage in bytes, including all memory regardless of when it was accessed",
+    ),
+    ("container_memory_working_set_bytes", "gauge", "Current working set in bytes."),
+    ("container_network_receive_bytes_total", "counter", "Cumulative count of bytes received"),
+    (
+        "container_network_receive_errors_total",
+        "counter",
+        "Cumulative count of errors encountered while receiving",
+    ),
+    (
+        "container_network_receive_packets_dropped_total",
+        "counter",
+        "Cumulative count of packets dropped while receiving",
+    ),
+    ("container_network_receive_packets_total", "counter", "Cumulative count of packets received"),
+    ("container_network_transmit_bytes_total", "counter", "Cumulative count of bytes transmitted"),
+    (
+        "container_network_transmit_errors_total",
+        "counter",
+        "Cumulative count of errors encountered while transmitting",
+    ),
+    (
+        "container_network_transmit_packets_dropped_total",
+        "counter",
+        "Cumulative count of packets dropped while transmitting",
+    ),
+    (
+        "container_network_transmit_packets_total",
+        "counter",
+        "Cumulative count of packets transmitted",
+    ),
+    (
+        "container_oom_events_total",
+        "counter",
+        "Count of out of memory events observed for the container",
+    ),
+    (
+        "container_pressure_cpu_stalled_seconds_total",
+        "counter",
+        "Total time duration no tasks in the container could make progress due to CPU congestion.",
+    ),
+    (
+        "container_pressure_cpu_waiting_seconds_total",
+        "counter",
+        "Total time duration tasks in the container have waited due to CPU congestion.",
+    ),
+    (
+        "container_pressure_io_stalled_seconds_total",
+        "counter",
+        "Total time duration no tasks in the container could make progress due to IO congestion.",
+    ),
+    (
+        "container_pressure_io_waiting_seconds_total",
+        "counter",
+        "Total time duration tasks in the container have waited due to IO congestion.",
+    ),
+    (
+        "container_pressure_memory_stalled_seconds_total",
+        "counter",
+        "Total time duration no tasks in the container could make progress due to memory \
+         congestion.",
+    ),
+    (
+        "container_pressure_memory_waiting_seconds_total",
+        "counter",
+        "Total time duration tasks in the container have waited due to memory congestion.",
+    ),
+    ("container_processes", "gauge", "Number of processes running inside the container."),
+    (
+        "container_scrape_error",
+        "gauge",
+        "1 if there was an error while getting container metrics, 0 otherwise",
+    ),
+    ("container_spec_cpu_period", "gauge", "CPU period of the container."),
+    ("container_spec_cpu_quota", "gauge", "CPU quota of the container."),
+    ("container_spec_cpu_shares", "gauge", "CPU share of the container."),
+    ("container_spec_memory_limit_bytes", "gauge", "Memory limit for the container."),
+    (
+        "container_spec_memory_reservation_limit_bytes",
+        "gauge",
+        "Memory reservation limit for the container.",
+    ),
+    ("container_spec_memory_swap_limit_bytes", "gauge", "Memory swap limit for the container."),
+    (
+        "container_start_time_seconds",
+        "gauge",
+        "Start time of the container since unix epoch in seconds.",
+    ),
+    ("container_threads", "gauge", "Number of threads running inside the container"),
+    (
+        "container_threads_max",
+        "gauge",
+        "Maximum number of threads allowed inside the container, infinity if value is zero",
+    ),
+    ("machine_cpu_cores", "gauge", "Number of logical CPU cores."),
+    ("machine_cpu_physical_cores", "gauge", "Number of physical CPU cores."),
+    ("machine_cpu_sockets", "gauge", "Number of CPU sockets."),
+    ("machine_memory_bytes", "gauge", "Amount of memory installed on the machine."),
+    (
+        "machine_scrape_error",
+        "gauge",
+        "1 if there was an error while getting machine metrics, 0 otherwise.",
+    ),
+    ("machine_swap_bytes", "gauge", "Amount of swap memory available on the machine."),
+];
+
+/// What cAdvisor calls a container: a cgroup.
+struct Subject<'a> {
+    id: String,
+    name: &'a str,
+    image: &'a str,
+    pod: &'a str,
+    namespace: &'a str,
+    container: &'a str,
+    started_seconds: i64,
+}
+
+impl Subject<'_> {
+    fn labels(&self) -> String {
+        let Subject { id, name, image, pod, namespace, container, .. } = self;
+        format!(
+            "container={container:?},id={id:?},image={image:?},name={name:?},\
+             namespace={namespace:?},pod={pod:?}"
+        )
+    }
+}
+
+/// The series by family.
+struct Page {
+    lines: Vec<String>,
+    millis: i64,
+}
+
+impl Page {
+    fn new(now: Timestamp) -> Page {
+        Page { lines: vec![String::new(); FAMILIES.len()], millis: now.to_jiff().as_millisecond() }
+    }
+
+    fn lines(&mut self, name: &'static str) -> Option<&mut String> {
+        let at = FAMILIES.binary_search_by_key(&name, |(name, ..)| *name).ok()?;
+        self.lines.get_mut(at)
+    }
+
+    /// Adds a series with the time of its measurement.
+    fn timed(&mut self, name: &'static str, labels: &str, value: f64) {
+        let millis = self.millis;
+        if let Some(lines) = self.lines(name) {
+            // Writing to a string does not fail.
+            let _ = writeln!(lines, "{name}{{{labels}}} {value} {millis}");
+        }
+    }
+
+    fn add(&mut self, name: &'static str, labels: &str, value: f64) {
+        if let Some(lines) = self.lines(name) {
+            let _ = match labels.is_empty() {
+                true => writeln!(lines, "{name} {value}"),
+                false => writeln!(lines, "{name}{{{labels}}} {value}"),
+            };
+        }
+    }
+
+    fn text(self) -> String {
+        let mut text = String::new();
+        for ((name, kind, help), lines) in FAMILIES.iter().zip(self.lines) {
+            if !lines.is_empty() {
+                let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
+            }
+        }
+        text
+    }
+}
+
+/// Measures the node, the cgroups of pods, and those of their containers and sandboxes.
+/// `sandboxes`: the newest sandbox of each pod. Blocks.
+pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, String>) -> String {
+    let mut page = Page::new(source.now);
+    machine(&mut page, source);
+    let devices = Devices::default();
+    let of_cgroup = |path: &str| Subject {
+        id: path.to_owned(),
+        name: "",
+        image: "",
+        pod: "",
+        namespace: "",
+        container: "",
+        started_seconds: made_at(source, path),
+    };
+    let root = of_cgroup("/");
+    let labels = cgroup(&mut page, source, &root, &devices);
+    network(&mut page, &labels, None);
+    for (device, fs) in node_disks(source) {
+        let labels = format!("{labels},device={device:?}");
+        page.timed("container_fs_inodes_free", &labels, fs.inodes_free as f64);
+        page.timed("container_fs_inodes_total", &labels, fs.inodes as f64);
+        page.timed("container_fs_limit_bytes", &labels, fs.capacity_bytes as f64);
+        page.timed("container_fs_usage_bytes", &labels, fs.used_bytes.unwrap_or(0) as f64);
+    }
+    if let Some(path) = &source.all_pods {
+        cgroup(&mut page, source, &of_cgroup(path), &devices);
+    }
+    for pod in source.pods {
+        let Some(path) = (source.cgroup_of)(pod) else { continue };
+        if !source.hierarchy.folder("memory", &path).is_some_and(|folder| folder.is_dir()) {
+            continue;
+        }
+        let of_pod = Subject { pod: pod.name(), namespace: pod.namespace(), ..of_cgroup(&path) };
+        cgroup(&mut page, source, &of_pod, &devices);
+        for container in containers(source, pod, &path) {
+            cgroup(&mut page, source, &container, &devices);
+        }
+        if let Some(id) = sandboxes.get(&pod.uid()) {
+            let below = source.driver.container_below(&path, id);
+            let sandbox = Subject { name: id, id: below.clone(), ..of_pod };
+            let sandbox = Subject { started_seconds: made_at(source, &below), ..sandbox };
+            let labels = cgroup(&mut page, source, &sandbox, &devices);
+            if let Some(process) = usage::first_process(source.hierarchy, &below) {
+                network(&mut page, &labels, Some(process));
+            }
+        }
+    }
+    page.add("container_scrape_error", "", 0.0);
+    page.text()
+}
+
+/// The running containers of a pod, by its status.
+fn containers<'a>(source: &StatsSource<'_>, pod: &'a Pod, path: &str) -> Vec<Subject<'a>> {
+    let Some(status) = &pod.status else { return Vec::new() };
+    let lists = [
+        &status.init_container_statuses,
+        &status.container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
+    let all = lists.into_iter().flatten().flatten().filter_map(|status| {
+        let running = status.state.as_ref()?.running.as_ref()?;
+        let (_, id) = status.container_id.as_deref()?.split_once("://")?;
+        Some(Subject {
+            id: source.driver.container_below(path, id),
+            name: id,
+            image: &status.image,
+            pod: pod.name(),
+            namespace: pod.namespace(),
+            container: &status.name,
+            started_seconds: running.started_at.as_ref().map_or(0, |time| time.0.as_second()),
+        })
+    });
+    all.collect()
+}
+
+/// When a cgroup was made, in seconds since 1970.
+fn made_at(source: &StatsSource<'_>, path: &str) -> i64 {
+    let folder = source.hierarchy.folder("cpu", path);
+    folder.and_then(|folder| fs::metadata(folder).ok()).map_or(0, |data| data.mtime())
+}
+
+fn machine(page: &mut Page, source: &StatsSource<'_>) {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+    let labels = format!(
+        "boot_id={:?},machine_id={:?},system_uuid={:?}",
+        read("/proc/sys/kernel/random/boot_id"),
+        read("/etc/machine-id"),
+        read("/sys/class/dmi/id/product_uuid"),
+    );
+    let processors = Processors::parse(&read("/proc/cpuinfo"));
+    let (used, free) = swap_of_machine(&read("/proc/meminfo"));
+    let swap = used.unwrap_or(0) + free.unwrap_or(0);
+    for (name, value) in [
+        ("machine_cpu_cores", processors.threads as f64),
+        ("machine_cpu_physical_cores", processors.cores as f64),
+        ("machine_cpu_sockets", processors.sockets as f64),
+        ("machine_memory_bytes", source.memory_bytes as f64),
+        ("machine_swap_bytes", swap as f64),
+    ] {
+        page.add(name, &labels, value);
+    }
+    page.add("machine_scrape_error", "", 0.0);
+    let version = format!(
+        "cadvisorRevision=\"\",cadvisorVersion=\"\",dockerVersion=\"\",kernelVersion={:?},\
+         osVersion={:?}",
+        read("/proc/sys/kernel/osrelease"),
+        os_version(&read("/etc/os-release")),
+    );
+    page.add("cadvisor_version_info", &version, 1.0);
+}
+
+fn os_version(text: &str) -> String {
+    let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    name.unwrap_or_default().trim_matches('"').to_owned()
+}
+
+/// How many processors the machine has.
+#[derive(Debug, PartialEq, Eq)]
+struct Processors {
+    threads: usize,
+    cores: usize,
+    sockets: usize,
+}
+
+impl Processors {
+    /// Of `/proc/cpuinfo`. Machines that do not name cores and sockets have one socket, and each
+    /// thread is a core.
+    fn parse(text: &str) -> Processors {
+        let values = |name: &str| -> Vec<&str> {
+            let lines = text.lines().filter_map(|line| line.split_once(':'));
+            lines.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).collect()
+        };
+        let threads = values("processor").len();
+        let (sockets, cores) = (values("physical id"), values("core id"));
+        let distinct = |mut all: Vec<(&str, &str)>| {
+            all.sort_unstable();
+            all.dedup();
+            all.len()
+        };
+        let of_sockets = distinct(sockets.iter().map(|socket| (*socket, "")).collect());
+        let of_cores = distinct(sockets.into_iter().zip(cores).collect());
+        Processors {
+            threads,
+            cores: if of_cores == 0 { threads } else { of_cores },
+            sockets: of_sockets.max(1),
+        }
+    }
+}
+
+/// The disks of the node's files and of images, by their devices.
+fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, Fs> {
+    let images = source.images.as_ref().map(|images| Path::new(&images.mount_point));
+    let folders = [Some(source.folders.root.as_path()), images].into_iter().flatten();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let time = source.now.to_string();
+    let disks = folders.filter_map(|folder| {
+        let device = device_of(&mounts, fs::metadata(folder).ok()?.dev())?;
+        Some((device, disk(&time, folder)?))
+    });
+    disks.collect()
+}
+
+/// The source of the first mount of a device, by its number.
+fn device_of(mounts: &str, number: u64) -> Option<String> {
+    let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let of = |line: &str| {
+        let (front, back) = line.split_once(" - ")?;
+        (front.split(' ').nth(2)? == number).then(|| back.split(' ').nth(1).map(str::to_owned))?
+    };
+    mounts.lines().find_map(of)
+}
+
+/// The names of devices by their numbers, as `8:0`.
+#[derive(Default)]
+struct Devices(parking_lot::Mutex<HashMap<String, String>>);
+
+impl Devices {
+    fn name(&self, number: &str) -> String {
+        let mut names = self.0.lock();
+        if let Some(name) = names.get(number) {
+            return name.clone();
+        }
+        let link = fs::read_link(format!("/sys/dev/block/{number}"));
+        let name =
+            link.ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+        let name = name.map_or_else(|| number.to_owned(), |name| format!("/dev/{name}"));
+        names.insert(number.to_owned(), name.clone());
+        name
+    }
+}
+
+/// Adds the series of a cgroup; returns its labels.
+fn cgroup(
+    page: &mut Page,
+    source: &StatsSource<'_>,
+    subject: &Subject<'_>,
+    devices: &Devices,
+) -> String {
+    let labels = subject.labels();
+    let details = details::read(source.hierarchy, &subject.id);
+    page.timed("container_last_seen", &labels, source.now.to_jiff().as_second() as f64);
+    page.add("container_start_time_seconds", &labels, subject.started_seconds as f64);
+    series(page, &labels, &details);
+    for (number, io) in &details.io {
+        let labels = format!("{labels},device={:?}", devices.name(number));
+        page.timed("container_fs_reads_bytes_total", &labels, io.read_bytes as f64);
+        page.timed("container_fs_reads_total", &labels, io.reads as f64);
+        page.timed("container_fs_writes_bytes_total", &labels, io.written_bytes as f64);
+        page.timed("container_fs_writes_total", &labels, io.writes as f64);
+    }
+    labels
+}
+
+/// Nanoseconds as seconds.
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+fn series(page: &mut Page, labels: &str, details: &Details) {
+    if let Some(cpu) = details.cpu {
+        page.add("container_spec_cpu_period", labels, cpu.period as f64);
+        page.add("container_spec_cpu_shares", labels, cpu.shares as f64);
+        let total = format!("{labels},cpu=\"total\"");
+        page.timed("container_cpu_usage_seconds_total", &total, seconds(cpu.usage));
+        page.timed("container_cpu_user_seconds_total", labels, seconds(cpu.user));
+        page.timed("container_cpu_system_seconds_total", labels, seconds(cpu.system));
+        if let Some(quota) = cpu.quota {
+            page.add("container_spec_cpu_quota", labels, quota as f64);
+            page.timed("container_cpu_cfs_periods_total", labels, cpu.periods as f64);
+            let throttled = cpu.throttled_periods as f64;
+            page.timed("container_cpu_cfs_throttled_periods_total", labels, throttled);
+            let throttled = seconds(cpu.throttled);
+            page.timed("container_cpu_cfs_throttled_seconds_total", labels, throttled);
+        }
+    }
+    if let Some(memory) = details.memory {
+        for (name, bytes) in [
+            ("container_spec_memory_limit_bytes", memory.limit),
+            ("container_spec_memory_reservation_limit_bytes", memory.reservation),
+            ("container_spec_memory_swap_limit_bytes", memory.swap_limit),
+        ] {
+            page.add(name, labels, bytes as f64);
+        }
+        for (name, value) in [
+            ("container_memory_cache", memory.cache),
+            ("container_memory_failcnt", memory.failures),
+            ("container_memory_kernel_usage", memory.kernel),
+            ("container_memory_mapped_file", memory.mapped_file),
+            ("container_memory_max_usage_bytes", memory.max_usage),
+            ("container_memory_rss", memory.rss),
+            ("container_memory_swap", memory.swap),
+            ("container_memory_total_active_file_bytes", memory.active_file),
+            ("container_memory_total_inactive_file_bytes", memory.inactive_file),
+            ("container_memory_usage_bytes", memory.usage),
+            ("container_memory_working_set_bytes", memory.working_set),
+            ("container_oom_events_total", memory.oom_kills),
+        ] {
+            page.timed(name, labels, value as f64);
+        }
+        for (kind, scope, value) in [
+            ("pgfault", "container", memory.own_page_faults),
+            ("pgmajfault", "container", memory.own_major_page_faults),
+            ("pgfault", "hierarchy", memory.page_faults),
+            ("pgmajfault", "hierarchy", memory.major_page_faults),
+        ] {
+            let labels = format!("{labels},failure_type={kind:?},scope={scope:?}");
+            page.timed("container_memory_failures_total", &labels, value as f64);
+        }
+    }
+    for (name, value) in [
+        ("container_processes", details.processes),
+        ("container_threads", details.threads),
+        ("container_threads_max", details.threads_max),
+    ] {
+        if let Some(value) = value {
+            page.timed(name, labels, value as f64);
+        }
+    }
+    for (resource, stalled, waiting) in [
+        (
+            "cpu",
+            "container_pressure_cpu_stalled_seconds_total",
+            "container_pressure_cpu_waiting_seconds_total",
+        ),
+        (
+            "memory",
+            "container_pressure_memory_stalled_seconds_total",
+            "container_pressure_memory_waiting_seconds_total",
+        ),
+        (
+            "io",
+            "container_pressure_io_stalled_seconds_total",
+            "container_pressure_io_waiting_seconds_total",
+        ),
+    ] {
+        if let Some(Pressure { full, some }) = details.pressure.get(resource) {
+            page.timed(stalled, labels, full.total as f64 / 1e6);
+            page.timed(waiting, labels, some.total as f64 / 1e6);
+        }
+    }
+}
+
+/// Adds the series of the network of a process, or of the machine.
+fn network(page: &mut Page, labels: &str, process: Option<u32>) {
+    for Interface { name, counts, .. } in interfaces_of(process) {
+        let labels = format!("{labels},interface={name:?}");
+        let of = |at: usize| counts.get(at).copied().unwrap_or(0) as f64;
+        for (name, at) in [
+            ("container_network_receive_bytes_total", 0),
+            ("container_network_receive_packets_total", 1),
+            ("container_network_receive_errors_total", 2),
+            ("container_network_receive_packets_dropped_total", 3),
+            ("container_network_transmit_bytes_total", 8),
+            ("container_network_transmit_packets_total", 9),
+            ("container_network_transmit_errors_total", 10),
+            ("container_network_transmit_packets_dropped_total", 11),
+        ] {
+            page.timed(name, &labels, of(at));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroups::details::{Cpu, MemoryDetails};
+
+    #[test]
+    fn families_are_in_order_and_known() {
+        assert!(FAMILIES.is_sorted_by_key(|(name, ..)| *name));
+        let mut page = Page::new(Timestamp::from_secs(0));
+        for (name, ..) in FAMILIES {
+            page.add(name, "", 1.0);
+        }
+        assert_eq!(page.text().lines().count(), 3 * FAMILIES.len());
+    }
+
+    #[test]
+    fn series_have_upstreams_names_labels_and_times() {
+        let subject = Subject {
+            id: "/kubepods/podu/c".to_owned(),
+            name: "c",
+            image: "node.test/busybox:1",
+            pod: "p",
+            namespace: "n",
+            container: "main",
+            started_seconds: 7,
+        };
+        let details = Details {
+            cpu: Some(Cpu {
+                usage: 2_500_000_000,
+                periods: 4,
+                throttled: 500_000_000,
+                period: 100_000,
+                quota: Some(20_000),
+                ..Cpu::default()
+            }),
+            memory: Some(MemoryDetails { working_set: 5, limit: 9, ..MemoryDetails::default() }),
+            pressure: [("cpu", Pressure::default())].into(),
+            ..Details::default()
+        };
+        let mut page = Page::new(Timestamp::from_secs(3));
+        series(&mut page, &subject.labels(), &details);
+        let text = page.text();
+        let labels = "container=\"main\",id=\"/kubepods/podu/c\",image=\"node.test/busybox:1\",\
+                      name=\"c\",namespace=\"n\",pod=\"p\"";
+        for line in [
+            "# TYPE container_cpu_usage_seconds_total counter".to_owned(),
+            format!("container_cpu_usage_seconds_total{{{labels},cpu=\"total\"}} 2.5 3000"),
+            format!("container_cpu_cfs_periods_total{{{labels}}} 4 3000"),
+            format!("container_cpu_cfs_throttled_seconds_total{{{labels}}} 0.5 3000"),
+            format!("container_spec_cpu_quota{{{labels}}} 20000"),
+            format!("container_memory_working_set_bytes{{{labels}}} 5 3000"),
+            format!("container_spec_memory_limit_bytes{{{labels}}} 9"),
+            format!("container_pressure_cpu_waiting_seconds_total{{{labels}}} 0 3000"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("pressure_io"), "{text}");
+    }
+
+    #[test]
+    fn processors_are_counted_by_their_cores_and_sockets() {
+        let one = |id: &str, socket: &str, core: &str| {
+            format!("processor\t: {id}\nphysical id\t: {socket}\ncore id\t\t: {core}\n\n")
+        };
+        let text = [one("0", "0", "0"), one("1", "0", "0"), one("2", "1", "0")].concat();
+        let expected = Processors { threads: 3, cores: 2, sockets: 2 };
+        assert_eq!(Processors::parse(&text), expected);
+        let expected = Processors { threads: 2, cores: 2, sockets: 1 };
+        assert_eq!(Processors::parse("processor : 0\nprocessor : 1\n"), expected);
+    }
+
+    #[test]
+    fn devices_of_disks_are_found_by_their_numbers() {
+        let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 1 0:5 / /proc rw - proc proc rw\n";
+        let number = rustix::fs::makedev(8, 1);
+        assert_eq!(device_of(mounts, number).as_deref(), Some("/dev/sda1"));
+        assert_eq!(device_of(mounts, rustix::fs::makedev(9, 1)), None);
+    }
+}
