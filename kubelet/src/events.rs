@@ -5,6 +5,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 
 use crate::pod::{Pod, PodExt};
@@ -25,6 +26,22 @@ pub fn normal(pod: &Pod, container: Option<&str>, reason: &str, message: impl fm
 /// Records that something has gone wrong.
 pub fn warning(pod: &Pod, container: Option<&str>, reason: &str, message: impl fmt::Display) {
     record(&of_pod(pod, container), EventType::Warning, reason, message.to_string());
+}
+
+/// Records that something about a claim has gone as it should.
+pub fn claim_normal(claim: &PersistentVolumeClaim, reason: &str, message: impl fmt::Display) {
+    let version = claim.metadata.resource_version.as_deref();
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    let about = ObjectReference {
+        api_version: "v1".into(),
+        kind: "PersistentVolumeClaim".into(),
+        namespace: text(&claim.metadata.namespace).as_str().into(),
+        name: text(&claim.metadata.name).as_str().into(),
+        uid: text(&claim.metadata.uid).as_str().into(),
+        resource_version: version.and_then(|version| version.parse().ok()).unwrap_or_default(),
+        field_path: "".into(),
+    };
+    record(&about, EventType::Normal, reason, message.to_string());
 }
 
 /// Records that something has happened to the node.

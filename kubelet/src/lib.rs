@@ -14,6 +14,7 @@ pub mod certificate;
 pub mod cgroups;
 pub mod concurrent;
 pub mod cri;
+pub mod csi;
 pub mod dbus;
 pub mod events;
 pub mod eviction;

@@ -101,7 +101,8 @@ const EXAMPLES: [&str; 11] = [
     "workqueue",
 ];
 /// They include messages that build scripts make.
-const GENERATED: [&str; 2] = ["cloud/src/grpc/mod.rs", "kubelet/src/cri/mod.rs"];
+const GENERATED: [&str; 3] =
+    ["cloud/src/grpc/mod.rs", "kubelet/src/cri/mod.rs", "kubelet/src/csi/mod.rs"];
 
 /// The rooms of the library, or paths below them, that the gRPC client may use.
 const GRPC: [&str; 5] = ["client", "clock", "objects", "percent", "task"];

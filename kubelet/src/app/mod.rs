@@ -32,6 +32,7 @@ use crate::causes::chain;
 use crate::certificate::ServingCertificate;
 use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
 use crate::cri::{self, ImageService, RuntimeService, api};
+use crate::csi::{CsiDrivers, DriverRegistration, Drivers, NodeInfo};
 use crate::events;
 use crate::eviction::{self, Signal};
 use crate::http::Target;
@@ -68,7 +69,7 @@ use crate::sources::{Placement, PodConfig, Source, api as api_pods, file, url};
 use crate::status;
 use crate::upkeep::{self, Evictions, Upkeep};
 use crate::user_namespaces::{HostIds, UserNamespaces};
-use crate::volumes::{self, Folders};
+use crate::volumes::{self, Folders, Parts, Server, VolumeManager};
 
 /// The first delay of a restart. Upstream: `initialBackOff`.
 const BACKOFF: Duration = Duration::from_secs(10);
@@ -254,6 +255,23 @@ async fn serve(
     let checkpoint = |name: &str| Checkpoint::open(folders.root.join(name));
     let allocated = checkpoint("allocated_pods_state").map_err(Error::Allocation)?;
     let actuated = checkpoint("actuated_pods_state").map_err(Error::Allocation)?;
+    let parts = Parts {
+        folders: folders.clone(),
+        own: node.own.clone(),
+        objects: objects.clone(),
+        drivers: Drivers::default(),
+        server: client.as_ref().map(|client| Server {
+            client: client.clone(),
+            csi_drivers: CsiDrivers::start(ClientSource::new(client.clone()), clock.clone(), &stop),
+        }),
+        controller_attaches: configuration.enable_controller_attach_detach,
+        clock: clock.clone(),
+        again: again.clone(),
+    };
+    let of_node = client
+        .as_ref()
+        .map(|client| NodeInfo::new(client.clone(), node.own.clone(), clock.clone()));
+    let volumes = keep_volumes(parts, of_node, &stop);
     let manager = Manager {
         actuated,
         user_namespaces: Arc::new(user_namespaces),
@@ -277,7 +295,7 @@ async fn serve(
         runtime,
         runtime_name,
         folders,
-        mounted: parking_lot::Mutex::default(),
+        volumes,
         node: node.clone(),
         clock: clock.clone(),
         backoff: Backoff::new(BACKOFF, max_backoff).into(),
@@ -435,6 +453,26 @@ fn keep_node(
     drop(task::spawn(lease.run(stop.clone())));
     let (kubelet, stop) = (kubelet.clone(), stop.clone());
     drop(task::spawn(async move { node_sync.run(&heartbeats, &kubelet, stop).await }));
+}
+
+/// Starts what registers drivers, and what keeps volumes.
+fn keep_volumes(parts: Parts, node: Option<NodeInfo>, stop: &StopToken) -> VolumeManager {
+    let registration = DriverRegistration {
+        folder: parts.folders.plugin_sockets(),
+        drivers: parts.drivers.clone(),
+        node: node.clone(),
+        clock: parts.clock.clone(),
+    };
+    drop(task::spawn(registration.run(stop.clone())));
+    if let Some(node) = node {
+        let stop = stop.clone();
+        drop(task::spawn(
+            async move { stop.unless_stopped(node.initialize()).await.unwrap_or(()) },
+        ));
+    }
+    let volumes = VolumeManager::new(parts);
+    drop(task::spawn(volumes.clone().run(stop.clone())));
+    volumes
 }
 
 /// What the machine has, and what is reserved of it.

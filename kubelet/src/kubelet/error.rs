@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use crate::pod::Uid;
-use crate::{cgroups, cri, images, kuberuntime};
+use crate::{cgroups, cri, images, kuberuntime, volumes};
 
 /// Why a worker's work has failed, or the usage of pods is not known.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub enum Error {
     Action(kuberuntime::Error),
     /// Containers have not ended with their grace period.
     StillRunning { pod: String },
+    /// The volumes of a pod that has ended are still there. `pod`: its name, or its uid.
+    Volumes { pod: String, source: volumes::Error },
     /// The folders of a pod that has ended cannot be removed.
     Folders { pod: String, source: io::Error },
     /// Those of a pod of which only the uid is known.
@@ -32,6 +34,7 @@ impl fmt::Display for Error {
             Error::Runtime(error) => error.fmt(f),
             Error::Action(error) => error.fmt(f),
             Error::StillRunning { pod } => write!(f, "pod {pod}: containers still run"),
+            Error::Volumes { pod, .. } => write!(f, "the volumes of pod {pod}"),
             Error::Folders { pod, .. } => write!(f, "pod {pod}"),
             Error::OrphanFolders { uid, .. } => write!(f, "the folders of pod {uid}"),
             Error::Images(error) => error.fmt(f),
@@ -46,6 +49,7 @@ impl StdError for Error {
             Error::Runtime(error) => error.source(),
             Error::Action(error) => error.source(),
             Error::StillRunning { .. } => None,
+            Error::Volumes { source, .. } => Some(source),
             Error::Folders { source, .. } | Error::OrphanFolders { source, .. } => Some(source),
             Error::Images(error) => error.source(),
             Error::Cgroups(error) => error.source(),

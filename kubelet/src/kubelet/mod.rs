@@ -28,7 +28,7 @@ use std::time::Duration;
 use async_channel::Receiver;
 use futures_lite::FutureExt;
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::task::{self, StopToken};
+use kube_controller_manager::task::{self, Latch, StopToken};
 
 pub use self::admit::{Admission, FetchNode};
 pub use self::error::Error;
@@ -60,6 +60,8 @@ pub struct Kubelet {
     health: LoopHealth,
     stats: Stats,
     shutdown: ShutdownState,
+    /// Opens once the pods of all sources and of the runtime are known.
+    listed: Latch,
 }
 
 impl Kubelet {
@@ -83,6 +85,7 @@ impl Kubelet {
             health: LoopHealth::new(clock.monotonic()),
             stats: Stats::default(),
             shutdown: ShutdownState::default(),
+            listed: Latch::new(),
             clock,
         })
     }
@@ -108,7 +111,7 @@ impl Kubelet {
         let dispatch = self.dispatcher.run(&self.clock, |uid, work, cancel| {
             drop(task::spawn(self.clone().work(uid, work, cancel)));
         });
-        let timers = self.relist().or(self.keep_retrying_resizes());
+        let timers = self.relist().or(self.keep_retrying_resizes()).or(self.end_old_volumes());
         stop.unless_stopped(sources.or(again).or(timers).or(dispatch)).await;
     }
 

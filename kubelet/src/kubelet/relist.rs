@@ -1,7 +1,7 @@
 //! Lists the runtime's pods again and again: changes give workers work, and pods that no source has
 //! are ended. Upstream: `GenericPLEG.Relist`, `HandlePodCleanups`.
 
-use std::collections::BTreeSet;
+use std::fs::DirEntry;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -13,10 +13,12 @@ use super::pleg::Snapshot;
 use crate::causes::chain;
 use crate::metrics;
 use crate::pod::Uid;
-use crate::volumes;
 
 /// Upstream: `genericPlegRelistPeriod`.
 const RELIST: Duration = Duration::from_secs(1);
+/// The waits between attempts at the volumes of former pods.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_secs(122);
 /// The period while there is no pod; upstream always relists each second.
 const IDLE_RELIST: Duration = Duration::from_secs(5);
 
@@ -24,7 +26,6 @@ impl Kubelet {
     /// Lists the runtime's pods by the period, for ever.
     pub(super) async fn relist(&self) {
         let mut last = Snapshot::default();
-        let mut is_tidy = false;
         loop {
             let changed = self.dispatcher.changed();
             let begin = self.clock.monotonic();
@@ -35,9 +36,9 @@ impl Kubelet {
                     let now = self.clock.monotonic();
                     metrics::RELIST.observe((now - begin).as_secs_f64());
                     self.observe(&snapshot, &last, now);
-                    if !is_tidy && self.has_seen_all() {
-                        is_tidy = true;
-                        self.remove_old_folders(&snapshot).await;
+                    if self.has_seen_all() {
+                        // From now on, what runs of an unknown pod has a worker.
+                        self.listed.open();
                     }
                     last = snapshot;
                 }
@@ -85,25 +86,43 @@ impl Kubelet {
         }
     }
 
-    /// Removes folders of pods that ended while no agent ran.
-    async fn remove_old_folders(&self, snapshot: &Snapshot) {
-        let mut known: BTreeSet<Uid> = self.store.uids();
-        known.extend(snapshot.pods().cloned());
-        let folders = self.manager.folders.clone();
-        let users = self.manager.user_namespaces.clone();
-        task::blocking(move || {
-            for entry in std::fs::read_dir(folders.pods()).into_iter().flatten().flatten() {
-                let uid = Uid::parse(&entry.file_name().to_string_lossy());
-                let Some(uid) = uid.filter(|uid| !known.contains(uid)) else { continue };
-                match volumes::tear_down(&folders, &uid) {
+    /// Ends the volumes of pods that ended while no agent ran, and removes their folders: again and
+    /// again as long as something is left of them, then never again. Upstream:
+    /// `cleanupOrphanedPodDirs`.
+    pub(super) async fn end_old_volumes(&self) {
+        self.listed.opened().await;
+        let mut wait = FIRST_WAIT;
+        loop {
+            let volumes = &self.manager.volumes;
+            let changed = volumes.driver_changed();
+            let pods = self.manager.folders.pods();
+            let found = task::blocking(move || {
+                let entries = std::fs::read_dir(pods).into_iter().flatten().flatten();
+                let uid = |entry: DirEntry| Uid::parse(&entry.file_name().to_string_lossy());
+                entries.filter_map(uid).collect::<Vec<_>>()
+            });
+            let mut is_done = true;
+            for uid in found.await {
+                if self.dispatcher.knows(&uid) || !self.is_gone(&uid) {
+                    continue;
+                }
+                match volumes.tear_down(&uid).await {
                     Ok(()) => {
-                        users.release(&uid);
+                        self.manager.user_namespaces.release(&uid);
                         log::info!("removed the folder of the former pod {uid}");
                     }
-                    Err(error) => log::error!("the folder of pod {uid}: {error}"),
+                    Err(error) => {
+                        is_done = false;
+                        log::error!("the folder of pod {uid}: {}", chain(&error));
+                    }
                 }
             }
-        })
-        .await;
+            volumes.release_unused();
+            if is_done {
+                return std::future::pending().await;
+            }
+            self.clock.sleep(wait).or(changed).await;
+            wait = (wait * 2).min(MAX_WAIT);
+        }
     }
 }

@@ -61,7 +61,13 @@ impl Manager {
             limits_memory_and_swap: features.limits_memory_and_swap(),
         };
         self.check_features(pod, container).await?;
-        Ok(spec::container(pod, container, settings)?)
+        let mut config = spec::container(pod, container, settings)?;
+        config.devices = volumes::devices(&self.volumes.mounted(&pod.uid()), container)?;
+        let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+        if let Some(security) = security {
+            security.supplemental_groups.extend(self.volumes.groups(pod));
+        }
+        Ok(config)
     }
 
     pub(super) async fn cgroup_features(&self) -> cgroups::Features {
@@ -80,16 +86,17 @@ impl Manager {
         let objects = self.objects.read(pod, Use::Variables(container)).await;
         let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
         let (node, pod_ips) = (self.node.own.clone(), ips.to_vec());
+        let mounted = self.volumes.mounted(&pod.uid());
         task::blocking(move || {
             let inputs = DownwardInputs { node: &node, pod_ips: &pod_ips };
             let file = |key: &_| -> environment::FileContent {
-                Ok(volumes::variable_file(&folders, &pod, key)?)
+                Ok(volumes::variable_file(&mounted, &pod, key)?)
             };
             let (objects, services) = (&objects, &services);
             let sources = environment::Sources { inputs, objects, services, file: &file };
             let variables = environment::variables(&pod, &container, sources)?;
             let values: environment::Values = variables.iter().cloned().collect();
-            let mounts = volumes::mounts(&folders, &pod, &container, &values, &images)?;
+            let mounts = volumes::mounts(&folders, &pod, &mounted, &container, &values, &images)?;
             Ok((variables, mounts))
         })
         .await

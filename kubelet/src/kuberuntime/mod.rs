@@ -19,7 +19,6 @@ mod sandbox;
 mod start;
 mod sync;
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,12 +38,11 @@ use crate::node::huge_pages::PageSize;
 use crate::node::own::OwnNode;
 use crate::node::pressure::NodePressure;
 use crate::objects::Objects;
-use crate::pod::Uid;
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
 use crate::runtime::dns::Resolvers;
 use crate::user_namespaces::UserNamespaces;
-use crate::volumes::Folders;
+use crate::volumes::{Folders, VolumeManager};
 
 /// After an error that a retry may mend. Upstream: `backOffPeriod`.
 const RETRY: Duration = Duration::from_secs(10);
@@ -72,8 +70,7 @@ pub struct Manager {
     pub images: Images,
     pub probes: Probes,
     pub folders: Folders,
-    /// The volumes of each pod that this process has set up, by name.
-    pub mounted: Mutex<HashMap<Uid, BTreeSet<String>>>,
+    pub volumes: VolumeManager,
     /// The resources that containers were given.
     pub actuated: Checkpoint,
     /// The host ids of pods with user namespaces.

@@ -45,7 +45,12 @@ impl Manager {
         let users = users.as_ref();
         let settings =
             SandboxSettings { attempt, log_directory, cgroup_parent, dns, hostname, users };
-        Ok(spec::sandbox(pod, settings))
+        let mut config = spec::sandbox(pod, settings);
+        let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+        if let Some(security) = security {
+            security.supplemental_groups.extend(self.volumes.groups(pod));
+        }
+        Ok(config)
     }
 
     /// The user namespace of a pod; `None`: its definition says nothing of the host's users.

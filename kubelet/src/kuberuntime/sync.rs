@@ -5,8 +5,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube_controller_manager::task;
-
 use super::sandbox::PodSandbox;
 use super::start::{StartFailure, ToStart};
 use super::{Error, Manager, RETRY, ResizeError};
@@ -14,12 +12,9 @@ use crate::causes::chain;
 use crate::cri;
 use crate::events;
 use crate::images::Waiting;
-use crate::objects::Use;
 use crate::pod::{Container, Pod, PodExt, of_ephemeral};
 use crate::runtime::actions::{self, PodActions};
-use crate::runtime::environment::DownwardInputs;
 use crate::runtime::status::PodStatus;
-use crate::volumes;
 
 /// The outcome of a sync.
 #[derive(Debug, Default)]
@@ -60,7 +55,10 @@ impl Manager {
         restarts_all: bool,
     ) -> Result<Synced, Error> {
         self.objects.follow(pod);
-        self.set_up_volumes(pod).await?;
+        let retry = self.volumes.set_up(pod).await?;
+        if retry.is_some() {
+            return Ok(Synced { retry, ..Synced::default() });
+        }
         let actuated = self.actuated.get(&pod.uid());
         let probes = |id: &str| self.probes.results(id);
         let actions = actions::compute(pod, status, &probes, restarts_all, actuated.as_ref());
@@ -70,33 +68,6 @@ impl Manager {
             self.start_containers(pod, status, &sandbox, &actions, &mut synced).await;
         }
         Ok(synced)
-    }
-
-    /// Sets up the pod's volumes; those that are set up already may be older than their sources.
-    async fn set_up_volumes(&self, pod: &Arc<Pod>) -> Result<(), volumes::Error> {
-        let (folders, of) = (self.folders.clone(), pod.clone());
-        let node = self.node.own.clone();
-        let objects = self.objects.read(pod, Use::Volumes).await;
-        let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
-        let mounted = self.mounted.lock().get(&pod.uid()).cloned().unwrap_or_default();
-        let before = mounted.clone();
-        let set_up = task::blocking(move || {
-            let inputs = DownwardInputs { node: &node, pod_ips: &[] };
-            volumes::set_up(&folders, &of, &before, inputs, &objects, &time)
-        });
-        let fail = |error: &volumes::Error| {
-            events::warning(pod, None, "FailedMount", chain(error));
-        };
-        let mut missing = Ok(());
-        for (name, outcome) in set_up.await.inspect_err(fail)? {
-            match outcome.inspect_err(fail) {
-                Ok(()) => drop(self.mounted.lock().entry(pod.uid()).or_default().insert(name)),
-                // Containers go on with what was set up before.
-                Err(_) if mounted.contains(&name) => {}
-                Err(error) => missing = missing.and(Err(error)),
-            }
-        }
-        missing
     }
 
     /// Ends the containers that have to end before others start.

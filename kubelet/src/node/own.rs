@@ -35,6 +35,7 @@ struct Inner {
     synced: Latch,
     /// The API server has got the Node.
     appeared: Event,
+    changed: Event,
 }
 
 impl fmt::Debug for OwnNode {
@@ -55,6 +56,7 @@ impl OwnNode {
             initial: RwLock::new(Arc::new(initial)),
             synced: Latch::new(),
             appeared: Event::new(),
+            changed: Event::new(),
         };
         OwnNode { inner: Arc::new(inner) }
     }
@@ -138,6 +140,12 @@ impl OwnNode {
         if appears && before.is_none() {
             notify_all(&self.inner.appeared);
         }
+        notify_all(&self.inner.changed);
+    }
+
+    /// Waits for a change of the Node in the API server.
+    pub fn changed(&self) -> EventListener {
+        self.inner.changed.listen()
     }
 
     /// Keeps a Node that was read from the API server if it is newer than the last one that the

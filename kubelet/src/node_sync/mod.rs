@@ -197,8 +197,10 @@ impl NodeSync {
 
     async fn regular(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         loop {
-            let changed = kubelet.shutdown_changed();
+            let changed =
+                kubelet.shutdown_changed().or(kubelet.manager().volumes.in_use().changed());
             self.sync(heartbeats, kubelet).await;
+            // Pods wait until the server knows which volumes are in use.
             self.clock.sleep(self.jittered()).or(changed).await;
         }
     }
@@ -275,7 +277,7 @@ impl NodeSync {
 
     /// The Node that the kubelet would register. Upstream: `initialNode`.
     async fn initial(&self, pleg: Option<String>) -> (core::Node, Vec<NodeEvent>) {
-        self.with_status(self.registration.node(), self.runtime.info(pleg)).await
+        self.with_status(self.registration.node(), self.runtime.info(pleg), None).await
     }
 
     /// A Node with the status of now, and the events of what has changed.
@@ -283,6 +285,7 @@ impl NodeSync {
         &self,
         mut node: core::Node,
         runtime: RuntimeInfo,
+        volumes_in_use: Option<Vec<String>>,
     ) -> (core::Node, Vec<NodeEvent>) {
         let inputs = Inputs {
             constants: self.constants.clone(),
@@ -290,8 +293,7 @@ impl NodeSync {
             pressure: self.pressure.clone(),
             runtime,
             images: self.runtime.images(),
-            // No volume of this kubelet is attached.
-            volumes_in_use: None,
+            volumes_in_use,
             faults: Vec::new(),
             now: whole_seconds(self.clock.now()),
         };
@@ -332,18 +334,23 @@ impl NodeSync {
         };
         let mut runtime = self.runtime.info(kubelet.pleg_fault());
         runtime.faults.extend(kubelet.shutdown_fault());
-        let (mut after, events) = self.with_status((*before).clone(), runtime).await;
+        let volumes = kubelet.manager().volumes.in_use();
+        let in_use = volumes.names();
+        let (mut after, events) =
+            self.with_status((*before).clone(), runtime, in_use.clone()).await;
         set_machine_labels(&mut after);
         self.record_scheduling(&after);
         let has_changed = status::has_changed(status_of(&before), status_of(&after))
             || before.metadata.labels != after.metadata.labels;
         if !has_changed && !self.state.written.lock().reports.is_due(self.clock.monotonic()) {
+            volumes.mark_reported(&in_use.unwrap_or_default());
             return Ok(());
         }
         let change = Patch::StrategicMerge(patch::between(&before, &after));
         let status = nodes.subresource("status");
         let written = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
         written.map_err(Error::Write)?;
+        volumes.mark_reported(&in_use.unwrap_or_default());
         let now = self.clock.monotonic();
         self.state.written.lock().reports.add(
             now,

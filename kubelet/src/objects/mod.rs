@@ -14,7 +14,7 @@ mod services;
 mod tokens;
 mod watches;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken, notify_all};
 
@@ -120,7 +121,7 @@ impl PodObjects {
     /// It is not there yet, or could not be fetched.
     pub fn token(&self, source: &core::ServiceAccountTokenProjection) -> Result<&str, Unavailable> {
         match self.tokens.get(&TokenSpec::of(source)) {
-            Some(KnownToken::Found(token)) => Ok(token),
+            Some(KnownToken::Found(token, _)) => Ok(token),
             Some(KnownToken::Failed(error)) => Err(error.clone()),
             Some(KnownToken::NotYet) => Err(Unavailable::TokenNotYet),
             None => Err(Unavailable::NoTokens),
@@ -152,7 +153,8 @@ impl PodObjects {
         source: &core::ServiceAccountTokenProjection,
         token: &str,
     ) -> PodObjects {
-        self.tokens.insert(TokenSpec::of(source), KnownToken::Found(token.into()));
+        self.tokens
+            .insert(TokenSpec::of(source), KnownToken::Found(token.into(), Timestamp::default()));
         self
     }
 }
@@ -253,6 +255,36 @@ impl Objects {
             tokens: server.tokens.known(pod, &specs),
         };
         self.settled(server, now, PodObjects::is_settled).await
+    }
+
+    /// Tokens of the pod's account for audiences (empty: the API server), with their seconds; in
+    /// their order. Each comes with its audience and the end of its life. They are renewed in time, if
+    /// they are read again. The future may be dropped at any time.
+    ///
+    /// # Errors
+    /// One is not there yet, or could not be fetched.
+    pub async fn tokens(
+        &self,
+        pod: &Pod,
+        wanted: &[(String, Option<i64>)],
+    ) -> Result<Vec<(String, Arc<str>, Timestamp)>, Unavailable> {
+        let server = self.server_of(pod).ok_or(Unavailable::NoTokens)?;
+        let spec = |(audience, seconds): &(String, Option<i64>)| TokenSpec {
+            audience: audience.clone(),
+            seconds: *seconds,
+        };
+        let specs: BTreeSet<TokenSpec> = wanted.iter().map(spec).collect();
+        server.tokens.request(pod, &specs);
+        let now = || server.tokens.known(pod, &specs);
+        let is_settled =
+            |known: &BTreeMap<TokenSpec, KnownToken>| known.values().all(KnownToken::is_settled);
+        let mut known = self.settled(server, now, is_settled).await;
+        let token = |one: &(String, Option<i64>)| match known.remove(&spec(one)) {
+            Some(KnownToken::Found(token, expires)) => Ok((one.0.clone(), token, expires)),
+            Some(KnownToken::Failed(error)) => Err(error),
+            Some(KnownToken::NotYet) | None => Err(Unavailable::TokenNotYet),
+        };
+        wanted.iter().map(token).collect()
     }
 
     /// The first value that is settled; the last one after a second.

@@ -39,7 +39,8 @@ impl TokenSpec {
 /// What is known of a token.
 #[derive(Clone, Debug)]
 pub(super) enum KnownToken {
-    Found(Arc<str>),
+    /// The token, and when it expires.
+    Found(Arc<str>, Timestamp),
     Failed(Unavailable),
     /// The API server has not answered yet.
     NotYet,
@@ -100,7 +101,9 @@ impl Token {
     /// What a pod gets. `account`: NAMESPACE/NAME.
     fn known(&self, account: impl Fn() -> String, now: Timestamp) -> KnownToken {
         match (&self.issued, &self.fault) {
-            (Some(issued), _) if !issued.is_expired(now) => KnownToken::Found(issued.token.clone()),
+            (Some(issued), _) if !issued.is_expired(now) => {
+                KnownToken::Found(issued.token.clone(), issued.expires)
+            }
             _ if self.is_requested => KnownToken::NotYet,
             (None, Some(error)) => KnownToken::Failed(Unavailable::Token(error.clone())),
             (Some(_), Some(error)) => {
@@ -310,7 +313,7 @@ mod tests {
                 is_requested,
             };
             let text = match token.known(|| "n/a".to_owned(), Timestamp::from_secs(at)) {
-                KnownToken::Found(token) => token.to_string(),
+                KnownToken::Found(token, _) => token.to_string(),
                 KnownToken::NotYet => "not yet".to_owned(),
                 KnownToken::Failed(error) => error.to_string(),
             };

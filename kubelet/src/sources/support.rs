@@ -23,7 +23,7 @@ pub fn refusals(pod: &Pod) -> Vec<String> {
     {
         for (at, container) in containers.iter().enumerate() {
             if container.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()) {
-                let why = "not supported: there are no block volumes";
+                let why = "not supported: static pods have no claims";
                 refuse(format!("spec.{list}[{at}].volumeDevices"), why);
             }
         }
@@ -90,7 +90,7 @@ mod tests {
             ),
             (
                 container(json!({"volumeDevices": [{"name": "a", "devicePath": "/dev/a"}]})),
-                Some("spec.containers[0].volumeDevices: not supported: there are no block volumes"),
+                Some("spec.containers[0].volumeDevices: not supported: static pods have no claims"),
             ),
         ] {
             let expected: Vec<&str> = expected.into_iter().collect();

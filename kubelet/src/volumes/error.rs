@@ -5,7 +5,10 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use kube_controller_manager::client;
+
 use crate::causes::chain;
+use crate::csi;
 use crate::objects::{Kind, Unavailable};
 use crate::runtime;
 
@@ -51,16 +54,96 @@ pub enum Error {
     InvalidPath(String),
     /// Several sources of a projected volume.
     Several(Vec<Error>),
-    /// What concerns one volume.
-    Volume {
+    /// A step of the set-up of a volume, or of its end.
+    Step {
+        step: &'static str,
         name: String,
         cause: Box<Error>,
     },
-    /// A volume cannot be set up.
-    SetUp {
+    /// The volume needs an API server, which is missing.
+    NoServer,
+    /// A claim, or what it is bound to.
+    Claim {
+        namespace: String,
         name: String,
         cause: Box<Error>,
     },
+    FetchClaim(client::Error),
+    FetchVolume {
+        name: String,
+        source: client::Error,
+    },
+    ClaimDeleted,
+    ClaimNotBound,
+    ClaimWithoutVolume,
+    /// The claim of an ephemeral volume is not the pod's.
+    ClaimOfOther {
+        claim: String,
+        pod: String,
+    },
+    VolumeNotBound(String),
+    VolumeOfOther {
+        name: String,
+        found: String,
+        wanted: String,
+    },
+    /// A volume of files is a device of a container, or the reverse. `list`: the container's field.
+    WrongMode {
+        volume: String,
+        mode: String,
+        list: &'static str,
+    },
+    /// The volume is for other nodes.
+    NodeAffinity,
+    LocalNotFolder(String),
+    LocalNotDevice(String),
+    LocalPath(String),
+    /// A mount option of a local volume.
+    MountOption(String),
+    Csi(csi::Error),
+    /// The driver has no such volumes.
+    Lifecycle(String),
+    /// The Node does not say yet that the volume is in use.
+    NotInUse,
+    /// The Node does not say yet that the volume is attached.
+    NotAttached(String),
+    FetchAttachment {
+        volume: String,
+        attachment: String,
+        source: Box<client::Error>,
+    },
+    AttachmentDeleted,
+    AttachFailed(String),
+    /// The attachment exists, but the volume is not attached.
+    AttachmentPending {
+        volume: String,
+        attachment: String,
+    },
+    /// `enableControllerAttachDetach` is off.
+    AttachesItself,
+    /// A Secret for the driver.
+    FetchSecret {
+        what: &'static str,
+        namespace: String,
+        name: String,
+        source: Box<client::Error>,
+    },
+    /// The status of a claim after an expansion.
+    WriteClaim {
+        name: String,
+        source: client::Error,
+    },
+    /// Another pod has a volume that only one may have.
+    UsedByOther,
+    /// The files cannot be given to the pod's group.
+    Ownership {
+        volume: String,
+        source: io::Error,
+    },
+    /// Something is mounted in the pod's folder that is of no known volume.
+    UnknownMount(PathBuf),
+    /// A folder of a volume of an unknown kind.
+    UnknownVolume(PathBuf),
     /// A variable refers to a file in a volume that the pod does not have.
     NoVolumeOfVariable {
         name: String,
@@ -90,6 +173,33 @@ impl Error {
     pub(super) fn at(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
         move |source| Error::Path { path, source }
+    }
+
+    /// For `map_err` of the errors of a step of a volume.
+    pub(super) fn in_step(step: &'static str, name: &str) -> impl Fn(Error) -> Error {
+        let name = name.to_owned();
+        move |cause| Error::Step { step, name: name.clone(), cause: cause.into() }
+    }
+
+    /// The reason of the event.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Error::Step { step, .. } if step.starts_with("Map") => "FailedMapVolume",
+            Error::Step { step, .. } if step.starts_with("NodeExpand") => "VolumeResizeFailed",
+            _ => "FailedMount",
+        }
+    }
+
+    /// Whether the volume waits for others, whose change is an event: it does not have to be tried
+    /// again before that, and has no event of its own as long as it waits.
+    pub(super) fn is_wait(&self) -> bool {
+        match self {
+            Error::NotInUse | Error::NotAttached(_) | Error::Csi(csi::Error::CsiDriversNotYet) => {
+                true
+            }
+            Error::Step { cause, .. } => cause.is_wait(),
+            _ => false,
+        }
     }
 }
 
@@ -128,10 +238,82 @@ impl fmt::Display for Error {
                     texts => write!(f, "[{}]", texts.join(", ")),
                 }
             }
-            Error::Volume { name, .. } => write!(f, "volume {name:?}"),
             // The cause follows after a colon.
-            Error::SetUp { name, .. } => {
-                write!(f, "MountVolume.SetUp failed for volume {name:?} ")
+            Error::Step { step, name, .. } => write!(f, "{step} for volume {name:?} "),
+            Error::NoServer => f.write_str("it needs an API server"),
+            Error::Claim { namespace, name, .. } => {
+                write!(f, "error processing PVC {namespace}/{name}")
+            }
+            Error::FetchClaim(_) => f.write_str("failed to fetch PVC from API server"),
+            Error::FetchVolume { name, .. } => {
+                write!(f, "failed to fetch PV {name} from API server")
+            }
+            Error::ClaimDeleted => f.write_str("PVC is being deleted"),
+            Error::ClaimNotBound => f.write_str("PVC is not bound"),
+            Error::ClaimWithoutVolume => f.write_str("PVC has empty pvc.Spec.VolumeName"),
+            Error::ClaimOfOther { claim, pod } => {
+                write!(f, "PVC {claim} was not created for pod {pod} (pod is not owner)")
+            }
+            Error::VolumeNotBound(name) => write!(
+                f,
+                "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not \
+                 yet bound to the claim"
+            ),
+            Error::VolumeOfOther { name, found, wanted } => write!(
+                f,
+                "found PV object {name} but its pv.Spec.ClaimRef.UID {found} does not point to \
+                 claim.UID {wanted}"
+            ),
+            Error::WrongMode { volume, mode, list } => {
+                write!(f, "volume {volume} has volumeMode {mode}, but is specified in {list}")
+            }
+            Error::NodeAffinity => f.write_str("no matching NodeSelectorTerms"),
+            Error::LocalNotFolder(path) => write!(
+                f,
+                "{path} is not a folder: a device that has to be formatted is not supported"
+            ),
+            Error::LocalNotDevice(path) => write!(f, "{path} is not a block device"),
+            Error::LocalPath(path) => write!(f, "invalid path: {path} must not contain '..'"),
+            Error::MountOption(option) => {
+                write!(f, "mount option {option:?} of a local volume is not supported")
+            }
+            Error::Csi(error) => error.fmt(f),
+            Error::Lifecycle(text) => f.write_str(text),
+            Error::NotInUse => f.write_str(
+                "Volume has not been added to the list of VolumesInUse in the node's volume status",
+            ),
+            Error::NotAttached(name) => {
+                write!(f, "volume {name} is not yet in node's status")
+            }
+            Error::FetchAttachment { volume, attachment, .. } => {
+                write!(f, "volume {volume} has GET error for volume attachment {attachment}")
+            }
+            Error::AttachmentDeleted => f.write_str("volume attachment is being deleted"),
+            Error::AttachFailed(text) => f.write_str(text),
+            Error::AttachmentPending { volume, attachment } => {
+                write!(f, "volume {volume} is not attached for volume attachment {attachment}")
+            }
+            Error::AttachesItself => {
+                f.write_str("attaching volumes from the kubelet is not supported")
+            }
+            Error::FetchSecret { what, namespace, name, .. } => {
+                write!(f, "fetching {what} {namespace}/{name} failed")
+            }
+            Error::WriteClaim { name, .. } => {
+                write!(f, "patchPVCStatus failed to patch PVC {name:?}")
+            }
+            Error::UsedByOther => f.write_str(
+                "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+            ),
+            Error::Ownership { volume, .. } => write!(f, "applyFSGroup failed for vol {volume}"),
+            Error::UnknownMount(path) => write!(
+                f,
+                "{} is mounted, by something that is no volume of the kubelet: it stays, and the \
+                 pod's folder with it",
+                path.display()
+            ),
+            Error::UnknownVolume(path) => {
+                write!(f, "{} is a volume of an unknown kind: it stays", path.display())
             }
             Error::NoVolumeOfVariable { name } => {
                 write!(f, "cannot find the volume {name:?} referenced by FileKeyRef")
@@ -162,11 +344,26 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Error::Path { source, .. } | Error::HostPath { source, .. } => Some(source),
+            Error::Path { source, .. }
+            | Error::HostPath { source, .. }
+            | Error::Ownership { source, .. } => Some(source),
+            Error::FetchClaim(source)
+            | Error::FetchVolume { source, .. }
+            | Error::WriteClaim { source, .. } => Some(source),
+            Error::FetchAttachment { source, .. } | Error::FetchSecret { source, .. } => {
+                Some(&**source)
+            }
+            Error::Csi(error) => error.source(),
             Error::EmptyDir(error) => error.source(),
             Error::NoValue(error) => error.source(),
-            Error::Volume { cause, .. } | Error::SetUp { cause, .. } => Some(&**cause),
+            Error::Step { cause, .. } | Error::Claim { cause, .. } => Some(&**cause),
             _ => None,
         }
+    }
+}
+
+impl From<csi::Error> for Error {
+    fn from(error: csi::Error) -> Error {
+        Error::Csi(error)
     }
 }

@@ -1,39 +1,44 @@
-//! The folders and files that pods mount: emptyDir, hostPath, and those whose files the kubelet
-//! writes.
+//! The folders, files and devices of pods. [`VolumeManager`] sets up their volumes, each kind in a file
+//! of its own: `plain` those of this machine and of objects, `local` and `csi` those behind claims.
+//! `tear_down` has the way back.
 //! Upstream: `pkg/volume`, `pkg/kubelet/kubelet_pods.go`.
 
-use std::collections::{BTreeSet, HashMap};
-use std::ffi::{CString, OsString};
+use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
-};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 mod atomic;
+mod backoff;
+mod claim;
+mod csi;
 mod error;
+mod expand;
+mod in_use;
+mod local;
+mod locks;
+mod manager;
+mod mounts_below;
+mod ownership;
 mod payload;
+mod plain;
 mod shared;
 mod subpath;
+mod tear_down;
 
 pub use self::error::Error;
+pub use self::in_use::VolumesInUse;
+pub use self::manager::{Mounted, Parts, Server, VolumeManager, VolumeMap};
 pub use self::shared::make_shared;
 
 use k8s_openapi::api::core::v1 as core;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
-use kube_controller_manager::objects::Quantity;
-use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::cgroups::Resources;
 use crate::cri::api;
 use crate::files::tree;
-use crate::objects::PodObjects;
 use crate::pod::{Container, Pod, PodExt, Uid};
 use crate::runtime::dns::PodName;
-use crate::runtime::environment::{DownwardInputs, Values, expand_known};
+use crate::runtime::environment::{Values, expand_known};
 
 /// The mode of the kubelet's folders: no other user sees what is below them.
 const CLOSED: u32 = 0o750;
@@ -61,9 +66,15 @@ impl Folders {
     /// A folder cannot be made.
     pub fn make(&self) -> Result<(), Error> {
         let (pods, links) = (self.pods(), self.links());
-        for (path, mode) in
-            [(&self.root, CLOSED), (&self.logs, CLOSED), (&pods, CLOSED), (&links, OPEN)]
-        {
+        let plugins = [self.root.join("plugins"), self.plugin_sockets()];
+        for (path, mode) in [
+            (&self.root, CLOSED),
+            (&self.logs, CLOSED),
+            (&pods, CLOSED),
+            (&links, OPEN),
+            (&plugins[0], CLOSED),
+            (&plugins[1], CLOSED),
+        ] {
             make_all(path, mode).map_err(Error::at(path))?;
         }
         // Earlier versions made it for all users.
@@ -73,6 +84,11 @@ impl Folders {
     /// The folder of all pods' folders.
     pub fn pods(&self) -> PathBuf {
         self.root.join("pods")
+    }
+
+    /// The folder of the sockets by which plugins register.
+    pub fn plugin_sockets(&self) -> PathBuf {
+        self.root.join("plugins_registry")
     }
 
     pub fn pod(&self, uid: &Uid) -> PathBuf {
@@ -110,216 +126,9 @@ impl Folders {
     }
 }
 
-/// A volume's name, and whether it is set up.
-pub type Outcome = (String, Result<(), Error>);
-
-/// Makes the folders of a pod and its volumes; what exists already stays as it is, but files that the
-/// kubelet writes follow their objects. `mounted`: the volumes that were set up before; their host paths
-/// are not checked any more. `time`: for the names of folders. Returns the outcome of each volume, with
-/// an error that names it. Blocks.
-///
-/// # Errors
-/// A folder of the pod itself cannot be made.
-pub fn set_up(
-    folders: &Folders,
-    pod: &Pod,
-    mounted: &BTreeSet<String>,
-    inputs: DownwardInputs<'_>,
-    objects: &PodObjects,
-    time: &str,
-) -> Result<Vec<Outcome>, Error> {
-    let uid = pod.uid();
-    let make = |path: PathBuf, mode| make_all(&path, mode).map_err(Error::at(path));
-    make(folders.pod(&uid).join("volumes"), CLOSED)?;
-    make(folders.pod_logs(pod), OPEN)?;
-    let ephemeral = pod.ephemeral_containers().iter().map(|ephemeral| &ephemeral.name);
-    for name in pod.all_containers().map(|container| &container.name).chain(ephemeral) {
-        make(folders.pod(&uid).join("containers").join(name), CLOSED)?;
-        make(folders.pod_logs(pod).join(name), OPEN)?;
-    }
-    let set_up_one = |volume: &core::Volume| {
-        if let Some(empty) = &volume.empty_dir {
-            let path = folders.volume(&uid, "empty-dir", &volume.name);
-            let size = memory_size(pod, empty.size_limit.as_ref(), inputs);
-            set_up_empty(&path, empty, fs_group(pod), size).map_err(Error::EmptyDir)
-        } else if let Some(host) = &volume.host_path {
-            if mounted.contains(&volume.name) { Ok(()) } else { check_host_path(host) }
-        } else if volume.image.is_some() {
-            // The runtime mounts it.
-            Ok(())
-        } else if let Some(written) = payload::of(pod, volume, objects, inputs)? {
-            let path = folders.volume(&uid, written.kind, &volume.name);
-            let size = memory_size(pod, None, inputs);
-            set_up_written(&path, &written, pod, &volume.name, size, time)
-        } else {
-            Err(Error::UnsupportedKind)
-        }
-    };
-    let volumes = pod.spec().volumes.iter().flatten().map(|volume| {
-        let name = volume.name.clone();
-        let done = set_up_one(volume);
-        (name.clone(), done.map_err(|cause| Error::SetUp { name, cause: cause.into() }))
-    });
-    Ok(volumes.collect())
-}
-
-fn of_volume(volume: &core::Volume, cause: Error) -> Error {
-    Error::Volume { name: volume.name.clone(), cause: cause.into() }
-}
-
 fn fs_group(pod: &Pod) -> Option<u32> {
     let group = pod.spec().security_context.as_ref().and_then(|context| context.fs_group)?;
     u32::try_from(group).ok()
-}
-
-/// Makes an empty folder of all users, or a memory file system that the machine may have lost since.
-fn set_up_empty(
-    path: &Path,
-    empty: &core::EmptyDirVolumeSource,
-    group: Option<u32>,
-    size: Option<i64>,
-) -> io::Result<()> {
-    match empty.medium.as_deref() {
-        Some("Memory") => {
-            make_all(path, CLOSED)?;
-            if is_mount_point(path)? {
-                return Ok(());
-            }
-            mount_memory(path, &memory_options(size, group))
-        }
-        None | Some("") if path.exists() => Ok(()),
-        None | Some("") => {
-            // It has another name until it is complete. No volume has a dot in its name.
-            let new = path.with_extension("new");
-            make_all(&new, CLOSED)?;
-            if group.is_some() {
-                chown(&new, None, group)?;
-            }
-            fs::set_permissions(&new, fs::Permissions::from_mode(mode_of(group, false)))?;
-            fs::rename(new, path)
-        }
-        Some(other) => Err(io::Error::other(format!("medium {other:?} is not supported"))),
-    }
-}
-
-/// The mode of a volume of a pod with this group of files. In memory, users cannot remove the files
-/// of others.
-fn mode_of(group: Option<u32>, in_memory: bool) -> u32 {
-    let for_group = if group.is_some() { 0o2000 } else { 0 };
-    let sticky = if in_memory { 0o1000 } else { 0 };
-    0o777 | for_group | sticky
-}
-
-/// The bytes of a volume in memory: at most the memory of the pod, and of all pods of the node.
-/// Upstream: `calculateEmptyDirMemorySize`.
-fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, inputs: DownwardInputs<'_>) -> Option<i64> {
-    let own = limit.and_then(|limit| limit.0.parse::<Quantity>().ok()).map(Quantity::value);
-    let of_node = inputs.node.allocatable("memory").value();
-    let limits = [Some(of_node), Resources::of_pod(pod).memory, own];
-    limits.into_iter().flatten().filter(|bytes| *bytes > 0).min()
-}
-
-/// The options of the mount of a volume in memory. Without a size it is the kernel's default.
-fn memory_options(size: Option<i64>, group: Option<u32>) -> String {
-    let size = size.map(|size| format!(",size={size}")).unwrap_or_default();
-    let gid = group.map(|group| format!(",gid={group}")).unwrap_or_default();
-    format!("mode={:o}{gid}{size}", mode_of(group, true))
-}
-
-/// Mounts a file system in memory, which stays there where the kernel can promise that.
-fn mount_memory(path: &Path, options: &str) -> io::Result<()> {
-    let mount = |options: &str| {
-        let options = CString::new(options)?;
-        let flags = MountFlags::empty();
-        Ok(rustix::mount::mount("tmpfs", path, "tmpfs", flags, Some(options.as_c_str()))?)
-    };
-    match mount(&format!("{options},noswap")) {
-        // Before Linux 6.4, and in a user namespace.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => mount(options),
-        done => done,
-    }
-}
-
-/// Checks a host path by its type, and makes it where the type asks for that.
-fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), Error> {
-    let (path, kind) = (Path::new(&host.path), host.type_.as_deref().unwrap_or_default());
-    let fault = |source| Error::HostPath { path: host.path.clone(), source };
-    let is = |check: fn(&fs::FileType) -> bool| {
-        fs::metadata(path).is_ok_and(|data| check(&data.file_type()))
-    };
-    let is_fine = match kind {
-        "" => true,
-        "DirectoryOrCreate" => {
-            if !path.exists() {
-                make_all(path, OPEN).map_err(fault)?;
-            }
-            is(fs::FileType::is_dir)
-        }
-        "Directory" => is(fs::FileType::is_dir),
-        "FileOrCreate" => {
-            if !path.exists() {
-                let mut options = fs::File::options();
-                options.write(true).create_new(true).mode(0o644).open(path).map_err(fault)?;
-            }
-            is(fs::FileType::is_file)
-        }
-        "File" => is(fs::FileType::is_file),
-        "Socket" => is(FileTypeExt::is_socket),
-        "CharDevice" => is(FileTypeExt::is_char_device),
-        "BlockDevice" => is(FileTypeExt::is_block_device),
-        other => return Err(Error::UnknownHostPathType(other.to_owned())),
-    };
-    match is_fine {
-        true => Ok(()),
-        false => Err(Error::HostPathType { path: host.path.clone(), wanted: kind.to_owned() }),
-    }
-}
-
-/// Makes the files of a volume that the kubelet writes.
-fn set_up_written(
-    path: &Path,
-    written: &payload::Written,
-    pod: &Pod,
-    volume: &str,
-    size: Option<i64>,
-    time: &str,
-) -> Result<(), Error> {
-    let make = || -> io::Result<()> {
-        make_all(path, CLOSED)?;
-        let is_new = !is_mount_point(path)?;
-        if written.in_memory && is_new {
-            mount_memory(path, &memory_options(size, fs_group(pod)))?;
-        }
-        chown(path, None, fs_group(pod))?;
-        let mode = mode_of(fs_group(pod), written.in_memory);
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-        for folder in payload::nested(pod, volume) {
-            make_all(&path.join(folder), OPEN)?;
-        }
-        Ok(())
-    };
-    make().map_err(Error::at(path))?;
-    atomic::write(path, &written.files, fs_group(pod), time)
-}
-
-/// Whether something is mounted there.
-fn is_mount_point(path: &Path) -> io::Result<bool> {
-    let parent = path.parent().unwrap_or(path);
-    Ok(fs::metadata(path)?.dev() != fs::metadata(parent)?.dev())
-}
-
-/// Where a volume is on this machine; `None`: it is of another kind.
-fn path_of(folders: &Folders, pod: &Pod, volume: &core::Volume) -> Option<PathBuf> {
-    if let Some(host) = &volume.host_path {
-        return Some(PathBuf::from(&host.path));
-    }
-    let empty_dir = || volume.empty_dir.as_ref().map(|_| "empty-dir");
-    let kind = payload::kind_of(volume).or_else(empty_dir)?;
-    Some(folders.volume(&pod.uid(), kind, &volume.name))
-}
-
-fn volume<'a>(pod: &'a Pod, name: &str) -> Option<&'a core::Volume> {
-    pod.spec().volumes.iter().flatten().find(|volume| volume.name == name)
 }
 
 /// The path and the text of a file in a volume, for a variable. Blocks.
@@ -327,15 +136,15 @@ fn volume<'a>(pod: &'a Pod, name: &str) -> Option<&'a core::Volume> {
 /// # Errors
 /// Upstream's messages.
 pub fn variable_file(
-    folders: &Folders,
+    mounted: &VolumeMap,
     pod: &Pod,
     key: &core::FileKeySelector,
 ) -> Result<(PathBuf, String), Error> {
     let name = &key.volume_name;
-    let folder = volume(pod, name).and_then(|volume| path_of(folders, pod, volume));
+    let folder = mounted.get(name).map(|volume| &volume.path);
     let folder = folder.ok_or_else(|| Error::NoVolumeOfVariable { name: name.clone() })?;
     let below = Path::new(key.path.trim_start_matches('/'));
-    let text = subpath::read(&folder, below).map_err(|error| {
+    let text = subpath::read(folder, below).map_err(|error| {
         log::error!("pod {}: {} in volume {name}: {error}", pod.display_name(), key.path);
         Error::VariableFile
     })?;
@@ -343,13 +152,14 @@ pub fn variable_file(
 }
 
 /// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
-/// `images`: those of its image volumes, by volume.
+/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume.
 ///
 /// # Errors
 /// One that names the mount.
 pub fn mounts(
     folders: &Folders,
     pod: &Pod,
+    mounted: &VolumeMap,
     container: &Container,
     environment: &Values,
     images: &HashMap<String, api::ImageSpec>,
@@ -357,17 +167,17 @@ pub fn mounts(
     let uid = pod.uid();
     let mut mounts = Vec::new();
     for (at, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let volume = volume(pod, &mount.name).ok_or_else(|| Error::NoVolumeOfMount {
+        let volume = mounted.get(&mount.name).filter(|volume| !volume.is_device);
+        let volume = volume.ok_or_else(|| Error::NoVolumeOfMount {
             volume: mount.name.clone(),
             container: container.name.clone(),
         })?;
         let image = images.get(&mount.name).cloned();
-        let path = path_of(folders, pod, volume).or(image.as_ref().map(|_| PathBuf::new()));
-        let mut source = path.ok_or_else(|| of_volume(volume, Error::UnsupportedKind))?;
+        let mut source = volume.path.clone();
         let sub_path = sub_path(mount, environment)?;
         if image.is_none() && !sub_path.is_empty() {
             let folder = folders.pod(&uid).join(subpath::FOLDER);
-            let target = folder.join(&volume.name).join(&container.name).join(at.to_string());
+            let target = folder.join(&mount.name).join(&container.name).join(at.to_string());
             subpath::bind(&source, Path::new(&sub_path), &target).map_err(|fault| {
                 log::warn!("pod {}: {}", pod.display_name(), fault.cause);
                 let (volume, container) = (mount.name.clone(), container.name.clone());
@@ -385,9 +195,7 @@ pub fn mounts(
             container_path: mount.mount_path.clone(),
             host_path: source.display().to_string(),
             recursive_read_only: is_recursive(mount)?,
-            readonly: mount.read_only.unwrap_or_default()
-                || payload::kind_of(volume).is_some()
-                || image.is_some(),
+            readonly: mount.read_only.unwrap_or_default() || volume.read_only,
             image_sub_path: if image.is_some() { sub_path } else { String::new() },
             image,
             propagation: propagation as i32,
@@ -395,6 +203,26 @@ pub fn mounts(
         });
     }
     Ok(mounts)
+}
+
+/// The devices of a container that are volumes. Upstream: `makeBlockVolumes`.
+///
+/// # Errors
+/// A volume is no device.
+pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::Device>, Error> {
+    let device = |device: &core::VolumeDevice| {
+        let volume = mounted.get(&device.name).filter(|volume| volume.is_device);
+        let volume = volume.ok_or_else(|| Error::NoVolumeOfMount {
+            volume: device.name.clone(),
+            container: container.name.clone(),
+        })?;
+        Ok(api::Device {
+            container_path: device.device_path.clone(),
+            host_path: volume.path.display().to_string(),
+            permissions: if volume.read_only { "r" } else { "mrw" }.to_owned(),
+        })
+    };
+    container.volume_devices.iter().flatten().map(device).collect()
 }
 
 /// Whether what is mounted in the volume is read-only too. Upstream: `resolveRecursiveReadOnly`.
@@ -433,64 +261,6 @@ fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, E
         return Err(Error::SubPathOutside(path));
     }
     Ok(path)
-}
-
-/// Removes the folders of a pod, and unmounts what lies below. Blocks. Logs stay until the pod's
-/// containers are removed.
-///
-/// # Errors
-/// The first failure; what could be removed is removed.
-pub fn tear_down(folders: &Folders, uid: &Uid) -> io::Result<()> {
-    let folder = folders.pod(uid);
-    // The newest first: it may lie on another one.
-    for mounted in mounted_below(&folder)?.iter().rev() {
-        let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-        let unmounted = rustix::mount::unmount(mounted, flags);
-        unmounted.map_err(|error| {
-            io::Error::other(format!("{} cannot be unmounted: {error}", mounted.display()))
-        })?;
-    }
-    // What is still mounted, by a container for instance, would be emptied.
-    if let Some(mounted) = mounted_below(&folder)?.first() {
-        return Err(io::Error::other(format!("{} is still mounted", mounted.display())));
-    }
-    tree::remove(&folder)
-}
-
-/// The points below a pod's folder where something is mounted, the oldest first. A link in place of the
-/// folder is not followed; links may lead to the folder of all pods.
-fn mounted_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let (Some(pods), Some(name)) = (folder.parent(), folder.file_name()) else {
-        return Ok(Vec::new());
-    };
-    let folder = match pods.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        pods => pods?.join(name),
-    };
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(mount_point);
-    Ok(points.filter(|point| *point != folder && point.starts_with(&folder)).collect())
-}
-
-/// The path of a field of the kernel's table, which has some characters as octal numbers.
-fn mount_point(field: &str) -> PathBuf {
-    let mut path = Vec::with_capacity(field.len());
-    let mut rest = field.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let digits = after.get(..3).filter(|_| first == b'\\');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                path.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                path.push(first);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(path))
 }
 
 /// Removes the logs of a pod of which only the uid is known. Blocks.
@@ -564,25 +334,12 @@ fn aliases(pod: &Pod) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::node::own::OwnNode;
-
-    #[test]
-    fn an_empty_volume_is_complete_or_not_there() {
-        let folder = std::env::temp_dir().join(format!("kubelet-empty-{}", std::process::id()));
-        let (path, empty) = (folder.join("a/data"), core::EmptyDirVolumeSource::default());
-        // A kubelet before this one ended half-way.
-        fs::create_dir_all(path.with_extension("new")).unwrap();
-        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
-        set_up_empty(&path, &empty, None, None).unwrap();
-        assert_eq!(mode(), 0o777);
-        assert!(!path.with_extension("new").exists());
-        // What a container has changed stays.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        set_up_empty(&path, &empty, None, None).unwrap();
-        assert_eq!(mode(), 0o700);
-        fs::remove_dir_all(folder).unwrap();
-    }
+    use crate::objects::PodObjects;
+    use crate::runtime::environment::DownwardInputs;
 
     /// Folders in a folder of the test.
     fn folders(test: &str) -> (PathBuf, Folders) {
@@ -616,8 +373,8 @@ mod tests {
         .unwrap();
         let node = OwnNode::for_tests("1", "1", "");
         let inputs = DownwardInputs { node: &node, pod_ips: &[] };
-        let outcomes =
-            set_up(&folders, &pod, &BTreeSet::new(), inputs, &PodObjects::default(), "t").unwrap();
+        let (none, objects) = (BTreeSet::new(), PodObjects::default());
+        let outcomes = plain::set_up(&folders, &pod, &none, inputs, &objects, "t").unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
         let uid = pod.uid();
         write_hosts(&folders.hosts_file(&uid), "").unwrap();
@@ -658,26 +415,6 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_a_pods_folder_is_not_followed() {
-        let (base, folders) = folders("link");
-        // The folder of all pods may be reached by a link.
-        make_all(&base.join("disk"), OPEN).unwrap();
-        std::os::unix::fs::symlink("disk", &folders.root).unwrap();
-        folders.make().unwrap();
-        let uid = Uid::parse("u").unwrap();
-        let link = folders.pod(&uid);
-        std::os::unix::fs::symlink("/", &link).unwrap();
-        assert!(mounted_below(&link).unwrap().is_empty());
-        fs::remove_file(&link).unwrap();
-        let outside = base.join("outside");
-        make_all(&outside.join("kept"), OPEN).unwrap();
-        std::os::unix::fs::symlink(&outside, &link).unwrap();
-        tear_down(&folders, &uid).unwrap();
-        assert!(fs::symlink_metadata(&link).is_err() && outside.join("kept").exists());
-        fs::remove_dir_all(base).unwrap();
-    }
-
-    #[test]
     fn folders_of_logs_name_their_pod() {
         for (folder, uid) in [
             ("default_web-n_0123", Some("0123")),
@@ -688,62 +425,6 @@ mod tests {
             ("foreign", None),
         ] {
             assert_eq!(pod_of_logs(folder).as_deref(), uid, "{folder}");
-        }
-    }
-
-    #[test]
-    fn options_of_a_volume_in_memory() {
-        for (size, group, options) in [
-            (None, None, "mode=1777"),
-            (Some(67_108_864), None, "mode=1777,size=67108864"),
-            (Some(1000), Some(7), "mode=3777,gid=7,size=1000"),
-        ] {
-            assert_eq!(memory_options(size, group), options);
-        }
-    }
-
-    #[test]
-    fn volumes_in_memory_have_at_most_the_memory_of_pod_and_node() {
-        let limits = |limits: &[Option<&str>]| {
-            let container = |(at, limit): (usize, &Option<&str>)| {
-                serde_json::json!({"name": at.to_string(), "resources": {
-                    "requests": {"memory": "1"}, "limits": {"memory": limit.unwrap_or("0")}}})
-            };
-            limits.iter().enumerate().map(container).collect::<Vec<_>>()
-        };
-        for (of_containers, of_volume, node, expected) in [
-            (&[None][..], None, 1000, 1000),
-            (&[None], Some("2k"), 1000, 1000),
-            (&[None], Some("500"), 1000, 500),
-            (&[None], Some("0"), 1000, 1000),
-            (&[Some("100"), Some("200")], None, 1000, 300),
-            (&[Some("100"), Some("200")], Some("299"), 1000, 299),
-            (&[Some("100"), Some("200")], Some("301"), 1000, 300),
-            (&[Some("2k")], None, 1000, 1000),
-            // One of them has no limit.
-            (&[Some("100"), None], None, 1000, 1000),
-            (&[None], None, 0, 0),
-        ] {
-            let spec = serde_json::json!({"spec": {"containers": limits(of_containers)}});
-            let pod: Pod = serde_json::from_value(spec).expect("a pod");
-            let own = OwnNode::for_tests("1", &node.to_string(), "");
-            let inputs = DownwardInputs { node: &own, pod_ips: &[] };
-            let limit = of_volume.map(|limit| ApiQuantity(limit.to_owned()));
-            let size = memory_size(&pod, limit.as_ref(), inputs);
-            assert_eq!(size.unwrap_or(0), expected, "{of_containers:?} {of_volume:?} {node}");
-        }
-    }
-
-    #[test]
-    fn points_of_the_mount_table_are_decoded() {
-        for (field, path) in [
-            ("/a/b", "/a/b"),
-            (r"/a\040b\134c", r"/a b\c"),
-            (r"/a\9", r"/a\9"),
-            (r"/a\04", r"/a\04"),
-            (r"/a\777", r"/a\777"),
-        ] {
-            assert_eq!(mount_point(field), Path::new(path), "{field}");
         }
     }
 
@@ -809,32 +490,5 @@ mod tests {
         assert!(text.ends_with("\n1.2.3.4\ta\tb\n"), "{text}");
         let text = hosts(&pod, &ips, &name("s.n.svc.c"));
         assert!(text.contains("\n10.0.0.1\th.s.n.svc.c\th\n"), "{text}");
-    }
-
-    #[test]
-    fn host_paths_are_checked_by_type() {
-        let folder = std::env::temp_dir().join(format!("kubelet-volumes-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        let path = |name: &str| folder.join(name).display().to_string();
-        fs::write(folder.join("file"), "x").expect("a file");
-        for (name, kind, is_fine) in [
-            ("none", "", true),
-            ("none", "Directory", false),
-            ("none", "File", false),
-            ("file", "File", true),
-            ("file", "Directory", false),
-            ("file", "DirectoryOrCreate", false),
-            ("new", "DirectoryOrCreate", true),
-            ("new", "Directory", true),
-            ("made", "FileOrCreate", true),
-            ("made", "File", true),
-            ("file", "Socket", false),
-            ("file", "Pipe", false),
-        ] {
-            let host =
-                core::HostPathVolumeSource { path: path(name), type_: Some(kind.to_owned()) };
-            assert_eq!(check_host_path(&host).is_ok(), is_fine, "{name} {kind}");
-        }
-        fs::remove_dir_all(&folder).expect("removed");
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 
-use super::{mount_point, mounted_below};
+use super::mounts_below::{mount_point, mounts_below};
 
 /// Makes a folder a shared mount, unless it lies on one: else runtimes refuse mounts of volumes with
 /// `mountPropagation`. Blocks. Upstream: `MakeRShared`.
@@ -19,7 +19,7 @@ pub fn make_shared(folder: &Path) -> io::Result<()> {
         return Ok(());
     }
     if mount.is_none_or(|mount| mount.point != folder) {
-        if !mounted_below(&folder)?.is_empty() {
+        if !mounts_below(&folder)?.is_empty() {
             // A mount on top would hide volumes of running pods.
             log::warn!("{} is not shared: no volume can propagate mounts", folder.display());
             return Ok(());

@@ -8,6 +8,8 @@ mod api_objects;
 mod cgroup2;
 mod crashes;
 mod cri;
+mod csi;
+mod csi_driver;
 mod debug;
 mod demo;
 mod descriptors;

@@ -10,7 +10,6 @@ use crate::kubelet::pod_workers::Outcome;
 use crate::kubelet::{Error, Kubelet};
 use crate::pod::{Pod, PodExt};
 use crate::prober;
-use crate::volumes;
 
 impl Kubelet {
     /// Releases the pod's volumes and cgroup; if its source does not have it any more, its logs and
@@ -22,19 +21,14 @@ impl Kubelet {
             let runtime = self.read(pod).await?;
             self.manager.prune(&runtime, true).await?;
         }
-        let (folders, logs) = (self.manager.folders.clone(), self.manager.folders.pod_logs(pod));
-        let of = uid.clone();
-        let torn_down = task::blocking(move || {
-            volumes::tear_down(&folders, &of)?;
-            match is_removed {
-                true => tree::remove(&logs),
-                false => Ok(()),
-            }
-        });
-        let fault = |source| Error::Folders { pod: pod.display_name(), source };
-        torn_down.await.map_err(fault)?;
+        let fault = |source| Error::Volumes { pod: pod.display_name(), source };
+        self.manager.volumes.tear_down(&uid).await.map_err(fault)?;
+        if is_removed {
+            let logs = self.manager.folders.pod_logs(pod);
+            let fault = |source| Error::Folders { pod: pod.display_name(), source };
+            task::blocking(move || tree::remove(&logs)).await.map_err(fault)?;
+        }
         self.manager.user_namespaces.release(&uid);
-        self.manager.mounted.lock().remove(&uid);
         self.manager.objects.forget(&uid);
         self.manager.remove_cgroup(&uid).await?;
         prober::remove_metrics(pod);

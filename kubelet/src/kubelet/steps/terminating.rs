@@ -60,10 +60,9 @@ impl Kubelet {
     pub(super) async fn end_orphan(&self, uid: &Uid) -> Result<Outcome, Error> {
         self.manager.end_orphan(uid).await?;
         let (folders, of) = (self.manager.folders.clone(), uid.clone());
-        let removed = task::blocking(move || {
-            volumes::tear_down(&folders, &of)?;
-            volumes::remove_logs(&folders, &of)
-        });
+        let fault = |source| Error::Volumes { pod: uid.to_string(), source };
+        self.manager.volumes.tear_down(uid).await.map_err(fault)?;
+        let removed = task::blocking(move || volumes::remove_logs(&folders, &of));
         let fault = |source| Error::OrphanFolders { uid: uid.clone(), source };
         removed.await.map_err(fault)?;
         self.manager.user_namespaces.release(uid);

@@ -1,0 +1,249 @@
+//! The calls to a driver's node service. Upstream: `csi_client.go`.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use grpc::{Channel, Endpoint};
+use kube_controller_manager::clock::SharedClock;
+use prost::Message;
+
+use super::api::node_service_capability::Type as Capability;
+use super::api::node_service_capability::rpc::Type as Rpc;
+use super::api::volume_capability::access_mode::Mode;
+use super::api::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use super::api::{self, VolumeCapability};
+use super::error::Error;
+
+/// The deadline of each call. Upstream: `csiTimeout`.
+pub const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A registered driver. Cheap to clone: clones share the connection.
+#[derive(Clone)]
+pub struct Driver {
+    name: Arc<str>,
+    channel: Channel,
+}
+
+/// What a driver's node service can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// `STAGE_UNSTAGE_VOLUME`
+    pub stages: bool,
+    /// `EXPAND_VOLUME`
+    pub expands: bool,
+    /// `VOLUME_MOUNT_GROUP`
+    pub sets_group: bool,
+    /// `SINGLE_NODE_MULTI_WRITER`
+    pub has_single_writer_modes: bool,
+}
+
+impl Capabilities {
+    fn of(answer: &api::NodeGetCapabilitiesResponse) -> Capabilities {
+        let has = |rpc: Rpc| {
+            let is_it = |known: &Option<Capability>| matches!(known, Some(Capability::Rpc(known)) if known.r#type() == rpc);
+            answer.capabilities.iter().any(|capability| is_it(&capability.r#type))
+        };
+        Capabilities {
+            stages: has(Rpc::StageUnstageVolume),
+            expands: has(Rpc::ExpandVolume),
+            sets_group: has(Rpc::VolumeMountGroup),
+            has_single_writer_modes: has(Rpc::SingleNodeMultiWriter),
+        }
+    }
+
+    /// Upstream: `asCSIAccessModeV1`, `asSingleNodeMultiWriterCapableCSIAccessModeV1`.
+    fn access_mode(self, mode: &str) -> Mode {
+        match (mode, self.has_single_writer_modes) {
+            ("ReadWriteOnce", false) | ("ReadWriteOncePod", false) => Mode::SingleNodeWriter,
+            ("ReadWriteOnce", true) => Mode::SingleNodeMultiWriter,
+            ("ReadWriteOncePod", true) => Mode::SingleNodeSingleWriter,
+            ("ReadOnlyMany", _) => Mode::MultiNodeReaderOnly,
+            ("ReadWriteMany", _) => Mode::MultiNodeMultiWriter,
+            _ => Mode::Unknown,
+        }
+    }
+
+    /// `mount`: `None` for a block volume.
+    fn volume(self, mode: &str, mount: Option<MountVolume>) -> VolumeCapability {
+        VolumeCapability {
+            access_mode: Some(AccessMode { mode: self.access_mode(mode) as i32 }),
+            access_type: Some(match mount {
+                Some(mount) => AccessType::Mount(mount),
+                None => AccessType::Block(BlockVolume {}),
+            }),
+        }
+    }
+}
+
+/// How a volume is staged on the node.
+#[derive(Clone, Default)]
+pub struct Stage {
+    pub handle: String,
+    pub path: String,
+    /// What the attachment of the volume says.
+    pub publish_context: HashMap<String, String>,
+    pub attributes: HashMap<String, String>,
+    pub secrets: HashMap<String, String>,
+    /// The first one of the volume, as Kubernetes names it.
+    pub access_mode: String,
+    /// `None`: a block volume.
+    pub mount: Option<MountVolume>,
+}
+
+/// How a volume is published for a pod.
+#[derive(Clone, Default)]
+pub struct Publish {
+    pub stage: Stage,
+    /// Where it is staged; empty: the driver does not stage.
+    pub staging_path: String,
+    pub read_only: bool,
+}
+
+impl Driver {
+    /// The driver whose node service is at `socket`. The first call connects.
+    pub fn new(name: &str, socket: &Path, clock: SharedClock) -> Driver {
+        let endpoint = Endpoint::Unix(socket.to_owned());
+        let channel = Channel::new("CSI driver", endpoint, clock, |_, _, _| {});
+        Driver { name: name.into(), channel }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn call<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+    ) -> Result<A, Error> {
+        Ok(self.channel.call(method, request, Some(TIMEOUT)).await?)
+    }
+
+    /// # Errors
+    /// Those of the call, as for all that follow.
+    pub async fn info(&self) -> Result<api::NodeGetInfoResponse, Error> {
+        self.call("csi.v1.Node/NodeGetInfo", &api::NodeGetInfoRequest {}).await
+    }
+
+    /// # Errors
+    /// See [`Driver::info`].
+    pub async fn capabilities(&self) -> Result<Capabilities, Error> {
+        let request = api::NodeGetCapabilitiesRequest {};
+        Ok(Capabilities::of(&self.call("csi.v1.Node/NodeGetCapabilities", &request).await?))
+    }
+
+    /// # Errors
+    /// See [`Driver::info`].
+    pub async fn stage(&self, able: Capabilities, stage: Stage) -> Result<(), Error> {
+        let request = api::NodeStageVolumeRequest {
+            volume_id: stage.handle,
+            publish_context: stage.publish_context,
+            staging_target_path: stage.path,
+            volume_capability: Some(able.volume(&stage.access_mode, stage.mount)),
+            secrets: stage.secrets,
+            volume_context: stage.attributes,
+        };
+        let method = "csi.v1.Node/NodeStageVolume";
+        self.call::<api::NodeStageVolumeResponse>(method, &request).await.map(drop)
+    }
+
+    /// # Errors
+    /// See [`Driver::info`].
+    pub async fn unstage(&self, handle: &str, path: &Path) -> Result<(), Error> {
+        let request = api::NodeUnstageVolumeRequest {
+            volume_id: handle.to_owned(),
+            staging_target_path: path.display().to_string(),
+        };
+        let method = "csi.v1.Node/NodeUnstageVolume";
+        self.call::<api::NodeUnstageVolumeResponse>(method, &request).await.map(drop)
+    }
+
+    /// # Errors
+    /// See [`Driver::info`].
+    pub async fn publish(&self, able: Capabilities, publish: Publish) -> Result<(), Error> {
+        let Publish { stage, staging_path, read_only } = publish;
+        let request = api::NodePublishVolumeRequest {
+            volume_id: stage.handle,
+            publish_context: stage.publish_context,
+            staging_target_path: staging_path,
+            target_path: stage.path,
+            volume_capability: Some(able.volume(&stage.access_mode, stage.mount)),
+            readonly: read_only,
+            secrets: stage.secrets,
+            volume_context: stage.attributes,
+        };
+        let method = "csi.v1.Node/NodePublishVolume";
+        self.call::<api::NodePublishVolumeResponse>(method, &request).await.map(drop)
+    }
+
+    /// # Errors
+    /// See [`Driver::info`].
+    pub async fn unpublish(&self, handle: &str, path: &Path) -> Result<(), Error> {
+        let request = api::NodeUnpublishVolumeRequest {
+            volume_id: handle.to_owned(),
+            target_path: path.display().to_string(),
+        };
+        let method = "csi.v1.Node/NodeUnpublishVolume";
+        self.call::<api::NodeUnpublishVolumeResponse>(method, &request).await.map(drop)
+    }
+
+    /// Makes the file system of a published volume as large as the volume. `bytes`: its size.
+    ///
+    /// # Errors
+    /// See [`Driver::info`].
+    pub async fn expand(
+        &self,
+        able: Capabilities,
+        publish: Publish,
+        bytes: i64,
+    ) -> Result<(), Error> {
+        let Publish { stage, staging_path, .. } = publish;
+        let request = api::NodeExpandVolumeRequest {
+            volume_id: stage.handle,
+            volume_path: stage.path,
+            capacity_range: Some(api::CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            staging_target_path: staging_path,
+            volume_capability: Some(able.volume(&stage.access_mode, stage.mount)),
+            secrets: stage.secrets,
+        };
+        let method = "csi.v1.Node/NodeExpandVolume";
+        self.call::<api::NodeExpandVolumeResponse>(method, &request).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_modes_are_those_that_the_driver_knows() {
+        let able = |has_single_writer_modes| Capabilities {
+            has_single_writer_modes,
+            ..Capabilities::default()
+        };
+        for (mode, old, new) in [
+            ("ReadWriteOnce", Mode::SingleNodeWriter, Mode::SingleNodeMultiWriter),
+            ("ReadWriteOncePod", Mode::SingleNodeWriter, Mode::SingleNodeSingleWriter),
+            ("ReadOnlyMany", Mode::MultiNodeReaderOnly, Mode::MultiNodeReaderOnly),
+            ("ReadWriteMany", Mode::MultiNodeMultiWriter, Mode::MultiNodeMultiWriter),
+            ("Other", Mode::Unknown, Mode::Unknown),
+        ] {
+            assert_eq!(able(false).access_mode(mode), old, "{mode}");
+            assert_eq!(able(true).access_mode(mode), new, "{mode}");
+        }
+    }
+
+    #[test]
+    fn capabilities_that_are_not_known_are_left_out() {
+        let rpc = |number| api::NodeServiceCapability {
+            r#type: Some(Capability::Rpc(api::node_service_capability::Rpc { r#type: number })),
+        };
+        let answer = api::NodeGetCapabilitiesResponse {
+            capabilities: vec![rpc(Rpc::StageUnstageVolume as i32), rpc(99)],
+        };
+        let expected = Capabilities { stages: true, ..Capabilities::default() };
+        assert_eq!(Capabilities::of(&answer), expected);
+    }
+}

@@ -1,0 +1,253 @@
+//! Registers the drivers whose sockets are in a folder, and deregisters those whose sockets go.
+//! Upstream: `pkg/kubelet/pluginmanager`, `RegistrationHandler`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use grpc::{Channel, Endpoint};
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::{self, StopToken, Task};
+
+use super::error::Error;
+use super::node_info::NodeInfo;
+use super::registration_api::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use super::{Driver, Drivers};
+use crate::causes::chain;
+use crate::files::folder_watch::{Change, FolderWatch};
+
+/// How long a watch that failed is not set up again.
+const RETRY: Duration = Duration::from_secs(1);
+/// The deadlines of the calls to a plugin. Upstream: `GetInfo` has a second, beside ten to connect;
+/// `notifyTimeoutDuration`.
+const INFO_TIMEOUT: Duration = Duration::from_secs(10);
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The waits between attempts to register. Upstream: `exponentialbackoff`.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_secs(122);
+
+/// What registers drivers. Cheap to clone.
+#[derive(Clone)]
+pub struct DriverRegistration {
+    /// `plugins_registry` in the root folder.
+    pub folder: PathBuf,
+    pub drivers: Drivers,
+    /// `None`: there is no API server.
+    pub node: Option<NodeInfo>,
+    pub clock: SharedClock,
+}
+
+/// A socket of the folder.
+struct Socket {
+    stop: StopToken,
+    /// Ends once the driver is not registered any more.
+    running: Task<()>,
+}
+
+impl DriverRegistration {
+    /// Follows the folder until stopped. Drivers stay registered after that.
+    pub async fn run(self, stop: StopToken) {
+        let mut sockets = BTreeMap::new();
+        stop.unless_stopped(self.follow(&mut sockets)).await;
+    }
+
+    async fn follow(&self, sockets: &mut BTreeMap<PathBuf, Socket>) {
+        loop {
+            let watch = match FolderWatch::new(&self.folder) {
+                Ok(watch) => watch,
+                Err(error) => {
+                    log::error!("{} is not watched: {error}", self.folder.display());
+                    self.clock.sleep(RETRY).await;
+                    continue;
+                }
+            };
+            // After the watch is set up: no socket is missed between them.
+            self.compare(sockets).await;
+            loop {
+                let changes = match watch.changes().await {
+                    Ok(changes) => changes,
+                    Err(error) => {
+                        log::error!("{}: changes cannot be read: {error}", self.folder.display());
+                        self.clock.sleep(RETRY).await;
+                        break;
+                    }
+                };
+                for change in &changes {
+                    match change {
+                        Change::Written(path) => self.found(sockets, path).await,
+                        Change::Gone(path) => self.gone(sockets, path).await,
+                        Change::Unknown => {}
+                    }
+                }
+                if changes.contains(&Change::Unknown) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Reads the whole folder.
+    async fn compare(&self, sockets: &mut BTreeMap<PathBuf, Socket>) {
+        let folder = self.folder.clone();
+        let found = task::blocking(move || {
+            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).filter(|path| is_socket(path)).collect::<Vec<_>>()
+        });
+        let found = found.await;
+        let old: Vec<PathBuf> =
+            sockets.keys().filter(|path| !found.contains(path)).cloned().collect();
+        for path in old {
+            self.gone(sockets, &path).await;
+        }
+        for path in found {
+            if !sockets.contains_key(&path) {
+                self.found(sockets, &path).await;
+            }
+        }
+    }
+
+    /// There is a socket, perhaps in place of an earlier one.
+    async fn found(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
+        let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes()[0] == b'.');
+        if is_hidden || !is_socket(path) {
+            return;
+        }
+        self.gone(sockets, path).await;
+        let stop = StopToken::new();
+        let (own, of, until) = (self.clone(), path.to_owned(), stop.clone());
+        let running = task::spawn(async move { own.keep(&of, until).await });
+        sockets.insert(path.to_owned(), Socket { stop, running });
+    }
+
+    async fn gone(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
+        if let Some(socket) = sockets.remove(path) {
+            socket.stop.stop();
+            socket.running.await;
+        }
+    }
+
+    /// Registers the plugin of a socket, and deregisters it when stopped.
+    async fn keep(&self, socket: &Path, stop: StopToken) {
+        let mut wait = FIRST_WAIT;
+        let mut name = None;
+        loop {
+            match stop.unless_stopped(self.register(socket, &mut name)).await {
+                None => break,
+                Some(Ok(())) => {
+                    stop.stopped().await;
+                    break;
+                }
+                Some(Err(error)) => log::error!("{}: {}", socket.display(), chain(&error)),
+            }
+            // It does not know that it is registered, so it must not be.
+            self.deregister(name.take()).await;
+            if stop.unless_stopped(self.clock.sleep(wait)).await.is_none() {
+                return;
+            }
+            wait = (wait * 2).min(MAX_WAIT);
+        }
+        self.deregister(name).await;
+    }
+
+    /// Asks a plugin what it is, registers it, and notifies it of the outcome. Sets `name` once
+    /// something of it may be registered.
+    async fn register(&self, socket: &Path, name: &mut Option<String>) -> Result<(), Error> {
+        let endpoint = Endpoint::Unix(socket.to_owned());
+        let channel = Channel::new("plugin", endpoint, self.clock.clone(), |_, _, _| {});
+        let method = "pluginregistration.Registration/GetInfo";
+        let info: PluginInfo = channel.call(method, &InfoRequest {}, Some(INFO_TIMEOUT)).await?;
+        let registered = self.register_driver(socket, &info, name).await;
+        let error = registered.as_ref().err().map(|error| {
+            let text = chain(error);
+            format!("RegisterPlugin error -- plugin registration failed with err: {text}")
+        });
+        let status = RegistrationStatus {
+            plugin_registered: registered.is_ok(),
+            error: error.unwrap_or_default(),
+        };
+        let method = "pluginregistration.Registration/NotifyRegistrationStatus";
+        let notified =
+            channel.call::<RegistrationStatusResponse>(method, &status, Some(NOTIFY_TIMEOUT)).await;
+        registered?;
+        notified?;
+        log::info!("CSI driver {} is registered", info.name);
+        Ok(())
+    }
+
+    async fn register_driver(
+        &self,
+        socket: &Path,
+        info: &PluginInfo,
+        name: &mut Option<String>,
+    ) -> Result<(), Error> {
+        if info.r#type != "CSIPlugin" {
+            let (kind, socket) = (info.r#type.clone(), socket.to_owned());
+            return Err(Error::UnknownType { kind, socket });
+        }
+        if !info.supported_versions.iter().any(|version| is_supported(version)) {
+            let (driver, versions) = (info.name.clone(), info.supported_versions.clone());
+            return Err(Error::Versions { driver, versions });
+        }
+        if self.drivers.get(&info.name).is_ok() {
+            return Err(Error::OtherSocket(info.name.clone()));
+        }
+        let endpoint = match info.endpoint.as_str() {
+            "" => socket.to_owned(),
+            own => own.strip_prefix("unix://").unwrap_or(own).into(),
+        };
+        let driver = Driver::new(&info.name, &endpoint, self.clock.clone());
+        let about_node = driver.info().await?;
+        *name = Some(info.name.clone());
+        if let Some(node) = &self.node {
+            node.install(&info.name, &about_node).await?;
+        }
+        self.drivers.set(driver);
+        Ok(())
+    }
+
+    /// Withdraws what may be registered of a driver.
+    async fn deregister(&self, name: Option<String>) {
+        let Some(name) = name else { return };
+        log::info!("CSI driver {name} is deregistered");
+        self.drivers.remove(&name);
+        if let Some(node) = &self.node
+            && let Err(error) = node.uninstall(&name).await
+        {
+            log::error!("CSI driver {name}: {}", chain(&error));
+        }
+    }
+}
+
+/// Whether a version of CSI is one of 1.x. Upstream: `HighestSupportedVersion`.
+fn is_supported(version: &str) -> bool {
+    let mut parts = version.trim_start_matches('v').split('.');
+    parts.next() == Some("1") && parts.all(|part| part.parse::<u32>().is_ok())
+}
+
+fn is_socket(path: &Path) -> bool {
+    let status: io::Result<_> = std::fs::symlink_metadata(path);
+    status.is_ok_and(|status| status.file_type().is_socket())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_csi_1_are_supported() {
+        for (version, expected) in [
+            ("1.0.0", true),
+            ("v1.2.3", true),
+            ("1", true),
+            ("0.3.0", false),
+            ("2.0.0", false),
+            ("1.x", false),
+        ] {
+            assert_eq!(is_supported(version), expected, "{version}");
+        }
+    }
+}

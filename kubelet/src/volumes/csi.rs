@@ -1,0 +1,938 @@
+//! Volumes of CSI drivers: attached, staged and published for a pod, and the way back. What undoes a
+//! call is on the disk before the call, so a kubelet that starts finishes what an earlier one has
+//! begun. Upstream: `csi_attacher.go`, `csi_mounter.go`, `csi_block.go`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::storage::v1 as storage;
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use kube_controller_manager::task;
+use serde_json::{Value, json};
+
+use super::claim::Bound;
+use super::manager::{Inner, Mounted, Server};
+use super::mounts_below::is_mounted;
+use super::{CLOSED, Error, Folders, fs_group, make_all, ownership};
+use crate::csi::api::volume_capability::MountVolume;
+use crate::csi::{
+    self, Capabilities, CsiDriver, Driver, Lifecycle, Publish, Stage, VolumeData, attachment_name,
+    ephemeral_handle, unique_name,
+};
+use crate::files::tree;
+use crate::objects::Unavailable;
+use crate::pod::{Pod, PodExt, Uid};
+
+const SECRETS: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
+const ATTACHMENTS: ResourceType =
+    ResourceType::fixed("storage.k8s.io", "v1", "VolumeAttachment", "volumeattachments", false);
+
+/// The plugin's name in the names of folders.
+pub(super) const FOLDER: &str = "kubernetes.io~csi";
+
+/// A volume of a driver, as a pod's volume or its PersistentVolume names it.
+#[derive(Clone, Debug)]
+pub(super) struct CsiVolume {
+    pub(super) driver: String,
+    pub(super) handle: String,
+    /// That of the pod's volume, or of the PersistentVolume.
+    pub(super) name: String,
+    pub(super) lifecycle: Lifecycle,
+    pub(super) read_only: bool,
+    pub(super) is_block: bool,
+    fs_type: String,
+    attributes: HashMap<String, String>,
+    access_modes: Vec<String>,
+    mount_options: Vec<String>,
+    /// The namespaces and names of Secrets.
+    stage_secret: Option<ObjectKey>,
+    publish_secret: Option<ObjectKey>,
+    pub(super) expand_secret: Option<ObjectKey>,
+}
+
+fn key(secret: Option<&core::SecretReference>) -> Option<ObjectKey> {
+    let secret = secret?;
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    Some(ObjectKey::new(&text(&secret.namespace), &text(&secret.name)))
+}
+
+fn map(all: Option<&BTreeMap<String, String>>) -> HashMap<String, String> {
+    all.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+impl CsiVolume {
+    /// A volume that exists as long as its pod.
+    pub(super) fn inline(pod: &Pod, name: &str, source: &core::CSIVolumeSource) -> CsiVolume {
+        let secret = source.node_publish_secret_ref.as_ref();
+        CsiVolume {
+            driver: source.driver.clone(),
+            handle: ephemeral_handle(&pod.uid(), name),
+            name: name.to_owned(),
+            lifecycle: Lifecycle::Ephemeral,
+            read_only: source.read_only.unwrap_or_default(),
+            is_block: false,
+            fs_type: source.fs_type.clone().unwrap_or_default(),
+            attributes: map(source.volume_attributes.as_ref()),
+            access_modes: vec!["ReadWriteOnce".to_owned()],
+            mount_options: Vec::new(),
+            stage_secret: None,
+            publish_secret: secret.map(|secret| ObjectKey::new(pod.namespace(), &secret.name)),
+            expand_secret: None,
+        }
+    }
+
+    /// The volume of a PersistentVolume.
+    pub(super) fn persistent(bound: &Bound, source: &core::CSIPersistentVolumeSource) -> CsiVolume {
+        let spec = bound.spec();
+        CsiVolume {
+            driver: source.driver.clone(),
+            handle: source.volume_handle.clone(),
+            name: bound.name().to_owned(),
+            lifecycle: Lifecycle::Persistent,
+            read_only: bound.read_only,
+            is_block: bound.is_block(),
+            fs_type: source.fs_type.clone().unwrap_or_default(),
+            attributes: map(source.volume_attributes.as_ref()),
+            access_modes: spec.access_modes.unwrap_or_default(),
+            mount_options: spec.mount_options.unwrap_or_default(),
+            stage_secret: key(source.node_stage_secret_ref.as_ref()),
+            publish_secret: key(source.node_publish_secret_ref.as_ref()),
+            expand_secret: key(source.node_expand_secret_ref.as_ref()),
+        }
+    }
+
+    /// The volume on this node, for locks.
+    pub(super) fn device(&self) -> String {
+        unique_name(&self.driver, &self.handle)
+    }
+
+    /// The first one counts, as upstream.
+    fn access_mode(&self) -> String {
+        self.access_modes.first().map_or("ReadWriteOnce", String::as_str).to_owned()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.access_modes == ["ReadWriteOncePod"]
+    }
+
+    /// How a call names the volume at a path. `group`: for a driver that sets it.
+    pub(super) fn call(&self, path: &Path, group: Option<u32>) -> Stage {
+        let mount = MountVolume {
+            fs_type: self.fs_type.clone(),
+            mount_flags: self.mount_options.clone(),
+            volume_mount_group: group.map(|group| group.to_string()).unwrap_or_default(),
+        };
+        Stage {
+            handle: self.handle.clone(),
+            path: path.display().to_string(),
+            attributes: self.attributes.clone(),
+            access_mode: self.access_mode(),
+            mount: (!self.is_block).then_some(mount),
+            ..Stage::default()
+        }
+    }
+
+    /// Whether the kubelet gives the volume to the pod's group. Upstream: `supportsFSGroup`.
+    fn gets_group(&self, policy: &str) -> bool {
+        let has_writer = || {
+            let is_once = |mode: &String| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod";
+            self.access_modes.iter().any(is_once)
+        };
+        match policy {
+            _ if self.read_only => false,
+            "None" => false,
+            "File" => true,
+            _ => !self.fs_type.is_empty() && has_writer(),
+        }
+    }
+}
+
+impl Folders {
+    /// Where the plugin keeps what it knows of volumes.
+    pub(super) fn csi(&self) -> PathBuf {
+        self.root.join("plugins/kubernetes.io/csi")
+    }
+
+    /// The folder of a staged volume of files, which has its data and its `globalmount`.
+    pub(super) fn staged(&self, driver: &str, handle: &str) -> PathBuf {
+        self.csi().join(driver).join(csi::sha256(&[handle]))
+    }
+
+    fn block_devices(&self) -> PathBuf {
+        self.csi().join("volumeDevices")
+    }
+
+    /// Where a volume of blocks is staged.
+    pub(super) fn staged_block(&self, volume: &str) -> PathBuf {
+        self.block_devices().join("staging").join(volume)
+    }
+
+    /// The folder of what is known of a volume of blocks.
+    pub(super) fn block_data(&self, volume: &str) -> PathBuf {
+        self.block_devices().join(volume).join("data")
+    }
+
+    /// Where a volume of blocks is published for a pod.
+    pub(super) fn published_block(&self, volume: &str, uid: &Uid) -> PathBuf {
+        self.block_devices().join("publish").join(volume).join(&**uid)
+    }
+
+    /// The link to a pod's volume of blocks.
+    pub(super) fn device_link(&self, uid: &Uid, kind: &str, volume: &str) -> PathBuf {
+        self.pod(uid).join("volumeDevices").join(kind).join(volume)
+    }
+
+    /// The folder of a pod's volume of files, which has its data and its `mount`.
+    pub(super) fn published(&self, uid: &Uid, volume: &str) -> PathBuf {
+        self.pod(uid).join("volumes").join(FOLDER).join(volume)
+    }
+}
+
+/// A volume that is staged, by the files of the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Staged {
+    pub(super) driver: String,
+    pub(super) handle: String,
+    /// The folder of its data.
+    folder: PathBuf,
+    /// The path of the call.
+    path: PathBuf,
+    /// The PersistentVolume, for one of blocks.
+    pub(super) block: Option<String>,
+}
+
+/// All staged volumes. A file that cannot be read is left out, with a line. Blocks.
+pub(super) fn staged(folders: &Folders) -> Vec<Staged> {
+    let mut found = Vec::new();
+    for driver in entries(&folders.csi()) {
+        if driver.file_name().is_some_and(|name| name == "volumeDevices") {
+            continue;
+        }
+        for folder in entries(&driver) {
+            if let Some(data) = load(&folder) {
+                let path = folder.join("globalmount");
+                let VolumeData { driver_name: driver, volume_handle: handle, .. } = data;
+                found.push(Staged { driver, handle, folder, path, block: None });
+            }
+        }
+    }
+    for volume in entries(&folders.block_devices()) {
+        let folder = volume.join("data");
+        let Some(name) = volume.file_name().map(|name| name.to_string_lossy().into_owned()) else {
+            continue;
+        };
+        if let Some(data) = load(&folder) {
+            let path = folders.staged_block(&name);
+            let VolumeData { driver_name: driver, volume_handle: handle, .. } = data;
+            found.push(Staged { driver, handle, folder, path, block: Some(name) });
+        }
+    }
+    found
+}
+
+fn load(folder: &Path) -> Option<VolumeData> {
+    VolumeData::load(folder).unwrap_or_else(|error| {
+        log::error!("{}", crate::causes::chain(&error));
+        None
+    })
+}
+
+pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The names of persistent volumes of files that are published for pods. Blocks.
+pub(super) fn published(folders: &Folders) -> Vec<(String, String)> {
+    let pods = entries(&folders.pods()).into_iter();
+    let volumes = pods.flat_map(|pod| entries(&pod.join("volumes").join(FOLDER)));
+    let loaded = volumes.filter_map(|volume| load(&volume));
+    let persistent = loaded.filter(|data| data.lifecycle != Some(Lifecycle::Ephemeral));
+    persistent.map(|data| (data.driver_name, data.volume_handle)).collect()
+}
+
+/// The pods that have a volume published or begun, by the files in their folders. Blocks.
+pub(super) fn users(folders: &Folders, of: &Staged) -> Vec<String> {
+    let mut users = Vec::new();
+    for pod in entries(&folders.pods()) {
+        let Some(uid) = pod.file_name().map(|name| name.to_string_lossy().into_owned()) else {
+            continue;
+        };
+        let is_used = match &of.block {
+            Some(volume) => {
+                let link = pod.join("volumeDevices").join(FOLDER).join(volume);
+                fs::symlink_metadata(link).is_ok()
+            }
+            None => entries(&pod.join("volumes").join(FOLDER)).iter().any(|volume| {
+                // An unreadable file may be of any volume.
+                match VolumeData::load(volume) {
+                    Ok(data) => data.is_some_and(|data| {
+                        data.driver_name == of.driver && data.volume_handle == of.handle
+                    }),
+                    Err(_) => true,
+                }
+            }),
+        };
+        if is_used {
+            users.push(uid);
+        }
+    }
+    users
+}
+
+impl Inner {
+    /// Makes a driver's volume usable for a pod. May be repeated, and may be done already.
+    /// `is_published`: it was published before by this process.
+    pub(super) async fn mount_csi(
+        &self,
+        pod: &Pod,
+        volume: &CsiVolume,
+        bound: Option<&Bound>,
+        is_published: bool,
+    ) -> Result<Mounted, Error> {
+        let server = self.server.as_ref().ok_or(Error::NoServer)?;
+        let name = &volume.name;
+        let (set_up, device_step, wait_step) = match volume.is_block {
+            true => (
+                "MapVolume.MapPodDevice failed",
+                "MapVolume.SetUpDevice failed",
+                "MapVolume.WaitForAttach failed",
+            ),
+            false => (
+                "MountVolume.SetUp failed",
+                "MountVolume.MountDevice failed",
+                "MountVolume.WaitForAttach failed",
+            ),
+        };
+        let in_set_up = Error::in_step(set_up, name);
+        let object = server.csi_drivers.get(&volume.driver).map_err(|e| in_set_up(e.into()))?;
+        if let Some(refusal) = object.refusal(&volume.driver, volume.lifecycle) {
+            return Err(in_set_up(Error::Lifecycle(refusal)));
+        }
+        if volume.is_exclusive() && self.is_used_by_other(pod, volume).await {
+            return Err(in_set_up(Error::UsedByOther));
+        }
+        let context = self
+            .attached(server, volume, &object)
+            .await
+            .map_err(Error::in_step(wait_step, name))?;
+        let driver = self.drivers.get(&volume.driver).map_err(|e| in_set_up(e.into()))?;
+        let able = driver.capabilities().await.map_err(|e| in_set_up(e.into()))?;
+        let call = CsiCall { server, driver, able, object, context };
+        let mut staging = String::new();
+        if volume.lifecycle == Lifecycle::Persistent && able.stages {
+            staging =
+                self.stage(&call, pod, volume).await.map_err(Error::in_step(device_step, name))?;
+        }
+        let path = match is_published && !call.object.republishes() {
+            true => self.published_path(pod, volume),
+            false => {
+                let path = self.publish(&call, pod, volume, &staging, is_published).await;
+                path.map_err(in_set_up)?
+            }
+        };
+        if let Some(bound) = bound {
+            self.expand(&call, pod, volume, bound, &path, &staging).await?;
+        }
+        let group = bound.and_then(Bound::group);
+        Ok(Mounted { path, read_only: volume.read_only, is_device: volume.is_block, group })
+    }
+
+    /// Where containers have a published volume.
+    fn published_path(&self, pod: &Pod, volume: &CsiVolume) -> PathBuf {
+        match volume.is_block {
+            true => self.folders.device_link(&pod.uid(), FOLDER, &volume.name),
+            false => self.folders.published(&pod.uid(), &volume.name).join("mount"),
+        }
+    }
+
+    async fn is_used_by_other(&self, pod: &Pod, volume: &CsiVolume) -> bool {
+        let (folders, uid) = (self.folders.clone(), pod.uid());
+        let of = self.staged_form(volume);
+        let users = task::blocking(move || users(&folders, &of)).await;
+        users.iter().any(|user| **user != *uid)
+    }
+
+    fn staged_form(&self, volume: &CsiVolume) -> Staged {
+        let (driver, handle) = (volume.driver.clone(), volume.handle.clone());
+        match volume.is_block {
+            true => Staged {
+                driver,
+                handle,
+                folder: self.folders.block_data(&volume.name),
+                path: self.folders.staged_block(&volume.name),
+                block: Some(volume.name.clone()),
+            },
+            false => {
+                let folder = self.folders.staged(&driver, &handle);
+                Staged { driver, handle, path: folder.join("globalmount"), folder, block: None }
+            }
+        }
+    }
+
+    /// Checks that a volume is attached to this node, and returns what the attachment says to the
+    /// driver. Upstream: `GenerateVerifyControllerAttachedVolumeFunc`, `WaitForAttach`.
+    async fn attached(
+        &self,
+        server: &Server,
+        volume: &CsiVolume,
+        object: &CsiDriver,
+    ) -> Result<HashMap<String, String>, Error> {
+        if volume.lifecycle == Lifecycle::Ephemeral || !object.attaches() {
+            return Ok(HashMap::new());
+        }
+        if !self.controller_attaches {
+            return Err(Error::AttachesItself);
+        }
+        let unique = volume.device();
+        if !self.in_use.add(&unique) {
+            return Err(Error::NotInUse);
+        }
+        let node = self.own.registered();
+        let status = node.as_ref().and_then(|node| node.status.as_ref());
+        let mut attached = status.and_then(|s| s.volumes_attached.as_ref()).into_iter().flatten();
+        if !attached.any(|attached| attached.name == unique) {
+            return Err(Error::NotAttached(unique));
+        }
+        let name = attachment_name(&volume.handle, &volume.driver, self.own.name());
+        let attachments = server.client.resource(&ATTACHMENTS);
+        let found = attachments.get(&ObjectKey::cluster(&name)).await;
+        let attachment: storage::VolumeAttachment =
+            found.map_err(|source| Error::FetchAttachment {
+                volume: volume.handle.clone(),
+                attachment: name.clone(),
+                source: source.into(),
+            })?;
+        check_attachment(&attachment, &volume.handle)
+    }
+
+    async fn secret(
+        &self,
+        server: &Server,
+        what: &'static str,
+        key: Option<&ObjectKey>,
+    ) -> Result<HashMap<String, String>, Error> {
+        let Some(key) = key else { return Ok(HashMap::new()) };
+        let found = server.client.resource(&SECRETS).get(key).await;
+        let secret: core::Secret = found.map_err(|source| Error::FetchSecret {
+            what,
+            namespace: key.namespace.to_string(),
+            name: key.name.to_string(),
+            source: source.into(),
+        })?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        let data = secret.data.into_iter().flatten();
+        Ok(data.map(|(key, value)| (key, text(value.0))).collect())
+    }
+
+    /// Stages a volume on the node; returns where. Upstream: `MountDevice`, `stageVolumeForBlock`.
+    async fn stage(
+        &self,
+        call: &CsiCall<'_>,
+        pod: &Pod,
+        volume: &CsiVolume,
+    ) -> Result<String, Error> {
+        let of = self.staged_form(volume);
+        let path = of.path.display().to_string();
+        if self.state.lock().staged.contains(&of.path) {
+            return Ok(path);
+        }
+        let what = "NodeStageSecretRef";
+        let secrets = self.secret(call.server, what, volume.stage_secret.as_ref()).await?;
+        let data = VolumeData {
+            driver_name: volume.driver.clone(),
+            volume_handle: volume.handle.clone(),
+            ..VolumeData::default()
+        };
+        let new = of.clone();
+        let made = task::blocking(move || -> Result<(), Error> {
+            make_all(&new.folder, CLOSED).map_err(Error::at(&new.folder))?;
+            make_all(&new.path, CLOSED).map_err(Error::at(&new.path))?;
+            Ok(data.save(&new.folder)?)
+        });
+        made.await?;
+        let group = fs_group(pod).filter(|_| call.able.sets_group);
+        let mut request = volume.call(&of.path, group);
+        request.publish_context = call.context.clone();
+        request.secrets = secrets;
+        match call.driver.stage(call.able, request).await {
+            Ok(()) => {
+                self.state.lock().staged.insert(of.path);
+                Ok(path)
+            }
+            Err(error) => {
+                // What is uncertain is undone by the driver.
+                if error.is_final() {
+                    let removed = task::blocking(move || remove_staged(&of)).await;
+                    log_failure(removed);
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Publishes a volume for a pod; returns where containers have it. Upstream: `SetUpAt`,
+    /// `MapPodDevice`.
+    async fn publish(
+        &self,
+        call: &CsiCall<'_>,
+        pod: &Pod,
+        volume: &CsiVolume,
+        staging: &str,
+        is_published: bool,
+    ) -> Result<PathBuf, Error> {
+        let uid = pod.uid();
+        let (path, folder) = match volume.is_block {
+            true => {
+                let path = self.folders.published_block(&volume.name, &uid);
+                (path, self.folders.block_data(&volume.name))
+            }
+            false => {
+                let folder = self.folders.published(&uid, &volume.name);
+                (folder.join("mount"), folder)
+            }
+        };
+        let what = "NodePublishSecretRef";
+        let mut secrets = self.secret(call.server, what, volume.publish_secret.as_ref()).await?;
+        let mut attributes = volume.attributes.clone();
+        if call.object.wants_pod() {
+            attributes.extend(pod_info(pod, volume.lifecycle));
+        }
+        let tokens = self.tokens(pod, &call.object).await?;
+        match call.object.has_tokens_in_secrets() {
+            true => secrets.extend(tokens),
+            false => attributes.extend(tokens),
+        }
+        let data = VolumeData {
+            driver_name: volume.driver.clone(),
+            volume_handle: volume.handle.clone(),
+            volume: volume.name.clone(),
+            node_name: self.own.name().to_owned(),
+            attachment: attachment_name(&volume.handle, &volume.driver, self.own.name()),
+            lifecycle: Some(volume.lifecycle),
+        };
+        let link = volume.is_block.then(|| self.folders.device_link(&uid, FOLDER, &volume.name));
+        let (of, new, to) = (folder.clone(), path.clone(), link);
+        let made = task::blocking(move || -> Result<(), Error> {
+            make_all(&of, CLOSED).map_err(Error::at(&of))?;
+            data.save(&of)?;
+            let parent = new.parent().unwrap_or(&new);
+            make_all(parent, CLOSED).map_err(Error::at(parent))?;
+            match to {
+                // It stands for the use of the volume, so it is there before the device.
+                Some(link) => make_link(&new, &link).map_err(Error::at(link)),
+                None => Ok(()),
+            }
+        });
+        made.await?;
+        let group = fs_group(pod);
+        let mut stage = volume.call(&path, group.filter(|_| call.able.sets_group));
+        stage.publish_context = call.context.clone();
+        stage.attributes = attributes;
+        stage.secrets = secrets;
+        let request =
+            Publish { stage, staging_path: staging.to_owned(), read_only: volume.read_only };
+        if let Err(error) = call.driver.publish(call.able, request).await {
+            // Containers see what was published before.
+            if error.is_final() && !is_published && !volume.is_block {
+                let removed = task::blocking(move || remove_published(&folder)).await;
+                log_failure(removed);
+            }
+            return Err(error.into());
+        }
+        if let Some(group) = group
+            && !call.able.sets_group
+            && !volume.is_block
+            && volume.gets_group(call.object.group_policy())
+        {
+            let security = pod.spec().security_context.as_ref();
+            let policy = security.and_then(|s| s.fs_group_change_policy.as_deref());
+            let only_if_needed = policy == Some("OnRootMismatch");
+            let of = path.clone();
+            let applied = task::blocking(move || ownership::apply(&of, group, only_if_needed));
+            let volume = volume.handle.clone();
+            applied.await.map_err(|source| Error::Ownership { volume, source })?;
+        }
+        Ok(self.published_path(pod, volume))
+    }
+
+    /// The tokens that a driver asks for, as an attribute. Upstream: `podServiceAccountTokenAttrs`.
+    async fn tokens(
+        &self,
+        pod: &Pod,
+        object: &CsiDriver,
+    ) -> Result<Option<(String, String)>, Error> {
+        let wanted = object.tokens();
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        let found: Result<Vec<_>, Unavailable> = self.objects.tokens(pod, &wanted).await;
+        let mut tokens = serde_json::Map::<String, Value>::new();
+        for (audience, token, expires) in found.map_err(Error::NoObject)? {
+            let token = json!({"token": &*token, "expirationTimestamp": expires.to_string()});
+            tokens.insert(audience, token);
+        }
+        let name = "csi.storage.k8s.io/serviceAccount.tokens".to_owned();
+        Ok(Some((name, Value::Object(tokens).to_string())))
+    }
+
+    /// Ends a pod's use of a volume of files, by the folder of its data. Upstream: `TearDownAt`.
+    pub(super) async fn unpublish(&self, folder: PathBuf) -> Result<(), Error> {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let in_step = Error::in_step("UnmountVolume.TearDown failed", &name);
+        let path = folder.join("mount");
+        let of = folder.clone();
+        let loaded = task::blocking(move || VolumeData::load(&of)).await;
+        if let Some(data) = loaded.map_err(|error| in_step(error.into()))? {
+            let _held = self.locks.lock(&unique_name(&data.driver_name, &data.volume_handle)).await;
+            let done = async {
+                let driver = self.drivers.get(&data.driver_name)?;
+                driver.unpublish(&data.volume_handle, &path).await
+            };
+            done.await.map_err(|error| in_step(error.into()))?;
+            let removed = task::blocking(move || remove_published(&folder)).await;
+            return removed.map_err(in_step);
+        }
+        // The set-up had not begun, or the end was reached before: only empty folders are there.
+        task::blocking(move || remove_published(&folder)).await.map_err(in_step)
+    }
+
+    /// Ends a pod's use of a volume of blocks, by its link. Upstream: `UnmapPodDevice`.
+    pub(super) async fn unpublish_block(&self, uid: &Uid, link: PathBuf) -> Result<(), Error> {
+        let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let in_step = Error::in_step("UnmapVolume.UnmapPodDevice failed", &name);
+        let folder = self.folders.block_data(&name);
+        let path = self.folders.published_block(&name, uid);
+        let loaded = task::blocking(move || VolumeData::load(&folder)).await;
+        if let Some(data) = loaded.map_err(|error| in_step(error.into()))? {
+            let _held = self.locks.lock(&unique_name(&data.driver_name, &data.volume_handle)).await;
+            let done = async {
+                let driver = self.drivers.get(&data.driver_name)?;
+                driver.unpublish(&data.volume_handle, &path).await
+            };
+            done.await.map_err(|error| in_step(error.into()))?;
+        }
+        let removed = task::blocking(move || fs::remove_file(&link).map_err(Error::at(&link)));
+        removed.await.map_err(in_step)
+    }
+
+    /// Unstages a volume that no pod uses. Returns whether it is unstaged; false: a pod uses it
+    /// meanwhile. Upstream: `UnmountDevice`, `TearDownDevice`.
+    pub(super) async fn unstage(&self, of: &Staged) -> Result<bool, Error> {
+        let unique = unique_name(&of.driver, &of.handle);
+        let name = of.block.as_ref().unwrap_or(&of.handle);
+        let in_step = Error::in_step("UnmountDevice failed", name);
+        let _held = self.locks.lock(&unique).await;
+        let (folders, staged) = (self.folders.clone(), of.clone());
+        let users = task::blocking(move || users(&folders, &staged)).await;
+        if !users.is_empty() || self.state.lock().is_wanted(&unique) {
+            return Ok(false);
+        }
+        let done = async {
+            let driver = self.drivers.get(&of.driver)?;
+            match driver.capabilities().await?.stages {
+                true => driver.unstage(&of.handle, &of.path).await,
+                false => Ok(()),
+            }
+        };
+        done.await.map_err(|error| in_step(error.into()))?;
+        self.state.lock().staged.remove(&of.path);
+        let staged = of.clone();
+        let removed = task::blocking(move || remove_staged(&staged)).await;
+        removed.map_err(in_step)?;
+        self.in_use.remove(&unique);
+        Ok(true)
+    }
+}
+
+/// What the calls for one volume need.
+pub(super) struct CsiCall<'a> {
+    pub(super) server: &'a Server,
+    pub(super) driver: Driver,
+    pub(super) able: Capabilities,
+    object: CsiDriver,
+    /// What the attachment says.
+    context: HashMap<String, String>,
+}
+
+impl Inner {
+    /// The Secret for the expansion of a volume.
+    pub(super) async fn expand_secret(
+        &self,
+        call: &CsiCall<'_>,
+        volume: &CsiVolume,
+    ) -> Result<HashMap<String, String>, Error> {
+        self.secret(call.server, "NodeExpandSecretRef", volume.expand_secret.as_ref()).await
+    }
+}
+
+/// Upstream: `verifyAttachmentStatus`.
+fn check_attachment(
+    attachment: &storage::VolumeAttachment,
+    handle: &str,
+) -> Result<HashMap<String, String>, Error> {
+    if attachment.metadata.deletion_timestamp.is_some() {
+        return Err(Error::AttachmentDeleted);
+    }
+    let status = attachment.status.clone().unwrap_or_default();
+    if status.attached {
+        return Ok(map(status.attachment_metadata.as_ref()));
+    }
+    match status.attach_error {
+        Some(error) => Err(Error::AttachFailed(error.message.unwrap_or_default())),
+        None => Err(Error::AttachmentPending {
+            volume: handle.to_owned(),
+            attachment: attachment.metadata.name.clone().unwrap_or_default(),
+        }),
+    }
+}
+
+/// What a driver gets to know of the pod. Upstream: `getPodInfoAttrs`.
+fn pod_info(pod: &Pod, lifecycle: Lifecycle) -> [(String, String); 5] {
+    let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
+    let is_ephemeral = lifecycle == Lifecycle::Ephemeral;
+    [
+        ("pod.name", pod.name()),
+        ("pod.namespace", pod.namespace()),
+        ("pod.uid", &*pod.uid()),
+        ("serviceAccount.name", account),
+        ("ephemeral", if is_ephemeral { "true" } else { "false" }),
+    ]
+    .map(|(name, value)| (format!("csi.storage.k8s.io/{name}"), value.to_owned()))
+}
+
+/// Makes a link, in place of another one.
+pub(super) fn make_link(to: &Path, link: &Path) -> io::Result<()> {
+    if fs::read_link(link).is_ok_and(|old| old == to) {
+        return Ok(());
+    }
+    if let Some(parent) = link.parent() {
+        make_all(parent, CLOSED)?;
+    }
+    absent_is_fine(fs::remove_file(link))?;
+    std::os::unix::fs::symlink(to, link)
+}
+
+/// Removes the data and the folders of a published volume that is not mounted any more.
+/// Upstream: `removeMountDir`.
+fn remove_published(folder: &Path) -> Result<(), Error> {
+    remove_mount(&folder.join("mount"))?;
+    VolumeData::remove(folder)?;
+    absent_is_fine(fs::remove_dir(folder)).map_err(Error::at(folder))
+}
+
+fn remove_staged(of: &Staged) -> Result<(), Error> {
+    let fine =
+        |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));
+    if of.block.is_some() {
+        // The driver may leave files, but no mounts.
+        if is_mounted(&of.path).map_err(Error::at(&of.path))? {
+            return Err(Error::UnknownMount(of.path.clone()));
+        }
+        tree::remove(&of.path).map_err(Error::at(&of.path))?;
+        let published = of.path.parent().and_then(Path::parent).zip(of.block.as_ref());
+        if let Some(published) = published.map(|(all, name)| all.join("publish").join(name)) {
+            fine(fs::remove_dir(&published), &published)?;
+        }
+        VolumeData::remove(&of.folder)?;
+        fine(fs::remove_dir(&of.folder), &of.folder)?;
+        let volume = of.folder.parent().unwrap_or(&of.folder);
+        // Upstream's links to the device.
+        let dev = volume.join("dev");
+        fine(fs::remove_dir(&dev), &dev)?;
+        return fine(fs::remove_dir(volume), volume);
+    }
+    remove_mount(&of.path)?;
+    VolumeData::remove(&of.folder)?;
+    fine(fs::remove_dir(&of.folder), &of.folder)
+}
+
+/// Removes what the driver should have removed; what is still mounted stays.
+fn remove_mount(path: &Path) -> Result<(), Error> {
+    if is_mounted(path).map_err(Error::at(path))? {
+        return Err(Error::UnknownMount(path.to_owned()));
+    }
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => absent_is_fine(fs::remove_dir(path)),
+        Ok(_) => absent_is_fine(fs::remove_file(path)),
+        Err(error) => absent_is_fine(Err(error)),
+    }
+    .map_err(Error::at(path))
+}
+
+pub(super) fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
+    outcome.or_else(|error| match error.kind() {
+        io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
+}
+
+fn log_failure(outcome: Result<(), Error>) {
+    if let Err(error) = outcome {
+        log::error!("{}", crate::causes::chain(&error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn pod() -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [], "serviceAccountName": "a"},
+        }))
+        .expect("a pod")
+    }
+
+    fn persistent(spec: Value, read_only: bool) -> CsiVolume {
+        let volume: core::PersistentVolume =
+            serde_json::from_value(json!({"metadata": {"name": "v"}, "spec": spec}))
+                .expect("a volume");
+        let source = volume.spec.as_ref().and_then(|spec| spec.csi.clone()).expect("a source");
+        let bound = Bound { claim: Arc::default(), volume: Arc::new(volume), read_only };
+        CsiVolume::persistent(&bound, &source)
+    }
+
+    #[test]
+    fn volumes_are_given_to_the_group_by_the_drivers_policy() {
+        let with = |fs_type: &str, modes: &[&str], read_only| {
+            let csi = json!({"driver": "d", "volumeHandle": "h", "fsType": fs_type});
+            persistent(json!({"csi": csi, "accessModes": modes}), read_only)
+        };
+        for (volume, by_default, by_file) in [
+            (with("ext4", &["ReadWriteOnce"], false), true, true),
+            (with("ext4", &["ReadWriteMany", "ReadWriteOncePod"], false), true, true),
+            (with("ext4", &["ReadWriteMany"], false), false, true),
+            (with("ext4", &[], false), false, true),
+            (with("", &["ReadWriteOnce"], false), false, true),
+            (with("ext4", &["ReadWriteOnce"], true), false, false),
+        ] {
+            assert_eq!(volume.gets_group("ReadWriteOnceWithFSType"), by_default, "{volume:?}");
+            assert_eq!(volume.gets_group("File"), by_file, "{volume:?}");
+            assert!(!volume.gets_group("None"), "{volume:?}");
+        }
+        let source: core::CSIVolumeSource =
+            serde_json::from_value(json!({"driver": "d", "fsType": "ext4"})).expect("a source");
+        let inline = CsiVolume::inline(&pod(), "v", &source);
+        assert!(inline.gets_group("ReadWriteOnceWithFSType"));
+    }
+
+    #[test]
+    fn calls_name_the_volume_as_its_object_does() {
+        let csi = json!({"driver": "d", "volumeHandle": "h", "fsType": "ext4",
+                         "volumeAttributes": {"a": "b"},
+                         "nodeStageSecretRef": {"namespace": "x", "name": "y"}});
+        let spec = json!({"csi": csi, "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+                          "mountOptions": ["noatime"]});
+        let volume = persistent(spec, true);
+        let call = volume.call(Path::new("/p"), Some(7));
+        assert_eq!((&*call.handle, &*call.path, &*call.access_mode), ("h", "/p", "ReadWriteMany"));
+        assert_eq!(call.attributes["a"], "b");
+        let mount = call.mount.expect("a mount");
+        assert_eq!((&*mount.fs_type, &*mount.volume_mount_group), ("ext4", "7"));
+        assert_eq!(mount.mount_flags, ["noatime"]);
+        let secret = volume.stage_secret.as_ref().expect("a secret");
+        assert_eq!((&*secret.namespace, &*secret.name), ("x", "y"));
+        assert!(volume.read_only && !volume.is_exclusive());
+        let block = json!({"csi": {"driver": "d", "volumeHandle": "h"}, "volumeMode": "Block",
+                           "accessModes": ["ReadWriteOncePod"]});
+        let block = persistent(block, false);
+        assert!(block.call(Path::new("/p"), None).mount.is_none() && block.is_exclusive());
+    }
+
+    #[test]
+    fn drivers_get_to_know_the_pod() {
+        let info = pod_info(&pod(), Lifecycle::Ephemeral);
+        let shown: Vec<String> = info
+            .iter()
+            .map(|(name, value)| format!("{}={value}", &name["csi.storage.k8s.io/".len()..]))
+            .collect();
+        let expected = [
+            "pod.name=p",
+            "pod.namespace=n",
+            "pod.uid=u",
+            "serviceAccount.name=a",
+            "ephemeral=true",
+        ];
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn attachments_are_waited_for_and_say_why_they_fail() {
+        let attachment = |status: Value, is_deleted| -> storage::VolumeAttachment {
+            let mut value = json!({
+                "metadata": {"name": "csi-1"},
+                "spec": {"attacher": "d", "nodeName": "n", "source": {}},
+                "status": status,
+            });
+            if is_deleted {
+                value["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            serde_json::from_value(value).expect("an attachment")
+        };
+        let attached = json!({"attached": true, "attachmentMetadata": {"k": "v"}});
+        let failed = json!({"attached": false, "attachError": {"message": "no slot"}});
+        for (attachment, expected) in [
+            (attachment(attached.clone(), false), Ok("v")),
+            (attachment(attached, true), Err("volume attachment is being deleted")),
+            (attachment(failed, false), Err("no slot")),
+            (
+                attachment(json!({"attached": false}), false),
+                Err("volume h is not attached for volume attachment csi-1"),
+            ),
+        ] {
+            let found = check_attachment(&attachment, "h").map_err(|error| error.to_string());
+            let found = found.map(|context| context["k"].clone());
+            assert_eq!(found.as_deref().map_err(String::as_str), expected);
+        }
+    }
+
+    #[test]
+    fn staged_volumes_and_their_users_are_read_from_the_disk() {
+        let root = std::env::temp_dir().join(format!("kubelet-staged-{}", std::process::id()));
+        let folders = Folders { root: root.clone(), logs: root.join("logs") };
+        let data = |handle: &str| VolumeData {
+            driver_name: "d".to_owned(),
+            volume_handle: handle.to_owned(),
+            ..VolumeData::default()
+        };
+        let save = |folder: PathBuf, handle: &str| {
+            fs::create_dir_all(&folder).expect("a folder");
+            data(handle).save(&folder).expect("a file");
+        };
+        save(folders.staged("d", "h"), "h");
+        save(folders.block_data("pv"), "b");
+        fs::create_dir_all(folders.staged("d", "h").join("globalmount")).expect("a folder");
+        fs::create_dir_all(folders.staged_block("pv").join("left")).expect("a folder");
+        let uid = |text: &str| Uid::parse(text).expect("a uid");
+        save(folders.published(&uid("one"), "v"), "h");
+        save(folders.published(&uid("two"), "v"), "other");
+        let link = folders.device_link(&uid("two"), FOLDER, "pv");
+        make_link(&folders.published_block("pv", &uid("two")), &link).expect("a link");
+        make_link(&folders.published_block("pv", &uid("two")), &link).expect("a link");
+        let mut found = staged(&folders);
+        found.sort_by(|a, b| b.handle.cmp(&a.handle));
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!((&*found[0].handle, &found[0].block), ("h", &None));
+        assert_eq!(found[0].path, folders.staged("d", "h").join("globalmount"));
+        assert_eq!((&*found[1].handle, found[1].block.as_deref()), ("b", Some("pv")));
+        assert_eq!(users(&folders, &found[0]), ["one"]);
+        assert_eq!(users(&folders, &found[1]), ["two"]);
+        // A file that cannot be read may be of this volume.
+        fs::write(folders.published(&uid("two"), "v").join("vol_data.json"), "{").expect("a file");
+        assert_eq!(users(&folders, &found[0]).len(), 2);
+        for staged in &found {
+            remove_staged(staged).expect("removed");
+            remove_staged(staged).expect("removed before");
+        }
+        assert!(staged(&folders).is_empty() && !folders.block_data("pv").exists());
+        remove_published(&folders.published(&uid("one"), "v")).expect("removed");
+        assert!(!folders.published(&uid("one"), "v").exists());
+        fs::remove_dir_all(root).expect("removed");
+    }
+}

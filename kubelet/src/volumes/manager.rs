@@ -1,0 +1,644 @@
+//! The volumes of all pods: what is set up, what waits and for what, and what has to be undone.
+//!
+//! [`VolumeManager::set_up`] attempts each volume that is due, beside the others, and returns when to
+//! try again; nothing polls. What may come from elsewhere (an attachment, a driver) lets the pod be
+//! synced again. [`VolumeManager::tear_down`] undoes what the disk shows, so it does not matter which
+//! process has set it up. An attempt runs to its end, also when its sync is cancelled: the end of a pod
+//! waits for it. Upstream: `pkg/kubelet/volumemanager`, `nestedpendingoperations`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_channel::Sender;
+use event_listener::Event;
+use futures_lite::FutureExt;
+use futures_lite::future::zip;
+use k8s_openapi::api::core::v1 as core;
+use kube_controller_manager::client::Client;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task::{self, StopToken, notify_all};
+use parking_lot::Mutex;
+
+use super::backoff::{Backoff, LONGEST};
+use super::claim::{self, Bound};
+use super::csi::{self, CsiVolume};
+use super::in_use::VolumesInUse;
+use super::locks::Locks;
+use super::{Error, Folders, expand, fs_group, local, plain};
+use crate::causes::chain;
+use crate::concurrent::join_all;
+use crate::csi::{CsiDrivers, Drivers, unique_name};
+use crate::events;
+use crate::node::own::OwnNode;
+use crate::objects::{Objects, Use};
+use crate::pod::{Pod, PodExt, Uid};
+use crate::runtime::environment::DownwardInputs;
+
+/// After this time a pod has an event that names the volumes for which it waits.
+/// Upstream: `podAttachAndMountTimeout`.
+const PATIENCE: Duration = Duration::from_secs(123);
+
+/// A volume as containers have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// On this machine.
+    pub path: PathBuf,
+    pub read_only: bool,
+    /// It is no folder, but a device.
+    pub is_device: bool,
+    /// A group that containers need for it.
+    pub group: Option<i64>,
+}
+
+/// The volumes of a pod that are set up, by name. Upstream: `VolumeMap`.
+pub type VolumeMap = BTreeMap<String, Mounted>;
+
+/// What needs an API server.
+pub struct Server {
+    pub client: Client,
+    pub csi_drivers: CsiDrivers,
+}
+
+/// The parts of the kubelet that volumes need.
+pub struct Parts {
+    pub folders: Folders,
+    pub own: OwnNode,
+    pub objects: Arc<Objects>,
+    pub drivers: Drivers,
+    /// `None`: volumes of claims and drivers are refused.
+    pub server: Option<Server>,
+    /// `enableControllerAttachDetach`
+    pub controller_attaches: bool,
+    pub clock: SharedClock,
+    /// Gets the pods that have to be synced again.
+    pub again: Sender<Uid>,
+}
+
+/// Cheap to clone: clones are the same.
+#[derive(Clone)]
+pub struct VolumeManager(Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) folders: Folders,
+    pub(super) own: OwnNode,
+    pub(super) objects: Arc<Objects>,
+    pub(super) drivers: Drivers,
+    pub(super) server: Option<Server>,
+    pub(super) controller_attaches: bool,
+    clock: SharedClock,
+    again: Sender<Uid>,
+    pub(super) in_use: VolumesInUse,
+    /// By pod and volume, and inside of that by device.
+    pub(super) locks: Locks,
+    pub(super) state: Mutex<State>,
+    has_unused: AtomicBool,
+    unused: Event,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pods: HashMap<Uid, PodVolumes>,
+    /// The paths at which this process has staged volumes.
+    pub(super) staged: HashSet<PathBuf>,
+    /// Pods whose end failed.
+    stuck: BTreeSet<Uid>,
+}
+
+#[derive(Default)]
+struct PodVolumes {
+    volumes: BTreeMap<String, VolumeState>,
+    /// Since when volumes are missing, by the monotonic clock.
+    since: Option<Duration>,
+    /// Whether it waits for an attachment.
+    waits: bool,
+}
+
+#[derive(Default)]
+struct VolumeState {
+    mounted: Option<Mounted>,
+    backoff: Backoff,
+    /// The unique name of a driver's volume.
+    device: Option<String>,
+}
+
+impl State {
+    /// Whether a pod that has not ended needs a driver's volume.
+    pub(super) fn is_wanted(&self, device: &str) -> bool {
+        let mut volumes = self.pods.values().flat_map(|pod| pod.volumes.values());
+        volumes.any(|volume| volume.device.as_deref() == Some(device))
+    }
+
+    fn volume(&mut self, uid: &Uid, name: &str) -> &mut VolumeState {
+        let pod = self.pods.entry(uid.clone()).or_default();
+        pod.volumes.entry(name.to_owned()).or_default()
+    }
+}
+
+/// The outcome of a volume at a sync.
+enum Attempt {
+    Done(Mounted),
+    Failed(Error),
+    /// What the volume stands for is not known.
+    Unprocessed(Error),
+    /// It has failed before, and is not due.
+    NotDue(Duration),
+}
+
+/// What volumes wait for.
+enum Change {
+    Node,
+    /// The API server knows which volumes are in use.
+    Reported,
+    Drivers,
+}
+
+impl VolumeManager {
+    pub fn new(parts: Parts) -> VolumeManager {
+        let Parts { folders, own, objects, drivers, server, controller_attaches, clock, again } =
+            parts;
+        VolumeManager(Arc::new(Inner {
+            folders,
+            own,
+            objects,
+            drivers,
+            server,
+            controller_attaches,
+            clock,
+            again,
+            in_use: VolumesInUse::default(),
+            locks: Locks::default(),
+            state: Mutex::default(),
+            has_unused: AtomicBool::new(false),
+            unused: Event::new(),
+        }))
+    }
+
+    /// One without an API server.
+    #[cfg(test)]
+    pub(super) fn for_tests(folders: Folders) -> VolumeManager {
+        let clock = kube_controller_manager::clock::SystemClock::shared();
+        let objects = Objects::new(crate::objects::folder::LocalObjects::default(), clock.clone());
+        VolumeManager::new(Parts {
+            folders,
+            own: OwnNode::for_tests("1", "1", ""),
+            objects: Arc::new(objects),
+            drivers: Drivers::default(),
+            server: None,
+            controller_attaches: true,
+            clock,
+            again: async_channel::unbounded().0,
+        })
+    }
+
+    /// The volumes of a pod that are set up.
+    pub fn mounted(&self, uid: &Uid) -> VolumeMap {
+        let state = self.0.state.lock();
+        let volumes = state.pods.get(uid).map(|pod| &pod.volumes).into_iter().flatten();
+        let mounted =
+            volumes.filter_map(|(name, volume)| Some((name.clone(), volume.mounted.clone()?)));
+        mounted.collect()
+    }
+
+    /// The groups that a pod's containers need for its volumes, beside those of the pod.
+    /// Upstream: `GetExtraSupplementalGroupsForPod`.
+    pub fn groups(&self, pod: &Pod) -> BTreeSet<i64> {
+        let security = pod.spec().security_context.as_ref();
+        let own = security.and_then(|security| security.supplemental_groups.clone());
+        let own = own.unwrap_or_default();
+        let mounted = self.mounted(&pod.uid());
+        let groups = mounted.values().filter_map(|volume| volume.group);
+        groups.filter(|group| !own.contains(group)).collect()
+    }
+
+    /// The volumes that the Node says are in use.
+    pub fn in_use(&self) -> &VolumesInUse {
+        &self.0.in_use
+    }
+
+    /// Makes the folders of a pod, and sets up its volumes; those that the kubelet writes follow their
+    /// sources. Returns when to try again at the latest if some are missing; `None`: all are there.
+    /// The future may be dropped at any time.
+    ///
+    /// # Errors
+    /// A folder of the pod itself cannot be made.
+    pub async fn set_up(&self, pod: &Arc<Pod>) -> Result<Option<Duration>, Error> {
+        let inner = &self.0;
+        let mut attempts = inner.set_up_plain(pod).await?;
+        let volumes = pod.spec().volumes.iter().flatten();
+        let others = volumes.filter(|volume| !plain::is_plain(volume)).cloned();
+        let others = others.map(|volume| {
+            let (inner, pod) = (inner.clone(), pod.clone());
+            Box::pin(async move {
+                let attempt = inner.set_up_other(&pod, &volume).await;
+                (volume.name, attempt)
+            })
+        });
+        attempts.extend(join_all(others.collect()).await);
+        Ok(inner.conclude(pod, attempts))
+    }
+
+    /// Ends what the pod has of volumes, and removes its folder. What nobody has mounted for a known
+    /// volume stays.
+    ///
+    /// # Errors
+    /// The first failure; what could be undone is undone.
+    pub async fn tear_down(&self, uid: &Uid) -> Result<(), Error> {
+        let names: Vec<String> = {
+            let state = self.0.state.lock();
+            state.pods.get(uid).into_iter().flat_map(|pod| pod.volumes.keys().cloned()).collect()
+        };
+        // Attempts that have begun run to their ends first.
+        let mut held = Vec::new();
+        for name in names {
+            held.push(self.0.locks.lock(&lock_name(uid, &name)).await);
+        }
+        let done = self.0.undo(uid).await;
+        let mut state = self.0.state.lock();
+        match done {
+            Ok(()) => {
+                state.stuck.remove(uid);
+                state.pods.remove(uid);
+                drop(state);
+                self.release_unused();
+                Ok(())
+            }
+            Err(error) => {
+                state.stuck.insert(uid.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Unstages volumes that no pod uses, soon.
+    pub fn release_unused(&self) {
+        self.0.has_unused.store(true, Ordering::SeqCst);
+        notify_all(&self.0.unused);
+    }
+
+    /// Waits for a driver that comes or goes.
+    pub fn driver_changed(&self) -> event_listener::EventListener {
+        self.0.drivers.changed()
+    }
+
+    /// Does what is due without a pod's sync, until stopped.
+    pub async fn run(self, stop: StopToken) {
+        if self.0.server.is_none() {
+            return;
+        }
+        let work = zip(self.0.find_in_use(), self.0.wake().or(self.0.release()));
+        stop.unless_stopped(work).await;
+    }
+}
+
+fn lock_name(uid: &Uid, volume: &str) -> String {
+    format!("{uid}/{volume}")
+}
+
+impl Inner {
+    /// Sets up the volumes that need nothing but this machine and objects.
+    async fn set_up_plain(&self, pod: &Arc<Pod>) -> Result<Vec<(String, Attempt)>, Error> {
+        let (folders, of, own) = (self.folders.clone(), pod.clone(), self.own.clone());
+        let objects = self.objects.read(pod, Use::Volumes).await;
+        let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
+        let mounted: BTreeSet<String> = {
+            let state = self.state.lock();
+            let volumes = state.pods.get(&pod.uid()).map(|pod| &pod.volumes).into_iter().flatten();
+            let mounted = volumes.filter(|(_, volume)| volume.mounted.is_some());
+            mounted.map(|(name, _)| name.clone()).collect()
+        };
+        let set_up = task::blocking(move || {
+            let inputs = DownwardInputs { node: &own, pod_ips: &[] };
+            plain::set_up(&folders, &of, &mounted, inputs, &objects, &time)
+        });
+        let outcomes = set_up.await.inspect_err(|error| {
+            events::warning(pod, None, "FailedMount", chain(error));
+        })?;
+        let attempt = |(name, outcome): plain::Outcome| match outcome {
+            Ok(mounted) => (name, Attempt::Done(mounted)),
+            Err(error) => (name, Attempt::Failed(error)),
+        };
+        Ok(outcomes.into_iter().map(attempt).collect())
+    }
+
+    /// The time, as objects have it.
+    pub(super) fn now(&self) -> String {
+        self.clock.now().to_jiff().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    }
+
+    /// Sets up a volume of a claim or a driver.
+    async fn set_up_other(self: &Arc<Self>, pod: &Arc<Pod>, volume: &core::Volume) -> Attempt {
+        let (uid, name) = (pod.uid(), &volume.name);
+        let in_step = Error::in_step("MountVolume.SetUp failed", name);
+        let before = {
+            let mut state = self.state.lock();
+            let volume = state.volume(&uid, name);
+            let remaining = volume.backoff.remaining(self.clock.monotonic());
+            if !remaining.is_zero() && volume.mounted.is_none() {
+                return Attempt::NotDue(remaining);
+            }
+            volume.mounted.clone()
+        };
+        let Some(server) = &self.server else { return Attempt::Failed(in_step(Error::NoServer)) };
+        let (csi, bound) = match (&volume.csi, claim::claim_of(pod, volume)) {
+            (Some(source), _) => (CsiVolume::inline(pod, name, source), None),
+            (None, Some((claim, read_only))) => {
+                let bound = claim::bound(&server.client, pod, volume, &claim, read_only).await;
+                let bound = match (bound, before.clone()) {
+                    (Ok(bound), _) => bound,
+                    // The pod keeps what it has.
+                    (Err(error), Some(mounted)) => {
+                        log::warn!("pod {}: volume {name}: {}", pod.display_name(), chain(&error));
+                        return Attempt::Done(mounted);
+                    }
+                    (Err(error), None) => return Attempt::Unprocessed(error),
+                };
+                if before.is_none() && !bound.is_for(&self.own.get()) {
+                    let step = match bound.is_block() {
+                        true => "MapVolume.NodeAffinity check failed",
+                        false => "MountVolume.NodeAffinity check failed",
+                    };
+                    let in_step = Error::in_step(step, bound.name());
+                    return Attempt::Failed(in_step(Error::NodeAffinity));
+                }
+                match bound.spec().csi {
+                    Some(source) => (CsiVolume::persistent(&bound, &source), Some(bound)),
+                    None => return self.set_up_local(pod, name, bound).await,
+                }
+            }
+            (None, None) => return Attempt::Failed(in_step(Error::UnsupportedKind)),
+        };
+        if let Some(mounted) = &before {
+            let republishes = server.csi_drivers.get(&csi.driver).is_ok_and(|d| d.republishes());
+            let is_due = bound.as_ref().is_some_and(expand::is_due);
+            if !republishes && !is_due {
+                return Attempt::Done(mounted.clone());
+            }
+        }
+        let held = self.locks.lock(&lock_name(&uid, name)).await;
+        let device = csi.device();
+        self.state.lock().volume(&uid, name).device = Some(device.clone());
+        let (inner, of, is_published) = (self.clone(), pod.clone(), before.is_some());
+        let attempt = task::spawn(async move {
+            let _held = held;
+            let _device = inner.locks.lock(&device).await;
+            inner.mount_csi(&of, &csi, bound.as_ref(), is_published).await
+        });
+        match (attempt.await, before) {
+            (Ok(mounted), _) => Attempt::Done(mounted),
+            (Err(error), Some(mounted)) => {
+                events::warning(pod, None, error.reason(), chain(&error));
+                Attempt::Done(mounted)
+            }
+            (Err(error), None) => Attempt::Failed(error),
+        }
+    }
+
+    /// Sets up a folder or a device of this machine that a PersistentVolume names.
+    async fn set_up_local(&self, pod: &Arc<Pod>, name: &str, bound: Bound) -> Attempt {
+        let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
+        let (folders, pod) = (self.folders.clone(), pod.clone());
+        let set_up = task::blocking(move || {
+            let _held = held;
+            set_up_local(&folders, &pod, &bound)
+        });
+        match set_up.await {
+            Ok(mounted) => Attempt::Done(mounted),
+            Err(error) => Attempt::Failed(error),
+        }
+    }
+
+    /// Keeps the outcomes of a pod's volumes. Returns when to try again; `None`: all are there.
+    fn conclude(&self, pod: &Arc<Pod>, attempts: Vec<(String, Attempt)>) -> Option<Duration> {
+        let now = self.clock.monotonic();
+        let mut state = self.state.lock();
+        let of_pod = state.pods.entry(pod.uid()).or_default();
+        let (mut unmounted, mut unattached, mut unprocessed) = (vec![], vec![], vec![]);
+        let (mut retry, mut faults) = (LONGEST, vec![]);
+        of_pod.waits = false;
+        for (name, attempt) in attempts {
+            let volume = of_pod.volumes.entry(name.clone()).or_default();
+            let failure = match attempt {
+                Attempt::Done(mounted) => {
+                    volume.mounted = Some(mounted);
+                    volume.backoff = Backoff::default();
+                    continue;
+                }
+                Attempt::NotDue(remaining) => {
+                    retry = retry.min(remaining);
+                    None
+                }
+                Attempt::Unprocessed(error) => {
+                    faults.push(chain(&error));
+                    unprocessed.push(name.clone());
+                    retry = retry.min(volume.backoff.fail(now));
+                    None
+                }
+                Attempt::Failed(error) if error.is_wait() => {
+                    log::debug!("pod {}: {}", pod.display_name(), chain(&error));
+                    of_pod.waits = true;
+                    unattached.push(name.clone());
+                    None
+                }
+                Attempt::Failed(error) => {
+                    retry = retry.min(volume.backoff.fail(now));
+                    Some(error)
+                }
+            };
+            if let Some(error) = failure {
+                events::warning(pod, None, error.reason(), chain(&error));
+                // Containers go on with what was set up before.
+                if volume.mounted.is_some() {
+                    continue;
+                }
+            }
+            unmounted.push(name);
+        }
+        if unmounted.is_empty() {
+            of_pod.since = None;
+            return None;
+        }
+        let since = *of_pod.since.get_or_insert(now);
+        let is_late = now.saturating_sub(since) >= PATIENCE;
+        if is_late || !unprocessed.is_empty() {
+            let cause = match faults.is_empty() {
+                true => "context deadline exceeded".to_owned(),
+                false => faults.join("; "),
+            };
+            let message = format!(
+                "Unable to attach or mount volumes: unmounted volumes=[{}], unattached \
+                 volumes=[{}], failed to process volumes=[{}]: {cause}",
+                unmounted.join(" "),
+                unattached.join(" "),
+                unprocessed.join(" "),
+            );
+            events::warning(pod, None, "FailedMount", message);
+            of_pod.since = Some(now);
+        }
+        let since = of_pod.since.unwrap_or(now);
+        Some(retry.min((since + PATIENCE).saturating_sub(now)))
+    }
+
+    /// Reads from the disk which attachable volumes are in use. Upstream: `reconstructVolumes`.
+    async fn find_in_use(&self) {
+        let Some(server) = &self.server else { return };
+        server.csi_drivers.synced().await;
+        let names = self.names_on_disk().await;
+        let attaches =
+            |driver: &str| server.csi_drivers.get(driver).is_ok_and(|object| object.attaches());
+        let names = names.into_iter().filter(|(driver, _)| attaches(driver));
+        self.in_use.begin(names.map(|(driver, handle)| unique_name(&driver, &handle)));
+        // Pods may have asked before.
+        self.sync_again(|pod| pod.waits);
+    }
+
+    /// The drivers and handles of volumes that are staged or published.
+    async fn names_on_disk(&self) -> BTreeSet<(String, String)> {
+        let folders = self.folders.clone();
+        task::blocking(move || {
+            let staged = csi::staged(&folders).into_iter();
+            let staged = staged.map(|volume| (volume.driver, volume.handle));
+            staged.chain(csi::published(&folders)).collect()
+        })
+        .await
+    }
+
+    /// Lets pods be synced again whose volumes wait for what has changed, for ever.
+    async fn wake(&self) {
+        let attached = || {
+            let node = self.own.registered();
+            let status = node.as_ref().and_then(|node| node.status.as_ref());
+            let attached = status.and_then(|status| status.volumes_attached.as_ref());
+            let names = attached.into_iter().flatten().map(|volume| volume.name.clone());
+            names.collect::<BTreeSet<String>>()
+        };
+        let mut before = BTreeSet::new();
+        loop {
+            let (node, drivers) = (self.own.changed(), self.drivers.changed());
+            let reported = self.in_use.reported();
+            let now = attached();
+            if now != before {
+                before = now;
+                self.sync_again(|pod| pod.waits);
+            }
+            let node = async {
+                node.await;
+                Change::Node
+            };
+            let reported = async {
+                reported.await;
+                Change::Reported
+            };
+            let drivers = async {
+                drivers.await;
+                Change::Drivers
+            };
+            match node.or(reported).or(drivers).await {
+                Change::Node => {}
+                Change::Reported => self.sync_again(|pod| pod.waits),
+                Change::Drivers => {
+                    let stuck = {
+                        let mut state = self.state.lock();
+                        let volumes =
+                            state.pods.values_mut().flat_map(|pod| pod.volumes.values_mut());
+                        volumes.for_each(|volume| volume.backoff = Backoff::default());
+                        state.stuck.clone()
+                    };
+                    self.sync_again(|pod| pod.since.is_some());
+                    stuck.into_iter().for_each(|uid| drop(self.again.try_send(uid)));
+                }
+            }
+        }
+    }
+
+    fn sync_again(&self, is_due: impl Fn(&PodVolumes) -> bool) {
+        let state = self.state.lock();
+        for (uid, _) in state.pods.iter().filter(|(_, pod)| is_due(pod)) {
+            // Closed only when the kubelet stops.
+            let _ = self.again.try_send(uid.clone());
+        }
+    }
+
+    /// Unstages volumes that no pod uses, for ever: when pods have ended, and again while it fails.
+    async fn release(&self) {
+        let mut backoff = Backoff::default();
+        loop {
+            let (asked, drivers) = (self.unused.listen(), self.drivers.changed());
+            if !self.has_unused.swap(false, Ordering::SeqCst) {
+                asked.await;
+                continue;
+            }
+            if self.release_once().await {
+                backoff = Backoff::default();
+                continue;
+            }
+            let delay = backoff.fail(self.clock.monotonic());
+            self.has_unused.store(true, Ordering::SeqCst);
+            asked.or(drivers).or(self.clock.sleep(delay)).await;
+        }
+    }
+
+    /// Returns whether all is unstaged that no pod uses.
+    async fn release_once(&self) -> bool {
+        let folders = self.folders.clone();
+        let staged = task::blocking(move || {
+            let staged = csi::staged(&folders).into_iter();
+            staged.filter(|of| csi::users(&folders, of).is_empty()).collect::<Vec<_>>()
+        });
+        let mut is_done = true;
+        for of in staged.await {
+            if let Err(error) = self.unstage(&of).await {
+                log::error!("{}", chain(&error));
+                is_done = false;
+            }
+        }
+        // Those of drivers that stage nothing.
+        let on_disk: BTreeSet<String> = {
+            let names = self.names_on_disk().await.into_iter();
+            names.map(|(driver, handle)| unique_name(&driver, &handle)).collect()
+        };
+        for name in self.in_use.names().into_iter().flatten() {
+            if !on_disk.contains(&name) && !self.state.lock().is_wanted(&name) {
+                self.in_use.remove(&name);
+            }
+        }
+        is_done
+    }
+}
+
+/// Makes a folder or a device of this machine usable for a pod. Blocks.
+fn set_up_local(folders: &Folders, pod: &Pod, bound: &Bound) -> Result<Mounted, Error> {
+    let (spec, name, uid) = (bound.spec(), bound.name(), pod.uid());
+    let set_up =
+        if bound.is_block() { "MapVolume.SetUpDevice failed" } else { "MountVolume.SetUp failed" };
+    let in_step = Error::in_step(set_up, name);
+    let mounted = |path| {
+        let (read_only, group) = (bound.read_only, bound.group());
+        Mounted { path, read_only, is_device: bound.is_block(), group }
+    };
+    match (&spec.local, &spec.host_path) {
+        (Some(source), _) if bound.is_block() => {
+            let device = local::device(&source.path).map_err(&in_step)?;
+            let link = folders.device_link(&uid, plain::LOCAL, name);
+            csi::make_link(&device, &link).map_err(|error| in_step(Error::at(&link)(error)))?;
+            Ok(mounted(link))
+        }
+        (Some(source), _) => {
+            let target = folders.volume(&uid, "local-volume", name);
+            let security = pod.spec().security_context.as_ref();
+            let policy = security.and_then(|s| s.fs_group_change_policy.as_deref());
+            let group = fs_group(pod).map(|group| (group, policy == Some("OnRootMismatch")));
+            let pods = folders.pods();
+            local::mount(&spec, &source.path, &target, bound.read_only, group, &pods)
+                .map_err(in_step)?;
+            Ok(mounted(target))
+        }
+        (None, Some(source)) if !bound.is_block() => {
+            plain::check_host_path(source).map_err(in_step)?;
+            Ok(mounted(PathBuf::from(&source.path)))
+        }
+        _ => Err(in_step(Error::UnsupportedKind)),
+    }
+}

@@ -1,0 +1,251 @@
+//! The end of a pod's volumes, by what the disk shows of each kind. Upstream:
+//! `UnmountVolume`, `cleanupOrphanedPodDirs`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kube_controller_manager::task;
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+
+use super::csi::{self, absent_is_fine, entries};
+use super::manager::Inner;
+use super::mounts_below::{is_mounted, mounts_below};
+use super::{Error, plain, subpath};
+use crate::files::tree;
+use crate::pod::Uid;
+
+/// A volume in a pod's folder, by the names of folders.
+enum Found {
+    /// What containers mount there is the pod's own, and ends with it.
+    Own(PathBuf),
+    /// A folder of the machine.
+    Local(PathBuf),
+    Csi(PathBuf),
+    CsiDevice(PathBuf),
+    /// A link to a device of the machine.
+    Device(PathBuf),
+    Unknown(PathBuf),
+}
+
+impl Inner {
+    /// Ends all volumes of a pod, and removes its folder.
+    pub(super) async fn undo(&self, uid: &Uid) -> Result<(), Error> {
+        let folder = self.folders.pod(uid);
+        let of = folder.clone();
+        let found = task::blocking(move || -> Result<Vec<Found>, Error> {
+            // A link in its place is not followed.
+            if !fs::symlink_metadata(&of).is_ok_and(|found| found.is_dir()) {
+                return Ok(Vec::new());
+            }
+            // They lie on the volumes.
+            unmount_below(&of.join(subpath::FOLDER))?;
+            Ok(volumes(&of))
+        });
+        let mut outcome = Ok(());
+        for volume in found.await? {
+            let undone = match volume {
+                Found::Csi(folder) => self.unpublish(folder).await,
+                Found::CsiDevice(link) => self.unpublish_block(uid, link).await,
+                other => task::blocking(move || undo_plain(other)).await,
+            };
+            outcome = outcome.and(undone);
+        }
+        outcome?;
+        task::blocking(move || {
+            // What is still mounted would be emptied.
+            match mounts_below(&folder).map_err(Error::at(&folder))?.into_iter().next() {
+                Some(mounted) => Err(Error::UnknownMount(mounted)),
+                None => tree::remove(&folder).map_err(Error::at(&folder)),
+            }
+        })
+        .await
+    }
+}
+
+fn volumes(pod: &Path) -> Vec<Found> {
+    let mut found = Vec::new();
+    for kind in entries(&pod.join("volumes")) {
+        let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        found.extend(entries(&kind).into_iter().map(|volume| match name.as_str() {
+            csi::FOLDER => Found::Csi(volume),
+            plain::LOCAL => Found::Local(volume),
+            name if plain::FOLDERS.contains(&name) => Found::Own(volume),
+            _ => Found::Unknown(volume),
+        }));
+    }
+    for kind in entries(&pod.join("volumeDevices")) {
+        let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        found.extend(entries(&kind).into_iter().map(|link| match name.as_str() {
+            csi::FOLDER => Found::CsiDevice(link),
+            plain::LOCAL => Found::Device(link),
+            _ => Found::Unknown(link),
+        }));
+    }
+    found
+}
+
+/// Blocks.
+fn undo_plain(volume: Found) -> Result<(), Error> {
+    match volume {
+        Found::Own(folder) => {
+            unmount_below(&folder)?;
+            unmount_all(&folder)
+        }
+        Found::Local(folder) => {
+            // What lies in it is the machine's: only an empty folder goes.
+            while is_mounted(&folder).map_err(Error::at(&folder))? {
+                let unmounted = unmount(&folder, UnmountFlags::NOFOLLOW);
+                unmounted.map_err(|error| Error::at(&folder)(error.into()))?;
+            }
+            absent_is_fine(fs::remove_dir(&folder)).map_err(Error::at(&folder))
+        }
+        Found::Device(link) => absent_is_fine(fs::remove_file(&link)).map_err(Error::at(&link)),
+        Found::Unknown(path) => {
+            let is_empty = entries(&path).is_empty();
+            match is_empty && !is_mounted(&path).map_err(Error::at(&path))? {
+                true => Ok(()),
+                false => Err(Error::UnknownVolume(path)),
+            }
+        }
+        Found::Csi(_) | Found::CsiDevice(_) => Ok(()),
+    }
+}
+
+/// Unmounts what is mounted below a folder, the newest first: it may lie on another one. Blocks.
+fn unmount_below(folder: &Path) -> Result<(), Error> {
+    for mounted in mounts_below(folder).map_err(Error::at(folder))?.iter().rev() {
+        detach(mounted).map_err(Error::at(mounted))?;
+    }
+    Ok(())
+}
+
+/// Unmounts all that is mounted at a path. Blocks.
+fn unmount_all(path: &Path) -> Result<(), Error> {
+    while is_mounted(path).map_err(Error::at(path))? {
+        detach(path).map_err(Error::at(path))?;
+    }
+    Ok(())
+}
+
+/// Also what is busy: it is the pod's own.
+fn detach(path: &Path) -> io::Result<()> {
+    match unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        // It went with the one below it.
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use futures_lite::future::block_on;
+
+    use super::*;
+    use crate::volumes::Folders;
+    use crate::volumes::manager::VolumeManager;
+
+    /// Folders in a folder of the test, and what ends their pods.
+    fn manager(test: &str) -> (PathBuf, Folders, VolumeManager) {
+        let base = std::env::temp_dir().join(format!("kubelet-end-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&base);
+        let folders = Folders { root: base.join("kubelet"), logs: base.join("log/pods") };
+        (base, folders.clone(), VolumeManager::for_tests(folders))
+    }
+
+    fn uid() -> Uid {
+        Uid::parse("u").expect("a uid")
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_pods_folder_is_not_followed() {
+        let (base, folders, manager) = manager("link");
+        // The folder of all pods may be reached by a link.
+        fs::create_dir_all(base.join("disk")).expect("a folder");
+        symlink("disk", &folders.root).expect("a link");
+        folders.make().expect("folders");
+        let link = folders.pod(&uid());
+        symlink("/", &link).expect("a link");
+        assert!(mounts_below(&link).expect("the table").is_empty());
+        fs::remove_file(&link).expect("removed");
+        let outside = base.join("outside");
+        fs::create_dir_all(outside.join("volumes/kubernetes.io~other/v/file")).expect("a folder");
+        symlink(&outside, &link).expect("a link");
+        block_on(manager.tear_down(&uid())).expect("removed");
+        assert!(fs::symlink_metadata(&link).is_err() && outside.join("volumes").exists());
+        fs::remove_dir_all(base).expect("removed");
+    }
+
+    #[test]
+    fn volumes_of_unknown_kinds_stay_until_they_are_empty() {
+        let (base, folders, manager) = manager("unknown");
+        let volume = folders.pod(&uid()).join("volumes/kubernetes.io~nfs/v");
+        fs::create_dir_all(volume.join("data")).expect("a folder");
+        let own = folders.empty_dir(&uid(), "e");
+        fs::create_dir_all(own.join("data")).expect("a folder");
+        let fault = block_on(manager.tear_down(&uid())).expect_err("a fault").to_string();
+        assert!(fault.ends_with("v is a volume of an unknown kind: it stays"), "{fault}");
+        assert!(volume.join("data").exists() && own.exists());
+        fs::remove_dir(volume.join("data")).expect("removed");
+        block_on(manager.tear_down(&uid())).expect("removed");
+        assert!(!folders.pod(&uid()).exists());
+        fs::remove_dir_all(base).expect("removed");
+    }
+
+    #[test]
+    fn a_drivers_volume_waits_for_its_driver() {
+        let (base, folders, manager) = manager("driver");
+        let folder = folders.published(&uid(), "v");
+        fs::create_dir_all(folder.join("mount")).expect("a folder");
+        let data = crate::csi::VolumeData {
+            driver_name: "d".to_owned(),
+            volume_handle: "h".to_owned(),
+            ..Default::default()
+        };
+        data.save(&folder).expect("a file");
+        let fault = block_on(manager.tear_down(&uid())).expect_err("a fault");
+        let expected = "UnmountVolume.TearDown failed for volume \"v\" : driver name d not found in \
+                        the list of registered CSI drivers";
+        assert_eq!(crate::causes::chain(&fault), expected);
+        assert!(folder.join("vol_data.json").exists());
+        // Before its publication began, there is nothing to undo.
+        fs::remove_file(folder.join("vol_data.json")).expect("removed");
+        block_on(manager.tear_down(&uid())).expect("removed");
+        assert!(!folders.pod(&uid()).exists());
+        fs::remove_dir_all(base).expect("removed");
+    }
+
+    #[test]
+    fn what_is_mounted_for_no_volume_stays() {
+        let (base, folders, manager) = manager("mounts");
+        let foreign = folders.pod(&uid()).join("foreign");
+        let within = folders.empty_dir(&uid(), "e").join("within");
+        let mount = |at: &Path| {
+            fs::create_dir_all(at).expect("a folder");
+            rustix::mount::mount(
+                "tmpfs",
+                at,
+                "tmpfs",
+                rustix::mount::MountFlags::empty(),
+                None::<&std::ffi::CStr>,
+            )
+        };
+        if let Err(error) = mount(&within) {
+            fs::remove_dir_all(base).expect("removed");
+            return eprintln!("what_is_mounted_for_no_volume_stays: {error}");
+        }
+        mount(&foreign).expect("mounted");
+        fs::write(foreign.join("file"), "x").expect("a file");
+        let fault = block_on(manager.tear_down(&uid())).expect_err("a fault");
+        assert!(matches!(&fault, Error::UnknownMount(at) if *at == foreign), "{fault}");
+        // What containers mount in their volume ends with it.
+        assert!(foreign.join("file").exists() && !is_mounted(&within).expect("the table"));
+        unmount(&foreign, UnmountFlags::DETACH).expect("unmounted");
+        block_on(manager.tear_down(&uid())).expect("removed");
+        assert!(!folders.pod(&uid()).exists());
+        fs::remove_dir_all(base).expect("removed");
+    }
+}
