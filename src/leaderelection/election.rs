@@ -393,10 +393,10 @@ mod tests {
         let renewed = Record {
             renew_time: Some(start_at(110).wall),
             lease_duration_seconds: 15,
-            ..value_given("me", 15)
+            ..given("me", 15)
         };
-        let ended = Record { preferred_holder: "third".into(), ..value_given("me", 15) };
-        let free = Record { holder_identity: "".into(), ..value_given("", 15) };
+        let ended = Record { preferred_holder: "third".into(), ..given("me", 15) };
+        let free = Record { holder_identity: "".into(), ..given("", 15) };
         let table = [
             ("no lease yet", 101, vec![Missing], vec![Read], Some(false)),
             (

@@ -184,7 +184,7 @@ mod tests {
         let (base, folders, manager) = manager("unknown");
         let volume = folders.pod(&uid()).join("volumes/kubernetes.io~nfs/v");
         fs::create_dir_all(volume.join("data")).expect("a folder");
-        let own = folders.empty_dir(&uid(), "e");
+        let own = folders.volume(&uid(), "empty-dir", "e");
         fs::create_dir_all(own.join("data")).expect("a folder");
         let fault = block_on(manager.tear_down(&uid())).expect_err("a fault").to_string();
         assert!(fault.ends_with("v is a volume of an unknown kind: it stays"), "{fault}");
@@ -222,7 +222,7 @@ mod tests {
     fn what_is_mounted_for_no_volume_stays() {
         let (base, folders, manager) = manager("mounts");
         let foreign = folders.pod(&uid()).join("foreign");
-        let within = folders.empty_dir(&uid(), "e").join("within");
+        let within = folders.volume(&uid(), "empty-dir", "e").join("within");
         let mount = |at: &Path| {
             fs::create_dir_all(at).expect("a folder");
             rustix::mount::mount(

@@ -154,7 +154,7 @@ mod tests {
         let mut given: Vec<EndpointPort> =
             serde_json::from_value(ports(&[dns, http, adm])).unwrap();
         let stored: Vec<EndpointPort> = serde_json::from_value(ports(&[adm, http, dns])).unwrap();
-        given.sort_by_key(port);
+        given.sort_by_key(port_hash);
         assert_eq!(given, stored);
     }
 }

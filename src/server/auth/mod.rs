@@ -244,7 +244,8 @@ impl Auth {
 
     /// Whether the user has the access. Errors: from the review.
     async fn authorize(&self, user: &User, access: &Access) -> Result<bool, String> {
-        let key = (access.size() < MAX_CACHED_ATTRIBUTES_BYTES).then(|| Key::digest(&(user, access)));
+        let key =
+            (access.size() < MAX_CACHED_ATTRIBUTES_BYTES).then(|| Key::digest(&(user, access)));
         let now = self.clock.monotonic();
         if let Some(known) = key.and_then(|key| self.access.get(&key, now)) {
             return Ok(known);
