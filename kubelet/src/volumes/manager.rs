@@ -443,7 +443,10 @@ impl Inner {
                     None
                 }
                 Attempt::Failed(error) => {
-                    retry = retry.min(volume.backoff.fail(now));
+                    let delay = volume.backoff.fail(now);
+                    let (name, fault) = (pod.display_name(), chain(&error));
+                    log::error!("pod {name}: {fault}; no retries permitted for {delay:?}");
+                    retry = retry.min(delay);
                     Some(error)
                 }
             };

@@ -135,7 +135,7 @@ spec:
     fs::remove_file(&file).expect("removed");
     fs::remove_file(node.folder.join("objects/web.yaml")).expect("removed");
     // As the event's line quotes it.
-    let failed = r#"volume \"config\": configmap \"web\" not found"#;
+    let failed = r#"volume \"config\" : configmap \"web\" not found"#;
     assert!(wait(|| node.log().contains(failed)), "{}", node.log());
     fs::write(node.host_path("end"), "").expect("a file");
     node.eventually("orphaned-n", "running again", |pod| {
