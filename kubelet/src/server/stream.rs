@@ -12,7 +12,7 @@ use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use hyper::{StatusCode, Uri};
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::server::http::{Upgrade, Upgraded};
+use kube_controller_manager::server::http::{Socket, Upgrade, Upgraded};
 use kube_controller_manager::server::{Request, Response};
 use kube_controller_manager::task::{self, StopToken};
 use smol_hyper::rt::FuturesIo;
@@ -117,7 +117,7 @@ async fn exchange(request: Request, url: &str) -> Result<hyper::Response<Incomin
         log::debug!("set_nodelay: {error}");
     }
     let (mut sender, connection) =
-        http1::handshake(FuturesIo::new(stream)).await.map_err(StreamError::Exchange)?;
+        http1::handshake(FuturesIo::new(Socket(stream))).await.map_err(StreamError::Exchange)?;
     // It ends with its sender, or gives the connection away.
     drop(task::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
