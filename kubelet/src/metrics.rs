@@ -325,6 +325,7 @@ fn operation(method: &str) -> &'static str {
         "ContainerStats" => "container_stats",
         "ListContainerStats" => "list_container_stats",
         "UpdateContainerResources" => "update_container",
+        "UpdatePodSandboxResources" => "update_podsandbox_resources",
         "ReopenContainerLog" => "reopen_container_log",
         "ExecSync" => "exec_sync",
         "Exec" => "exec",
