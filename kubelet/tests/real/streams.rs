@@ -124,7 +124,7 @@ impl WebSocket {
 #[test]
 fn logs_are_read_and_followed_to_the_last_byte() {
     let Some(port) = Port::start("logs") else { return };
-    let script = "echo one; echo two >&2; echo three; until [ -e /tmp/go ]; do sleep 0.1; done; \
+    let script = "echo one; sleep 0.5; echo two >&2; sleep 0.5; echo three; until [ -e /tmp/go ]; do sleep 0.1; done; \
                   i=0; while [ $i -lt 20000 ]; do echo line-$i; i=$((i+1)); \
                   [ $((i % 1000)) = 0 ] && sleep 0.3; done; printf last; exit 3";
     port.node.write("logs.yaml", &once("logs", "Never", script));
