@@ -468,7 +468,7 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
         register_unreachable_server(env, "example.com").await;
         looks(3).await;
         // Its watch still brings deletions.
-        objects.delete(&WIDGETS, "default/later", Delete::background()).await;
+        delete_stored_widget(env, "default/later");
         objects.gone(maps, "default/of-later").await;
         // Whether this owner exists cannot be known now.
         let unknown =
@@ -481,7 +481,8 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
         for name in ["of-unknown", "of-keeper"] {
             assert!(objects.get(maps, &format!("default/{name}")).await.is_some(), "{name} stays");
         }
-        assert!(objects.get(&WIDGETS, "default/kept").await.is_some());
+        let store = &env.cluster.sandbox.api().store;
+        assert!(store.get(WIDGET_TABLE, "default/kept").is_some());
 
         objects.delete(&API_SERVICES, "v1.example.com", Delete::new()).await;
         looks(2).await;

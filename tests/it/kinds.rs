@@ -73,6 +73,9 @@ pub async fn serve_widgets(env: &TestCluster) {
     serve_widgets_like(env, json!({ "type": "object" })).await;
 }
 
+/// Where the embedded API server stores the widgets.
+pub const WIDGET_TABLE: &str = "widgets.example.com";
+
 /// Registers an aggregated server that cannot be reached for version v1 of `group`.
 pub async fn register_unreachable_server(env: &TestCluster, group: &str) {
     let mut away = json!({
@@ -91,6 +94,14 @@ pub async fn register_unreachable_server(env: &TestCluster, group: &str) {
     away["metadata"]["labels"] = json!({ "kube-aggregator.kubernetes.io/automanaged": null });
     let key = ObjectKey::cluster(&format!("v1.{group}"));
     services.patch::<Value>(&key, &Patch::Merge(away)).await.expect("patch");
+}
+
+/// Deletes a widget while its group is unreachable, as an API server does that does not know of that
+/// yet.
+pub fn delete_stored_widget(env: &TestCluster, key: &str) {
+    let store = &env.cluster.sandbox.api().store;
+    let stored = store.get(WIDGET_TABLE, key).expect("the widget is there");
+    store.delete(WIDGET_TABLE, key, stored.version, None).expect("deleted");
 }
 
 /// Waits until the object exists and `good` accepts it. Returns it.

@@ -448,7 +448,7 @@ fn a_group_whose_discovery_fails_is_counted() {
         let all = [&widgets_maps("2", "1")[..], &[("pods", "0")]].concat();
         counting.uses(env, "all", &all).await;
         // Its watch still brings deletions.
-        delete(client, &WIDGETS, "first").await;
+        delete_stored_widget(env, "default/first");
         let all = [&widgets_maps("1", "1")[..], &[("pods", "0")]].concat();
         counting.uses(env, "all", &all).await;
 
