@@ -207,7 +207,7 @@ impl Containers {
             }
             _ => {
                 // As the container was made.
-                let tty = pod.container(name).is_some_and(|one| one.tty.unwrap_or_default());
+                let tty = has_terminal(&pod, name).unwrap_or_default();
                 let stderr = stderr && !tty;
                 let call = api::AttachRequest { container_id, stdin, tty, stdout, stderr };
                 runtime.attach(call).await.map(|answer| answer.url)
@@ -274,7 +274,7 @@ impl Containers {
     fn checkpoint(&self, target: &Target) -> Result<Response, Response> {
         let (pod, _) = self.pod(target)?;
         let Target { namespace, pod: name, container, .. } = target;
-        if pod.container(container).is_none() {
+        if has_terminal(&pod, container).is_none() {
             return Err(Response::text(404, format!("container {container} does not exist")));
         }
         let text = format!(
@@ -310,7 +310,7 @@ impl Containers {
         let found = self.kubelet.named(namespace, name);
         let (pod, status) =
             found.ok_or_else(|| Response::text(404, format!("pod {name:?} does not exist")))?;
-        if pod.container(container).is_none() {
+        if has_terminal(&pod, container).is_none() {
             let text = format!("container {container:?} not found in pod {name:?}");
             return Err(Response::text(404, text));
         }
@@ -352,6 +352,17 @@ fn body(reader: LogReader) -> Response {
     let parts = stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;
         match reader.next().await? {
+/// Whether the container of a name, of any kind, was made with a terminal; `None`: there is no such
+/// container. Upstream: `GetContainerSpec`.
+fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
+    let mut ephemeral = pod.ephemeral_containers().iter();
+    let tty = match pod.container(name) {
+        Some(container) => container.tty,
+        None => ephemeral.find(|container| container.name == name)?.tty,
+    };
+    Some(tty.unwrap_or_default())
+}
+
             Ok(bytes) => Some((Ok(Bytes::from(bytes)), Some(reader))),
             Err(error) => Some((Ok(Bytes::from(chain(&error))), None)),
         }
@@ -457,6 +468,25 @@ mod tests {
             Some(StreamOptions { stdin, stdout, stderr, tty })
         };
         for (query, expected) in [
+    #[test]
+    fn containers_of_all_kinds_are_found_with_their_terminals() {
+        let pod = json!({"metadata": {}, "spec": {
+            "containers": [{"name": "c", "tty": true}],
+            "initContainers": [{"name": "i"}],
+            "ephemeralContainers": [{"name": "e", "tty": true}, {"name": "f"}],
+        }});
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        for (name, expected) in [
+            ("c", Some(true)),
+            ("i", Some(false)),
+            ("e", Some(true)),
+            ("f", Some(false)),
+            ("x", None),
+        ] {
+            assert_eq!(has_terminal(&pod, name), expected, "{name}");
+        }
+    }
+
             ("", None),
             ("input=1", options([true, false, false, false])),
             ("input=true", None),

@@ -414,7 +414,12 @@ impl Stats {
     fn pod(&self, source: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
         let path = (source.cgroup_of)(pod)?;
-        let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+        let all = [
+            &status.init_container_statuses,
+            &status.container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
+        let all = all.into_iter().flatten().flatten();
         let mut containers = Vec::new();
         let mut process = None;
         for container in all {
