@@ -24,7 +24,13 @@ impl Kubelet {
             true => None,
             false => Some(self.manager.images.usage().await.map_err(Error::Images)?),
         };
-        self.measure(only, images, |stats, source| stats.summary(source)).await
+        // The work keeps its turn, also when its client goes away.
+        let turn = if only { None } else { Some(self.stats.turn().await) };
+        let summary = move |stats: &Stats, source: &StatsSource<'_>| {
+            let _turn = turn;
+            stats.summary(source)
+        };
+        self.measure(only, images, summary).await
     }
 
     /// The text of `/metrics/cadvisor`.

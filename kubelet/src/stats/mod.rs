@@ -10,8 +10,10 @@ use std::fs;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_lock::MutexGuardArc;
 use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;
 use rustix::fs::Stat;
@@ -27,9 +29,9 @@ use crate::images::ImageUse;
 use crate::pod::{Pod, PodExt};
 use crate::volumes::Folders;
 
-/// What a container has written is measured at most once in this time. Upstream: containerd's
-/// `stats_collect_period` and cAdvisor's period of disk usage.
-const LAYER_PERIOD: Duration = Duration::from_secs(60);
+/// What a folder uses is measured at most once in this time. Upstream: containerd's
+/// `stats_collect_period`, cAdvisor's period of disk usage and `volumeStatsAggPeriod`.
+const WALK_PERIOD: Duration = Duration::from_secs(60);
 
 /// A rate is computed over at least this time.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -279,11 +281,12 @@ struct Walk {
     inodes: u64,
 }
 
-/// Keeps the last samples of CPU time, for rates, and what containers have written.
+/// Keeps the last samples of CPU time, for rates, and what folders used.
 #[derive(Debug, Default)]
 pub struct Stats {
     samples: Mutex<HashMap<String, Sample>>,
-    layers: Mutex<HashMap<PathBuf, Walk>>,
+    walks: Mutex<HashMap<PathBuf, Walk>>,
+    walking: Arc<async_lock::Mutex<()>>,
 }
 
 impl Stats {
@@ -307,23 +310,38 @@ impl Stats {
     fn tidy(&self, now: Duration) {
         let limit = Duration::from_secs(600);
         self.samples.lock().retain(|_, sample| now.saturating_sub(sample.at) < limit);
-        self.layers.lock().retain(|_, walk| now.saturating_sub(walk.at) < limit);
+        self.walks.lock().retain(|_, walk| now.saturating_sub(walk.at) < limit);
+    }
+
+    /// Waits for the measurement of folders before. One that has begun cannot be cancelled, so that
+    /// clients which come and go could begin any number.
+    pub async fn turn(&self) -> MutexGuardArc<()> {
+        self.walking.lock_arc().await
+    }
+
+    /// The file system of a folder, with what the folder uses of it. `None`: the folder does not
+    /// exist.
+    fn measured(&self, source: &StatsSource<'_>, folder: &Path) -> Option<Fs> {
+        let disk = disk(&source.now.to_string(), folder)?;
+        let walk = self.walk(folder, source.monotonic);
+        Some(Fs { used_bytes: Some(walk.bytes), inodes_used: Some(walk.inodes), ..disk })
+    }
+
+    fn walk(&self, folder: &Path, now: Duration) -> Walk {
+        let last = self.walks.lock().get(folder).copied();
+        let is_new = |walk: &Walk| now.saturating_sub(walk.at) < WALK_PERIOD;
+        last.filter(is_new).unwrap_or_else(|| {
+            let (bytes, inodes) = folder_usage(folder);
+            let walk = Walk { at: now, bytes, inodes };
+            self.walks.lock().insert(folder.to_owned(), walk);
+            walk
+        })
     }
 
     /// What the container of a process has written to its own layer, where that is an overlay's.
     fn rootfs(&self, source: &StatsSource<'_>, process: u32) -> Option<Fs> {
         let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
-        let folder = PathBuf::from(upper_folder(&mounts)?);
-        let disk = disk(&source.now.to_string(), &folder)?;
-        let last = self.layers.lock().get(&folder).copied();
-        let is_new = |walk: &Walk| source.monotonic.saturating_sub(walk.at) < LAYER_PERIOD;
-        let walk = last.filter(is_new).unwrap_or_else(|| {
-            let (bytes, inodes) = folder_usage(&folder);
-            let walk = Walk { at: source.monotonic, bytes, inodes };
-            self.layers.lock().insert(folder, walk);
-            walk
-        });
-        Some(Fs { used_bytes: Some(walk.bytes), inodes_used: Some(walk.inodes), ..disk })
+        self.measured(source, Path::new(upper_folder(&mounts)?))
     }
 
     fn used(&self, source: &StatsSource<'_>, path: &str, usage: &Usage) -> Used {
@@ -436,14 +454,13 @@ impl Stats {
             let own_process = usage::first_process(source.hierarchy, &below);
             process = process.or(own_process);
             let rootfs = own_process.filter(|_| !source.only_cpu_and_memory);
-            let time = source.now.to_string();
             let logs = source.folders.pod_logs(pod).join(&container.name);
             containers.push(ContainerStats {
                 name: container.name.clone(),
                 start_time: Timestamp::from_micros(started).to_string(),
                 used: self.used(source, &below, &usage),
                 rootfs: rootfs.and_then(|process| self.rootfs(source, process)),
-                logs: (!source.only_cpu_and_memory).then(|| measured(&time, &logs)).flatten(),
+                logs: (!source.only_cpu_and_memory).then(|| self.measured(source, &logs)).flatten(),
                 started_micros: started,
             });
         }
@@ -453,7 +470,7 @@ impl Stats {
         let time = source.now.to_string();
         let usage = usage::read(source.hierarchy, &path);
         let details = !source.only_cpu_and_memory;
-        let volumes = if details { volumes(source, pod, &time) } else { Vec::new() };
+        let volumes = if details { self.volumes(source, pod) } else { Vec::new() };
         let local = volumes.iter().filter(|volume| volume.is_local).map(|volume| &volume.stats.fs);
         let own = containers.iter().flat_map(|one| [&one.logs, &one.rootfs]).flatten();
         let counted: Vec<&Fs> = local.chain(own).collect();
@@ -481,31 +498,31 @@ impl Stats {
             containers,
         })
     }
+
+    fn volumes(&self, source: &StatsSource<'_>, pod: &Pod) -> Vec<MeasuredVolume> {
+        let all = pod.spec().volumes.iter().flatten().filter_map(|volume| {
+            let (kind, is_local) = match volume {
+                volume if volume.config_map.is_some() => ("configmap", true),
+                volume if volume.secret.is_some() => ("secret", false),
+                volume if volume.downward_api.is_some() => ("downward-api", false),
+                volume if volume.projected.is_some() => ("projected", false),
+                volume => {
+                    let empty = volume.empty_dir.as_ref()?;
+                    ("empty-dir", empty.medium.as_deref().unwrap_or_default().is_empty())
+                }
+            };
+            let folder = source.folders.volume(&pod.uid(), kind, &volume.name);
+            let fs = self.measured(source, &folder)?;
+            Some(MeasuredVolume { stats: VolumeStats { fs, name: volume.name.clone() }, is_local })
+        });
+        all.collect()
+    }
 }
 
 struct MeasuredVolume {
     stats: VolumeStats,
     /// It counts as the pod's usage of the node's disk.
     is_local: bool,
-}
-
-fn volumes(source: &StatsSource<'_>, pod: &Pod, time: &str) -> Vec<MeasuredVolume> {
-    let all = pod.spec().volumes.iter().flatten().filter_map(|volume| {
-        let (kind, is_local) = match volume {
-            volume if volume.config_map.is_some() => ("configmap", true),
-            volume if volume.secret.is_some() => ("secret", false),
-            volume if volume.downward_api.is_some() => ("downward-api", false),
-            volume if volume.projected.is_some() => ("projected", false),
-            volume => {
-                let empty = volume.empty_dir.as_ref()?;
-                ("empty-dir", empty.medium.as_deref().unwrap_or_default().is_empty())
-            }
-        };
-        let folder = source.folders.volume(&pod.uid(), kind, &volume.name);
-        let fs = measured(time, &folder)?;
-        Some(MeasuredVolume { stats: VolumeStats { fs, name: volume.name.clone() }, is_local })
-    });
-    all.collect()
 }
 
 /// A file system. `None`: the path does not exist.
@@ -521,13 +538,6 @@ fn disk(time: &str, path: &Path) -> Option<Fs> {
         inodes: stat.f_files,
         inodes_used: Some(stat.f_files.saturating_sub(stat.f_ffree)),
     })
-}
-
-/// The file system of a folder, with what the folder uses of it.
-fn measured(time: &str, folder: &Path) -> Option<Fs> {
-    let disk = disk(time, folder)?;
-    let (bytes, inodes) = folder_usage(folder);
-    Some(Fs { used_bytes: Some(bytes), inodes_used: Some(inodes), ..disk })
 }
 
 /// The bytes and inodes that a folder uses, without other file systems mounted below it. Each inode
@@ -815,6 +825,18 @@ mod tests {
         assert_eq!(inodes, 4);
         assert!((100_000..120_000).contains(&(bytes - empty)), "{bytes} {empty}");
         assert_eq!(folder_usage(&folder.join("none")), (0, 0));
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn folders_are_walked_once_a_minute() {
+        let folder = std::env::temp_dir().join(format!("kubelet-walks-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let stats = Stats::default();
+        let inodes = |seconds| stats.walk(&folder, Duration::from_secs(seconds)).inodes;
+        assert_eq!(inodes(100), 1);
+        fs::write(folder.join("a"), "").expect("a file");
+        assert_eq!((inodes(159), inodes(160)), (1, 2));
         fs::remove_dir_all(&folder).expect("removed");
     }
 }
