@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use event_listener::Event;
-use futures_lite::future::try_zip;
+use futures_lite::future::{try_zip, yield_now};
 use futures_lite::io::split;
 use futures_lite::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, FutureExt};
 use kube_controller_manager::clock::SharedClock;
@@ -72,6 +72,8 @@ where
         }
         // TLS may hold the end of it.
         to.flush().await?;
+        // Sockets that are always ready would hold the thread.
+        yield_now().await;
     }
 }
 
@@ -111,10 +113,12 @@ impl Activity<'_> {
 #[cfg(test)]
 mod tests {
     use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::pin::Pin;
     use std::sync::Arc;
+    use std::task::{Context, Poll};
 
     use async_io::Async;
-    use futures_lite::future::{block_on, poll_once, yield_now, zip};
+    use futures_lite::future::{block_on, poll_once, zip};
     use kube_controller_manager::clock::{FakeClock, SystemClock};
     use kube_controller_manager::objects::Timestamp;
     use kube_controller_manager::server::http::Socket;
@@ -136,6 +140,49 @@ mod tests {
     fn fake() -> (Arc<FakeClock>, SharedClock) {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         (clock.clone(), clock)
+    }
+
+    /// Always ready: so many reads, then its end.
+    struct Ready(usize);
+
+    impl AsyncRead for Ready {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut [u8],
+        ) -> Poll<io::Result<usize>> {
+            let length = if self.0 == 0 { 0 } else { buffer.len() };
+            self.0 = self.0.saturating_sub(1);
+            Poll::Ready(Ok(length))
+        }
+    }
+
+    impl AsyncWrite for Ready {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(buffer.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn fast_sides_leave_the_thread_to_others() {
+        let (_, clock) = fake();
+        block_on(async {
+            let mut copied = Box::pin(copy(Ready(100), Ready(0), HOUR, &clock));
+            assert!(poll_once(&mut copied).await.is_none());
+            assert!(matches!(copied.await, End::Closed));
+        });
     }
 
     #[test]
