@@ -84,14 +84,19 @@ pub fn proxied(store: &Store, at: &ResourcePath, rest: &str) -> ApiResult<Locati
         "nodes" => {
             let node = store.get("nodes", name).ok_or_else(|| not_found(&NODE, name))?;
             let kubelet = kubelet(at, &node.value)?;
-            match port {
-                "" => Ok(Location { address: kubelet, target, is_kubelet: true, is_https: true }),
-                port => {
-                    let address = Address { host: kubelet.host.clone(), port: number(port)? };
-                    let is_kubelet = address == kubelet;
-                    Ok(Location { address, target, is_kubelet, is_https: is_https || is_kubelet })
-                }
+            let port = if port.is_empty() { kubelet.port } else { number(port)? };
+            let is_kubelet = port == kubelet.port;
+            let is_allowed = match kubelet.host.parse::<IpAddr>() {
+                // Kubelets beside this server have its own address.
+                Ok(ip) => is_global_unicast(ip) || is_kubelet && ip.to_canonical().is_loopback(),
+                // A name may lead anywhere.
+                Err(_) => is_kubelet,
+            };
+            if !is_allowed {
+                return Err(bad_request("address not allowed"));
             }
+            let address = Address { port, ..kubelet };
+            Ok(Location { address, target, is_kubelet, is_https: is_https || is_kubelet })
         }
         "pods" => {
             let pod = pod(store, at, name)?;
@@ -250,10 +255,16 @@ fn endpoint(
     };
     let mut endpoints = Vec::new();
     for (address, endpoint) in ready_endpoints(store, namespace, service, name) {
-        let pod = text(&endpoint, "/targetRef/name");
-        let is_pod = endpoint["targetRef"]["kind"] == "Pod";
-        let pod = store.get("pods", &format!("{namespace}/{pod}")).filter(|_| is_pod);
-        endpoints.extend(pod.map(|pod| (address, pod)));
+        let target = &endpoint["targetRef"];
+        if target["kind"] != "Pod" || target["namespace"] != namespace {
+            continue;
+        }
+        let pod = store.get("pods", &format!("{namespace}/{}", text(target, "/name")));
+        // Writers of EndpointSlices could otherwise reach all that this server reaches.
+        let is_its = |pod: &Arc<Stored>| {
+            list(&pod.value, "/status/podIPs").iter().any(|known| known["ip"] == *address.host)
+        };
+        endpoints.extend(pod.filter(is_its).map(|pod| (address, pod)));
     }
     fastrand::shuffle(&mut endpoints);
     endpoints
@@ -316,6 +327,7 @@ fn split_id(id: &str) -> Option<(&str, &str, &str)> {
 
 /// Go's `net.IP.IsGlobalUnicast`.
 fn is_global_unicast(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
@@ -451,6 +463,16 @@ mod tests {
         put("nodes", "real", node("containerd://2.1", 10251, real));
         put("nodes", "named", node("containerd://2.1", 0, json!([address("Hostname", "named")])));
         put("nodes", "odd", node("containerd://2.1", 0, json!([address("InternalDNS", "odd")])));
+        put(
+            "nodes",
+            "near",
+            node("containerd://2.1", 0, json!([address("InternalIP", "127.0.0.1")])),
+        );
+        put(
+            "nodes",
+            "cloud",
+            node("containerd://2.1", 80, json!([address("InternalIP", "169.254.1.1")])),
+        );
         put("nodes", "fake", node("none://0", 0, json!([address("InternalIP", "192.0.2.1")])));
         let pod = |name: &str, node: &str, containers: Value| {
             let ports = json!([{ "name": "a", "ports": [{ "containerPort": 8080 }] }]);
@@ -475,20 +497,32 @@ mod tests {
         let ports = json!([{ "name": "web", "port": 80 }]);
         put("services", "ns/s", json!({ "spec": { "ports": ports } }));
         put("services", "ns/empty", json!({ "spec": { "ports": ports } }));
+        let of_pod = |namespace: &str, name: &str| json!({ "kind": "Pod", "namespace": namespace, "name": name });
         let slice = json!({
             "metadata": { "labels": { "kubernetes.io/service-name": "s" } },
             "ports": [{ "name": "web", "port": 8080 }],
             "endpoints": [
-                { "addresses": ["10.1.2.3"], "targetRef": { "kind": "Pod", "name": "p" } },
-                { "addresses": ["10.1.2.4"], "targetRef": { "kind": "Pod", "name": "gone" } },
+                { "addresses": ["10.1.2.3"], "targetRef": of_pod("ns", "p") },
+                { "addresses": ["10.1.2.4"], "targetRef": of_pod("ns", "gone") },
                 { "addresses": ["10.1.2.5"] },
                 {
-                    "addresses": ["10.1.2.6"], "targetRef": { "kind": "Pod", "name": "two" },
+                    "addresses": ["10.1.2.6"], "targetRef": of_pod("ns", "two"),
                     "conditions": { "ready": false },
                 },
             ],
         });
         put("endpointslices.discovery.k8s.io", "ns/s-1", slice);
+        put("services", "ns/forged", json!({ "spec": { "ports": ports } }));
+        let slice = json!({
+            "metadata": { "labels": { "kubernetes.io/service-name": "forged" } },
+            "ports": [{ "name": "web", "port": 8080 }],
+            "endpoints": [
+                { "addresses": ["10.0.0.1"], "targetRef": of_pod("ns", "p") },
+                { "addresses": ["10.1.2.3"], "targetRef": of_pod("other", "p") },
+                { "addresses": ["10.1.2.3"], "targetRef": { "kind": "Pod", "name": "p" } },
+            ],
+        });
+        put("endpointslices.discovery.k8s.io", "ns/forged-1", slice);
         store
     }
 
@@ -608,6 +642,12 @@ mod tests {
             ("nodes/real", "pods", "kubelet https://[fd00::1]:10251/pods"),
             ("nodes/real:10251", "", "kubelet https://[fd00::1]:10251/"),
             ("nodes/http:real:9100", "a%20b/", "http://[fd00::1]:9100/a%20b/"),
+            ("nodes/near", "", "kubelet https://127.0.0.1:10250/"),
+            ("nodes/near:10250", "", "kubelet https://127.0.0.1:10250/"),
+            ("nodes/near:6443", "", "400 address not allowed"),
+            ("nodes/cloud", "", "400 address not allowed"),
+            ("nodes/named", "", "kubelet https://named:10250/"),
+            ("nodes/named:80", "", "400 address not allowed"),
             ("nodes/none", "", "404 nodes \"none\" not found"),
             ("nodes/ftp:real:1", "", "400 invalid node request \"ftp:real:1\""),
             ("nodes/real:x", "", "400 invalid node request \"real:x\""),
@@ -619,6 +659,11 @@ mod tests {
             ("namespaces/ns/services/https:s:80", "x", "https://10.1.2.3:8080/x"),
             ("namespaces/ns/services/none", "", "404 services \"none\" not found"),
             ("namespaces/ns/services/s:81", "", "503 no service port 81 found for service \"s\""),
+            (
+                "namespaces/ns/services/forged:web",
+                "",
+                "503 no endpoints available for service \"forged:web\"",
+            ),
             (
                 "namespaces/ns/services/empty:web",
                 "",
@@ -637,6 +682,7 @@ mod tests {
             ("224.0.0.1", false),
             ("0.0.0.0", false),
             ("::1", false),
+            ("::ffff:127.0.0.1", false),
             ("fe80::1", false),
         ] {
             assert_eq!(is_global_unicast(ip.parse().unwrap()), allowed, "{ip}");
