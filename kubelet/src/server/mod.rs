@@ -39,8 +39,10 @@ pub const READ_ONLY: &str = "read-only-port";
 
 /// An API server has a connection for each log that is followed and for each stream, but few others.
 const GUARD: Guard = Guard {
+/// The URL of `exec` has the command: hyper takes one of 64 KiB.
     connections: 256,
     // Upstream: `WriteTimeout`.
+    head_bytes: Some(128 << 10),
     stream_limit: Some(Duration::from_secs(4 * 3600)),
     ..Guard::UNTRUSTED
 };
