@@ -145,7 +145,7 @@ impl Containers {
             Action::Exec | Action::Attach | Action::PortForward => &[Method::GET, Method::POST],
         };
         if !methods.contains(&request.method) {
-            return Response::text(405, "405: Method Not Allowed");
+            return super::method_not_allowed();
         }
         let query: Vec<(String, String)> = request
             .query_pairs()

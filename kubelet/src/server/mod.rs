@@ -22,7 +22,7 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::server::http::{Guard, Server};
 use kube_controller_manager::server::routes::Routes;
 use kube_controller_manager::server::tls::{Tls, TlsOptions};
-use kube_controller_manager::server::{Handler, Request};
+use kube_controller_manager::server::{Handler, Request, Response};
 use kube_controller_manager::task::{self, StopToken};
 
 use crate::certificate::ServingCertificate;
@@ -161,6 +161,19 @@ impl Drop for Inflight {
     fn drop(&mut self) {
         let labels = self.labels.each_ref().map(String::as_str);
         HTTP_INFLIGHT.with_label_values(&labels).dec();
+/// The answer of upstream's router to a request with another method.
+fn method_not_allowed() -> Response {
+    Response::text(405, "405: Method Not Allowed")
+}
+
+/// A handler for these methods.
+fn only(methods: &'static [&'static str], inner: Handler) -> Handler {
+    Arc::new(move |request: Request| match methods.contains(&request.method.as_str()) {
+        true => inner(request),
+        false => Box::pin(async { method_not_allowed() }),
+    })
+}
+
         let took = self.clock.monotonic().saturating_sub(self.since);
         HTTP_SECONDS.with_label_values(&labels).observe(took.as_secs_f64());
     }

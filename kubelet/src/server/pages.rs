@@ -75,7 +75,7 @@ fn shared_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks) -> Routes {
     let results = checks.results().clone();
     routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
     let of_pods = kubelet.clone();
-    let pods = handler(move |_: &Request| pod_list(of_pods.pods()));
+    let pods = super::only(&["GET"], handler(move |_: &Request| pod_list(of_pods.pods())));
     for path in ["/pods", "/pods/"] {
         routes.add(path, pods.clone());
     }
@@ -140,7 +140,7 @@ impl SecurePages<'_> {
             return routes;
         }
         containers::install(&routes, self.kubelet, &self.limits);
-        let running = running_pods(self.kubelet);
+        let running = super::only(&["GET"], running_pods(self.kubelet));
         for path in ["/runningpods", "/runningpods/"] {
             routes.add(path, running.clone());
         }

@@ -13,9 +13,8 @@ use crate::stats;
 
 /// Adds the routes.
 pub fn install(routes: &Routes, kubelet: &Arc<Kubelet>) {
-    for (path, is_metrics) in [("/stats/summary", false), ("/metrics/resource", true)] {
-        routes.add(path, usage_handler(kubelet, is_metrics));
-    }
+    routes.add("/stats/summary", super::only(&["GET", "POST"], usage_handler(kubelet, false)));
+    routes.add("/metrics/resource", usage_handler(kubelet, true));
     let of_cgroups = kubelet.clone();
     let cadvisor: Handler = Arc::new(move |request: Request| {
         let kubelet = of_cgroups.clone();
