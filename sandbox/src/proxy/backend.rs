@@ -22,7 +22,7 @@ use hyper::http::response::Parts;
 use smol_hyper::rt::FuturesIo;
 
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::server::http::{Bytes, RequestBody, Socket};
+use kube_controller_manager::server::http::{Bytes, RequestBody, Socket, set_options};
 use kube_controller_manager::task;
 
 /// The time limits of Go's transport.
@@ -172,7 +172,7 @@ impl Backend<'_> {
         };
         let connected = or(Async::<TcpStream>::connect(address), late).await;
         let connected = connected.and_then(|socket| {
-            socket.get_ref().set_nodelay(true)?;
+            set_options(socket.get_ref())?;
             Ok(Socket(socket))
         });
         connected.map_err(|source| Error::Dial { address, source })

@@ -15,11 +15,11 @@ use futures_lite::future::{poll_once, yield_now};
 use futures_lite::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, FutureExt};
 use futures_rustls::TlsAcceptor;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
-use rustix::net::sockopt;
 use smol_hyper::rt::FuturesIo;
 
 use super::connections::{Connections, Phase, Progress, Slot};
 use super::descriptors::Reserve;
+use super::socket;
 use super::upgrade::Upgrade;
 use super::{Body, BodyStream, Chain, Handler, Request, RequestBody, Response, Socket};
 use crate::clock::SharedClock;
@@ -28,8 +28,6 @@ use crate::task::StopToken;
 
 /// The first byte of a TLS connection: its content type, a handshake.
 const TLS_HANDSHAKE: u8 = 22;
-/// How long a connection is silent before the kernel asks its client, and how often it does.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long running requests may take to end after a stop.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Bytes of a request without TLS that are read after its answer.
@@ -72,7 +70,7 @@ impl Connection {
 
     /// Shakes hands, if the server has TLS, and serves the connection to its end.
     pub async fn run(self, stream: Async<TcpStream>) {
-        if let Err(error) = set_options(stream.get_ref()) {
+        if let Err(error) = socket::set_options(stream.get_ref()) {
             log::debug!("options of a connection: {error}");
         }
         let Some(tls) = self.serving.tls.clone() else {
@@ -163,14 +161,6 @@ impl Connection {
 
 /// Small messages are sent at once, and a client whose machine is gone is noticed after about two
 /// minutes. Upstream: `net.ListenConfig`.
-fn set_options(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE)?;
-    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE)?;
-    Ok(())
-}
-
 impl Cut {
     fn log(self) {
         match self {

@@ -21,5 +21,5 @@ pub use message::{
     Response, handler,
 };
 pub use server::{Guard, Server};
-pub use socket::Socket;
+pub use socket::{Socket, set_options};
 pub use upgrade::{Upgrade, Upgraded};

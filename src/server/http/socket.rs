@@ -4,9 +4,26 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use async_io::Async;
 use futures_lite::{AsyncRead, AsyncWrite};
+use rustix::net::sockopt;
+
+/// How long a connection is silent before the kernel asks its peer, and how often it does.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Sends small parts at once, and lets the kernel notice a peer that has gone.
+///
+/// # Errors
+/// The kernel refuses an option.
+pub fn set_options(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE)?;
+    Ok(())
+}
 
 /// A TCP connection. Closing it ends its outgoing half, where closing an [`Async`] does nothing.
 pub struct Socket(pub Async<TcpStream>);
