@@ -14,7 +14,7 @@ use hyper::header::{ACCEPT, HOST, HeaderName, HeaderValue};
 use serde_json::Value;
 
 use super::backend::{Address, Backend, Outgoing, Tls};
-use super::{Proxy, configured, is_upgrade, location, passed_on, relayed, request};
+use super::{Proxy, configured, is_upgrade, location, passed_on, relayed, request, unknown};
 use crate::access::User;
 use crate::object::text;
 use crate::status::ApiResult;
@@ -51,7 +51,7 @@ impl Proxy {
         };
         let mut headers = passed_on(&request);
         let upgrades = is_upgrade(&headers);
-        name_user(&mut headers, user, &delegate.address);
+        name_user(&mut headers, user, &delegate.address)?;
         let Request { method, path, query, body, upgrade, .. } = request;
         let target = if query.is_empty() { path } else { format!("{path}?{query}") };
         let backend = delegate.backend(self);
@@ -71,7 +71,7 @@ impl Proxy {
         let (group, version) = (text(service, "/spec/group"), text(service, "/spec/version"));
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        name_user(&mut headers, &User::aggregator(), &delegate.address);
+        name_user(&mut headers, &User::aggregator(), &delegate.address).ok()?;
         let target = format!("/apis/{group}/{version}");
         let request = request(Method::GET, &target, headers, Outgoing::empty()).ok()?;
         let backend = delegate.backend(self);
@@ -125,7 +125,10 @@ impl Delegate {
 }
 
 /// Replaces the headers that name a user. Upstream: `transport.SetAuthProxyHeaders`.
-fn name_user(headers: &mut HeaderMap, user: &User, address: &Address) {
+///
+/// # Errors
+/// A part of the user does not fit into a header.
+fn name_user(headers: &mut HeaderMap, user: &User, address: &Address) -> ApiResult<()> {
     let named: Vec<HeaderName> =
         headers.keys().filter(|name| name.as_str().starts_with(REMOTE)).cloned().collect();
     for name in named {
@@ -136,15 +139,20 @@ fn name_user(headers: &mut HeaderMap, user: &User, address: &Address) {
         let key = format!("extra-{}", escaped(key));
         values.iter().map(move |value| (key.clone(), value))
     });
-    for (key, value) in [("user".to_owned(), &user.name)].into_iter().chain(groups).chain(extra) {
+    let uid = Some(("uid".to_owned(), &user.uid)).filter(|(_, uid)| !uid.is_empty());
+    let named = [("user".to_owned(), &user.name)].into_iter().chain(uid).chain(groups).chain(extra);
+    for (key, value) in named {
+        // Without one of them the other server would take the user for another.
+        let refused = |why: String| unknown(format!("user {:?}: {key}: {why}", user.name));
         let name = HeaderName::try_from(format!("{REMOTE}{key}"));
-        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
-            headers.append(name, value);
-        }
+        let name = name.map_err(|error| refused(error.to_string()))?;
+        let value = HeaderValue::from_bytes(value.as_bytes());
+        headers.append(name, value.map_err(|error| refused(error.to_string()))?);
     }
     if let Ok(host) = HeaderValue::from_str(&address.to_string()) {
         headers.insert(HOST, host);
     }
+    Ok(())
 }
 
 /// A key of a user's extra values as a part of a header's name.
@@ -170,14 +178,15 @@ mod tests {
     #[test]
     fn the_user_is_named_in_headers_that_clients_cannot_set() {
         let mut headers = HeaderMap::new();
-        for name in ["x-remote-user", "x-remote-group", "x-remote-extra-a"] {
+        for name in ["x-remote-user", "x-remote-uid", "x-remote-group", "x-remote-extra-a"] {
             headers.append(name, HeaderValue::from_static("root"));
         }
         let mut user = User::new("bob", &["a", "b"]);
         let credential = "authentication.kubernetes.io/credential-id";
         user.extra.insert(credential.to_owned(), vec!["JTI=1".to_owned()]);
         let address = Address { host: "10.0.0.1".to_owned(), port: 443 };
-        name_user(&mut headers, &user, &address);
+        user.uid = "u-1".to_owned();
+        name_user(&mut headers, &user, &address).unwrap();
         let shown: Vec<String> = headers
             .iter()
             .map(|(name, value)| format!("{name}={}", value.to_str().unwrap()))
@@ -191,8 +200,11 @@ mod tests {
                 "x-remote-extra-authentication.kubernetes.io%2fcredential-id=JTI=1",
                 "x-remote-group=a",
                 "x-remote-group=b",
+                "x-remote-uid=u-1",
                 "x-remote-user=bob",
             ]
         );
+        user.name = "bob\nroot".to_owned();
+        assert!(name_user(&mut headers, &user, &address).is_err());
     }
 }
