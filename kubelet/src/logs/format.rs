@@ -233,7 +233,10 @@ impl Decoder {
             time.extend_from_slice(&head.time[..19]);
             // Nine digits: a write to memory does not fail.
             let _ = write!(time, ".{:09}", head.stamp.nanos);
-            time.extend_from_slice(&head.time[19 + zone.unwrap_or_default()..]);
+            time.extend_from_slice(match &head.time[19 + zone.unwrap_or_default()..] {
+                b"+00:00" | b"-00:00" => b"Z",
+                zone => zone,
+            });
             time.push(b' ');
             self.show(&time, out);
         }
@@ -370,6 +373,22 @@ mod tests {
             for part in 1..=LOG.len() {
                 assert_eq!(shown(LOG.as_bytes(), &options, part), expected, "{options:?} {part}");
             }
+        }
+    }
+
+    #[test]
+    fn a_time_of_utc_is_shown_with_z() {
+        let options = LogOptions { timestamps: true, ..LogOptions::default() };
+        for (zone, expected) in [
+            ("Z", "Z"),
+            ("+00:00", "Z"),
+            ("-00:00", "Z"),
+            ("+00:30", "+00:30"),
+            ("-01:00", "-01:00"),
+        ] {
+            let log = format!("2026-01-01T00:00:00.5{zone} stdout F x\n");
+            let expected = format!("2026-01-01T00:00:00.500000000{expected} x\n");
+            assert_eq!(shown(log.as_bytes(), &options, log.len()), expected);
         }
     }
 
