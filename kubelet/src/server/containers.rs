@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_lite::stream;
+use hyper::header::RETRY_AFTER;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use kube_controller_manager::percent;
 use kube_controller_manager::server::http::{Bytes, Method};
@@ -17,6 +18,10 @@ use crate::logs::format::Stamp;
 use crate::logs::{self, LogFile, LogOptions, LogReader, Streams};
 use crate::pod::{Pod, PodExt, PodStatus};
 use crate::runtime::status::{self, State};
+
+/// How long the runtime keeps the address of a stream for its client, of which it has a limited
+/// number.
+const TOKEN_SECONDS: &str = "60";
 
 /// What is done with a container, or with a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -372,12 +377,14 @@ fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
 
 /// The runtime's refusal of a stream. Upstream: `streaming.WriteError`.
 fn call_failure(error: &cri::Error) -> Response {
-    let status = match error.code() {
-        Some(cri::Code::NotFound) => 404,
-        Some(cri::Code::ResourceExhausted) => 429,
-        _ => 500,
-    };
-    Response::text(status, chain(error))
+    let text = chain(error);
+    match error.code() {
+        Some(cri::Code::NotFound) => Response::text(404, text),
+        Some(cri::Code::ResourceExhausted) => {
+            Response::text(429, text).with_header(RETRY_AFTER, TOKEN_SECONDS)
+        }
+        _ => Response::text(500, text),
+    }
 }
 
 /// The id of the container whose log is asked for. Upstream: `validateContainerLogStatus`.
@@ -519,6 +526,23 @@ mod tests {
             let found = ports(&request, &query.collect::<Vec<_>>());
             assert_eq!(found, expected.map_err(str::to_owned), "{given:?}");
         }
+    }
+
+    #[test]
+    fn clients_of_a_busy_runtime_come_back_later() {
+        let shown = |code| {
+            let (method, message) = ("Exec", "busy".to_owned());
+            let error = cri::Error::Status { method, code, message, retry_after: None };
+            let failure = call_failure(&error);
+            let later = failure.headers.iter().find(|(name, _)| *name == RETRY_AFTER);
+            (failure.status, later.map(|(_, value)| value.clone()))
+        };
+        assert_eq!(
+            shown(cri::Code::ResourceExhausted),
+            (429, Some("60".parse().expect("a value")))
+        );
+        assert_eq!(shown(cri::Code::NotFound), (404, None));
+        assert_eq!(shown(cri::Code::Internal), (500, None));
     }
 
     #[test]
