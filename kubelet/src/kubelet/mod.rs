@@ -238,6 +238,12 @@ impl Kubelet {
         Some((pod, status.unwrap_or_default()))
     }
 
+    /// Whether a pod has the uid, itself or in its mirror pod. Upstream: `TranslatePodUID`.
+    pub fn has_uid(&self, pod: &Pod, uid: &str) -> bool {
+        let is_mirrors = |mirror: Arc<Pod>| *mirror.uid() == *uid;
+        *pod.uid() == *uid || self.store.mirror(&pod.full_name()).is_some_and(is_mirrors)
+    }
+
     /// What may have to be written to the API server, from now on. Call it once.
     pub fn changes(&self) -> Receiver<Change> {
         self.store.changes()

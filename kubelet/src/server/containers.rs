@@ -173,7 +173,7 @@ impl Containers {
 
     /// The id of a container that runs. Upstream: `findContainer`.
     async fn running(&self, pod: &Pod, target: &Target) -> Result<Option<String>, Response> {
-        if !target.uid.is_empty() && *target.uid != *pod.uid() {
+        if !target.uid.is_empty() && !self.kubelet.has_uid(pod, &target.uid) {
             return Ok(None);
         }
         let found = status::read(&self.kubelet.manager().runtime, &pod.uid()).await;
@@ -352,11 +352,6 @@ impl Containers {
     }
 }
 
-/// The log as a body: its end is that of the connection's chunks. A fault is the last line.
-fn body(reader: LogReader) -> Response {
-    let parts = stream::unfold(Some(reader), |reader| async {
-        let mut reader = reader?;
-        match reader.next().await? {
 /// Whether the container of a name, of any kind, was made with a terminal; `None`: there is no such
 /// container. Upstream: `GetContainerSpec`.
 fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
@@ -368,6 +363,11 @@ fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
     Some(tty.unwrap_or_default())
 }
 
+/// The log as a body: its end is that of the connection's chunks. A fault is the last line.
+fn body(reader: LogReader) -> Response {
+    let parts = stream::unfold(Some(reader), |reader| async {
+        let mut reader = reader?;
+        match reader.next().await? {
             Ok(bytes) => Some((Ok(Bytes::from(bytes)), Some(reader))),
             Err(error) => Some((Ok(Bytes::from(chain(&error))), None)),
         }
@@ -469,13 +469,6 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_chosen_by_the_query() {
-        let options = |bits: [bool; 4]| {
-            let [stdin, stdout, stderr, tty] = bits;
-            Some(StreamOptions { stdin, stdout, stderr, tty })
-        };
-        for (query, expected) in [
-    #[test]
     fn containers_of_all_kinds_are_found_with_their_terminals() {
         let pod = json!({"metadata": {}, "spec": {
             "containers": [{"name": "c", "tty": true}],
@@ -494,6 +487,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn streams_are_chosen_by_the_query() {
+        let options = |bits: [bool; 4]| {
+            let [stdin, stdout, stderr, tty] = bits;
+            Some(StreamOptions { stdin, stdout, stderr, tty })
+        };
+        for (query, expected) in [
             ("", None),
             ("input=1", options([true, false, false, false])),
             ("input=true", None),
