@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::Semaphore;
+use hyper::header::{AUTHORIZATION, HeaderValue};
 
 use super::{Handler, Request, Response};
 use crate::clock::SharedClock;
@@ -178,14 +179,10 @@ impl Auth {
                 _ => (),
             }
         }
-        let bearer = request.header("authorization").and_then(|value| {
-            let (scheme, token) = value.trim().split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-        });
         // As upstream, a token counts only where tokens can be reviewed.
         let reviewed = self.config.reviewer.reviews_tokens();
-        match bearer.filter(|token| !token.is_empty() && reviewed) {
-            Some(token) => self.user_of_token(token).await,
+        match request.headers.get(AUTHORIZATION).and_then(bearer).filter(|_| reviewed) {
+            Some(token) => self.user_of_token(&token).await,
             None if faults.is_empty() => self.config.anonymous.then(User::anonymous),
             None => {
                 log::error!("Unable to authenticate the request: {}", faults.join(", "));
@@ -270,12 +267,19 @@ impl Auth {
     }
 }
 
+/// The token of an `Authorization` header; `None`: it has none. Upstream: `bearertoken`.
+fn bearer(value: &HeaderValue) -> Option<String> {
+    let mut parts = value.as_bytes().trim_ascii().splitn(3, |byte| *byte == b' ');
+    let is_bearer = parts.next()?.eq_ignore_ascii_case(b"bearer");
+    let token = parts.next().filter(|token| is_bearer && !token.is_empty())?;
+    Some(String::from_utf8_lossy(token).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use futures_lite::future::{Boxed, block_on, poll_once};
-    use hyper::header::HeaderValue;
     use parking_lot::Mutex;
     use serde_json::Value;
 
@@ -361,6 +365,25 @@ mod tests {
             anonymous: true,
         };
         (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>))
+    }
+
+    #[test]
+    fn a_token_is_the_second_word_of_its_header() {
+        for (header, expected) in [
+            (&b"Bearer t"[..], Some("t")),
+            (b" bEARER t ", Some("t")),
+            (b"Bearer t u", Some("t")),
+            (b"Bearer t\tu", Some("t\tu")),
+            (b"Bearer \xff", Some("\u{fffd}")),
+            (b"Bearer  t", None),
+            (b"Bearer", None),
+            (b"Bearer\tt", None),
+            (b"Basic t", None),
+            (b"", None),
+        ] {
+            let value = HeaderValue::from_bytes(header).unwrap();
+            assert_eq!(bearer(&value).as_deref(), expected, "{value:?}");
+        }
     }
 
     #[test]
