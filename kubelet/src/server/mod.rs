@@ -17,9 +17,10 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_lite::StreamExt;
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::server::http::{Guard, Server};
+use kube_controller_manager::server::http::{Body, Guard, Server};
 use kube_controller_manager::server::routes::Routes;
 use kube_controller_manager::server::tls::{Tls, TlsOptions};
 use kube_controller_manager::server::{Handler, Request, Response};
@@ -38,11 +39,11 @@ pub const HEALTHZ: &str = "healthz-port";
 pub const READ_ONLY: &str = "read-only-port";
 
 /// An API server has a connection for each log that is followed and for each stream, but few others.
-const GUARD: Guard = Guard {
 /// The URL of `exec` has the command: hyper takes one of 64 KiB.
+const GUARD: Guard = Guard {
     connections: 256,
-    // Upstream: `WriteTimeout`.
     head_bytes: Some(128 << 10),
+    // Upstream: `WriteTimeout`.
     stream_limit: Some(Duration::from_secs(4 * 3600)),
     ..Guard::UNTRUSTED
 };
@@ -128,7 +129,7 @@ impl SecurePort<'_> {
 /// Counts the requests of a port. Upstream: `Server.ServeHTTP`.
 fn counted(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler {
     let clock = clock.clone();
-    Arc::new(move |request: Request| {
+    Arc::new(move |mut request: Request| {
         let (inner, clock) = (inner.clone(), clock.clone());
         Box::pin(async move {
             let path = bucket(&request.path);
@@ -144,9 +145,32 @@ fn counted(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler
             HTTP_REQUESTS.with_label_values(&labels).inc();
             HTTP_INFLIGHT.with_label_values(&labels).inc();
             let labels = labels.map(str::to_owned);
-            let _counted = Inflight { labels, since: clock.monotonic(), clock };
-            inner(request).await
+            let counted = Arc::new(Inflight { labels, since: clock.monotonic(), clock });
+            // Streams last longer than their answers.
+            request.upgrade = request.upgrade.map(|upgrade| upgrade.with_guard(counted.clone()));
+            let mut response = inner(request).await;
+            if let Body::Stream(parts) = response.body {
+                let parts = parts.map(move |part| {
+                    let _counted = &counted;
+                    part
+                });
+                response.body = Body::Stream(Box::pin(parts));
+            }
+            response
         })
+    })
+}
+
+/// The answer of upstream's router to a request with another method.
+fn method_not_allowed() -> Response {
+    Response::text(405, "405: Method Not Allowed")
+}
+
+/// A handler for these methods.
+fn only(methods: &'static [&'static str], inner: Handler) -> Handler {
+    Arc::new(move |request: Request| match methods.contains(&request.method.as_str()) {
+        true => inner(request),
+        false => Box::pin(async { method_not_allowed() }),
     })
 }
 
@@ -161,19 +185,6 @@ impl Drop for Inflight {
     fn drop(&mut self) {
         let labels = self.labels.each_ref().map(String::as_str);
         HTTP_INFLIGHT.with_label_values(&labels).dec();
-/// The answer of upstream's router to a request with another method.
-fn method_not_allowed() -> Response {
-    Response::text(405, "405: Method Not Allowed")
-}
-
-/// A handler for these methods.
-fn only(methods: &'static [&'static str], inner: Handler) -> Handler {
-    Arc::new(move |request: Request| match methods.contains(&request.method.as_str()) {
-        true => inner(request),
-        false => Box::pin(async { method_not_allowed() }),
-    })
-}
-
         let took = self.clock.monotonic().saturating_sub(self.since);
         HTTP_SECONDS.with_label_values(&labels).observe(took.as_secs_f64());
     }
@@ -212,7 +223,37 @@ fn bucket(path: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::block_on;
+    use futures_lite::stream;
+    use kube_controller_manager::clock::SystemClock;
+    use kube_controller_manager::server::handler;
+    use kube_controller_manager::server::http::Method;
+
     use super::*;
+
+    #[test]
+    fn a_log_is_in_flight_until_it_ends() {
+        let inner: Handler = Arc::new(|_| {
+            Box::pin(async { Response::stream(200, "text/plain", Box::pin(stream::empty())) })
+        });
+        let counted = counted(inner, "test", &SystemClock::shared());
+        let in_flight = HTTP_INFLIGHT.with_label_values(&["GET", "containerLogs", "test", "false"]);
+        let response = block_on(counted(Request::get("/containerLogs/ns/p/c")));
+        assert_eq!(in_flight.get(), 1);
+        drop(response);
+        assert_eq!(in_flight.get(), 0);
+    }
+
+    #[test]
+    fn other_methods_are_refused() {
+        let answer = only(&["GET"], handler(|_: &Request| Response::text(200, "")));
+        for (method, expected) in
+            [(Method::GET, 200), (Method::POST, 405), (Method::HEAD, 405), (Method::DELETE, 405)]
+        {
+            let request = Request { method, ..Request::get("/pods") };
+            assert_eq!(block_on(answer(request)).status, expected);
+        }
+    }
 
     #[test]
     fn paths_are_counted_in_groups() {

@@ -382,6 +382,37 @@ mod tests {
     #[test]
     fn refusals_and_faults_are_answered() {
         let stop = StopToken::new();
+    #[test]
+    fn a_guard_lives_as_long_as_its_stream() {
+        let stop = StopToken::new();
+        let (runtime, guard) = (runtime(&stop), Arc::new(()));
+        let held = Arc::downgrade(&guard);
+        let limits = StreamLimits { idle: HOUR, clock: SystemClock::shared(), stop: stop.clone() };
+        let guard = Arc::new(parking_lot::Mutex::new(Some(guard)));
+        let handler: Handler = Arc::new(move |mut request: Request| {
+            let (guard, limits) = (guard.lock().take().expect("one request"), limits.clone());
+            request.upgrade = request.upgrade.map(|upgrade| upgrade.with_guard(guard));
+            Box::pin(async move {
+                proxy(request, &format!("http://{runtime}/echo"), &limits).await.expect("a stream")
+            })
+        });
+        let server = serve(handler, &stop);
+        block_on(async {
+            let (mut client, head) = open(server, "/echo").await;
+            assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+            client.write_all(b"x").await.expect("sent");
+            client.read_exact(&mut [0]).await.expect("the echo");
+            assert!(held.upgrade().is_some());
+            client.get_ref().shutdown(Shutdown::Write).expect("an end");
+            client.read_to_end(&mut Vec::new()).await.expect("its end");
+            drop(client);
+            while held.upgrade().is_some() {
+                SystemClock.sleep(Duration::from_millis(10)).await;
+            }
+        });
+        stop.stop();
+    }
+
         let server = front(runtime(&stop), &stop);
         let absent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = absent.local_addr().expect("an address");

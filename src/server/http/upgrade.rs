@@ -1,21 +1,31 @@
 //! Connections that leave HTTP. Upstream: `http.Hijacker`.
 
+use std::any::Any;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_lite::{AsyncRead, AsyncWrite};
 use hyper::rt::{Read, ReadBuf, Write};
 use hyper::upgrade::OnUpgrade;
 
+/// Lives as long as a connection.
+type Guard = Arc<dyn Any + Send + Sync>;
+
 /// A client's request to leave HTTP. A response with status 101 grants it.
-pub struct Upgrade(OnUpgrade);
+pub struct Upgrade(OnUpgrade, Option<Guard>);
 
 impl Upgrade {
     /// That of a request of hyper's, if it has one.
     pub(super) fn of<B>(request: &mut hyper::Request<B>) -> Option<Upgrade> {
         let is_asked = request.headers().contains_key(hyper::header::UPGRADE);
-        is_asked.then(|| Upgrade(hyper::upgrade::on(request)))
+        is_asked.then(|| Upgrade(hyper::upgrade::on(request), None))
+    }
+
+    /// The same request, whose connection keeps `guard` until it is dropped.
+    pub fn with_guard(self, guard: Guard) -> Upgrade {
+        Upgrade(self.0, Some(guard))
     }
 
     /// The connection, once the response has been sent. It belongs to the caller alone: the server
@@ -24,16 +34,20 @@ impl Upgrade {
     /// # Errors
     /// When the client has gone, or the response had another status.
     pub async fn connection(self) -> io::Result<Upgraded> {
-        self.0.await.map(Upgraded).map_err(io::Error::other)
+        let connection = self.0.await.map_err(io::Error::other)?;
+        Ok(Upgraded { connection, _guard: self.1 })
     }
 }
 
 /// A connection that has left HTTP, of a server or of a client.
-pub struct Upgraded(hyper::upgrade::Upgraded);
+pub struct Upgraded {
+    connection: hyper::upgrade::Upgraded,
+    _guard: Option<Guard>,
+}
 
 impl From<hyper::upgrade::Upgraded> for Upgraded {
     fn from(connection: hyper::upgrade::Upgraded) -> Upgraded {
-        Upgraded(connection)
+        Upgraded { connection, _guard: None }
     }
 }
 
@@ -44,7 +58,7 @@ impl AsyncRead for Upgraded {
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         let mut read = ReadBuf::new(buf);
-        ready!(Pin::new(&mut self.0).poll_read(cx, read.unfilled()))?;
+        ready!(Pin::new(&mut self.connection).poll_read(cx, read.unfilled()))?;
         Poll::Ready(Ok(read.filled().len()))
     }
 }
@@ -55,14 +69,14 @@ impl AsyncWrite for Upgraded {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
+        Pin::new(&mut self.connection).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        Pin::new(&mut self.connection).poll_flush(cx)
     }
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.connection).poll_shutdown(cx)
     }
 }
