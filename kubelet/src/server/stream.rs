@@ -9,10 +9,10 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, COOKIE, TRANSFER_ENCODING};
 use hyper::{StatusCode, Uri};
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::server::http::{Socket, Upgrade, Upgraded};
+use kube_controller_manager::server::http::{Socket, Upgrade, Upgraded, remove_credentials};
 use kube_controller_manager::server::{Request, Response};
 use kube_controller_manager::task::{self, StopToken};
 use smol_hyper::rt::FuturesIo;
@@ -131,7 +131,8 @@ async fn exchange(request: Request, url: &str) -> Result<hyper::Response<Incomin
         .map_err(StreamError::Request)?;
     *passed.headers_mut() = request.headers;
     // The runtime needs no credentials of clients, and gets no body.
-    for header in [AUTHORIZATION, CONTENT_LENGTH, TRANSFER_ENCODING] {
+    remove_credentials(passed.headers_mut());
+    for header in [COOKIE, CONTENT_LENGTH, TRANSFER_ENCODING] {
         passed.headers_mut().remove(header);
     }
     sender.send_request(passed).await.map_err(StreamError::Exchange)
@@ -217,8 +218,10 @@ mod tests {
         let handler: Handler = Arc::new(|request| {
             Box::pin(async move {
                 if request.path == "/refuse" {
-                    let hidden = request.header("authorization").is_some();
-                    return Response::text(403, format!("no: {hidden}"));
+                    let shown = ["authorization", "proxy-authorization", "cookie"];
+                    let shown = shown.iter().any(|name| request.header(name).is_some());
+                    let protocol = request.header("sec-websocket-protocol").unwrap_or_default();
+                    return Response::text(403, format!("no: {shown} {protocol}"));
                 }
                 let (Some(upgrade), true) = (request.upgrade, request.path != "/ok") else {
                     return Response::text(200, "ok");
@@ -380,9 +383,6 @@ mod tests {
     }
 
     #[test]
-    fn refusals_and_faults_are_answered() {
-        let stop = StopToken::new();
-    #[test]
     fn a_guard_lives_as_long_as_its_stream() {
         let stop = StopToken::new();
         let (runtime, guard) = (runtime(&stop), Arc::new(()));
@@ -413,6 +413,9 @@ mod tests {
         stop.stop();
     }
 
+    #[test]
+    fn refusals_and_faults_are_answered() {
+        let stop = StopToken::new();
         let server = front(runtime(&stop), &stop);
         let absent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = absent.local_addr().expect("an address");
@@ -422,11 +425,12 @@ mod tests {
         let upgrade = |path: &str| {
             format!(
                 "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
-                 Authorization: Bearer t\r\n\r\n"
+                 Authorization: Bearer t\r\nProxy-Authorization: x\r\nCookie: a=b\r\n\
+                 Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.dA, v4\r\n\r\n"
             )
         };
         for (server, request, status, text) in [
-            (server, upgrade("/refuse"), "403", "no: false".to_owned()),
+            (server, upgrade("/refuse"), "403", "no: false v4".to_owned()),
             (
                 server,
                 upgrade("/ok"),

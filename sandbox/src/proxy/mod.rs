@@ -25,9 +25,8 @@ use futures_rustls::rustls::pki_types::pem::PemObject;
 use futures_rustls::rustls::{self, ClientConfig};
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST,
-    HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue,
+    LOCATION, PROXY_AUTHENTICATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
 use self::backend::{Answer, Backend, Outgoing, Tls};
@@ -40,7 +39,7 @@ use crate::storage::store::Store;
 use kube_controller_manager::client::{Trust, pem};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::server::http::{
-    Body, Bytes, HeaderMap, Method, Request, Response, Upgrade,
+    Body, Bytes, HeaderMap, Method, Request, Response, Upgrade, remove_credentials,
 };
 use kube_controller_manager::task::{StopToken, TaskGroup};
 
@@ -331,7 +330,8 @@ fn passed_on(request: &Request) -> HeaderMap {
     let mut headers = request.headers.clone();
     let upgrade = headers.get(UPGRADE).filter(|_| is_upgrade(&headers)).cloned();
     remove_connections(&mut headers);
-    for name in [AUTHORIZATION, CONTENT_LENGTH, EXPECT, PROXY_AUTHORIZATION] {
+    remove_credentials(&mut headers);
+    for name in [CONTENT_LENGTH, EXPECT] {
         headers.remove(name);
     }
     let impersonated = headers.keys().filter(|name| name.as_str().starts_with("impersonate-"));

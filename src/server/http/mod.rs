@@ -22,4 +22,4 @@ pub use message::{
 };
 pub use server::{Guard, Server};
 pub use socket::{Socket, set_options};
-pub use upgrade::{Upgrade, Upgraded};
+pub use upgrade::{Upgrade, Upgraded, remove_credentials};

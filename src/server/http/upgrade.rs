@@ -7,8 +7,32 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_lite::{AsyncRead, AsyncWrite};
+use hyper::HeaderMap;
+use hyper::header::{AUTHORIZATION, HeaderValue, PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use hyper::rt::{Read, ReadBuf, Write};
 use hyper::upgrade::OnUpgrade;
+
+/// The beginning of the WebSocket protocol that is a bearer token. Upstream:
+/// `websocket.bearerProtocolPrefix`.
+const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Removes the credentials of a client, before its request is passed on to another server.
+pub fn remove_credentials(headers: &mut HeaderMap) {
+    for name in [AUTHORIZATION, PROXY_AUTHORIZATION] {
+        headers.remove(name);
+    }
+    let lines = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
+    let lines: Vec<&str> = lines.filter_map(|line| line.to_str().ok()).collect();
+    let protocols = lines.iter().flat_map(|line| line.split(',')).map(str::trim);
+    let (tokens, kept): (Vec<&str>, Vec<&str>) =
+        protocols.partition(|protocol| protocol.starts_with(BEARER_PROTOCOL));
+    if tokens.is_empty() {
+        return;
+    }
+    let kept = HeaderValue::from_str(&kept.join(", ")).ok().filter(|kept| !kept.is_empty());
+    headers.remove(SEC_WEBSOCKET_PROTOCOL);
+    headers.extend(kept.map(|kept| (SEC_WEBSOCKET_PROTOCOL, kept)));
+}
 
 /// Lives as long as a connection.
 type Guard = Arc<dyn Any + Send + Sync>;
@@ -78,5 +102,37 @@ impl AsyncWrite for Upgraded {
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.connection).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_removed_from_headers() {
+        let token = format!("{BEARER_PROTOCOL}dA");
+        for (lines, expected) in [
+            (
+                vec!["v5.channel.k8s.io, v4.channel.k8s.io"],
+                Some("v5.channel.k8s.io, v4.channel.k8s.io"),
+            ),
+            (vec![&*format!("{token}, v4"), "v3"], Some("v4, v3")),
+            (vec!["v4", &*token], Some("v4")),
+            (vec![&*token], None),
+            (vec![], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for name in [AUTHORIZATION, PROXY_AUTHORIZATION] {
+                headers.insert(name, HeaderValue::from_static("Bearer t"));
+            }
+            for line in &lines {
+                headers.append(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_str(line).unwrap());
+            }
+            remove_credentials(&mut headers);
+            let protocols = headers.remove(SEC_WEBSOCKET_PROTOCOL);
+            let protocols = protocols.as_ref().map(|value| value.to_str().unwrap());
+            assert_eq!((protocols, headers.len()), (expected, 0), "{lines:?}");
+        }
     }
 }
