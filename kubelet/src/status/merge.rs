@@ -75,7 +75,7 @@ fn set_unready(status: &mut core::PodStatus, now: &Time) {
 pub fn patch(uid: &str, old: &core::PodStatus, new: &core::PodStatus) -> Option<Value> {
     let (old, new) = (settle::value(old), settle::value(new));
     let mut status = changed_members(&old, &new);
-    for (list, key) in [("conditions", "type"), ("podIPs", "ip")] {
+    for (list, key) in [("conditions", "type"), ("podIPs", "ip"), ("hostIPs", "ip")] {
         changed_list(&mut status, list, key, &old, &new);
     }
     let is_changed = !status.is_empty();
@@ -203,6 +203,12 @@ mod tests {
                 json!({"podIPs": [ip("10.0.0.2")]}),
                 Some(json!({"podIPs": [ip("10.0.0.2"), {"$patch": "delete", "ip": "10.0.0.1"}],
                             "$setElementOrder/podIPs": [ip("10.0.0.2")]})),
+            ),
+            (
+                json!({"hostIPs": [ip("10.0.0.1")]}),
+                json!({"hostIPs": [ip("10.0.0.2")]}),
+                Some(json!({"hostIPs": [ip("10.0.0.2"), {"$patch": "delete", "ip": "10.0.0.1"}],
+                            "$setElementOrder/hostIPs": [ip("10.0.0.2")]})),
             ),
         ] {
             let expected =
