@@ -27,6 +27,11 @@ pub fn is_own(kind: &str) -> bool {
     OWN.contains(&kind)
 }
 
+/// Whether conditions of this type say how far a resize is: their times are those of its steps.
+pub fn is_of_resize(kind: &str) -> bool {
+    ["PodResizeInProgress", "PodResizePending"].contains(&kind)
+}
+
 /// Whether the kubelet writes conditions of this type beside others.
 /// Upstream: `PodConditionSharedByKubelet`.
 pub fn is_shared(kind: &str) -> bool {

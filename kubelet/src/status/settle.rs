@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ListedQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube_controller_manager::objects::Timestamp;
+use kube_controller_manager::objects::{Quantity, Timestamp};
 use serde_json::Value;
 
-use super::conditions::{self, is_own, is_shared, observed_generation};
+use super::conditions::{self, is_of_resize, is_own, is_shared, observed_generation};
 use crate::pod::{Pod, PodExt};
 
 /// In bytes, for all containers of a pod. Upstream: `MaxPodTerminationMessageLogLength`.
@@ -24,7 +25,8 @@ pub fn settle(
 ) {
     let now = Time(now.to_jiff());
     for condition in status.conditions.iter_mut().flatten() {
-        if is_own(&condition.type_) || is_shared(&condition.type_) {
+        let has_time = is_of_resize(&condition.type_);
+        if (is_own(&condition.type_) || is_shared(&condition.type_)) && !has_time {
             keep_transition(condition, old, &now);
         }
     }
@@ -53,6 +55,22 @@ fn truncate(time: &mut Option<Time>) {
     if let Some(Time(time)) = time {
         let seconds = Timestamp::from_secs(time.as_second());
         *time = seconds.to_jiff();
+    }
+}
+
+/// The server stores amounts in their canonical form. Those that are malformed stay.
+fn make_canonical(list: &mut Option<BTreeMap<String, ListedQuantity>>) {
+    for amount in list.iter_mut().flat_map(BTreeMap::values_mut) {
+        if let Ok(parsed) = amount.0.parse::<Quantity>() {
+            amount.0 = parsed.to_string();
+        }
+    }
+}
+
+fn make_all_canonical(resources: &mut Option<core::ResourceRequirements>) {
+    if let Some(resources) = resources {
+        make_canonical(&mut resources.requests);
+        make_canonical(&mut resources.limits);
     }
 }
 
@@ -85,8 +103,12 @@ fn normalize(pod: &Pod, status: &mut core::PodStatus) {
         for status in list.iter_mut().flatten() {
             state(&mut status.state);
             state(&mut status.last_state);
+            make_canonical(&mut status.allocated_resources);
+            make_all_canonical(&mut status.resources);
         }
     }
+    make_canonical(&mut status.allocated_resources);
+    make_all_canonical(&mut status.resources);
     let by_name = |a: &core::ContainerStatus, b: &core::ContainerStatus| a.name.cmp(&b.name);
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses] {
         list.iter_mut().for_each(|list| list.sort_by(by_name));
@@ -170,9 +192,11 @@ mod tests {
             "conditions": [condition("Ready", "False", "2026-01-02T00:00:00Z"),
                            condition("Initialized", "False", "2026-01-02T00:00:00Z")],
         });
+        let resize = condition("PodResizePending", "True", "2026-01-03T00:00:00Z");
         let new = json!({"conditions": [
             {"type": "mine", "status": "True"}, {"type": "Ready", "status": "False"},
             {"type": "Initialized", "status": "True"}, {"type": "DisruptionTarget", "status": "True"},
+            resize,
         ]});
         assert_eq!(
             settled(json!(2), new, old),
@@ -180,6 +204,7 @@ mod tests {
                 {"type": "mine", "status": "True"},
                 condition("Ready", "False", "2026-01-02T00:00:00Z"),
                 condition("Initialized", "True", NOW), condition("DisruptionTarget", "True", NOW),
+                resize,
             ]})
         );
         assert_eq!(
@@ -208,6 +233,23 @@ mod tests {
         let ended = |at: usize| all[at]["state"]["terminated"].clone();
         assert_eq!(ended(0)["startedAt"], "2026-01-01T00:00:01Z");
         assert_eq!(ended(1)["message"].as_str().map(str::len), Some(MESSAGES / 2));
+    }
+
+    #[test]
+    fn amounts_are_canonical() {
+        let of = |cpu: &str, memory: &str| {
+            let list = json!({"cpu": cpu, "memory": memory});
+            let resources = json!({"requests": list, "limits": list});
+            let container = json!({"name": "a", "image": "i", "imageID": "i", "ready": true,
+                                   "restartCount": 0, "resources": resources,
+                                   "allocatedResources": list});
+            json!({"startTime": NOW, "resources": resources, "allocatedResources": list,
+                   "containerStatuses": [container], "initContainerStatuses": [container]})
+        };
+        let same = of("500m", "many");
+        assert_eq!(settled(json!(null), of("0.5", "many"), json!(null)), same);
+        let same = of("1", "1Gi");
+        assert_eq!(settled(json!(null), of("1000m", "1024Mi"), json!(null)), same);
     }
 
     #[test]
