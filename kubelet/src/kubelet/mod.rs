@@ -168,6 +168,10 @@ impl Kubelet {
             }
             self.store.notify(pod);
             self.dispatcher.update(pod, reason);
+            if pod.is_static() {
+                // A pod that has ended already has no more work, whose end would say so.
+                self.store.notify_mirror(pod.full_name());
+            }
         }
     }
 
