@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use kube_controller_manager::task;
@@ -19,7 +20,7 @@ pub struct Checkpoint {
     path: PathBuf,
     pods: Mutex<BTreeMap<String, PodResources>>,
     /// The checksum of what the file has; held while it is written.
-    written: async_lock::Mutex<Option<u64>>,
+    written: Arc<async_lock::Mutex<Option<u64>>>,
 }
 
 /// The content of the file.
@@ -47,7 +48,7 @@ impl Checkpoint {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Default::default(),
             Err(source) => return Err(Error::Path { path, source }),
         };
-        Ok(Checkpoint { path, pods: Mutex::new(pods), written: checksum.into() })
+        Ok(Checkpoint { path, pods: Mutex::new(pods), written: Arc::new(checksum.into()) })
     }
 
     /// The resources of a pod; `None`: there is no record of it.
@@ -102,7 +103,7 @@ impl Checkpoint {
     }
 
     async fn write(&self) -> Result<(), Error> {
-        let mut written = self.written.lock().await;
+        let mut written = self.written.lock_arc().await;
         let entries = self.pods.lock().clone();
         let data = serde_json::to_string(&Data { entries }).map_err(Error::Serialize)?;
         let checksum = checksum(&data);
@@ -111,11 +112,15 @@ impl Checkpoint {
         }
         let file = serde_json::to_vec(&File { data, checksum }).map_err(Error::Serialize)?;
         let path = self.path.clone();
-        let replaced = task::blocking(move || replace(&path, &file));
-        let at = |source| Error::Path { path: self.path.clone(), source };
-        replaced.await.map_err(at)?;
-        *written = Some(checksum);
-        Ok(())
+        // The work holds the guard: it continues when this future does not.
+        let replaced = task::blocking(move || {
+            let replaced = replace(&path, &file);
+            if replaced.is_ok() {
+                *written = Some(checksum);
+            }
+            replaced
+        });
+        replaced.await.map_err(|source| Error::Path { path: self.path.clone(), source })
     }
 }
 
@@ -149,6 +154,8 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::poll_once;
+
     use super::*;
 
     /// Of upstream's own test.
@@ -196,6 +203,12 @@ mod tests {
             assert_eq!(open().get("u"), Some(expected));
             checkpoint.set(&uid, PodResources::default()).await.expect("set");
             assert_eq!(open().get("u"), Some(PodResources::default()));
+            // The caller may stop waiting: no other write begins before this one ends.
+            let last = checkpoint.set_pod_level(&uid, ResourceRequirements::default());
+            assert!(poll_once(last).await.is_none());
+            let written = *checkpoint.written.lock().await;
+            assert_eq!(open().get("u"), checkpoint.get("u"));
+            assert_eq!(*open().written.lock().await, written);
             checkpoint.retain(|_| false);
             assert_eq!(checkpoint.get("u"), None);
             fs::remove_dir_all(&folder).expect("removed");
