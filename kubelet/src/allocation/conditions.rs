@@ -166,6 +166,11 @@ impl ResizeConditions {
         Some(condition.generation)
     }
 
+    /// The pod has ended.
+    pub fn clear(&self, uid: &str) {
+        self.pods.lock().remove(uid);
+    }
+
     /// How many resizes wait, and how many are under way.
     pub fn counts(&self) -> (usize, usize) {
         let pods = self.pods.lock();
@@ -241,5 +246,9 @@ mod tests {
         assert_eq!(conditions.complete("u"), Some(Some(3)));
         assert_eq!(conditions.complete("u"), None);
         assert!(!conditions.clear_pending("u") && shown().is_empty());
+        conditions.set_pending(&uid, "no cpu", Some(5), at(9));
+        conditions.keep_in_progress(&uid, Some(5), at(9));
+        conditions.clear("u");
+        assert_eq!(conditions.counts(), (0, 0));
     }
 }

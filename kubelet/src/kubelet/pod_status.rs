@@ -14,7 +14,7 @@ use crate::pod::{Pod, PodExt};
 use crate::prober::Kind;
 use crate::runtime::status::{self, PodStatus};
 use crate::status::generate::{self, StatusInputs};
-use crate::status::terminate::terminate;
+use crate::status::terminate::{self, terminate};
 
 impl Kubelet {
     /// Reads a pod's state in the runtime, starts and stops probes, and publishes the pod's status.
@@ -80,6 +80,9 @@ impl Kubelet {
             generate::generate(pod, &inputs)
         });
         let after = self.published(pod, change).after;
+        if terminate::is_terminal(after.phase.as_deref()) {
+            self.resizes.end(&pod.uid());
+        }
         if after.phase.as_deref() == Some("Running")
             && let Some(seen) = self.store.take_first_seen(&pod.uid())
         {

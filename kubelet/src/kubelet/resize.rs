@@ -51,6 +51,12 @@ impl Resizes {
         !self.pending.lock().is_empty()
     }
 
+    /// The pod has ended: no change of it waits or is under way.
+    pub(super) fn end(&self, uid: &str) {
+        self.conditions.clear(uid);
+        self.pending.lock().retain(|pending| **pending != *uid);
+    }
+
     /// Forgets the pods that are not `known`.
     pub(super) fn retain(&self, known: impl Fn(&str) -> bool) {
         self.allocated.retain(&known);
@@ -125,7 +131,11 @@ impl Kubelet {
         }
         let waiting = std::mem::take(&mut *self.resizes.pending.lock());
         for uid in waiting {
-            let Some(pod) = self.store.pod(&uid) else { continue };
+            let pod = self.store.pod(&uid).filter(|pod| !pod.has_ended());
+            let Some(pod) = pod.filter(|_| !self.dispatcher.is_terminating(&uid)) else {
+                self.resizes.end(&uid);
+                continue;
+            };
             let before = self.resizes.conditions.get(&uid);
             if !self.allocate(&pod).await {
                 let mut pending = self.resizes.pending.lock();
@@ -183,6 +193,8 @@ impl Kubelet {
     pub(super) fn observe_resize(&self, pod: &Arc<Pod>, runtime: &PodStatus) {
         let uid = pod.uid();
         let actuated = self.manager.actuated.get(&uid);
+        // More may have been allocated since the sync began.
+        let pod = &self.resizes.allocated(pod);
         let resizing = Resizing { pod, actuated: actuated.as_ref() };
         let is_running =
             |name: &str| runtime.container(name).is_some_and(|one| one.state == State::Running);
