@@ -47,6 +47,7 @@ impl Kubelet {
                 // It is decided when the pod starts again.
                 self.dispatcher.update(pod, Reason::Create);
             } else if let Some(admitted) = self.decide(pod).await {
+                self.store.set_reserved(pod);
                 self.preempt(&admitted).await;
                 self.allocate_admitted(pod).await;
                 self.start(pod);

@@ -45,6 +45,8 @@ enum Admission {
     /// Nothing yet.
     #[default]
     Open,
+    /// It may run once there is room for it: that room is its own.
+    Reserved,
     Admitted,
     /// It had ended before this kubelet knew it.
     Ended,
@@ -105,8 +107,17 @@ impl PodStore {
         self.state.lock().records.entry(pod.uid()).or_default().pod = Some(pod.clone());
     }
 
+    /// The pod may run once others have made room for it.
+    pub(super) fn set_reserved(&self, pod: &Pod) {
+        self.admit(pod, Admission::Reserved);
+    }
+
     /// The pod may run, unless it has ended.
     pub(super) fn set_admitted(&self, pod: &Pod) {
+        self.admit(pod, Admission::Admitted);
+    }
+
+    fn admit(&self, pod: &Pod, admission: Admission) {
         let mut state = self.state.lock();
         let record = state.records.entry(pod.uid()).or_default();
         if record.admission == Admission::Rejected {
@@ -115,7 +126,7 @@ impl PodStore {
         }
         record.admission = match pod.has_ended() {
             true => Admission::Ended,
-            false => Admission::Admitted,
+            false => admission,
         };
     }
 
@@ -173,11 +184,12 @@ impl PodStore {
         self.state.lock().records.values().filter_map(|record| record.pod.clone()).collect()
     }
 
-    /// The pods of all sources that were admitted.
+    /// The pods of all sources that were admitted, and those for which there is to be room.
     pub(super) fn admitted_pods(&self) -> Vec<Arc<Pod>> {
         let state = self.state.lock();
         let records = state.records.values();
-        let records = records.filter(|record| record.admission == Admission::Admitted);
+        let holds = [Admission::Reserved, Admission::Admitted];
+        let records = records.filter(|record| holds.contains(&record.admission));
         records.filter_map(|record| record.pod.clone()).collect()
     }
 
@@ -185,7 +197,9 @@ impl PodStore {
     pub(super) fn decided_pod(&self, uid: &str) -> Option<Arc<Pod>> {
         let state = self.state.lock();
         let record = state.records.get(uid);
-        record.filter(|record| record.admission != Admission::Open)?.pod.clone()
+        let is_open =
+            |record: &&Record| [Admission::Open, Admission::Reserved].contains(&record.admission);
+        record.filter(|record| !is_open(record))?.pod.clone()
     }
 
     /// The uids of the pods of all sources.
@@ -470,7 +484,12 @@ mod tests {
         let change = store.update_status(&pod, now, |_, _| status("Pending"));
         assert_eq!(phase(&change.after), Some("Failed"));
         assert!(store.admitted_pods().is_empty() && store.decided_pod("u").is_some());
+        store.set_reserved(&pod);
+        // It has its room, but must not start before the others have left it.
+        assert_eq!(store.admitted_pods(), std::slice::from_ref(&pod));
+        assert!(store.decided_pod("u").is_none());
         store.set_admitted(&pod);
+        assert!(store.decided_pod("u").is_some());
         let change = store.update_status(&pod, now, |before, _| {
             assert_eq!(before, None);
             status("Pending")
