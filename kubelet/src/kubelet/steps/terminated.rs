@@ -28,9 +28,10 @@ impl Kubelet {
             let fault = |source| Error::Folders { pod: pod.display_name(), source };
             task::blocking(move || tree::remove(&logs)).await.map_err(fault)?;
         }
-        self.manager.user_namespaces.release(&uid);
         self.manager.objects.forget(&uid);
         self.manager.remove_cgroup(&uid).await?;
+        // Until then processes may run as its users.
+        self.manager.user_namespaces.release(&uid);
         prober::remove_metrics(pod);
         self.finish_status(pod);
         log::info!("pod {} has ended", pod.display_name());

@@ -65,8 +65,9 @@ impl Kubelet {
         let removed = task::blocking(move || volumes::remove_logs(&folders, &of));
         let fault = |source| Error::OrphanFolders { uid: uid.clone(), source };
         removed.await.map_err(fault)?;
-        self.manager.user_namespaces.release(uid);
         self.manager.remove_cgroup(uid).await?;
+        // Until then processes may run as its users.
+        self.manager.user_namespaces.release(uid);
         Ok(Outcome::Done(Duration::ZERO))
     }
 }
