@@ -1,12 +1,15 @@
 //! Whether a node has what a pod requests. Upstream: `noderesources.Fits`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ListedQuantity;
+use kube_controller_manager::objects::Quantity;
 
 use crate::cgroups::pod_amount;
-use crate::pod::{Pod, PodExt, of_pod, quantity};
+use crate::pod::{Pod, PodExt, is_restartable_init, listed, of_pod, quantity};
 
 /// The number of pods, as a resource.
 const PODS: &str = "pods";
@@ -44,6 +47,7 @@ pub fn shortages(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Short
         let amount = quantity(allocatable?, resource)?;
         Some(if resource == "cpu" { amount.milli_value() } else { amount.value() })
     };
+    let others: Vec<Cow<'_, Pod>> = others.iter().map(|other| with_actuated(other)).collect();
     let mut shortages = Vec::new();
     let mut compare = |resource: &str, requested: i64, used: i64| {
         let capacity = capacity(resource).unwrap_or(0);
@@ -65,6 +69,41 @@ pub fn shortages(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Short
         }
     }
     shortages
+}
+
+/// The pod with the requests that its containers still have by its status, where those are larger:
+/// what a resize gives back is free once the runtime has taken it. Upstream: `UseStatusResources`.
+fn with_actuated(pod: &Pod) -> Cow<'_, Pod> {
+    let Some(status) = &pod.status else { return Cow::Borrowed(pod) };
+    let statuses: Vec<&core::ContainerStatus> =
+        status.container_statuses.iter().chain(&status.init_container_statuses).flatten().collect();
+    let mut pod = Cow::Borrowed(pod);
+    for status in statuses {
+        let own = status.resources.as_ref().and_then(|lists| lists.requests.as_ref());
+        for (resource, amount) in own.into_iter().chain(&status.allocated_resources).flatten() {
+            raise(&mut pod, &status.name, resource, amount);
+        }
+    }
+    pod
+}
+
+/// Raises a container's request to this amount, if it is less. That of an init container that ends
+/// stays.
+fn raise(pod: &mut Cow<'_, Pod>, name: &str, resource: &str, amount: &ListedQuantity) {
+    let Some(container) = pod.container(name) else { return };
+    let old = listed(container.resources.as_ref(), resource, false).unwrap_or(Quantity::ZERO);
+    let is_more = amount.0.parse().is_ok_and(|new: Quantity| new.compare(old).is_gt());
+    let is_init = pod.init_containers().iter().any(|init| init.name == name);
+    if !is_more || is_init && !is_restartable_init(container) {
+        return;
+    }
+    let Some(spec) = &mut pod.to_mut().spec else { return };
+    let mut all = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
+    if let Some(container) = all.find(|container| container.name == name) {
+        let lists = container.resources.get_or_insert_default();
+        let requests = lists.requests.get_or_insert_default();
+        requests.insert(resource.to_owned(), amount.clone());
+    }
 }
 
 /// What a pod requests, with its overhead.
@@ -167,6 +206,29 @@ mod tests {
         let none = json!({"cpu": "1", "memory": "1", "pods": "1", "example.com/a": "0"});
         let of_a = requesting(&json!({"example.com/a": "1"}));
         assert_eq!(found(&of_a, &none, &[]), "example.com/a 1 0 0");
+    }
+
+    #[test]
+    fn requests_count_until_the_runtime_has_taken_them_back() {
+        let node = json!({"pods": "9", "cpu": "10"});
+        let one = requesting(&json!({"cpu": "1"}));
+        for (allocated, shown, expected) in [
+            ("4", json!({"resources": {"requests": {"cpu": "9500m"}}}), "cpu 1000 9500 10000"),
+            ("4", json!({"allocatedResources": {"cpu": "9500m"}}), "cpu 1000 9500 10000"),
+            ("4", json!({"resources": {"requests": {"cpu": "4"}}}), ""),
+            ("9500m", json!({"resources": {"requests": {"cpu": "4"}}}), "cpu 1000 9500 10000"),
+        ] {
+            let mut status = json!({"name": "c", "image": "", "imageID": "", "ready": true,
+                                    "restartCount": 0});
+            status
+                .as_object_mut()
+                .expect("an object")
+                .extend(shown.as_object().cloned().expect("an object"));
+            let mut other = Arc::unwrap_or_clone(requesting(&json!({"cpu": allocated})));
+            let status = json!({"containerStatuses": [status]});
+            other.status = serde_json::from_value(status.clone()).expect("a status");
+            assert_eq!(found(&one, &node, &[Arc::new(other)]), expected, "{allocated} {status}");
+        }
     }
 
     #[test]
