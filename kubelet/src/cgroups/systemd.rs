@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::resources::{PERIOD, Resources, weight};
@@ -20,6 +21,8 @@ const SYSTEMD: Object = Object {
 const ROOT: &str = "-.slice";
 /// Within this time a job has to end.
 const JOB: Duration = Duration::from_secs(30);
+/// The first version that takes the period of a CPU limit. Those before have 100 ms.
+const HAS_QUOTA_PERIOD: u32 = 242;
 /// CPU limits are whole hundredths of a CPU: microseconds in each second.
 const QUOTA_STEP: i64 = 10_000;
 
@@ -27,11 +30,13 @@ const QUOTA_STEP: i64 = 10_000;
 #[derive(Clone, Debug)]
 pub struct Systemd {
     socket: PathBuf,
+    /// Of systemd, once it was read.
+    version: Arc<OnceLock<u32>>,
 }
 
 impl Default for Systemd {
     fn default() -> Systemd {
-        Systemd { socket: SYSTEM_BUS.into() }
+        Systemd { socket: SYSTEM_BUS.into(), version: Arc::default() }
     }
 }
 
@@ -50,9 +55,16 @@ fn per_second(quota: i64) -> Option<i64> {
         .then(|| (micros.saturating_add(QUOTA_STEP - 1) / QUOTA_STEP).saturating_mul(QUOTA_STEP))
 }
 
-/// The limits as properties of a unit. Those that systemd does not know are only in files.
+/// The first number of a version such as `v245.4-1.fc32`; 0: it has none.
+fn major(version: &str) -> u32 {
+    let digits = version.trim_start_matches(['"', 'v']);
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().unwrap_or(0)
+}
+
+/// The limits as properties of a unit. Those that this systemd does not know are only in files.
 /// Upstream: `genV1ResourcesProperties`, `genV2ResourcesProperties`.
-fn properties(resources: &Resources, is_v2: bool) -> Vec<(&'static str, Value)> {
+fn properties(resources: &Resources, is_v2: bool, version: u32) -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
     let unsigned = |value: i64| Value::Unsigned(u64::try_from(value).unwrap_or(u64::MAX));
     if let Some(bytes) = resources.memory.filter(|bytes| *bytes != 0) {
@@ -65,7 +77,9 @@ fn properties(resources: &Resources, is_v2: bool) -> Vec<(&'static str, Value)> 
         });
     }
     if let Some(quota) = resources.cpu_quota {
-        all.push(("CPUQuotaPeriodUSec", unsigned(PERIOD)));
+        if version >= HAS_QUOTA_PERIOD {
+            all.push(("CPUQuotaPeriodUSec", unsigned(PERIOD)));
+        }
         all.push(("CPUQuotaPerSecUSec", unsigned(per_second(quota).unwrap_or(-1))));
     }
     if let Some(pids) = resources.pids {
@@ -78,7 +92,7 @@ fn properties(resources: &Resources, is_v2: bool) -> Vec<(&'static str, Value)> 
 impl Systemd {
     #[cfg(test)]
     pub fn at(socket: &std::path::Path) -> Systemd {
-        Systemd { socket: socket.to_owned() }
+        Systemd { socket: socket.to_owned(), version: Arc::default() }
     }
 
     /// Makes the slice of a path such as `/a.slice/a-b.slice` unless it exists, and sets its limits.
@@ -89,7 +103,8 @@ impl Systemd {
         let (slice, parent) = names(path);
         let made = self.open().and_then(|mut bus| {
             start(&mut bus, slice, parent, is_v2)?;
-            let limits = Argument::Properties(properties(resources, is_v2));
+            let version = self.version(&mut bus)?;
+            let limits = Argument::Properties(properties(resources, is_v2, version));
             // Until the machine starts again.
             let arguments = [Argument::text(slice), Argument::Bool(true), limits];
             bus.call(SYSTEMD, "SetUnitProperties", &arguments)
@@ -118,6 +133,16 @@ impl Systemd {
             Ok(())
         });
         stopped.map_err(|error| fault(slice, &error))
+    }
+
+    fn version(&self, bus: &mut Connection) -> Result<u32, Error> {
+        if let Some(version) = self.version.get() {
+            return Ok(*version);
+        }
+        let mut value = bus.property(SYSTEMD, "Version")?;
+        let _signature = value.signature()?;
+        let version = major(&value.text()?);
+        Ok(*self.version.get_or_init(|| version))
     }
 
     fn open(&self) -> Result<Connection, Error> {
@@ -219,16 +244,22 @@ mod tests {
             ("TasksMax", unsigned(7)),
         ];
         let one = [("MemoryLimit", unsigned(4096)), ("CPUShares", unsigned(1024))];
-        assert_eq!(properties(&resources, false), [&one[..], &rest].concat());
+        assert_eq!(properties(&resources, false, 242), [&one[..], &rest].concat());
         let two = [("MemoryMax", unsigned(4096)), ("CPUWeight", unsigned(weight(1024)))];
-        assert_eq!(properties(&resources, true), [&two[..], &rest].concat());
+        assert_eq!(properties(&resources, true, 255), [&two[..], &rest].concat());
         let none = Resources { cpu_quota: Some(-1), pids: Some(-1), ..Resources::default() };
         let unlimited = [
             ("CPUQuotaPeriodUSec", unsigned(100_000)),
             ("CPUQuotaPerSecUSec", unsigned(u64::MAX)),
             ("TasksMax", unsigned(u64::MAX)),
         ];
-        assert_eq!(properties(&none, true), unlimited);
+        assert_eq!(properties(&none, true, 242), unlimited);
+        assert_eq!(properties(&none, true, 241), unlimited[1..]);
+        for (version, expected) in
+            [("v245.4-1.fc32", 245), ("241", 241), ("\"v252\"", 252), ("", 0)]
+        {
+            assert_eq!(major(version), expected, "{version}");
+        }
         for (quota, rounded) in [(25_001, 26_000), (25_000, 25_000), (1000, 1000), (-1, -1)] {
             assert_eq!(rounded_quota(quota), rounded);
         }
@@ -265,6 +296,10 @@ mod tests {
                     Answer::Return(vec![Argument::Path("/job/2".to_owned())]),
                     vec![removed("/job/1", "failed"), removed("/job/2", result)],
                 ),
+                "Get" => {
+                    let version = Value::Text("v255".to_owned());
+                    (Answer::Return(vec![Argument::Variant(version)]), Vec::new())
+                }
                 _ => (Answer::Return(Vec::new()), Vec::new()),
             }
         });
@@ -286,7 +321,9 @@ mod tests {
             (Some(("SetUnitProperties", "x.InvalidArgs")), "done", &set, false),
         ] {
             let (bus, calls) = systemd(fails, result);
-            let made = Systemd::at(&bus.socket).make(PATH, &Resources::default(), true);
+            let with_version = Systemd::at(&bus.socket);
+            let _ = with_version.version.set(255);
+            let made = with_version.make(PATH, &Resources::default(), true);
             assert_eq!(made.is_ok(), is_made, "{fails:?} {result}: {made:?}");
             if let Err(error) = made {
                 assert!(error.to_string().contains(slice), "{error}");
@@ -296,6 +333,13 @@ mod tests {
             let expected = expected.iter().map(|member| (member.to_string(), slice.to_owned()));
             assert_eq!(calls, expected.collect::<Vec<_>>(), "{fails:?} {result}");
         }
+        let (bus, calls) = systemd(None, "done");
+        let reads_version = Systemd::at(&bus.socket);
+        for _ in 0..2 {
+            reads_version.make(PATH, &Resources::default(), true).expect("made");
+        }
+        assert_eq!(reads_version.version.get(), Some(&255));
+        assert_eq!(calls.lock().iter().filter(|(member, _)| member == "Get").count(), 1);
         let no_unit = "org.freedesktop.systemd1.NoSuchUnit";
         for (fails, result) in
             [(None, "done"), (None, "failed"), (Some(("StopUnit", no_unit)), "done")]
