@@ -219,7 +219,18 @@ impl Cgroups {
         if self.driver == Driver::Systemd {
             self.systemd.make(&path, resources, self.hierarchy.is_v2())?;
         }
-        self.hierarchy.limit(&path, resources)
+        self.hierarchy.limit(&path, &self.rounded(resources.clone()))
+    }
+
+    /// The limits as the driver keeps them: systemd rounds quotas of CPU.
+    pub fn rounded(&self, resources: Resources) -> Resources {
+        match self.driver {
+            Driver::Cgroupfs => resources,
+            Driver::Systemd => {
+                let cpu_quota = resources.cpu_quota.map(systemd::rounded_quota);
+                Resources { cpu_quota, ..resources }
+            }
+        }
     }
 
     /// What the cgroup of a pod limits; `None`: its limits are not known.
@@ -240,12 +251,10 @@ impl Cgroups {
     /// What systemd does not limit, such as huge pages, is in the files of its slice.
     fn make(&self, name: &Name, resources: &Resources) -> io::Result<()> {
         let path = name.path(self.driver);
-        if self.driver == Driver::Cgroupfs {
-            return self.hierarchy.make(&path, resources);
+        if self.driver == Driver::Systemd {
+            self.systemd.make(&path, resources, self.hierarchy.is_v2())?;
         }
-        self.systemd.make(&path, resources, self.hierarchy.is_v2())?;
-        let cpu_quota = resources.cpu_quota.map(systemd::rounded_quota);
-        self.hierarchy.make(&path, &Resources { cpu_quota, ..resources.clone() })
+        self.hierarchy.make(&path, &self.rounded(resources.clone()))
     }
 
     /// The pods that have a cgroup. Upstream: `GetAllPodsFromCgroups`.

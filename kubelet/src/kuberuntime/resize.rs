@@ -127,7 +127,8 @@ impl Manager {
         let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
         let read = move || {
             let current = cgroups.pod_limits(&pod)?;
-            Some(PodCgroup { current, desired: Resources::of_pod(&pod), cgroups })
+            let desired = cgroups.rounded(Resources::of_pod(&pod));
+            Some(PodCgroup { current, desired, cgroups })
         };
         task::blocking(read).await
     }
