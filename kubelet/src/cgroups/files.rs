@@ -127,6 +127,23 @@ impl Hierarchy {
         folders
     }
 
+    /// The path of a container's cgroup below that of its pod, by its id: runtimes write their own
+    /// names around it, such as `cri-containerd-<id>.scope`. Blocks for a moment.
+    pub fn container_below(&self, pod: &str, id: &str) -> String {
+        let is_it = |name: &str| {
+            let name = name.strip_suffix(".scope").unwrap_or(name);
+            let prefix = name.strip_suffix(id);
+            // CRI-O's monitor of a container has a cgroup beside it.
+            prefix.is_some_and(|prefix| {
+                prefix.is_empty() || prefix.ends_with('-') && !prefix.ends_with("-conmon-")
+            })
+        };
+        let entries = self.folders(pod).into_iter().flat_map(fs::read_dir).flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let name = names.find(|name| is_it(name));
+        format!("{pod}/{}", name.as_deref().unwrap_or(id))
+    }
+
     /// Whether a cgroup exists in each mount.
     pub fn exists(&self, path: &str) -> bool {
         self.folders(path).iter().all(|folder| folder.is_dir())
@@ -276,6 +293,30 @@ fn write(file: &Path, content: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn containers_are_found_by_their_ids() {
+        let root = std::env::temp_dir().join(format!("kubelet-names-{}", std::process::id()));
+        let hierarchy = Hierarchy::V2 { root: root.clone() };
+        for (pod, names, expected) in [
+            ("a", &["x"][..], "/a/x"),
+            (
+                "b",
+                &["cri-containerd-x.scope", "cri-containerd-y.scope"],
+                "/b/cri-containerd-x.scope",
+            ),
+            ("c", &["crio-conmon-x.scope", "crio-y.scope", "crio-x.scope"], "/c/crio-x.scope"),
+            ("d", &["crio-conmon-x", "crio-x", "crio-xx"], "/d/crio-x"),
+            // It has ended.
+            ("e", &["y"], "/e/x"),
+        ] {
+            for name in names {
+                fs::create_dir_all(root.join(pod).join(name)).expect("made");
+            }
+            assert_eq!(hierarchy.container_below(&format!("/{pod}"), "x"), expected);
+        }
+        fs::remove_dir_all(&root).expect("removed");
+    }
 
     #[test]
     fn version_is_that_of_the_mounts() {

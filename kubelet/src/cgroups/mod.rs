@@ -103,10 +103,6 @@ impl Cgroups {
         &self.hierarchy
     }
 
-    pub fn driver(&self) -> Driver {
-        self.driver
-    }
-
     /// Whether a pod has its cgroup.
     pub fn has_pod(&self, pod: &Pod) -> bool {
         self.hierarchy.exists(&self.pod(pod))
@@ -242,7 +238,7 @@ impl Cgroups {
     /// The bytes of memory that a pod uses, or one of its containers, by its id.
     pub fn memory_usage(&self, pod: &Pod, container: Option<&str>) -> Option<u64> {
         let path = match container {
-            Some(id) => self.driver.container_below(&self.pod(pod), id),
+            Some(id) => self.hierarchy.container_below(&self.pod(pod), id),
             None => self.pod(pod),
         };
         usage::read(&self.hierarchy, &path).memory.map(|memory| memory.usage)

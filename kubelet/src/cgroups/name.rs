@@ -9,17 +9,6 @@ pub enum Driver {
     Systemd,
 }
 
-impl Driver {
-    /// The path of a container's cgroup below that of its pod. Upstream's cAdvisor finds them by their
-    /// ids; the name of a scope is containerd's.
-    pub fn container_below(self, pod: &str, id: &str) -> String {
-        match self {
-            Driver::Cgroupfs => format!("{pod}/{id}"),
-            Driver::Systemd => format!("{pod}/cri-containerd-{id}.scope"),
-        }
-    }
-}
-
 const SLICE: &str = ".slice";
 
 /// The parts of a cgroup's name below the root.

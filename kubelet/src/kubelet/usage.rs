@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kube_controller_manager::task;
 
 use super::{Error, Kubelet};
-use crate::cgroups::{Driver, Hierarchy};
+use crate::cgroups::Hierarchy;
 use crate::cri::api;
 use crate::images::ImageUse;
 use crate::kuberuntime::Manager;
@@ -77,7 +77,6 @@ impl Kubelet {
                 memory_bytes: node.memory_bytes.unsigned_abs(),
                 folders,
                 hierarchy: &hierarchy,
-                driver: cgroups.as_ref().map_or(Driver::Cgroupfs, |cgroups| cgroups.driver()),
                 all_pods: cgroups.as_ref().map(|cgroups| cgroups.all_pods()),
                 cgroup_of: &cgroup_of,
                 images,

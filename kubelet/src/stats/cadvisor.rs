@@ -297,7 +297,7 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
             cgroup(&mut page, source, &container, &devices);
         }
         if let Some(id) = sandboxes.get(&pod.uid()) {
-            let below = source.driver.container_below(&path, id);
+            let below = source.hierarchy.container_below(&path, id);
             let sandbox = Subject { name: id, id: below.clone(), ..of_pod };
             let sandbox = Subject { started_seconds: made_at(source, &below), ..sandbox };
             let labels = cgroup(&mut page, source, &sandbox, &devices);
@@ -322,7 +322,7 @@ fn containers<'a>(source: &StatsSource<'_>, pod: &'a Pod, path: &str) -> Vec<Sub
         let running = status.state.as_ref()?.running.as_ref()?;
         let (_, id) = status.container_id.as_deref()?.split_once("://")?;
         Some(Subject {
-            id: source.driver.container_below(path, id),
+            id: source.hierarchy.container_below(path, id),
             name: id,
             image: &status.image,
             pod: pod.name(),

@@ -23,7 +23,7 @@ pub use self::cadvisor::cadvisor_metrics;
 
 use crate::cgroups::details::{self, Pressure, Stall};
 use crate::cgroups::usage::{self, Usage};
-use crate::cgroups::{Driver, Hierarchy, max_pids};
+use crate::cgroups::{Hierarchy, max_pids};
 use crate::files::tree;
 use crate::images::ImageUse;
 use crate::pod::{Pod, PodExt};
@@ -253,7 +253,6 @@ pub struct StatsSource<'a> {
     pub memory_bytes: u64,
     pub folders: &'a Folders,
     pub hierarchy: &'a Hierarchy,
-    pub driver: Driver,
     /// The path of the cgroup of all pods, and of a pod.
     pub all_pods: Option<String>,
     pub cgroup_of: &'a dyn Fn(&Pod) -> Option<String>,
@@ -449,7 +448,7 @@ impl Stats {
                 continue;
             };
             let started = running.started_at.as_ref().map_or(0, |time| time.0.as_microsecond());
-            let below = source.driver.container_below(&path, id);
+            let below = source.hierarchy.container_below(&path, id);
             let usage = usage::read(source.hierarchy, &below);
             let own_process = usage::first_process(source.hierarchy, &below);
             process = process.or(own_process);
