@@ -6,6 +6,9 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, mount_change};
+
 /// The points below a folder where something is mounted, the oldest first. A link in place of the
 /// folder is not followed; links may lead to the folder above it. Blocks.
 ///
@@ -24,6 +27,19 @@ pub(super) fn mounts_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
 pub(super) fn is_mounted(path: &Path) -> io::Result<bool> {
     let Some(path) = real(path)? else { return Ok(false) };
     Ok(points()?.contains(&path))
+}
+
+/// Keeps what is unmounted below a mount from being unmounted elsewhere too. Nothing mounted there
+/// is no error. Blocks.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(super) fn make_private(path: &Path) -> io::Result<()> {
+    let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    match mount_change(path, flags) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The path as the table has it, without following a link at its end.

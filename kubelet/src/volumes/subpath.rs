@@ -12,6 +12,8 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fchmod, fstat, mkdi
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
+use super::mounts_below::make_private;
+
 /// The folder of a pod's mounts of this kind, in the pod's folder.
 pub const FOLDER: &str = "volume-subpaths";
 
@@ -119,6 +121,8 @@ fn mount_at(found: &OwnedFd, target: &Path) -> io::Result<()> {
         return Ok(());
     }
     // Something else is mounted there: the volume has changed since the container's last start.
+    // What lies on it may belong to other pods.
+    make_private(target)?;
     match unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
         Err(error) => return Err(error.into()),

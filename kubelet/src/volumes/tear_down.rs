@@ -11,7 +11,7 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use super::csi::{self, absent_is_fine, entries};
 use super::manager::Inner;
-use super::mounts_below::{is_mounted, mounts_below};
+use super::mounts_below::{is_mounted, make_private, mounts_below};
 use super::{Error, plain, subpath};
 use crate::files::tree;
 use crate::pod::Uid;
@@ -40,7 +40,7 @@ impl Inner {
                 return Ok(Vec::new());
             }
             // They lie on the volumes.
-            unmount_below(&of.join(subpath::FOLDER))?;
+            unmount_below(&of.join(subpath::FOLDER), UnmountFlags::empty())?;
             Ok(volumes(&of))
         });
         let mut outcome = Ok(());
@@ -90,7 +90,8 @@ fn volumes(pod: &Path) -> Vec<Found> {
 fn undo_plain(volume: Found) -> Result<(), Error> {
     match volume {
         Found::Own(folder) => {
-            unmount_below(&folder)?;
+            // Also what is busy: it is the pod's own.
+            unmount_below(&folder, UnmountFlags::DETACH)?;
             unmount_all(&folder)
         }
         Found::Local(folder) => {
@@ -114,24 +115,29 @@ fn undo_plain(volume: Found) -> Result<(), Error> {
 }
 
 /// Unmounts what is mounted below a folder, the newest first: it may lie on another one. Blocks.
-fn unmount_below(folder: &Path) -> Result<(), Error> {
-    for mounted in mounts_below(folder).map_err(Error::at(folder))?.iter().rev() {
-        detach(mounted).map_err(Error::at(mounted))?;
+fn unmount_below(folder: &Path, flags: UnmountFlags) -> Result<(), Error> {
+    let mounts = mounts_below(folder).map_err(Error::at(folder))?;
+    // A bind shares what is mounted on it with its source, which keeps it.
+    for mounted in &mounts {
+        make_private(mounted).map_err(Error::at(mounted))?;
+    }
+    for mounted in mounts.iter().rev() {
+        unmount_one(mounted, flags).map_err(Error::at(mounted))?;
     }
     Ok(())
 }
 
-/// Unmounts all that is mounted at a path. Blocks.
+/// Unmounts all that is mounted at a path, also what is busy. Blocks.
 fn unmount_all(path: &Path) -> Result<(), Error> {
     while is_mounted(path).map_err(Error::at(path))? {
-        detach(path).map_err(Error::at(path))?;
+        make_private(path).map_err(Error::at(path))?;
+        unmount_one(path, UnmountFlags::DETACH).map_err(Error::at(path))?;
     }
     Ok(())
 }
 
-/// Also what is busy: it is the pod's own.
-fn detach(path: &Path) -> io::Result<()> {
-    match unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+fn unmount_one(path: &Path, flags: UnmountFlags) -> io::Result<()> {
+    match unmount(path, flags | UnmountFlags::NOFOLLOW) {
         // It went with the one below it.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
@@ -215,6 +221,38 @@ mod tests {
         fs::remove_file(folder.join("vol_data.json")).expect("removed");
         block_on(manager.tear_down(&uid())).expect("removed");
         assert!(!folders.pod(&uid()).exists());
+        fs::remove_dir_all(base).expect("removed");
+    }
+
+    /// Containers of other pods use what is mounted below a bind's source.
+    #[test]
+    fn the_source_of_a_sub_path_keeps_its_mounts() {
+        let (base, folders, manager) = manager("peers");
+        let source = base.join("source");
+        let target = folders.pod(&uid()).join(subpath::FOLDER).join("v/c/0");
+        for folder in [&source, &target] {
+            fs::create_dir_all(folder).expect("a folder");
+        }
+        let memory = |at: &Path| {
+            let flags = rustix::mount::MountFlags::empty();
+            rustix::mount::mount("tmpfs", at, "tmpfs", flags, None::<&std::ffi::CStr>)
+        };
+        if let Err(error) = memory(&source) {
+            fs::remove_dir_all(base).expect("removed");
+            return eprintln!("the_source_of_a_sub_path_keeps_its_mounts: {error}");
+        }
+        rustix::mount::mount_change(&source, rustix::mount::MountPropagationFlags::SHARED)
+            .expect("shared");
+        rustix::mount::mount_bind(&source, &target).expect("mounted");
+        let below = source.join("below");
+        fs::create_dir(&below).expect("a folder");
+        memory(&below).expect("mounted");
+        assert!(is_mounted(&target.join("below")).expect("the table"), "they are peers");
+        block_on(manager.tear_down(&uid())).expect("removed");
+        assert!(is_mounted(&below).expect("the table") && !folders.pod(&uid()).exists());
+        for mounted in [&below, &source] {
+            unmount(mounted, UnmountFlags::DETACH).expect("unmounted");
+        }
         fs::remove_dir_all(base).expect("removed");
     }
 
