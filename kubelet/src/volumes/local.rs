@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1 as core;
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
-use super::mounts_below::{is_mounted, mounts_below};
+use super::mounts_below::{is_mounted, mount_point};
 use super::{CLOSED, Error, make_all, ownership};
 
 /// Mounts the folder of a local volume for a pod, and gives it to the pod's group. What is mounted
@@ -56,7 +56,12 @@ pub(super) fn mount(
     }
     match group {
         Some((group, only_if_needed)) if !read_only && !is_used => {
-            ownership::apply(target, group, only_if_needed).map_err(Error::at(target))
+            ownership::apply(target, group, only_if_needed).map_err(|error| {
+                // What is mounted counts as set up at the next attempt.
+                let _ = unmount(target, UnmountFlags::NOFOLLOW);
+                let _ = fs::remove_dir(target);
+                Error::at(target)(error)
+            })
         }
         _ => Ok(()),
     }
@@ -84,13 +89,60 @@ fn checked(source: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Whether another pod has the folder mounted: its file system and its own number are the same.
+/// Whether another pod has the folder mounted, by the kernel's table: a file system whose server is
+/// gone is not asked. Upstream: `GetMountRefs`.
 fn is_used(source: &Path, pods: &Path) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    let own = fs::metadata(source)?;
-    let is_it = |point: &PathBuf| {
-        fs::symlink_metadata(point)
-            .is_ok_and(|other| (other.dev(), other.ino()) == (own.dev(), own.ino()))
+    is_mounted_below(&fs::read_to_string("/proc/self/mountinfo")?, source, pods)
+}
+
+fn is_mounted_below(table: &str, source: &Path, pods: &Path) -> io::Result<bool> {
+    let (source, pods) = (source.canonicalize()?, pods.canonicalize()?);
+    // The device, the part of it that is mounted, and where.
+    let mounts = table.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(' ').take(5).collect();
+        let [_, _, device, root, point] = fields[..] else { return None };
+        Some((device, mount_point(root), mount_point(point)))
+    });
+    let mounts: Vec<_> = mounts.collect();
+    // A later mount lies on top of an earlier one.
+    let own = mounts.iter().rev().find_map(|(device, root, point)| {
+        let below = source.strip_prefix(point).ok()?;
+        Some((*device, root.join(below)))
+    });
+    let Some((device, part)) = own else { return Ok(false) };
+    let is_it = |(of, root, point): &(&str, PathBuf, PathBuf)| {
+        *of == device && *root == part && point.starts_with(&pods)
     };
-    Ok(mounts_below(pods)?.iter().any(is_it))
+    Ok(mounts.iter().any(is_it))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_pod_that_mounts_a_folder_is_found_by_the_table() {
+        let base = std::env::temp_dir().join(format!("kubelet-local-{}", std::process::id()));
+        let (disk, pods) = (base.join("disk"), base.join("pods"));
+        for folder in [disk.join("a"), disk.join("b"), pods.clone()] {
+            fs::create_dir_all(folder).expect("a folder");
+        }
+        let base = base.canonicalize().expect("a folder");
+        let text = |line: &str| line.replace("BASE", &base.display().to_string());
+        let table = "1 0 8:1 / / rw - ext4 d rw\n2 1 8:2 /part BASE/disk rw - ext4 d rw\n";
+        for (line, of_a, of_disk) in [
+            ("", false, false),
+            ("3 1 8:2 /part/a BASE/pods/u/volumes/v rw - ext4 d rw", true, false),
+            ("3 1 8:2 /part BASE/pods/u/volumes/v rw - ext4 d rw", false, true),
+            ("3 1 8:3 /part/a BASE/pods/u/volumes/v rw - ext4 d rw", false, false),
+            ("3 1 8:2 /part/a BASE/elsewhere rw - ext4 d rw", false, false),
+        ] {
+            let table = text(&format!("{table}{line}\n"));
+            let is_used = |source: &Path| is_mounted_below(&table, source, &pods).expect("folders");
+            assert_eq!(is_used(&disk.join("a")), of_a, "{line}");
+            assert_eq!(is_used(&disk), of_disk, "{line}");
+            assert!(!is_used(&disk.join("b")), "{line}");
+        }
+        fs::remove_dir_all(base).expect("removed");
+    }
 }

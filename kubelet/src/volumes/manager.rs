@@ -399,9 +399,11 @@ impl Inner {
     /// Sets up a folder or a device of this machine that a PersistentVolume names.
     async fn set_up_local(&self, pod: &Arc<Pod>, name: &str, bound: Bound) -> Attempt {
         let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
+        // One pod at a time: the first one sets the owner.
+        let of_all = self.locks.lock(&format!("local/{}", bound.name())).await;
         let (folders, pod) = (self.folders.clone(), pod.clone());
         let set_up = task::blocking(move || {
-            let _held = held;
+            let _held = (held, of_all);
             set_up_local(&folders, &pod, &bound)
         });
         match set_up.await {

@@ -1,6 +1,7 @@
 //! Gives the files of a volume to the pod's group. Upstream: `VolumeOwnership`.
 
 use std::ffi::CStr;
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -19,10 +20,11 @@ const SET_GID: u32 = 0o2000;
 
 /// Gives all of a volume to a group, whose users may write then; `only_if_needed`: not when the
 /// volume's own folder is as it would be. Containers of other pods may change the volume meanwhile, so
-/// no link is followed. Blocks.
+/// no link is followed. A file that cannot be changed is in the log alone, as upstream: a server
+/// may refuse it, or a part of the volume may be read-only. Blocks.
 ///
 /// # Errors
-/// The first failure; the rest is done beside it.
+/// The first folder or file that cannot be read; the rest is done beside it.
 pub(super) fn apply(volume: &Path, group: u32, only_if_needed: bool) -> io::Result<()> {
     let root = statat(CWD, volume, AtFlags::empty())?;
     if only_if_needed && !is_needed(&root, group) {
@@ -32,13 +34,20 @@ pub(super) fn apply(volume: &Path, group: u32, only_if_needed: bool) -> io::Resu
         // Folders come after what is in them.
         match tree::is_folder(status) {
             true => Ok(true),
-            false => change(at, name, group).map(|()| false),
+            false => {
+                change(volume, at, name, group);
+                Ok(false)
+            }
         }
     };
-    let mut leave = |at: BorrowedFd<'_>, name: &CStr| change(at, name, group);
+    let mut leave = |at: BorrowedFd<'_>, name: &CStr| {
+        change(volume, at, name, group);
+        Ok(())
+    };
     tree::walk(volume, &mut enter, &mut leave)?;
     // At last: it shows that all is done.
-    change(CWD, volume, group)
+    change(volume, CWD, volume, group);
+    Ok(())
 }
 
 /// Upstream: `requiresPermissionChange`.
@@ -50,7 +59,14 @@ fn is_needed(root: &Stat, group: u32) -> bool {
         || root.st_mode & SET_GID == 0
 }
 
-fn change(at: impl AsFd, name: impl Arg, group: u32) -> io::Result<()> {
+/// Upstream: `changeFilePermission`.
+fn change(volume: &Path, at: impl AsFd, name: impl Arg + Copy + Debug, group: u32) {
+    if let Err(error) = try_change(at, name, group) {
+        log::error!("{name:?} of volume {} has not got its group: {error}", volume.display());
+    }
+}
+
+fn try_change(at: impl AsFd, name: impl Arg, group: u32) -> io::Result<()> {
     // Without a link in its place.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(at, name, flags, Mode::empty())?;
@@ -71,6 +87,14 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_changed_does_not_keep_the_volume_from_the_pod() {
+        // Not even root changes the modes of what is in `/proc`.
+        assert!(try_change(CWD, "/proc/self/fdinfo/0", 4242).is_err());
+        apply(Path::new("/proc/self/fdinfo"), 4242, false).expect("no error");
+        assert!(apply(Path::new("/none/at/all"), 4242, false).is_err());
+    }
 
     #[test]
     fn files_belong_to_the_group_and_links_are_not_followed() {
