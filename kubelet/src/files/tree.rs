@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, statat,
+    unlinkat,
 };
 use rustix::path::Arg;
 
@@ -17,7 +18,8 @@ pub type Enter<'a> = dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<bool>
 /// What is done with an entry after all that is below it.
 pub type Leave<'a> = dyn FnMut(BorrowedFd<'_>, &CStr) -> io::Result<()> + 'a;
 
-/// Removes a folder with all below it, or what has taken its place. Blocks.
+/// Removes a folder with all below it, or what has taken its place. What is mounted below it stays,
+/// and is an error. Needs Linux 5.6. Blocks.
 ///
 /// # Errors
 /// The first failure; what could be removed is removed. A folder that is gone already is no error.
@@ -33,7 +35,7 @@ pub fn remove(folder: &Path) -> io::Result<()> {
         Ok(false)
     };
     let mut leave = |at: BorrowedFd<'_>, name: &CStr| Ok(unlinkat(at, name, AtFlags::REMOVEDIR)?);
-    walk(folder, &mut enter, &mut leave)?;
+    walk_within(folder, ResolveFlags::NO_XDEV, &mut enter, &mut leave)?;
     absent_is_fine(std::fs::remove_dir(folder))
 }
 
@@ -43,6 +45,17 @@ pub fn remove(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// The first failure; the walk continues beside it. What is gone meanwhile is no error.
 pub fn walk(folder: &Path, enter: &mut Enter<'_>, leave: &mut Leave<'_>) -> io::Result<()> {
+    walk_within(folder, ResolveFlags::empty(), enter, leave)
+}
+
+/// `within`: how folders below the first one are opened.
+fn walk_within(
+    folder: &Path,
+    within: ResolveFlags,
+    enter: &mut Enter<'_>,
+    leave: &mut Leave<'_>,
+) -> io::Result<()> {
+    let open_below = |at: &OwnedFd, name: &CStr| open_within(at, name, within);
     let root = match open(CWD, folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         root => root?,
@@ -59,7 +72,7 @@ pub fn walk(folder: &Path, enter: &mut Enter<'_>, leave: &mut Leave<'_>) -> io::
     let mut levels: Vec<Level> = first.map_err(|error| note(Err(error))).into_iter().collect();
     while let Some(level) = levels.last_mut() {
         if let Some(name) = level.pending.pop() {
-            let below = open(&current, &name)
+            let below = open_below(&current, &name)
                 .and_then(|below| Ok((Level::new(&below, name, enter, &mut note)?, below)));
             match below {
                 Ok((level, below)) => {
@@ -72,7 +85,7 @@ pub fn walk(folder: &Path, enter: &mut Enter<'_>, leave: &mut Leave<'_>) -> io::
         }
         let Some(done) = levels.pop().filter(|_| !levels.is_empty()) else { break };
         let depth = levels.len();
-        match ascend(&root, &current, &mut levels) {
+        match ascend(&root, &current, &mut levels, &open_below) {
             Ok(above) => current = above,
             Err(error) => {
                 note(Err(error));
@@ -139,7 +152,12 @@ fn identity(folder: &OwnedFd) -> io::Result<(u64, u64)> {
 
 /// The folder above the current one, which is the last level. If it is another one, as the current
 /// folder has been moved, the levels are found again from the root, and those that are gone are left out.
-fn ascend(root: &OwnedFd, current: &OwnedFd, levels: &mut Vec<Level>) -> io::Result<OwnedFd> {
+fn ascend(
+    root: &OwnedFd,
+    current: &OwnedFd,
+    levels: &mut Vec<Level>,
+    open_below: &dyn Fn(&OwnedFd, &CStr) -> io::Result<OwnedFd>,
+) -> io::Result<OwnedFd> {
     let is = |folder: &OwnedFd, level: &Level| {
         identity(folder).is_ok_and(|identity| identity == level.identity)
     };
@@ -150,7 +168,7 @@ fn ascend(root: &OwnedFd, current: &OwnedFd, levels: &mut Vec<Level>) -> io::Res
     }
     let (mut at, mut depth) = (root.try_clone()?, 1);
     for level in &levels[1..] {
-        match open(&at, &level.name) {
+        match open_below(&at, &level.name) {
             Ok(below) if is(&below, level) => at = below,
             _ => break,
         }
@@ -160,9 +178,18 @@ fn ascend(root: &OwnedFd, current: &OwnedFd, levels: &mut Vec<Level>) -> io::Res
     Ok(at)
 }
 
+const FOLDER: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 fn open(at: impl AsFd, path: impl Arg) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(at, path, flags, Mode::empty())?)
+    Ok(openat(at, path, FOLDER, Mode::empty())?)
+}
+
+fn open_within(at: &OwnedFd, name: &CStr, within: ResolveFlags) -> io::Result<OwnedFd> {
+    match within.is_empty() {
+        true => open(at, name),
+        false => Ok(openat2(at, name, FOLDER, Mode::empty(), within)?),
+    }
 }
 
 #[cfg(test)]
@@ -232,6 +259,24 @@ mod tests {
         assert!(!inside.is_symlink() && outside.join("kept").exists());
         remove(&folder).expect("removed");
         remove(&folder).expect("no error");
+    }
+
+    #[test]
+    fn what_is_mounted_below_a_folder_is_not_removed() {
+        let folder = folder("mounts");
+        let (source, target) = (folder.join("source"), folder.join("removed/a/target"));
+        for path in [source.join("kept"), target.clone(), folder.join("removed/b")] {
+            fs::create_dir_all(path).expect("folders");
+        }
+        // Of the same file system, so that its number does not show it.
+        if let Err(error) = rustix::mount::mount_bind(&source, &target) {
+            fs::remove_dir_all(folder).expect("removed");
+            return eprintln!("what_is_mounted_below_a_folder_is_not_removed: {error}");
+        }
+        remove(&folder.join("removed")).expect_err("it is mounted");
+        assert!(source.join("kept").exists() && !folder.join("removed/b").exists());
+        rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).expect("unmounted");
+        remove(&folder).expect("removed");
     }
 
     /// A process that still runs moves the folder that is being removed to another place.
