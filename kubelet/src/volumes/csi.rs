@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::claim::Bound;
 use super::manager::{Inner, Mounted, Server};
-use super::mounts_below::is_mounted;
+use super::mounts_below::{is_mounted, mounts_below};
 use super::{CLOSED, Error, Folders, fs_group, make_all, ownership};
 use crate::csi::api::volume_capability::MountVolume;
 use crate::csi::{
@@ -32,6 +32,9 @@ const ATTACHMENTS: ResourceType =
 
 /// The plugin's name in the names of folders.
 pub(super) const FOLDER: &str = "kubernetes.io~csi";
+
+/// Beside the data of a volume of blocks: upstream's bind mount of the device for each pod.
+const UPSTREAMS_DEVICES: &str = "dev";
 
 /// A volume of a driver, as a pod's volume or its PersistentVolume names it.
 #[derive(Clone, Debug)]
@@ -205,13 +208,16 @@ pub(super) struct Staged {
 }
 
 /// All staged volumes. A file that cannot be read is left out, with a line. Blocks.
-pub(super) fn staged(folders: &Folders) -> Vec<Staged> {
+///
+/// # Errors
+/// A folder cannot be read: there may be others.
+pub(super) fn staged(folders: &Folders) -> io::Result<Vec<Staged>> {
     let mut found = Vec::new();
-    for driver in entries(&folders.csi()) {
+    for driver in entries(&folders.csi())? {
         if driver.file_name().is_some_and(|name| name == "volumeDevices") {
             continue;
         }
-        for folder in entries(&driver) {
+        for folder in entries(&driver)? {
             if let Some(data) = load(&folder) {
                 let path = folder.join("globalmount");
                 let VolumeData { driver_name: driver, volume_handle: handle, .. } = data;
@@ -219,7 +225,7 @@ pub(super) fn staged(folders: &Folders) -> Vec<Staged> {
             }
         }
     }
-    for volume in entries(&folders.block_devices()) {
+    for volume in entries(&folders.block_devices())? {
         let folder = volume.join("data");
         let Some(name) = volume.file_name().map(|name| name.to_string_lossy().into_owned()) else {
             continue;
@@ -230,7 +236,7 @@ pub(super) fn staged(folders: &Folders) -> Vec<Staged> {
             found.push(Staged { driver, handle, folder, path, block: Some(name) });
         }
     }
-    found
+    Ok(found)
 }
 
 fn load(folder: &Path) -> Option<VolumeData> {
@@ -240,32 +246,54 @@ fn load(folder: &Path) -> Option<VolumeData> {
     })
 }
 
-pub(super) fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+/// What is in a folder; nothing, if it is no folder. Blocks.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Vec::new()),
+            _ => Err(error),
+        },
+    }
 }
 
 /// The names of persistent volumes of files that are published for pods. Blocks.
-pub(super) fn published(folders: &Folders) -> Vec<(String, String)> {
-    let pods = entries(&folders.pods()).into_iter();
-    let volumes = pods.flat_map(|pod| entries(&pod.join("volumes").join(FOLDER)));
-    let loaded = volumes.filter_map(|volume| load(&volume));
-    let persistent = loaded.filter(|data| data.lifecycle != Some(Lifecycle::Ephemeral));
-    persistent.map(|data| (data.driver_name, data.volume_handle)).collect()
+///
+/// # Errors
+/// A folder cannot be read: there may be others.
+pub(super) fn published(folders: &Folders) -> io::Result<Vec<(String, String)>> {
+    let mut names = Vec::new();
+    for pod in entries(&folders.pods())? {
+        let volumes = entries(&pod.join("volumes").join(FOLDER))?.into_iter();
+        let loaded = volumes.filter_map(|volume| load(&volume));
+        let persistent = loaded.filter(|data| data.lifecycle != Some(Lifecycle::Ephemeral));
+        names.extend(persistent.map(|data| (data.driver_name, data.volume_handle)));
+    }
+    Ok(names)
 }
 
 /// The pods that have a volume published or begun, by the files in their folders. Blocks.
-pub(super) fn users(folders: &Folders, of: &Staged) -> Vec<String> {
+///
+/// # Errors
+/// A folder cannot be read: there may be others.
+pub(super) fn users(folders: &Folders, of: &Staged) -> io::Result<Vec<String>> {
     let mut users = Vec::new();
-    for pod in entries(&folders.pods()) {
+    for pod in entries(&folders.pods())? {
         let Some(uid) = pod.file_name().map(|name| name.to_string_lossy().into_owned()) else {
             continue;
         };
         let is_used = match &of.block {
             Some(volume) => {
                 let link = pod.join("volumeDevices").join(FOLDER).join(volume);
-                fs::symlink_metadata(link).is_ok()
+                match fs::symlink_metadata(link) {
+                    Ok(_) => true,
+                    Err(error) => absent_is_fine(Err(error)).map(|()| false)?,
+                }
             }
-            None => entries(&pod.join("volumes").join(FOLDER)).iter().any(|volume| {
+            None => entries(&pod.join("volumes").join(FOLDER))?.iter().any(|volume| {
                 // An unreadable file may be of any volume.
                 match VolumeData::load(volume) {
                     Ok(data) => data.is_some_and(|data| {
@@ -279,7 +307,7 @@ pub(super) fn users(folders: &Folders, of: &Staged) -> Vec<String> {
             users.push(uid);
         }
     }
-    users
+    Ok(users)
 }
 
 impl Inner {
@@ -311,8 +339,11 @@ impl Inner {
         if let Some(refusal) = object.refusal(&volume.driver, volume.lifecycle) {
             return Err(in_set_up(Error::Lifecycle(refusal)));
         }
-        if volume.is_exclusive() && self.is_used_by_other(pod, volume).await {
-            return Err(in_set_up(Error::UsedByOther));
+        if volume.is_exclusive() {
+            let users = self.users(self.staged_form(volume)).await.map_err(&in_set_up)?;
+            if users.iter().any(|user| **user != *pod.uid()) {
+                return Err(in_set_up(Error::UsedByOther));
+            }
         }
         let context = self
             .attached(server, volume, &object)
@@ -348,11 +379,10 @@ impl Inner {
         }
     }
 
-    async fn is_used_by_other(&self, pod: &Pod, volume: &CsiVolume) -> bool {
-        let (folders, uid) = (self.folders.clone(), pod.uid());
-        let of = self.staged_form(volume);
-        let users = task::blocking(move || users(&folders, &of)).await;
-        users.iter().any(|user| **user != *uid)
+    async fn users(&self, of: Staged) -> Result<Vec<String>, Error> {
+        let folders = self.folders.clone();
+        let users = task::blocking(move || users(&folders, &of).map_err(Error::at(folders.pods())));
+        users.await
     }
 
     fn staged_form(&self, volume: &CsiVolume) -> Staged {
@@ -447,12 +477,15 @@ impl Inner {
             ..VolumeData::default()
         };
         let new = of.clone();
-        let made = task::blocking(move || -> Result<(), Error> {
+        let made = task::blocking(move || -> Result<bool, Error> {
             make_all(&new.folder, CLOSED).map_err(Error::at(&new.folder))?;
             make_all(&new.path, CLOSED).map_err(Error::at(&new.path))?;
-            Ok(data.save(&new.folder)?)
+            // One that cannot be read was there too.
+            let was_begun = VolumeData::load(&new.folder).map_or(true, |data| data.is_some());
+            data.save(&new.folder)?;
+            Ok(was_begun)
         });
-        made.await?;
+        let was_begun = made.await?;
         let group = fs_group(pod).filter(|_| call.able.sets_group);
         let mut request = volume.call(&of.path, group);
         request.publish_context = call.context.clone();
@@ -463,13 +496,20 @@ impl Inner {
                 Ok(path)
             }
             Err(error) => {
-                // What is uncertain is undone by the driver.
-                if error.is_final() {
-                    let removed = task::blocking(move || remove_staged(&of)).await;
-                    log_failure(removed);
+                // What is uncertain is undone by the driver, as what was staged before.
+                if error.is_final() && !was_begun {
+                    log_failure(self.forget_staged(of).await);
                 }
                 Err(error.into())
             }
+        }
+    }
+
+    /// Removes the files of a volume that is certainly not staged, unless a pod has it published.
+    async fn forget_staged(&self, of: Staged) -> Result<(), Error> {
+        match self.users(of.clone()).await?.is_empty() {
+            true => task::blocking(move || remove_staged(&of)).await,
+            false => Ok(()),
         }
     }
 
@@ -515,18 +555,20 @@ impl Inner {
         };
         let link = volume.is_block.then(|| self.folders.device_link(&uid, FOLDER, &volume.name));
         let (of, new, to) = (folder.clone(), path.clone(), link);
-        let made = task::blocking(move || -> Result<(), Error> {
+        let made = task::blocking(move || -> Result<bool, Error> {
             make_all(&of, CLOSED).map_err(Error::at(&of))?;
+            // One that cannot be read was there too.
+            let was_begun = VolumeData::load(&of).map_or(true, |data| data.is_some());
             data.save(&of)?;
             let parent = new.parent().unwrap_or(&new);
             make_all(parent, CLOSED).map_err(Error::at(parent))?;
-            match to {
+            if let Some(link) = to {
                 // It stands for the use of the volume, so it is there before the device.
-                Some(link) => make_link(&new, &link).map_err(Error::at(link)),
-                None => Ok(()),
+                make_link(&new, &link).map_err(Error::at(link))?;
             }
+            Ok(was_begun)
         });
-        made.await?;
+        let was_begun = made.await?;
         let group = fs_group(pod);
         let mut stage = volume.call(&path, group.filter(|_| call.able.sets_group));
         stage.publish_context = call.context.clone();
@@ -535,8 +577,8 @@ impl Inner {
         let request =
             Publish { stage, staging_path: staging.to_owned(), read_only: volume.read_only };
         if let Err(error) = call.driver.publish(call.able, request).await {
-            // Containers see what was published before.
-            if error.is_final() && !is_published && !volume.is_block {
+            // Containers may see what was published before, also by an earlier kubelet.
+            if error.is_final() && !was_begun && !volume.is_block {
                 let removed = task::blocking(move || remove_published(&folder)).await;
                 log_failure(removed);
             }
@@ -625,8 +667,7 @@ impl Inner {
         let name = of.block.as_ref().unwrap_or(&of.handle);
         let in_step = Error::in_step("UnmountDevice failed", name);
         let _held = self.locks.lock(&unique).await;
-        let (folders, staged) = (self.folders.clone(), of.clone());
-        let users = task::blocking(move || users(&folders, &staged)).await;
+        let users = self.users(of.clone()).await.map_err(&in_step)?;
         if !users.is_empty() || self.state.lock().is_wanted(&unique) {
             return Ok(false);
         }
@@ -727,21 +768,25 @@ fn remove_staged(of: &Staged) -> Result<(), Error> {
     let fine =
         |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));
     if of.block.is_some() {
-        // The driver may leave files, but no mounts.
-        if is_mounted(&of.path).map_err(Error::at(&of.path))? {
-            return Err(Error::UnknownMount(of.path.clone()));
-        }
-        tree::remove(&of.path).map_err(Error::at(&of.path))?;
+        // What pods have comes first: the rest is removed only if there is none of it.
         let published = of.path.parent().and_then(Path::parent).zip(of.block.as_ref());
         if let Some(published) = published.map(|(all, name)| all.join("publish").join(name)) {
             fine(fs::remove_dir(&published), &published)?;
         }
+        let volume = of.folder.parent().unwrap_or(&of.folder);
+        let dev = volume.join(UPSTREAMS_DEVICES);
+        fine(fs::remove_dir(&dev), &dev)?;
+        // The driver may leave files, but no mounts.
+        let mut mounts = mounts_below(&of.path).map_err(Error::at(&of.path))?;
+        if is_mounted(&of.path).map_err(Error::at(&of.path))? {
+            mounts.push(of.path.clone());
+        }
+        if let Some(mounted) = mounts.pop() {
+            return Err(Error::UnknownMount(mounted));
+        }
+        tree::remove(&of.path).map_err(Error::at(&of.path))?;
         VolumeData::remove(&of.folder)?;
         fine(fs::remove_dir(&of.folder), &of.folder)?;
-        let volume = of.folder.parent().unwrap_or(&of.folder);
-        // Upstream's links to the device.
-        let dev = volume.join("dev");
-        fine(fs::remove_dir(&dev), &dev)?;
         return fine(fs::remove_dir(volume), volume);
     }
     remove_mount(&of.path)?;
@@ -915,22 +960,30 @@ mod tests {
         let link = folders.device_link(&uid("two"), FOLDER, "pv");
         make_link(&folders.published_block("pv", &uid("two")), &link).expect("a link");
         make_link(&folders.published_block("pv", &uid("two")), &link).expect("a link");
-        let mut found = staged(&folders);
+        let mut found = staged(&folders).expect("folders");
         found.sort_by(|a, b| b.handle.cmp(&a.handle));
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((&*found[0].handle, &found[0].block), ("h", &None));
         assert_eq!(found[0].path, folders.staged("d", "h").join("globalmount"));
         assert_eq!((&*found[1].handle, found[1].block.as_deref()), ("b", Some("pv")));
-        assert_eq!(users(&folders, &found[0]), ["one"]);
-        assert_eq!(users(&folders, &found[1]), ["two"]);
+        assert_eq!(users(&folders, &found[0]).expect("folders"), ["one"]);
+        assert_eq!(users(&folders, &found[1]).expect("folders"), ["two"]);
+        // What an earlier kubelet has published for a pod keeps the rest.
+        let device = folders.published_block("pv", &uid("two"));
+        fs::create_dir_all(&device).expect("a folder");
+        remove_staged(&found[1]).expect_err("it is published");
+        assert!(folders.staged_block("pv").join("left").exists());
+        assert_eq!(staged(&folders).expect("folders").len(), 2);
+        fs::remove_dir(&device).expect("removed");
         // A file that cannot be read may be of this volume.
         fs::write(folders.published(&uid("two"), "v").join("vol_data.json"), "{").expect("a file");
-        assert_eq!(users(&folders, &found[0]).len(), 2);
+        assert_eq!(users(&folders, &found[0]).expect("folders").len(), 2);
         for staged in &found {
             remove_staged(staged).expect("removed");
             remove_staged(staged).expect("removed before");
         }
-        assert!(staged(&folders).is_empty() && !folders.block_data("pv").exists());
+        assert!(staged(&folders).expect("folders").is_empty());
+        assert!(!folders.block_data("pv").exists());
         remove_published(&folders.published(&uid("one"), "v")).expect("removed");
         assert!(!folders.published(&uid("one"), "v").exists());
         fs::remove_dir_all(root).expect("removed");

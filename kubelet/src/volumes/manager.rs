@@ -7,6 +7,7 @@
 //! waits for it. Upstream: `pkg/kubelet/volumemanager`, `nestedpendingoperations`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,7 @@ use parking_lot::Mutex;
 
 use super::backoff::{Backoff, LONGEST};
 use super::claim::{self, Bound};
-use super::csi::{self, CsiVolume};
+use super::csi::{self, CsiVolume, Staged};
 use super::in_use::VolumesInUse;
 use super::locks::Locks;
 use super::{Error, Folders, expand, fs_group, local, plain};
@@ -490,7 +491,14 @@ impl Inner {
     async fn find_in_use(&self) {
         let Some(server) = &self.server else { return };
         server.csi_drivers.synced().await;
-        let names = self.names_on_disk().await;
+        let mut backoff = Backoff::default();
+        let names = loop {
+            match self.names_on_disk().await {
+                Ok(names) => break names,
+                Err(error) => log::error!("volumes in use: {}", chain(&error)),
+            }
+            self.clock.sleep(backoff.fail(self.clock.monotonic())).await;
+        };
         let attaches =
             |driver: &str| server.csi_drivers.get(driver).is_ok_and(|object| object.attaches());
         let names = names.into_iter().filter(|(driver, _)| attaches(driver));
@@ -500,14 +508,14 @@ impl Inner {
     }
 
     /// The drivers and handles of volumes that are staged or published.
-    async fn names_on_disk(&self) -> BTreeSet<(String, String)> {
+    async fn names_on_disk(&self) -> Result<BTreeSet<(String, String)>, Error> {
         let folders = self.folders.clone();
-        task::blocking(move || {
-            let staged = csi::staged(&folders).into_iter();
+        let names = task::blocking(move || -> io::Result<_> {
+            let staged = csi::staged(&folders)?.into_iter();
             let staged = staged.map(|volume| (volume.driver, volume.handle));
-            staged.chain(csi::published(&folders)).collect()
-        })
-        .await
+            Ok(staged.chain(csi::published(&folders)?).collect())
+        });
+        names.await.map_err(Error::at(&self.folders.root))
     }
 
     /// Lets pods be synced again whose volumes wait for what has changed, for ever.
@@ -588,21 +596,41 @@ impl Inner {
     /// Returns whether all is unstaged that no pod uses.
     async fn release_once(&self) -> bool {
         let folders = self.folders.clone();
-        let staged = task::blocking(move || {
-            let staged = csi::staged(&folders).into_iter();
-            staged.filter(|of| csi::users(&folders, of).is_empty()).collect::<Vec<_>>()
+        let staged = task::blocking(move || -> io::Result<Vec<Staged>> {
+            let mut unused = csi::staged(&folders)?;
+            let mut outcome = Ok(());
+            unused.retain(|of| match csi::users(&folders, of) {
+                Ok(users) => users.is_empty(),
+                Err(error) => {
+                    outcome = Err(error);
+                    false
+                }
+            });
+            outcome.map(|()| unused)
         });
+        let staged = match staged.await.map_err(Error::at(&self.folders.root)) {
+            Ok(staged) => staged,
+            Err(error) => {
+                log::error!("unused volumes: {}", chain(&error));
+                return false;
+            }
+        };
         let mut is_done = true;
-        for of in staged.await {
+        for of in staged {
             if let Err(error) = self.unstage(&of).await {
                 log::error!("{}", chain(&error));
                 is_done = false;
             }
         }
         // Those of drivers that stage nothing.
-        let on_disk: BTreeSet<String> = {
-            let names = self.names_on_disk().await.into_iter();
-            names.map(|(driver, handle)| unique_name(&driver, &handle)).collect()
+        let on_disk: BTreeSet<String> = match self.names_on_disk().await {
+            Ok(names) => {
+                names.iter().map(|(driver, handle)| unique_name(driver, handle)).collect()
+            }
+            Err(error) => {
+                log::error!("volumes in use: {}", chain(&error));
+                return false;
+            }
         };
         for name in self.in_use.names().into_iter().flatten() {
             if !on_disk.contains(&name) && !self.state.lock().is_wanted(&name) {

@@ -41,7 +41,7 @@ impl Inner {
             }
             // They lie on the volumes.
             unmount_below(&of.join(subpath::FOLDER), UnmountFlags::empty())?;
-            Ok(volumes(&of))
+            volumes(&of).map_err(Error::at(of))
         });
         let mut outcome = Ok(());
         for volume in found.await? {
@@ -64,26 +64,26 @@ impl Inner {
     }
 }
 
-fn volumes(pod: &Path) -> Vec<Found> {
+fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
-    for kind in entries(&pod.join("volumes")) {
+    for kind in entries(&pod.join("volumes"))? {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        found.extend(entries(&kind).into_iter().map(|volume| match name.as_str() {
+        found.extend(entries(&kind)?.into_iter().map(|volume| match name.as_str() {
             csi::FOLDER => Found::Csi(volume),
             plain::LOCAL => Found::Local(volume),
             name if plain::FOLDERS.contains(&name) => Found::Own(volume),
             _ => Found::Unknown(volume),
         }));
     }
-    for kind in entries(&pod.join("volumeDevices")) {
+    for kind in entries(&pod.join("volumeDevices"))? {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        found.extend(entries(&kind).into_iter().map(|link| match name.as_str() {
+        found.extend(entries(&kind)?.into_iter().map(|link| match name.as_str() {
             csi::FOLDER => Found::CsiDevice(link),
             plain::LOCAL => Found::Device(link),
             _ => Found::Unknown(link),
         }));
     }
-    found
+    Ok(found)
 }
 
 /// Blocks.
@@ -104,7 +104,7 @@ fn undo_plain(volume: Found) -> Result<(), Error> {
         }
         Found::Device(link) => absent_is_fine(fs::remove_file(&link)).map_err(Error::at(&link)),
         Found::Unknown(path) => {
-            let is_empty = entries(&path).is_empty();
+            let is_empty = entries(&path).map_err(Error::at(&path))?.is_empty();
             match is_empty && !is_mounted(&path).map_err(Error::at(&path))? {
                 true => Ok(()),
                 false => Err(Error::UnknownVolume(path)),
