@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::claim::Bound;
 use super::manager::{Inner, Mounted, Server};
 use super::mounts_below::{is_mounted, mounts_below};
-use super::{CLOSED, Error, Folders, fs_group, make_all, ownership};
+use super::{CLOSED, Error, Folders, fs_group, loop_device, make_all, ownership};
 use crate::csi::api::volume_capability::MountVolume;
 use crate::csi::{
     self, Capabilities, CsiDriver, Driver, Lifecycle, Publish, Stage, VolumeData, attachment_name,
@@ -360,7 +360,7 @@ impl Inner {
         let path = match is_published && !call.object.republishes() {
             true => self.published_path(pod, volume),
             false => {
-                let path = self.publish(&call, pod, volume, &staging, is_published).await;
+                let path = self.publish(&call, pod, volume, &staging).await;
                 path.map_err(in_set_up)?
             }
         };
@@ -521,7 +521,6 @@ impl Inner {
         pod: &Pod,
         volume: &CsiVolume,
         staging: &str,
-        is_published: bool,
     ) -> Result<PathBuf, Error> {
         let uid = pod.uid();
         let (path, folder) = match volume.is_block {
@@ -647,9 +646,14 @@ impl Inner {
         let in_step = Error::in_step("UnmapVolume.UnmapPodDevice failed", &name);
         let folder = self.folders.block_data(&name);
         let path = self.folders.published_block(&name, uid);
+        let upstreams = folder.with_file_name(UPSTREAMS_DEVICES).join(&**uid);
         let loaded = task::blocking(move || VolumeData::load(&folder)).await;
         if let Some(data) = loaded.map_err(|error| in_step(error.into()))? {
             let _held = self.locks.lock(&unique_name(&data.driver_name, &data.volume_handle)).await;
+            // It lies on the driver's device.
+            let ended =
+                task::blocking(move || loop_device::end(&upstreams).map_err(Error::at(upstreams)));
+            ended.await.map_err(&in_step)?;
             let done = async {
                 let driver = self.drivers.get(&data.driver_name)?;
                 driver.unpublish(&data.volume_handle, &path).await

@@ -18,6 +18,7 @@ mod expand;
 mod in_use;
 mod local;
 mod locks;
+mod loop_device;
 mod manager;
 mod mounts_below;
 mod ownership;
