@@ -368,7 +368,9 @@ impl Inner {
             self.expand(&call, pod, volume, bound, &path, &staging).await?;
         }
         let group = bound.and_then(Bound::group);
-        Ok(Mounted { path, read_only: volume.read_only, is_device: volume.is_block, group })
+        let persistent = bound.map(|bound| bound.name().to_owned());
+        let (read_only, is_device) = (volume.read_only, volume.is_block);
+        Ok(Mounted { path, read_only, is_device, group, persistent })
     }
 
     /// Where containers have a published volume.

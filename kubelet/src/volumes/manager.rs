@@ -52,6 +52,9 @@ pub struct Mounted {
     pub is_device: bool,
     /// A group that containers need for it.
     pub group: Option<i64>,
+    /// The name of its PersistentVolume, which the folders of its parts have. Upstream:
+    /// `InnerVolumeSpecName`.
+    pub persistent: Option<String>,
 }
 
 /// The volumes of a pod that are set up, by name. Upstream: `VolumeMap`.
@@ -649,7 +652,8 @@ fn set_up_local(folders: &Folders, pod: &Pod, bound: &Bound) -> Result<Mounted, 
     let in_step = Error::in_step(set_up, name);
     let mounted = |path| {
         let (read_only, group) = (bound.read_only, bound.group());
-        Mounted { path, read_only, is_device: bound.is_block(), group }
+        let persistent = Some(name.to_owned());
+        Mounted { path, read_only, is_device: bound.is_block(), group, persistent }
     };
     match (&spec.local, &spec.host_path) {
         (Some(source), _) if bound.is_block() => {

@@ -178,7 +178,8 @@ pub fn mounts(
         let sub_path = sub_path(mount, environment)?;
         if image.is_none() && !sub_path.is_empty() {
             let folder = folders.pod(&uid).join(subpath::FOLDER);
-            let target = folder.join(&mount.name).join(&container.name).join(at.to_string());
+            let of = volume.persistent.as_ref().unwrap_or(&mount.name);
+            let target = folder.join(of).join(&container.name).join(at.to_string());
             subpath::bind(&source, Path::new(&sub_path), &target).map_err(|fault| {
                 log::warn!("pod {}: {}", pod.display_name(), fault.cause);
                 let (volume, container) = (mount.name.clone(), container.name.clone());
@@ -348,6 +349,41 @@ mod tests {
         let _ = fs::remove_dir_all(&base);
         let folders = Folders { root: base.join("kubelet"), logs: base.join("log/pods") };
         (base, folders)
+    }
+
+    /// Upstream's kubelet finds them by that name, and this one those of upstream's.
+    #[test]
+    fn folders_of_sub_paths_have_the_names_of_persistent_volumes() {
+        let (base, folders) = folders("inner-names");
+        let volume = base.join("volume");
+        fs::create_dir_all(volume.join("part")).unwrap();
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [{"name": "c", "volumeMounts": [
+                {"name": "v", "mountPath": "/v", "subPath": "part"}]}]},
+        }))
+        .unwrap();
+        let container = &pod.spec().containers[0];
+        for (persistent, expected) in [(None, "v"), (Some("pv".to_owned()), "pv")] {
+            let (read_only, is_device, group) = (false, false, None);
+            let path = volume.clone();
+            let mounted = Mounted { path, read_only, is_device, group, persistent };
+            let mounted = VolumeMap::from([("v".to_owned(), mounted)]);
+            let (values, images) = (Values::default(), HashMap::new());
+            let found = mounts(&folders, &pod, &mounted, container, &values, &images);
+            let found = match found {
+                Ok(found) => found,
+                Err(error) if !rustix::process::geteuid().is_root() => {
+                    eprintln!("folders_of_sub_paths_have_the_names_of_persistent_volumes: {error}");
+                    break;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            let target = folders.pod(&pod.uid()).join(subpath::FOLDER).join(expected).join("c/0");
+            assert_eq!(found[0].host_path, target.display().to_string());
+            rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+        }
+        fs::remove_dir_all(base).unwrap();
     }
 
     #[test]

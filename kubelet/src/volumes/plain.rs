@@ -96,6 +96,7 @@ pub(super) fn set_up(
             read_only,
             is_device: false,
             group: None,
+            persistent: None,
         });
         (name.clone(), done.map_err(Error::in_step("MountVolume.SetUp failed", &name)))
     });
