@@ -11,6 +11,7 @@ mod registration;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use event_listener::{Event, EventListener};
 use kube_controller_manager::task::notify_all;
@@ -48,6 +49,7 @@ pub struct Drivers(Arc<Inner>);
 struct Inner {
     drivers: Mutex<BTreeMap<String, Driver>>,
     changed: Event,
+    changes: AtomicU64,
 }
 
 impl Drivers {
@@ -63,13 +65,23 @@ impl Drivers {
         self.0.changed.listen()
     }
 
+    /// How often a driver has come or gone.
+    pub fn changes(&self) -> u64 {
+        self.0.changes.load(Ordering::SeqCst)
+    }
+
     fn set(&self, driver: Driver) {
         self.0.drivers.lock().insert(driver.name().to_owned(), driver);
-        notify_all(&self.0.changed);
+        self.note_change();
     }
 
     fn remove(&self, name: &str) {
         self.0.drivers.lock().remove(name);
+        self.note_change();
+    }
+
+    fn note_change(&self) {
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
         notify_all(&self.0.changed);
     }
 }

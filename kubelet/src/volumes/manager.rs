@@ -116,7 +116,7 @@ struct PodVolumes {
     volumes: BTreeMap<String, VolumeState>,
     /// Since when volumes are missing, by the monotonic clock.
     since: Option<Duration>,
-    /// Whether it waits for an attachment.
+    /// Whether it waits for an attachment, or may do so at the end of an attempt that runs.
     waits: bool,
 }
 
@@ -149,14 +149,6 @@ enum Attempt {
     Unprocessed(Error),
     /// It has failed before, and is not due.
     NotDue(Duration),
-}
-
-/// What volumes wait for.
-enum Change {
-    Node,
-    /// The API server knows which volumes are in use.
-    Reported,
-    Drivers,
 }
 
 impl VolumeManager {
@@ -343,7 +335,10 @@ impl Inner {
             if !remaining.is_zero() && volume.mounted.is_none() {
                 return Attempt::NotDue(remaining);
             }
-            volume.mounted.clone()
+            let mounted = volume.mounted.clone();
+            // What changes from now on is not missed.
+            state.pods.entry(uid.clone()).or_default().waits |= mounted.is_none();
+            mounted
         };
         let Some(server) = &self.server else { return Attempt::Failed(in_step(Error::NoServer)) };
         let (csi, bound) = match (&volume.csi, claim::claim_of(pod, volume)) {
@@ -523,49 +518,25 @@ impl Inner {
 
     /// Lets pods be synced again whose volumes wait for what has changed, for ever.
     async fn wake(&self) {
-        let attached = || {
-            let node = self.own.registered();
-            let status = node.as_ref().and_then(|node| node.status.as_ref());
-            let attached = status.and_then(|status| status.volumes_attached.as_ref());
-            let names = attached.into_iter().flatten().map(|volume| volume.name.clone());
-            names.collect::<BTreeSet<String>>()
-        };
-        let mut before = BTreeSet::new();
+        let mut changes = self.drivers.changes();
         loop {
             let (node, drivers) = (self.own.changed(), self.drivers.changed());
             let reported = self.in_use.reported();
-            let now = attached();
-            if now != before {
-                before = now;
-                self.sync_again(|pod| pod.waits);
+            // Several may have changed: which of them has ended the wait does not matter.
+            self.sync_again(|pod| pod.waits);
+            let now = self.drivers.changes();
+            if now != changes {
+                changes = now;
+                let stuck = {
+                    let mut state = self.state.lock();
+                    let volumes = state.pods.values_mut().flat_map(|pod| pod.volumes.values_mut());
+                    volumes.for_each(|volume| volume.backoff = Backoff::default());
+                    state.stuck.clone()
+                };
+                self.sync_again(|pod| pod.since.is_some());
+                stuck.into_iter().for_each(|uid| drop(self.again.try_send(uid)));
             }
-            let node = async {
-                node.await;
-                Change::Node
-            };
-            let reported = async {
-                reported.await;
-                Change::Reported
-            };
-            let drivers = async {
-                drivers.await;
-                Change::Drivers
-            };
-            match node.or(reported).or(drivers).await {
-                Change::Node => {}
-                Change::Reported => self.sync_again(|pod| pod.waits),
-                Change::Drivers => {
-                    let stuck = {
-                        let mut state = self.state.lock();
-                        let volumes =
-                            state.pods.values_mut().flat_map(|pod| pod.volumes.values_mut());
-                        volumes.for_each(|volume| volume.backoff = Backoff::default());
-                        state.stuck.clone()
-                    };
-                    self.sync_again(|pod| pod.since.is_some());
-                    stuck.into_iter().for_each(|uid| drop(self.again.try_send(uid)));
-                }
-            }
+            node.or(reported).or(drivers).await;
         }
     }
 
