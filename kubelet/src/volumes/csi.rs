@@ -365,7 +365,15 @@ impl Inner {
             }
         };
         if let Some(bound) = bound {
-            self.expand(&call, pod, volume, bound, &path, &staging).await?;
+            if !is_published {
+                self.state.lock().not_expanded.remove(&volume.device());
+            }
+            // The driver's own path, not the link to it.
+            let published = match volume.is_block {
+                true => self.folders.published_block(name, &pod.uid()),
+                false => path.clone(),
+            };
+            self.expand(&call, pod, volume, bound, &published, &staging).await?;
         }
         let group = bound.and_then(Bound::group);
         let persistent = bound.map(|bound| bound.name().to_owned());
@@ -685,7 +693,11 @@ impl Inner {
             }
         };
         done.await.map_err(|error| in_step(error.into()))?;
-        self.state.lock().staged.remove(&of.path);
+        {
+            let mut state = self.state.lock();
+            state.staged.remove(&of.path);
+            state.not_expanded.remove(&unique);
+        }
         let staged = of.clone();
         let removed = task::blocking(move || remove_staged(&staged)).await;
         removed.map_err(in_step)?;

@@ -126,6 +126,9 @@ impl Inner {
         staging: &str,
     ) -> Result<(), Error> {
         let Some(plan) = plan(bound).filter(|_| call.able.expands) else { return Ok(()) };
+        if self.state.lock().not_expanded.contains(&volume.device()) {
+            return Ok(());
+        }
         let name = bound.name();
         let in_step = Error::in_step("NodeExpandVolume.NodeExpandVolume failed", name);
         let mut claim = bound.claim.clone();
@@ -159,6 +162,7 @@ impl Inner {
             // Not while the volume is in use: the pod starts with the smaller one.
             Some(Code::FailedPrecondition) => {
                 log::error!("pod {}: volume {name}: {}", pod.display_name(), chain(&error));
+                self.state.lock().not_expanded.insert(volume.device());
                 Ok(())
             }
             _ => Err(in_step(error.into())),

@@ -107,6 +107,9 @@ pub(super) struct State {
     pods: HashMap<Uid, PodVolumes>,
     /// The paths at which this process has staged volumes.
     pub(super) staged: HashSet<PathBuf>,
+    /// Volumes that their drivers do not expand while they are in use, by device: not before the
+    /// next pod. Upstream: `volumeInUseErrorForExpansion`.
+    pub(super) not_expanded: HashSet<String>,
     /// Pods whose end failed.
     stuck: BTreeSet<Uid>,
 }
@@ -149,6 +152,8 @@ enum Attempt {
     Unprocessed(Error),
     /// It has failed before, and is not due.
     NotDue(Duration),
+    /// It is as it was set up before, and no change of it is attempted.
+    Kept,
 }
 
 impl VolumeManager {
@@ -332,8 +337,11 @@ impl Inner {
             let mut state = self.state.lock();
             let volume = state.volume(&uid, name);
             let remaining = volume.backoff.remaining(self.clock.monotonic());
-            if !remaining.is_zero() && volume.mounted.is_none() {
-                return Attempt::NotDue(remaining);
+            if !remaining.is_zero() {
+                return match volume.mounted {
+                    None => Attempt::NotDue(remaining),
+                    Some(_) => Attempt::Kept,
+                };
             }
             let mounted = volume.mounted.clone();
             // What changes from now on is not missed.
@@ -345,12 +353,12 @@ impl Inner {
             (Some(source), _) => (CsiVolume::inline(pod, name, source), None),
             (None, Some((claim, read_only))) => {
                 let bound = claim::bound(&server.client, pod, volume, &claim, read_only).await;
-                let bound = match (bound, before.clone()) {
+                let bound = match (bound, &before) {
                     (Ok(bound), _) => bound,
                     // The pod keeps what it has.
-                    (Err(error), Some(mounted)) => {
+                    (Err(error), Some(_)) => {
                         log::warn!("pod {}: volume {name}: {}", pod.display_name(), chain(&error));
-                        return Attempt::Done(mounted);
+                        return Attempt::Kept;
                     }
                     (Err(error), None) => return Attempt::Unprocessed(error),
                 };
@@ -371,7 +379,8 @@ impl Inner {
         };
         if let Some(mounted) = &before {
             let republishes = server.csi_drivers.get(&csi.driver).is_ok_and(|d| d.republishes());
-            let is_due = bound.as_ref().is_some_and(expand::is_due);
+            let is_refused = self.state.lock().not_expanded.contains(&csi.device());
+            let is_due = !is_refused && bound.as_ref().is_some_and(expand::is_due);
             if !republishes && !is_due {
                 return Attempt::Done(mounted.clone());
             }
@@ -385,13 +394,9 @@ impl Inner {
             let _device = inner.locks.lock(&device).await;
             inner.mount_csi(&of, &csi, bound.as_ref(), is_published).await
         });
-        match (attempt.await, before) {
-            (Ok(mounted), _) => Attempt::Done(mounted),
-            (Err(error), Some(mounted)) => {
-                events::warning(pod, None, error.reason(), chain(&error));
-                Attempt::Done(mounted)
-            }
-            (Err(error), None) => Attempt::Failed(error),
+        match attempt.await {
+            Ok(mounted) => Attempt::Done(mounted),
+            Err(error) => Attempt::Failed(error),
         }
     }
 
@@ -427,6 +432,7 @@ impl Inner {
                     volume.backoff = Backoff::default();
                     continue;
                 }
+                Attempt::Kept => continue,
                 Attempt::NotDue(remaining) => {
                     retry = retry.min(remaining);
                     None
@@ -437,7 +443,7 @@ impl Inner {
                     retry = retry.min(volume.backoff.fail(now));
                     None
                 }
-                Attempt::Failed(error) if error.is_wait() => {
+                Attempt::Failed(error) if error.is_wait() && volume.mounted.is_none() => {
                     log::debug!("pod {}: {}", pod.display_name(), chain(&error));
                     of_pod.waits = true;
                     unattached.push(name.clone());
@@ -598,9 +604,7 @@ impl Inner {
         }
         // Those of drivers that stage nothing.
         let on_disk: BTreeSet<String> = match self.names_on_disk().await {
-            Ok(names) => {
-                names.iter().map(|(driver, handle)| unique_name(driver, handle)).collect()
-            }
+            Ok(names) => names.iter().map(|(driver, handle)| unique_name(driver, handle)).collect(),
             Err(error) => {
                 log::error!("volumes in use: {}", chain(&error));
                 return false;
