@@ -19,6 +19,8 @@ const RELIST: Duration = Duration::from_secs(1);
 /// The waits between attempts at the volumes of former pods.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const MAX_WAIT: Duration = Duration::from_secs(122);
+/// When former pods are looked for again after nothing was left of any.
+const CHECK: Duration = Duration::from_secs(600);
 /// The period while there is no pod; upstream always relists each second.
 const IDLE_RELIST: Duration = Duration::from_secs(5);
 
@@ -87,7 +89,7 @@ impl Kubelet {
     }
 
     /// Ends the volumes of pods that ended while no agent ran, and removes their folders: again and
-    /// again as long as something is left of them, then never again. Upstream:
+    /// again as long as something is left of them, then rarely. Upstream:
     /// `cleanupOrphanedPodDirs`.
     pub(super) async fn end_old_volumes(&self) {
         self.listed.opened().await;
@@ -119,7 +121,9 @@ impl Kubelet {
             }
             volumes.release_unused();
             if is_done {
-                return std::future::pending().await;
+                wait = FIRST_WAIT;
+                self.clock.sleep(CHECK).await;
+                continue;
             }
             self.clock.sleep(wait).or(changed).await;
             wait = (wait * 2).min(MAX_WAIT);

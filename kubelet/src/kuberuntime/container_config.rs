@@ -87,7 +87,9 @@ impl Manager {
         let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
         let (node, pod_ips) = (self.node.own.clone(), ips.to_vec());
         let mounted = self.volumes.mounted(&pod.uid());
+        let held = self.volumes.lock(&pod.uid()).await;
         task::blocking(move || {
+            let _held = held;
             let inputs = DownwardInputs { node: &node, pod_ips: &pod_ips };
             let file = |key: &_| -> environment::FileContent {
                 Ok(volumes::variable_file(&mounted, &pod, key)?)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use async_lock::{Mutex, MutexGuardArc};
 
 /// A held lock.
-pub(super) type Held = MutexGuardArc<()>;
+pub type Held = MutexGuardArc<()>;
 
 #[derive(Default)]
 pub(super) struct Locks(parking_lot::Mutex<HashMap<String, Weak<Mutex<()>>>>);

@@ -27,7 +27,7 @@ use super::backoff::{Backoff, LONGEST};
 use super::claim::{self, Bound};
 use super::csi::{self, CsiVolume, Staged};
 use super::in_use::VolumesInUse;
-use super::locks::Locks;
+use super::locks::{Held, Locks};
 use super::{Error, Folders, expand, fs_group, local, plain};
 use crate::causes::chain;
 use crate::concurrent::join_all;
@@ -95,7 +95,7 @@ pub(super) struct Inner {
     clock: SharedClock,
     again: Sender<Uid>,
     pub(super) in_use: VolumesInUse,
-    /// By pod and volume, and inside of that by device.
+    /// By pod, by pod and volume, and inside of these by device.
     pub(super) locks: Locks,
     pub(super) state: Mutex<State>,
     has_unused: AtomicBool,
@@ -252,7 +252,7 @@ impl VolumeManager {
             state.pods.get(uid).into_iter().flat_map(|pod| pod.volumes.keys().cloned()).collect()
         };
         // Attempts that have begun run to their ends first.
-        let mut held = Vec::new();
+        let mut held = vec![self.lock(uid).await];
         for name in names {
             held.push(self.0.locks.lock(&lock_name(uid, &name)).await);
         }
@@ -271,6 +271,12 @@ impl VolumeManager {
                 Err(error)
             }
         }
+    }
+
+    /// Waits until nothing else changes a pod's folder. Work that may go on after its future is dropped
+    /// holds it, so that the end of the pod comes after that work.
+    pub async fn lock(&self, uid: &Uid) -> Held {
+        self.0.locks.lock(uid).await
     }
 
     /// Unstages volumes that no pod uses, soon.
@@ -310,7 +316,9 @@ impl Inner {
             let mounted = volumes.filter(|(_, volume)| volume.mounted.is_some());
             mounted.map(|(name, _)| name.clone()).collect()
         };
+        let held = self.locks.lock(&pod.uid()).await;
         let set_up = task::blocking(move || {
+            let _held = held;
             let inputs = DownwardInputs { node: &own, pod_ips: &[] };
             plain::set_up(&folders, &of, &mounted, inputs, &objects, &time)
         });
