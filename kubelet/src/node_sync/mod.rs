@@ -114,6 +114,8 @@ struct Written {
     has_seen_reboot: bool,
     /// What the last event said of `spec.unschedulable`.
     is_unschedulable: bool,
+    /// The volumes in use; `None`: they were not known.
+    volumes: Option<Vec<String>>,
 }
 
 /// When statuses were written. Times are those of the monotonic clock.
@@ -324,10 +326,10 @@ impl NodeSync {
         let key = ObjectKey::cluster(name);
         let nodes = heartbeats.client().resource(&Node::RESOURCE);
         // The watched Node costs no request. After a failure it may be too old.
-        let before = match self.own.registered().filter(|_| attempt == 0) {
-            Some(node) => node,
+        let before = match self.own.registered() {
+            Some(node) if attempt == 0 && self.shows_volumes(&node) => node,
             None if attempt == 0 => return Err(Error::NotFound(name.to_owned())),
-            None => {
+            _ => {
                 let read = heartbeats.within(nodes.get::<WholeObject<core::Node>>(&key)).await;
                 read.map_err(Error::Read)?.object().clone()
             }
@@ -350,16 +352,22 @@ impl NodeSync {
         let status = nodes.subresource("status");
         let written = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
         written.map_err(Error::Write)?;
-        volumes.mark_reported(&in_use.unwrap_or_default());
+        volumes.mark_reported(in_use.as_deref().unwrap_or_default());
         let now = self.clock.monotonic();
-        self.state.written.lock().reports.add(
-            now,
-            has_changed,
-            self.periods.report,
-            fastrand::f64(),
-        );
+        let mut written = self.state.written.lock();
+        written.volumes = in_use;
+        written.reports.add(now, has_changed, self.periods.report, fastrand::f64());
+        drop(written);
         self.record_changes(events);
         Ok(())
+    }
+
+    /// Whether a Node that was watched has the volumes that were written last: an older one would
+    /// show a volume as reported that the API server does not know any more.
+    fn shows_volumes(&self, node: &core::Node) -> bool {
+        let written = self.state.written.lock();
+        let shown = status_of(node).volumes_in_use.as_deref().unwrap_or_default();
+        written.volumes.as_ref().is_none_or(|names| names == shown)
     }
 
     /// A restart of the machine is an event once: another machine with this name would make it one
