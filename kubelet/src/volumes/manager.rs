@@ -662,3 +662,94 @@ fn set_up_local(folders: &Folders, pod: &Pod, bound: &Bound) -> Result<Mounted, 
         _ => Err(in_step(Error::UnsupportedKind)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::*;
+
+    fn manager() -> VolumeManager {
+        let root = std::env::temp_dir().join(format!("kubelet-manager-{}", std::process::id()));
+        VolumeManager::for_tests(Folders { logs: root.join("logs"), root })
+    }
+
+    fn pod() -> Arc<Pod> {
+        let pod = serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [], "volumes": [
+                {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+        });
+        Arc::new(serde_json::from_value(pod).expect("a pod"))
+    }
+
+    fn mounted() -> Mounted {
+        Mounted {
+            path: PathBuf::from("/v"),
+            read_only: false,
+            is_device: false,
+            group: None,
+            persistent: None,
+        }
+    }
+
+    #[test]
+    fn a_change_of_a_mounted_volume_that_fails_is_attempted_less_and_less() {
+        let (manager, pod) = (manager(), pod());
+        let volume = pod.spec().volumes.iter().flatten().next().expect("a volume").clone();
+        let conclude = |attempt| manager.0.conclude(&pod, vec![("v".to_owned(), attempt)]);
+        let attempt = || block_on(manager.0.set_up_other(&pod, &volume));
+        assert_eq!(conclude(Attempt::Done(mounted())), None);
+        assert!(matches!(attempt(), Attempt::Failed(_)), "it is due");
+        for _ in 0..10 {
+            assert_eq!(conclude(Attempt::Failed(Error::NoServer)), None, "the pod keeps it");
+        }
+        assert!(matches!(attempt(), Attempt::Kept));
+        assert_eq!(conclude(Attempt::Kept), None);
+        assert!(matches!(attempt(), Attempt::Kept), "the delay stays");
+        // Also what would be waited for before the volume is mounted.
+        assert_eq!(conclude(Attempt::Failed(Error::NotInUse)), None);
+        assert_eq!(manager.mounted(&pod.uid())["v"], mounted());
+        assert_eq!(conclude(Attempt::Done(mounted())), None);
+        assert!(matches!(attempt(), Attempt::Failed(_)), "a success ends the delay");
+    }
+
+    #[test]
+    fn what_changes_during_an_attempt_is_not_missed() {
+        let pod = pod();
+        let (again, due) = async_channel::unbounded();
+        let mut manager = manager();
+        Arc::get_mut(&mut manager.0).expect("the only one").again = again;
+        let inner = &manager.0;
+        let volume = pod.spec().volumes.iter().flatten().next().expect("a volume");
+        block_on(async {
+            let mut wake = pin!(inner.wake());
+            assert!(poll_once(&mut wake).await.is_none());
+            assert!(due.try_recv().is_err(), "no pod waits");
+            let _attempt = inner.set_up_other(&pod, volume).await;
+            inner.in_use.begin(["a".to_owned()]);
+            inner.in_use.mark_reported(&["a".to_owned()]);
+            assert!(poll_once(&mut wake).await.is_none());
+            assert_eq!(due.try_recv(), Ok(pod.uid()));
+            inner.conclude(&pod, vec![("v".to_owned(), Attempt::Done(mounted()))]);
+            inner.in_use.mark_reported(&[]);
+            assert!(poll_once(&mut wake).await.is_none());
+            assert!(due.try_recv().is_err(), "it does not wait any more");
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_pod_waits_for_work_on_its_folder() {
+        let manager = manager();
+        let uid = pod().uid();
+        block_on(async {
+            let held = manager.lock(&uid).await;
+            let mut end = pin!(manager.tear_down(&uid));
+            assert!(poll_once(&mut end).await.is_none());
+            drop(held);
+            end.await.expect("nothing to undo");
+        });
+    }
+}
