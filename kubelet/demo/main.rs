@@ -1,7 +1,8 @@
 //! The kubelet's demo: makes a machine that runs containers, starts the agent on
 //! `fixtures/static-pods/`, shows the pods until each has shown what it is there for, and removes
-//! the machine.
+//! the machine. With a kubeconfig, the machine is a node of that API server instead, until a signal.
 
+mod cluster;
 mod table;
 
 // The tests' machine. The demo kills no runtime and reads no log that it does not show.
@@ -26,10 +27,16 @@ const USAGE: &str = "Shows the kubelet with real containers, on a machine that i
 
 Usage:
   kubelet-demo [--keep] [--pods FOLDER]
+  kubelet-demo --kubeconfig FILE
 
 Flags:
   --keep          continue until Ctrl-C, after each pod has shown what it is there for
   --pods FOLDER   other static pods; their images are on the machine or can be pulled
+
+  --kubeconfig FILE
+                  runs no static pods: the machine becomes the node \"machine\" of the API server at
+                  127.0.0.1 of which FILE is an administrator's kubeconfig, until SIGTERM or Ctrl-C.
+                  Its images are those of fixtures/demo.yaml and node.test/busybox:1
 
 Exit codes: 0 when each pod has shown what its annotation kubelet-demo/shows names; 77 where
 containers cannot run, with a line that says what is missing; 1 for all else.
@@ -51,6 +58,7 @@ const NODE: &str = "demo";
 struct Settings {
     keeps: bool,
     pods: PathBuf,
+    kubeconfig: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -76,7 +84,7 @@ fn failed(error: &str) -> ExitCode {
 }
 
 fn parse(args: &[String]) -> Result<Option<Settings>, String> {
-    let mut settings = Settings { keeps: false, pods: FIXTURES.into() };
+    let mut settings = Settings { keeps: false, pods: FIXTURES.into(), kubeconfig: None };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -84,6 +92,10 @@ fn parse(args: &[String]) -> Result<Option<Settings>, String> {
             "--keep" => settings.keeps = true,
             "--pods" => {
                 settings.pods = args.next().ok_or("flag needs an argument: --pods")?.into();
+            }
+            "--kubeconfig" => {
+                let file = args.next().ok_or("flag needs an argument: --kubeconfig")?;
+                settings.kubeconfig = Some(file.into());
             }
             other => return Err(format!("unknown argument {other:?}: see kubelet-demo --help")),
         }
@@ -96,9 +108,18 @@ async fn demo(settings: Settings) -> ExitCode {
         Ok(stop) => stop,
         Err(error) => return failed(&format!("signals: {error}")),
     };
+    let is_node = settings.kubeconfig.is_some();
+    if is_node && let Err(error) = cluster::end_with_parent() {
+        return failed(&error);
+    }
     let folder = PathBuf::from(format!("/tmp/kubelet-demo-{}", std::process::id()));
     say("making a machine: containerd, a network and two images, in namespaces of their own");
-    let machine = match task::blocking(move || Machine::start(folder)).await {
+    let make = move || match is_node {
+        // The API server reaches the kubelet, and people the pods.
+        true => Machine::start_with(folder, &["linked"]),
+        false => Machine::start(folder),
+    };
+    let machine = match task::blocking(make).await {
         Ok(machine) => machine,
         Err(Error::Missing(line)) => {
             eprintln!("{line}");
@@ -106,7 +127,10 @@ async fn demo(settings: Settings) -> ExitCode {
         }
         Err(error) => return failed(&error.to_string()),
     };
-    let outcome = run(&machine, &settings, &stop).await;
+    let outcome = match &settings.kubeconfig {
+        Some(kubeconfig) => cluster::run(&machine, kubeconfig, &stop).await,
+        None => run(&machine, &settings, &stop).await,
+    };
     if outcome.is_err() {
         eprintln!("{}", machine.log());
     }

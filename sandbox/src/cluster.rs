@@ -165,17 +165,26 @@ impl Manager {
         clock: &SharedClock,
         patience: Duration,
     ) -> std::io::Result<ExitStatus> {
-        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
-        let give_up = clock.monotonic() + patience;
-        while clock.monotonic() < give_up {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            clock.sleep(Duration::from_millis(20)).await;
-        }
-        self.child.kill()?;
-        self.child.wait()
+        terminate(&mut self.child, clock, patience).await
     }
+}
+
+/// Sends SIGTERM, then SIGKILL if the process still runs after `patience`.
+pub(crate) async fn terminate(
+    child: &mut Child,
+    clock: &SharedClock,
+    patience: Duration,
+) -> std::io::Result<ExitStatus> {
+    let _ = Command::new("kill").arg(child.id().to_string()).status();
+    let give_up = clock.monotonic() + patience;
+    while clock.monotonic() < give_up {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        clock.sleep(Duration::from_millis(20)).await;
+    }
+    child.kill()?;
+    child.wait()
 }
 
 impl Drop for Manager {

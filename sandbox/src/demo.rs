@@ -2,13 +2,14 @@
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Manager, ManagerProgram};
+use crate::containers::{self, ContainerNode};
 use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
 pub use crate::rollout::Rollout;
@@ -28,6 +29,9 @@ pub struct Demo {
     pub fixture: Option<PathBuf>,
     pub manager: ManagerProgram,
     pub manager_flags: Vec<String>,
+    /// The program of [`containers::program`], which makes a node that runs containers; `None`: the
+    /// nodes are stand-ins.
+    pub containers: Option<PathBuf>,
     /// Whether to end when the fixture's workloads have rolled out.
     pub once: bool,
     /// The time-out of the rollout.
@@ -48,9 +52,27 @@ impl Demo {
                 parse(&path.display().to_string(), &text)?
             }
         };
-        let cluster = Cluster::start(self.sandbox, self.nodes).await?;
+        let mut nodes = self.nodes;
+        if self.containers.is_some() {
+            let folder = std::path::absolute(&self.sandbox.dir)?;
+            nodes.real_volumes = Some(folder.join("volumes"));
+        }
+        let cluster = Cluster::start(self.sandbox, nodes).await?;
         println!("API server   {}", cluster.sandbox.client_config().server);
         println!("kubeconfig   {}", cluster.kubeconfig().display());
+        let mut node = match &self.containers {
+            None => None,
+            Some(program) => {
+                let mut node = ContainerNode::start(program, &cluster.kubeconfig())?;
+                let ready = node.ready(&cluster.client, &cluster.clock(), self.patience);
+                match stop.unless_stopped(ready).await {
+                    Some(ready) => ready?,
+                    None => return Ok(()),
+                }
+                println!("node         {}", containers::NODE);
+                Some(node)
+            }
+        };
         let proxy = DebugProxy::start(cluster.sandbox.client_config(), &cluster.clock()).await?;
         // Flags of the command line come last, so that they take precedence.
         let flags = [proxy.manager_flags(), self.manager_flags].concat();
@@ -75,6 +97,11 @@ impl Demo {
                 )
                 .into());
             }
+            if let Some(node) = &mut node
+                && let Err(error) = node.check()
+            {
+                break Err(error.into());
+            }
             let rollouts = rollouts(&cluster.client, &objects).await?;
             screen.show(&rollouts)?;
             if rollouts.iter().all(Rollout::is_complete) {
@@ -94,11 +121,9 @@ impl Demo {
         };
         let outcome = match outcome {
             Ok(()) if !self.once && !stop.is_stopped() => {
-                println!(
-                    "rolled out. Try: kubectl --kubeconfig {} get all -A   (Ctrl-C ends)",
-                    cluster.kubeconfig().display()
-                );
-                watch_manager(&mut manager, &cluster, &stop).await
+                let kubeconfig = cluster.kubeconfig();
+                print!("{}", hint(&kubeconfig, node.is_some()));
+                watch(&mut manager, node.as_mut(), &cluster, &stop).await
             }
             Ok(()) => {
                 println!("rolled out.");
@@ -106,6 +131,9 @@ impl Demo {
             }
             Err(error) => Err(error),
         };
+        if let Some(node) = node {
+            node.stop(&cluster.clock()).await?;
+        }
         let status = manager.stop(&cluster.clock(), self.patience).await?;
         proxy.stop().await;
         cluster.stop().await;
@@ -117,10 +145,34 @@ impl Demo {
     }
 }
 
-async fn watch_manager(manager: &mut Manager, cluster: &Cluster, stop: &StopToken) -> Result<()> {
+/// What a person can do next.
+fn hint(kubeconfig: &Path, has_containers: bool) -> String {
+    let kubeconfig = kubeconfig.display();
+    if !has_containers {
+        return format!(
+            "rolled out. Try: kubectl --kubeconfig {kubeconfig} get all -A   (Ctrl-C ends)\n"
+        );
+    }
+    format!(
+        "rolled out. Try, in another terminal (Ctrl-C ends here):\n    export KUBECONFIG={kubeconfig}\n    \
+         kubectl -n shop logs -f deployment/web\n    kubectl -n shop exec -it deployment/web -- sh\n    \
+         kubectl -n shop port-forward service/web 8080:80\n"
+    )
+}
+
+/// Fails when the manager or the node ends before the stop.
+async fn watch(
+    manager: &mut Manager,
+    mut node: Option<&mut ContainerNode>,
+    cluster: &Cluster,
+    stop: &StopToken,
+) -> Result<()> {
     while !stop.is_stopped() {
         if let Some(status) = manager.ended()? {
             return Err(format!("the controller manager ended: {status}").into());
+        }
+        if let Some(node) = &mut node {
+            node.check()?;
         }
         stop.unless_stopped(cluster.clock().sleep(Duration::from_millis(500))).await;
     }

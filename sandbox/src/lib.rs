@@ -10,6 +10,7 @@ mod auth;
 mod bootstrap;
 pub mod cel;
 pub mod cluster;
+pub mod containers;
 pub mod debug_proxy;
 pub mod demo;
 mod failures;

@@ -15,6 +15,7 @@ use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
 use sandbox::cluster::{EMBEDDED, ManagerProgram, administrator};
+use sandbox::containers;
 use sandbox::demo::Demo;
 use sandbox::lesson::{Lesson, Part, Screen};
 use sandbox::load::{self, Bytes, Density, Latency, Load, Nodes, Outage, Size, SmallestLimit};
@@ -27,6 +28,8 @@ use serde::Serialize;
 const LONG_LOAD_HISTORY: usize = 10_000;
 /// How close the smallest memory limit is found.
 const LIMIT_STEP: Bytes = Bytes(1_000_000);
+/// The exit status where containers cannot run.
+const NO_CONTAINERS: u8 = 77;
 
 /// Starts an API server, a scheduler and nodes in this process and a controller manager beside it,
 /// applies a fixture and shows the rollout.
@@ -41,6 +44,9 @@ struct Args {
     /// with --lesson: only this part: change, dropped-watch, gone, conflict or lost-lease
     #[argh(option)]
     part: Option<Part>,
+    /// real containers: one node with a kubelet, on a machine that is made and removed (as root)
+    #[argh(switch)]
+    containers: bool,
     /// how many nodes (3; 100 under a load)
     #[argh(option)]
     nodes: Option<usize>,
@@ -117,6 +123,19 @@ struct Args {
 }
 
 impl Args {
+    /// Whether no option asks for another mode.
+    fn is_demo(&self) -> bool {
+        let others = [
+            self.latency.is_some(),
+            self.lesson,
+            self.density.is_some(),
+            self.soak.is_some(),
+            self.load.is_some(),
+            self.kubeconfig.is_some(),
+        ];
+        !others.contains(&true)
+    }
+
     /// The fault of options that do not fit together.
     fn check(&self) -> Result<(), &'static str> {
         let is_of_workloads = matches!(self.load, Some(Shape::Workloads(_)));
@@ -128,6 +147,12 @@ impl Args {
             () if self.seed.is_some() && self.soak.is_none() => Err("--seed: needs --soak"),
             () if self.real_server.is_some() && self.soak.is_none() => {
                 Err("--real-server: needs --soak")
+            }
+            () if self.containers && !self.is_demo() => {
+                Err("--containers: for the demo alone, with --once and --fixture")
+            }
+            () if self.containers && self.nodes.is_some() => {
+                Err("--nodes: with --containers there is one")
             }
             () if self.density == Some(0) => Err("--density: at least 1"),
             () if !matches!(self.minor, 36 | 37) => Err("--minor: 36 or 37"),
@@ -187,6 +212,10 @@ fn main() -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     match task::run(threads, run(args)) {
         Ok(()) => ExitCode::SUCCESS,
+        // The program that makes the machine has said it.
+        Err(error) if matches!(error.downcast_ref(), Some(containers::Error::Missing)) => {
+            ExitCode::from(NO_CONTAINERS)
+        }
         Err(error) => {
             eprintln!("Error: {error}");
             ExitCode::FAILURE
@@ -356,7 +385,9 @@ async fn run_demo(args: Args, stop: StopToken) -> Ended {
         sandbox: args.sandbox(),
         nodes: args.nodes(3),
         manager: args.manager(),
-        patience: args.patience(120),
+        // The packages of the machine are fetched at the first start.
+        patience: args.patience(if args.containers { 600 } else { 120 }),
+        containers: args.containers.then(containers::program).transpose()?,
         once: args.once,
         fixture: args.fixture,
         manager_flags: args.manager_flags,

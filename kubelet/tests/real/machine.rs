@@ -37,8 +37,14 @@ pub struct Machine {
 impl Machine {
     /// Makes a machine in `folder`, whose path has at most 60 bytes: a socket lies below it.
     pub fn start(folder: PathBuf) -> Result<Machine, Error> {
+        Machine::start_with(folder, &[])
+    }
+
+    /// As [`Machine::start`]. `how`: the script's further arguments.
+    pub fn start_with(folder: PathBuf, how: &[&str]) -> Result<Machine, Error> {
         let failed = |error: std::io::Error| Error::Failed(format!("{SCRIPT}: {error}"));
-        let output = Command::new(SCRIPT).arg("start").arg(&folder).output().map_err(failed)?;
+        let mut script = Command::new(SCRIPT);
+        let output = script.arg("start").arg(&folder).args(how).output().map_err(failed)?;
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         if output.status.code() == Some(SKIPPED.into()) {
             return Err(Error::Missing(text));
@@ -79,13 +85,18 @@ impl Machine {
     /// The kubelet of `program` in the machine's namespaces, for its static pods. It logs to
     /// `kubelet.log`. `configuration`: fields beside those for the machine's files.
     pub fn agent(&self, program: &[&Path], configuration: &str) -> std::io::Result<Command> {
+        // The Go kubelet asks an API server about each client of its own port otherwise.
+        let open =
+            "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
+        self.agent_as(program, &format!("{open}{configuration}"))
+    }
+
+    /// As [`Machine::agent`], where `configuration` says too who may use its port.
+    pub fn agent_as(&self, program: &[&Path], configuration: &str) -> std::io::Result<Command> {
         let path = |name: &str| self.folder.join(name).display().to_string();
         let log = fs::File::options().append(true).create(true).open(path("kubelet.log"))?;
-        // The Go kubelet asks an API server about each client of its own port otherwise. Most tests must
-        // not depend on how full the disk is.
+        // Most tests must not depend on how full the disk is.
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-                    authentication: {webhook: {enabled: false}}\n\
-                    authorization: {mode: AlwaysAllow}\n\
                     evictionHard: {}\nimageGCHighThresholdPercent: 100\n";
         let logs = path("podlogs");
         fs::write(path("config"), format!("{head}podLogsDir: {logs}\n{configuration}"))?;

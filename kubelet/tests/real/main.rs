@@ -12,6 +12,7 @@ mod csi;
 mod csi_driver;
 mod debug;
 mod demo;
+mod demo_cluster;
 mod descriptors;
 mod fake_runtime;
 mod faults;

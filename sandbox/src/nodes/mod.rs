@@ -1,5 +1,5 @@
 //! Stand-ins for what runs on a cluster's machines: a scheduler, the kubelet of all nodes and a CSI
-//! driver. They are clients of the API server and use the library's client and cache.
+//! driver. Beside real nodes only the first and a driver of folders run. They are clients of the API server and use the library's client and cache.
 
 mod attacher;
 mod containers;
@@ -14,6 +14,7 @@ mod volumes;
 mod worker;
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,9 @@ pub struct NodeOptions {
     pub heartbeat: Duration,
     /// Whether scheduler and kubelet record events.
     pub events: bool,
+    /// Set where the nodes are real ones. Then nothing stands in for their kubelets, and the driver's
+    /// volumes are folders below this one.
+    pub real_volumes: Option<PathBuf>,
 }
 
 impl Default for NodeOptions {
@@ -50,6 +54,7 @@ impl Default for NodeOptions {
             stop_delay: Duration::from_millis(100),
             heartbeat: Duration::from_secs(10),
             events: true,
+            real_volumes: None,
         }
     }
 }
@@ -160,14 +165,15 @@ impl StandIns {
         };
         // The sidecars are named after their driver.
         let driver_part = |sidecar: &str| stand_in(&format!("{}_{sidecar}", driver::DRIVER));
-        let (of_scheduler, of_kubelet) = (stand_in("default-scheduler"), stand_in("kubelet"));
-        tasks.spawn(scheduler::scheduler(of_scheduler));
-        let (of_provisioner, of_resizer) = (driver_part("provisioner"), driver_part("resizer"));
-        tasks.spawn(attacher::attacher(driver_part("attacher")));
-        tasks.spawn(mounts::mounts(stand_in("kubelet"), steering.clone()));
-        tasks.spawn(kubelet::kubelet(of_kubelet, options, steering.clone()));
-        tasks.spawn(driver::provisioner(of_provisioner));
-        tasks.spawn(driver::resizer(of_resizer));
+        tasks.spawn(scheduler::scheduler(stand_in("default-scheduler")));
+        let of_provisioner = driver_part("provisioner");
+        tasks.spawn(driver::provisioner(of_provisioner, options.real_volumes.clone()));
+        if options.real_volumes.is_none() {
+            tasks.spawn(driver::resizer(driver_part("resizer")));
+            tasks.spawn(attacher::attacher(driver_part("attacher")));
+            tasks.spawn(mounts::mounts(stand_in("kubelet"), steering.clone()));
+            tasks.spawn(kubelet::kubelet(stand_in("kubelet"), options, steering.clone()));
+        }
         factory.start(&stop);
         StandIns { steering, stop, tasks, factory, events }
     }

@@ -91,6 +91,7 @@ impl Soak {
             stop_delay: Duration::from_millis(700),
             heartbeat: Duration::from_secs(2),
             events: false,
+            real_volumes: None,
         };
         let report = SoakReport {
             manager: self.manager.to_string(),

@@ -1,5 +1,6 @@
 //! Provisions and deletes volumes as external-provisioner does.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use kube_controller_manager::client::{self, Client, Delete};
 use kube_controller_manager::objects::{
     Meta, ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource, StorageClass,
 };
+use kube_controller_manager::task;
 
 use super::{DRIVER, Events};
 use crate::nodes::StandIn;
@@ -33,10 +35,15 @@ struct Provisioner {
     claims: Lister<PersistentVolumeClaim>,
     volumes: Lister<PersistentVolume>,
     classes: Lister<StorageClass>,
+    /// Where volumes are folders, which real kubelets mount; `None`: nothing is behind them.
+    folder: Option<PathBuf>,
 }
 
-/// Watches claims and volumes; the future works until the stop.
-pub fn provisioner(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
+/// Watches claims and volumes; the future works until the stop. `folder`: where real volumes lie.
+pub fn provisioner(
+    stand_in: StandIn<'_>,
+    folder: Option<PathBuf>,
+) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, recorder, stop } = stand_in;
     let claims = factory.informer::<PersistentVolumeClaim>();
     let volumes = factory.informer::<PersistentVolume>();
@@ -51,6 +58,7 @@ pub fn provisioner(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + u
         claims: claims.lister(),
         volumes: volumes.lister(),
         classes: classes.lister(),
+        folder,
     });
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
@@ -134,7 +142,7 @@ impl Provisioner {
             self.client.modify::<PersistentVolumeClaim>(&key, forget).await?;
             return Ok(Next::Done);
         }
-        let volume = volume_for(claim, &class);
+        let volume = volume_for(claim, &class, self.folder.as_deref());
         match self.client.create::<PersistentVolume>("", &volume).await {
             Err(error) if error.is_already_exists() => return Ok(Next::Done),
             created => created?,
@@ -156,6 +164,16 @@ impl Provisioner {
             let delete = Delete::new().uid(volume.meta.uid.clone());
             self.client.delete::<PersistentVolume>(&key, delete).await?;
         }
+        if let Some(folder) = &self.folder {
+            let data = folder.join(&*volume.meta.name);
+            let removed = task::blocking(move || std::fs::remove_dir_all(data)).await;
+            if let Err(error) = removed
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                self.events.warning(volume, "VolumeFailedDelete", error.to_string());
+                return Ok(Next::After(RETRY_DELAY));
+            }
+        }
         let release = |live: &mut Value| {
             let finalizers = live.pointer_mut("/metadata/finalizers").and_then(Value::as_array_mut);
             finalizers.is_some_and(|names| {
@@ -169,7 +187,7 @@ impl Provisioner {
     }
 }
 
-fn volume_for(claim: &PersistentVolumeClaim, class: &StorageClass) -> Value {
+fn volume_for(claim: &PersistentVolumeClaim, class: &StorageClass, folder: Option<&Path>) -> Value {
     let uid = claim.meta.uid.to_string();
     let name = format!("pvc-{uid}");
     let deletes = class.reclaim_policy == "Delete";
@@ -181,7 +199,7 @@ fn volume_for(claim: &PersistentVolumeClaim, class: &StorageClass) -> Value {
     if let Some(deletion) = claim.meta.annotations.get("sandbox/deletion") {
         annotations["sandbox/deletion"] = deletion.into();
     }
-    json!({
+    let mut volume = json!({
         "apiVersion": "v1", "kind": "PersistentVolume",
         "metadata": {
             "name": name, "annotations": annotations,
@@ -195,19 +213,29 @@ fn volume_for(claim: &PersistentVolumeClaim, class: &StorageClass) -> Value {
                 "namespace": claim.meta.namespace, "name": claim.meta.name, "uid": uid,
                 "resourceVersion": claim.meta.resource_version.to_string(),
             },
-            "csi": {
-                "driver": DRIVER, "volumeHandle": uid,
-                "volumeAttributes": {
-                    "storage.kubernetes.io/csiProvisionerIdentity": format!("1-{DRIVER}"),
-                },
-            },
             "mountOptions": class.mount_options,
             "persistentVolumeReclaimPolicy": class.reclaim_policy,
             "storageClassName": class.meta.name,
             "volumeAttributesClassName": claim.spec.volume_attributes_class_name,
             "volumeMode": if claim.spec.is_block { "Block" } else { "Filesystem" },
         },
-    })
+    });
+    match folder {
+        Some(folder) => {
+            let path = folder.join(&name);
+            volume["spec"]["hostPath"] = json!({ "path": path, "type": "DirectoryOrCreate" });
+        }
+        None => {
+            let identity = format!("1-{DRIVER}");
+            volume["spec"]["csi"] = json!({
+                "driver": DRIVER, "volumeHandle": uid,
+                "volumeAttributes": {
+                    "storage.kubernetes.io/csiProvisionerIdentity": identity,
+                },
+            });
+        }
+    }
+    volume
 }
 
 #[cfg(test)]
@@ -231,6 +259,20 @@ mod tests {
         assert!(must_be_provisioned(&claim(beta, DRIVER, "")));
         assert!(!must_be_provisioned(&claim(new, "another", "")));
         assert!(!must_be_provisioned(&claim(new, DRIVER, "v")));
+    }
+
+    #[test]
+    fn volumes_of_real_nodes_are_folders() {
+        let claim = json!({ "metadata": { "name": "c", "namespace": "ns", "uid": "u" } });
+        let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+        let class = StorageClass::default();
+        let made = volume_for(&claim, &class, None);
+        let driver = made["spec"]["csi"]["driver"].as_str();
+        assert_eq!((driver, &made["spec"]["hostPath"]), (Some(DRIVER), &Value::Null));
+        let made = volume_for(&claim, &class, Some(Path::new("/volumes")));
+        let path = made["spec"]["hostPath"]["path"].as_str().unwrap();
+        assert_eq!(path, format!("/volumes/{}", made["metadata"]["name"].as_str().unwrap()));
+        assert_eq!(made["spec"]["csi"], Value::Null);
     }
 
     #[test]

@@ -1,0 +1,336 @@
+//! A cluster whose node runs containers, as `sandbox --containers` makes it, and what `kubectl` does
+//! with it: the whole way through the API server to the kubelet and the runtime.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use kube_controller_manager::app::controller_table;
+use kube_controller_manager::cache::SharedInformerFactory;
+use kube_controller_manager::controllers::{ControllerContext, ControllerContextParts};
+use kube_controller_manager::options::Options;
+use kube_controller_manager::source::ClientSource;
+use kube_controller_manager::task::{self, StopToken, Task};
+use sandbox::SandboxOptions;
+use sandbox::cluster::Cluster;
+use sandbox::containers::{self, ContainerNode};
+use sandbox::demo;
+use sandbox::nodes::NodeOptions;
+use serde_json::{Value, json};
+
+use super::api::PATIENCE;
+use super::node::place;
+use super::registration::Folder;
+
+const DEMO: &str = include_str!("../../../fixtures/demo.yaml");
+
+/// Those that the fixture needs.
+const CONTROLLERS: [&str; 11] = [
+    "cronjob-controller",
+    "daemonset-controller",
+    "deployment-controller",
+    "endpointslice-controller",
+    "job-controller",
+    "persistentvolume-binder-controller",
+    "pod-garbage-collector-controller",
+    "replicaset-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+    "statefulset-controller",
+];
+
+/// The controller manager, in this process.
+struct Controllers {
+    factory: SharedInformerFactory,
+    stop: StopToken,
+    running: Vec<Task<()>>,
+}
+
+impl Controllers {
+    fn start(cluster: &Cluster) -> Controllers {
+        let ca = cluster.sandbox.client_config().ca.display().to_string();
+        let options = Options { root_ca_file: ca, ..Options::default() };
+        let source = ClientSource::new(cluster.client.clone());
+        let factory = SharedInformerFactory::new(source, cluster.clock());
+        let context = ControllerContext::new(ControllerContextParts {
+            options: Arc::new(options),
+            factory: factory.clone(),
+            clients: Arc::new(cluster.client.clone()),
+            clock: cluster.clock(),
+            extension: None,
+        });
+        let stop = StopToken::new();
+        let running = CONTROLLERS.map(|name| {
+            let row = controller_table::find(name).expect("a controller");
+            let controller = row.construct(&context).expect("a controller");
+            task::spawn(controller.run(stop.clone()))
+        });
+        factory.start(&stop);
+        Controllers { factory, stop, running: running.into() }
+    }
+
+    async fn stop(self) {
+        self.stop.stop();
+        for controller in self.running {
+            controller.await;
+        }
+        self.factory.shutdown().await;
+    }
+}
+
+/// Killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[derive(Clone)]
+struct Kubectl {
+    kubeconfig: PathBuf,
+    home: PathBuf,
+}
+
+impl Kubectl {
+    fn command(&self, args: &[&str]) -> Command {
+        self.by("kubectl", args)
+    }
+
+    fn by(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env("HOME", &self.home)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// The outputs of a command, and whether it has succeeded.
+    fn end(mut command: Command, input: &str) -> (bool, String) {
+        let mut child = command.spawn().expect("kubectl");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        stdin.write_all(input.as_bytes()).expect("written");
+        drop(stdin);
+        let output = child.wait_with_output().expect("an end");
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn feed(&self, args: &[&str], input: &str) -> String {
+        let (is_good, text) = Kubectl::end(self.command(args), input);
+        assert!(is_good, "kubectl {args:?}: {text}");
+        text
+    }
+
+    fn run(&self, args: &[&str]) -> String {
+        self.feed(args, "")
+    }
+
+    fn fail(&self, args: &[&str]) -> String {
+        let (is_good, text) = Kubectl::end(self.command(args), "");
+        assert!(!is_good, "kubectl {args:?}: {text}");
+        text
+    }
+
+    /// Waits for so many lines of a command's output that contain a text; the last of them, and the
+    /// command, which runs on.
+    fn lines(&self, args: &[&str], text: &str, count: usize) -> (String, Running) {
+        let mut command = self.command(args);
+        let mut child = command.stderr(Stdio::inherit()).spawn().expect("kubectl");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let running = Running(child);
+        let mut found = lines.map(|line| line.expect("text")).filter(|line| line.contains(text));
+        let last = found.nth(count - 1);
+        (last.unwrap_or_else(|| panic!("kubectl {args:?} ends without {text:?}")), running)
+    }
+}
+
+fn has_kubectl() -> bool {
+    let found = Command::new("kubectl").args(["version", "--client"]).output();
+    found.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn kubectl_reaches_into_the_containers_of_the_demo() {
+    let Some(_place) = place("demo_cluster") else { return };
+    if !has_kubectl() {
+        return eprintln!("demo_cluster: skipped: kubectl is missing");
+    }
+    task::run(2, async {
+        let folder = Folder::make();
+        let volumes = folder.0.join("volumes");
+        let nodes = NodeOptions { real_volumes: Some(volumes.clone()), ..NodeOptions::default() };
+        let options = SandboxOptions::new(folder.0.join("server"));
+        let cluster = Cluster::start(options, nodes).await.expect("a cluster");
+        let program = Path::new(env!("CARGO_BIN_EXE_kubelet-demo"));
+        let mut node = ContainerNode::start(program, &cluster.kubeconfig()).expect("a program");
+        match node.ready(&cluster.client, &cluster.clock(), PATIENCE).await {
+            Err(containers::Error::Missing) => return cluster.stop().await,
+            ready => ready.expect("a node"),
+        }
+        let controllers = Controllers::start(&cluster);
+        let objects = demo::parse("the fixture", DEMO).expect("objects");
+        for object in &objects {
+            demo::create(&cluster.client, object).await.expect("created");
+        }
+        let end = cluster.clock().monotonic() + PATIENCE;
+        loop {
+            let rollouts = demo::rollouts(&cluster.client, &objects).await.expect("a list");
+            if rollouts.iter().all(demo::Rollout::is_complete) {
+                break;
+            }
+            let late: Vec<String> = rollouts.iter().map(demo::Rollout::line).collect();
+            assert!(cluster.clock().monotonic() < end, "{late:#?}");
+            cluster.clock().sleep(std::time::Duration::from_millis(500)).await;
+        }
+        let kubectl = Kubectl { kubeconfig: cluster.kubeconfig(), home: folder.0.clone() };
+        // The API server is in this process: its threads must not wait for kubectl.
+        task::blocking(move || look_inside(&kubectl, &volumes)).await;
+        node.stop(&cluster.clock()).await.expect("an end");
+        controllers.stop().await;
+        cluster.stop().await;
+    });
+}
+
+fn look_inside(kubectl: &Kubectl, volumes: &Path) {
+    let all: Value =
+        serde_json::from_str(&kubectl.run(&["get", "pods", "-n", "shop", "-o", "json"]))
+            .expect("pods");
+    let name_of = |app: &str| {
+        let pods = all["items"].as_array().into_iter().flatten();
+        let mut names = pods.filter(|pod| pod["metadata"]["labels"]["app"] == app);
+        let name = names.next().expect("a pod")["metadata"]["name"].as_str();
+        name.expect("a name").to_owned()
+    };
+    let web = name_of("web");
+    let in_web = |words: &[&str]| {
+        let mut args = vec!["-n", "shop", "exec", "-i", &*web, "--"];
+        args.extend(words);
+        args.iter().map(ToString::to_string).collect::<Vec<String>>()
+    };
+    let exec = |words: &[&str], input: &str| {
+        let args = in_web(words);
+        kubectl.feed(&args.iter().map(String::as_str).collect::<Vec<_>>(), input)
+    };
+
+    // Logs.
+    let text = kubectl.run(&["-n", "shop", "logs", &web]);
+    assert_eq!(text, format!("{web} serves\n"));
+    let worker = name_of("worker");
+    let args = ["-n", "shop", "logs", "-f", &worker];
+    let (line, following) = kubectl.lines(&args, "works: ", 3);
+    assert!(line.starts_with(&worker), "{line}");
+    drop(following);
+    let text = kubectl.run(&["-n", "shop", "logs", "-l", "app=worker", "--tail=1"]);
+    assert_eq!(text.lines().count(), 3, "{text}");
+
+    // Commands, with input, exit code and a terminal.
+    let page = format!("hello from {web}\n");
+    assert_eq!(exec(&["cat", "/tmp/www/index.html"], ""), page);
+    let megabyte = "0123456789abcde\n".repeat(1 << 16);
+    assert_eq!(
+        exec(&["md5sum"], &megabyte),
+        exec(&["sh", "-c", "cat > /tmp/in; md5sum < /tmp/in"], &megabyte)
+    );
+    assert!(exec(&["wc", "-c"], &megabyte).starts_with("1048576"));
+    let args = ["-n", "shop", "exec", &web, "--", "sh", "-c", "echo out; exit 3"];
+    let text = kubectl.fail(&args);
+    assert!(text.starts_with("out\n") && text.contains("exit code 3"), "{text}");
+    let shell = format!("kubectl -n shop exec -it {web} -- sh");
+    let terminal = kubectl.by("script", &["-qec", &shell, "/dev/null"]);
+    let (_, text) = Kubectl::end(terminal, "echo this is $(tty)\nexit\n");
+    assert!(text.contains("this is /dev/pts/0"), "{text}");
+
+    // Ports, of a Service and of the pods behind it.
+    let args = ["-n", "shop", "port-forward", "service/web", ":80"];
+    let (line, forwarding) = kubectl.lines(&args, "Forwarding from 127.0.0.1:", 1);
+    let port = line.split([':', ' ']).find_map(|word| word.parse::<u16>().ok());
+    let port = port.expect("a port");
+    for _ in 0..3 {
+        let mut connection = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+        connection.write_all(b"GET /index.html HTTP/1.0\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.contains("200 OK") && answer.contains("hello from web-"), "{answer}");
+    }
+    drop(forwarding);
+
+    // What a container writes.
+    let (line, attached) = kubectl.lines(&["-n", "shop", "attach", &worker], "works: ", 2);
+    assert!(line.starts_with(&worker), "{line}");
+    drop(attached);
+
+    // Files.
+    let (there, back) = (kubectl.home.join("there"), kubectl.home.join("back"));
+    std::fs::write(&there, &megabyte).expect("a file");
+    let remote = format!("shop/{web}:/tmp/copied");
+    kubectl.run(&["cp", &there.display().to_string(), &remote]);
+    kubectl.run(&["cp", &remote, &back.display().to_string()]);
+    assert_eq!(std::fs::read_to_string(&back).expect("a file"), megabyte);
+
+    // A container beside those of a pod, which sees the processes of one.
+    let text = kubectl.run(&[
+        "-n",
+        "shop",
+        "debug",
+        "-i",
+        &web,
+        "--image=node.test/busybox:1",
+        "--target=web",
+        "-c=look",
+        "--profile=sysadmin",
+        "--",
+        "sh",
+        "-c",
+        "sleep 2; cat /proc/1/root/tmp/www/index.html",
+    ]);
+    assert!(text.contains(&page), "{text}");
+
+    // The kubelet's own pages, and a pod's, through the API server.
+    let raw = |path: &str| kubectl.run(&["get", "--raw", path]);
+    let node = format!("/api/v1/nodes/{}/proxy", containers::NODE);
+    let metrics = raw(&format!("{node}/metrics/cadvisor"));
+    let cpu = metrics.lines().any(|line| {
+        line.starts_with("container_cpu_usage_seconds_total{")
+            && line.contains(&format!("pod=\"{web}\""))
+            && line.contains("container=\"web\"")
+    });
+    assert!(cpu, "{metrics}");
+    let summary: Value =
+        serde_json::from_str(&raw(&format!("{node}/stats/summary"))).expect("JSON");
+    let pods = summary["pods"].as_array().cloned().unwrap_or_default();
+    let of_web = pods.iter().find(|pod| pod["podRef"]["name"] == *web).expect("the pod");
+    assert!(
+        of_web["memory"]["workingSetBytes"].as_u64().is_some_and(|bytes| bytes > 0),
+        "{of_web:#}"
+    );
+    let page = raw("/api/v1/namespaces/shop/services/web/proxy/index.html");
+    assert!(page.starts_with("hello from web-"), "{page}");
+
+    // The claim's volume is a folder, in the pod and here.
+    let text = kubectl.run(&["-n", "shop", "exec", "orders-0", "--", "ls", "/data"]);
+    assert_eq!(text, "starts\n");
+    let folders = std::fs::read_dir(volumes).expect("a folder");
+    assert_eq!(
+        folders
+            .filter(|folder| folder.as_ref().is_ok_and(|it| it.path().join("starts").exists()))
+            .count(),
+        2
+    );
+
+    // A token of the pod's account is good for the API server.
+    let token = exec(&["cat", "/var/run/secrets/kubernetes.io/serviceaccount/token"], "");
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token},
+    });
+    let answer = kubectl.feed(&["create", "-f", "-", "-o", "json"], &review.to_string());
+    assert!(answer.contains("system:serviceaccount:shop:default"), "{answer}");
+}
