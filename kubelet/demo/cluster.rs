@@ -158,7 +158,7 @@ async fn forward(listener: TcpListener, port: u16, stop: StopToken) {
     const PAUSE: Duration = Duration::from_millis(100);
     let listener = match Async::new(listener) {
         Ok(listener) => listener,
-        Err(error) => return log::error!("the API server cannot be reached: {error}"),
+        Err(error) => return eprintln!("the API server cannot be reached: {error}"),
     };
     let connections = TaskGroup::new();
     while let Some(accepted) = stop.unless_stopped(listener.accept()).await {
@@ -170,7 +170,7 @@ async fn forward(listener: TcpListener, port: u16, stop: StopToken) {
                 });
             }
             Err(error) => {
-                log::warn!("a connection to the API server: {error}");
+                eprintln!("a connection to the API server: {error}");
                 SystemClock.sleep(PAUSE).await;
             }
         }
@@ -183,7 +183,7 @@ async fn pass_on(near: Async<TcpStream>, port: u16) {
         Ok(far) => {
             future::zip(one_way(&near, &far), one_way(&far, &near)).await;
         }
-        Err(error) => log::warn!("the API server: {error}"),
+        Err(error) => eprintln!("the API server: {error}"),
     }
 }
 
