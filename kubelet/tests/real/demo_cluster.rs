@@ -140,7 +140,25 @@ impl Kubectl {
         text
     }
 
-    /// Waits for so many lines of a command's output that contain a text; the last of them, and the
+    /// Runs a command that starts a shell on a terminal, and types after its prompt; all that it shows.
+    fn on_terminal(&self, command: &str, typed: &str) -> String {
+        let mut command = self.by("script", &["-qec", command, "/dev/null"]);
+        let mut child = command.stderr(Stdio::inherit()).spawn().expect("script");
+        let (mut keyboard, mut screen) =
+            (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
+        let _running = Running(child);
+        let (mut shown, mut byte) = (Vec::new(), [0]);
+        while !shown.ends_with(b"# ") {
+            let count = screen.read(&mut byte).expect("output");
+            assert!(count > 0, "no prompt: {}", String::from_utf8_lossy(&shown));
+            shown.push(byte[0]);
+        }
+        keyboard.write_all(typed.as_bytes()).expect("typed");
+        screen.read_to_end(&mut shown).expect("output");
+        String::from_utf8_lossy(&shown).into_owned()
+    }
+
+    /// Waits for `count` lines of a command's output that contain a text; the last of them, and the
     /// command, which runs on.
     fn lines(&self, args: &[&str], text: &str, count: usize) -> (String, Running) {
         let mut command = self.command(args);
@@ -211,14 +229,9 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
         name.expect("a name").to_owned()
     };
     let web = name_of("web");
-    let in_web = |words: &[&str]| {
-        let mut args = vec!["-n", "shop", "exec", "-i", &*web, "--"];
-        args.extend(words);
-        args.iter().map(ToString::to_string).collect::<Vec<String>>()
-    };
     let exec = |words: &[&str], input: &str| {
-        let args = in_web(words);
-        kubectl.feed(&args.iter().map(String::as_str).collect::<Vec<_>>(), input)
+        let args = [&["-n", "shop", "exec", "-i", &web, "--"], words].concat();
+        kubectl.feed(&args, input)
     };
 
     // Logs.
@@ -236,17 +249,13 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
     let page = format!("hello from {web}\n");
     assert_eq!(exec(&["cat", "/tmp/www/index.html"], ""), page);
     let megabyte = "0123456789abcde\n".repeat(1 << 16);
-    assert_eq!(
-        exec(&["md5sum"], &megabyte),
-        exec(&["sh", "-c", "cat > /tmp/in; md5sum < /tmp/in"], &megabyte)
-    );
-    assert!(exec(&["wc", "-c"], &megabyte).starts_with("1048576"));
+    assert_eq!(exec(&["cat"], "one\ntwo\n"), "one\ntwo\n");
+    assert_eq!(exec(&["sh", "-c", "cat > /tmp/in; wc -c < /tmp/in"], &megabyte), "1048576\n");
     let args = ["-n", "shop", "exec", &web, "--", "sh", "-c", "echo out; exit 3"];
     let text = kubectl.fail(&args);
     assert!(text.starts_with("out\n") && text.contains("exit code 3"), "{text}");
     let shell = format!("kubectl -n shop exec -it {web} -- sh");
-    let terminal = kubectl.by("script", &["-qec", &shell, "/dev/null"]);
-    let (_, text) = Kubectl::end(terminal, "echo this is $(tty)\nexit\n");
+    let text = kubectl.on_terminal(&shell, "echo this is $(tty)\nexit\n");
     assert!(text.contains("this is /dev/pts/0"), "{text}");
 
     // Ports, of a Service and of the pods behind it.
