@@ -64,7 +64,8 @@ impl Demo {
             None => None,
             Some(program) => {
                 let mut node = ContainerNode::start(program, &cluster.kubeconfig())?;
-                let ready = node.ready(&cluster.client, &cluster.clock(), self.patience);
+                let clock = cluster.clock();
+                let ready = node.ready(&cluster.client, &clock, self.patience);
                 match stop.unless_stopped(ready).await {
                     Some(ready) => ready?,
                     None => return Ok(()),

@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use kube_controller_manager::app::controller_table;
@@ -27,12 +27,13 @@ use super::registration::Folder;
 const DEMO: &str = include_str!("../../../fixtures/demo.yaml");
 
 /// Those that the fixture needs.
-const CONTROLLERS: [&str; 11] = [
+const CONTROLLERS: [&str; 12] = [
     "cronjob-controller",
     "daemonset-controller",
     "deployment-controller",
     "endpointslice-controller",
     "job-controller",
+    "node-lifecycle-controller",
     "persistentvolume-binder-controller",
     "pod-garbage-collector-controller",
     "replicaset-controller",
@@ -81,12 +82,24 @@ impl Controllers {
 }
 
 /// Killed when dropped.
-struct Running(Child);
+struct Running {
+    child: Child,
+    /// Open until then: a program dies of a pipe that nothing reads.
+    output: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Running {
+        let mut child = command.stderr(Stdio::inherit()).spawn().expect("a program");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        Running { child, output }
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -142,32 +155,33 @@ impl Kubectl {
 
     /// Runs a command that starts a shell on a terminal, and types after its prompt; all that it shows.
     fn on_terminal(&self, command: &str, typed: &str) -> String {
-        let mut command = self.by("script", &["-qec", command, "/dev/null"]);
-        let mut child = command.stderr(Stdio::inherit()).spawn().expect("script");
-        let (mut keyboard, mut screen) =
-            (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
-        let _running = Running(child);
+        let mut running = Running::start(self.by("script", &["-qec", command, "/dev/null"]));
+        let mut keyboard = running.child.stdin.take().expect("a pipe");
         let (mut shown, mut byte) = (Vec::new(), [0]);
         while !shown.ends_with(b"# ") {
-            let count = screen.read(&mut byte).expect("output");
+            let count = running.output.read(&mut byte).expect("output");
             assert!(count > 0, "no prompt: {}", String::from_utf8_lossy(&shown));
             shown.push(byte[0]);
         }
         keyboard.write_all(typed.as_bytes()).expect("typed");
-        screen.read_to_end(&mut shown).expect("output");
+        running.output.read_to_end(&mut shown).expect("output");
         String::from_utf8_lossy(&shown).into_owned()
     }
 
     /// Waits for `count` lines of a command's output that contain a text; the last of them, and the
     /// command, which runs on.
     fn lines(&self, args: &[&str], text: &str, count: usize) -> (String, Running) {
-        let mut command = self.command(args);
-        let mut child = command.stderr(Stdio::inherit()).spawn().expect("kubectl");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        let running = Running(child);
-        let mut found = lines.map(|line| line.expect("text")).filter(|line| line.contains(text));
-        let last = found.nth(count - 1);
-        (last.unwrap_or_else(|| panic!("kubectl {args:?} ends without {text:?}")), running)
+        let mut running = Running::start(self.command(args));
+        let mut found = 0;
+        loop {
+            let mut line = String::new();
+            let read = running.output.read_line(&mut line).expect("text");
+            assert!(read > 0, "kubectl {args:?} ends without {text:?}");
+            found += usize::from(line.contains(text));
+            if found == count {
+                return (line.trim_end().to_owned(), running);
+            }
+        }
     }
 }
 
