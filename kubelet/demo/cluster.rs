@@ -134,6 +134,8 @@ fn start_agent(machine: &Machine, kubeconfig: &Path, server: &Server) -> std::io
         .arg(format!("--kubeconfig={}", std::path::absolute(kubeconfig)?.display()))
         .arg(format!("--cert-dir={}", machine.folder.join("pki").display()))
         .arg(format!("--hostname-override={NODE}"))
+        // Otherwise the name is looked up first, and no server of names can be reached.
+        .arg(format!("--node-ip={}", machine.variable("address")?))
         .arg("--resolv-conf=");
     agent.spawn().map(Agent)
 }
