@@ -153,17 +153,19 @@ impl Kubectl {
         text
     }
 
-    /// Runs a command that starts a shell on a terminal, and types after its prompt; all that it shows.
-    fn on_terminal(&self, command: &str, typed: &str) -> String {
+    /// Runs a command on a terminal, and types each text once another is shown; all that it shows.
+    fn on_terminal(&self, command: &str, steps: &[(&str, &str)]) -> String {
         let mut running = Running::start(self.by("script", &["-qec", command, "/dev/null"]));
         let mut keyboard = running.child.stdin.take().expect("a pipe");
         let (mut shown, mut byte) = (Vec::new(), [0]);
-        while !shown.ends_with(b"# ") {
-            let count = running.output.read(&mut byte).expect("output");
-            assert!(count > 0, "no prompt: {}", String::from_utf8_lossy(&shown));
-            shown.push(byte[0]);
+        for (awaited, typed) in steps {
+            while !shown.ends_with(awaited.as_bytes()) {
+                let count = running.output.read(&mut byte).expect("output");
+                assert!(count > 0, "no {awaited:?}: {}", String::from_utf8_lossy(&shown));
+                shown.push(byte[0]);
+            }
+            keyboard.write_all(typed.as_bytes()).expect("typed");
         }
-        keyboard.write_all(typed.as_bytes()).expect("typed");
         running.output.read_to_end(&mut shown).expect("output");
         String::from_utf8_lossy(&shown).into_owned()
     }
@@ -269,7 +271,7 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
     let text = kubectl.fail(&args);
     assert!(text.starts_with("out\n") && text.contains("exit code 3"), "{text}");
     let shell = format!("kubectl -n shop exec -it {web} -- sh");
-    let text = kubectl.on_terminal(&shell, "echo this is $(tty)\nexit\n");
+    let text = kubectl.on_terminal(&shell, &[("# ", "echo this is $(tty)\nexit\n")]);
     assert!(text.contains("this is /dev/pts/0"), "{text}");
 
     // Ports, of a Service and of the pods behind it.
@@ -300,22 +302,22 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
     assert_eq!(std::fs::read_to_string(&back).expect("a file"), megabyte);
 
     // A container beside those of a pod, which sees the processes of one.
-    let text = kubectl.run(&[
-        "-n",
-        "shop",
-        "debug",
-        "-i",
-        &web,
-        "--image=node.test/busybox:1",
-        "--target=web",
-        "-c=look",
-        "--profile=sysadmin",
-        "--",
-        "sh",
-        "-c",
-        "sleep 2; cat /proc/1/root/tmp/www/index.html",
-    ]);
-    assert!(text.contains(&page), "{text}");
+    // The runtime ends an attachment with its input, which stays open here.
+    let script = "while true; do cat /proc/1/root/tmp/www/index.html; sleep 1; done";
+    let mut args = vec!["-n", "shop", "debug", "-i", &web, "--image=node.test/busybox:1"];
+    args.extend(["--target=web", "-c=look", "--profile=sysadmin", "--", "sh", "-c", script]);
+    let (line, debugging) = kubectl.lines(&args, "hello from ", 2);
+    assert_eq!(line, page.trim_end());
+    drop(debugging);
+    let text = kubectl.run(&["-n", "shop", "logs", &web, "-c", "look", "--tail=1"]);
+    assert_eq!(text, page);
+
+    let shell = format!(
+        "kubectl -n shop debug -it {web} --image=node.test/busybox:1 --target=web -c=shell -- sh"
+    );
+    let steps = [("pressing enter.", "\n"), ("# ", "echo this is $(tty)\nexit\n")];
+    let text = kubectl.on_terminal(&shell, &steps);
+    assert!(text.contains("this is /dev/pts/0"), "{text}");
 
     // The kubelet's own pages, and a pod's, through the API server.
     let raw = |path: &str| kubectl.run(&["get", "--raw", path]);
