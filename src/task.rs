@@ -249,8 +249,8 @@ impl Failure {
         Failure::default()
     }
 
-    /// Reports the failure `what`, a text for the log. Only the first report is kept: a caller
-    /// whose failure may come later logs it too.
+    /// Reports the failure `what`, a text for the log. Only the first report is kept, so a caller
+    /// that may not be the first must also log its failure itself.
     pub fn report(&self, what: String) {
         let _ = self.state.first.set(what);
         self.state.reported.open();

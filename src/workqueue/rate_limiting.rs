@@ -352,9 +352,9 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
-    /// How long ago the oldest key was added that no worker has taken since, or was taken that is
-    /// in progress; zero without one. A key that waits for a delay or a timer has not been added
-    /// yet.
+    /// The age of the oldest key; zero without keys. A queued key ages from when it was added, a
+    /// key in progress from when a worker took it. A key that waits for a delay or a timer has not
+    /// been added yet.
     pub fn oldest_key_age(&self) -> Duration {
         let oldest = self.inner.lock().queue.oldest_key_time();
         oldest.map_or(Duration::ZERO, |since| self.inner.clock.monotonic().saturating_sub(since))
