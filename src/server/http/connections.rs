@@ -191,9 +191,13 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn table(most: usize) -> (Arc<FakeClock>, Arc<Connections>) {
+    /// How long a stream may last.
+    const STREAM_LIMIT: Duration = Duration::from_secs(4);
+
+    /// A table with room for `most` connections, and its clock.
+    fn connections(most: usize) -> (Arc<FakeClock>, Arc<Connections>) {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        (clock.clone(), Connections::new(most, Some(4 * SECOND), clock))
+        (clock.clone(), Connections::new(most, Some(STREAM_LIMIT), clock))
     }
 
     fn address(text: &str) -> IpAddr {
@@ -208,7 +212,7 @@ mod tests {
 
     #[test]
     fn oldest_connection_of_the_greediest_origin_makes_room() {
-        let (clock, connections) = table(4);
+        let (clock, connections) = connections(4);
         let mut slots = Vec::new();
         let admit = |slots: &mut Vec<Slot>, from: &str| {
             clock.advance(SECOND);
@@ -238,7 +242,7 @@ mod tests {
 
     #[test]
     fn closed_connections_leave_their_place() {
-        let (_, connections) = table(2);
+        let (_, connections) = connections(2);
         let first = connections.admit(address("::1"), Phase::Head);
         for _ in 0..10 {
             drop(connections.admit(address("::2"), Phase::Head));
@@ -268,7 +272,7 @@ mod tests {
 
     #[test]
     fn phases_have_deadlines() {
-        let (clock, connections) = table(1);
+        let (clock, connections) = connections(1);
         let slot = connections.admit(address("::1"), Phase::Handshake);
         let progress = &slot.progress;
         let left = || Some(progress.deadline()?.saturating_sub(clock.monotonic()).as_secs());
