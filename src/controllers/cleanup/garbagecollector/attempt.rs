@@ -216,10 +216,10 @@ impl GarbageCollector {
         let mut mapped = self.verbs_and_key(&named).await;
         // The version that the reference names is not served.
         if matches!(mapped, Err(Error::NotYet(_))) {
-            let present = self.graph().present_identity(owner, &item.scope.namespace).cloned();
-            if let Some(present) = present {
-                mapped = self.verbs_and_key(&present).await;
-                named = present;
+            let observed = self.graph().observed_identity(owner, &item.scope.namespace).cloned();
+            if let Some(observed) = observed {
+                mapped = self.verbs_and_key(&observed).await;
+                named = observed;
             }
         }
         let Some((verbs, key)) = mapped? else {

@@ -35,6 +35,8 @@ pub enum Effect {
     },
 }
 
+/// The nodes of known objects and their owners, and the identities of owners and objects that are
+/// gone.
 #[derive(Default)]
 pub struct Graph {
     pub(super) nodes: Nodes,
@@ -60,9 +62,9 @@ impl Graph {
         self.dependents(uid).filter(move |node| node.owners().iter().any(blocks))
     }
 
-    /// The identity with which a watch shows the owner that `reference`, in an object of
-    /// `namespace`, names by another group or version.
-    pub fn present_identity(
+    /// The identity of the owner as a watch has shown it, if `reference` names another group or
+    /// version. `namespace`: of the object with the reference; the owner may own objects there.
+    pub fn observed_identity(
         &self,
         reference: &OwnerReference,
         namespace: &Istr,
@@ -556,12 +558,12 @@ mod tests {
             let reference = meta(owned.clone()).owners()[0].clone();
             graph.observe(&child, None, owned);
             assert_eq!(
-                graph.graph.present_identity(&reference, &child.scope.namespace),
+                graph.graph.observed_identity(&reference, &child.scope.namespace),
                 None,
                 "{case}"
             );
             graph.observe(&owner, None, json!({}));
-            let found = graph.graph.present_identity(&reference, &child.scope.namespace);
+            let found = graph.graph.observed_identity(&reference, &child.scope.namespace);
             assert_eq!(found, is_found.then_some(&owner), "{case}");
             graph.deleted(&owner);
             let named = Identity::of_owner(&reference, &child.scope.namespace);
