@@ -11,8 +11,9 @@ use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::events::Recorder;
 use crate::objects::{ControllerRevision, Meta, Object, ObjectKey, Resource, Uid, from_json};
 
-/// The last revision of each owner that came back with other data. A new manager knows none of
-/// them: it creates one more.
+/// The last revision of each owner that came back with other data. With this record a sync finds
+/// the revision again and does not create another one. A new manager has no record: it creates one
+/// more.
 pub struct ChangedRevisions {
     recorder: Recorder,
     owners: Mutex<HashMap<ObjectKey, Record>>,

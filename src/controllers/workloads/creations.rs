@@ -42,8 +42,10 @@ pub trait PodOwner: Object + Resource {
     fn selector(&self) -> Option<&LabelSelector>;
 }
 
-/// The owners whose last creation was not recognised, with the time of the next one. A record ends
-/// when an object comes back as it was sent, and with a new generation of the owner.
+/// The owners whose last creation was not recognised, with the time of the next one. A webhook may
+/// change a new object so that its controller does not take it for its own; without a pause the
+/// controller would create another one in each sync. A record ends when an object comes back as it
+/// was sent, and with a new generation of the owner.
 ///
 /// An owner that waits creates its object in a dry run every few seconds. When that comes back
 /// recognised, the webhook has gone, and the next creation does not wait.
@@ -93,7 +95,7 @@ impl Creations {
     }
 
     /// Whether `owner` may create an object now. `dry_run` creates it in a dry run, and returns why
-    /// its controller would not recognise it; none if it would. It is called only while `owner`
+    /// its controller would not recognise it; empty if it would. It is called only while `owner`
     /// waits, every few seconds.
     ///
     /// # Errors
@@ -113,6 +115,8 @@ impl Creations {
                 Ok(_) => {}
                 Err(error) => log::debug!("{key}: {error}"),
             }
+            // The dry run failed or came back changed, so the owner waits. Its record may have ended
+            // meanwhile: then it need not.
             if let Some(record) = self.owners.lock().get(&key) {
                 return Err(record.as_error(self.clock.monotonic()));
             }

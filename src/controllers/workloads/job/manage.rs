@@ -231,8 +231,9 @@ impl Attempt {
     }
 }
 
-/// As upstream, a ready pod whose deletion failed does not count as ready either. No pod that is
-/// gone does: the API server refuses a status with more ready pods than active ones.
+/// Counts the pods that are deleted or gone, and returns the first failure. As upstream, `ready`
+/// also counts ready pods whose deletion failed. It counts all ready pods that are gone: the API
+/// server refuses a status with more ready pods than active ones.
 fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
     let mut deleted = Deleted { all: 0, ready: 0, failure: None };
     for (pod, attempt) in pods.iter().zip(attempts) {
