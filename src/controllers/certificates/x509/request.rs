@@ -330,6 +330,8 @@ fn shorten_ip(ip: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use der::oid::db::rfc4519::GIVEN_NAME;
+
     use super::*;
 
     fn read(name: &[u8]) -> Subject {
@@ -346,25 +348,26 @@ mod tests {
 
     #[test]
     fn a_subject_is_written_in_gos_order() {
-        let attribute = |kind: u8, tag: Tag, value: &[u8]| {
-            let kind = element(Tag::ObjectIdentifier, &[0x55, 0x04, kind]);
-            joined(&[kind, element(tag, value)])
+        let attribute = |kind: ObjectIdentifier, tag: Tag, value: &[u8]| {
+            joined(&[kind.to_der().unwrap(), element(tag, value)])
         };
         let name = |attributes: &[Vec<u8>]| {
             let set = |one: &Vec<u8>| element(Tag::Set, one);
             joined(&attributes.iter().map(set).collect::<Vec<_>>())
         };
-        // Of a type that `der` does not know.
-        let universal = joined(&[vec![6, 3, 0x55, 4, 3], vec![0x1c, 4, 0, 0, 0, b'u']]);
+        // `der` does not know the type UniversalString.
+        let universal = joined(&[CN.to_der().unwrap(), vec![0x1c, 4, 0, 0, 0, b'u']]);
+        // Go drops all common names but the last, attributes and types that it does not know, and
+        // an empty serial number.
         let encoded = name(&[
-            attribute(3, Tag::Utf8String, b"first"),
-            attribute(10, Tag::BmpString, &[0, b'z']),
-            attribute(10, Tag::TeletexString, &[0xfc]),
-            attribute(10, Tag::BitString, &[0, 1]),
-            attribute(42, Tag::Utf8String, b"unknown"),
-            attribute(3, Tag::PrintableString, b"star*"),
-            attribute(6, Tag::Ia5String, b"DE"),
-            attribute(5, Tag::Utf8String, b""),
+            attribute(CN, Tag::Utf8String, b"first"),
+            attribute(O, Tag::BmpString, &[0, b'z']),
+            attribute(O, Tag::TeletexString, &[0xfc]),
+            attribute(O, Tag::BitString, &[0, 1]),
+            attribute(GIVEN_NAME, Tag::Utf8String, b"unknown"),
+            attribute(CN, Tag::PrintableString, b"star*"),
+            attribute(C, Tag::Ia5String, b"DE"),
+            attribute(SERIAL_NUMBER, Tag::Utf8String, b""),
             universal,
         ]);
         let subject = read(&encoded);
@@ -372,14 +375,14 @@ mod tests {
         assert_eq!(subject.organizations(), ["z", "\u{fc}"]);
         // Sets are sorted by their bytes.
         let organizations = [
-            attribute(10, Tag::PrintableString, b"z"),
-            attribute(10, Tag::Utf8String, "\u{fc}".as_bytes()),
+            attribute(O, Tag::PrintableString, b"z"),
+            attribute(O, Tag::Utf8String, "\u{fc}".as_bytes()),
         ]
         .concat();
         let expected = name(&[
-            attribute(6, Tag::PrintableString, b"DE"),
+            attribute(C, Tag::PrintableString, b"DE"),
             organizations,
-            attribute(3, Tag::Utf8String, b"star*"),
+            attribute(CN, Tag::Utf8String, b"star*"),
         ]);
         assert_eq!(subject.to_der().unwrap(), expected);
         assert_eq!(read(&expected).to_der().unwrap(), expected);
