@@ -2,7 +2,7 @@
 
 use super::DeploymentController;
 use super::limits::Limits;
-use super::scaling::{self, Old, Shrink};
+use super::scaling::{self, PodCounts, Shrink};
 use super::sets::{Owned, Sets, by_creation};
 use super::status::is_complete;
 use crate::controllers::{Error, Next, SyncResult};
@@ -57,7 +57,8 @@ impl DeploymentController {
         Ok(self.scale_replica_set(deployment, new, size, false).await?.is_some())
     }
 
-    /// Whether any was scaled. Upstream: `reconcileOldReplicaSets`.
+    /// Shrinks the old ReplicaSets as far as enough pods stay available. Returns whether that is the
+    /// step of this sync, as [`Shrink::scaled`]. Upstream: `reconcileOldReplicaSets`.
     async fn shrink_old(
         &self,
         deployment: &Deployment,
@@ -69,13 +70,13 @@ impl DeploymentController {
             return Ok(false);
         }
         old.sort_by(|a, b| by_creation(a, b));
-        let view: Vec<Old> = old.iter().map(|set| Old::from(&**set)).collect();
+        let view: Vec<PodCounts> = old.iter().map(|set| PodCounts::from(&**set)).collect();
         let min_available = deployment.replicas() - Limits::new(deployment).max_unavailable;
-        let Shrink { steps, scaled } = scaling::shrink(&view, Old::from(new), min_available);
+        let Shrink { steps, scaled } = scaling::shrink(&view, PodCounts::from(new), min_available);
         for step in steps {
-            let set = &old[step.index];
-            if let Some(written) = self.scale_replica_set(deployment, set, step.size, false).await?
-            {
+            let (set, annotate) = (&old[step.index], false);
+            let written = self.scale_replica_set(deployment, set, step.size, annotate).await?;
+            if let Some(written) = written {
                 old[step.index] = written;
             }
         }

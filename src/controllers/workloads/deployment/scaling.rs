@@ -70,9 +70,9 @@ pub(super) fn newest(desired: i32, most: i32, total: i32, current: i32) -> i32 {
     current + (most - total).min(desired - current)
 }
 
-/// An old ReplicaSet as a rolling update sees it.
+/// The pods that a ReplicaSet should have, and those that are available.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Old {
+pub(super) struct PodCounts {
     pub replicas: i32,
     pub available: i32,
 }
@@ -96,7 +96,7 @@ pub(super) struct Shrink {
 /// First old pods that are not available go: they only hold up the rollout. Then others, as far as
 /// at least `min_available` stay. Pods of the new ReplicaSet that are not available yet cost no old
 /// ones. `old`: those that should have pods, oldest first. Upstream: `reconcileOldReplicaSets`.
-pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
+pub(super) fn shrink(old: &[PodCounts], new: PodCounts, min_available: i32) -> Shrink {
     let sizes = old.iter().map(|set| set.replicas);
     let total = sizes.fold(new.replicas, i32::saturating_add);
     let unavailable = new.replicas.saturating_sub(new.available);
@@ -121,10 +121,10 @@ pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
 /// Takes away at most `limit` pods that are not available, oldest ReplicaSet first. `Err`: only
 /// these steps, and then no more in this round, as a ReplicaSet reports more available pods than
 /// it should have. Upstream: `cleanupUnhealthyReplicas`.
-fn scale_down_unhealthy(old: &[Old], limit: i32) -> Result<Vec<Step>, Vec<Step>> {
+fn scale_down_unhealthy(old: &[PodCounts], limit: i32) -> Result<Vec<Step>, Vec<Step>> {
     let mut steps = Vec::new();
     let mut dropped = 0;
-    for (index, Old { replicas, available }) in old.iter().copied().enumerate() {
+    for (index, PodCounts { replicas, available }) in old.iter().copied().enumerate() {
         if dropped >= limit {
             break;
         }
@@ -143,10 +143,10 @@ fn scale_down_unhealthy(old: &[Old], limit: i32) -> Result<Vec<Step>, Vec<Step>>
 
 /// Takes away `count` pods, oldest ReplicaSet first.
 /// Upstream: `scaleDownOldReplicaSetsForRollingUpdate`.
-fn scale_down_old(old: &[Old], count: i32) -> Vec<Step> {
+fn scale_down_old(old: &[PodCounts], count: i32) -> Vec<Step> {
     let mut left = count;
     let mut steps = Vec::new();
-    for (index, Old { replicas, .. }) in old.iter().copied().enumerate() {
+    for (index, PodCounts { replicas, .. }) in old.iter().copied().enumerate() {
         if left <= 0 {
             break;
         }
@@ -215,7 +215,7 @@ mod tests {
             }
             assert_eq!(newest(3, most, 4, 2), if most > 4 { 3 } else { 2 });
         }
-        let old = Old { replicas: i32::MAX, available: 0 };
+        let old = PodCounts { replicas: i32::MAX, available: 0 };
         assert!(shrink(&[old, old], old, i32::MAX).steps.is_empty());
     }
 
@@ -232,7 +232,7 @@ mod tests {
                 assert!(sizes[0] >= 0, "{one} {other} {before} {desired} {surge}");
                 let newest = newest(desired, most, one.saturating_add(other), one);
                 assert!(newest <= desired.max(one), "{one} {other} {desired} {surge}");
-                let old = |replicas| Old { replicas, available: before };
+                let old = |replicas| PodCounts { replicas, available: before };
                 let steps = shrink(&[old(one), old(other)], old(desired), surge).steps;
                 assert!(steps.iter().all(|step| step.size >= 0), "{one} {other} {desired}");
             }
@@ -261,10 +261,13 @@ mod tests {
 
     #[test]
     fn old_pods_go_unhealthy_first() {
-        let old = |pairs: &[(i32, i32)]| -> Vec<Old> {
+        let old = |pairs: &[(i32, i32)]| -> Vec<PodCounts> {
             pairs
                 .iter()
-                .map(|(replicas, available)| Old { replicas: *replicas, available: *available })
+                .map(|(replicas, available)| PodCounts {
+                    replicas: *replicas,
+                    available: *available,
+                })
                 .collect()
         };
         let steps = |pairs: &[(usize, i32)]| -> Vec<Step> {
@@ -305,15 +308,15 @@ mod tests {
             [(10, 3, 2), (10, 0, 1), (1, 1, 0), (3, 3, 3), (7, 2, 0), (5, 0, 5), (100, 25, 25)]
         {
             let mut old = vec![
-                Old { replicas: desired / 2, available: desired / 2 },
-                Old { replicas: desired - desired / 2, available: desired - desired / 2 },
+                PodCounts { replicas: desired / 2, available: desired / 2 },
+                PodCounts { replicas: desired - desired / 2, available: desired - desired / 2 },
             ];
-            let mut new = Old { replicas: 0, available: 0 };
+            let mut new = PodCounts { replicas: 0, available: 0 };
             let mut rounds = 0;
             while new.available < desired || old.iter().any(|set| set.replicas > 0) {
                 rounds += 1;
                 assert!(rounds < 1000, "{desired} {surge} {unavailable}: stuck at {new:?} {old:?}");
-                let total = |old: &[Old]| old.iter().map(|set| set.replicas).sum::<i32>();
+                let total = |old: &[PodCounts]| old.iter().map(|set| set.replicas).sum::<i32>();
                 let size =
                     newest(desired, desired + surge, total(&old) + new.replicas, new.replicas);
                 if size == new.replicas {
@@ -334,10 +337,11 @@ mod tests {
 
     #[test]
     fn a_crash_looping_new_replica_set_costs_no_old_pods() {
-        let (old, new) = (Old { replicas: 8, available: 8 }, Old { replicas: 5, available: 0 });
+        let (old, new) =
+            (PodCounts { replicas: 8, available: 8 }, PodCounts { replicas: 5, available: 0 });
         assert_eq!(shrink(&[old], new, 8), Shrink::default());
         // an old pod is lost with its node, still nothing may go
-        let old = Old { replicas: 8, available: 7 };
+        let old = PodCounts { replicas: 8, available: 7 };
         assert_eq!(shrink(&[old], new, 8), Shrink::default());
         // rolled back: the crash-looping one is the old one now, and goes as far as it may
         let steps = vec![Step { index: 0, size: 1 }];

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::annotations::{self, DESIRED_REPLICAS, MAX_REPLICAS};
-use super::scaling::{Old, Share};
+use super::scaling::{PodCounts, Share};
 use super::template::equal_ignoring_hash;
 use crate::objects::{ReplicaSet, Template};
 
@@ -157,9 +157,9 @@ impl From<&ReplicaSet> for Share {
     }
 }
 
-impl From<&ReplicaSet> for Old {
-    fn from(set: &ReplicaSet) -> Old {
-        Old { replicas: set.replicas(), available: set.status.available_replicas }
+impl From<&ReplicaSet> for PodCounts {
+    fn from(set: &ReplicaSet) -> PodCounts {
+        PodCounts { replicas: set.replicas(), available: set.status.available_replicas }
     }
 }
 

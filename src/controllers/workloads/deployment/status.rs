@@ -223,8 +223,8 @@ mod tests {
         let got = status_of(None, &[half], spec.clone(), json!({}));
         assert_eq!(got["conditions"][0]["reason"], "MinimumReplicasUnavailable");
         assert_eq!(got["updatedReplicas"], Value::Null);
-        // A ReplicaSet without any status counts as 0; one with a status but no count hides the
-        // sum.
+        // `terminatingReplicas` is the sum over all ReplicaSets. One without any status adds 0; if
+        // one has a status without this count, the sum is absent.
         let got = status_of(Some(json!({})), std::slice::from_ref(&full), spec.clone(), json!({}));
         assert_eq!(got["terminatingReplicas"], 1);
         let got = status_of(Some(json!({"observedGeneration": 1})), &[full], spec, json!({}));
