@@ -124,8 +124,9 @@ impl Registry {
         (found, new)
     }
 
-    /// The watch of this id has found the object. Returns the pods that have to see it.
-    pub(super) fn found(&mut self, key: &Key, id: u64, found: Found) -> Vec<Uid> {
+    /// Records what the watch of this id reports. Returns the uids of the pods that refer to the
+    /// object if what is known of it has changed; else no uids.
+    pub(super) fn report(&mut self, key: &Key, id: u64, found: Found) -> Vec<Uid> {
         let Some(item) = self.items.get_mut(key) else { return Vec::new() };
         if !matches!(item.watch, Watch::Open { id: of, .. } if of == id) {
             return Vec::new();
@@ -230,21 +231,21 @@ mod tests {
         Found::Object { contents, is_immutable }
     }
 
-    /// A registry, and the time in seconds.
+    /// A registry, with the time and the token that its methods get.
     #[derive(Default)]
-    struct Scene {
-        registry: Registry,
+    struct TestRegistry {
+        inner: Registry,
         now: Duration,
         stop: StopToken,
     }
 
-    impl Scene {
+    impl TestRegistry {
         fn register(&mut self, pod: &str, names: &[&str]) -> Vec<NewWatch> {
-            self.registry.register(&uid(pod), keys(names), self.now, &self.stop)
+            self.inner.register(&uid(pod), keys(names), self.now, &self.stop)
         }
 
         fn read(&mut self, name: &str) -> (Option<Known>, Vec<NewWatch>) {
-            let (mut found, new) = self.registry.read(&keys(&[name]), self.now, &self.stop);
+            let (mut found, new) = self.inner.read(&keys(&[name]), self.now, &self.stop);
             (found.remove(&key(Kind::Secret, name)), new)
         }
 
@@ -259,117 +260,117 @@ mod tests {
             }
         }
 
-        fn found(&mut self, watch: &NewWatch, found: Found) -> Vec<Uid> {
-            self.registry.found(&watch.key, watch.id, found)
+        fn report(&mut self, watch: &NewWatch, found: Found) -> Vec<Uid> {
+            self.inner.report(&watch.key, watch.id, found)
         }
     }
 
     #[test]
     fn pods_with_one_object_share_a_watch_that_ends_with_the_last_of_them() {
-        let mut scene = Scene::default();
-        let mut watches = scene.register("pod-0", &["s", "own"]);
+        let mut registry = TestRegistry::default();
+        let mut watches = registry.register("pod-0", &["s", "own"]);
         assert_eq!(watches.len(), 2);
         let watch = watches.pop().expect("that of s");
         assert_eq!(watch.key.name, "s");
         for pod in 1..200 {
-            assert!(scene.register(&format!("pod-{pod}"), &["s"]).is_empty());
+            assert!(registry.register(&format!("pod-{pod}"), &["s"]).is_empty());
         }
-        assert_eq!(scene.text("s"), "not yet");
-        assert_eq!(scene.found(&watch, object("1", false)).len(), 200);
-        assert!(scene.found(&watch, object("1", false)).is_empty(), "nothing has changed");
+        assert_eq!(registry.text("s"), "not yet");
+        assert_eq!(registry.report(&watch, object("1", false)).len(), 200);
+        assert!(registry.report(&watch, object("1", false)).is_empty(), "nothing has changed");
         for pod in 0..199 {
-            scene.registry.forget(&uid(&format!("pod-{pod}")));
+            registry.inner.forget(&uid(&format!("pod-{pod}")));
         }
         assert!(watches[0].stop.is_stopped(), "that of the first pod's own Secret");
         assert!(!watch.stop.is_stopped());
-        assert_eq!(scene.text("s"), "1");
-        scene.registry.forget(&uid("pod-199"));
+        assert_eq!(registry.text("s"), "1");
+        registry.inner.forget(&uid("pod-199"));
         assert!(watch.stop.is_stopped());
-        assert_eq!(scene.text("s"), "not registered");
-        assert!(scene.registry.items.is_empty() && scene.registry.pods.is_empty());
-        assert!(scene.found(&watch, object("2", false)).is_empty());
+        assert_eq!(registry.text("s"), "not registered");
+        assert!(registry.inner.items.is_empty() && registry.inner.pods.is_empty());
+        assert!(registry.report(&watch, object("2", false)).is_empty());
     }
 
     #[test]
     fn changed_pod_refers_to_other_objects() {
-        let mut scene = Scene::default();
-        let first = scene.register("p", &["a", "b"]);
-        let second = scene.register("p", &["b", "c"]);
+        let mut registry = TestRegistry::default();
+        let first = registry.register("p", &["a", "b"]);
+        let second = registry.register("p", &["b", "c"]);
         assert_eq!((first.len(), second.len()), (2, 1));
         assert!(first[0].stop.is_stopped() && !first[1].stop.is_stopped());
-        assert_eq!(scene.text("a"), "not registered");
-        assert_eq!(scene.text("c"), "not yet");
+        assert_eq!(registry.text("a"), "not registered");
+        assert_eq!(registry.text("c"), "not yet");
         // Another registration of the same pod does not count twice.
-        assert!(scene.register("p", &["b", "c"]).is_empty());
-        scene.registry.forget(&uid("p"));
+        assert!(registry.register("p", &["b", "c"]).is_empty());
+        registry.inner.forget(&uid("p"));
         assert!(first[1].stop.is_stopped() && second[0].stop.is_stopped());
     }
 
     #[test]
     fn objects_are_missing_only_after_a_whole_list() {
-        let mut scene = Scene::default();
-        let watch = scene.register("p", &["s"]).remove(0);
-        assert_eq!(scene.text("s"), "not yet");
-        assert_eq!(scene.found(&watch, Found::List), [uid("p")]);
-        assert_eq!(scene.text("s"), "missing");
-        assert_eq!(scene.found(&watch, object("1", false)), [uid("p")]);
-        assert_eq!(scene.text("s"), "1");
-        assert!(scene.found(&watch, Found::List).is_empty());
-        assert_eq!(scene.text("s"), "1");
-        assert_eq!(scene.found(&watch, Found::Nothing), [uid("p")]);
-        assert_eq!(scene.text("s"), "missing");
+        let mut registry = TestRegistry::default();
+        let watch = registry.register("p", &["s"]).remove(0);
+        assert_eq!(registry.text("s"), "not yet");
+        assert_eq!(registry.report(&watch, Found::List), [uid("p")]);
+        assert_eq!(registry.text("s"), "missing");
+        assert_eq!(registry.report(&watch, object("1", false)), [uid("p")]);
+        assert_eq!(registry.text("s"), "1");
+        assert!(registry.report(&watch, Found::List).is_empty());
+        assert_eq!(registry.text("s"), "1");
+        assert_eq!(registry.report(&watch, Found::Nothing), [uid("p")]);
+        assert_eq!(registry.text("s"), "missing");
         assert!(!watch.stop.is_stopped());
     }
 
     #[test]
     fn immutable_object_is_watched_no_more_and_stays() {
-        let mut scene = Scene::default();
-        let watch = scene.register("p", &["s"]).remove(0);
-        assert_eq!(scene.found(&watch, object("1", true)), [uid("p")]);
+        let mut registry = TestRegistry::default();
+        let watch = registry.register("p", &["s"]).remove(0);
+        assert_eq!(registry.report(&watch, object("1", true)), [uid("p")]);
         assert!(watch.stop.is_stopped());
-        assert!(scene.found(&watch, Found::Nothing).is_empty());
-        scene.now = 1_000 * SECOND;
-        scene.registry.end_idle(scene.now, SECOND);
-        let (known, new) = scene.read("s");
+        assert!(registry.report(&watch, Found::Nothing).is_empty());
+        registry.now = 1_000 * SECOND;
+        registry.inner.end_idle(registry.now, SECOND);
+        let (known, new) = registry.read("s");
         assert!(matches!(known, Some(Known::Found(_))) && new.is_empty());
     }
 
     #[test]
     fn object_that_nobody_reads_is_watched_again_by_its_next_reader() {
-        let mut scene = Scene::default();
-        let watch = scene.register("p", &["s"]).remove(0);
+        let mut registry = TestRegistry::default();
+        let watch = registry.register("p", &["s"]).remove(0);
         let max_idle = 300 * SECOND;
         // One that has found nothing is kept: its work would be lost.
-        scene.registry.end_idle(301 * SECOND, max_idle);
+        registry.inner.end_idle(301 * SECOND, max_idle);
         assert!(!watch.stop.is_stopped());
-        scene.found(&watch, object("1", false));
-        scene.now = 301 * SECOND;
-        assert_eq!(scene.text("s"), "1");
-        scene.registry.end_idle(601 * SECOND, max_idle);
+        registry.report(&watch, object("1", false));
+        registry.now = 301 * SECOND;
+        assert_eq!(registry.text("s"), "1");
+        registry.inner.end_idle(601 * SECOND, max_idle);
         assert!(!watch.stop.is_stopped(), "it was read at 301");
-        scene.registry.end_idle(602 * SECOND, max_idle);
+        registry.inner.end_idle(602 * SECOND, max_idle);
         assert!(watch.stop.is_stopped());
-        let (known, mut new) = scene.read("s");
+        let (known, mut new) = registry.read("s");
         assert_eq!((known, new.len()), (Some(Known::NotYet), 1));
         let second = new.remove(0);
-        assert!(scene.read("s").1.is_empty(), "one watch is enough");
+        assert!(registry.read("s").1.is_empty(), "one watch is enough");
         // What the first watch still reports is old.
-        assert!(scene.found(&watch, object("1", false)).is_empty());
-        assert_eq!(scene.found(&second, object("2", false)), [uid("p")]);
-        assert_eq!(scene.text("s"), "2");
+        assert!(registry.report(&watch, object("1", false)).is_empty());
+        assert_eq!(registry.report(&second, object("2", false)), [uid("p")]);
+        assert_eq!(registry.text("s"), "2");
     }
 
     #[test]
     fn runtime_classes_have_users_but_no_watch_of_their_own() {
-        let mut scene = Scene::default();
+        let mut registry = TestRegistry::default();
         let class = Key { namespace: String::new(), ..key(Kind::RuntimeClass, "kata") };
         let of_class = BTreeSet::from([class.clone()]);
-        let new = scene.registry.register(&uid("p"), of_class, scene.now, &scene.stop);
+        let new = registry.inner.register(&uid("p"), of_class, registry.now, &registry.stop);
         assert!(new.is_empty());
-        scene.register("q", &["s"]);
-        assert_eq!(scene.registry.users(&class), [uid("p")]);
-        assert_eq!(scene.registry.pods(), [uid("p"), uid("q")]);
-        scene.registry.forget(&uid("p"));
-        assert!(scene.registry.users(&class).is_empty());
+        registry.register("q", &["s"]);
+        assert_eq!(registry.inner.users(&class), [uid("p")]);
+        assert_eq!(registry.inner.pods(), [uid("p"), uid("q")]);
+        registry.inner.forget(&uid("p"));
+        assert!(registry.inner.users(&class).is_empty());
     }
 }

@@ -143,7 +143,7 @@ struct Follower {
 
 impl Follower {
     fn report(&self, found: Found) {
-        let users = self.inner.registry.lock().found(&self.key, self.id, found);
+        let users = self.inner.registry.lock().report(&self.key, self.id, found);
         if !users.is_empty() {
             self.inner.changes.notify(users);
         }
