@@ -314,7 +314,7 @@ async fn run_without_lease(served: &Served) -> Option<String> {
 }
 
 /// Holds the lease, and that of a migration, while their controllers run. Returns the failure of
-/// these. `Err`: as [`settled`].
+/// these. `Err`: as [`result_of_run`].
 async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, Vec<String>> {
     let Served { context, second, stop, tasks, serving, .. } = served;
     let RunContext { options, connection, clock, health, history, .. } = context;
@@ -350,7 +350,7 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
         tasks.spawn(candidate.run(serving.clone()));
     }
     let (name, work) = (&options.leader_elect_resource_name, under(Lease::Main));
-    let led = async { settled(contender.lead(name, coordinated, main, work).await) };
+    let led = async { result_of_run(contender.lead(name, coordinated, main, work).await) };
     let migrated = async {
         let (Some(migration), Some(health)) = (&context.migration, second) else { return Ok(()) };
         // The holder of the first lease takes the second too: two managers never hold one each.
@@ -359,7 +359,7 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
         }
         let name = &migration.leader_name;
         // There is no candidate for the second lease, so the API server would give it to no one.
-        settled(contender.lead(name, false, health, under(Lease::Migration)).await)
+        result_of_run(contender.lead(name, false, health, under(Lease::Migration)).await)
     };
     future::try_zip(led, migrated).await?;
     log::info!("Requested to terminate. Exiting.");
@@ -376,8 +376,9 @@ async fn run_controllers(started: RunContext, stop: StopToken) -> Result<(), Fai
     })
 }
 
-/// `Err`: the process must end immediately; contains the errors to print.
-fn settled(ended: Result<Ended, String>) -> Result<(), Vec<String>> {
+/// Logs a lost lease, and returns whether the process may end in order. `Err`: it must end
+/// immediately; contains the errors that are not printed yet.
+fn result_of_run(ended: Result<Ended, String>) -> Result<(), Vec<String>> {
     match ended.map_err(|error| vec![error])? {
         Ended::NeverLed | Ended::Stopped => Ok(()),
         Ended::Lost => {
