@@ -52,8 +52,8 @@ impl ClientSource {
         Arc::new(ClientSource { client, streams, outages })
     }
 
-    fn verbs(&self, scope: &Scope, best: Form) -> Dynamic {
-        let verbs = self.client.resource(&scope.resource).accepting(best);
+    fn verbs(&self, scope: &Scope, preferred: Form) -> Dynamic {
+        let verbs = self.client.resource(&scope.resource).accepting(preferred);
         if scope.metadata_only { verbs.metadata_only() } else { verbs }
     }
 }
@@ -128,13 +128,13 @@ impl Source for ClientSource {
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
-        best: Form,
+        preferred: Form,
         request: ListRequest,
     ) -> Answer<'a, ListPart<Encoded>> {
         Box::pin(async move {
             let options = options(scope, request.resource_version, request.limit);
             let namespace = scope.namespace.as_deref();
-            let verbs = self.verbs(scope, best);
+            let verbs = self.verbs(scope, preferred);
             let page = verbs.list_page(namespace, &options, request.continue_token).await;
             let page = page.map_err(translate_list)?;
             let parts = stream::unfold(Some(page), |page| async move {
@@ -150,7 +150,7 @@ impl Source for ClientSource {
     fn watch<'a>(
         &'a self,
         scope: &'a Scope,
-        best: Form,
+        preferred: Form,
         request: WatchRequest,
     ) -> Answer<'a, WatchEvent<Encoded>> {
         Box::pin(async move {
@@ -160,8 +160,10 @@ impl Source for ClientSource {
             }
             let options = options(scope, request.resource_version, None);
             let namespace = scope.namespace.as_deref();
-            let opened =
-                self.verbs(scope, best).watch(namespace, &options, initial, request.timeout).await;
+            let opened = self
+                .verbs(scope, preferred)
+                .watch(namespace, &options, initial, request.timeout)
+                .await;
             let watch = opened.map_err(|error| match error.code() {
                 // An older server refuses `sendInitialEvents` as invalid.
                 Some(400 | 422) if initial => Error::Unsupported,

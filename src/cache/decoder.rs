@@ -12,7 +12,7 @@ type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
 /// The decoding function of one kind. A reflector knows nothing else about the kind.
 #[derive(Clone, Copy)]
 pub struct Decoder {
-    pub(super) best: Form,
+    pub(super) preferred: Form,
     decode: fn(&Encoded) -> Decoded,
 }
 
@@ -31,9 +31,9 @@ impl Decoder {
     /// The decoder of objects of type `T`. They are requested in protobuf where `T` has a table of
     /// its fields, and decoded from either form.
     pub fn for_type<T: Object>() -> Decoder {
-        let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
+        let preferred = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
         let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };
-        Decoder { best, decode }
+        Decoder { preferred, decode }
     }
 
     /// `resource`: its name in errors.

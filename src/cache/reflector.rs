@@ -412,7 +412,7 @@ impl Reflector {
     async fn verify(&mut self, from: u64) -> Outcome {
         let request = ListRequest { limit: Some(1), ..ListRequest::default() };
         let newest = async {
-            let mut parts = self.source.list(&self.scope, self.decoder.best, request).await?;
+            let mut parts = self.source.list(&self.scope, self.decoder.preferred, request).await?;
             while let Some(part) = parts.next().await {
                 if let ListPart::End { resource_version, .. } = part? {
                     return Ok(self.version_of_list(&resource_version)?);
@@ -447,7 +447,7 @@ impl Reflector {
             send_initial_events: initial,
             timeout,
         };
-        let events = self.source.watch(&self.scope, self.decoder.best, request).await?;
+        let events = self.source.watch(&self.scope, self.decoder.preferred, request).await?;
         Ok(Open { events, deadline, end })
     }
 
@@ -530,7 +530,7 @@ impl Reflector {
     /// One page: the version of the list, and the token of the next page.
     async fn list_page(&mut self, request: ListRequest) -> Result<(u64, Option<String>), Error> {
         let (source, scope) = (self.source.clone(), self.scope.clone());
-        let mut parts = source.list(&scope, self.decoder.best, request).await?;
+        let mut parts = source.list(&scope, self.decoder.preferred, request).await?;
         while let Some(part) = parts.next().await {
             let began = self.slice.begin_item();
             match part? {

@@ -104,20 +104,20 @@ pub struct WatchRequest {
 /// of the stream. Futures and streams may be dropped at any time, which ends the request.
 /// Upstream: `cache.ListerWatcher`.
 pub trait Source: Send + Sync + 'static {
-    /// The objects of a list, and its end with the version. `best`: the most compact form that the
-    /// caller decodes; the answer may still be JSON.
+    /// The objects of a list, and its end with the version. `preferred`: the most compact form that
+    /// the caller decodes; the answer may still be JSON.
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
-        best: Form,
+        preferred: Form,
         request: ListRequest,
     ) -> Answer<'a, ListPart<Encoded>>;
 
-    /// The events of a watch. `best`: as for [`Source::list`].
+    /// The events of a watch. `preferred`: as for [`Source::list`].
     fn watch<'a>(
         &'a self,
         scope: &'a Scope,
-        best: Form,
+        preferred: Form,
         request: WatchRequest,
     ) -> Answer<'a, WatchEvent<Encoded>>;
 

@@ -59,13 +59,13 @@ impl Source for HeldStream {
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
-        best: Form,
+        preferred: Form,
         request: ListRequest,
     ) -> Answer<'a, ListPart<Encoded>> {
         self.left.lock().remove(scope);
         self.shadow.authors.lock().remove(scope);
         Box::pin(async move {
-            let parts = self.source.list(scope, best, request).await?;
+            let parts = self.source.list(scope, preferred, request).await?;
             let (shadow, scope) = (self.shadow.clone(), scope.clone());
             let seen = parts.inspect(move |part| {
                 if let Ok(ListPart::Item(object)) = part
@@ -81,12 +81,12 @@ impl Source for HeldStream {
     fn watch<'a>(
         &'a self,
         scope: &'a Scope,
-        best: Form,
+        preferred: Form,
         request: WatchRequest,
     ) -> Answer<'a, Event> {
         Box::pin(async move {
             let is_initial = request.send_initial_events;
-            let events = self.source.watch(scope, best, request).await?;
+            let events = self.source.watch(scope, preferred, request).await?;
             let left = self.left.lock().remove(scope).unwrap_or_default();
             let flow = Flow {
                 events,
