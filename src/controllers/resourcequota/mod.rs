@@ -43,14 +43,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         clock: c.clock(),
         quotas: quotas.clone(),
         pods: c.lister(),
-        whole_pods: c.feature("PodLevelResources"),
+        pod_level_resources: c.feature("PodLevelResources"),
         registry: registry(c),
         queue: queue.clone(),
-        charges: Charges::default(),
+        recent_charges: Charges::default(),
     });
     watch_quotas(c, &this, &quotas, &urgent);
     watch_updates(c, &this);
-    watch_stuck_pods(c, &this);
+    watch_terminating_pods(c, &this);
     for queue in [queue, urgent] {
         c.sync(queue, &this, Quotas::sync);
     }
@@ -72,8 +72,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 /// The evaluators that do more than count.
 fn registry(c: &mut Controller) -> Registry {
     let pods = c.lister::<Pod>();
-    let whole = c.feature("PodLevelResources");
-    let evaluator = Pods { pods: pods.clone(), clock: c.clock(), whole };
+    let pod_level_resources = c.feature("PodLevelResources");
+    let evaluator = Pods { pods: pods.clone(), clock: c.clock(), pod_level_resources };
     let evaluator: Arc<dyn Evaluator> = Arc::new(evaluator);
     let mut built_in = vec![
         (Pod::RESOURCE, evaluator),
@@ -104,7 +104,7 @@ fn watch_quotas(
     let queue = this.queue.clone();
     c.watch(quotas, &queue, move |change, queue| {
         match &change {
-            Change::Deleted(last) => this.charges.forget(&last.object().meta.key()),
+            Change::Deleted(last) => this.recent_charges.forget(&last.object().meta.key()),
             change => this.record_used(change.object()),
         }
         let quota = match change {
@@ -128,7 +128,7 @@ fn watch_updates(c: &mut Controller, this: &Arc<Quotas>) {
 
 /// Wakes quotas at the moment at which a pod that is being deleted, and still exists, is charged no
 /// longer. No event marks it: upstream counts again in the next full pass.
-fn watch_stuck_pods(c: &mut Controller, this: &Arc<Quotas>) {
+fn watch_terminating_pods(c: &mut Controller, this: &Arc<Quotas>) {
     let (quotas, queue) = (this.clone(), this.queue.clone());
     let pods = this.pods.clone();
     c.watch(&pods, &queue, move |change, queue| {
@@ -177,10 +177,10 @@ struct Quotas {
     quotas: Lister<ResourceQuota>,
     pods: Lister<Pod>,
     /// The gate `PodLevelResources`.
-    whole_pods: bool,
+    pod_level_resources: bool,
     registry: Registry,
     queue: Queue,
-    charges: Charges,
+    recent_charges: Charges,
 }
 
 impl Quotas {
@@ -223,7 +223,7 @@ impl Quotas {
     /// Records what the API server charged.
     fn record_used(&self, quota: &ResourceQuota) {
         let (used, known) = (self.used_by_pods(quota), self.pods.last_seen_version());
-        self.charges.record_seen(&quota.meta, used, known, self.clock.monotonic());
+        self.recent_charges.record_seen(&quota.meta, used, known, self.clock.monotonic());
     }
 
     fn is_of_pods(&self, name: &str) -> bool {
@@ -244,7 +244,7 @@ impl Quotas {
         let pods = self.client.resource(&Pod::RESOURCE);
         let live = pods.list::<Pod>(Some(&key.namespace), &ListOptions::default()).await?;
         let live: Vec<Arc<Pod>> = live.items.into_iter().map(Arc::new).collect();
-        let usage = pods::sum(&live, &quota.scopes(), self.whole_pods, self.clock.now());
+        let usage = pods::sum(&live, &quota.scopes(), self.pod_level_resources, self.clock.now());
         for name in names.into_iter().filter(|name| !self.registry.is_shared(name)) {
             let amount = usage.get(&name).unwrap_or_default();
             measured.insert(name, amount);
@@ -261,7 +261,7 @@ impl Quotas {
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
         let used = self.used_by_pods(&quota);
         let mut is_live = false;
-        if is_lower(&measured, &used) && self.charges.are_overdue(&key, known, now) {
+        if is_lower(&measured, &used) && self.recent_charges.are_overdue(&key, known, now) {
             match self.measure_live_pods(&quota, &mut measured).await {
                 Ok(()) => (is_live, known) = (true, u64::MAX),
                 Err(error) => errors.push(error),
@@ -269,7 +269,7 @@ impl Quotas {
         }
         let mut again = None;
         if is_lower(&measured, &used) {
-            let (missing, pause) = self.charges.missing(&quota.meta, &used, known, now);
+            let (missing, pause) = self.recent_charges.missing(&quota.meta, &used, known, now);
             add_missing(&mut measured, &missing, &used);
             again = pause;
         }
@@ -284,7 +284,7 @@ impl Quotas {
         if let Some(status) = new {
             match self.client.update_status(&*quota, &status).await {
                 Ok(written) => {
-                    self.charges.record_write(&written.meta, self.used_by_pods(&written))
+                    self.recent_charges.record_write(&written.meta, self.used_by_pods(&written))
                 }
                 Err(error) => {
                     is_live = false;
@@ -293,7 +293,7 @@ impl Quotas {
             }
         }
         if is_live {
-            self.charges.record_list(&key, now);
+            self.recent_charges.record_list(&key, now);
         }
         if let Some(error) = Error::many(errors) {
             return Err(error);

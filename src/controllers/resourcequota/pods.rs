@@ -31,7 +31,7 @@ pub struct Pods {
     pub pods: Lister<Pod>,
     pub clock: SharedClock,
     /// The gate `PodLevelResources`.
-    pub whole: bool,
+    pub pod_level_resources: bool,
 }
 
 impl Evaluator for Pods {
@@ -44,7 +44,7 @@ impl Evaluator for Pods {
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
         let now = self.clock.now();
-        Ok(sum(&self.pods.in_namespace(namespace), scopes, self.whole, now))
+        Ok(sum(&self.pods.in_namespace(namespace), scopes, self.pod_level_resources, now))
     }
 }
 
@@ -52,7 +52,7 @@ impl Evaluator for Pods {
 pub fn sum(
     pods: &[Arc<Pod>],
     scopes: &[ScopeRequirement],
-    whole: bool,
+    pod_level_resources: bool,
     now: Timestamp,
 ) -> ResourceList {
     let mut alike: HashMap<*const PodQuota, (&PodQuota, u64, u64)> = HashMap::new();
@@ -73,7 +73,7 @@ pub fn sum(
         }
         usage.add_to(&COUNT.into(), Quantity::ONE.times(stored));
         if live > 0 {
-            for (name, amount) in quota.usage_by(whole).iter() {
+            for (name, amount) in quota.usage_by(pod_level_resources).iter() {
                 usage.add_to(name, amount.times(live));
             }
         }

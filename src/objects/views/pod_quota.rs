@@ -114,9 +114,9 @@ impl PodQuota {
 
     /// The usage of the pod, with or without its pod-level resources, by the gate
     /// `PodLevelResources`.
-    pub fn usage_by(&self, whole: bool) -> &ResourceList {
+    pub fn usage_by(&self, pod_level_resources: bool) -> &ResourceList {
         match &self.usage_of_containers {
-            Some(usage) if !whole => usage,
+            Some(usage) if !pod_level_resources => usage,
             _ => &self.usage,
         }
     }
