@@ -9,9 +9,9 @@ use crate::pod::{Pod, PodExt, QosClass, of_pod};
 /// Whether the pod asks for more CPU or memory than is allocated to it.
 /// Upstream: `isResizeIncreasingRequests`.
 pub fn requests_grow(wanted: &Pod, allocated: &Pod) -> bool {
-    ["memory", "cpu"].into_iter().any(|resource| {
-        of_pod(wanted, resource, false).compare(of_pod(allocated, resource, false)).is_gt()
-    })
+    let request = |pod: &Pod, resource: &str| of_pod(pod, resource, false);
+    let grows = |resource| request(wanted, resource).compare(request(allocated, resource)).is_gt();
+    ["memory", "cpu"].into_iter().any(grows)
 }
 
 /// Which of two pods is tried first: one that asks for less, the higher priority, the class

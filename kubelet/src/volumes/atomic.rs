@@ -54,7 +54,7 @@ pub fn write(
     }
     link(folder, &visible, group).map_err(fault)?;
     if !is_same && let Some(old) = old {
-        // Names that the old files had alone.
+        // Visible names that only the old files had are removed.
         for entry in fs::read_dir(&old).into_iter().flatten().flatten() {
             if !visible.contains_key(Path::new(&entry.file_name())) {
                 let removed = fs::remove_file(folder.join(entry.file_name()));
@@ -142,6 +142,8 @@ fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
     }
 }
 
+/// Writes `payload` into a new folder and then lets `..data` lead to it, by one rename. The old
+/// folder stays.
 fn replace(folder: &Path, payload: &Payload, group: Option<u32>, time: &str) -> io::Result<()> {
     let name = format!("..{time}.{}", fastrand::u32(..));
     let new = folder.join(&name);
@@ -155,16 +157,16 @@ fn replace(folder: &Path, payload: &Payload, group: Option<u32>, time: &str) -> 
             let mut made =
                 fs::File::options().write(true).create_new(true).mode(0o600).open(&path)?;
             io::Write::write_all(&mut made, &file.data)?;
-            // Without the process's mask.
+            // The mode is set afterwards, so that the process's mask does not restrict it.
             made.set_permissions(fs::Permissions::from_mode(file.mode & 0o7777))?;
             if file.owner.is_some() {
                 chown(&path, file.owner, None)?;
             }
         }
         if let Some(group) = group {
-            give(&new, group)?;
+            give_to_group(&new, group)?;
         }
-        // Of a write that was cut off.
+        // A write that was cut off may have left its link.
         fs::remove_file(folder.join(NEW_DATA)).or_else(absent_is_fine)?;
         symlink(&name, folder.join(NEW_DATA))?;
         fs::rename(folder.join(NEW_DATA), folder.join(DATA))
@@ -173,7 +175,7 @@ fn replace(folder: &Path, payload: &Payload, group: Option<u32>, time: &str) -> 
 }
 
 /// Gives files to a group, which may read them. Upstream: `VolumeOwnership` of a read-only volume.
-fn give(path: &Path, group: u32) -> io::Result<()> {
+fn give_to_group(path: &Path, group: u32) -> io::Result<()> {
     let data = fs::symlink_metadata(path)?;
     lchown(path, None, Some(group))?;
     if data.is_symlink() {
@@ -184,7 +186,7 @@ fn give(path: &Path, group: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     if data.is_dir() {
         for entry in fs::read_dir(path)? {
-            give(&entry?.path(), group)?;
+            give_to_group(&entry?.path(), group)?;
         }
     }
     Ok(())
