@@ -360,10 +360,11 @@ mod tests {
 
     /// Unknown fields at every level, with numbers, escapes and an order that a parser would
     /// change.
-    const ODD: &str = r#"{"metadata":{"labels":{"a":"b"},"brandNew":1},"spec":{"z":1.50,"containers":[{"name":"c","q":1e400,"env":[{"name":"A","value":"\u003c\/","new":{"x":[ ]}}],"probe":{"n":12345678901234567890123}},{"name":"d"}],"initContainers":[{"y":"\u00e9","name":"i","env":[{"name":"X"}]}],"volumes":[{"name":"data","emptyDir":{"new":1.0}},{"new":2.50,"name":"other"}],"affinity":{"podAffinity":{"k":0.10},"nodeAffinity":{"preferred":[1.0],"requiredDuringSchedulingIgnoredDuringExecution":{"u":1e2,"nodeSelectorTerms":[{"matchExpressions":[]}]}}},"tolerations":[{"key":"t","operator":"Exists","effect":"NoExecute","tolerationSeconds":5},{"key":"u","operator":"Exists","effect":"NoExecute","new":1.0}],"hostname":"old","restartPolicy":"OnFailure","hostNetwork":true}}"#;
+    const UNUSUAL_TEMPLATE: &str = r#"{"metadata":{"labels":{"a":"b"},"brandNew":1},"spec":{"z":1.50,"containers":[{"name":"c","q":1e400,"env":[{"name":"A","value":"\u003c\/","new":{"x":[ ]}}],"probe":{"n":12345678901234567890123}},{"name":"d"}],"initContainers":[{"y":"\u00e9","name":"i","env":[{"name":"X"}]}],"volumes":[{"name":"data","emptyDir":{"new":1.0}},{"new":2.50,"name":"other"}],"affinity":{"podAffinity":{"k":0.10},"nodeAffinity":{"preferred":[1.0],"requiredDuringSchedulingIgnoredDuringExecution":{"u":1e2,"nodeSelectorTerms":[{"matchExpressions":[]}]}}},"tolerations":[{"key":"t","operator":"Exists","effect":"NoExecute","tolerationSeconds":5},{"key":"u","operator":"Exists","effect":"NoExecute","new":1.0}],"hostname":"old","restartPolicy":"OnFailure","hostNetwork":true}}"#;
 
-    fn odd() -> (NewPod, String) {
-        let template: Template = serde_json::from_str(ODD).unwrap();
+    /// The pod of this template, and the text of its spec.
+    fn unusual_pod() -> (NewPod, String) {
+        let template: Template = serde_json::from_str(UNUSUAL_TEMPLATE).unwrap();
         let owner = Meta { name: "web".into(), uid: "u".into(), ..Meta::default() };
         let pod = NewPod::new::<ReplicaSet>(&owner, &template).unwrap();
         let spec = pod.spec.as_ref().unwrap().get().to_owned();
@@ -459,7 +460,7 @@ mod tests {
             ),
         ];
         for (name, edit, changes) in table {
-            let (mut pod, before) = odd();
+            let (mut pod, before) = unusual_pod();
             pod.edit_spec(edit).unwrap();
             let mut expected = before;
             for (old, new) in *changes {
@@ -470,7 +471,7 @@ mod tests {
             // The bytes reach the request.
             assert!(serde_json::to_string(&pod).unwrap().contains(&expected), "{name}");
         }
-        let (mut pod, _) = odd();
+        let (mut pod, _) = unusual_pod();
         pod.edit_spec(|spec| {
             assert!(spec.is_on_host_network());
             Ok(())
@@ -502,14 +503,14 @@ mod tests {
                 spec["affinity"]["nodeAffinity"].is_object() && spec.get("containers").is_none()
             );
         }
-        let mut odd = pod(r#"{"volumes":7}"#);
-        assert!(odd.edit_spec(|spec| spec.put_claims([("v", "c")])).is_err());
-        assert_eq!(odd.spec.unwrap().get(), r#"{"volumes":7}"#);
+        let mut malformed = pod(r#"{"volumes":7}"#);
+        assert!(malformed.edit_spec(|spec| spec.put_claims([("v", "c")])).is_err());
+        assert_eq!(malformed.spec.unwrap().get(), r#"{"volumes":7}"#);
     }
 
     #[test]
     fn metadata_can_be_edited() {
-        let (mut pod, _) = odd();
+        let (mut pod, _) = unusual_pod();
         pod.metadata.name = "web-0".to_owned();
         pod.metadata.generate_name.clear();
         pod.metadata.set_label("a", "c");
