@@ -68,8 +68,8 @@ pub enum Change {
         owner: u32,
         owners: u32,
     },
-    /// Deletes the first owner.
-    Disown(u32, Propagation),
+    /// Deletes the first owner of [`Change::Own`] with this number.
+    DeleteOwner(u32, Propagation),
     DeleteNamespace,
     /// Creates the namespace and all its parts.
     EnsureNamespace,
@@ -88,7 +88,7 @@ impl Change {
             Change::Evict(_) => "evict a pod",
             Change::DeletePod { .. } => "delete a pod",
             Change::Own { .. } => "create dependents",
-            Change::Disown(..) => "delete an owner",
+            Change::DeleteOwner(..) => "delete an owner",
             Change::DeleteNamespace => "delete a namespace",
             Change::EnsureNamespace => "fill a namespace",
         }
@@ -314,7 +314,7 @@ impl StepSource {
             76..84 => {
                 self.owners += 1;
                 put(0, Change::Own { owner: self.owners, owners: self.rng.u32(1..=2) });
-                put(after, Change::Disown(self.owners, self.propagation()));
+                put(after, Change::DeleteOwner(self.owners, self.propagation()));
             }
             84..95 => {
                 let part = self.of(&[

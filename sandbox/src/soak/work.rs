@@ -19,6 +19,8 @@ const TRIES: usize = 20;
 const PAUSE: Duration = Duration::from_millis(150);
 /// The dependents of an owner.
 const DEPENDENTS: u32 = 3;
+/// Which of the owners of the same dependents is deleted.
+const FIRST_OWNER: u32 = 0;
 
 /// Changes the objects.
 pub struct Administrator {
@@ -51,6 +53,7 @@ impl Administrator {
         }
     }
 
+    /// Makes the requests for one change in `namespace`.
     async fn change(&self, namespace: &str, change: &Change) -> client::Result<()> {
         let key = |name: &str| ObjectKey::new(namespace, name);
         match change {
@@ -94,8 +97,8 @@ impl Administrator {
                 self.delete(&PODS_KIND, &key(&pod), delete).await
             }
             Change::Own { owner, owners } => self.own(namespace, *owner, *owners).await,
-            Change::Disown(owner, propagation) => {
-                let key = key(&workload::owner_name(*owner, 0));
+            Change::DeleteOwner(owner, propagation) => {
+                let key = key(&workload::owner_name(*owner, FIRST_OWNER));
                 self.delete(&CONFIG_MAPS, &key, with(*propagation)).await
             }
             Change::DeleteNamespace => {
