@@ -340,7 +340,8 @@ fn only_pods_that_do_not_tolerate_dead_nodes_are_evicted_once() {
 }
 
 /// The write that makes the node Unknown succeeds, but its answer is lost. On the retry the node is
-/// Unknown already, as if another manager had marked its pods. Its pods must still be marked not ready.
+/// Unknown already, as if another manager had marked its pods. Its pods must still be marked not
+/// ready.
 #[test]
 fn pods_are_marked_though_the_answer_to_the_node_write_is_lost() {
     everywhere_with("nodes-unanswered", lively(), async |env| {

@@ -115,8 +115,8 @@ impl Creations {
                 Ok(_) => {}
                 Err(error) => log::debug!("{key}: {error}"),
             }
-            // The dry run failed or came back changed, so the owner waits. Its record may have ended
-            // meanwhile: then it need not.
+            // The dry run failed or came back changed, so the owner waits. Its record may have
+            // ended meanwhile: then it need not.
             if let Some(record) = self.owners.lock().get(&key) {
                 return Err(record.as_error(self.clock.monotonic()));
             }

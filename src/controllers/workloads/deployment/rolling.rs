@@ -57,8 +57,8 @@ impl DeploymentController {
         Ok(self.scale_replica_set(deployment, new, size, false).await?.is_some())
     }
 
-    /// Shrinks the old ReplicaSets as far as enough pods stay available. Returns whether that is the
-    /// step of this sync, as [`Shrink::scaled`]. Upstream: `reconcileOldReplicaSets`.
+    /// Shrinks the old ReplicaSets as far as enough pods stay available. Returns whether that is
+    /// the step of this sync, as [`Shrink::scaled`]. Upstream: `reconcileOldReplicaSets`.
     async fn shrink_old(
         &self,
         deployment: &Deployment,
