@@ -46,7 +46,7 @@ impl<T> ObjectTable<T> {
         let at = slot as usize;
         if at == self.objects.len() {
             if at == self.objects.capacity() {
-                // In small steps: slack costs as much as objects.
+                // The table grows in small steps: slack costs as much as objects.
                 self.objects.reserve_exact((at / 8).max(4));
             }
             self.objects.push(None);

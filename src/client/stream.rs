@@ -373,7 +373,7 @@ mod tests {
             events(body)
         };
         let added = b"\0\0\0\x13\x0a\x05ADDED\x12\x0a\x0a\x08k8s\0\x12\x02\x0a\0";
-        // As kube-apiserver sends it.
+        // kube-apiserver sends it in this form.
         let expired =
             b"\0\0\0\x63\x0a\x05ERROR\x12\x5a\x0a\x58k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x40\
             \x0a\x06\x0a\0\x12\0\x1a\0\x12\x07Failure\x1a\x21too old resource version: 2 (213)\

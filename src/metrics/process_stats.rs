@@ -163,7 +163,7 @@ fn limits(text: &str) -> (f64, f64) {
     let soft = |name: &str| -> f64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         match line.split_whitespace().next() {
-            // As Go's collector reports it.
+            // Go's collector reports it so.
             Some("unlimited") => u64::MAX as f64,
             other => other.and_then(|text| text.parse().ok()).unwrap_or_default(),
         }

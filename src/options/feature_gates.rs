@@ -257,7 +257,7 @@ mod tests {
     fn table_is_sorted_and_complete() {
         assert!(GATES.is_sorted_by_key(|(name, _)| name));
         let count = |release| specs(release).count();
-        // As many as upstream's manager lists, with those of its libraries.
+        // Upstream's manager lists as many, with those of its libraries.
         assert_eq!(Release::ALL.map(count), [189, 210, 240, 252]);
         for (name, states) in GATES {
             let later = states.iter().take_while(|state| **state == GateState::Later).count();

@@ -198,7 +198,7 @@ impl Value for IpAddr {
     const KIND: &'static str = "ip";
     fn parse(text: &str) -> Result<IpAddr, String> {
         match text {
-            // As in Go: every interface.
+            // An empty text means every interface, as in Go.
             "" => Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             text => text.parse().map_err(|_| "not an IP address".into()),
         }

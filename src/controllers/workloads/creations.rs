@@ -576,7 +576,7 @@ mod tests {
         let owner: Meta = serde_json::from_value(json!({ "uid": "1" })).unwrap();
         let table: [(Value, Value, &[&str]); 9] = [
             (all.clone(), of("1"), &[]),
-            // As by a sidecar injector, and by a webhook that labels everything.
+            // A sidecar injector, or a webhook that labels everything, may add labels.
             (json!({ "app": "a", "hash": "h", "injected": "yes" }), of("1"), &[]),
             (json!({ "app": "a", "free": "x" }), of("1"), &["label \"hash\" is missing"]),
             (json!({ "app": "b", "hash": "h" }), of("1"), &["label \"app\" is \"b\""]),

@@ -29,7 +29,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         accounts: accounts.clone(),
     });
     let queue = c.queue(QueuePolicy::default());
-    // Without resyncs, as upstream.
+    // Upstream has no resyncs here either.
     c.watch_resyncing(&accounts, None, &queue, |change, queue| {
         if let Change::Deleted(account) = change {
             queue.add(ObjectKey::cluster(&account.object().meta.namespace));

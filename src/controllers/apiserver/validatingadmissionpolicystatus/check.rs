@@ -544,7 +544,7 @@ mod tests {
                 "apps/v1 Deployment",
                 true,
             ),
-            // No more than ten of a rule, and nothing after that rule.
+            // At most ten of a rule count, and nothing after that rule.
             (
                 vec![rule(&["many"], &["v1"], &many), rule(&["apps"], &["v1"], &["deployments"])],
                 "many/v1 A,many/v1 B,many/v1 C,many/v1 D,many/v1 E,many/v1 F,many/v1 G,many/v1 H,\

@@ -228,7 +228,7 @@ pub enum CachedPods {
 /// case a list shows that they are gone. Where that list fails, as that of a million events may,
 /// the objects are deleted without it. Pods are not: upstream lists them first as well, and waits
 /// no longer than their grace periods. Pods that are alive in the cache are listed only afterwards.
-/// Of pods that the cache has, the first page is enough to know how long to wait.
+/// If the cache has pods, the first page is enough to know how long to wait.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,

@@ -20,7 +20,7 @@ metrics! {
         "[ALPHA] Number of endpoints added on each Service sync";
 }
 
-/// Of IPv6: how much longer the prefix of a node may be than the cluster's.
+/// How much longer the IPv6 prefix of a node may be than the cluster's.
 /// Upstream: `clusterSubnetMaxDiff`.
 const MAX_DIFFERENCE: u8 = 16;
 

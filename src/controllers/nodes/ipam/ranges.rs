@@ -76,7 +76,7 @@ impl Ranges {
         }
         let (uid, state) = (node.meta.uid.clone(), WriteState::Unwritten);
         let allocated = Allocated { uid, ranges: ranges.clone(), state };
-        // Of a node of the same name that is gone.
+        // A node of the same name, which is gone, had these ranges.
         if let Some(older) = self.allocated.insert(node.meta.name.clone(), allocated) {
             self.release(&older.ranges);
         }

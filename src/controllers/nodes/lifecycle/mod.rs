@@ -174,7 +174,7 @@ struct State {
 struct Known {
     uid: Uid,
     zone: Istr,
-    /// Of the node that `zone` is computed from.
+    /// The version of the node that `zone` is computed from.
     version: u64,
     health: Option<Health>,
     unmarked: Unmarked,

@@ -239,7 +239,7 @@ impl StateOfWorld {
             } else if found.is_some() {
                 lost.push(node.clone());
             } else {
-                // In case the question remains without an answer.
+                // The question may remain without an answer.
                 attached.verify_at = Some(observed.now + after);
                 plan.acts.push(Act::Verify { node: node.clone(), attachment });
             }
@@ -339,7 +339,7 @@ impl StateOfWorld {
         };
         if let Some(change) = volume.operations.reporting(node) {
             if is_wanted {
-                // Not begun yet.
+                // The detach has not begun yet.
                 return Step::CancelDetach(None);
             }
             if !self.is_written(node, change) {

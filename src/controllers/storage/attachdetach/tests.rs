@@ -267,7 +267,7 @@ fn a_volume_in_use_by_a_node_that_is_deleted_is_detached_after_the_timeout() {
     for in_use in [false, true] {
         let mut stage = Stage::attached("ReadWriteOnce");
         stage.health.remove("a");
-        // As the last status of the node says.
+        // The last status of the node says so.
         let last = in_use.then(|| stage.spec.volume.clone());
         stage.world.node_deleted(&"a".into(), last.as_slice());
         stage.remove_pod("p");
@@ -418,7 +418,7 @@ fn what_is_found_at_the_start_is_confirmed_or_detached() {
     let mut stage = Stage::new("ReadWriteOnce");
     let volume = stage.spec.volume.clone();
     let found = Some(stage.spec.clone());
-    // In the status of a, an attachment alone on b.
+    // The volume is in the status of a; on b it has only an attachment.
     stage.world.add_attached(&volume, None, &"a".into(), "".into(), true);
     stage.world.set_in_use(&"a".into(), &[]);
     stage.world.add_attached(&volume, found, &"b".into(), "".into(), false);

@@ -41,7 +41,7 @@ impl Conflict {
                 other.name
             );
         }
-        // Without a space, as upstream.
+        // The property stands before the value without a space, as upstream.
         format!(
             "{property}\"{value}\" conflicts with another pod that uses the same volume as this pod \
              with a different {property}. {END}"

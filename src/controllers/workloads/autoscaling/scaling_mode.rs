@@ -48,7 +48,7 @@ impl ScalingMode {
     pub fn decide(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
         match current {
             0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,
-            // By a manager that had the gate.
+            // A manager that had the gate has scaled it to zero.
             0 if zero.was_scaled && !zero.is_enabled => {
                 ScalingMode::Set(zero.least(min), BELOW_MIN)
             }

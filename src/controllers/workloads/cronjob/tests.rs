@@ -38,7 +38,7 @@ fn controller_of(
     (Arc::new(this), heard)
 }
 
-/// Of every year, with these fields of its spec and its status.
+/// A CronJob that is due once a year, with these fields of its spec and its status.
 fn cron_job(spec: Value, status: Value) -> Value {
     let mut all = json!({ "schedule": "0 0 1 1 *", "timeZone": "UTC" });
     all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());

@@ -111,7 +111,7 @@ pub(super) fn replace(
                 delete.push(old.clone());
                 unavailable += 1;
             }
-            // No pod, or too many.
+            // The node has no pod, or too many.
             _ => unavailable += 1,
         }
     }

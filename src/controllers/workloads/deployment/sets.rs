@@ -229,7 +229,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_deployment_was_scaled_if_an_active_set_notes_another_size() {
-        // Of the new ReplicaSet and of an old one: its pods, and the size that it notes.
+        // The new ReplicaSet and an old one have these pods, and note these sizes.
         for (new, old, scaled) in [
             ((3, "3"), (1, "3"), false),
             ((3, "2"), (0, "3"), true),

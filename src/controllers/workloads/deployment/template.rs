@@ -82,8 +82,8 @@ pub(super) fn differences(one: &Template, other: &Template) -> Vec<String> {
     places
 }
 
-/// Of the canonical form: a sync compares the templates of all its ReplicaSets, which hardly ever
-/// change.
+/// The digest of the canonical form. A sync compares the templates of all its ReplicaSets, which
+/// hardly ever change.
 fn digest(template: &Template) -> u128 {
     template.digest(|template| {
         let sum = Sha256::digest(canonical(template).to_string());

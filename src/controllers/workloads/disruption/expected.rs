@@ -41,9 +41,9 @@ enum Scale {
 enum Demand<'a> {
     /// This number of the pods that exist.
     Count(i32),
-    /// Of the pods that controllers ask for, all but these.
+    /// All but these of the pods that controllers ask for.
     AllBut(&'a IntOrString),
-    /// Of the pods that controllers ask for, this part.
+    /// This part of the pods that controllers ask for.
     Part(&'a IntOrString),
     Nothing,
 }
@@ -144,7 +144,7 @@ impl Disruption {
         }
     }
 
-    /// Of the Deployment that controls a ReplicaSet, or its own when none does.
+    /// The scale of the Deployment that controls a ReplicaSet; without one, the ReplicaSet's own.
     fn of_replica_set(&self, namespace: &str, owner: &OwnerReference) -> Option<(Uid, i32)> {
         let set = keys::resolve(&self.sets, namespace, owner)?;
         match set.meta.controller().filter(|controller| controller.kind == "Deployment") {

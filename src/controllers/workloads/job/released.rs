@@ -24,7 +24,7 @@ struct State {
 }
 
 impl Released {
-    /// Of pods that are seen in `pods`.
+    /// An empty record of pods in the cache `pods`.
     pub fn seen_in(pods: &Lister<Pod>) -> Released {
         let pods = pods.clone();
         Released { history: Box::new(move || pods.seen().history), state: Mutex::default() }

@@ -90,7 +90,8 @@ pub fn choose(
     pods
 }
 
-/// Of an annotation that is no proper number: 0. Upstream: `GetDeletionCostFromPodAnnotations`.
+/// The cost that the annotation gives; 0 if it is not a proper number. Upstream:
+/// `GetDeletionCostFromPodAnnotations`.
 fn deletion_cost(pod: &Pod) -> i32 {
     let Some(text) = pod.meta.annotations.get(DELETION_COST) else { return 0 };
     // Upstream refuses "+1" and leading zeros, the latter not behind a minus.
