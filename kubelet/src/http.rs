@@ -493,7 +493,7 @@ mod tests {
             headers.insert(name, HeaderValue::from_static(value));
         }
         headers.insert("authorization", HeaderValue::from_static("Bearer t"));
-        // To another host, and back.
+        // The redirects lead to another host, and back.
         let (port, at_the_last) = serve("127.0.0.1", vec![ok()]);
         let (port, at_the_second) =
             serve("127.0.0.2", vec![moved(&format!("http://127.0.0.1:{port}/c"))]);

@@ -123,7 +123,7 @@ impl HostIds {
         HostIds::parse(&uids)
     }
 
-    /// Of a line `0: kubelet 65536 7208960`. Upstream: `parseGetSubIdsOutput`.
+    /// Parses a line `0: kubelet 65536 7208960`. Upstream: `parseGetSubIdsOutput`.
     fn parse(text: &str) -> Result<HostIds, Error> {
         let refuse = |text: String| Err(Error::SubordinateIds(text));
         let mut lines = text.trim_matches('\n').split('\n');
@@ -363,7 +363,7 @@ mod tests {
         let text = fs::read_to_string(folder.0.join("b/userns")).expect("a file");
         let mapping = r#"[{"hostId":131072,"containerId":0,"length":65536}]"#;
         assert_eq!(text, format!(r#"{{"uidMappings":{mapping},"gidMappings":{mapping}}}"#));
-        // After a restart.
+        // The kubelet restarts.
         let all = folder.open().expect("ranges");
         assert!(matches!(first(&all, "d"), Err(Error::Full)));
         all.release(&uid("b"));

@@ -40,7 +40,7 @@ pub struct Inputs<'a> {
     pub node: &'a core::Node,
     /// The pods that were admitted and have not ended. The pod itself may be among them.
     pub active: &'a [Arc<Pod>],
-    /// Of what the node has too little.
+    /// The resources of which the node has too little.
     pub pressure: &'a [Pressure],
 }
 

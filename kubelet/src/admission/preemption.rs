@@ -163,7 +163,7 @@ mod tests {
             ("node-critical", &["cluster-critical"], (100, 0, 0), Some("cluster-critical")),
             ("cluster-critical", &["node-critical"], (100, 0, 0), None),
             ("cluster-critical", &["cluster-critical"], (0, 0, 1), None),
-            // Of pods without priorities, only a critical one preempts.
+            // A pod without a priority preempts only if it is critical.
             ("burstable", &["best-effort"], (0, 0, 1), None),
         ] {
             let others: Vec<Arc<Pod>> = others.iter().map(|name| pod(name)).collect();

@@ -197,7 +197,7 @@ mod tests {
             (json!({"hugepages-2Mi": "6Mi"}), vec![], "hugepages-2Mi 6291456 0 4194304"),
             (json!({"hugepages-1Gi": "1Gi"}), vec![], "hugepages-1Gi 1073741824 0 0"),
             (json!({"example.kubernetes.io/x": "1"}), vec![], "example.kubernetes.io/x 1 0 0"),
-            // No resource of a node.
+            // This is not a resource of a node.
             (json!({"unknown": "1"}), vec![], ""),
             (json!({"cpu": "0"}), used(json!({"cpu": "1"})), ""),
         ] {

@@ -165,8 +165,8 @@ pub struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    /// Of all pods together. Without enforcement it is the machine: the kernel's default share of CPU
-    /// is too low.
+    /// The limits of all pods together. Without enforcement they are the machine's: the kernel's
+    /// default share of CPU is too low.
     fn of_pods(&self, max_pids: Option<i64>) -> Limits {
         let limit = |resource: &str, capacity: Quantity| match self.keys.pods {
             true => self.resources.pod_limit(resource, capacity),
@@ -184,7 +184,7 @@ impl Settings<'_> {
     }
 }
 
-/// Of a reservation. Upstream: `getCgroupConfigInternal`.
+/// The limits of a reservation. Upstream: `getCgroupConfigInternal`.
 fn of_reservation(reserved: &Amounts, scope: Scope) -> Limits {
     let of = |resource: &str| reserved.get(resource).copied();
     let all = |resource: &str| of(resource).filter(|_| scope == Scope::All).map(Quantity::value);

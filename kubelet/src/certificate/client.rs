@@ -24,7 +24,7 @@ const LOSS_PERIOD: Duration = Duration::from_secs(10);
 
 /// The client certificate of a kubelet, which is renewed while it runs.
 pub struct ClientCertificate {
-    /// Of the kubelet's own client, which shows the certificate of the moment.
+    /// The configuration of the kubelet's own client, which shows the certificate of the moment.
     pub config: Config,
     bootstrap: Config,
     manager: Arc<Manager>,

@@ -96,7 +96,7 @@ struct State {
 
 /// The certificate with which a manager starts.
 pub enum Initial {
-    /// Of the store.
+    /// The certificate of the store.
     Stored(Pair),
     /// To be replaced at once, such as an administrator's.
     Replaced(Pair),

@@ -316,7 +316,7 @@ mod tests {
         assert!(read.may_serve());
         let again = serving(&options).expect("a certificate");
         assert_eq!(served(&again), Some(first.clone()), "it stays");
-        // As a crash leaves it.
+        // A crash may leave the key alone.
         let (certificate, key) =
             (options.folder.join("kubelet.crt"), options.folder.join("kubelet.key"));
         fs::remove_file(&certificate).expect("it was there");

@@ -71,7 +71,7 @@ pub enum Kind {
         interface: String,
         member: String,
     },
-    /// Of a type that is to be ignored.
+    /// A message of a type that is to be ignored.
     Other,
 }
 

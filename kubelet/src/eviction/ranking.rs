@@ -48,7 +48,7 @@ pub fn rank(candidates: &mut [Candidate<'_>], resource: &str) {
         let excess = candidate
             .stats
             .map(|stats| i128::from(used_of(stats, resource)) - i128::from(request(pod)));
-        // Of a pod without numbers nothing is known: it comes first.
+        // The use of a pod without numbers is unknown: it comes first.
         let exceeds = excess.is_none_or(|excess| excess > 0) || resource == "pids";
         (excess.is_some(), !exceeds, priority, std::cmp::Reverse(excess.unwrap_or(0)))
     });

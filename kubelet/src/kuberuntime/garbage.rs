@@ -27,9 +27,9 @@ const MAX_NAME: usize = 255;
 pub struct Policy {
     /// Younger ones stay.
     pub min_age: Duration,
-    /// Of each container of a pod; `None`: all.
+    /// The most that stay of each container of a pod; `None`: all.
     pub max_per_container: Option<usize>,
-    /// Of all pods; `None`: all.
+    /// The most that stay of all pods; `None`: all.
     pub max_containers: Option<usize>,
 }
 
@@ -330,7 +330,7 @@ pub fn link_log(
 
 /// Upstream: `logSymlink`.
 fn link_name(pod: &str, container: &str, id: &str) -> String {
-    // In the folder of links also when another program's labels name the pod.
+    // The link stays in its folder, even if another program's labels name the pod.
     let mut name = format!("{pod}_{container}-{id}").replace('/', "_");
     let mut end = name.len().min(MAX_NAME - ".log".len());
     while !name.is_char_boundary(end) {

@@ -52,7 +52,7 @@ const RETRY: Duration = Duration::from_secs(10);
 pub struct Node {
     pub name: String,
     pub own: OwnNode,
-    /// Of what it has too little.
+    /// The resources of which it has too little.
     pub pressure: NodePressure,
     pub cpus: i64,
     pub memory_bytes: i64,
@@ -86,6 +86,6 @@ pub struct Manager {
     pub cgroups: Option<Arc<Cgroups>>,
     /// Held while the shares of classes are counted and written.
     pub classes: Arc<async_lock::Mutex<()>>,
-    /// Of the machine's cgroups; read before the first start of a container.
+    /// The features of the machine's cgroups. They are read before the first start of a container.
     pub cgroup_features: OnceCell<cgroups::Features>,
 }

@@ -394,7 +394,7 @@ mod tests {
                 &["10.0.0.1", "fd00::1"],
                 json!([["InternalIP 10.0.0.1", "InternalIP fd00::1", "Hostname n"], {}]),
             ),
-            // Of the name, then of the default route.
+            // The address is that of the host name, or else that of the default route.
             (
                 json!({}),
                 "",
@@ -428,7 +428,7 @@ mod tests {
                 &["10.0.0.1"],
                 json!([["InternalIP 10.0.0.1", "Hostname n"], {}]),
             ),
-            // With a cloud's controller.
+            // A cloud's controller sets the addresses.
             (json!({}), "", "n", true, &[], json!([["Hostname n"], {}])),
             (cloud.clone(), "", "n", true, &[], json!([["ExternalIP 9.9.9.9"], {}])),
             (

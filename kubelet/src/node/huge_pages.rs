@@ -15,7 +15,7 @@ const RESOURCE: &str = "hugepages-";
 pub struct PageSize {
     /// As cgroups name it: `2MB`.
     pub name: String,
-    /// Of one page.
+    /// The size of one page.
     pub bytes: i64,
     /// The bytes of all pages that the machine has set aside.
     pub capacity: i64,

@@ -18,12 +18,12 @@ pub struct MachineInfo {
     pub system_uuid: String,
     pub boot_id: String,
     pub kernel_version: String,
-    /// Of the operating system: `Debian GNU/Linux 12 (bookworm)`.
+    /// The name of the operating system: `Debian GNU/Linux 12 (bookworm)`.
     pub os_image: String,
 }
 
 impl MachineInfo {
-    /// Of this machine. Blocks.
+    /// Reads this machine. Blocks.
     pub fn detect() -> MachineInfo {
         MachineInfo::below(Path::new("/"))
     }

@@ -1,5 +1,5 @@
-//! Of what the node has too little. Upstream: `evictionManager.IsUnderMemoryPressure` and those beside
-//! it.
+//! The resources of which the node has too little. Upstream:
+//! `evictionManager.IsUnderMemoryPressure` and those beside it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

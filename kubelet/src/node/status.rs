@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Of an external cloud's node without addresses: nothing of this machine is read.
+    /// The inputs of an external cloud's node without addresses: nothing of this machine is read.
     fn inputs(constants: &Constants, runtime: &RuntimeInfo, seconds: i64) -> Inputs {
         let image = |digest: &str, tags: &[&str], size_bytes| ImageNames {
             id: digest.to_owned(),

@@ -18,7 +18,7 @@ pub struct Amounts {
 }
 
 impl Amounts {
-    /// Of a container, which has the limits of its pod where it has none.
+    /// The amounts of a container, which has the limits of its pod where it has none.
     /// Upstream: `containerResourcesFromRequirements`.
     pub fn of_container(
         own: Option<&ResourceRequirements>,
@@ -279,7 +279,7 @@ mod tests {
             (json!([small(), cpu()]), json!([cpu(), small()]), none(), "cpu c1 c0"),
             (json!([small()]), json!([cpu()]), policy.clone(), "cpu c0"),
             (json!([small()]), json!([memory()]), policy.clone(), "restart c0, pod"),
-            // Without limits.
+            // The containers have no limits.
             (json!([{}]), json!([{"requests": {"cpu": "1"}}]), none(), "cpu c0"),
             (json!([{}]), json!([{"requests": {"example.com/a": "1"}}]), none(), ""),
         ] {

@@ -428,7 +428,7 @@ fn security(
             local(guards.seccomp.join(file).display().to_string())
         }
         Some(("Unconfined", _)) | None => unconfined(),
-        // Of a server that knows more types: it must not run without protection.
+        // The server knows more types: the container must not run without protection.
         Some((other, _)) => return Err(unknown_type("seccompProfile", other)),
     };
     let app_armor = app_armor(pod, container)?;

@@ -74,14 +74,14 @@ pub struct ContainerStatus {
     pub image: String,
     pub image_id: String,
     pub image_ref: String,
-    /// Of the definition that it was created from; `None` when another agent created it.
+    /// The hash of the definition that it was created from; `None` when another agent created it.
     pub hash: Option<u64>,
     pub restart_count: u32,
     pub reason: String,
     pub message: String,
     pub log_path: String,
     pub resources: Reported,
-    /// Of its first process; `None`: the runtime does not say.
+    /// The user of its first process; `None`: the runtime does not say.
     pub user: Option<User>,
     /// Where the container's last message is in the host's files.
     pub message_file: Option<String>,

@@ -384,8 +384,8 @@ struct Processors {
 }
 
 impl Processors {
-    /// Of `/proc/cpuinfo`. Machines that do not name cores and sockets have one socket, and each
-    /// thread is a core.
+    /// Parses `/proc/cpuinfo`. Machines that do not name cores and sockets have one socket, and
+    /// each thread is a core.
     fn parse(text: &str) -> Processors {
         let values = |name: &str| -> Vec<&str> {
             let lines = text.lines().filter_map(|line| line.split_once(':'));
