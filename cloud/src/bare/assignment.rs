@@ -649,14 +649,14 @@ mod tests {
     fn a_released_address_is_reserved_until_the_cache_shows_the_release() {
         let pools = pools();
         for (released, cached, other) in [
-            // Being deleted, with its annotations, in version 6.
+            // It is being deleted, with its annotations, in version 6.
             (Some(6), Some(service("a", 1, json!({}))), "10.0.0.2"),
             (Some(6), Some(with_given("a", 5)), "10.0.0.2"),
             (Some(6), Some(with_given("a", 6)), "10.0.0.2"),
             (Some(6), None, "10.0.0.1"),
-            // Of another type, without its annotations, in version 6.
+            // It has another type, and no annotations, in version 6.
             (Some(6), Some(service("a", 6, json!({}))), "10.0.0.1"),
-            // Gone.
+            // It is gone.
             (None, Some(service("a", 1, json!({}))), "10.0.0.1"),
         ] {
             let text = format!("{released:?}, cached {cached:?}");

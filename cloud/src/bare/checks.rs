@@ -252,7 +252,7 @@ impl Checks {
                 _ => get(stream, address, path).await,
             };
             let status = status.map_err(fault)?;
-            // As the kubelet's probes.
+            // The kubelet's probes accept the same codes.
             match (200..400).contains(&status.as_u16()) {
                 true => Ok(()),
                 false => Err(Fault::Status { address, status }),

@@ -70,7 +70,7 @@ pub enum StatusWriter {
 pub struct Nodes {
     #[serde(rename = "providerID")]
     pub provider_id: ProviderId,
-    /// Of nodes for which `machines` says nothing else.
+    /// The zone of nodes for which `machines` says nothing else.
     pub zone: String,
     pub region: String,
     pub instance_type: String,

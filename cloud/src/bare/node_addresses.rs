@@ -233,7 +233,7 @@ fn addresses(
     if found.is_empty() {
         found = of_type("InternalIP");
     }
-    // In the order of k3s: by the Service's families, then as texts.
+    // The order is that of k3s: by the Service's families, then as texts.
     found.sort_by_key(IpAddr::to_string);
     found.dedup();
     let named = service.spec.ip_families.iter().flatten();

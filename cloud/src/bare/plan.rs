@@ -428,7 +428,7 @@ mod tests {
         let taken = service("taken", status(&["10.0.0.5"]));
         let cases = [
             (json!({ "kube-vip.io/loadbalancerIPs": "10.0.0.7" }), json!({}), "10.0.0.7"),
-            // Not in any pool.
+            // The address is in no pool.
             (json!({ "kube-vip.io/loadbalancerIPs": "192.0.2.1" }), json!({}), "192.0.2.1"),
             (json!({ "metallb.io/loadBalancerIPs": "10.0.0.7" }), json!({}), "10.0.0.7"),
             (json!({ "metallb.universe.tf/loadBalancerIPs": "10.0.0.7" }), json!({}), "10.0.0.7"),

@@ -109,7 +109,7 @@ impl Lifecycle {
         let message =
             format!("Deleting node {name} because it does not exist in the cloud provider");
         self.recorder.event(&about, EventType::Normal, "DeletingNode", message);
-        // Not a Node of the same name that joins now.
+        // A Node of the same name may join now: it must stay.
         let delete = Delete::new().uid(node.meta.uid.clone());
         match self.client.delete::<Node>(&node.meta.key(), delete).await {
             Err(error) if !error.is_not_found() => {

@@ -88,7 +88,7 @@ impl Url {
                     Some(at) => rest.split_at(at),
                     None => (rest, ""),
                 };
-                // Without the user's name.
+                // The host stands after the user's name.
                 let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
                 url.host = host.to_owned();
                 path

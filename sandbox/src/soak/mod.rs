@@ -59,7 +59,7 @@ pub struct Soak {
     pub sandbox: SandboxOptions,
     /// The folder with `etcd` and `kube-apiserver`, to run them in place of the embedded server.
     pub assets: Option<PathBuf>,
-    /// Of the time in which faults and work come.
+    /// How long faults and work come.
     pub length: Duration,
     pub seed: u64,
     pub manager: ManagerProgram,

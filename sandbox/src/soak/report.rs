@@ -42,9 +42,9 @@ pub struct SoakReport {
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryReport {
-    /// Of the leader, beside the first objects.
+    /// The leader's memory, beside the first objects.
     pub first_bytes: u64,
-    /// Of each manager in the end, beside the same objects, with its age in seconds.
+    /// The memory of each manager in the end, beside the same objects, with its age in seconds.
     pub last: Vec<(u64, f64)>,
     /// The highest of all managers.
     pub peak_bytes: u64,

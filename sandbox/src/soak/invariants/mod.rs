@@ -29,7 +29,7 @@ pub struct Change<'a> {
     /// The object, or its last state.
     pub new: &'a Value,
     pub deleted: bool,
-    /// Of the soak.
+    /// The seconds since the start of the soak.
     pub second: f64,
     pub now: Timestamp,
 }
