@@ -98,7 +98,7 @@ pub async fn register_unreachable_server(env: &TestCluster, group: &str) {
 
 /// Deletes a widget while its group is unreachable, as an API server does that does not know of that
 /// yet.
-pub fn delete_stored_widget(env: &TestCluster, key: &str) {
+pub fn delete_stored_widget(env: &Env, key: &str) {
     let store = &env.cluster.sandbox.api().store;
     let stored = store.get(WIDGET_TABLE, key).expect("the widget is there");
     store.delete(WIDGET_TABLE, key, stored.version, None).expect("deleted");
