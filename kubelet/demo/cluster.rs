@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use futures_lite::{future, io};
 use kube_controller_manager::client::{Config, Pem};
 use kube_controller_manager::clock::{Clock, SystemClock};
 use kube_controller_manager::task::{self, StopToken, TaskGroup};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, getppid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use url::Url;
 
@@ -45,21 +45,17 @@ const IMAGES: [(&str, &str); 6] = [
     ("registry.example/report:1.0", ENDS),
 ];
 
-/// Ends with the program that has started this one, which may be killed.
-pub fn end_with_parent() -> Result<(), String> {
-    let set = set_parent_process_death_signal(Some(Signal::TERM));
-    set.map_err(|error| format!("the signal at the parent's end: {error}"))
-}
-
-/// What the machine's kubelet needs of a kubeconfig.
-struct Server {
+/// What the machine needs of a kubeconfig.
+pub struct Server {
+    /// Absolute: the kubelet is in another folder.
+    kubeconfig: PathBuf,
     port: u16,
     /// The authorities of clients, in PEM.
     authorities: Vec<u8>,
 }
 
 impl Server {
-    fn of(kubeconfig: &Path) -> Result<Server, String> {
+    pub fn of(kubeconfig: &Path) -> Result<Server, String> {
         let in_file = |error: String| format!("--kubeconfig {}: {error}", kubeconfig.display());
         let config = Config::from_kubeconfig(kubeconfig, None, None)
             .map_err(|error| format!("--kubeconfig: {error}"))?;
@@ -74,22 +70,30 @@ impl Server {
         })?;
         let authorities = config.tls.ca.as_ref().map(Pem::read);
         let authorities = authorities.ok_or_else(|| in_file("it has no authority".to_owned()))?;
-        Ok(Server { port, authorities: authorities.map_err(|error| in_file(error.to_string()))? })
+        let authorities = authorities.map_err(|error| in_file(error.to_string()))?;
+        let kubeconfig = std::path::absolute(kubeconfig).map_err(|error| error.to_string())?;
+        Ok(Server { kubeconfig, port, authorities })
     }
 }
 
-/// Runs a kubelet on the machine until `stop`.
-pub async fn run(machine: &Machine, kubeconfig: &Path, stop: &StopToken) -> Result<(), String> {
-    let server = Server::of(kubeconfig)?;
+/// Runs a kubelet on the machine until `stop`, or the end of `parent`, which may be killed.
+pub async fn run(
+    machine: &Machine,
+    server: &Server,
+    parent: Option<Pid>,
+    stop: &StopToken,
+) -> Result<(), String> {
     add_images(machine)?;
     let listener = listen(&machine.name, server.port)
         .map_err(|error| format!("the machine's way to the API server: {error}"))?;
     let forwarding = task::spawn(forward(listener, server.port, stop.clone()));
-    let mut agent = start_agent(machine, kubeconfig, &server)
-        .map_err(|error| format!("the kubelet: {error}"))?;
+    let mut agent =
+        start_agent(machine, server).map_err(|error| format!("the kubelet: {error}"))?;
     say(&format!("the kubelet starts; its log: {}", machine.folder.join("kubelet.log").display()));
     let outcome = loop {
-        if stop.unless_stopped(SystemClock.sleep(PERIOD)).await.is_none() {
+        let is_stopped = stop.unless_stopped(SystemClock.sleep(PERIOD)).await.is_none();
+        // A signal at the parent's end would come once for each of its threads.
+        if is_stopped || getppid() != parent {
             break Ok(());
         }
         match agent.0.try_wait() {
@@ -123,7 +127,7 @@ fn add_images(machine: &Machine) -> Result<(), String> {
     Ok(())
 }
 
-fn start_agent(machine: &Machine, kubeconfig: &Path, server: &Server) -> std::io::Result<Agent> {
+fn start_agent(machine: &Machine, server: &Server) -> std::io::Result<Agent> {
     let authorities = machine.folder.join("clients.crt");
     std::fs::write(&authorities, &server.authorities)?;
     let authorities = authorities.display();
@@ -131,7 +135,7 @@ fn start_agent(machine: &Machine, kubeconfig: &Path, server: &Server) -> std::io
     let program = std::env::current_exe()?;
     let mut agent = machine.agent_as(&[&program, Path::new("kubelet")], &configuration)?;
     agent
-        .arg(format!("--kubeconfig={}", std::path::absolute(kubeconfig)?.display()))
+        .arg(format!("--kubeconfig={}", server.kubeconfig.display()))
         .arg(format!("--cert-dir={}", machine.folder.join("pki").display()))
         .arg(format!("--hostname-override={NODE}"))
         // Otherwise the name is looked up first, and no server of names can be reached.

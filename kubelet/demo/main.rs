@@ -20,6 +20,7 @@ use kubelet::app;
 use kubelet::pod::Pod;
 use serde::Deserialize;
 
+use cluster::Server;
 use machine::{Error, Machine};
 use table::{Row, Screen};
 
@@ -35,7 +36,8 @@ Flags:
 
   --kubeconfig FILE
                   runs no static pods: the machine becomes the node \"machine\" of the API server at
-                  127.0.0.1 of which FILE is an administrator's kubeconfig, until SIGTERM or Ctrl-C.
+                  127.0.0.1 of which FILE is an administrator's kubeconfig, until SIGTERM, Ctrl-C
+                  or the end of the program that has started it.
                   Its images are those of fixtures/demo.yaml and node.test/busybox:1
 
 Exit codes: 0 when each pod has shown what its annotation kubelet-demo/shows names; 77 where
@@ -108,10 +110,12 @@ async fn demo(settings: Settings) -> ExitCode {
         Ok(stop) => stop,
         Err(error) => return failed(&format!("signals: {error}")),
     };
-    let is_node = settings.kubeconfig.is_some();
-    if is_node && let Err(error) = cluster::end_with_parent() {
-        return failed(&error);
-    }
+    let server = match settings.kubeconfig.as_deref().map(Server::of).transpose() {
+        Ok(server) => server,
+        Err(error) => return failed(&error),
+    };
+    let is_node = server.is_some();
+    let parent = rustix::process::getppid();
     let folder = PathBuf::from(format!("/tmp/kubelet-demo-{}", std::process::id()));
     say("making a machine: containerd, a network and two images, in namespaces of their own");
     let make = move || match is_node {
@@ -127,8 +131,8 @@ async fn demo(settings: Settings) -> ExitCode {
         }
         Err(error) => return failed(&error.to_string()),
     };
-    let outcome = match &settings.kubeconfig {
-        Some(kubeconfig) => cluster::run(&machine, kubeconfig, &stop).await,
+    let outcome = match &server {
+        Some(server) => cluster::run(&machine, server, parent, &stop).await,
         None => run(&machine, &settings, &stop).await,
     };
     if outcome.is_err() {

@@ -87,6 +87,11 @@ fn mistakes_of_the_command_line_are_named() {
     for (args, fault) in [
         (&["--x"][..], "Error: unknown argument \"--x\": see kubelet-demo --help"),
         (&["--pods"], "Error: flag needs an argument: --pods"),
+        (&["--kubeconfig"], "Error: flag needs an argument: --kubeconfig"),
+        (
+            &["--kubeconfig", "/nonexistent"],
+            "Error: --kubeconfig: /nonexistent: No such file or directory (os error 2)",
+        ),
     ] {
         let output = Command::new(DEMO).args(args).output().expect("the demo");
         assert_eq!(output.status.code(), Some(1));
