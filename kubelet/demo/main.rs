@@ -33,7 +33,6 @@ Usage:
 Flags:
   --keep          continue until Ctrl-C, after each pod has shown what it is there for
   --pods FOLDER   other static pods; their images are on the machine or can be pulled
-
   --kubeconfig FILE
                   runs no static pods: the machine becomes the node \"machine\" of the API server at
                   127.0.0.1 of which FILE is an administrator's kubeconfig, until SIGTERM, Ctrl-C
