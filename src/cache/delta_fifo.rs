@@ -177,8 +177,8 @@ impl DeltaFifo {
         self.state.lock()
     }
 
-    /// Whether the first list is processed to its end. Also true once a change is written that does
-    /// not belong to a list. Upstream: `HasSynced`.
+    /// Whether the first list is processed to its end. A change that does not belong to a list
+    /// makes it true as well. Upstream: `HasSynced`.
     pub fn has_synced(&self) -> bool {
         self.synced.load(Ordering::Acquire)
     }

@@ -608,7 +608,7 @@ impl Ledger {
             .collect();
         items.extend(self.creations.differing().map(|differing| {
             let age = now.saturating_sub(differing.since);
-            // Another object of the batch may follow that agrees.
+            // Another object of the batch, which agrees, may follow.
             let is_late = age >= self.grace;
             let outcome = if is_late { Outcome::Contradicted } else { Outcome::Pending };
             item(&differing.intended, outcome, age, differing.times)

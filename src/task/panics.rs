@@ -1,5 +1,5 @@
-//! Panics on purpose, so that tests of a finished binary can check that it survives one: no input
-//! is known that causes a panic.
+//! Panics on purpose, so that tests of a finished binary can check that it survives one: no known
+//! input causes a panic.
 //!
 //! `CONTRIBUTING.md` explains it; `tests/it/binary.rs` uses it.
 

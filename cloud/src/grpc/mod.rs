@@ -30,9 +30,9 @@ use crate::provider::{
 /// The value of `--cloud-provider`.
 pub const NAME: &str = "grpc";
 
-/// When a call is repeated that found work under way for its object.
+/// The delay before a call that found work under way for its object is repeated.
 const WHILE_ABORTED: Duration = Duration::from_secs(5);
-/// When a call is repeated that met a limit.
+/// The delay before a call that met a limit is repeated.
 const WHILE_EXHAUSTED: Duration = Duration::from_secs(30);
 /// The shortest and the longest delay that a provider may ask for.
 const RETRY_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(600)];

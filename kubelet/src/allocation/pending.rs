@@ -1,4 +1,4 @@
-//! The order in which resizes are tried that wait. Upstream: `sortPendingResizes`.
+//! The order in which waiting resizes are tried. Upstream: `sortPendingResizes`.
 
 use std::cmp::Ordering;
 

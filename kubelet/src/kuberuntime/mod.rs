@@ -80,7 +80,7 @@ pub struct Manager {
     pub node: Node,
     pub clock: SharedClock,
     pub backoff: Mutex<Backoff>,
-    /// How many containers stay that have ended.
+    /// How many of the containers that have ended stay.
     pub dead: garbage::Policy,
     /// Cgroups by class; `None`: each pod has its own below `cgroup_root`.
     pub cgroups: Option<Arc<Cgroups>>,

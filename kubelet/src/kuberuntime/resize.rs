@@ -321,7 +321,7 @@ mod tests {
             (cpu(50, Some(500)), Resource::Cpu, " / cpu.weight cpu.max"),
             (cpu(200, Some(500)), Resource::Cpu, "cpu.weight / cpu.max"),
             (cpu(100, Some(1000)), Resource::Cpu, " / "),
-            // A limit stays that is not asked for any more.
+            // A limit stays, even if the pod no longer asks for it.
             (cpu(100, None), Resource::Cpu, " / "),
             (cpu(1, None), Resource::Memory, " / "),
             (Resources { memory: Some(1), ..cpu(1, None) }, Resource::Memory, " / memory.max"),

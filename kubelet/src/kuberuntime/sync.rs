@@ -25,7 +25,7 @@ pub struct Synced {
     pub retry: Option<Duration>,
     /// All containers were removed, to start again.
     pub is_reset: bool,
-    /// Why resources have not changed that have to.
+    /// Why resources that have to change have not.
     pub resize_error: Option<ResizeError>,
 }
 

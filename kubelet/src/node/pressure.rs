@@ -19,7 +19,7 @@ pub enum Pressure {
 /// one state.
 #[derive(Clone, Debug)]
 pub struct NodePressure {
-    /// For so long a pressure stays that was observed. Upstream: `PressureTransitionPeriod`.
+    /// How long an observed pressure stays. Upstream: `PressureTransitionPeriod`.
     transition_period: Duration,
     last: Arc<Mutex<Last>>,
 }

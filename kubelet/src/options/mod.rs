@@ -78,7 +78,7 @@ impl CredentialProviders {
     }
 }
 
-/// Which containers stay that have ended.
+/// Which of the containers that have ended stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeadContainers {
     pub min_age: Duration,

@@ -59,7 +59,7 @@ const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "nam
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const CONFIG_MAP_BYTES: usize = 10_000;
 const POLL: Duration = Duration::from_millis(100);
-/// The period in which a manager is read that should be idle.
+/// The period in which a manager that should be idle is read.
 const QUIET_POLL: Duration = Duration::from_millis(500);
 /// How long an idle manager is quiet before its memory is read.
 pub const QUIET: Duration = Duration::from_secs(12);

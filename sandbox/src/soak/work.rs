@@ -14,7 +14,7 @@ use kube_controller_manager::client::{
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{ObjectKey, Resource, ResourceType, StorageClass};
 
-/// How often a request is repeated that meets a fault, and the pause before.
+/// How often a request that meets a fault is made, and the pause before it is repeated.
 const TRIES: usize = 20;
 const PAUSE: Duration = Duration::from_millis(150);
 /// The dependents of an owner.

@@ -45,7 +45,7 @@ pub(super) struct Pool {
 struct Idle {
     /// Each with the time at which it became idle, the oldest first.
     connections: Vec<(Connection, Duration)>,
-    /// Whether a task runs that closes connections.
+    /// Whether a task closes idle connections.
     is_reaped: bool,
 }
 

@@ -133,8 +133,8 @@ impl Charges {
         }
     }
 
-    /// What a count may lack that has all changes of pods until the version `known`, and the pause
-    /// after which it may lack less. In the version of `quota` pods have `used` this.
+    /// What a count may lack although it has all changes of pods until the version `known`, and the
+    /// pause after which it may lack less. `used`: what pods use in the version of `quota`.
     pub fn missing(
         &self,
         quota: &Meta,

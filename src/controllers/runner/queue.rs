@@ -26,9 +26,9 @@ metrics! {
         "Panics of a controller's syncs and jobs that were caught.";
 }
 
-/// The first wait before a key is synced again whose cache lags behind the controller's own writes;
-/// it doubles. The cache is mostly up to date within milliseconds, but a watch may be silent for
-/// minutes.
+/// The first wait before the next sync of a key whose cache lags behind the controller's own
+/// writes. It doubles. The cache is mostly up to date within milliseconds, but a watch may be
+/// silent for minutes.
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 /// When retries begin again that have used up their number on errors that may pass.

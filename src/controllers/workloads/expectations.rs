@@ -18,7 +18,7 @@ use crate::objects::{Meta, Object, ObjectKey, Uid};
 
 /// After this long an expectation counts as met: an event must have been lost.
 pub const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// How often owners are looked for whose expectations nothing will meet.
+/// The period in which owners with overdue expectations are looked for.
 const OVERDUE_PERIOD: Duration = Duration::from_secs(60);
 
 /// For each owner, the creations and deletions that it has requested and not seen yet. Creations

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Change, Check, Verdict, has_condition};
 use crate::object::{is_deleting, list, text};
 
-/// How old the pods may be that the budget's status counts, in seconds: no watch is disturbed, and
+/// How old the pods that the budget's status counts may be, in seconds: no watch is disturbed, and
 /// no manager is without a leader, for as long.
 const STALENESS: f64 = 120.0;
 

@@ -16,7 +16,7 @@ use crate::objects::{
 /// Keeps a claim while it is allocated. Upstream: `resourceapi.Finalizer`.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// When a claim is synced again whose consumer only the API server has shown.
+/// The delay before the next sync of a claim whose consumer only the API server has shown.
 const UNSEEN_CONSUMER_RECHECK: Duration = Duration::from_secs(30);
 
 /// The decision about a reservation of a claim for a consumer.

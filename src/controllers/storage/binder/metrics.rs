@@ -37,8 +37,8 @@ pub fn retroactive_class(succeeded: bool) {
     }
 }
 
-/// When an operation on a volume began that ends with an event about it or about its claim, by the
-/// key of that object. Upstream: `OperationStartTimeCache`.
+/// When operations on volumes began. Each ends with an event about the volume or its claim, and is
+/// kept by the key of that object. Upstream: `OperationStartTimeCache`.
 pub struct Timestamps {
     clock: SharedClock,
     begun: Mutex<HashMap<String, Start>>,

@@ -206,8 +206,8 @@ impl SelinuxWarning {
     }
 }
 
-/// How a volume is used that all containers mount with `label`. Upstream: `GetMountSELinuxLabel`,
-/// `syncVolume`.
+/// How a pod uses a volume if all its containers mount it with `label`. Upstream:
+/// `GetMountSELinuxLabel`, `syncVolume`.
 fn decide(label: Istr, policy: Option<&Istr>, supports_mount: bool) -> VolumeUse {
     let is_recursive = policy.is_some_and(|policy| *policy == RECURSIVE);
     if is_recursive || !supports_mount || label.is_empty() {

@@ -138,8 +138,8 @@ impl DaemonSets {
         manager.recording(&self.consistency).claim::<DaemonSet, _>(candidates, |_| true).await
     }
 
-    /// Creates and deletes pods. `again`: the time until a failed pod may be replaced that has to
-    /// wait, set also after a failure. Upstream: `updateDaemonSet`.
+    /// Creates and deletes pods. `again`: the time until a failed pod that has to wait may be
+    /// replaced. It is set also after a failure. Upstream: `updateDaemonSet`.
     async fn update(&self, work: &mut Work, again: &mut Option<Duration>) -> Result<(), Error> {
         let strategy = work.set.spec.update_strategy.clone();
         let availability = self.availability(&work.set);

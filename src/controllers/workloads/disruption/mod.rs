@@ -24,7 +24,7 @@ use crate::objects::{
 /// What must have passed after a deadline for it to be over.
 const TICK: Duration = Duration::from_millis(1);
 
-/// When a budget is synced again whose pods or scales could not be read.
+/// The delay before the next sync of a budget whose pods or scales could not be read.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// The controller `disruption-controller`.
