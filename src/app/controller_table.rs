@@ -180,7 +180,7 @@ pub const DISRUPTION_SECTION: &str = "DisruptionController";
 /// Starts first: it creates the tokens that other controllers may need.
 pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
 
-/// In the order in which they start.
+/// The controllers, in the order in which they start.
 pub const CONTROLLERS: &[Descriptor] = &[
     row(TOKEN_CONTROLLER)
         .alias("serviceaccount-token")

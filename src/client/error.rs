@@ -198,14 +198,14 @@ pub struct Details {
 pub struct StatusCause {
     /// A word for programs, such as `NamespaceTerminating`.
     pub reason: String,
-    /// For people.
+    /// The text for people.
     pub message: String,
     /// The path of the field that is at fault, or empty.
     pub field: String,
 }
 
 impl Status {
-    /// From a body or a watch's event, in JSON or in a protobuf envelope.
+    /// Reads a body or a watch's event, in JSON or in a protobuf envelope.
     pub(super) fn parse(body: &[u8]) -> Option<Status> {
         if protobuf::is_enveloped(body) {
             let message = protobuf::open(body).ok()?;
@@ -346,7 +346,7 @@ impl Error {
             .is_some_and(|f| f.status.details.causes.iter().any(|cause| cause.reason == reason))
     }
 
-    /// No whole answer came: [`Error::Transport`].
+    /// Whether no whole answer came: [`Error::Transport`].
     pub fn is_transport(&self) -> bool {
         matches!(self, Error::Transport { .. })
     }

@@ -260,7 +260,7 @@ mod tests {
         fn collect(&self) -> Vec<MetricFamily> {
             let readers = self.readers.fetch_add(1, Ordering::SeqCst) + 1;
             self.highest.fetch_max(readers, Ordering::SeqCst);
-            // Time for another reader to enter.
+            // Another reader has time to enter.
             (0..100).for_each(|_| std::thread::yield_now());
             self.readers.fetch_sub(1, Ordering::SeqCst);
             Vec::new()

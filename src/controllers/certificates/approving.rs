@@ -112,7 +112,7 @@ impl Approving {
             return Ok(Next::Done);
         }
         let tried: Vec<&str> = rights.iter().map(|right| right.subresource).collect();
-        // Usually a mistake of the requester.
+        // This is usually a mistake of the requester.
         Err(Error::NotYet(format!(
             "recognized csr {:?} as [{}] but subject access review was not approved",
             key.name,

@@ -14,7 +14,7 @@ const COUNT: &str = "count/resourceclaims.resource.k8s.io";
 const DEVICES_OF_CLASS: &str = ".deviceclass.resource.k8s.io/devices";
 const REQUESTS: &str = "requests.";
 const CLASS: &str = "deviceclass.resource.kubernetes.io/";
-/// On claims made for the extended resources that a pod asks for.
+/// The annotation of claims that are made for the extended resources of a pod.
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 /// Such claims by the uid of their pod.
 const BY_OWNER: Index<ResourceClaim> =

@@ -60,7 +60,7 @@ pub fn volume_claims(claims: Lister<PersistentVolumeClaim>) -> Arc<dyn Evaluator
     })
 }
 
-/// Also with the prefix of a storage class.
+/// Whether `name` is a resource of claims, perhaps with the prefix of a storage class.
 fn measures_claims(name: &str) -> bool {
     let by_class =
         |resource| name.strip_suffix(resource).is_some_and(|class| class.ends_with(STORAGE_CLASS));

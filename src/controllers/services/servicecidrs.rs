@@ -152,7 +152,7 @@ impl ServiceCidrs {
         let verbs = self.client.resource(&ServiceCIDR::RESOURCE).subresource("status");
         let patch = Patch::Apply { manager: FIELD_MANAGER.into(), force: true, body };
         match verbs.patch::<ServiceCIDR>(&cidr.meta.key(), &patch).await {
-            // A server without server-side apply.
+            // The server has no server-side apply.
             Err(error) if error.code() == Some(415) => {
                 let others = conditions.iter().filter(|condition| condition.type_ != READY);
                 let all: Vec<&Condition> = others.chain([&ready]).collect();

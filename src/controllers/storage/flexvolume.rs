@@ -26,7 +26,7 @@ pub struct Flex {
 }
 
 impl Flex {
-    /// From the fields of a source in the volume `name`; `read_only`: as the pod mounts it.
+    /// Reads the fields of a source in the volume `name`; `read_only`: as the pod mounts it.
     pub fn from_source(fields: &Value, name: &str, read_only: bool) -> Option<Flex> {
         let text = |field: &str| fields[field].as_str().unwrap_or_default();
         let mut options = Map::new();

@@ -49,7 +49,7 @@ mod tests {
             (vec![Some(990)], 1000, 1000, None),
             (vec![Some(995), Some(992), None], 1000, 1000, Some(2)),
             (vec![Some(995), Some(992)], 1000, 1001, Some(1)),
-            // Due between the evaluation and now: at once.
+            // A pod is due between the evaluation and now: the check is at once.
             (vec![Some(992)], 1000, 1005, Some(0)),
         ] {
             let pods: Vec<Arc<Pod>> = since.into_iter().map(pod).collect();

@@ -405,7 +405,7 @@ mod tests {
     struct Golden {
         case: String,
         parent: String,
-        /// As the set's status had it afterwards.
+        /// The count that the set's status had afterwards.
         collision_count: Option<i32>,
         template: String,
         name: String,

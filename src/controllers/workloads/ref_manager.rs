@@ -80,7 +80,7 @@ pub struct ControllerRefManager<'a> {
 }
 
 impl<'a> ControllerRefManager<'a> {
-    /// For an owner of the kind `O`.
+    /// A manager for an owner of the kind `O`.
     pub fn new<O: Resource>(
         client: &'a Client,
         owner: &'a Meta,

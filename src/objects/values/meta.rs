@@ -126,7 +126,7 @@ impl Written {
     pub const MESSAGE: &'static Message = &messages::PARTIAL;
 }
 
-/// As [`Meta`]; decoding all of it costs three times as much.
+/// A part of [`Meta`]; decoding all of it costs three times as much.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WrittenMeta {

@@ -350,7 +350,7 @@ pub mod micro_time {
     use super::Timestamp;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// As JSON, with microseconds.
+    /// Writes JSON with microseconds.
     pub fn serialize<S: Serializer>(time: &Option<Timestamp>, to: S) -> Result<S::Ok, S::Error> {
         match time {
             Some(time) => to.serialize_str(&time.to_micro_string()),
@@ -358,7 +358,7 @@ pub mod micro_time {
         }
     }
 
-    /// From JSON, with any number of digits.
+    /// Reads JSON with any number of digits.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
         Option::deserialize(from)
     }

@@ -93,7 +93,7 @@ impl Ranges {
         self.set_write_state(node, WriteState::Unsure);
     }
 
-    /// For the node with this uid, not for another of its name.
+    /// Sets the state of the node with this uid, not of another of its name.
     fn set_write_state(&mut self, node: &Node, state: WriteState) {
         let allocated = self.allocated.get_mut(&node.meta.name);
         if let Some(allocated) = allocated.filter(|allocated| allocated.uid == node.meta.uid) {

@@ -76,7 +76,7 @@ pub struct Shape<'a> {
     copied: usize,
 }
 
-/// Never copied from the Service.
+/// Whether `label` is never copied from the Service.
 fn is_reserved(label: &str) -> bool {
     matches!(label, SERVICE_NAME | MANAGED_BY | HEADLESS)
 }

@@ -17,7 +17,7 @@ pub(super) struct PodMetric {
     pub window: Duration,
 }
 
-/// By the names of pods.
+/// The metrics of pods, by their names.
 pub(super) type PodMetrics = HashMap<Box<str>, PodMetric>;
 
 /// The range around 1 in which a ratio of usage to target has no effect.

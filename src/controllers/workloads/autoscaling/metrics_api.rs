@@ -205,7 +205,7 @@ impl MetricsApi {
         };
         let selectors = [("metricLabelSelector", metric_selector)];
         let found = match (group, object.kind.as_str()) {
-            // The autoscaler's own namespace, with any name.
+            // The autoscaler's own namespace is meant, with any name.
             ("", "Namespace") => {
                 let path =
                     |path: ApiPath| path.namespace(namespace)?.resource("metrics")?.name(metric);

@@ -166,7 +166,7 @@ impl DaemonSets {
     }
 }
 
-/// By which pods name it.
+/// The hash by which pods name the revision.
 fn hash(revision: &ControllerRevision) -> &str {
     revision.meta.labels.get(REVISION_LABEL).unwrap_or_default()
 }

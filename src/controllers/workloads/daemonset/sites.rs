@@ -35,7 +35,7 @@ impl NodePods {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version<'a> {
     pub hash: &'a str,
-    /// From the annotation of a set that an older API wrote.
+    /// The generation in the annotation of a set that an older API wrote.
     pub generation: Option<i64>,
 }
 
