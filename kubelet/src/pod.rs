@@ -101,7 +101,7 @@ pub trait PodExt {
         format!("{}_{}", self.name(), self.namespace())
     }
 
-    /// For messages: `NAMESPACE/NAME`.
+    /// The pod's name in messages: `NAMESPACE/NAME`.
     fn display_name(&self) -> String {
         format!("{}/{}", self.namespace(), self.name())
     }

@@ -153,7 +153,7 @@ pub struct UserNamespaces {
     used: Mutex<Used>,
 }
 
-/// By their numbers from 0 on.
+/// The ranges in use, by their numbers from 0 on.
 #[derive(Default)]
 struct Used {
     ranges: BTreeSet<u32>,

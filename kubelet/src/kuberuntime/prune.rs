@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn containers_go_that_newer_ones_have_replaced() {
         use State::{Created, Exited, Running, Unknown};
-        // The newest first.
+        // The newest come first.
         let all = [
             ("a5", "a", Running),
             ("a4", "a", Exited),

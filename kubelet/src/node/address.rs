@@ -210,7 +210,7 @@ impl NodeAddress {
         let (first, second) = if self.inner.ips.prefers_v4() { (v4, v6) } else { (v6, v4) };
         let found = source(first).or_else(|error| match error.kind() {
             ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => source(second),
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             _ if error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) => {
                 source(second)
             }

@@ -161,10 +161,10 @@ fn set_info(status: &mut core::NodeStatus, inputs: &Inputs, name: &str) -> Optio
     })
 }
 
-/// As Go names the system.
+/// Go's name of the system.
 pub const OS: &str = "linux";
 
-/// As Go names the processor.
+/// Go's name of the processor.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -218,7 +218,7 @@ pub fn has_changed(before: &core::NodeStatus, after: &core::NodeStatus) -> bool 
     normal(before) != normal(after)
 }
 
-/// Without times of heartbeats and without empty lists; conditions by type.
+/// The status without times of heartbeats and without empty lists; conditions are sorted by type.
 fn normal(status: &core::NodeStatus) -> core::NodeStatus {
     let mut status = status.clone();
     for condition in status.conditions.iter_mut().flatten() {

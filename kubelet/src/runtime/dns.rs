@@ -349,7 +349,7 @@ mod tests {
             let dns = resolver(&pod(json!({ "dnsPolicy": policy })), &resolvers);
             dns.map(|dns| dns.servers.join(" ")).map_err(|error| error.to_string())
         };
-        // A boot before the machine's network.
+        // The machine has booted and has no network yet.
         assert!(servers("Default").is_err_and(|fault| fault.contains("(--resolv-conf)")));
         assert_eq!(servers("None").as_deref(), Ok(LOCAL));
         for server in ["1.1.1.1", "2.2.2.2"] {

@@ -736,7 +736,7 @@ mod tests {
         for (at, nanos, rate) in [
             (10, 5_000_000_000, None),
             (12, 6_000_000_000, Some(500_000_000)),
-            // Too early: the last rate.
+            // This is too early: the last rate stays.
             (12, 9_000_000_000, Some(500_000_000)),
             (13, 9_000_000_000, Some(3_000_000_000)),
             // A cgroup that was made again.
