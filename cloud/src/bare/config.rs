@@ -33,7 +33,7 @@ pub struct LoadBalancers {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
-    /// From the pools of a ConfigMap.
+    /// They come from the pools of a ConfigMap.
     #[default]
     Pools,
     /// They are those of nodes.

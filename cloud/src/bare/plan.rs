@@ -520,10 +520,10 @@ mod tests {
         };
         let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
         for (keeps, loses) in [
-            // The older one, then the name.
+            // The older one keeps it; of the same age, the first by name.
             (give("b", created(early)), give("a", created(late))),
             (give("a", created(early)), give("b", created(early))),
-            // The one whose status shows it.
+            // The one whose status shows it keeps it.
             (give("b", status(&["10.0.0.1"])), give("a", json!({}))),
             // The one that was given it, before one that asks for it.
             (give("b", created(late)), request(early)),

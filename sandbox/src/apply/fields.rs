@@ -71,7 +71,7 @@ impl Fields {
         shared
     }
 
-    /// From FieldsV1.
+    /// Reads FieldsV1.
     pub fn from_json(fields: &Value) -> Fields {
         let mut root = Fields::default();
         for (name, below) in fields.as_object().into_iter().flatten() {
@@ -86,7 +86,7 @@ impl Fields {
         root
     }
 
-    /// As FieldsV1.
+    /// Writes FieldsV1.
     pub fn to_json(&self) -> Value {
         let mut fields = Map::new();
         if self.member && !self.below.is_empty() {

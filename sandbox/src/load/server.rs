@@ -43,7 +43,7 @@ impl Server {
         }
     }
 
-    /// For a manager.
+    /// The kubeconfig for a manager.
     pub fn kubeconfig(&self) -> PathBuf {
         match self {
             Server::Embedded(cluster) => cluster.manager_kubeconfig(),

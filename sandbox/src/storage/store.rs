@@ -408,7 +408,7 @@ impl Table {
         if version < self.compacted {
             return Err(StoreError::Compacted { oldest: self.compacted });
         }
-        // Undone from the newest change back to `version`.
+        // Changes are undone from the newest back to `version`.
         let mut at: BTreeMap<Arc<str>, Arc<Stored>> = current.collect();
         for change in self.history.iter().rev().take_while(|change| change.version > version) {
             let inside =

@@ -71,7 +71,7 @@ impl Records {
     pub fn forget_unused(&self, key: &ObjectKey) {
         let mut records = self.records.lock();
         let is_unused = records.get(key).is_some_and(|record| {
-            // That of the record, and the caller's.
+            // The record and the caller have one each.
             record.service.is_none() && Arc::strong_count(&record.calls) <= 2
         });
         if is_unused {
