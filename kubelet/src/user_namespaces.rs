@@ -161,7 +161,7 @@ struct Used {
 }
 
 impl UserNamespaces {
-    /// Takes the ranges of pods over whose folders are below `pods`.
+    /// Takes over the ranges of the pods whose folders are below `pods`.
     ///
     /// # Errors
     /// The ids do not suffice for `max_pods`, or a pod's file has not what a pod can have.

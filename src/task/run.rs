@@ -32,7 +32,7 @@ pub fn current_scope() -> Option<Arc<SyncScope>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Restores the run that was current before when dropped.
+/// Restores the earlier run when dropped.
 struct Entered(Option<Arc<SyncScope>>);
 
 impl Drop for Entered {

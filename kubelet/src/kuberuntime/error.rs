@@ -35,7 +35,7 @@ pub enum Error {
         path: PathBuf,
         source: io::Error,
     },
-    /// The runtime does not open a log again that has another name now.
+    /// The log was renamed, but the runtime does not open it again.
     Reopen(cri::Error),
     /// The pod's cgroup cannot be made.
     MakeCgroup {

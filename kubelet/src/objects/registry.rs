@@ -1,4 +1,4 @@
-//! The watched objects, and the pods for whose sake they are: a machine without I/O.
+//! The watched objects, and the pods that refer to them: a machine without I/O.
 //! Upstream: `objectCache`, `cacheBasedManager`.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -83,7 +83,7 @@ impl Watches {
         self.0.changes.notify(pods);
     }
 
-    /// Lets the pods be synced again that refer to an object.
+    /// Lets the pods that refer to an object be synced again.
     pub(super) fn notify_users(&self, key: &Key) {
         let users = self.0.registry.lock().users(key);
         self.0.changes.notify(users);

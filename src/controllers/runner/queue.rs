@@ -31,7 +31,7 @@ metrics! {
 /// silent for minutes.
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
-/// When retries begin again that have used up their number on errors that may pass.
+/// The pause of a key whose retries are used up by errors that may pass. Then they begin again.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
 
 /// The number of the process's last sync.

@@ -82,7 +82,7 @@ fn counts_as_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     !pod.is_terminated() && uses(pod, claim)
 }
 
-/// When a claim is synced again that only a live list has shown to be in use.
+/// The delay before the next sync of a claim that only a live list has shown to be in use.
 const UNSEEN_POD_RECHECK: Duration = Duration::from_secs(30);
 
 struct PvcProtection {

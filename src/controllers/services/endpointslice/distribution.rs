@@ -19,8 +19,8 @@ pub fn requested(service: &Service) -> Option<Near> {
     }
 }
 
-/// Sets the hints of `near` on every ready endpoint, and has the slices updated whose hints differ.
-/// Hints of endpoints that are not ready stay as they are.
+/// Sets the hints of `near` on every ready endpoint. Slices whose hints differ are updated. Hints
+/// of endpoints that are not ready stay as they are.
 pub fn set_hints(plan: &mut Plan, near: Near) {
     plan.update_also(|slice| {
         slice.endpoints.iter().filter(|e| e.is_ready()).any(|endpoint| !has_hints(endpoint, near))

@@ -116,9 +116,9 @@ impl TopologyCache {
         state.populated.remove(service);
     }
 
-    /// Sets the hints of ready endpoints in slices that will be written, and has those slices
-    /// updated whose hints do not fit any more. Where that is impossible, all hints are removed and
-    /// the event gives the reason. Upstream: `AddHints`.
+    /// Sets the hints of ready endpoints in slices that will be written. Slices whose hints do
+    /// not fit any more are updated too. Where that is impossible, all hints are removed and the
+    /// event gives the reason. Upstream: `AddHints`.
     pub fn add_hints(
         &self,
         service: &ObjectKey,
