@@ -173,7 +173,7 @@ impl Source for ClientSource {
         })
     }
 
-    /// By `/readyz`, which includes that the server's own caches and its authorization are ready.
+    /// Asks `/readyz`, which includes that the server's own caches and its authorization are ready.
     fn is_ready(&self) -> BoxFuture<'_, bool> {
         Box::pin(async { self.client.get_path("/readyz").await.is_ok() })
     }

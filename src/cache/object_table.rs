@@ -167,7 +167,7 @@ impl KeyTable {
         self.namespaces.get(namespace).map_or(0, HashTable::len)
     }
 
-    /// In no order.
+    /// The slots of the objects in `namespace`, in no order.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Slot> {
         let table = self.namespaces.get(namespace);
         table.map(|table| table.iter().copied().collect()).unwrap_or_default()

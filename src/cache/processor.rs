@@ -124,7 +124,7 @@ impl Listeners {
         self.send(Notification::Event(event), sync);
     }
 
-    /// With `sync`, only to the handlers whose resync is due.
+    /// Sends `notification` to all handlers; with `sync`, only to those whose resync is due.
     fn send(&mut self, notification: Notification, sync: bool) {
         let mut receivers = self.all.iter().filter(|listener| {
             !sync || listener.resync.as_ref().is_some_and(|resync| resync.syncing)

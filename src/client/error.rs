@@ -217,7 +217,7 @@ impl Status {
 }
 
 impl Error {
-    /// From a failed answer's body, a `Status` or not. `is_text`: by its content type.
+    /// Reads a failed answer's body, a `Status` or not. `is_text`: by its content type.
     pub(super) fn from_answer(
         request: String,
         code: u16,
@@ -244,7 +244,7 @@ impl Error {
         }
     }
 
-    /// By the Status's reason where it has one, else by the code. Upstream:
+    /// Decides by the Status's reason where it has one, else by the code. Upstream:
     /// `reasonAndCodeForError`.
     fn has_reason_or_code(&self, reason: &str, code: u16) -> bool {
         self.failure().is_some_and(|failure| {
@@ -322,8 +322,8 @@ impl Error {
         self.is_generic("ServiceUnavailable", 503)
     }
 
-    /// By the Status's reason. Only an answer without a Status counts by its code. Upstream:
-    /// `ReasonForError`, `NewGenericServerResponse`.
+    /// Decides by the Status's reason. Only an answer without a Status counts by its code.
+    /// Upstream: `ReasonForError`, `NewGenericServerResponse`.
     fn is_generic(&self, reason: &str, code: u16) -> bool {
         self.failure().is_some_and(|Failure { status, code: answered, body, .. }| {
             status.reason == reason || (*answered == code && *body != FailureBody::Status)

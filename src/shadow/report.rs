@@ -111,7 +111,7 @@ impl Report {
         self.outstanding.is_empty() && self.all_contradicted() == 0 && self.unexpected_writes == 0
     }
 
-    /// With those that are not listed.
+    /// The number of all contradictions, with those that are not listed.
     fn all_contradicted(&self) -> u64 {
         self.controllers.iter().map(|row| row.contradicted).sum()
     }

@@ -34,7 +34,7 @@ impl ObjectName {
         ObjectName::new("", name)
     }
 
-    /// From `namespace/name`, or `name` alone. Upstream: `SplitMetaNamespaceKey`.
+    /// Parses `namespace/name`, or `name` alone. Upstream: `SplitMetaNamespaceKey`.
     pub fn parse(text: &str) -> Option<ObjectName> {
         match text.split_once('/') {
             None => Some(ObjectName::cluster(text)),

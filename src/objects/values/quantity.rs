@@ -166,7 +166,7 @@ impl Quantity {
         Quantity { nanos: self.nanos.saturating_mul(i128::from(count)), ..self }.limited()
     }
 
-    /// At least [`Quantity::MIN`], which is above the least number of its type.
+    /// Raises it to [`Quantity::MIN`], which is above the least number of its type.
     fn limited(self) -> Quantity {
         Quantity { nanos: self.nanos.max(Quantity::MIN.nanos), ..self }
     }
@@ -502,7 +502,7 @@ mod tests {
         }
     }
 
-    /// To the last digit: an autoscaler compares with it.
+    /// They agree to the last digit: an autoscaler compares with it.
     #[test]
     fn floating_point_numbers_are_gos() {
         for (given, number) in [

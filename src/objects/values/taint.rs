@@ -60,7 +60,7 @@ impl Toleration {
         }
     }
 
-    /// Only the seconds may differ. Upstream: `Toleration.MatchToleration`.
+    /// Whether only the seconds may differ. Upstream: `Toleration.MatchToleration`.
     pub fn is_like(&self, other: &Toleration) -> bool {
         (&self.key, &self.operator, &self.value, &self.effect)
             == (&other.key, &other.operator, &other.value, &other.effect)
@@ -82,7 +82,8 @@ pub fn untolerated<'t, 'a>(
     counted.find(|taint| !tolerates(taint))
 }
 
-/// Without leading zeros, plus sign or minus zero. Upstream: `content.IsDecimalInteger`.
+/// Parses an integer without leading zeros, plus sign or minus zero. Upstream:
+/// `content.IsDecimalInteger`.
 fn decimal_integer(text: &str) -> Option<i64> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let plain = digits.bytes().all(|c| c.is_ascii_digit()) && !digits.starts_with('0');

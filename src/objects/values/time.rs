@@ -305,7 +305,7 @@ impl<'de> Deserialize<'de> for Timestamp {
             ) -> Result<Timestamp, D::Error> {
                 deserializer.deserialize_str(Text)
             }
-            /// From protobuf, where a time is a number.
+            /// Reads protobuf, where a time is a number.
             fn visit_i64<E: de::Error>(self, micros: i64) -> Result<Timestamp, E> {
                 Ok(Timestamp::from_micros(micros))
             }

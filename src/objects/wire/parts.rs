@@ -61,7 +61,7 @@ impl Bookmark {
     /// Upstream: `metav1.InitialEventsAnnotationKey`.
     const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-    /// From a bookmark's object, which has the watched kind and only metadata.
+    /// Reads a bookmark's object, which has the watched kind and only metadata.
     pub fn decode(object: &Encoded) -> Result<Bookmark, Box<dyn Error + Send + Sync>> {
         let PartialObjectMetadata { meta } = object.decode()?;
         let end = meta.annotations.get(Bookmark::INITIAL_EVENTS_END);

@@ -242,7 +242,7 @@ struct Usages {
 }
 
 impl Usages {
-    /// From the names in `spec.usages`.
+    /// Parses the names in `spec.usages`.
     fn parse(usages: &[Istr]) -> Result<Usages, String> {
         let mut parsed = Usages::default();
         let mut unknown = Vec::new();

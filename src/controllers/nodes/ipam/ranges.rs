@@ -32,7 +32,7 @@ enum WriteState {
 }
 
 impl Ranges {
-    /// Without the ranges of services. Upstream: `NewCIDRRangeAllocator`.
+    /// The ranges of the cluster without those of services. Upstream: `NewCIDRRangeAllocator`.
     ///
     /// # Errors
     /// When a set cannot be made.

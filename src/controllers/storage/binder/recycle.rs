@@ -91,7 +91,7 @@ enum Fault {
     NoVolumes,
 }
 
-/// From YAML, of which JSON is a part.
+/// Parses YAML, of which JSON is a part.
 fn parse_yaml(text: &[u8]) -> Result<Value, Fault> {
     let pod: Value =
         serde_yaml_ng::from_slice(text).map_err(|error| Fault::Decoding(error.to_string()))?;

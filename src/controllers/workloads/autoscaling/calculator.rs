@@ -325,7 +325,7 @@ fn utilization(
     Ok((f64::from(percent) / f64::from(target), percent, saturated(used / at_least_one(pods))))
 }
 
-/// In thousandths. Upstream: `calculatePodLevelRequests`.
+/// The request of the whole pod, in thousandths. Upstream: `calculatePodLevelRequests`.
 fn pod_level_request(pod: &Pod, resource: &str) -> Result<i128, String> {
     let request = pod.spec.shape.requests.get(resource);
     request
@@ -333,8 +333,8 @@ fn pod_level_request(pod: &Pod, resource: &str) -> Result<i128, String> {
         .ok_or_else(|| format!("missing pod-level request for {resource} in Pod {}", pod.meta.name))
 }
 
-/// In thousandths, of one container or, if it is not named, of all that run as long as the pod.
-/// Upstream: `calculatePodRequestsFromContainers`.
+/// The request of one container or, if it is not named, of all that run as long as the pod. In
+/// thousandths. Upstream: `calculatePodRequestsFromContainers`.
 fn container_requests(pod: &Pod, container: &str, resource: &str) -> Result<i128, String> {
     let shape = &pod.spec.shape;
     let containers = shape.containers.iter().map(|found| (&found.name, &found.requests));

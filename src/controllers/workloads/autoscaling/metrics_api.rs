@@ -98,8 +98,8 @@ struct Version {
 }
 
 impl OfPod {
-    /// In thousandths: of one container or, if it is not named, of all. `None` when a container
-    /// lacks the resource.
+    /// The usage of one container or, if it is not named, of all. In thousandths; `None` when a
+    /// container lacks the resource.
     fn value(&self, resource: &str, container: &str) -> Option<i128> {
         let of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value().into());
         if !container.is_empty() {

@@ -107,8 +107,8 @@ fn by_revision(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
 /// [`by_revision`] is not transitive, and the result depends on the way.
 const INSERTED: usize = 12;
 
-/// By revision, then oldest first. One whose revision cannot be read has the highest revision of
-/// those before it in age, which gives every set its place.
+/// Sorts `sets` by revision, then oldest first. One whose revision cannot be read has the highest
+/// revision of those before it in age, which gives every set its place.
 fn in_history(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
     sets.sort_by(|a, b| by_creation(a, b));
     let mut highest = i64::MIN;

@@ -121,7 +121,7 @@ fn terminating(sets: &Sets) -> Option<i32> {
     known.try_fold(0i32, |sum, count| Some(sum.saturating_add(count?)))
 }
 
-/// As the API would give it back: what is zero or empty is absent.
+/// The status as the API would return it: what is zero or empty is absent.
 pub(super) fn without_defaults(mut status: DeploymentStatus) -> DeploymentStatus {
     for count in [
         &mut status.replicas,

@@ -18,7 +18,7 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, Labels, ReplicaSet, Resource, ResourceType, from_json};
 
 impl DeploymentController {
-    /// Only the status; of a Deployment that is being deleted. Upstream: `syncStatusOnly`.
+    /// Updates only the status, of a Deployment that is being deleted. Upstream: `syncStatusOnly`.
     pub(super) async fn sync_status_only(
         &self,
         deployment: &mut Deployment,
