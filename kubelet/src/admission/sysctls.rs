@@ -87,7 +87,7 @@ impl Namespace {
         }
     }
 
-    /// As upstream's messages have it.
+    /// The name in upstream's messages.
     fn name(self) -> &'static str {
         match self {
             Namespace::Ipc => "IPC",

@@ -26,7 +26,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// As the runtime takes it.
+    /// The credentials as the runtime takes them.
     pub fn config(&self) -> api::AuthConfig {
         api::AuthConfig {
             username: self.username.clone(),

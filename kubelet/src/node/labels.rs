@@ -131,7 +131,7 @@ impl Taint {
         }
     }
 
-    /// As a Node has it.
+    /// The taint as a Node has it.
     pub fn of_node(&self) -> core::Taint {
         core::Taint {
             key: self.key.clone(),

@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// With probes that do nothing before the test has ended.
+    /// A container with probes that do nothing before the test has ended.
     fn container() -> Container {
         let probe = json!({ "exec": { "command": ["x"] }, "initialDelaySeconds": 9999 });
         let [startup, liveness, readiness] = [&probe; 3];
@@ -311,7 +311,7 @@ mod tests {
         probes.update(pod, &running, &Ip::OfPod("127.0.0.1".to_owned())).await;
     }
 
-    /// Also if the runtime does not have the container any more.
+    /// They end also if the runtime does not have the container any more.
     #[test]
     fn probes_end_with_their_container() {
         let machine = Machine::new("ends");

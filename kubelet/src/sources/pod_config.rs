@@ -22,7 +22,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// As the annotation `kubernetes.io/config.source` has it.
+    /// The name in the annotation `kubernetes.io/config.source`.
     pub fn name(self) -> &'static str {
         match self {
             Source::File => "file",
