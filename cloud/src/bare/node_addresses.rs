@@ -251,7 +251,7 @@ fn unavailable(taken: &[(String, ObjectKey, String)]) -> String {
     }
 }
 
-/// As Go shows a list.
+/// The addresses as Go shows a list.
 fn listed(addresses: &[IpAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     format!("[{}]", texts.join(" "))

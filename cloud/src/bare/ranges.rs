@@ -26,7 +26,7 @@ impl Family {
         }
     }
 
-    /// As `spec.ipFamilies` has it.
+    /// The name in `spec.ipFamilies`.
     pub fn name(self) -> &'static str {
         match self {
             Family::V4 => "IPv4",

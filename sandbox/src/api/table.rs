@@ -15,7 +15,7 @@ pub enum IncludeObject {
 }
 
 impl IncludeObject {
-    /// From the query parameter; `None` for an unknown value.
+    /// Parses the query parameter; `None` for an unknown value.
     pub fn parse(text: &str) -> Option<IncludeObject> {
         match text {
             "" | "Metadata" => Some(IncludeObject::Metadata),

@@ -39,7 +39,7 @@ const IN_37: [(&str, &str); 5] = [
     ("PodGroup", "v1beta1"),
 ];
 
-/// With their versions in 1.36.
+/// The kinds behind feature gates, with their versions in 1.36.
 pub fn behind_gates() -> Vec<Kind> {
     let of = |version: &'static str, mut kind: Kind| {
         kind.resource.version = version.into();

@@ -57,7 +57,7 @@ impl Found {
         })
     }
 
-    /// In the order of the body; for custom kinds duplicates come first.
+    /// The faults in the order of the body; for custom kinds duplicates come first.
     pub fn faults(mut self, custom: bool) -> Vec<String> {
         let from = self.duplicate.len();
         self.duplicate.append(&mut self.unknown);
