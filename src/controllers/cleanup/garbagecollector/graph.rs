@@ -62,8 +62,8 @@ impl Graph {
         self.dependents(uid).filter(move |node| node.owners().iter().any(blocks))
     }
 
-    /// The identity of the owner as a watch has shown it, if `reference` names another group or
-    /// version. `namespace`: of the object with the reference; the owner may own objects there.
+    /// The owner's identity as a watch has shown it, if `reference` names another group or version.
+    /// `None` also if the owner cannot own objects of `namespace`, where the reference is.
     pub fn observed_identity(
         &self,
         reference: &OwnerReference,
