@@ -786,7 +786,7 @@ fn remove_staged(of: &Staged) -> Result<(), Error> {
     let fine =
         |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));
     if of.block.is_some() {
-        // What pods have comes first: the rest is removed only if there is none of it.
+        // What pods have comes first: while a part of it stays, nothing is removed.
         let published = of.path.parent().and_then(Path::parent).zip(of.block.as_ref());
         if let Some(published) = published.map(|(all, name)| all.join("publish").join(name)) {
             fine(fs::remove_dir(&published), &published)?;
