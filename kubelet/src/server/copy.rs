@@ -142,7 +142,7 @@ mod tests {
         (clock.clone(), clock)
     }
 
-    /// Always ready: so many reads, then its end.
+    /// Always ready: a number of reads, then its end.
     struct Ready(usize);
 
     impl AsyncRead for Ready {

@@ -246,7 +246,7 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
     };
     let web = name_of("web");
     let exec = |words: &[&str], input: &str| {
-        let args = [&["-n", "shop", "exec", "-i", &web, "--"], words].concat();
+        let args = [&["-n", "shop", "exec", "-i", "-c", "web", &web, "--"], words].concat();
         kubectl.feed(&args, input)
     };
 
