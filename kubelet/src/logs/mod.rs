@@ -1,7 +1,7 @@
 //! The logs of containers, in CRI's format: the lines that a person asks for, once or as they are
 //! written. Upstream: `cri-client/pkg/logs`.
 //!
-//! [`LogOptions`] are read from a query, [`format`] picks lines without I/O, and [`LogReader`] reads the
+//! [`LogOptions`] are read from a query, [`mod@format`] picks lines without I/O, and [`LogReader`] reads the
 //! files. Memory does not depend on the length of lines.
 
 mod error;

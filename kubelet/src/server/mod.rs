@@ -1,6 +1,6 @@
 //! The kubelet's ports. Upstream: `pkg/kubelet/server`.
 //!
-//! 10250 is for API servers, monitoring and people: over TLS, with [`access`] in front of its routes
+//! 10250 is for API servers, monitoring and people: over TLS, with `access` in front of its routes
 //! (`pages`, `containers`, `stats`, `node_logs`). Streams to containers are `stream` and `copy`. Two
 //! more ports have neither TLS nor users: that of the health check, and the read-only one.
 
