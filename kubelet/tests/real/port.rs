@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
@@ -61,15 +62,20 @@ impl Port {
     }
 
     fn connect(&self, identity: Option<Identity>) -> std::io::Result<Connection> {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
-        secure::connect(stream, &self.folder.0.join("pki/kubelet.crt"), NAME, identity)
+        connect(self.port, &self.folder.0, identity)
     }
 
-    fn ask(&self, identity: Option<&Identity>, path: &str, headers: &str) -> (u16, String) {
+    /// Asks the kubelet in another thread: the API server that it asks meanwhile is in this one.
+    async fn ask(&self, identity: Option<&Identity>, path: &str, headers: &str) -> (u16, String) {
         let (method, path) = path.split_once(' ').unwrap_or(("GET", path));
-        let connection = self.connect(identity.cloned()).expect("a connection");
-        let answer = secure::ask(connection, method, path, headers);
-        answer.unwrap_or_else(|error| panic!("{path}: {error}\n{}", self.agent.log()))
+        let [method, path, headers] = [method, path, headers].map(str::to_owned);
+        let (port, folder, identity) = (self.port, self.folder.0.clone(), identity.cloned());
+        let of = path.clone();
+        let answer = task::blocking(move || {
+            let connection = connect(port, &folder, identity).expect("a connection");
+            secure::ask(connection, &method, &path, &headers)
+        });
+        answer.await.unwrap_or_else(|error| panic!("{of}: {error}\n{}", self.agent.log()))
     }
 
     /// A user with a certificate of the cluster's authority.
@@ -94,6 +100,11 @@ impl Port {
         });
         self.create(&BINDINGS, "", binding).await;
     }
+}
+
+fn connect(port: u16, folder: &Path, identity: Option<Identity>) -> std::io::Result<Connection> {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+    secure::connect(stream, &folder.join("pki/kubelet.crt"), NAME, identity)
 }
 
 fn bearer(token: &str) -> String {
@@ -185,19 +196,19 @@ fn users_get_what_the_api_server_grants() {
             (Some(&admin), "", "/exec/a", 404, "404: Page Not Found"),
             (Some(&admin), "", "/absent", 404, "404 page not found"),
         ] {
-            let (found, body) = port.ask(identity, path, headers);
-            assert_eq!(found, status, "{path}: {body}");
+            let (found, body) = port.ask(identity, path, headers).await;
+            assert_eq!(found, status, "{path}: {body}\n{}", port.agent.log());
             assert!(body.contains(text), "{path}: {body}");
         }
-        assert!(!port.ask(Some(&admin), "/configz", "").1.contains("secret"));
-        let metrics = port.ask(Some(&admin), "/metrics", "").1;
+        assert!(!port.ask(Some(&admin), "/configz", "").await.1.contains("secret"));
+        let metrics = port.ask(Some(&admin), "/metrics", "").await.1;
         let counted = "kubelet_http_requests_total{long_running=\"false\",method=\"GET\",\
                        path=\"configz\",server_type=\"readwrite\"}";
         assert!(metrics.contains(counted), "{metrics}");
         // Authorities are read again: the stranger's becomes one.
         std::fs::write(port.folder.0.join("clients.crt"), own.pem()).expect("a file");
         let end = port.server.clock.monotonic() + PATIENCE;
-        while port.ask(Some(&admin), "/healthz", "").0 != 401 {
+        while port.ask(Some(&admin), "/healthz", "").await.0 != 401 {
             assert!(port.server.clock.monotonic() < end, "{}", port.agent.log());
             port.server.clock.sleep(Duration::from_millis(500)).await;
         }
@@ -223,7 +234,7 @@ fn strangers_do_not_keep_others_out() {
             if connection.write_all(b"GET /pods HTTP/1.1\r\nHost: ").is_ok() {
                 slow.push(connection);
             }
-            assert_eq!(port.ask(Some(&admin), "/healthz", "").0, 200);
+            assert_eq!(port.ask(Some(&admin), "/healthz", "").await.0, 200);
         }
         // A head without an end.
         let mut long = port.connect(None).expect("a connection");
@@ -244,9 +255,9 @@ fn strangers_do_not_keep_others_out() {
         plain.read_to_string(&mut answer).expect("an answer");
         assert!(answer.starts_with("HTTP/1.0 400 "), "{answer}");
         let anonymous = "Forbidden (user=system:anonymous, verb=get, resource=nodes, ";
-        let (status, body) = port.ask(None, "/pods", "");
+        let (status, body) = port.ask(None, "/pods", "").await;
         assert_eq!((status, body.starts_with(anonymous)), (403, true), "{body}");
-        assert_eq!(port.ask(Some(&admin), "/pods", "").0, 200);
+        assert_eq!(port.ask(Some(&admin), "/pods", "").await.0, 200);
         drop((strangers, slow));
     });
 }
