@@ -24,7 +24,7 @@ pub enum Unavailable {
     NotYet {
         kind: Kind,
     },
-    /// Nobody has said that the pod refers to it.
+    /// The registry does not know that the pod refers to it.
     NotRegistered {
         namespace: String,
         name: String,

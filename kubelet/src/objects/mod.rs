@@ -40,7 +40,7 @@ use crate::pod::{Pod, PodExt, Uid};
 
 /// The longest wait for objects that are not fetched yet. Upstream: the poll of `objectCache.Get`.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Objects that nobody has read for this number of sync periods are watched no more.
+/// Objects that are not read for this number of sync periods are watched no more.
 /// Upstream: `NewWatchBasedManager`.
 const IDLE_PERIODS: u32 = 5;
 

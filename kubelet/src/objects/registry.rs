@@ -33,7 +33,7 @@ enum Watch {
         id: u64,
         stop: StopToken,
     },
-    /// Nobody has read it for some time: its next reader has it watched again.
+    /// It has not been read for some time: its next reader has it watched again.
     Idle,
     /// It is immutable: the known state stays.
     Closed,
@@ -102,7 +102,7 @@ impl Registry {
     }
 
     /// What is known of these objects, without those that no pod refers to. Returns the watches to
-    /// start, too: those of objects that nobody has read for some time.
+    /// start, too: those of objects that were not read for some time.
     pub(super) fn read(
         &mut self,
         keys: &BTreeSet<Key>,
@@ -156,7 +156,7 @@ impl Registry {
         item.users.iter().cloned().collect()
     }
 
-    /// Ends the watches of objects that nobody has read for so long. Those that have found nothing
+    /// Ends the watches of objects that were not read for this time. Those that have found nothing
     /// yet stay. Upstream: `startRecycleIdleWatch`.
     pub(super) fn end_idle(&mut self, now: Duration, max_idle: Duration) {
         for (key, item) in &mut self.items {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn object_that_nobody_reads_is_watched_again_by_its_next_reader() {
+    fn object_that_is_not_read_is_watched_again_by_its_next_reader() {
         let mut registry = TestRegistry::default();
         let watch = registry.register("p", &["s"]).remove(0);
         let max_idle = 300 * SECOND;

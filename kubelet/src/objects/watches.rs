@@ -41,7 +41,7 @@ struct Inner {
 }
 
 impl Watches {
-    /// Watches nothing yet. `max_idle`: the time after which an object that nobody reads is watched
+    /// Watches nothing yet. `max_idle`: the time after which an object that is not read is watched
     /// no more. Everything ends with `stop`.
     pub(super) fn new(
         server: Arc<dyn Source>,
@@ -102,7 +102,7 @@ impl Watches {
 }
 
 impl Inner {
-    /// Ends the watches of objects that nobody reads any more, from time to time, for ever.
+    /// Ends the watches of objects that are not read any more, from time to time, for ever.
     async fn end_idle(&self, max_idle: Duration) {
         loop {
             self.clock.sleep(MINUTE).await;

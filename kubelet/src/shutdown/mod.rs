@@ -408,7 +408,7 @@ mod tests {
             first.sort();
             assert_eq!(first, ["plain 20", "slow 20"]);
             assert!(State::read(&state).expect("a state").end_time.is_none());
-            // One that is late holds nobody.
+            // One that is late does not delay the others.
             let critical = async {
                 loop {
                     clock.advance(Duration::from_secs(20));

@@ -241,8 +241,8 @@ impl VolumeManager {
         Ok(inner.conclude(pod, attempts))
     }
 
-    /// Ends what the pod has of volumes, and removes its folder. What nobody has mounted for a known
-    /// volume stays.
+    /// Ends what the pod has of volumes, and removes its folder. Mounts that belong to no known
+    /// volume stay.
     ///
     /// # Errors
     /// The first failure; what could be undone is undone.
