@@ -125,7 +125,6 @@ fn the_life_of_one_change_is_shown() {
 }
 
 #[test]
-#[ignore = "on a quiet machine the change may come before the watch is dropped"]
 fn a_dropped_watch_is_shown() {
     shows(
         Part::DroppedWatch,

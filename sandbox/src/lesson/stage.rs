@@ -176,9 +176,9 @@ impl Stage {
         version(&changed)
     }
 
-    /// Annotates an object, which changes nothing but its version.
+    /// Annotates an object, which changes nothing but its version. Two in one second differ too.
     pub async fn annotate(&self, resource: &ResourceType, name: &str) -> Result<String> {
-        let now = self.cluster.clock().now().to_string();
+        let now = self.cluster.clock().now().to_micro_string();
         let note = json!({ "metadata": { "annotations": { "lesson/at": now } } });
         self.merge(resource, name, note).await
     }
