@@ -700,21 +700,8 @@ mod tests {
         };
         let runtime =
             PodStatus { sandboxes: Vec::new(), containers: vec![running("c"), running("e")] };
-        let inputs = StatusInputs {
-            runtime: &runtime,
-            runtime_name: "r",
-            waiting: &HashMap::new(),
-            readiness: &|_| None,
-            startup: &|_| None,
-            messages: &HashMap::new(),
-            host_ips: &[],
-            is_terminal: false,
-            actuated: None,
-            limits: None,
-            resize: &[],
-            before: None,
-            reported: None,
-        };
+        let (waiting, messages) = (HashMap::new(), HashMap::new());
+        let inputs = inputs(&runtime, &waiting, &messages);
         let status = serde_json::to_value(generate(&pod, &inputs)).expect("a status");
         let own = &status["containerStatuses"][0];
         let user = json!({"linux": {"uid": 1, "gid": 2, "supplementalGroups": [3]}});
@@ -746,21 +733,10 @@ mod tests {
             ..ContainerStatus::default()
         };
         let containers = vec![of_runtime("b", State::Running), of_runtime("a", State::Exited)];
-        let inputs = StatusInputs {
-            runtime: &PodStatus { sandboxes: Vec::new(), containers },
-            runtime_name: "cri-o",
-            waiting: &HashMap::new(),
-            readiness: &|_| None,
-            startup: &|_| None,
-            messages: &HashMap::new(),
-            host_ips: &[],
-            is_terminal: false,
-            actuated: None,
-            limits: None,
-            resize: &[],
-            before: None,
-            reported: None,
-        };
+        let runtime = PodStatus { sandboxes: Vec::new(), containers };
+        let (waiting, messages) = (HashMap::new(), HashMap::new());
+        let inputs =
+            StatusInputs { runtime_name: "cri-o", ..inputs(&runtime, &waiting, &messages) };
         let status = generate(&pod, &inputs).container_statuses.unwrap_or_default().remove(0);
         assert_eq!(status.container_id.as_deref(), Some("cri-o://b"));
         let last = status.last_state.and_then(|state| state.terminated).expect("an end");
