@@ -2,10 +2,12 @@
 //! call is on the disk before the call, so a kubelet that starts finishes what an earlier one has
 //! begun. Upstream: `csi_attacher.go`, `csi_mounter.go`, `csi_block.go`.
 
-use std::collections::{BTreeMap, HashMap};
+mod disk;
+mod volume;
+
+use std::collections::HashMap;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1 as storage;
@@ -13,302 +15,24 @@ use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::task;
 use serde_json::{Value, json};
 
+pub(super) use self::disk::{
+    FOLDER, Staged, absent_is_fine, entries, make_link, published, staged, users,
+};
+use self::disk::{UPSTREAMS_DEVICES, remove_published, remove_staged};
+pub(super) use self::volume::CsiVolume;
+use self::volume::map;
 use super::claim::Bound;
 use super::manager::{Inner, Mounted, Server};
-use super::mounts_below::{is_mounted, mounts_below};
-use super::{CLOSED, Error, Folders, fs_group, loop_device, make_all, ownership};
-use crate::csi::api::volume_capability::MountVolume;
+use super::{CLOSED, Error, fs_group, loop_device, make_all, ownership};
 use crate::csi::{
-    self, Capabilities, CsiDriver, Driver, Lifecycle, Publish, Stage, VolumeData, attachment_name,
-    ephemeral_handle, unique_name,
+    Capabilities, CsiDriver, Driver, Lifecycle, Publish, VolumeData, attachment_name, unique_name,
 };
-use crate::files::tree;
 use crate::objects::Unavailable;
 use crate::pod::{Pod, PodExt, Uid};
 
 const SECRETS: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
 const ATTACHMENTS: ResourceType =
     ResourceType::fixed("storage.k8s.io", "v1", "VolumeAttachment", "volumeattachments", false);
-
-/// The plugin's name in the names of folders.
-pub(super) const FOLDER: &str = "kubernetes.io~csi";
-
-/// Beside the data of a volume of blocks: upstream's bind mount of the device for each pod.
-const UPSTREAMS_DEVICES: &str = "dev";
-
-/// A volume of a driver, as a pod's volume or its PersistentVolume names it.
-#[derive(Clone, Debug)]
-pub(super) struct CsiVolume {
-    pub(super) driver: String,
-    pub(super) handle: String,
-    /// That of the pod's volume, or of the PersistentVolume.
-    pub(super) name: String,
-    pub(super) lifecycle: Lifecycle,
-    pub(super) read_only: bool,
-    pub(super) is_block: bool,
-    fs_type: String,
-    attributes: HashMap<String, String>,
-    access_modes: Vec<String>,
-    mount_options: Vec<String>,
-    /// The namespaces and names of Secrets.
-    stage_secret: Option<ObjectKey>,
-    publish_secret: Option<ObjectKey>,
-    pub(super) expand_secret: Option<ObjectKey>,
-}
-
-fn key(secret: Option<&core::SecretReference>) -> Option<ObjectKey> {
-    let secret = secret?;
-    let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    Some(ObjectKey::new(&text(&secret.namespace), &text(&secret.name)))
-}
-
-fn map(all: Option<&BTreeMap<String, String>>) -> HashMap<String, String> {
-    all.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
-}
-
-impl CsiVolume {
-    /// A volume that exists as long as its pod.
-    pub(super) fn inline(pod: &Pod, name: &str, source: &core::CSIVolumeSource) -> CsiVolume {
-        let secret = source.node_publish_secret_ref.as_ref();
-        CsiVolume {
-            driver: source.driver.clone(),
-            handle: ephemeral_handle(&pod.uid(), name),
-            name: name.to_owned(),
-            lifecycle: Lifecycle::Ephemeral,
-            read_only: source.read_only.unwrap_or_default(),
-            is_block: false,
-            fs_type: source.fs_type.clone().unwrap_or_default(),
-            attributes: map(source.volume_attributes.as_ref()),
-            access_modes: vec!["ReadWriteOnce".to_owned()],
-            mount_options: Vec::new(),
-            stage_secret: None,
-            publish_secret: secret.map(|secret| ObjectKey::new(pod.namespace(), &secret.name)),
-            expand_secret: None,
-        }
-    }
-
-    /// The volume of a PersistentVolume.
-    pub(super) fn persistent(bound: &Bound, source: &core::CSIPersistentVolumeSource) -> CsiVolume {
-        let spec = bound.spec();
-        CsiVolume {
-            driver: source.driver.clone(),
-            handle: source.volume_handle.clone(),
-            name: bound.name().to_owned(),
-            lifecycle: Lifecycle::Persistent,
-            read_only: bound.read_only,
-            is_block: bound.is_block(),
-            fs_type: source.fs_type.clone().unwrap_or_default(),
-            attributes: map(source.volume_attributes.as_ref()),
-            access_modes: spec.access_modes.unwrap_or_default(),
-            mount_options: spec.mount_options.unwrap_or_default(),
-            stage_secret: key(source.node_stage_secret_ref.as_ref()),
-            publish_secret: key(source.node_publish_secret_ref.as_ref()),
-            expand_secret: key(source.node_expand_secret_ref.as_ref()),
-        }
-    }
-
-    /// The volume on this node, for locks.
-    pub(super) fn device(&self) -> String {
-        unique_name(&self.driver, &self.handle)
-    }
-
-    /// The first one counts, as upstream.
-    fn access_mode(&self) -> String {
-        self.access_modes.first().map_or("ReadWriteOnce", String::as_str).to_owned()
-    }
-
-    fn is_exclusive(&self) -> bool {
-        self.access_modes == ["ReadWriteOncePod"]
-    }
-
-    /// How a call names the volume at a path. `group`: for a driver that sets it.
-    pub(super) fn call(&self, path: &Path, group: Option<u32>) -> Stage {
-        let mount = MountVolume {
-            fs_type: self.fs_type.clone(),
-            mount_flags: self.mount_options.clone(),
-            volume_mount_group: group.map(|group| group.to_string()).unwrap_or_default(),
-        };
-        Stage {
-            handle: self.handle.clone(),
-            path: path.display().to_string(),
-            attributes: self.attributes.clone(),
-            access_mode: self.access_mode(),
-            mount: (!self.is_block).then_some(mount),
-            ..Stage::default()
-        }
-    }
-
-    /// Whether the kubelet gives the volume to the pod's group. Upstream: `supportsFSGroup`.
-    fn gets_group(&self, policy: &str) -> bool {
-        let has_writer = || {
-            let is_once = |mode: &String| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod";
-            self.access_modes.iter().any(is_once)
-        };
-        match policy {
-            _ if self.read_only => false,
-            "None" => false,
-            "File" => true,
-            _ => !self.fs_type.is_empty() && has_writer(),
-        }
-    }
-}
-
-impl Folders {
-    /// Where the plugin keeps what it knows of volumes.
-    pub(super) fn csi(&self) -> PathBuf {
-        self.root.join("plugins/kubernetes.io/csi")
-    }
-
-    /// The folder of a staged volume of files, which has its data and its `globalmount`.
-    pub(super) fn staged(&self, driver: &str, handle: &str) -> PathBuf {
-        self.csi().join(driver).join(csi::sha256(&[handle]))
-    }
-
-    fn block_devices(&self) -> PathBuf {
-        self.csi().join("volumeDevices")
-    }
-
-    /// Where a volume of blocks is staged.
-    pub(super) fn staged_block(&self, volume: &str) -> PathBuf {
-        self.block_devices().join("staging").join(volume)
-    }
-
-    /// The folder of what is known of a volume of blocks.
-    pub(super) fn block_data(&self, volume: &str) -> PathBuf {
-        self.block_devices().join(volume).join("data")
-    }
-
-    /// Where a volume of blocks is published for a pod.
-    pub(super) fn published_block(&self, volume: &str, uid: &Uid) -> PathBuf {
-        self.block_devices().join("publish").join(volume).join(&**uid)
-    }
-
-    /// The link to a pod's volume of blocks.
-    pub(super) fn device_link(&self, uid: &Uid, kind: &str, volume: &str) -> PathBuf {
-        self.pod(uid).join("volumeDevices").join(kind).join(volume)
-    }
-
-    /// The folder of a pod's volume of files, which has its data and its `mount`.
-    pub(super) fn published(&self, uid: &Uid, volume: &str) -> PathBuf {
-        self.pod(uid).join("volumes").join(FOLDER).join(volume)
-    }
-}
-
-/// A volume that is staged, by the files of the plugin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Staged {
-    pub(super) driver: String,
-    pub(super) handle: String,
-    /// The folder of its data.
-    folder: PathBuf,
-    /// The path of the call.
-    path: PathBuf,
-    /// The PersistentVolume, for one of blocks.
-    pub(super) block: Option<String>,
-}
-
-/// All staged volumes. A file that cannot be read is left out, with a line. Blocks.
-///
-/// # Errors
-/// A folder cannot be read: there may be others.
-pub(super) fn staged(folders: &Folders) -> io::Result<Vec<Staged>> {
-    let mut found = Vec::new();
-    for driver in entries(&folders.csi())? {
-        if driver.file_name().is_some_and(|name| name == "volumeDevices") {
-            continue;
-        }
-        for folder in entries(&driver)? {
-            if let Some(data) = load(&folder) {
-                let path = folder.join("globalmount");
-                let VolumeData { driver_name: driver, volume_handle: handle, .. } = data;
-                found.push(Staged { driver, handle, folder, path, block: None });
-            }
-        }
-    }
-    for volume in entries(&folders.block_devices())? {
-        let folder = volume.join("data");
-        let Some(name) = volume.file_name().map(|name| name.to_string_lossy().into_owned()) else {
-            continue;
-        };
-        if let Some(data) = load(&folder) {
-            let path = folders.staged_block(&name);
-            let VolumeData { driver_name: driver, volume_handle: handle, .. } = data;
-            found.push(Staged { driver, handle, folder, path, block: Some(name) });
-        }
-    }
-    Ok(found)
-}
-
-fn load(folder: &Path) -> Option<VolumeData> {
-    VolumeData::load(folder).unwrap_or_else(|error| {
-        log::error!("{}", crate::causes::chain(&error));
-        None
-    })
-}
-
-/// What is in a folder; nothing, if it is no folder. Blocks.
-///
-/// # Errors
-/// It cannot be read.
-pub(super) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    match fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Vec::new()),
-            _ => Err(error),
-        },
-    }
-}
-
-/// The names of persistent volumes of files that are published for pods. Blocks.
-///
-/// # Errors
-/// A folder cannot be read: there may be others.
-pub(super) fn published(folders: &Folders) -> io::Result<Vec<(String, String)>> {
-    let mut names = Vec::new();
-    for pod in entries(&folders.pods())? {
-        let volumes = entries(&pod.join("volumes").join(FOLDER))?.into_iter();
-        let loaded = volumes.filter_map(|volume| load(&volume));
-        let persistent = loaded.filter(|data| data.lifecycle != Some(Lifecycle::Ephemeral));
-        names.extend(persistent.map(|data| (data.driver_name, data.volume_handle)));
-    }
-    Ok(names)
-}
-
-/// The pods that have a volume published or begun, by the files in their folders. Blocks.
-///
-/// # Errors
-/// A folder cannot be read: there may be others.
-pub(super) fn users(folders: &Folders, of: &Staged) -> io::Result<Vec<String>> {
-    let mut users = Vec::new();
-    for pod in entries(&folders.pods())? {
-        let Some(uid) = pod.file_name().map(|name| name.to_string_lossy().into_owned()) else {
-            continue;
-        };
-        let is_used = match &of.block {
-            Some(volume) => {
-                let link = pod.join("volumeDevices").join(FOLDER).join(volume);
-                match fs::symlink_metadata(link) {
-                    Ok(_) => true,
-                    Err(error) => absent_is_fine(Err(error)).map(|()| false)?,
-                }
-            }
-            None => entries(&pod.join("volumes").join(FOLDER))?.iter().any(|volume| {
-                // An unreadable file may be of any volume.
-                match VolumeData::load(volume) {
-                    Ok(data) => data.is_some_and(|data| {
-                        data.driver_name == of.driver && data.volume_handle == of.handle
-                    }),
-                    Err(_) => true,
-                }
-            }),
-        };
-        if is_used {
-            users.push(uid);
-        }
-    }
-    Ok(users)
-}
 
 impl Inner {
     /// Makes a driver's volume usable for a pod. May be repeated, and may be done already.
@@ -762,76 +486,6 @@ fn pod_info(pod: &Pod, lifecycle: Lifecycle) -> [(String, String); 5] {
     .map(|(name, value)| (format!("csi.storage.k8s.io/{name}"), value.to_owned()))
 }
 
-/// Makes a link, in place of another one.
-pub(super) fn make_link(to: &Path, link: &Path) -> io::Result<()> {
-    if fs::read_link(link).is_ok_and(|old| old == to) {
-        return Ok(());
-    }
-    if let Some(parent) = link.parent() {
-        make_all(parent, CLOSED)?;
-    }
-    absent_is_fine(fs::remove_file(link))?;
-    std::os::unix::fs::symlink(to, link)
-}
-
-/// Removes the data and the folders of a published volume that is not mounted any more.
-/// Upstream: `removeMountDir`.
-fn remove_published(folder: &Path) -> Result<(), Error> {
-    remove_mount(&folder.join("mount"))?;
-    VolumeData::remove(folder)?;
-    absent_is_fine(fs::remove_dir(folder)).map_err(Error::at(folder))
-}
-
-fn remove_staged(of: &Staged) -> Result<(), Error> {
-    let fine =
-        |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));
-    if of.block.is_some() {
-        // What pods have comes first: while a part of it stays, nothing is removed.
-        let published = of.path.parent().and_then(Path::parent).zip(of.block.as_ref());
-        if let Some(published) = published.map(|(all, name)| all.join("publish").join(name)) {
-            fine(fs::remove_dir(&published), &published)?;
-        }
-        let volume = of.folder.parent().unwrap_or(&of.folder);
-        let dev = volume.join(UPSTREAMS_DEVICES);
-        fine(fs::remove_dir(&dev), &dev)?;
-        // The driver may leave files, but no mounts.
-        let mut mounts = mounts_below(&of.path).map_err(Error::at(&of.path))?;
-        if is_mounted(&of.path).map_err(Error::at(&of.path))? {
-            mounts.push(of.path.clone());
-        }
-        if let Some(mounted) = mounts.pop() {
-            return Err(Error::UnknownMount(mounted));
-        }
-        tree::remove(&of.path).map_err(Error::at(&of.path))?;
-        VolumeData::remove(&of.folder)?;
-        fine(fs::remove_dir(&of.folder), &of.folder)?;
-        return fine(fs::remove_dir(volume), volume);
-    }
-    remove_mount(&of.path)?;
-    VolumeData::remove(&of.folder)?;
-    fine(fs::remove_dir(&of.folder), &of.folder)
-}
-
-/// Removes what the driver should have removed; what is still mounted stays.
-fn remove_mount(path: &Path) -> Result<(), Error> {
-    if is_mounted(path).map_err(Error::at(path))? {
-        return Err(Error::UnknownMount(path.to_owned()));
-    }
-    match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => absent_is_fine(fs::remove_dir(path)),
-        Ok(_) => absent_is_fine(fs::remove_file(path)),
-        Err(error) => absent_is_fine(Err(error)),
-    }
-    .map_err(Error::at(path))
-}
-
-pub(super) fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
-    outcome.or_else(|error| match error.kind() {
-        io::ErrorKind::NotFound => Ok(()),
-        _ => Err(error),
-    })
-}
-
 fn log_failure(outcome: Result<(), Error>) {
     if let Err(error) = outcome {
         log::error!("{}", crate::causes::chain(&error));
@@ -840,72 +494,14 @@ fn log_failure(outcome: Result<(), Error>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
-    fn pod() -> Pod {
+    pub(super) fn pod() -> Pod {
         serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"containers": [], "serviceAccountName": "a"},
         }))
         .expect("a pod")
-    }
-
-    fn persistent(spec: Value, read_only: bool) -> CsiVolume {
-        let volume: core::PersistentVolume =
-            serde_json::from_value(json!({"metadata": {"name": "v"}, "spec": spec}))
-                .expect("a volume");
-        let source = volume.spec.as_ref().and_then(|spec| spec.csi.clone()).expect("a source");
-        let bound = Bound { claim: Arc::default(), volume: Arc::new(volume), read_only };
-        CsiVolume::persistent(&bound, &source)
-    }
-
-    #[test]
-    fn volumes_are_given_to_the_group_by_the_drivers_policy() {
-        let with = |fs_type: &str, modes: &[&str], read_only| {
-            let csi = json!({"driver": "d", "volumeHandle": "h", "fsType": fs_type});
-            persistent(json!({"csi": csi, "accessModes": modes}), read_only)
-        };
-        for (volume, by_default, by_file) in [
-            (with("ext4", &["ReadWriteOnce"], false), true, true),
-            (with("ext4", &["ReadWriteMany", "ReadWriteOncePod"], false), true, true),
-            (with("ext4", &["ReadWriteMany"], false), false, true),
-            (with("ext4", &[], false), false, true),
-            (with("", &["ReadWriteOnce"], false), false, true),
-            (with("ext4", &["ReadWriteOnce"], true), false, false),
-        ] {
-            assert_eq!(volume.gets_group("ReadWriteOnceWithFSType"), by_default, "{volume:?}");
-            assert_eq!(volume.gets_group("File"), by_file, "{volume:?}");
-            assert!(!volume.gets_group("None"), "{volume:?}");
-        }
-        let source: core::CSIVolumeSource =
-            serde_json::from_value(json!({"driver": "d", "fsType": "ext4"})).expect("a source");
-        let inline = CsiVolume::inline(&pod(), "v", &source);
-        assert!(inline.gets_group("ReadWriteOnceWithFSType"));
-    }
-
-    #[test]
-    fn calls_name_the_volume_as_its_object_does() {
-        let csi = json!({"driver": "d", "volumeHandle": "h", "fsType": "ext4",
-                         "volumeAttributes": {"a": "b"},
-                         "nodeStageSecretRef": {"namespace": "x", "name": "y"}});
-        let spec = json!({"csi": csi, "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
-                          "mountOptions": ["noatime"]});
-        let volume = persistent(spec, true);
-        let call = volume.call(Path::new("/p"), Some(7));
-        assert_eq!((&*call.handle, &*call.path, &*call.access_mode), ("h", "/p", "ReadWriteMany"));
-        assert_eq!(call.attributes["a"], "b");
-        let mount = call.mount.expect("a mount");
-        assert_eq!((&*mount.fs_type, &*mount.volume_mount_group), ("ext4", "7"));
-        assert_eq!(mount.mount_flags, ["noatime"]);
-        let secret = volume.stage_secret.as_ref().expect("a secret");
-        assert_eq!((&*secret.namespace, &*secret.name), ("x", "y"));
-        assert!(volume.read_only && !volume.is_exclusive());
-        let block = json!({"csi": {"driver": "d", "volumeHandle": "h"}, "volumeMode": "Block",
-                           "accessModes": ["ReadWriteOncePod"]});
-        let block = persistent(block, false);
-        assert!(block.call(Path::new("/p"), None).mount.is_none() && block.is_exclusive());
     }
 
     #[test]
@@ -953,57 +549,5 @@ mod tests {
             let found = found.map(|context| context["k"].clone());
             assert_eq!(found.as_deref().map_err(String::as_str), expected);
         }
-    }
-
-    #[test]
-    fn staged_volumes_and_their_users_are_read_from_the_disk() {
-        let root = std::env::temp_dir().join(format!("kubelet-staged-{}", std::process::id()));
-        let folders = Folders { root: root.clone(), logs: root.join("logs") };
-        let data = |handle: &str| VolumeData {
-            driver_name: "d".to_owned(),
-            volume_handle: handle.to_owned(),
-            ..VolumeData::default()
-        };
-        let save = |folder: PathBuf, handle: &str| {
-            fs::create_dir_all(&folder).expect("a folder");
-            data(handle).save(&folder).expect("a file");
-        };
-        save(folders.staged("d", "h"), "h");
-        save(folders.block_data("pv"), "b");
-        fs::create_dir_all(folders.staged("d", "h").join("globalmount")).expect("a folder");
-        fs::create_dir_all(folders.staged_block("pv").join("left")).expect("a folder");
-        let uid = |text: &str| Uid::parse(text).expect("a uid");
-        save(folders.published(&uid("one"), "v"), "h");
-        save(folders.published(&uid("two"), "v"), "other");
-        let link = folders.device_link(&uid("two"), FOLDER, "pv");
-        make_link(&folders.published_block("pv", &uid("two")), &link).expect("a link");
-        make_link(&folders.published_block("pv", &uid("two")), &link).expect("a link");
-        let mut found = staged(&folders).expect("folders");
-        found.sort_by(|a, b| b.handle.cmp(&a.handle));
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert_eq!((&*found[0].handle, &found[0].block), ("h", &None));
-        assert_eq!(found[0].path, folders.staged("d", "h").join("globalmount"));
-        assert_eq!((&*found[1].handle, found[1].block.as_deref()), ("b", Some("pv")));
-        assert_eq!(users(&folders, &found[0]).expect("folders"), ["one"]);
-        assert_eq!(users(&folders, &found[1]).expect("folders"), ["two"]);
-        // What an earlier kubelet has published for a pod keeps the rest.
-        let device = folders.published_block("pv", &uid("two"));
-        fs::create_dir_all(&device).expect("a folder");
-        remove_staged(&found[1]).expect_err("it is published");
-        assert!(folders.staged_block("pv").join("left").exists());
-        assert_eq!(staged(&folders).expect("folders").len(), 2);
-        fs::remove_dir(&device).expect("removed");
-        // A file that cannot be read may be of this volume.
-        fs::write(folders.published(&uid("two"), "v").join("vol_data.json"), "{").expect("a file");
-        assert_eq!(users(&folders, &found[0]).expect("folders").len(), 2);
-        for staged in &found {
-            remove_staged(staged).expect("removed");
-            remove_staged(staged).expect("removed before");
-        }
-        assert!(staged(&folders).expect("folders").is_empty());
-        assert!(!folders.block_data("pv").exists());
-        remove_published(&folders.published(&uid("one"), "v")).expect("removed");
-        assert!(!folders.published(&uid("one"), "v").exists());
-        fs::remove_dir_all(root).expect("removed");
     }
 }
