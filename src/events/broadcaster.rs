@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
@@ -63,20 +63,13 @@ struct Queue {
     /// How many events wait here and in the task.
     waiting: Arc<AtomicUsize>,
     clock: SharedClock,
-    names: Names,
 }
 
-/// Numbers for the names of events: nanoseconds, of which the clock has only the microseconds.
-#[derive(Default)]
-struct Names {
-    sequence: AtomicU32,
-}
-
-impl Names {
-    fn nanos(&self, now: Timestamp) -> i64 {
-        let below = self.sequence.fetch_add(1, Ordering::Relaxed) % 1000;
-        now.as_micros().saturating_mul(1000).saturating_add(below.into())
-    }
+/// The number in the name of an event that is recorded at `now`: about its nanoseconds, and in this
+/// process each number once, also where many events have the same microsecond.
+fn name_number(now: Timestamp) -> i64 {
+    static EVENTS: AtomicI64 = AtomicI64::new(0);
+    now.as_micros().saturating_mul(1000).saturating_add(EVENTS.fetch_add(1, Ordering::Relaxed))
 }
 
 impl EventBroadcaster {
@@ -88,12 +81,10 @@ impl EventBroadcaster {
     fn to_writer(writer: impl EventWriter, clock: SharedClock) -> EventBroadcaster {
         // Unbounded, since a bounded queue allocates all its places; `record` keeps the bound.
         let (sender, receiver) = async_channel::unbounded();
-        // Broadcasters that record about one object in the same microsecond use different names.
-        let names = Names { sequence: AtomicU32::new(fastrand::u32(..)) };
         let waiting = Arc::default();
         let (stop, abort) = (StopToken::new(), StopToken::new());
         let send = EventSender::new(writer, clock.clone(), stop.clone(), Arc::clone(&waiting));
-        let queue = Arc::new(Queue { sender, waiting, clock, names });
+        let queue = Arc::new(Queue { sender, waiting, clock });
         let task = {
             let abort = abort.clone();
             task::spawn(async move {
@@ -171,7 +162,7 @@ impl EventSink for QueueSink {
             return;
         }
         let now = queue.clock.now();
-        let nanos = queue.names.nanos(now);
+        let nanos = name_number(now);
         let event =
             Event::new(self.component.clone(), about, event_type, reason, message, now, nanos)
                 .on_host(self.host.clone());
@@ -192,7 +183,6 @@ struct EventSender<W> {
     writes: LruCache<u64, Correlated>,
     /// How many events are in the queue and in `writes`.
     waiting: Arc<AtomicUsize>,
-    names: Names,
     stop: StopToken,
 }
 
@@ -209,7 +199,6 @@ impl<W: EventWriter> EventSender<W> {
             correlator: Correlator::new(),
             writes: LruCache::unbounded(),
             waiting,
-            names: Names::default(),
             stop,
         }
     }
@@ -234,7 +223,7 @@ impl<W: EventWriter> EventSender<W> {
     /// too.
     fn add_write(&mut self, event: Event) {
         let wall = self.clock.now();
-        let now = Now { wall, monotonic: self.clock.monotonic(), nanos: self.names.nanos(wall) };
+        let now = Now { wall, monotonic: self.clock.monotonic(), nanos: name_number(wall) };
         let Some(new) = self.correlator.correlate(event, now) else {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return;
@@ -497,8 +486,8 @@ mod tests {
     fn full_queue_drops_events() {
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let (sender, receiver) = async_channel::unbounded();
-        let (waiting, names) = Default::default();
-        let queue = Arc::new(Queue { sender, waiting, clock, names });
+        let waiting = Arc::default();
+        let queue = Arc::new(Queue { sender, waiting, clock });
         let (component, host) = ("c".into(), ArcStr::new());
         let recorder = Recorder::to_sink(Arc::new(QueueSink { queue, component, host }));
         for _ in 0..MAX_QUEUED_EVENTS + 5 {
