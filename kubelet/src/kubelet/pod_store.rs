@@ -61,6 +61,8 @@ struct Record {
     admission: Admission,
     /// The last one that this kubelet has computed.
     status: Option<Arc<core::PodStatus>>,
+    /// When its running containers started, in microseconds since 1970, by their ids.
+    starts: Vec<(String, i64)>,
     /// Grows with each change of the status. Upstream: `versionedPodStatus`.
     version: u64,
     waiting: WaitingReasons,
@@ -229,6 +231,13 @@ impl PodStore {
         pods.collect()
     }
 
+    /// When the running containers of all pods started, in microseconds since 1970, by their ids:
+    /// finer than in statuses.
+    pub(super) fn starts(&self) -> HashMap<String, i64> {
+        let state = self.state.lock();
+        state.records.values().flat_map(|record| record.starts.iter().cloned()).collect()
+    }
+
     /// The last status that this kubelet has computed.
     pub(super) fn status(&self, uid: &str) -> Option<Arc<core::PodStatus>> {
         self.state.lock().records.get(uid)?.status.clone()
@@ -253,6 +262,7 @@ impl PodStore {
         let before = record.status.clone().or_else(reported);
         let mut after = compute(before.as_deref(), &record.waiting);
         let old = before.as_deref().or(mirrored.as_ref());
+        record.starts = starts(&after);
         settle(pod, &mut after, old, now);
         if let Some(last) = record.status.as_ref().filter(|last| is_same(last, &after)) {
             return StatusChange { before: Some(last.clone()), after: last.clone() };
@@ -356,6 +366,21 @@ impl PodStore {
     }
 }
 
+/// When the running containers of a status started, in microseconds since 1970, by their ids.
+fn starts(status: &core::PodStatus) -> Vec<(String, i64)> {
+    let lists = [
+        &status.init_container_statuses,
+        &status.container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
+    let all = lists.into_iter().flatten().flatten().filter_map(|status| {
+        let running = status.state.as_ref()?.running.as_ref()?;
+        let started = running.started_at.as_ref()?;
+        Some((status.container_id.clone()?, started.0.as_microsecond()))
+    });
+    all.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -395,6 +420,29 @@ mod tests {
             let shown = store.with_statuses()[0].status.clone().expect("a status");
             assert_eq!(phase(&shown), Some("Failed"));
         }
+    }
+
+    #[test]
+    fn starts_of_containers_are_finer_than_in_statuses() {
+        let store = PodStore::new(BTreeSet::new());
+        let pod = pod("api", json!(null));
+        store.set_pod(&pod);
+        let running = json!({"containerStatuses": [
+            {"name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+             "containerID": "x://1", "state": {"running": {"startedAt": "2026-01-01T00:00:01.75Z"}}},
+            {"name": "b", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+             "containerID": "x://2", "state": {"waiting": {}}},
+        ]});
+        let status: core::PodStatus = serde_json::from_value(running).expect("a status");
+        store.update_status(&pod, Timestamp::from_secs(9), |_, _| status);
+        let second: Timestamp = "2026-01-01T00:00:01Z".parse().expect("a time");
+        let seconds = second.to_jiff().as_microsecond();
+        assert_eq!(store.starts(), HashMap::from([("x://1".to_owned(), seconds + 750_000)]));
+        let shown = store.with_statuses()[0].status.clone().expect("a status");
+        let shown = shown.container_statuses.expect("containers");
+        let state = shown[0].state.as_ref().and_then(|state| state.running.as_ref());
+        let started = state.and_then(|running| running.started_at.as_ref());
+        assert_eq!(started.map(|time| time.0.as_microsecond()), Some(seconds));
     }
 
     #[test]

@@ -81,6 +81,7 @@ impl Kubelet {
                 cgroup_of: &cgroup_of,
                 images,
                 pods: &kubelet.pods(),
+                starts: &kubelet.store.starts(),
                 now: clock.now(),
                 monotonic: clock.monotonic(),
                 only_cpu_and_memory,

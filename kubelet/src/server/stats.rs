@@ -39,7 +39,6 @@ fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
                 || request
                     .query_values("only_cpu_and_memory")
                     .any(|value| matches!(value, "true" | "1"));
-            let now = kubelet.manager().clock.now();
             let response = match kubelet.usage(only).await {
                 Err(error) if is_metrics => {
                     let error = chain(&error);
@@ -50,7 +49,7 @@ fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
                 }
                 Err(error) => Response::text(500, chain(&error) + "\n"),
                 Ok(usage) if is_metrics => {
-                    let text = stats::resource_metrics(&usage, now);
+                    let text = stats::resource_metrics(&usage);
                     Response::new(200, metrics::CONTENT_TYPE, text)
                 }
                 Ok(usage) => match serde_json::to_vec(&usage) {

@@ -41,6 +41,9 @@ const WINDOW: Duration = Duration::from_secs(1);
 pub struct Summary {
     pub node: NodeStats,
     pub pods: Vec<PodStats>,
+    /// When it was measured.
+    #[serde(skip)]
+    pub time: Timestamp,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -259,6 +262,10 @@ pub struct StatsSource<'a> {
     /// What the runtime uses for images, with the folder of their disk.
     pub images: Option<ImageUse>,
     pub pods: &'a [Pod],
+    /// When running containers started, in microseconds since 1970, by their ids as statuses have
+    /// them. Statuses have whole seconds: a container that has just started again would seem to be
+    /// the one before.
+    pub starts: &'a HashMap<String, i64>,
     pub now: Timestamp,
     pub monotonic: Duration,
     /// Without what files of volumes and logs use.
@@ -383,6 +390,7 @@ impl Stats {
         Summary {
             node: self.node(source),
             pods: source.pods.iter().filter_map(|pod| self.pod(source, pod)).collect(),
+            time: source.now,
         }
     }
 
@@ -442,12 +450,10 @@ impl Stats {
         for container in all {
             let running = container.state.as_ref().and_then(|state| state.running.as_ref());
             let Some(running) = running else { continue };
-            let Some((_, id)) =
-                container.container_id.as_deref().and_then(|id| id.split_once("://"))
-            else {
-                continue;
-            };
-            let started = running.started_at.as_ref().map_or(0, |time| time.0.as_microsecond());
+            let Some(full_id) = &container.container_id else { continue };
+            let Some((_, id)) = full_id.split_once("://") else { continue };
+            let reported = || running.started_at.as_ref().map(|time| time.0.as_microsecond());
+            let started = source.starts.get(full_id).copied().or_else(reported).unwrap_or(0);
             let below = source.hierarchy.container_below(&path, id);
             let usage = usage::read(source.hierarchy, &below);
             let own_process = usage::first_process(source.hierarchy, &below);
@@ -630,9 +636,9 @@ struct Family {
 }
 
 /// The text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
-pub fn resource_metrics(summary: &Summary, now: Timestamp) -> String {
+pub fn resource_metrics(summary: &Summary) -> String {
     let mut families: BTreeMap<&'static str, Family> = BTreeMap::new();
-    let millis = now.to_jiff().as_millisecond();
+    let millis = summary.time.to_jiff().as_millisecond();
     let mut add = |name: &'static str, help, kind, labels: &str, value: f64, is_timed: bool| {
         let family = families.entry(name).or_insert(Family { help, kind, lines: String::new() });
         let time = if is_timed { format!(" {millis}") } else { String::new() };
@@ -782,8 +788,8 @@ mod tests {
             ..Default::default()
         };
         let node = NodeStats { used: used(), ..Default::default() };
-        let summary = Summary { node, pods: vec![pod] };
-        let text = resource_metrics(&summary, Timestamp::from_micros(4_000_000));
+        let time = Timestamp::from_micros(4_000_000);
+        let text = resource_metrics(&Summary { node, pods: vec![pod], time });
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(
             lines,
