@@ -427,13 +427,14 @@ mod tests {
         let store = PodStore::new(BTreeSet::new());
         let pod = pod("api", json!(null));
         store.set_pod(&pod);
-        let running = json!({"containerStatuses": [
-            {"name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-             "containerID": "x://1", "state": {"running": {"startedAt": "2026-01-01T00:00:01.75Z"}}},
-            {"name": "b", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-             "containerID": "x://2", "state": {"waiting": {}}},
-        ]});
-        let status: core::PodStatus = serde_json::from_value(running).expect("a status");
+        let container = |id: &str, state: Value| {
+            json!({"name": id, "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                   "containerID": format!("x://{id}"), "state": state})
+        };
+        let running = json!({"running": {"startedAt": "2026-01-01T00:00:01.75Z"}});
+        let all = [container("1", running), container("2", json!({"waiting": {}}))];
+        let status: core::PodStatus =
+            serde_json::from_value(json!({"containerStatuses": all})).expect("a status");
         store.update_status(&pod, Timestamp::from_secs(9), |_, _| status);
         let second: Timestamp = "2026-01-01T00:00:01Z".parse().expect("a time");
         let seconds = second.to_jiff().as_microsecond();

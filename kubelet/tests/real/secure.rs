@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube_controller_manager::client::Trust;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -44,8 +45,6 @@ pub fn connect(
     name: &str,
     identity: Option<Identity>,
 ) -> io::Result<Connection> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     let mut roots = RootCertStore::empty();
     for one in CertificateDer::pem_file_iter(certificate).map_err(io::Error::other)? {
         roots.add(one.map_err(io::Error::other)?).map_err(io::Error::other)?;
@@ -60,6 +59,25 @@ pub fn connect(
         }
         None => config.with_no_client_auth(),
     };
+    shake_hands(stream, config, name)
+}
+
+/// Shakes hands with any kubelet, as clients do that do not know its authority.
+pub fn connect_to_any(stream: TcpStream, host: &str) -> io::Result<Connection> {
+    let provider = Arc::new(ring::default_provider());
+    let trust = Trust::every(&provider);
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(trust))
+        .with_no_client_auth();
+    shake_hands(stream, config, host)
+}
+
+fn shake_hands(stream: TcpStream, config: ClientConfig, name: &str) -> io::Result<Connection> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
     let name = name.to_owned().try_into().map_err(io::Error::other)?;
     let client = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
     Ok(StreamOwned::new(client, stream))
