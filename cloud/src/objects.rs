@@ -5,6 +5,10 @@ use k8s_openapi::api::core::v1::{NodeAddress, ServiceSpec, ServiceStatus};
 use kube_controller_manager::objects::{Istr, Meta, Object, Resource, ResourceType, Taint};
 use serde::{Deserialize, Deserializer, Serialize};
 
+/// The older form of `spec.loadBalancerSourceRanges`. Upstream:
+/// `v1.AnnotationLoadBalancerSourceRangesKey`.
+const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
 /// A Service, whole but for its managed fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -45,6 +49,18 @@ impl Service {
     pub fn health_check_port(&self) -> Option<i32> {
         let needs = self.is_load_balancer() && self.wants_only_local_traffic();
         self.spec.health_check_node_port.filter(|port| needs && *port != 0)
+    }
+
+    /// The CIDRs that may connect to its load balancer; empty: all. The annotation counts where the
+    /// field is empty. Upstream: `servicehelper.GetLoadBalancerSourceRanges`.
+    pub fn source_ranges(&self) -> Vec<String> {
+        let field = self.spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
+        if !field.is_empty() {
+            return field.to_vec();
+        }
+        let annotation = self.meta.annotations.get(SOURCE_RANGES).unwrap_or_default();
+        let ranges = annotation.split(',').map(str::trim).filter(|range| !range.is_empty());
+        ranges.map(str::to_owned).collect()
     }
 }
 

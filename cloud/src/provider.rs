@@ -126,8 +126,18 @@ pub struct InstanceMetadata {
     /// For the labels `topology.kubernetes.io/region` and
     /// `failure-domain.beta.kubernetes.io/region`.
     pub region: String,
-    /// More labels of the Node. They do not replace labels that it has.
+    /// More labels of the Node. They do not replace labels that it has, and those of Kubernetes are
+    /// ignored: see [`is_kubernetes_label`].
     pub additional_labels: BTreeMap<String, String>,
+}
+
+/// Whether a label is of Kubernetes: its prefix is `kubernetes.io` or `k8s.io`, or ends with one of
+/// them after a dot.
+pub fn is_kubernetes_label(name: &str) -> bool {
+    let Some((prefix, _)) = name.split_once('/') else { return false };
+    ["kubernetes.io", "k8s.io"].iter().any(|domain| {
+        prefix.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
 }
 
 /// The routes to the pods of Nodes. Upstream: `cloudprovider.Routes`.

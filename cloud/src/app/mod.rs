@@ -64,6 +64,7 @@ pub async fn run(
                 node_status_update_frequency: options.node_status_update_frequency,
                 concurrent_node_syncs: usize::try_from(options.concurrent_node_syncs).unwrap_or(1),
                 concurrent_node_status_updates: options.node_status_workers(),
+                concurrent_node_lifecycle_syncs: options.node_lifecycle_workers(),
             });
             let shared = options.shared.clone();
             let program = CloudControllerManager { options, controllers, parts };
@@ -131,7 +132,12 @@ impl Program for CloudControllerManager {
         flag_values(FLAGS, &CloudOptions { shared: options.clone(), ..self.options.clone() })
     }
 
-    fn configz(&self, options: &Options, migration: Option<&LeaderMigration>, _: Release) -> Value {
+    fn configz(
+        &self,
+        options: &Options,
+        migration: Option<&LeaderMigration>,
+        release: Release,
+    ) -> Value {
         let mut configuration = json!({
             "kind": "CloudControllerManagerConfiguration",
             "apiVersion": "cloudcontrollermanager.config.k8s.io/v1alpha1",
@@ -149,6 +155,16 @@ impl Program for CloudControllerManager {
             (&mut configuration, configz::shared(&self.controllers, options, migration))
         {
             all.extend(shared);
+        }
+        // It has moved: pull request 137964.
+        if release >= Release::V1_37
+            && let Some(shared) = configuration["KubeCloudShared"].as_object_mut()
+        {
+            let period = shared.remove("NodeMonitorPeriod");
+            configuration["NodeLifecycleController"] = json!({
+                "NodeMonitorPeriod": period,
+                "ConcurrentNodeLifecycleSyncs": self.options.concurrent_node_lifecycle_syncs,
+            });
         }
         json!({ "cloudcontrollermanager.config.k8s.io": configuration })
     }
@@ -199,6 +215,7 @@ mod tests {
             node_status_update_frequency: options.node_status_update_frequency,
             concurrent_node_syncs: 1,
             concurrent_node_status_updates: options.node_status_workers(),
+            concurrent_node_lifecycle_syncs: options.node_lifecycle_workers(),
         });
         let shared = options.shared.clone();
         let controllers = controller_table::controllers();
@@ -216,6 +233,14 @@ mod tests {
             assert_eq!(shown.pointer(pointer), Some(&value), "{pointer}");
         }
         assert!(shown.get("DeprecatedController").is_none(), "it is of the other manager");
+        assert!(shown.get("NodeLifecycleController").is_none(), "it is of 1.37");
+        let newer = program.configz(&shared, None, Release::V1_37);
+        let shown = &newer["cloudcontrollermanager.config.k8s.io"];
+        assert_eq!(shown.pointer("/KubeCloudShared/NodeMonitorPeriod"), None);
+        assert_eq!(
+            shown["NodeLifecycleController"],
+            json!({ "NodeMonitorPeriod": "5s", "ConcurrentNodeLifecycleSyncs": 1 })
+        );
         let flags = program.flags(&shared);
         assert!(flags.contains(&("secure-port".to_owned(), "10258".to_owned())));
         assert!(flags.iter().all(|(name, _)| name != "concurrent-job-syncs"));

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kube_controller_manager::objects::{Labels, ObjectKey, Timestamp};
 
-use super::ranges::Family;
+use super::ranges::{Family, parse_address};
 use crate::objects::Service;
 
 /// The addresses of a Service, with commas between: kube-vip announces them.
@@ -40,7 +40,7 @@ fn metallb<'a>(annotations: &'a Labels, name: &str) -> Option<&'a str> {
 /// # Errors
 /// The part that is no address.
 fn parse(text: &str) -> Result<Vec<IpAddr>, String> {
-    let parse = |part: &str| part.trim().parse().map_err(|_| part.trim().to_owned());
+    let parse = |part: &str| parse_address(part.trim()).ok_or_else(|| part.trim().to_owned());
     text.split(',').map(parse).collect()
 }
 
@@ -82,7 +82,7 @@ fn granted(service: &Service) -> Vec<IpAddr> {
 pub fn in_status(service: &Service) -> Vec<IpAddr> {
     let status = service.status.load_balancer.as_ref();
     let ingress = status.and_then(|status| status.ingress.as_deref()).unwrap_or_default();
-    ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect()
+    ingress.iter().filter_map(|ingress| parse_address(ingress.ip.as_deref()?)).collect()
 }
 
 /// The pool that the Service asks for.

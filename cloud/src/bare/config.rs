@@ -2,14 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use hyper::http::uri::PathAndQuery;
 use k8s_openapi::api::core::v1::NodeAddress;
+use kube_controller_manager::objects::{
+    is_label_key, is_label_value, label_key_fault, label_value_fault,
+};
 use serde::Deserialize;
 
 use crate::duration::{duration, some_duration};
+use crate::provider::is_kubernetes_label;
 
 /// The whole file. An empty one is the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -138,6 +143,18 @@ impl AddressType {
 }
 
 impl Address {
+    fn validate(&self) -> Result<(), String> {
+        let is_of_machine =
+            |text: &str| text.parse().is_ok_and(|address: IpAddr| !address.is_unspecified());
+        match self.r#type {
+            AddressType::InternalIp | AddressType::ExternalIp if !is_of_machine(&self.address) => {
+                Err(format!("{:?} is not the IP address of a machine", self.address))
+            }
+            _ if self.address.is_empty() => Err("it is empty".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
     pub fn of_node(&self) -> NodeAddress {
         NodeAddress { address: self.address.clone(), type_: self.r#type.name().to_owned() }
     }
@@ -221,13 +238,51 @@ impl Config {
         let config: Option<Config> =
             serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
         let config = config.unwrap_or_default();
+        config.load_balancers.config_map.validate()?;
         config.nodes.validate()?;
         Ok(config)
     }
 }
 
+impl MapName {
+    fn validate(&self) -> Result<(), String> {
+        for (field, text) in [("namespace", &self.namespace), ("name", &self.name)] {
+            if text.is_empty() {
+                return Err(format!("loadBalancers.configMap.{field}: it is empty"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the API server accepts these as labels of a Node, and the node controller sets them.
+/// `at`: where in the file they are; `places`: zone, region and instance type.
+fn validate_labels(
+    at: &str,
+    places: [&String; 3],
+    labels: &BTreeMap<String, String>,
+) -> Result<(), String> {
+    for (field, value) in ["zone", "region", "instanceType"].into_iter().zip(places) {
+        if !is_label_value(value) {
+            return Err(format!("{at}.{field}: {value:?}: {}", label_value_fault(value)));
+        }
+    }
+    for (name, value) in labels {
+        let fault = match () {
+            () if is_kubernetes_label(name) => "it is a label of Kubernetes".to_owned(),
+            () if !is_label_key(name) => label_key_fault(name),
+            () if !is_label_value(value) => label_value_fault(value),
+            () => continue,
+        };
+        return Err(format!("{at}.labels: {name:?}: {fault}"));
+    }
+    Ok(())
+}
+
 impl Nodes {
     fn validate(&self) -> Result<(), String> {
+        let places = [&self.zone, &self.region, &self.instance_type];
+        validate_labels("nodes", places, &self.labels)?;
         let mut names = BTreeSet::new();
         for (at, machine) in self.machines.iter().enumerate() {
             if machine.name.is_empty() {
@@ -236,6 +291,7 @@ impl Nodes {
             if !names.insert(machine.name.as_str()) {
                 return Err(format!("nodes.machines[{at}].name: {:?} comes twice", machine.name));
             }
+            machine.validate(&format!("nodes.machines[{at}]"))?;
         }
         self.check.as_ref().map_or(Ok(()), Check::validate)
     }
@@ -243,6 +299,19 @@ impl Nodes {
     /// What the file says of one machine.
     pub fn machine(&self, name: &str) -> Option<&Machine> {
         self.machines.iter().find(|machine| machine.name == name)
+    }
+}
+
+impl Machine {
+    /// `at`: its place in the file.
+    fn validate(&self, at: &str) -> Result<(), String> {
+        let places = [&self.zone, &self.region, &self.instance_type];
+        validate_labels(at, places, &self.labels)?;
+        for (index, address) in self.addresses.iter().enumerate() {
+            let valid = address.validate();
+            valid.map_err(|fault| format!("{at}.addresses[{index}].address: {fault}"))?;
+        }
+        Ok(())
     }
 }
 
@@ -345,6 +414,10 @@ nodes:
     #[test]
     fn faults_name_their_field() {
         let check = |text: &str| format!("nodes: {{check: {{unreachable: gone, {text}}}}}");
+        let machine = |kind: &str, address: &str| {
+            let address = format!("{{type: {kind}, address: {address}}}");
+            format!("nodes: {{machines: [{{name: a, addresses: [{address}]}}]}}")
+        };
         for (text, fault) in [
             ("loadbalancers: {}".to_owned(), "unknown field `loadbalancers`"),
             ("loadBalancers: {pools: x}".to_owned(), "loadBalancers: unknown field `pools`"),
@@ -353,6 +426,27 @@ nodes:
             ("nodes: {providerID: uid}".to_owned(), "nodes.providerID: unknown variant `uid`"),
             ("nodes: {machines: [{}]}".to_owned(), "nodes.machines[0].name: it is missing"),
             ("nodes: {machines: [{name: a}, {name: a}]}".to_owned(), "\"a\" comes twice"),
+            (
+                "loadBalancers: {configMap: {name: ''}}".to_owned(),
+                "loadBalancers.configMap.name: it is empty",
+            ),
+            ("nodes: {zone: rack 1}".to_owned(), "nodes.zone: \"rack 1\": a valid label must be"),
+            (
+                "nodes: {labels: {a.k8s.io/b: c}}".to_owned(),
+                "nodes.labels: \"a.k8s.io/b\": it is a label of Kubernetes",
+            ),
+            ("nodes: {labels: {/b: c}}".to_owned(), "nodes.labels: \"/b\": prefix part must be"),
+            ("nodes: {labels: {b: a b}}".to_owned(), "nodes.labels: \"b\": a valid label must be"),
+            (
+                "nodes: {machines: [{name: a, region: '-'}]}".to_owned(),
+                "nodes.machines[0].region: \"-\": a valid label must be",
+            ),
+            (machine("InternalIP", "10.0.0"), "\"10.0.0\" is not the IP address of a machine"),
+            (
+                machine("ExternalIP", "'::'"),
+                "nodes.machines[0].addresses[0].address: \"::\" is not",
+            ),
+            (machine("Hostname", "''"), "nodes.machines[0].addresses[0].address: it is empty"),
             ("nodes: {check: {tcp: {port: 22}}}".to_owned(), "missing field `unreachable`"),
             (check("period: 1s"), "nodes.check: it needs one of tcp, http and https"),
             (check("tcp: {port: 1}, http: {port: 1}"), "nodes.check: it needs one"),

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::claims::{in_status, wants_load_balancer};
 use super::profile;
-use super::ranges::Family;
+use super::ranges::{Family, parse_address};
 use crate::objects::{Node, Service};
 
 /// Where a node has this label, only those with the value `true` are used.
@@ -227,7 +227,7 @@ fn addresses(
     let of_type = |kind: &str| -> Vec<IpAddr> {
         let addresses = nodes.iter().flat_map(|node| node.status.addresses.iter());
         let addresses = addresses.filter(|address| address.type_ == kind);
-        addresses.filter_map(|address| address.address.parse().ok()).collect()
+        addresses.filter_map(|address| parse_address(&address.address)).collect()
     };
     let mut found = of_type("ExternalIP");
     if found.is_empty() {

@@ -466,6 +466,13 @@ mod tests {
                 "10.0.0.5 is the address of Service default/taken, and the two do not share \
                  addresses",
             ),
+            // The same address in another form.
+            (
+                json!({ "kube-vip.io/loadbalancerIPs": "::ffff:10.0.0.5" }),
+                json!({ "ipFamilies": ["IPv4", "IPv6"] }),
+                "10.0.0.5 is the address of Service default/taken, and the two do not share \
+                 addresses",
+            ),
             (
                 json!({ "kube-vip.io/loadbalancerIPs": "10.0.0.256" }),
                 json!({}),

@@ -35,6 +35,12 @@ impl Family {
     }
 }
 
+/// Reads an address. `::ffff:10.0.0.1` is the same address as `10.0.0.1`: who announces it takes it
+/// for that one too.
+pub fn parse_address(text: &str) -> Option<IpAddr> {
+    text.parse().ok().map(|address: IpAddr| address.to_canonical())
+}
+
 /// The address as a number.
 fn bits(address: IpAddr) -> u128 {
     match address {
@@ -64,7 +70,7 @@ impl Range {
     /// than two.
     fn parse_cidr(text: &str, skip_ends: bool) -> Option<Range> {
         let (network, length) = text.split_once('/')?;
-        let network: IpAddr = network.parse().ok()?;
+        let network = parse_address(network)?;
         let family = Family::of(network);
         let width: u32 = if family == Family::V4 { 32 } else { 128 };
         // `str::parse` takes a sign.
@@ -83,8 +89,7 @@ impl Range {
     /// `FIRST-LAST`
     fn parse_ends(text: &str) -> Option<Range> {
         let (first, last) = text.split_once('-')?;
-        let (first, last): (IpAddr, IpAddr) =
-            (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        let (first, last) = (parse_address(first.trim())?, parse_address(last.trim())?);
         let family = Family::of(first);
         let range = Range { family, first: bits(first), last: bits(last) };
         (family == Family::of(last) && range.first <= range.last).then_some(range)
@@ -203,6 +208,7 @@ mod tests {
                 Some("10.0.0.10"),
             ),
             ("2001::10/127", false, Ascending, "", None),
+            ("::ffff:10.0.0.4-::ffff:10.0.0.5", false, Ascending, "10.0.0.4", Some("10.0.0.5")),
         ] {
             let ranges = Ranges::parse(pool, skip_ends).expect("a pool");
             let used: Vec<IpAddr> = used.split_whitespace().map(ip).collect();
@@ -237,6 +243,8 @@ mod tests {
             ("10.0.0.0/+8", "10.0.0.0/+8"),
             ("10.0.0.2-10.0.0.1", "10.0.0.2-10.0.0.1"),
             ("10.0.0.1-::1", "10.0.0.1-::1"),
+            // A length of IPv6, with an address of IPv4.
+            ("::ffff:10.0.0.0/120", "::ffff:10.0.0.0/120"),
             ("10.0.0.1", "10.0.0.1"),
             ("", ""),
             ("10.0.0.0/8,", ""),

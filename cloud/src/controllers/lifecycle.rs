@@ -8,12 +8,30 @@ use kube_controller_manager::client::{self, Client, Delete};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::controllers::{Controller, Error};
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
+use kube_controller_manager::metrics::{exponential, metrics};
 use kube_controller_manager::objects::{NO_SCHEDULE, Taint};
+use kube_controller_manager::options::{Release, followed};
 
 use super::Parts;
 use super::node_writes::{BACKOFF, patch, with_taints};
 use crate::objects::Node;
+use crate::parallel;
 use crate::provider::{self, Cloud, Instances};
+
+metrics! {
+    fn register;
+    static PASSES: Histogram(exponential(0.001, 2.0, 15)) =
+        "cloud_node_lifecycle_controller_monitor_nodes_duration_seconds",
+        "[ALPHA] A metric measuring the duration in seconds of a single MonitorNodes loop execution.";
+    static CALLS: IntCounterVec["operation", "result"] =
+        "cloud_node_lifecycle_controller_cloud_provider_calls_total",
+        "[ALPHA] The total number of cloud provider API calls, labeled by operation and result.";
+}
+
+/// Whether the metrics are served: from 1.37 on. Pull request 137964.
+fn has_metrics() -> bool {
+    followed() >= Release::V1_37
+}
 
 /// Upstream: `cloudproviderapi.TaintNodeShutdown`.
 pub const SHUTDOWN: &str = "node.cloudprovider.kubernetes.io/shutdown";
@@ -28,7 +46,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         );
         return Ok(());
     }
+    if has_metrics() {
+        register();
+    }
     let this = Arc::new(Lifecycle {
+        concurrent_syncs: parts.concurrent_node_lifecycle_syncs,
         cloud: parts.cloud.clone(),
         client: c.client(),
         recorder: c.recorder(),
@@ -41,6 +63,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 struct Lifecycle {
+    concurrent_syncs: usize,
     cloud: Arc<dyn Cloud>,
     client: Client,
     recorder: Recorder,
@@ -59,17 +82,25 @@ enum Machine {
 impl Lifecycle {
     /// Upstream: `MonitorNodes`.
     async fn monitor(self: Arc<Self>) -> Result<(), Error> {
-        let Some(instances) = self.cloud.instances() else { return Ok(()) };
+        let start = self.clock.monotonic();
         let mut nodes = self.nodes.list();
         nodes.sort_by(|a, b| a.meta.name.cmp(&b.meta.name));
-        for node in nodes {
-            self.check(instances, &node).await;
+        let this = self.clone();
+        let check = move |node: Arc<Node>| {
+            let this = this.clone();
+            async move { this.check(&node).await }
+        };
+        parallel::for_each(nodes, self.concurrent_syncs, check).await;
+        if has_metrics() {
+            PASSES.observe((self.clock.monotonic() - start).as_secs_f64());
         }
         Ok(())
     }
 
     /// Failures are logged: the next period asks again.
-    async fn check(&self, instances: &dyn Instances, node: &Node) {
+    async fn check(&self, node: &Node) {
+        // The constructor has checked it.
+        let Some(instances) = self.cloud.instances() else { return };
         let name = &node.meta.name;
         if node.is_ready() {
             if let Err(error) = self.change_taint(node, without_shutdown).await {
@@ -127,12 +158,33 @@ async fn machine_of(
     instances: &dyn Instances,
     node: &Node,
 ) -> Result<Machine, (&'static str, provider::Error)> {
-    if !instances.exists(node).await.map_err(|error| ("exists", error))? {
+    let exists = instances.exists(node).await;
+    count("instance_exists", result_of(&exists, "instance_not_found"));
+    if !exists.map_err(|error| ("exists", error))? {
         return Ok(Machine::Gone);
     }
-    match instances.is_shut_down(node).await.map_err(|error| ("is shutdown", error))? {
+    let is_shut_down = instances.is_shut_down(node).await;
+    count("instance_shutdown", result_of(&is_shut_down, "success"));
+    match is_shut_down.map_err(|error| ("is shutdown", error))? {
         true => Ok(Machine::ShutDown),
         false => Ok(Machine::Runs),
+    }
+}
+
+fn count(operation: &str, result: &str) {
+    if has_metrics() {
+        CALLS.with_label_values(&[operation, result]).inc();
+    }
+}
+
+/// The value of the label `result`. `no`: that of a call whose answer is no.
+fn result_of(answer: &Result<bool, provider::Error>, no: &'static str) -> &'static str {
+    match answer {
+        Ok(true) => "success",
+        Ok(false) => no,
+        Err(provider::Error::InstanceNotFound) => "instance_not_found",
+        Err(provider::Error::NotImplemented) => "not_implemented",
+        Err(_) => "error",
     }
 }
 
@@ -159,6 +211,20 @@ fn without_shutdown(taints: &[Taint]) -> Option<Vec<Taint>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_are_counted_by_their_results() {
+        for (answer, exists, is_shut_down) in [
+            (Ok(true), "success", "success"),
+            (Ok(false), "instance_not_found", "success"),
+            (Err(provider::Error::InstanceNotFound), "instance_not_found", "instance_not_found"),
+            (Err(provider::Error::NotImplemented), "not_implemented", "not_implemented"),
+            (Err(provider::Error::other("why")), "error", "error"),
+        ] {
+            let found = [result_of(&answer, "instance_not_found"), result_of(&answer, "success")];
+            assert_eq!(found, [exists, is_shut_down], "{answer:?}");
+        }
+    }
 
     fn taint(key: &str, effect: &str) -> Taint {
         Taint { key: key.into(), effect: effect.into(), ..Taint::default() }

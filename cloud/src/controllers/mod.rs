@@ -22,6 +22,8 @@ pub struct Parts {
     pub concurrent_node_syncs: usize,
     /// `--concurrent-node-status-updates`.
     pub concurrent_node_status_updates: usize,
+    /// `--concurrent-node-lifecycle-syncs`.
+    pub concurrent_node_lifecycle_syncs: usize,
 }
 
 impl Parts {

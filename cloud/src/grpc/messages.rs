@@ -38,10 +38,10 @@ pub fn service(of: &Service) -> api::Service {
         annotations: pairs(&of.meta.annotations),
         ports: ports.collect(),
         external_traffic_policy: text(&spec.external_traffic_policy),
-        health_check_node_port: spec.health_check_node_port.unwrap_or_default(),
+        health_check_node_port: of.health_check_port().unwrap_or_default(),
         session_affinity: text(&spec.session_affinity),
         session_affinity_seconds: affinity.unwrap_or_default(),
-        source_ranges: spec.load_balancer_source_ranges.clone().unwrap_or_default(),
+        source_ranges: of.source_ranges(),
         ip_families: spec.ip_families.clone().unwrap_or_default(),
         ip_family_policy: text(&spec.ip_family_policy),
         load_balancer_ip: text(&spec.load_balancer_ip),
@@ -184,6 +184,26 @@ mod tests {
         assert_eq!((message.provider_id.as_str(), message.machine_id.as_str()), ("a://1", "m"));
         assert_eq!(message.addresses[0].address, "10.0.0.1");
         assert_eq!(message.pod_cidrs, ["10.244.0.0/24"]);
+    }
+
+    #[test]
+    fn clients_are_limited_by_the_field_or_by_the_annotation() {
+        let annotation = json!({
+            "service.beta.kubernetes.io/load-balancer-source-ranges": " 10.0.0.0/8, fd00::/8",
+        });
+        for (annotations, field, expected) in [
+            (json!({}), json!(null), &[][..]),
+            (json!({}), json!(["192.0.2.0/24"]), &["192.0.2.0/24"]),
+            (annotation.clone(), json!(null), &["10.0.0.0/8", "fd00::/8"]),
+            (annotation, json!(["192.0.2.0/24"]), &["192.0.2.0/24"]),
+        ] {
+            let of: Service = serde_json::from_value(json!({
+                "metadata": { "annotations": annotations },
+                "spec": { "type": "LoadBalancer", "loadBalancerSourceRanges": field },
+            }))
+            .expect("a Service");
+            assert_eq!(service(&of).source_ranges, expected);
+        }
     }
 
     #[test]

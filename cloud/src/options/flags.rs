@@ -85,6 +85,10 @@ flag_table! {
         /// Nodes that are initialized at once.
         concurrent_node_syncs: i32 => concurrent_node_syncs;
     }
+    "Cloud-node-lifecycle-controller" {
+        /// Nodes that are checked at once.
+        concurrent_node_lifecycle_syncs: i32 => concurrent_node_lifecycle_syncs;
+    }
     "Service-lb-controller" {
         /// Services that are worked on at once.
         concurrent_service_syncs: Count => shared.concurrent_service_syncs;

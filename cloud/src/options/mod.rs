@@ -22,6 +22,8 @@ pub struct CloudOptions {
     pub concurrent_node_syncs: i32,
     /// 0: as many as `concurrent_node_syncs`.
     pub concurrent_node_status_updates: i32,
+    /// Of 1.37; it works with 1.36 as well.
+    pub concurrent_node_lifecycle_syncs: i32,
     pub node_status_update_frequency: Duration,
     pub webhook: Webhook,
 }
@@ -53,6 +55,7 @@ impl Default for CloudOptions {
             },
             concurrent_node_syncs: 1,
             concurrent_node_status_updates: 0,
+            concurrent_node_lifecycle_syncs: 1,
             node_status_update_frequency: Duration::from_secs(5 * 60),
             webhook: Webhook::default(),
         }
@@ -134,6 +137,11 @@ impl CloudOptions {
             self.concurrent_node_status_updates < 0,
             "--concurrent-node-status-updates cannot be a negative number".into(),
         );
+        let syncs = self.concurrent_node_lifecycle_syncs;
+        refuse(
+            syncs < 1,
+            format!("--concurrent-node-lifecycle-syncs must be at least 1, but got {syncs}"),
+        );
         let webhook = &self.webhook;
         for name in webhook.names.iter().filter(|name| *name != "*") {
             let name = name.strip_prefix('-').unwrap_or(name);
@@ -153,6 +161,11 @@ impl CloudOptions {
         );
         refuse(self.shared.cloud_provider.is_empty(), "--cloud-provider cannot be empty".into());
         problems
+    }
+
+    /// The Nodes that the node lifecycle controller checks at once.
+    pub fn node_lifecycle_workers(&self) -> usize {
+        usize::try_from(self.concurrent_node_lifecycle_syncs).unwrap_or(1)
     }
 
     /// The workers that update the status of Nodes.
@@ -188,6 +201,7 @@ mod tests {
             ("cidr-allocator-type", "RangeAllocator"),
             ("cloud-provider", ""),
             ("cluster-name", "kubernetes"),
+            ("concurrent-node-lifecycle-syncs", "1"),
             ("concurrent-node-status-updates", "0"),
             ("concurrent-node-syncs", "1"),
             ("concurrent-service-syncs", "1"),
@@ -228,6 +242,10 @@ mod tests {
             (
                 &["--cloud-provider=bare", "--concurrent-node-status-updates=-1"],
                 "--concurrent-node-status-updates cannot be a negative number",
+            ),
+            (
+                &["--cloud-provider=bare", "--concurrent-node-lifecycle-syncs=0"],
+                "--concurrent-node-lifecycle-syncs must be at least 1, but got 0",
             ),
             (
                 &["--cloud-provider=bare", "--webhooks=*,a"],

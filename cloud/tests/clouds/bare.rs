@@ -154,6 +154,35 @@ fn services_that_arrive_at_once_get_different_addresses() {
     });
 }
 
+/// As while a former leader does not know yet that it is one.
+#[test]
+fn services_of_two_managers_at_once_get_different_addresses() {
+    Env::everywhere("bare-two", async |env| {
+        set_pools(env, json!({ "range-global": "10.0.0.1-10.0.0.24" })).await;
+        let managers = [
+            Manager::start(env, provider(env, "bare", ""), &[SERVICES]),
+            Manager::start(env, provider(env, "bare", ""), &[SERVICES]),
+        ];
+        let mut keys = Vec::new();
+        for at in 0..12 {
+            keys.push(env.create_service(&format!("web-{at}")).await);
+        }
+        env.eventually("different addresses", || async {
+            managers.iter().for_each(|manager| manager.clock.advance(Duration::from_secs(1)));
+            let mut all = BTreeSet::new();
+            for key in &keys {
+                let service = service(env, key).await;
+                all.extend(annotation(&service, "bare/given-addresses").map(str::to_owned));
+            }
+            if all.len() == keys.len() { Ok(()) } else { Err(format!("{all:?}")) }
+        })
+        .await;
+        for manager in managers {
+            manager.stop().await;
+        }
+    });
+}
+
 /// A write whose answer is lost, and one that is lost itself, while another Service arrives.
 #[test]
 fn a_lost_write_gives_no_address_twice() {

@@ -57,6 +57,7 @@ impl Manager {
                 node_status_update_frequency: Duration::from_secs(300),
                 concurrent_node_syncs: 2,
                 concurrent_node_status_updates: 2,
+                concurrent_node_lifecycle_syncs: 2,
             })),
         });
         let rows = controllers();

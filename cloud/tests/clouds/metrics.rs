@@ -20,7 +20,7 @@ impl Drop for Program {
 }
 
 /// Upstream's names, and those of its providers. The count of reconciliations has labels since
-/// 1.37.
+/// 1.37, and the node lifecycle controller has metrics.
 #[test]
 fn metrics_have_the_names_and_labels_of_the_release() {
     for (minor, reconciled) in [
@@ -73,11 +73,18 @@ fn metrics_have_the_names_and_labels_of_the_release() {
             // A call that fails is an error.
             env.set_ready(&kube_controller_manager::objects::ObjectKey::cluster("n1"), "False")
                 .await;
+            let passes = "cloud_node_lifecycle_controller_monitor_nodes_duration_seconds_count ";
+            let calls = "cloud_node_lifecycle_controller_cloud_provider_calls_total\
+                         {operation=\"instance_exists\",result=\"error\"} ";
             env.eventually("the error", || async {
                 let text = probe.get_path("/metrics").await.map_err(|error| error.to_string())?;
                 let text = String::from_utf8(text).expect("UTF-8");
                 let name = "cloudprovider_grpc_api_request_errors{request=\"GetInstance\"} ";
-                if text.contains(name) { Ok(()) } else { Err(text) }
+                let lifecycle = [passes, calls].map(|name| text.contains(name));
+                match text.contains(name) && lifecycle == [minor >= 37; 2] {
+                    true => Ok(()),
+                    false => Err(text),
+                }
             })
             .await;
         });

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::UNINITIALIZED;
 use crate::controllers::node_writes::with_taints;
 use crate::objects::Node;
-use crate::provider::InstanceMetadata;
+use crate::provider::{InstanceMetadata, is_kubernetes_label};
 
 const BETA_INSTANCE_TYPE: &str = "beta.kubernetes.io/instance-type";
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
@@ -49,7 +49,7 @@ fn labels<'a>(has: &Labels, metadata: &'a InstanceMetadata) -> BTreeMap<&'a str,
         }
     }
     for (name, value) in &metadata.additional_labels {
-        if is_kubernetes(name) {
+        if is_kubernetes_label(name) {
             log::warn!("Discarding node label {name} with kubernetes namespace");
         } else if let Some(present) = has.get(name) {
             if present != value {
@@ -60,15 +60,6 @@ fn labels<'a>(has: &Labels, metadata: &'a InstanceMetadata) -> BTreeMap<&'a str,
         }
     }
     labels
-}
-
-/// Whether a label is of Kubernetes: its prefix is `kubernetes.io` or `k8s.io`, or ends with one of
-/// them after a dot.
-fn is_kubernetes(name: &str) -> bool {
-    let Some((prefix, _)) = name.split_once('/') else { return false };
-    ["kubernetes.io", "k8s.io"].iter().any(|domain| {
-        prefix.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    })
 }
 
 /// The labels of today that differ from the older ones, with the values of those: the older ones are

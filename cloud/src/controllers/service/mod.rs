@@ -20,7 +20,7 @@ use kube_controller_manager::workqueue::{Key, exponential_failure_rate_limiter};
 use serde_json::{Value, json};
 
 use self::predicates::{
-    FINALIZER, TargetSet, needs_cleanup, needs_update, same_status, should_sync, shown_names,
+    FINALIZER, TargetSet, needs_cleanup, needs_status, needs_update, should_sync, shown_names,
     targets, wants_load_balancer,
 };
 use self::records::Records;
@@ -244,7 +244,7 @@ impl ServiceController {
             }
         }
         self.recorder.normal(service, "DeletedLoadBalancer", "Deleted load balancer");
-        self.write_status(service, &LoadBalancerStatus::default()).await
+        self.write_status(key, service, &LoadBalancerStatus::default()).await
     }
 
     async fn ensure(&self, key: &ObjectKey, service: &Service) -> Result<(), Failed> {
@@ -264,7 +264,7 @@ impl ServiceController {
         match self.balancer()?.ensure(service, &targets).await {
             Ok(status) => {
                 self.recorder.normal(service, "EnsuredLoadBalancer", "Ensured load balancer");
-                self.write_status(service, &status).await
+                self.write_status(key, service, &status).await
             }
             Err(provider::Error::ImplementedElsewhere) => {
                 self.log_elsewhere(key);
@@ -292,10 +292,11 @@ impl ServiceController {
 
     async fn write_status(
         &self,
+        key: &ObjectKey,
         service: &Service,
         status: &LoadBalancerStatus,
     ) -> Result<(), Failed> {
-        if same_status(service.status.load_balancer.as_ref(), status) {
+        if !needs_status(service, status, self.records.status(key)) {
             return Ok(());
         }
         // Null: an empty list has no other form.
@@ -305,22 +306,26 @@ impl ServiceController {
             // It went with its finalizer.
             Err(error) if error.is_not_found() => Ok(()),
             Err(error) => Err(Failed::hiding("failed to update load balancer status", error)),
-            Ok(()) => Ok(()),
+            Ok(version) => {
+                self.records.set_status(key, version);
+                Ok(())
+            }
         }
     }
 
-    /// Also finalizers are patched under `/status`: the controller's role has no other right to
-    /// write. Upstream: `servicehelper.PatchService`.
+    /// Returns the new version. Also finalizers are patched under `/status`: the controller's role
+    /// has no other right to write. Upstream: `servicehelper.PatchService`.
     async fn patch(
         &self,
         service: &Service,
         mut metadata: Value,
         status: Value,
-    ) -> client::Result<()> {
+    ) -> client::Result<u64> {
         metadata["uid"] = json!(service.meta.uid);
         let patch = Patch::StrategicMerge(json!({ "metadata": metadata, "status": status }));
         let services = self.client.resource(&Service::RESOURCE).subresource("status");
-        services.patch::<PartialObjectMetadata>(&service.meta.key(), &patch).await.map(drop)
+        let patched = services.patch::<PartialObjectMetadata>(&service.meta.key(), &patch).await?;
+        Ok(patched.meta.resource_version)
     }
 }
 

@@ -53,8 +53,15 @@ fn list<T>(list: &Option<Vec<T>>) -> &[T] {
     list.as_deref().unwrap_or_default()
 }
 
+/// Whether a status is to be written. `written`: the version of the Service that the last one made; a
+/// Service of the cache that is older does not say what its status is.
+pub fn needs_status(service: &Service, status: &LoadBalancerStatus, written: u64) -> bool {
+    let is_older = service.meta.resource_version < written;
+    is_older || !same_status(service.status.load_balancer.as_ref(), status)
+}
+
 /// Absent and empty lists of addresses are the same.
-pub fn same_status(old: Option<&LoadBalancerStatus>, new: &LoadBalancerStatus) -> bool {
+fn same_status(old: Option<&LoadBalancerStatus>, new: &LoadBalancerStatus) -> bool {
     let ingress = |status: &LoadBalancerStatus| -> Vec<LoadBalancerIngress> {
         status.ingress.clone().unwrap_or_default()
     };
@@ -292,6 +299,27 @@ mod tests {
             assert_eq!(same_status(Some(&status(&old)), &status(&new)), same, "{old} {new}");
         }
         assert!(same_status(None, &LoadBalancerStatus::default()));
+    }
+
+    #[test]
+    fn a_service_older_than_the_last_status_gets_another_one() {
+        for (version, written, is_other, needed) in [
+            (5, 0, false, false),
+            (5, 0, true, true),
+            (5, 6, false, true),
+            (6, 6, false, false),
+            (7, 6, true, true),
+        ] {
+            let ingress = json!([{ "ip": "192.0.2.1" }]);
+            let cached = service(json!({
+                "metadata": { "resourceVersion": version.to_string() },
+                "status": { "loadBalancer": { "ingress": ingress } },
+            }));
+            let ingress = if is_other { json!([]) } else { ingress };
+            let status = serde_json::from_value(json!({ "ingress": ingress })).expect("a status");
+            let found = needs_status(&cached, &status, written);
+            assert_eq!(found, needed, "{version} {written} {is_other}");
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ struct Record {
     service: Option<Arc<Service>>,
     /// The targets of the last call, also of one that failed.
     targets: Option<Arc<TargetSet>>,
+    /// The version that the last write of its status made; 0: it is not known.
+    status: u64,
     /// Held by the calls for this Service.
     calls: Arc<async_lock::Mutex<()>>,
 }
@@ -59,10 +61,19 @@ impl Records {
         *before.unwrap_or_default() != **targets
     }
 
+    /// The version that the last write of its status made; 0: it is not known.
+    pub fn status(&self, key: &ObjectKey) -> u64 {
+        self.records.lock().get(key).map_or(0, |record| record.status)
+    }
+
+    pub fn set_status(&self, key: &ObjectKey, version: u64) {
+        self.records.lock().entry(key.clone()).or_default().status = version;
+    }
+
     /// Its load balancer is gone.
     pub fn remove(&self, key: &ObjectKey) {
         if let Some(record) = self.records.lock().get_mut(key) {
-            (record.service, record.targets) = (None, None);
+            (record.service, record.targets, record.status) = (None, None, 0);
         }
     }
 
@@ -100,8 +111,10 @@ mod tests {
         records.forget_unused(&key);
         assert_eq!((count(), records.keys()), (1, vec![key.clone()]));
         let second = records.calls(&key);
+        records.set_status(&key, 7);
+        assert_eq!(records.status(&key), 7);
         records.remove(&key);
-        assert_eq!(records.keys(), []);
+        assert_eq!((records.keys(), records.status(&key)), (vec![], 0));
         records.forget_unused(&key);
         assert_eq!(count(), 1, "another call waits for the lock");
         drop(second);
