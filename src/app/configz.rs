@@ -30,8 +30,10 @@ pub fn content(o: &Options, migration: Option<&LeaderMigration>, release: Releas
         section[member] = row.profile.workers.resolve(o).into();
     }
     if release >= Release::V1_37 {
-        configuration["NodeLifecycleController"]["NodeMonitorPeriod"] =
-            time(o.node_monitor_period).into();
+        // Moved there from what the managers share.
+        let shared = configuration.get_mut("KubeCloudShared").and_then(Value::as_object_mut);
+        let period = shared.and_then(|shared| shared.remove("NodeMonitorPeriod"));
+        configuration["NodeLifecycleController"]["NodeMonitorPeriod"] = period.into();
     }
     json!({ "kubecontrollermanager.config.k8s.io": configuration })
 }
@@ -244,17 +246,19 @@ mod tests {
 
     /// Pull requests 140014 and 137964.
     #[test]
-    fn release_of_1_37_has_more_members() {
+    fn release_of_1_37_has_a_member_more_and_one_elsewhere() {
         let workers = "/DisruptionController/ConcurrentDisruptionSyncs";
+        let before = "/KubeCloudShared/NodeMonitorPeriod";
         let period = "/NodeLifecycleController/NodeMonitorPeriod";
-        for (release, expected) in
-            [(Release::V1_36, [None, None]), (Release::V1_37, [Some(json!(3)), Some(json!("5s"))])]
-        {
+        for (release, expected) in [
+            (Release::V1_36, [None, Some(json!("5s")), None]),
+            (Release::V1_37, [Some(json!(3)), None, Some(json!("5s"))]),
+        ] {
             let concurrent_disruption_syncs = Count::new(3);
             let options = Options { concurrent_disruption_syncs, ..Options::default() };
             let whole = content(&options, None, release);
             let config = &whole["kubecontrollermanager.config.k8s.io"];
-            let found = [workers, period].map(|pointer| config.pointer(pointer).cloned());
+            let found = [workers, before, period].map(|pointer| config.pointer(pointer).cloned());
             assert_eq!(found, expected, "{release}");
         }
     }
