@@ -140,7 +140,7 @@ fn an_attachment_survives_a_crash_at_every_write() {
         let writes = survives_every_write(env, &scenario).await;
         assert!(writes >= 5, "{writes} writes");
         // One attachment in each run.
-        attachments.end(env, runs(writes)).await;
+        attachments.end(env, runs(env).await).await;
     });
 }
 
@@ -173,6 +173,6 @@ fn a_volume_that_moves_survives_a_crash_at_every_write() {
         let writes = survives_every_write(env, &scenario).await;
         assert!(writes >= 4, "{writes} writes");
         // Two attachments in each run.
-        attachments.end(env, 2 * runs(writes)).await;
+        attachments.end(env, 2 * runs(env).await).await;
     });
 }

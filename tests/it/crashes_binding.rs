@@ -57,7 +57,8 @@ fn provisioning_survives_a_crash_at_every_write() {
             let all = env.client.resource(&PersistentVolume::RESOURCE);
             let all = all.list::<Value>(None, &ListOptions::default()).await.expect("list").items;
             let made = |volume: &&Value| volume["spec"]["storageClassName"] == "made";
-            assert_eq!(all.iter().filter(made).count(), runs(writes), "one volume in each run");
+            let runs = runs(env).await;
+            assert_eq!(all.iter().filter(made).count(), runs, "one volume in each run");
             for path in
                 all.iter().filter(made).filter_map(|v| v["spec"]["hostPath"]["path"].as_str())
             {
