@@ -5,81 +5,19 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 
-use kube_controller_manager::app::controller_table;
-use kube_controller_manager::cache::SharedInformerFactory;
-use kube_controller_manager::controllers::{ControllerContext, ControllerContextParts};
-use kube_controller_manager::options::Options;
-use kube_controller_manager::source::ClientSource;
-use kube_controller_manager::task::{self, StopToken, Task};
-use sandbox::SandboxOptions;
-use sandbox::cluster::Cluster;
+use kube_controller_manager::task::{self, StopToken};
 use sandbox::containers::{self, ContainerNode};
-use sandbox::demo;
-use sandbox::nodes::NodeOptions;
+use sandbox::{demo, real_server};
 use serde_json::{Value, json};
 
 use super::api::PATIENCE;
-use super::node::place;
+use super::demo_server::DemoServer;
+use super::metrics_server;
+use super::node::{place, wait};
 use super::registration::Folder;
 
 const DEMO: &str = include_str!("../../../fixtures/demo.yaml");
-
-/// Those that the fixture needs.
-const CONTROLLERS: [&str; 12] = [
-    "cronjob-controller",
-    "daemonset-controller",
-    "deployment-controller",
-    "endpointslice-controller",
-    "job-controller",
-    "node-lifecycle-controller",
-    "persistentvolume-binder-controller",
-    "pod-garbage-collector-controller",
-    "replicaset-controller",
-    "root-ca-certificate-publisher-controller",
-    "serviceaccount-controller",
-    "statefulset-controller",
-];
-
-/// The controller manager, in this process.
-struct Controllers {
-    factory: SharedInformerFactory,
-    stop: StopToken,
-    running: Vec<Task<()>>,
-}
-
-impl Controllers {
-    fn start(cluster: &Cluster) -> Controllers {
-        let ca = cluster.sandbox.client_config().ca.display().to_string();
-        let options = Options { root_ca_file: ca, ..Options::default() };
-        let source = ClientSource::new(cluster.client.clone());
-        let factory = SharedInformerFactory::new(source, cluster.clock());
-        let context = ControllerContext::new(ControllerContextParts {
-            options: Arc::new(options),
-            factory: factory.clone(),
-            clients: Arc::new(cluster.client.clone()),
-            clock: cluster.clock(),
-            extension: None,
-        });
-        let stop = StopToken::new();
-        let running = CONTROLLERS.map(|name| {
-            let row = controller_table::find(name).expect("a controller");
-            let controller = row.construct(&context).expect("a controller");
-            task::spawn(controller.run(stop.clone()))
-        });
-        factory.start(&stop);
-        Controllers { factory, stop, running: running.into() }
-    }
-
-    async fn stop(self) {
-        self.stop.stop();
-        for controller in self.running {
-            controller.await;
-        }
-        self.factory.shutdown().await;
-    }
-}
 
 /// Killed when dropped.
 struct Running {
@@ -194,43 +132,57 @@ fn has_kubectl() -> bool {
 
 #[test]
 fn kubectl_reaches_into_the_containers_of_the_demo() {
-    let Some(_place) = place("demo_cluster") else { return };
-    if !has_kubectl() {
-        return eprintln!("demo_cluster: skipped: kubectl is missing");
+    reach_into_the_demo("demo_cluster", None);
+}
+
+#[test]
+fn kubectl_reaches_into_them_through_a_real_api_server() {
+    if let Some(assets) = real_server::assets() {
+        reach_into_the_demo("demo_cluster on a real API server", Some(assets));
     }
-    task::run(2, async {
+}
+
+/// `assets`: the folder of a real API server's programs; `None`: the embedded one.
+fn reach_into_the_demo(test: &str, assets: Option<PathBuf>) {
+    let Some(_place) = place(test) else { return };
+    if !has_kubectl() {
+        return eprintln!("{test}: skipped: kubectl is missing");
+    }
+    task::run(2, async move {
         let folder = Folder::make();
         let volumes = folder.0.join("volumes");
-        let nodes = NodeOptions { real_volumes: Some(volumes.clone()), ..NodeOptions::default() };
-        let options = SandboxOptions::new(folder.0.join("server"));
-        let cluster = Cluster::start(options, nodes).await.expect("a cluster");
+        let server = match &assets {
+            None => DemoServer::embedded(&folder.0, &volumes).await,
+            Some(assets) => DemoServer::real(assets, &folder.0, &volumes).await,
+        };
+        let (client, clock) = (server.client.clone(), server.clock.clone());
         let program = Path::new(env!("CARGO_BIN_EXE_kubelet-demo"));
-        let mut node = ContainerNode::start(program, &cluster.kubeconfig()).expect("a program");
-        match node.ready(&cluster.client, &cluster.clock(), PATIENCE).await {
-            Err(containers::Error::Missing) => return cluster.stop().await,
+        let mut node = ContainerNode::start(program, &server.node_kubeconfig).expect("a program");
+        match node.ready(&client, &clock, PATIENCE).await {
+            Err(containers::Error::Missing) => return server.stop().await,
             ready => ready.expect("a node"),
         }
-        let controllers = Controllers::start(&cluster);
         let objects = demo::parse("the fixture", DEMO).expect("objects");
-        for object in &objects {
-            demo::create(&cluster.client, object).await.expect("created");
-        }
-        let end = cluster.clock().monotonic() + PATIENCE;
+        server.create(&objects, "shop").await;
+        let end = clock.monotonic() + PATIENCE;
         loop {
-            let rollouts = demo::rollouts(&cluster.client, &objects).await.expect("a list");
+            let rollouts = demo::rollouts(&client, &objects).await.expect("a list");
             if rollouts.iter().all(demo::Rollout::is_complete) {
                 break;
             }
             let late: Vec<String> = rollouts.iter().map(demo::Rollout::line).collect();
-            assert!(cluster.clock().monotonic() < end, "{late:#?}");
-            cluster.clock().sleep(std::time::Duration::from_millis(500)).await;
+            assert!(clock.monotonic() < end, "{late:#?}");
+            clock.sleep(std::time::Duration::from_millis(500)).await;
         }
-        let kubectl = Kubectl { kubeconfig: cluster.kubeconfig(), home: folder.0.clone() };
-        // The API server is in this process: its threads must not wait for kubectl.
+        let stop = StopToken::new();
+        let metrics = metrics_server::start(&client, &clock, &stop).await;
+        let kubectl = Kubectl { kubeconfig: server.kubeconfig.clone(), home: folder.0.clone() };
+        // The servers are in this process: their threads must not wait for kubectl.
         task::blocking(move || look_inside(&kubectl, &volumes)).await;
-        node.stop(&cluster.clock()).await.expect("an end");
-        controllers.stop().await;
-        cluster.stop().await;
+        stop.stop();
+        metrics.join().await;
+        node.stop(&clock).await.expect("an end");
+        server.stop().await;
     });
 }
 
@@ -340,6 +292,36 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
     let page = raw("/api/v1/namespaces/shop/services/web/proxy/index.html");
     assert!(page.starts_with("hello from web-"), "{page}");
 
+    // Usage, by way of a metrics-server. The files in this folder are memory.
+    exec(&["sh", "-c", "head -c 33554432 /dev/zero > /dev/shm/x"], "");
+    exec(&["sh", "-c", "i=0; while [ $i -lt 500000 ]; do i=$((i + 1)); done"], "");
+    let top = |args: &[&str]| {
+        let args = [&["top"][..], args, &["--no-headers"]].concat();
+        let mut text = String::new();
+        // The API server has to find the metrics-server first.
+        let is_served = wait(|| {
+            let (is_good, shown) = Kubectl::end(kubectl.command(&args), "");
+            text = shown;
+            is_good
+        });
+        assert!(is_served, "{text}");
+        text
+    };
+    let nodes = top(&["nodes"]);
+    let words: Vec<&str> = nodes.split_whitespace().collect();
+    let [name, cpu, _, memory, _] = words[..] else { panic!("{nodes}") };
+    assert_eq!(name, containers::NODE);
+    assert!(amount(cpu, "m") > 0 && amount(memory, "Mi") > 0, "{nodes}");
+    let pods = top(&["pods", "-n", "shop", "--containers"]);
+    let rows = pods.lines().map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [pod, container, cpu, memory] = words[..] else { panic!("{pods}") };
+        (amount(cpu, "m"), amount(memory, "Mi"), pod, container)
+    });
+    let (cpu, memory, pod, container) = rows.max().expect("a row");
+    assert_eq!((pod, container), (&*web, "web"), "{pods}");
+    assert!(cpu > 0 && memory >= 32, "{pods}");
+
     // The claim's volume is a folder, in the pod and here.
     let text = kubectl.run(&["-n", "shop", "exec", "orders-0", "--", "ls", "/data"]);
     assert_eq!(text, "starts\n");
@@ -358,4 +340,10 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
     });
     let answer = kubectl.feed(&["create", "-f", "-", "-o", "json"], &review.to_string());
     assert!(answer.contains("system:serviceaccount:shop:default"), "{answer}");
+}
+
+/// A number of `kubectl top`, which has this unit.
+fn amount(text: &str, unit: &str) -> i64 {
+    let number = text.strip_suffix(unit).and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| panic!("{text:?} has not the unit {unit}"))
 }
