@@ -17,6 +17,7 @@ mod demo_server;
 mod descriptors;
 mod fake_runtime;
 mod faults;
+mod floods;
 mod grpc;
 mod images;
 mod lifecycle;
