@@ -20,7 +20,7 @@ use sandbox::nodes::{DRIVER, NodeOptions, StandIns};
 use sandbox::real_server::{RealOptions, RealServer};
 use serde_json::{Value, json};
 
-/// Those that the fixture needs. A real API server finds the pods behind a Service by its Endpoints.
+/// Those that the fixture needs. A real API server finds a Service's pods by Endpoints.
 const CONTROLLERS: [&str; 13] = [
     "cronjob-controller",
     "daemonset-controller",
@@ -117,7 +117,7 @@ impl DemoServer {
             demo::create(&self.client, object).await.expect("created");
         }
         if let Server::Real(..) = self.server {
-            // OpenShift's build mounts this beside each token, and a controller of its own makes it.
+            // OpenShift's build mounts it beside each token, and has a controller that makes it.
             let map = json!({
                 "apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": {"name": "openshift-service-ca.crt", "namespace": namespace},

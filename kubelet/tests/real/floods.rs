@@ -1,5 +1,5 @@
-//! What the kubelet's process holds of streams to real containers: many at once, large ones, and those
-//! whose client or runtime stops or goes away.
+//! What the kubelet's process holds of streams to real containers: many at once, large ones, and
+//! those whose client or runtime stops or goes away.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
