@@ -2,9 +2,11 @@
 
 use std::fmt::Display;
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Once;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -20,6 +22,19 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// How long the API server may take to become ready.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
+
+/// The folder of the programs for tests on a real API server, by `KUBEBUILDER_ASSETS`. Where it is
+/// not set, prints once that they are skipped.
+pub fn assets() -> Option<PathBuf> {
+    static PRINTED: Once = Once::new();
+    let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|assets| !assets.is_empty());
+    if assets.is_none() {
+        // Not by a macro: the test harness would capture the text.
+        let text = "skipped on a real kube-apiserver: KUBEBUILDER_ASSETS is not set\n";
+        PRINTED.call_once(|| std::io::stderr().write_all(text.as_bytes()).unwrap_or_default());
+    }
+    assets.map(PathBuf::from)
+}
 
 /// Where the servers' programs and files are, and their further flags.
 pub struct RealOptions<'a> {

@@ -1,25 +1,12 @@
 //! A real kube-apiserver and its etcd for a test.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 
 use kube_controller_manager::clock::SharedClock;
 use parking_lot::{Mutex, MutexGuard};
+pub use sandbox::real_server::assets;
 use sandbox::real_server::{RealOptions, RealServer};
-
-/// The folder that holds the binaries. Where it is not set, prints that once.
-pub fn assets() -> Option<PathBuf> {
-    static PRINTED: Once = Once::new();
-    let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|assets| !assets.is_empty());
-    if assets.is_none() {
-        // Not by a macro: the test harness would capture the text.
-        let text = "skipped on a real kube-apiserver: KUBEBUILDER_ASSETS is not set\n";
-        PRINTED.call_once(|| std::io::stderr().write_all(text.as_bytes()).unwrap_or_default());
-    }
-    assets.map(PathBuf::from)
-}
 
 /// Held while a real server runs. Only one runs at a time: they are heavy.
 pub struct Turn {

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use cloud::app::controller_table::controllers;
@@ -25,7 +24,7 @@ use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
 use sandbox::cluster::administrator;
 use sandbox::faults::Faults;
-use sandbox::real_server::{RealOptions, RealServer};
+use sandbox::real_server::{self, RealOptions, RealServer};
 use sandbox::{Sandbox, SandboxOptions};
 use serde_json::{Value, json};
 
@@ -89,7 +88,7 @@ impl Env {
         /// Only one runs at a time: they are heavy.
         static TURN: Mutex<()> = Mutex::new(());
         Env::run(name, &scenario);
-        let Some(assets) = assets() else { return };
+        let Some(assets) = real_server::assets() else { return };
         let _turn = TURN.lock();
         let folder = folder(name);
         block_on(async {
@@ -281,18 +280,6 @@ fn folder(name: &str) -> PathBuf {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
     std::env::temp_dir().join(format!("cloud-{name}-{unique}"))
-}
-
-/// The folder of a real API server's programs. Where it is not set, prints that once.
-fn assets() -> Option<PathBuf> {
-    static PRINTED: Once = Once::new();
-    let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|assets| !assets.is_empty());
-    if assets.is_none() {
-        // Not by a macro: the test harness would capture the text.
-        let text = "skipped on a real kube-apiserver: KUBEBUILDER_ASSETS is not set\n";
-        PRINTED.call_once(|| std::io::stderr().write_all(text.as_bytes()).unwrap_or_default());
-    }
-    assets.map(PathBuf::from)
 }
 
 impl Drop for Env {

@@ -60,8 +60,10 @@ fn an_autoscaler_follows_the_cpu_of_containers() {
             horizontal_pod_autoscaler_sync_period: Duration::from_secs(1),
             ..Options::default()
         };
-        let Some(running) = ContainerCluster::start(&CONTROLLERS, options).await else { return };
-        let metrics = MetricsServer::start(&running.cluster).await;
+        let Some(running) = ContainerCluster::start(None, &CONTROLLERS, options).await else {
+            return;
+        };
+        let metrics = MetricsServer::start(&running.server).await;
         let kubectl = running.kubectl.clone();
         // The API server is in this process: its threads must not wait for kubectl.
         task::blocking(move || scale(&kubectl)).await;

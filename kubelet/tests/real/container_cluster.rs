@@ -4,104 +4,59 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 
-use kube_controller_manager::app::controller_table;
-use kube_controller_manager::cache::SharedInformerFactory;
-use kube_controller_manager::controllers::{ControllerContext, ControllerContextParts};
 use kube_controller_manager::options::Options;
-use kube_controller_manager::source::ClientSource;
-use kube_controller_manager::task::{self, StopToken, Task};
-use sandbox::SandboxOptions;
-use sandbox::cluster::Cluster;
 use sandbox::containers::{self, ContainerNode};
-use sandbox::nodes::NodeOptions;
 
 use super::api::PATIENCE;
+use super::cluster_server::ClusterServer;
 use super::registration::Folder;
 
 pub struct ContainerCluster {
-    pub cluster: Cluster,
+    pub server: ClusterServer,
     pub kubectl: Kubectl,
     /// The folder of the driver's volumes.
     pub volumes: PathBuf,
     node: ContainerNode,
-    controllers: Controllers,
     folder: Folder,
 }
 
 impl ContainerCluster {
-    /// Starts the cluster with these controllers. `None`: this machine cannot run containers, or
-    /// has no `kubectl`; the reason is printed.
-    pub async fn start(controllers: &[&str], options: Options) -> Option<ContainerCluster> {
+    /// Starts the cluster with these controllers. `assets`: the folder with the programs of a real
+    /// API server; without it the embedded one runs. Returns `None` if this machine cannot run
+    /// containers, or has no `kubectl`; the reason is printed.
+    pub async fn start(
+        assets: Option<&Path>,
+        controllers: &[&str],
+        options: Options,
+    ) -> Option<ContainerCluster> {
         if !has_kubectl() {
             eprintln!("skipped: kubectl is missing");
             return None;
         }
         let folder = Folder::make();
-        let volumes = folder.0.join("volumes");
-        let nodes = NodeOptions { real_volumes: Some(volumes.clone()), ..NodeOptions::default() };
-        let server = SandboxOptions::new(folder.0.join("server"));
-        let cluster = Cluster::start(server, nodes).await.expect("a cluster");
+        let (dir, volumes) = (&folder.0, folder.0.join("volumes"));
+        let server = match assets {
+            None => ClusterServer::embedded(dir, &volumes, controllers, options).await,
+            Some(assets) => ClusterServer::real(assets, dir, &volumes, controllers, options).await,
+        };
         let program = Path::new(env!("CARGO_BIN_EXE_kubelet-demo"));
-        let mut node = ContainerNode::start(program, &cluster.kubeconfig()).expect("a program");
-        match node.ready(&cluster.client, &cluster.clock(), PATIENCE).await {
+        let mut node = ContainerNode::start(program, &server.node_kubeconfig).expect("a program");
+        match node.ready(&server.client, &server.clock, PATIENCE).await {
             Err(containers::Error::Missing) => {
-                cluster.stop().await;
+                server.stop().await;
                 return None;
             }
             ready => ready.expect("a node"),
         }
-        let controllers = Controllers::start(&cluster, controllers, options);
-        let kubectl = Kubectl { kubeconfig: cluster.kubeconfig(), home: folder.0.clone() };
-        Some(ContainerCluster { cluster, kubectl, volumes, node, controllers, folder })
+        let kubectl = Kubectl { kubeconfig: server.kubeconfig.clone(), home: folder.0.clone() };
+        Some(ContainerCluster { server, kubectl, volumes, node, folder })
     }
 
     pub async fn stop(self) {
-        self.node.stop(&self.cluster.clock()).await.expect("an end");
-        self.controllers.stop().await;
-        self.cluster.stop().await;
+        self.node.stop(&self.server.clock).await.expect("an end");
+        self.server.stop().await;
         drop(self.folder);
-    }
-}
-
-/// The controller manager, in this process.
-struct Controllers {
-    factory: SharedInformerFactory,
-    stop: StopToken,
-    running: Vec<Task<()>>,
-}
-
-impl Controllers {
-    fn start(cluster: &Cluster, names: &[&str], options: Options) -> Controllers {
-        let ca = cluster.sandbox.client_config().ca.display().to_string();
-        let options = Options { root_ca_file: ca, ..options };
-        let source = ClientSource::new(cluster.client.clone());
-        let factory = SharedInformerFactory::new(source, cluster.clock());
-        let context = ControllerContext::new(ControllerContextParts {
-            options: Arc::new(options),
-            factory: factory.clone(),
-            clients: Arc::new(cluster.client.clone()),
-            clock: cluster.clock(),
-            extension: None,
-        });
-        let stop = StopToken::new();
-        let run = |name: &&str| {
-            let row = controller_table::find(name).expect("a controller");
-            let controller = row.construct(&context).expect("a controller");
-            task::spawn(controller.run(stop.clone()))
-        };
-        let running = names.iter().map(run).collect();
-        factory.start(&stop);
-        Controllers { factory, stop, running }
-    }
-
-    async fn stop(self) {
-        self.stop.stop();
-        for controller in self.running {
-            controller.await;
-        }
-        self.factory.shutdown().await;
     }
 }
 
@@ -134,7 +89,7 @@ pub struct Kubectl {
 }
 
 impl Kubectl {
-    fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &[&str]) -> Command {
         self.by("kubectl", args)
     }
 
@@ -151,7 +106,7 @@ impl Kubectl {
     }
 
     /// The outputs of a command, and whether it has succeeded.
-    fn end(mut command: Command, input: &str) -> (bool, String) {
+    pub fn end(mut command: Command, input: &str) -> (bool, String) {
         let mut child = command.spawn().expect("kubectl");
         let mut stdin = child.stdin.take().expect("a pipe");
         stdin.write_all(input.as_bytes()).expect("written");

@@ -3,25 +3,26 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task;
-use sandbox::containers;
-use sandbox::demo;
+use sandbox::{containers, demo, real_server};
 use serde_json::{Value, json};
 
 use super::api::PATIENCE;
 use super::container_cluster::{ContainerCluster, Kubectl};
-use super::node::place;
+use super::metrics_server::MetricsServer;
+use super::node::{place, wait};
 
 const DEMO: &str = include_str!("../../../fixtures/demo.yaml");
 
-/// Those that the fixture needs.
-const CONTROLLERS: [&str; 12] = [
+/// Those that the fixture needs. A real API server finds a Service's pods by Endpoints.
+const CONTROLLERS: [&str; 13] = [
     "cronjob-controller",
     "daemonset-controller",
     "deployment-controller",
+    "endpoints-controller",
     "endpointslice-controller",
     "job-controller",
     "node-lifecycle-controller",
@@ -35,28 +36,41 @@ const CONTROLLERS: [&str; 12] = [
 
 #[test]
 fn kubectl_reaches_into_the_containers_of_the_demo() {
-    let Some(_place) = place("demo_cluster") else { return };
-    task::run(2, async {
-        let started = ContainerCluster::start(&CONTROLLERS, Options::default()).await;
+    reach_into_the_demo("demo_cluster", None);
+}
+
+#[test]
+fn kubectl_reaches_into_them_through_a_real_api_server() {
+    if let Some(assets) = real_server::assets() {
+        reach_into_the_demo("demo_cluster on a real API server", Some(assets));
+    }
+}
+
+/// `assets`: the folder of a real API server's programs; `None`: the embedded one.
+fn reach_into_the_demo(test: &str, assets: Option<PathBuf>) {
+    let Some(_place) = place(test) else { return };
+    task::run(2, async move {
+        let options = Options::default();
+        let started = ContainerCluster::start(assets.as_deref(), &CONTROLLERS, options).await;
         let Some(running) = started else { return };
-        let cluster = &running.cluster;
+        let (client, clock) = (&running.server.client, &running.server.clock);
         let objects = demo::parse("the fixture", DEMO).expect("objects");
-        for object in &objects {
-            demo::create(&cluster.client, object).await.expect("created");
-        }
-        let end = cluster.clock().monotonic() + PATIENCE;
+        running.server.create(&objects, "shop").await;
+        let end = clock.monotonic() + PATIENCE;
         loop {
-            let rollouts = demo::rollouts(&cluster.client, &objects).await.expect("a list");
+            let rollouts = demo::rollouts(client, &objects).await.expect("a list");
             if rollouts.iter().all(demo::Rollout::is_complete) {
                 break;
             }
             let late: Vec<String> = rollouts.iter().map(demo::Rollout::line).collect();
-            assert!(cluster.clock().monotonic() < end, "{late:#?}");
-            cluster.clock().sleep(std::time::Duration::from_millis(500)).await;
+            assert!(clock.monotonic() < end, "{late:#?}");
+            clock.sleep(std::time::Duration::from_millis(500)).await;
         }
+        let metrics = MetricsServer::start(&running.server).await;
         let (kubectl, volumes) = (running.kubectl.clone(), running.volumes.clone());
-        // The API server is in this process: its threads must not wait for kubectl.
+        // The servers are in this process: their threads must not wait for kubectl.
         task::blocking(move || look_inside(&kubectl, &volumes)).await;
+        metrics.stop().await;
         running.stop().await;
     });
 }
@@ -166,6 +180,27 @@ fn look_inside(kubectl: &Kubectl, volumes: &Path) {
     );
     let page = raw("/api/v1/namespaces/shop/services/web/proxy/index.html");
     assert!(page.starts_with("hello from web-"), "{page}");
+
+    // Usage, by way of a metrics-server. The files in this folder are memory.
+    exec(&["sh", "-c", "head -c 33554432 /dev/zero > /dev/shm/x"], "");
+    let top = |args: &[&str]| {
+        let args = [&["top"][..], args, &["--no-headers"]].concat();
+        Kubectl::end(kubectl.command(&args), "")
+    };
+    // The API server has to find the metrics-server first, which needs two pages of the kubelet.
+    let mut shown = String::new();
+    let memory_of_web = || {
+        shown = top(&["pods", "-n", "shop", "--containers"]).1;
+        let rows = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let mut of_web = rows.filter_map(|row| match row[..] {
+            [pod, "web", _, memory] if pod == web => memory.strip_suffix("Mi")?.parse::<u64>().ok(),
+            _ => None,
+        });
+        of_web.next().is_some_and(|memory| memory >= 32)
+    };
+    assert!(wait(memory_of_web), "{shown}");
+    let (is_good, nodes) = top(&["nodes"]);
+    assert!(is_good && nodes.starts_with(containers::NODE), "{nodes}");
 
     // The claim's volume is a folder, in the pod and here.
     let text = kubectl.run(&["-n", "shop", "exec", "orders-0", "--", "ls", "/data"]);

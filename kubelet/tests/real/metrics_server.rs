@@ -14,10 +14,10 @@ use kube_controller_manager::server::http::{Request, Response, Server, handler};
 use kube_controller_manager::server::tls::{Tls, TlsOptions};
 use kube_controller_manager::task::{self, StopToken, Task};
 use parking_lot::Mutex;
-use sandbox::cluster::Cluster;
 use sandbox::demo;
 use serde_json::{Value, json};
 
+use super::cluster_server::ClusterServer;
 use super::secure;
 
 const NODES: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
@@ -98,26 +98,27 @@ pub struct MetricsServer {
 
 impl MetricsServer {
     /// Starts it, and registers it with the API server.
-    pub async fn start(cluster: &Cluster) -> MetricsServer {
+    pub async fn start(api: &ClusterServer) -> MetricsServer {
+        let clock = &api.clock;
         for object in demo::parse("the rights", RIGHTS).expect("objects") {
-            demo::create(&cluster.client, &object).await.expect("created");
+            demo::create(&api.client, &object).await.expect("created");
         }
-        let token = token(&cluster.client).await;
-        let own = Config::from_kubeconfig(&cluster.kubeconfig(), None, None);
+        let token = token(&api.client).await;
+        let own = Config::from_kubeconfig(&api.kubeconfig, None, None);
         let mut own = own.expect("a configuration");
         (own.tls.certificate, own.tls.key) = (None, None);
         own.credentials = Credentials::Token(token.clone());
-        let client = Client::new(own, cluster.clock()).expect("a client");
+        let client = Client::new(own, clock.clone()).expect("a client");
 
         let state = Arc::new(Mutex::new(State::default()));
         let (any, stop) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), StopToken::new());
         let tls = Tls::new(TlsOptions::default()).expect("a certificate");
         let served = state.clone();
         let answer = handler(move |request| served.lock().answer(request));
-        let server = Server::start(any, Some(tls), answer, cluster.clock(), stop.clone());
+        let server = Server::start(any, Some(tls), answer, clock.clone(), stop.clone());
         let server = server.await.expect("a server");
-        register(&cluster.client, server.address().port()).await;
-        let scraping = task::spawn(scrape_all(client, token, cluster.clock(), state, stop.clone()));
+        register(&api.client, server.address().port()).await;
+        let scraping = task::spawn(scrape_all(client, token, clock.clone(), state, stop.clone()));
         MetricsServer { server, scraping, stop }
     }
 

@@ -11,17 +11,20 @@ use super::secure::{self, Connection};
 const ADDRESS: &str = "127.0.0.1:10250";
 
 /// A machine whose kubelet serves its port to everybody.
-struct Port {
-    node: Node,
+pub struct Port {
+    pub node: Node,
 }
 
 impl Port {
     fn start(test: &str) -> Option<Port> {
+        Port::start_with(test, "containerLogMaxSize: 64Ki\ncontainerLogMonitorInterval: 3s")
+    }
+
+    /// `fields`: more of the kubelet's configuration.
+    pub fn start_with(test: &str, fields: &str) -> Option<Port> {
         let mut node = Node::start(test)?;
-        node.configure(
-            "enableServer: true\nauthentication: {anonymous: {enabled: true}}\n\
-             containerLogMaxSize: 64Ki\ncontainerLogMonitorInterval: 3s",
-        );
+        let open = "enableServer: true\nauthentication: {anonymous: {enabled: true}}";
+        node.configure(&format!("{open}\n{fields}"));
         let folder = node.folder.join("pki");
         node.start_kubelet_with(&[&format!("--cert-dir={}", folder.display())]);
         let port = Port { node };
@@ -34,7 +37,7 @@ impl Port {
         self.node.folder.join("pki/kubelet.crt")
     }
 
-    fn connect(&self) -> Connection {
+    pub fn connect(&self) -> Connection {
         let stream = self.node.in_network(|| TcpStream::connect(ADDRESS).expect("a connection"));
         secure::connect(stream, &self.certificate(), "n", None).expect("a handshake")
     }
@@ -44,7 +47,7 @@ impl Port {
     }
 
     /// Asks for a WebSocket of version 4; `Err`: the head of another answer.
-    fn web_socket(&self, path: &str) -> Result<WebSocket, String> {
+    pub fn web_socket(&self, path: &str) -> Result<WebSocket, String> {
         self.upgrade(
             "GET",
             path,
@@ -71,11 +74,11 @@ impl Port {
 }
 
 /// The frames of a WebSocket, each of a channel.
-struct WebSocket(Connection);
+pub struct WebSocket(Connection);
 
 impl WebSocket {
     /// The next frame with content: its channel and bytes; `None`: the end.
-    fn next(&mut self) -> Option<(u8, Vec<u8>)> {
+    pub fn next(&mut self) -> Option<(u8, Vec<u8>)> {
         loop {
             let mut head = [0; 2];
             self.0.read_exact(&mut head).ok()?;
@@ -102,7 +105,7 @@ impl WebSocket {
         }
     }
 
-    fn send(&mut self, channel: u8, bytes: &[u8]) {
+    pub fn send(&mut self, channel: u8, bytes: &[u8]) {
         let length = u8::try_from(bytes.len() + 1).expect("a short frame");
         assert!(length < 126);
         // A mask of zeros leaves the bytes as they are.
@@ -207,7 +210,7 @@ fn commands_have_streams() {
     port.upgrade("POST", path, spdy).expect("an upgrade");
     let ports = spdy.replace("v4.channel", "portforward");
     port.upgrade("POST", "/portForward/default/web-n", &ports).expect("an upgrade");
-    // A gigabyte is a matter of minutes here: some of it shows that it comes whole.
+    // More is in `floods`.
     let mut zeros = exec("command=head&command=-c&command=33554432&command=/dev/zero&output=1")
         .expect("an upgrade");
     let mut total = 0;
@@ -259,7 +262,8 @@ fn ports_are_forwarded_and_containers_attached_to() {
     }
 }
 
-fn web() -> String {
+/// A pod whose container `main` serves a page on port 8080.
+pub fn web() -> String {
     let script = "mkdir /tmp/www; echo served > /tmp/www/index.html; \
                   exec httpd -f -p 8080 -h /tmp/www";
     once("web", "Always", script)
