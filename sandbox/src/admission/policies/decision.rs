@@ -80,7 +80,8 @@ fn evaluate(source: &str, variables: &Variables<'_>) -> Result<Value, String> {
         .map_err(|error| format!("expression '{source}' resulted in error: {error}"))
 }
 
-/// Upstream: `matchconditions.Matcher`: a false condition decides, even if others fail.
+/// Returns whether all match conditions of a policy hold. A false one decides, even if others fail.
+/// Upstream: `matchconditions.Matcher`.
 fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, String> {
     let mut errors = Vec::new();
     for condition in list(spec, "/matchConditions") {

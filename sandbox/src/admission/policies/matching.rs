@@ -13,8 +13,8 @@ pub fn is_exempt(request: &Request<'_>) -> bool {
     &*of.group == "admissionregistration.k8s.io" && of.plural.contains("admissionpolic")
 }
 
-/// Whether `matched` (`matchConstraints` or `matchResources`) names the request. Errors: a
-/// selector that cannot be read.
+/// Returns whether `matched` (`matchConstraints` or `matchResources`) selects the request. Errors:
+/// a selector that cannot be read.
 pub fn matches(store: &Store, request: &Request<'_>, matched: &Value) -> Result<bool, String> {
     let by_namespace = in_namespace(store, request, &matched["namespaceSelector"]);
     let by_object = of_object(request, &matched["objectSelector"]);
@@ -32,7 +32,8 @@ pub fn matches(store: &Store, request: &Request<'_>, matched: &Value) -> Result<
     by_object
 }
 
-/// Upstream: `rules.Matcher`, and the names of a rule.
+/// Returns whether `rule` names the request: its scope, operation, group, version, resource and
+/// name. Upstream: `rules.Matcher`.
 fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
     let call = request.call;
     let of = &call.kind.resource;
@@ -74,8 +75,8 @@ pub fn labels(object: &Value) -> Labels {
     serde_json::from_value(object["metadata"]["labels"].clone()).unwrap_or_default()
 }
 
-/// Whether the namespace of the request is selected; requests without one always are. Upstream:
-/// `namespace.Matcher`.
+/// Returns whether the namespace of the request is selected; a request for a cluster-scoped object
+/// always is. Upstream: `namespace.Matcher`.
 fn in_namespace(store: &Store, request: &Request<'_>, given: &Value) -> Result<bool, String> {
     let Some(selector) = selector(given)? else { return Ok(true) };
     let call = request.call;
