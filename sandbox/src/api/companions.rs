@@ -55,6 +55,8 @@ impl Api {
         }
     }
 
+    /// Creates an IPAddress for each cluster IP that the service gains, and deletes those of the
+    /// IPs that it loses. Called after each write of a service.
     fn keep_addresses(&self, old: Option<&Value>, new: Option<&Value>) -> ApiResult<()> {
         let Some(kind) = self.registry.find(NETWORKING, "v1", "ipaddresses") else { return Ok(()) };
         let (before, after) = (addresses(old), addresses(new));

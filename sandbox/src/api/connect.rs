@@ -25,7 +25,8 @@ pub enum Behind {
 }
 
 impl Api {
-    /// Who answers at `path`, if it is not this server.
+    /// Returns who answers at `path`, if it is not this server: an APIService's server, or the
+    /// target of a subresource such as `proxy`.
     pub fn behind(&self, path: &str) -> Option<Behind> {
         let mut parts = path.split('/').skip(1);
         if let (Some("apis"), Some(group), Some(version)) =

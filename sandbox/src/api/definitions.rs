@@ -9,7 +9,7 @@ use crate::kinds::{self, Kind};
 use crate::object::{list, text};
 use crate::status::ApiResult;
 
-/// The versions that objects have been stored in so far.
+/// Lists the versions that objects have been stored in so far, in the order of their use.
 fn stored_versions(definition: &Value) -> Vec<Value> {
     let mut stored = list(definition, "/status/storedVersions").to_vec();
     let versions = list(definition, "/spec/versions").iter();

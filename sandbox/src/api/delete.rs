@@ -110,8 +110,8 @@ fn mark(object: &mut Value, due: Timestamp, grace: i64) {
     }
 }
 
-/// The grace period of a kind that is deleted gracefully. Upstream:
-/// `podStrategy.CheckGracefulDelete`.
+/// Returns the grace period in seconds of a delete, or `None` for a kind that is deleted at once.
+/// Upstream: `podStrategy.CheckGracefulDelete`.
 fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Option<i64> {
     let own = (kind.default_grace)(object);
     if !(kind.resource.plural == "pods" && kind.resource.group.is_empty()) {

@@ -24,6 +24,8 @@ pub struct DeleteOptions {
 }
 
 impl DeleteOptions {
+    /// Reads the options from the body of a delete. Errors: 422 for an unknown propagation policy
+    /// or dry run value, or two settings that contradict each other.
     pub fn from_json(body: &Value) -> ApiResult<DeleteOptions> {
         let own = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
         let mut propagation = own("/propagationPolicy");
@@ -85,7 +87,7 @@ impl DeleteOptions {
         Ok(options)
     }
 
-    /// Errors: 409 when a precondition does not hold.
+    /// Compares `object` with the preconditions of the delete. Errors: 409 when one does not hold.
     pub fn check(&self, kind: &Kind, object: &Value) -> ApiResult<()> {
         let name = text(object, "/metadata/name");
         let faults = [
@@ -114,7 +116,8 @@ impl DeleteOptions {
         Ok(())
     }
 
-    /// The finalizers of `object` after this delete adds or removes those of the garbage collector.
+    /// Returns the finalizers of `object` after this delete adds or removes those of the garbage
+    /// collector.
     pub fn finalizers(&self, kind: &Kind, object: &Value) -> Vec<Value> {
         let old = list(object, "/metadata/finalizers");
         let mut new: Vec<Value> =

@@ -50,8 +50,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// A failure with the usual reason of `code`, as `Retry-After` when `retry_after` seconds are
-    /// given.
+    /// Builds a failure with the usual reason of `code`, and `Retry-After` when `retry_after`
+    /// seconds are given.
     pub fn code(code: u16, retry_after: Option<u64>) -> Fault {
         let reason = match code {
             400 => "BadRequest",
@@ -312,7 +312,8 @@ impl Faults {
         self.lock().allowances.get(program).is_some_and(|allowance| allowance.is_over)
     }
 
-    /// Whether a request of `program` is served. See [`Self::allow_writes`].
+    /// Returns whether a request of `program` is served, and counts it if it is a write that its
+    /// allowance limits. See [`Self::allow_writes`].
     pub(crate) fn serves(&self, program: &str, verb: &str, resource: &str) -> bool {
         let mut state = self.lock();
         let Some(allowance) = state.allowances.get_mut(program) else { return true };

@@ -76,7 +76,8 @@ pub struct Api {
     pub bookmark_every: Duration,
 }
 
-/// The question to the authorizer. Upstream: `RequestInfoFactory.NewRequestInfo`.
+/// Builds the question that the authorizer answers for a request. Upstream:
+/// `RequestInfoFactory.NewRequestInfo`.
 fn access(method: &Method, path: &str, query: &Query) -> Access {
     let Some(at) = ResourcePath::asked(path) else {
         let verb = method.as_str().to_ascii_lowercase();
@@ -127,6 +128,9 @@ impl Api {
         }
     }
 
+    /// Serves one request in the order of a real server: planned faults, authentication,
+    /// impersonation, authorization, then the resource or document at the path. A planned fault may
+    /// replace the answer, or be applied to it at the end.
     async fn answer(self: Arc<Self>, request: Request, accept: &Accept<'_>) -> Response {
         let Request { method, path, query: encoded, headers, body, peer, upgrade } = request;
         let mut query = Query::parse(&encoded);
@@ -205,6 +209,7 @@ impl Api {
         }
     }
 
+    /// Answers a path that is no resource: health, version, OpenAPI and discovery.
     async fn other(&self, path: &str, verbose: bool, accept: &Accept<'_>) -> ApiResult<Response> {
         match path {
             "/healthz" | "/livez" | "/readyz" if verbose => {
@@ -266,6 +271,8 @@ impl Api {
         Ok(Response::new(200, media, body.unwrap_or_default()))
     }
 
+    /// Answers a request to a resource path: a review, metrics, a watch, or what [`Self::serve`]
+    /// answers with the warnings of the call as headers.
     async fn resource(
         self: Arc<Self>,
         verb: &'static str,
@@ -341,6 +348,7 @@ impl Api {
         Metrics { store: &self.store, registry: &self.registry, now: self.clock.now() }
     }
 
+    /// Passes one request about objects, watches excepted, to the handler of its verb.
     async fn serve(
         &self,
         verb: &'static str,

@@ -28,7 +28,7 @@ const FRESH_WITHIN: Duration = Duration::from_secs(3);
 /// Lists longer than this are sent in chunks.
 const CHUNK_ITEMS: usize = 256;
 
-/// The object as `kind`'s version shows it.
+/// Returns a stored object in the version of `kind`, borrowed where it needs no conversion.
 pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if let Some(view) = kind.view {
         return Cow::Owned((view.read)(&stored.value));
@@ -86,7 +86,7 @@ fn message_kind(call: &Call) -> (String, &str) {
     }
 }
 
-/// One object in the requested form and encoding.
+/// Encodes one object in the requested form and encoding.
 pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
     if call.encoding == Encoding::Protobuf {
         let (version, kind) = message_kind(call);
@@ -111,7 +111,7 @@ fn included(call: &Call) -> IncludeObject {
     IncludeObject::parse(call.query.get("includeObject")).unwrap_or_default()
 }
 
-/// The requested version; `None` for the newest (`0` or absent).
+/// Parses the requested version; `None` is the newest (`0` or absent).
 pub fn parse_version(text: &str) -> ApiResult<Option<u64>> {
     match text {
         "" | "0" => Ok(None),
@@ -187,7 +187,8 @@ impl Api {
         Response::new(status, call.encoding.media_type(), bytes)
     }
 
-    /// The selectors of a call.
+    /// Parses the selectors of a call. Errors: 400 for a malformed one, or a field that the kind
+    /// cannot be selected by.
     pub fn selection(&self, call: &Call) -> ApiResult<Selection> {
         let fields = call.query.get("fieldSelector");
         let selection = Selection::parse(&call.kind, call.query.get("labelSelector"), fields)?;
@@ -281,7 +282,8 @@ impl Api {
         Ok(self.list_response(call, page, selection.is_everything()))
     }
 
-    /// The objects of a list, or of a collection that is deleted.
+    /// Answers with the objects of a list, or of a collection that is deleted, in the form and
+    /// encoding of the call. `counted`: whether the answer has the number of remaining objects.
     pub fn list_response(&self, call: &Call, page: Page, counted: bool) -> Response {
         let mut meta = json!({ "resourceVersion": page.version.to_string() });
         if let Some((after, remaining)) = &page.rest {
@@ -357,7 +359,7 @@ fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
     Response::stream(200, protobuf::MEDIA_TYPE, stream)
 }
 
-/// The answer 410, with a token that continues after the same key at the newest version.
+/// Builds the answer 410, with a token that continues after the same key at the newest version.
 fn expired(after: Option<&str>, version: u64, oldest: u64) -> Response {
     let Some(after) = after else {
         let why =

@@ -21,7 +21,8 @@ const AUTHORIZATION: &str = "authorization.k8s.io";
 type Answer = fn(&Api, &User, &str, &Value) -> ApiResult<Value>;
 
 impl Api {
-    /// The answer, if `at` is a review.
+    /// Answers a review, such as a TokenReview or SubjectAccessReview, which is never stored.
+    /// Returns `None` if the request does not create a review.
     pub fn review(
         &self,
         verb: &str,
@@ -133,6 +134,8 @@ impl Api {
         Ok(self.access(user, review))
     }
 
+    /// Asks the authorizer whether `subject` may do what the review describes, and returns the
+    /// status.
     fn access(&self, subject: &User, review: &Value) -> Value {
         let own = |key: &str| text(review, &format!("/spec/resourceAttributes/{key}")).to_owned();
         let mut access = Access {
@@ -161,6 +164,7 @@ impl Api {
     }
 }
 
+/// Sets the namespace of a review to that of the request. Errors: 400 when it has another one.
 /// Upstream: `rest.EnsureObjectNamespaceMatchesRequestNamespace`.
 fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     if !review["metadata"].is_object() {
@@ -176,8 +180,8 @@ fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     Ok(())
 }
 
-/// The faults of an access review, except those of its subject. `local`: the review is in a
-/// namespace. Upstream: `pkg/apis/authorization/validation`.
+/// Validates an access review, except its subject. `local`: the review is in a namespace. Upstream:
+/// `pkg/apis/authorization/validation`.
 fn faults(review: &Value, local: bool) -> Vec<Cause> {
     let spec = &review["spec"];
     let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);

@@ -59,7 +59,8 @@ pub fn allows_create_on_update(kind: &Kind) -> bool {
     }
 }
 
-/// Whether an update may leave out the resource version. Upstream: `AllowUnconditionalUpdate`.
+/// Returns whether an update may leave out the resource version. Upstream:
+/// `AllowUnconditionalUpdate`.
 pub fn allows_unconditional_update(kind: &Kind) -> bool {
     let strict = matches!(
         (&*kind.resource.group, &*kind.resource.plural),
@@ -74,8 +75,8 @@ pub fn allows_unconditional_update(kind: &Kind) -> bool {
     !strict && !kind.is_custom()
 }
 
-/// The metadata that the status endpoint does not change. Upstream: `ResetObjectMetaForStatus` and
-/// the strategies that have the same effect.
+/// Returns the metadata fields that the status endpoint does not change. Upstream:
+/// `ResetObjectMetaForStatus` and the strategies that have the same effect.
 pub fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
     const ALL: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
     match (&*kind.resource.group, &*kind.resource.plural) {

@@ -33,7 +33,7 @@ pub enum WatchEvent {
 }
 
 impl Selection {
-    /// Errors: 400 for what cannot be parsed.
+    /// Parses the label and field selectors of a request. Errors: 400 for what cannot be parsed.
     pub fn parse(kind: &Kind, labels: &str, fields: &str) -> ApiResult<Selection> {
         let refused = |why: SelectorError| failures::bad_request(why.to_string());
         let labels = labels.parse().map_err(refused)?;
@@ -86,7 +86,7 @@ impl Selection {
             })
     }
 
-    /// The event that a watch with this selection sends for `change`, if any.
+    /// Returns the event that a watch with this selection sends for `change`, if any.
     pub fn event_for(&self, change: &Change) -> Option<WatchEvent> {
         let before = change.old.as_ref().is_some_and(|old| self.matches(old));
         if change.deleted {

@@ -119,7 +119,7 @@ impl Meter {
         }
     }
 
-    /// The response, with a body that is counted as it is sent.
+    /// Counts the bytes of the response, a stream's as they are sent.
     pub fn sending(self: Arc<Self>, response: Response) -> Response {
         let body = match response.body {
             Body::Full(bytes) => {

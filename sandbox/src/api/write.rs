@@ -73,6 +73,8 @@ impl Api {
         self.create_object(&call, object).map(|stored| stored.value.clone())
     }
 
+    /// Stores a new object after the checks of a create: metadata, defaults, admission, validation,
+    /// policies and quota. Retries with another generated name if the name is taken.
     fn create_tracked(
         &self,
         call: &Call,
@@ -224,8 +226,9 @@ impl Api {
         Ok(())
     }
 
-    /// Errors: 403 when the namespace is being deleted, 404 when it does not exist.
-    /// Upstream: the admission plugin NamespaceLifecycle.
+    /// Checks that the namespace of a new object accepts it. Errors: 403 when the namespace is
+    /// being deleted, 404 when it does not exist. Upstream: the admission plugin
+    /// NamespaceLifecycle.
     fn check_namespace_open(&self, call: &Call, name: &str) -> ApiResult<()> {
         let namespaces = kube_controller_manager::objects::ResourceType::fixed(
             "",
@@ -253,7 +256,9 @@ impl Api {
         Err(error)
     }
 
-    /// Writes to a kind whose objects are stored as another kind.
+    /// Writes to a kind whose objects are stored as another kind, such as a v1
+    /// HorizontalPodAutoscaler. Converts the body to the stored kind, writes that, and answers in
+    /// the form of the call's kind.
     pub fn write_view(
         &self,
         view: View,
@@ -279,12 +284,12 @@ impl Api {
             warnings: Warnings::default(),
             user: call.user.clone(),
         };
-        let own = || -> ApiResult<Value> {
+        let read_object = || -> ApiResult<Value> {
             let mut object = call.object(payload)?;
             check_type(&call.kind, &mut object)?;
             Ok(object)
         };
-        let written = |mut new: Value, old: &Value| {
+        let to_stored = |mut new: Value, old: &Value| {
             new = (view.write)(new);
             if plural == "horizontalpodautoscalers" {
                 kinds::views::keep_metrics(&mut new, old);
@@ -292,16 +297,16 @@ impl Api {
             new
         };
         let stored = match verb {
-            "create" => self.create_object(&stored_as, (view.write)(own()?))?,
+            "create" => self.create_object(&stored_as, (view.write)(read_object()?))?,
             "update" => {
-                let object = own()?;
-                self.modify(&stored_as, part, &|old| Ok(written(object.clone(), old)))?
+                let object = read_object()?;
+                self.modify(&stored_as, part, &|old| Ok(to_stored(object.clone(), old)))?
             }
             _ => self.modify(&stored_as, part, &|old| {
                 let shown = (view.read)(old);
                 let patched =
                     patch::apply(&call.kind, &payload.content_type, &shown, &payload.bytes)?;
-                Ok(written(call.patched(payload, patched)?, old))
+                Ok(to_stored(call.patched(payload, patched)?, old))
             })?,
         };
         Ok(self.one(if verb == "create" { 201 } else { 200 }, call, &stored))
@@ -386,6 +391,9 @@ impl Api {
         self.modify_tracked(call, part, track, change)
     }
 
+    /// Stores the object that `change` makes of the stored one, after the checks of an update.
+    /// Repeats this after a conflict with another write. Deletes an object whose last finalizer
+    /// goes.
     fn modify_tracked(
         &self,
         call: &Call,
