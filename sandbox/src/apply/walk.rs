@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::fields::Fields;
 use crate::types::shape::{Items, Shape};
 
-/// The name of a list item; `None` in lists without identity of items.
+/// Returns the name of a list item; `None` in lists without identity of items.
 fn item_name(list: Shape<'_>, item: &Value) -> Option<String> {
     match list.items() {
         Items::Atomic => None,
@@ -55,7 +55,7 @@ fn is_empty_object(value: &Value) -> bool {
     value.as_object().is_some_and(Map::is_empty)
 }
 
-/// The fields that `value` has.
+/// Collects the fields that `value` has.
 pub fn fields_of(shape: Shape<'_>, value: &Value) -> Fields {
     let Some(parts) = parts(shape, value) else { return Fields::leaf() };
     let mut fields = Fields::default();
@@ -177,7 +177,7 @@ fn merge_items(live: &[Part<'_, '_>], config: &[Part<'_, '_>]) -> Vec<Value> {
 
 /// Removes from `value` the fields in `gone`, unless they or fields below them are in `kept`.
 pub fn prune(shape: Shape<'_>, value: &mut Value, gone: &Fields, kept: &Fields) {
-    /// Whether a part is removed as a whole; if not, it is pruned.
+    /// Returns whether a part is removed as a whole; if not, it is pruned.
     fn is_removed(
         name: &str,
         of: Shape<'_>,

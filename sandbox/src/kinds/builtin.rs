@@ -15,7 +15,7 @@ fn no_field(_: &Value, _: &str) -> Option<String> {
     None
 }
 
-/// A kind of plain rules: nulls dropped, metadata checked.
+/// Builds a kind with plain rules: it drops nulls and checks the metadata.
 pub(super) fn kind(
     group: &'static str,
     kind: &'static str,
@@ -125,6 +125,7 @@ pub fn builtin() -> Vec<Kind> {
     kinds
 }
 
+/// Lists the kinds of the core group, with their rules and subresources.
 fn core_kinds() -> Vec<Kind> {
     const G: &str = "";
     let mut pods = kind(G, "Pod", "pods", &["po"], true)
@@ -215,6 +216,7 @@ fn core_kinds() -> Vec<Kind> {
     ]
 }
 
+/// Lists the kinds of the groups apps, batch, autoscaling and policy.
 fn workload_kinds() -> Vec<Kind> {
     let workload = |group, name, plural, short: &[&str]| {
         kind(group, name, plural, short, true).category("all").generation()
@@ -279,6 +281,7 @@ fn workload_kinds() -> Vec<Kind> {
     ]
 }
 
+/// Lists the kinds of the other groups: network, RBAC, storage, devices, admission and reviews.
 fn cluster_kinds() -> Vec<Kind> {
     const NET: &str = "networking.k8s.io";
     const RBAC: &str = "rbac.authorization.k8s.io";

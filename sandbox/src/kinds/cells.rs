@@ -50,7 +50,7 @@ pub fn label_map(object: &Value, pointer: &str) -> String {
     none_if_empty(pairs.join(","))
 }
 
-/// Upstream: `metav1.FormatLabelSelector`.
+/// Formats the label selector at `pointer` as text. Upstream: `metav1.FormatLabelSelector`.
 pub fn selector(object: &Value, pointer: &str) -> String {
     let parsed = object.pointer(pointer).and_then(|value| {
         serde_json::from_value::<kube_controller_manager::objects::LabelSelector>(value.clone())
@@ -91,6 +91,8 @@ fn terminated_reason(terminated: &Value) -> String {
     }
 }
 
+/// Computes the cells of a pod's row: ready containers, restarts, and the reason shown as its
+/// status. Upstream: `printPod`.
 fn summarize(pod: &Value) -> PodSummary {
     let phase = text(pod, "/status/phase");
     let inits = list(pod, "/spec/initContainers");
@@ -413,7 +415,7 @@ pub fn job_duration(job: &Value, now: i64) -> String {
     human_duration(seconds(job, "/status/completionTime").unwrap_or(now) - start)
 }
 
-/// `RWO,RWX`. Upstream: `helper.GetAccessModesAsString`.
+/// Formats the access modes in short, such as `RWO,RWX`. Upstream: `helper.GetAccessModesAsString`.
 pub fn access_modes(object: &Value, pointer: &str) -> String {
     let modes = list(object, pointer);
     let short = [
@@ -439,7 +441,7 @@ pub fn phase_or_terminating(object: &Value) -> &str {
     }
 }
 
-/// Used and hard quotas; `limits` picks those whose name starts so.
+/// Lists used and hard quotas, those named `limits.…` if `limits`, else the others.
 pub fn quota(object: &Value, limits: bool) -> String {
     let mut entries: Vec<String> = members(object, "/status/hard")
         .filter(|(name, _)| name.starts_with("limits.") == limits)
@@ -470,6 +472,7 @@ pub fn hpa_targets(hpa: &Value) -> String {
     }
 }
 
+/// Formats the current and target value of an autoscaler's metric, such as `cpu: 50%/80%`.
 fn hpa_target(metric: &Value, status: &Value) -> String {
     let (source, named) = match text(metric, "/type") {
         "External" => ("external", false),
@@ -524,7 +527,7 @@ pub fn csr_condition(csr: &Value) -> String {
     status
 }
 
-/// The controller of a ControllerRevision: `deployment.apps/web`.
+/// Formats the controller of a ControllerRevision, such as `deployment.apps/web`.
 pub fn controller(object: &Value) -> String {
     let owners = list(object, "/metadata/ownerReferences");
     let Some(owner) = owners.iter().find(|owner| truth(owner, "/controller")) else {

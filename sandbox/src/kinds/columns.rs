@@ -15,7 +15,7 @@ const CREATED: &str = "CreationTimestamp is a timestamp representing the server 
     object was created. It is not guaranteed to be set in happens-before order across separate \
     operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.";
 
-/// A column; `cell` makes its cell from the object and the time now.
+/// Builds a column; `cell` makes its cell from the object and the time now, in seconds since 1970.
 pub fn column(
     name: &str,
     r#type: &'static str,
@@ -112,7 +112,7 @@ fn selected_by(pointer: &'static str) -> Column {
     wide(string("Selector", move |object| selector(object, pointer)))
 }
 
-/// The name of a class, marked when its annotation makes it the default one.
+/// Builds the column with the name of a class, marked when its annotation makes it the default one.
 fn class_name(annotation: &'static str) -> Column {
     let cell = move |object: &Value, _| {
         let name = text(object, "/metadata/name");
@@ -124,7 +124,7 @@ fn class_name(annotation: &'static str) -> Column {
     Column { format: "name", description: NAME.to_owned(), ..column("Name", "string", 0, cell) }
 }
 
-/// The columns of a built-in resource; those without their own show name and age.
+/// Returns the columns of a built-in resource; those without their own show name and age.
 pub fn of(group: &str, plural: &str) -> Vec<Column> {
     const TEMPLATE: &str = "/spec/template/spec";
     let mut columns = match (group, plural) {

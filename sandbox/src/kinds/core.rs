@@ -18,6 +18,7 @@ static NEXT_ADDRESS: AtomicU32 = AtomicU32::new(10);
 /// The next node port above 30000.
 static NEXT_NODE_PORT: AtomicU32 = AtomicU32::new(0);
 
+/// Fills the defaults of a service that depend on its type, and those of its ports.
 pub fn default_service(service: &mut Value) {
     drop_nulls(service);
     let spec = object(service, "spec");
@@ -113,6 +114,7 @@ pub fn prepare_service_update(service: &mut Value, old: &Value) {
     allocate(service);
 }
 
+/// Validates a service: type, addresses, ports and selector.
 pub fn check_service(service: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(service, NameRule::Dns1123Label);
     let spec = service.get("spec").unwrap_or(&Value::Null);
@@ -220,6 +222,8 @@ pub fn prepare_node(node: &mut Value) {
     }
 }
 
+/// Fills the fields of a node's status that are never absent, and writes its quantities
+/// canonically.
 pub fn default_node(node: &mut Value) {
     drop_nulls(node);
     let status = object(node, "status");
@@ -421,8 +425,9 @@ pub fn check_claim(claim: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Only these parts of a claim's spec may change: the size, the class while it is unset, and the
-/// volume name while the claim is unbound.
+/// Validates the update of a claim, of whose spec only these parts may change: the size, the
+/// attributes class, the storage class while it is unset, and the volume name while the claim is
+/// unbound.
 pub fn update_claim(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_claim(new));

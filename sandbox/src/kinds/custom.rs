@@ -24,6 +24,7 @@ pub fn from_crd(crd: &Value) -> Result<Vec<Kind>, Vec<Cause>> {
     Ok(served.map(|version| kind(crd, version)).collect())
 }
 
+/// Validates a CustomResourceDefinition: names, scope, versions and the structure of its schemas.
 fn check(crd: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     let group = text(crd, "/spec/group");
@@ -126,6 +127,8 @@ fn words(crd: &Value, pointer: &str) -> Vec<String> {
     list(crd, pointer).iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
+/// Builds the kind that one version of a CustomResourceDefinition defines. Its schema prunes,
+/// defaults and validates the objects.
 fn kind(crd: &Value, version: &Value) -> Kind {
     let owned = |pointer: &str| Cow::Owned(text(crd, pointer).to_owned());
     let resource = ResourceType {
@@ -207,6 +210,7 @@ fn kind(crd: &Value, version: &Value) -> Kind {
     }
 }
 
+/// Builds the columns of a version, or name and age when it defines none.
 fn printer_columns(version: &Value) -> Vec<Column> {
     let mut all = vec![columns::name()];
     let given = list(version, "/additionalPrinterColumns");
@@ -273,7 +277,8 @@ enum Step {
 }
 
 impl JsonPath {
-    /// A part that cannot be parsed becomes a name that no object has.
+    /// Parses a path such as `.status.conditions[?(@.type=="Ready")].status`. A part that cannot be
+    /// parsed becomes a name that no object has.
     pub fn parse(text: &str) -> JsonPath {
         let mut steps = Vec::new();
         let mut rest = text.trim().trim_start_matches('{').trim_end_matches('}');
@@ -312,6 +317,7 @@ impl JsonPath {
     }
 }
 
+/// Follows the steps from `root`, and returns all values that they lead to.
 fn walk<'a>(steps: &[Step], root: &'a Value) -> Vec<&'a Value> {
     let mut found = vec![root];
     for step in steps {
@@ -351,7 +357,7 @@ fn walk<'a>(steps: &[Step], root: &'a Value) -> Vec<&'a Value> {
     found
 }
 
-/// Where the bracket that was opened before `text` closes.
+/// Finds where the bracket that was opened before `text` closes; its end if it does not.
 fn closing(text: &str) -> usize {
     let mut quote = None;
     let mut depth = 0;

@@ -10,8 +10,8 @@ use super::rules::Rules;
 use super::{Kind, certificates, devices, other_groups, workloads};
 use crate::status::Cause;
 
-/// The built-in kinds of a server of Kubernetes 1.`minor`, 36 or 37. `all`: also those that its
-/// flags must ask for.
+/// Lists the built-in kinds of a server of Kubernetes 1.`minor`, 36 or 37. `all`: also those that
+/// its flags must ask for.
 pub fn served(minor: u32, all: bool) -> Vec<Kind> {
     let (mut kinds, mut gated) = (builtin(), behind_gates());
     if minor >= 37 {
@@ -39,7 +39,7 @@ const IN_37: [(&str, &str); 5] = [
     ("PodGroup", "v1beta1"),
 ];
 
-/// The kinds behind feature gates, with their versions in 1.36.
+/// Lists the kinds behind feature gates, with their versions in 1.36.
 pub fn behind_gates() -> Vec<Kind> {
     let of = |version: &'static str, mut kind: Kind| {
         kind.resource.version = version.into();
@@ -110,7 +110,8 @@ fn version_faults(version: &Value) -> Vec<Cause> {
     faults
 }
 
-/// The common version is that of all servers, if they agree. Upstream: `validateCommonVersion`.
+/// Checks that the common version is that of all servers, if they agree, and is absent otherwise.
+/// Upstream: `validateCommonVersion`.
 fn wrong_common_version(version: &Value) -> Option<Cause> {
     let mut all = list(version, "/status/storageVersions")
         .iter()

@@ -31,8 +31,8 @@ pub fn list_mut<'a>(value: &'a mut Value, pointer: &str) -> &'a mut [Value] {
     value.pointer_mut(pointer).and_then(Value::as_array_mut).map_or(&mut [], Vec::as_mut_slice)
 }
 
-/// The object under `key`, made when it is absent. A value that is no object is replaced: decoding
-/// has already refused objects of a wrong shape.
+/// Returns the object under `key`, which is made when it is absent. A value that is no object is
+/// replaced: decoding has already refused objects of a wrong shape.
 pub fn object<'a>(value: &'a mut Value, key: &str) -> &'a mut Value {
     if !value.is_object() {
         *value = Value::Object(Map::new());

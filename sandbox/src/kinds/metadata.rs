@@ -74,7 +74,7 @@ pub fn subdomain_fault(name: &str) -> Option<String> {
     (!name.split('.').all(is_dns1123_label)).then(|| SUBDOMAIN.to_owned())
 }
 
-/// The fault of a name under the kind's rule.
+/// Checks a name by the kind's rule, and returns the message of its fault.
 pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     match rule {
         NameRule::Subdomain => subdomain_fault(name),
@@ -118,7 +118,8 @@ pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     }
 }
 
-/// The fault of a label key or annotation key. Upstream: `validation.IsQualifiedName`.
+/// Checks the key of a label or annotation, and returns the message of its fault. Upstream:
+/// `validation.IsQualifiedName`.
 pub fn qualified_fault(key: &str) -> Option<String> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -173,6 +174,7 @@ pub fn annotations(object: &Value, pointer: &str, field: &str, faults: &mut Vec<
     }
 }
 
+/// Validates the owner references of an object: no empty field, and at most one controller.
 fn owner_references(object: &Value, faults: &mut Vec<Cause>) {
     let field = "metadata.ownerReferences";
     let mut controllers = Vec::new();

@@ -116,7 +116,7 @@ pub enum Subresource {
 }
 
 impl Subresource {
-    /// The name in paths.
+    /// Returns the subresource's name in paths.
     pub fn name(&self) -> &'static str {
         match self {
             Subresource::Status => "status",
@@ -164,7 +164,7 @@ impl Kind {
         self.storage_version.as_ref().is_none_or(|version| stored["apiVersion"] == **version)
     }
 
-    /// The verbs of the resource itself, sorted, as in discovery.
+    /// Lists the verbs of the resource itself, sorted, as in discovery.
     pub fn verbs(&self) -> Vec<&'static str> {
         match (&*self.resource.group, &*self.resource.plural) {
             // Reviews are answered and not stored.

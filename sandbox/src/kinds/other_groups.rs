@@ -76,6 +76,7 @@ fn wrong_target(hpa: &Value) -> Option<Cause> {
 
 const HPA: Rules = Rules::of(hpa_faults);
 
+/// Validates the spec of an autoscaler: its range, and the target of the scaling.
 fn hpa_faults(hpa: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     let of =

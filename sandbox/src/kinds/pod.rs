@@ -32,6 +32,8 @@ pub fn default_spec(spec: &mut Value) {
     list_mut(spec, "/volumes").iter_mut().for_each(default_volume);
 }
 
+/// Fills the defaults of a container, its ports, probes and hooks. With the host's network, a port
+/// without a host port gets its own number as one.
 fn default_container(container: &mut Value, host_network: bool) {
     fill(container, "terminationMessagePath", "/dev/termination-log");
     fill(container, "terminationMessagePolicy", "File");
@@ -105,6 +107,7 @@ fn limits_to_requests(container: &mut Value) {
     }
 }
 
+/// Fills the defaults of a volume; one that has only a name becomes an `emptyDir`.
 fn default_volume(volume: &mut Value) {
     const SOURCES: usize = 1;
     if volume.as_object().is_some_and(|volume| volume.len() == SOURCES) {
@@ -192,7 +195,8 @@ pub fn prepare_create(pod: &mut Value) {
     }
 }
 
-/// Upstream: `qos.ComputePodQOS`.
+/// Returns the QoS class of a pod by the CPU and memory of all its containers. Upstream:
+/// `qos.ComputePodQOS`.
 pub(super) fn qos_class(pod: &Value) -> &'static str {
     let containers =
         || list(pod, "/spec/containers").iter().chain(list(pod, "/spec/initContainers"));

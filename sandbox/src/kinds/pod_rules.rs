@@ -24,6 +24,7 @@ fn dns_name(field: &str, name: &str, faults: &mut Vec<Cause>) {
     }
 }
 
+/// Validates a container at the path `at`. `volumes` are the names that its mounts may have.
 pub(super) fn container(container: &Value, at: &str, volumes: &[&str], faults: &mut Vec<Cause>) {
     dns_name(&format!("{at}.name"), text(container, "/name"), faults);
     if text(container, "/image").is_empty() {
@@ -205,7 +206,7 @@ pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// A pod spec without the fields that an update may change.
+/// Returns a pod's spec without the fields that an update may change.
 fn fixed_part(pod: &Value) -> Value {
     let mut spec = pod.get("spec").cloned().unwrap_or_default();
     for key in ["activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations"] {

@@ -43,6 +43,7 @@ pub fn default_binding(binding: &mut Value) {
     }
 }
 
+/// Validates a Role or ClusterRole: its rules, and the selectors of its aggregation.
 pub fn check_role(role: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(role, NameRule::PathSegment);
     let namespaced = text(role, "/kind") == "Role";
@@ -112,6 +113,8 @@ pub fn check_binding(binding: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Validates a binding's subject. `namespaced`: the binding is in a namespace, which is then the
+/// default of a service account.
 fn check_subject(subject: &Value, namespaced: bool, at: &str, faults: &mut Vec<Cause>) {
     let (kind, name, group) =
         (text(subject, "/kind"), text(subject, "/name"), text(subject, "/apiGroup"));
@@ -144,6 +147,7 @@ fn check_subject(subject: &Value, namespaced: bool, at: &str, faults: &mut Vec<C
     }
 }
 
+/// Validates the update of a binding, whose `roleRef` may not change.
 pub fn update_binding(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = check_binding(new);
     faults.extend(metadata::check_update(new, old));

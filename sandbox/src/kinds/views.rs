@@ -125,7 +125,8 @@ fn write_autoscaler(mut scaler: Value) -> Value {
     scaler
 }
 
-/// Fields that v1 lacks keep their values when v1 writes an autoscaler.
+/// Keeps the fields that v1 lacks when v1 writes an autoscaler: `behavior`, and all metrics but
+/// that of CPU utilization.
 pub fn keep_metrics(new: &mut Value, old: &Value) {
     let others: Vec<Value> = list(old, "/spec/metrics")
         .iter()

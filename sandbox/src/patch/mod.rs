@@ -25,7 +25,7 @@ pub fn is_apply(content_type: &str) -> bool {
     content_type.split(';').next().is_some_and(|media_type| media_type.trim() == APPLY)
 }
 
-/// `original` after `patch`, whose kind `content_type` names (parameters after `;` don't count).
+/// Applies `patch` to `original`; `content_type` names its kind (parameters after `;` don't count).
 ///
 /// Errors: 415 for other types (and for strategic merge of custom kinds), 400
 /// for a patch that can't be read, 422 for a JSON patch that does not fit the object.
@@ -76,6 +76,7 @@ fn object(patch: &[u8]) -> ApiResult<Value> {
     Ok(patch)
 }
 
+/// Applies a JSON patch, within upstream's limits of operations, copied bytes and depth.
 fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
     // Upstream's limit of operations.
     const MAX_OPERATIONS: usize = 10_000;
@@ -116,7 +117,7 @@ fn bytes_copied(operation: &PatchOperation, object: &Value) -> usize {
     bytes.and_then(Result::ok).map_or(0, |bytes| bytes.len())
 }
 
-/// The depth that an operation leads to.
+/// Returns the depth that an operation leads to.
 fn depth_after(operation: &PatchOperation, object: &Value) -> usize {
     let (path, value) = match operation {
         PatchOperation::Add(add) => (&add.path, Some(&add.value)),
@@ -136,8 +137,8 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// Against the standard, but as upstream's library: `replace` may add a missing member, and to
-/// `test` it is null.
+/// Rewrites an operation against the standard, but as upstream's library takes it: `replace` may
+/// add a missing member, and to `test` it is null.
 fn lenient(operation: PatchOperation, object: &Value) -> Vec<PatchOperation> {
     let missing = |path: &json_patch::jsonptr::Pointer| {
         let parent = path.parent().and_then(|parent| object.pointer(parent.as_str()));

@@ -33,6 +33,8 @@ fn is_directive(key: &str) -> bool {
         || key.starts_with(ORDER)
 }
 
+/// Merges a patch into an object: its directive first, then the keys to retain, the primitives to
+/// delete, the members, and orders without changes.
 fn merge_object(
     types: &Types,
     type_name: Option<&str>,
@@ -94,6 +96,8 @@ fn merge_object(
     Ok(())
 }
 
+/// Merges one member of a patch. `of` is the member's type, `rule` how its lists merge, `order` the
+/// wanted order of a list's items. Null removes the member.
 fn merge_member(
     types: &Types,
     of: Option<&str>,
@@ -143,6 +147,7 @@ fn without_directives(patch: &[Value]) -> Vec<Value> {
     patch.iter().filter(|item| item.get(DIRECTIVE).is_none()).cloned().collect()
 }
 
+/// Merges a list by the merge key of its items; an empty `key` means a set of primitives.
 fn merge_list(
     types: &Types,
     of: Option<&str>,
@@ -194,7 +199,8 @@ fn merge_list(
     Ok(items)
 }
 
-/// Errors: the items of `patch` are not in the `order` that its directive gives.
+/// Checks that the items of `patch` are in the `order` that its directive gives. Errors: they are
+/// not.
 fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
     let mut wanted = order.iter();
     let set = || patch.iter().filter(|item| item.get(DIRECTIVE).is_none());

@@ -18,7 +18,7 @@ fn type_name(schema: &Value) -> Option<&str> {
     reference(schema)?.rsplit('.').next()
 }
 
-/// A schema's type as Go would print it.
+/// Formats a schema's type as Go would print it.
 fn go_type(schema: &Value) -> String {
     if let Some(name) = reference(schema) {
         let mut parts = name.rsplit('.');
@@ -57,7 +57,7 @@ impl Found {
         })
     }
 
-    /// The faults in the order of the body; for custom kinds duplicates come first.
+    /// Lists the faults in the order of the body; for custom kinds duplicates come first.
     pub fn faults(mut self, custom: bool) -> Vec<String> {
         let from = self.duplicate.len();
         self.duplicate.append(&mut self.unknown);
@@ -89,7 +89,7 @@ enum Step<'p> {
 }
 
 impl Place<'_> {
-    /// `spec.containers[0].image`, or without the numbers.
+    /// Formats the path of a place, such as `spec.containers[0].image`, or without the numbers.
     fn path(&self, numbers: bool) -> String {
         let mut path = self.before.map(|before| before.path(numbers)).unwrap_or_default();
         match self.step {
@@ -166,6 +166,7 @@ impl Reader<'_, '_, '_> {
         number
     }
 
+    /// Records a mismatch if a string does not fit its schema: a quantity, base64 or a time.
     fn check_text(&mut self, text: &str) {
         if self.place.schema.and_then(type_name) == Some("Quantity")
             && let Err(error) = text.parse::<Quantity>()

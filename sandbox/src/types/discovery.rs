@@ -17,6 +17,7 @@ struct Sub {
 
 const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
+/// Lists the subresources of a kind with their kinds and verbs, sorted by name.
 fn subresources(kind: &Kind) -> Vec<Sub> {
     let own = || ("", "", kind.resource.kind.to_string());
     let mut subs: Vec<Sub> = kind
@@ -67,7 +68,8 @@ pub fn api_versions() -> Value {
     })
 }
 
-/// The groups but for the core one, each with its versions, in order of their first appearance.
+/// Lists the groups but for the core one, each with its versions, in order of their first
+/// appearance.
 fn groups(kinds: &[Arc<Kind>]) -> Vec<(String, Vec<String>)> {
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
     for kind in kinds.iter().filter(|kind| !kind.resource.group.is_empty()) {
@@ -84,8 +86,8 @@ fn groups(kinds: &[Arc<Kind>]) -> Vec<(String, Vec<String>)> {
     groups
 }
 
-/// How a version ranks: v2 before v1 before v1beta2 before v1alpha1 before other names.
-/// Upstream: `version.CompareKubeAwareVersionStrings`.
+/// Ranks a version: v2 before v1 before v1beta2 before v1alpha1 before other names. Upstream:
+/// `version.CompareKubeAwareVersionStrings`.
 fn priority(version: &str) -> (u8, u32, u32) {
     let parse = || {
         let rest = version.strip_prefix('v')?;
@@ -141,7 +143,7 @@ fn of_version<'a>(
         .filter(move |kind| kind.resource.group == group && kind.resource.version == version)
 }
 
-/// The answer to `/api/v1` and `/apis/GROUP/VERSION`; null when the version is not served.
+/// Builds the answer to `/api/v1` and `/apis/GROUP/VERSION`; null when the version is not served.
 pub fn resources_legacy(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
     let mut resources = Vec::new();
     for kind in of_version(kinds, group, version) {
@@ -180,7 +182,7 @@ pub fn resources_legacy(kinds: &[Arc<Kind>], group: &str, version: &str) -> Valu
     })
 }
 
-/// The aggregated answer (`APIGroupDiscoveryList`) to `/api` (`core`) or `/apis`.
+/// Builds the aggregated answer (`APIGroupDiscoveryList`) to `/api` (`core`) or `/apis`.
 pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
     let groups = match core {
         true => vec![(String::new(), vec!["v1".to_owned()])],
@@ -231,7 +233,7 @@ pub fn add_service(groups: &mut Value, service: &Value, resources: Option<&Value
     }
 }
 
-/// The resources of a legacy list in the aggregated form. Upstream:
+/// Converts the resources of a legacy list to the aggregated form. Upstream:
 /// `endpoints/discovery/aggregated.ConvertGroupVersionIntoToDiscovery`.
 fn aggregated_resources(list: &Value) -> Vec<Value> {
     let resources = list["resources"].as_array();
@@ -287,7 +289,7 @@ pub fn add_group_of(document: &mut Value, service: &Value) {
     }
 }
 
-/// The answer to `/apis/GROUP` for a group of other servers.
+/// Builds the answer to `/apis/GROUP` for a group of other servers.
 pub fn group_of<'a>(services: impl Iterator<Item = &'a Value>, path: &str) -> Option<Value> {
     let name = path.trim_end_matches('/').strip_prefix("/apis/")?;
     let own = services.filter(|service| service["spec"]["group"] == name);
@@ -303,6 +305,7 @@ pub fn group_of<'a>(services: impl Iterator<Item = &'a Value>, path: &str) -> Op
     Some(group)
 }
 
+/// Builds the entry of a kind in the aggregated form, with its subresources.
 fn aggregated_resource(kind: &Kind) -> Value {
     let resource = &kind.resource;
     let own = |group: &str, version: &str, name: &str| {

@@ -59,6 +59,8 @@ fn root_key(kind: &Kind) -> (String, String) {
     (group.to_owned(), resource.kind.to_string())
 }
 
+/// Returns the schemas of all built-in kinds of a group. They are generated at the first call, and
+/// kept.
 pub fn builtin_group(name: &str) -> Arc<Group> {
     static GROUPS: OnceLock<Mutex<HashMap<String, Arc<Group>>>> = OnceLock::new();
     let groups = GROUPS.get_or_init(Mutex::default);

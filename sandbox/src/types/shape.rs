@@ -25,7 +25,7 @@ impl<'a> Shape<'a> {
         types.schema(name).map_or(Shape::Open, |schema| Shape::Typed { types, schema })
     }
 
-    /// The shape of a member; `None` when it does not exist.
+    /// Returns the shape of a member; `None` when it does not exist.
     pub fn member(self, key: &str) -> Option<Shape<'a>> {
         match self {
             Shape::Open => Some(Shape::Open),
@@ -110,7 +110,7 @@ impl<'a> Shape<'a> {
         self.schema().is_some_and(|schema| schema["x-kubernetes-map-type"] == "atomic")
     }
 
-    /// How the items of a list of this shape are identified.
+    /// Returns how the items of a list of this shape are identified.
     pub fn items(self) -> Items<'a> {
         let Some(schema) = self.schema() else { return Items::Atomic };
         match schema["x-kubernetes-list-type"].as_str() {

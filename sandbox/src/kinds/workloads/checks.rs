@@ -10,7 +10,7 @@ use crate::kinds::pod_rules;
 use crate::status::Cause;
 use kube_controller_manager::objects::{Labels, Selector};
 
-/// Rules that all sets of pods share.
+/// Checks the rules that all sets of pods share.
 fn set_of_pods(object: &Value, rule: NameRule) -> Vec<Cause> {
     let mut faults = metadata::check(object, rule);
     for field in ["replicas", "minReadySeconds", "revisionHistoryLimit"] {
@@ -45,6 +45,7 @@ fn int_or_percent(value: Option<&Value>, field: &str) -> Option<Cause> {
     }
 }
 
+/// Validates a Deployment: what all sets of pods share, its strategy and its progress deadline.
 pub fn check_deployment(deployment: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(deployment, NameRule::Subdomain);
     let strategy = deployment.pointer("/spec/strategy").unwrap_or(&Value::Null);
@@ -163,6 +164,7 @@ pub fn check_controller_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Validates the update of a StatefulSet, of whose spec only the named fields may change.
 pub fn check_stateful_set_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_stateful_set(new));

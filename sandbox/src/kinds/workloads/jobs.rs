@@ -36,7 +36,8 @@ pub fn default_job(job: &mut Value) {
     default_job_spec(object(job, "spec"));
 }
 
-/// A new Job has no status; its selector is generated from its uid.
+/// Removes the status of a new Job, and generates its labels and selector from its uid and name
+/// unless it has `manualSelector`.
 pub fn prepare_job(job: &mut Value) {
     set(job, "status", json!({}));
     let (uid, name) =
@@ -76,6 +77,7 @@ pub fn default_cron_job(job: &mut Value) {
     default_template(object(template, "spec"), "template");
 }
 
+/// Validates the spec of a Job at path `at`, also that in a CronJob's template.
 fn job_spec(spec: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     for field in [
@@ -114,6 +116,8 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Validates the update of a Job. While the Job is at rest, scheduling directives in its template
+/// may change.
 pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = update(new, old, check_job);
     let (new_template, old_template) = (template_of(new), template_of(old));
@@ -163,7 +167,7 @@ fn is_at_rest(job: &Value) -> bool {
         && job.pointer("/status/active").is_none_or(|active| active == 0)
 }
 
-/// A template's spec without the fields that may change while the Job is suspended.
+/// Returns a template's spec without the fields that may change while the Job is suspended.
 fn fixed_spec(template: &Value) -> Value {
     let mut spec = template.get("spec").cloned().unwrap_or_default();
     for free in ["nodeSelector", "tolerations", "schedulingGates"] {
@@ -189,7 +193,7 @@ pub fn check_new_cron_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Upstream: `validateTimeZone`.
+/// Checks that the time zone of a CronJob is known. Upstream: `validateTimeZone`.
 fn wrong_time_zone(job: &Value) -> Option<Cause> {
     let given = job.pointer("/spec/timeZone").filter(|given| !given.is_null())?;
     let name = given.as_str().unwrap_or_default();
@@ -206,6 +210,7 @@ fn wrong_time_zone(job: &Value) -> Option<Cause> {
     Some(invalid("spec.timeZone", given, &detail))
 }
 
+/// Validates a CronJob, except its time zone.
 fn check_cron_job(job: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(job, NameRule::Subdomain);
     let name = text(job, "/metadata/name");

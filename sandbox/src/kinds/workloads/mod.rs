@@ -83,7 +83,7 @@ fn check_restart_policy(template: &Value) -> Option<Cause> {
     (policy != "Always").then(|| unsupported(field, policy, &["Always"]))
 }
 
-/// The checks of an update: metadata, the checks of a new object, a fixed selector.
+/// Checks an update: its metadata, the rules of a new object, and that the selector is the same.
 fn update(new: &Value, old: &Value, check: fn(&Value) -> Vec<Cause>) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check(new));
