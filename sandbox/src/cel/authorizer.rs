@@ -28,6 +28,8 @@ impl Question {
     }
 }
 
+/// Evaluates the functions of the authorizer: each narrows the question by one part, and `check`
+/// asks it. `None`: not one of them.
 pub fn call(
     name: &str,
     args: &[Value],
@@ -83,10 +85,13 @@ pub fn call(
 }
 
 impl Answer {
+    /// Returns a field of the authorizer's decision, which a rule reads like a function without
+    /// arguments.
     fn part(&self, name: &str) -> Option<Value> {
         Some(match name {
             "allowed" => self.allowed.into(),
             "reason" => self.reason.as_str().into(),
+            // RBAC decides without errors: a fault in its lookup is part of the reason.
             "errored" => false.into(),
             "error" => "".into(),
             _ => return None,

@@ -69,7 +69,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     }))
 }
 
-/// The faults of `text`; `None` when it has none.
+/// Lists the faults of `text`; `None` when it has none, or the format is not known.
 fn faults(format: &str, text: &str) -> Option<Vec<String>> {
     if format == "uri" {
         let url = kubernetes::call("isURL", &[text.into()]);

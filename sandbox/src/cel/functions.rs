@@ -9,7 +9,7 @@ pub fn is_namespace(name: &str) -> bool {
     matches!(name, "optional" | "sets" | "lists" | "strings" | "ip" | "format" | "cel")
 }
 
-/// The type that a name stands for.
+/// Returns the type that a name stands for.
 pub fn type_named(name: &str) -> Option<Value> {
     let known = matches!(
         name,
@@ -32,7 +32,7 @@ pub fn type_named(name: &str) -> Option<Value> {
     known.then(|| Value::Type(name.into()))
 }
 
-/// The steps that a function is charged for its arguments.
+/// Returns the steps that a function is charged for its arguments.
 pub fn cost(name: &str, args: &[Value]) -> u64 {
     let size = |value: &Value| match value {
         Value::String(text) => text.len() / 10,

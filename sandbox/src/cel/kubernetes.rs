@@ -10,6 +10,7 @@ use super::value::{Key, Semver, Url, Value};
 use kube_controller_manager::objects::Quantity;
 use kube_controller_manager::percent::decode_query;
 
+/// Evaluates the functions of quantities, URLs and semantic versions. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(match (name, args) {
         ("quantity", [Value::String(text)]) => {
@@ -100,6 +101,8 @@ impl Url {
         Some(url)
     }
 
+    /// Splits the URL's host into the name, without the brackets of an IPv6 address, and the port,
+    /// which is empty when absent.
     fn host_and_port(&self) -> (&str, &str) {
         let end = self.host.rfind(']').unwrap_or(0);
         let (name, port) = match self.host[end..].rfind(':') {
@@ -132,7 +135,8 @@ impl Url {
 }
 
 impl Semver {
-    /// With `normalize` a leading `v`, leading zeros and missing numbers are accepted.
+    /// Parses a semantic version. With `normalize` a leading `v`, leading zeros and missing numbers
+    /// are accepted.
     fn parse(text: &str, normalize: bool) -> Option<Semver> {
         let text = if normalize { text.strip_prefix('v').unwrap_or(text) } else { text };
         let text = text.split_once('+').map_or(text, |(version, _)| version);

@@ -10,6 +10,7 @@ use super::{COST_LIMIT, Result, operators};
 /// The greatest number of items in a list that a function creates from a number.
 const LONGEST: i64 = 1_000_000;
 
+/// Evaluates the functions of lists, sets, maps and optionals. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(match (name, args) {
         ("value", [Value::Optional(value)]) => match value {

@@ -44,7 +44,7 @@ fn width(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }
 
-/// The address with all bits behind the prefix cleared.
+/// Clears all bits of the address behind the prefix.
 fn masked(ip: IpAddr, bits: u8) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => {
@@ -86,6 +86,7 @@ fn is_global_unicast(ip: IpAddr) -> bool {
         || is_unicast_of_link(ip))
 }
 
+/// Evaluates the functions of IP addresses and CIDR blocks. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     let found = match (name, args) {
         ("family", [Value::Ip(ip)]) => Value::Int(if ip.is_ipv4() { 4 } else { 6 }),

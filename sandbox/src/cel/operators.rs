@@ -22,7 +22,7 @@ pub fn field(of: &Value, name: &str) -> Result<Option<Value>> {
     }
 }
 
-/// The binary operators that evaluate both operands.
+/// Evaluates the binary operators that need both operands. `None`: not one of them.
 pub fn binary(function: &str, a: &Value, b: &Value) -> Option<Result<Value>> {
     Some(match function {
         "_==_" => Ok((a == b).into()),
@@ -150,7 +150,7 @@ fn scale(function: &str, a: &Value, b: &Value) -> Result<Value> {
     })
 }
 
-/// Negation, size and conversions.
+/// Evaluates negation, size and conversions. `None`: not one of them.
 pub fn unary(function: &str, of: &Value) -> Option<Result<Value>> {
     Some(match (function, of) {
         ("!_", Value::Bool(value)) => Ok((!value).into()),

@@ -8,6 +8,7 @@ use super::{COST_LIMIT, Result};
 /// The longest text that a function makes out of copies, in bytes.
 const LONGEST_TEXT: usize = 10_000_000;
 
+/// Evaluates the functions of strings. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     if let ("join", [Value::List(items), separator @ ..]) = (name, args) {
         return Some(join(items, separator.first().and_then(Value::as_str).unwrap_or_default()));
@@ -126,7 +127,8 @@ fn substring(text: &str, from: i64, to: i64) -> Result<Value> {
     }
 }
 
-/// Upstream: Go's `strings.SplitN`.
+/// Splits a text into at most `limit` parts; a negative limit means all. Upstream: Go's
+/// `strings.SplitN`.
 fn split(text: &str, separator: &str, limit: i64) -> Value {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let parts: Vec<Value> = match limit {
@@ -178,7 +180,7 @@ fn quote(text: &str) -> String {
     quoted
 }
 
-/// `'%s: %.2f'.format([…])`. Upstream: `ext.stringFormat`.
+/// Evaluates `'%s: %.2f'.format([…])`. Upstream: `ext.stringFormat`.
 fn format(pattern: &str, values: &[Value]) -> Result<Value> {
     let mut text = String::new();
     let mut used = 0;
@@ -208,6 +210,7 @@ fn format(pattern: &str, values: &[Value]) -> Result<Value> {
     Ok(text.into())
 }
 
+/// Formats one value by the clause of its letter. Errors: the value's type does not fit the clause.
 fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> {
     let wrong = |clause: &str| {
         Err(format!(
@@ -260,7 +263,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A value as `%s` shows it.
+/// Formats a value as `%s` shows it.
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),

@@ -42,7 +42,7 @@ pub fn timestamp(of: &Value) -> Result<Value> {
     }
 }
 
-/// Upstream: Go's `time.ParseDuration`.
+/// Parses a duration such as `1h30m` or `-1.5s`. Upstream: Go's `time.ParseDuration`.
 pub fn parse_duration(text: &str) -> Option<SignedDuration> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),
@@ -101,6 +101,7 @@ fn zone(name: &str) -> Result<TimeZone> {
     }
 }
 
+/// Evaluates the functions of durations and timestamps. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     let (time, zone_name) = match args {
         [Value::Duration(duration)] => {
