@@ -33,6 +33,8 @@ pub struct LegacyToken {
 }
 
 impl LegacyToken {
+    /// Finds the Secret and the account of a legacy token. `None`: the token is not one that this
+    /// server signed, or the objects no longer have it.
     pub fn find(auth: &Auth, store: &Store, token: &str, now: Timestamp) -> Option<LegacyToken> {
         let claims = auth.signer.as_ref()?.public_key().verify(token)?;
         let LegacyClaims { issuer, namespace, secret_name, account_name, account_uid, subject } =

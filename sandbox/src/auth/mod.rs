@@ -63,7 +63,7 @@ impl Auth {
         token
     }
 
-    /// A new signed token for a service account. `bound`: the objects that it names.
+    /// Issues a new signed token for a service account. `bound`: the objects that it names.
     pub fn issue_for_account(
         &self,
         (namespace, name, uid): (&str, &str, &str),
@@ -110,9 +110,9 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// The user of a request; `None`: 401. A bearer token counts when there is no valid
-    /// certificate. `other` finds the user of a token that was not issued here. Without certificate
-    /// and token the user is anonymous.
+    /// Authenticates a request by its certificate or bearer token; `None`: 401. A bearer token
+    /// counts when there is no valid certificate. `other` finds the user of a token that was not
+    /// issued here. Without certificate and token the user is anonymous.
     pub fn user(
         &self,
         peer: &Chain,

@@ -126,6 +126,7 @@ fn subject(who: &&str) -> Value {
     }
 }
 
+/// Builds the rule of a FlowSchema that matches these requests.
 fn rule(requests: Requests) -> Value {
     let leases = |verbs: &[&str]| {
         json!({

@@ -12,7 +12,8 @@ const TABLE: &str = include_str!("roles.txt");
 const GATED: &str = include_str!("gated_roles.txt");
 const KUBEADM: &str = include_str!("kubeadm_roles.txt");
 
-/// Kind, resource and object of each line that names one, with its rules.
+/// Parses a table of roles and bindings: resource and object of each line that names one, with the
+/// rules of the lines below it.
 fn objects(table: &str) -> Vec<(&'static str, Value)> {
     let mut objects: Vec<(&'static str, Value)> = Vec::new();
     for line in table.lines().filter(|line| !line.starts_with('#')) {
@@ -55,6 +56,8 @@ fn rule(words: &[&str]) -> Value {
     }
 }
 
+/// Builds an RBAC object without rules, with the labels of the server's own roles.
+///
 /// `name`: `NAMESPACE/NAME`, or `NAME` in the cluster scope.
 fn named(kind: &str, name: &str) -> Value {
     let mut object = json!({
@@ -92,6 +95,8 @@ fn role(what: &str, name: &str, labels: &[&str]) -> (&'static str, Value) {
     (resource, role)
 }
 
+/// Builds a binding from the words of its line: the role as `KIND/NAME` or `NAME` of a ClusterRole,
+/// the subjects as `account:NAMESPACE/NAME`, `group:NAME` or `user:NAME`.
 fn binding(what: &str, name: &str, to: &str, subjects: &[&str]) -> (&'static str, Value) {
     let (resource, kind) = match what {
         "rolebinding" => ("rolebindings", "RoleBinding"),

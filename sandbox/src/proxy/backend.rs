@@ -106,7 +106,7 @@ impl StdError for Error {
     }
 }
 
-/// Go's words for an error of a socket.
+/// Describes an error of a socket in Go's words.
 fn words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),

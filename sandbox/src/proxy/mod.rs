@@ -117,6 +117,8 @@ fn configured(
 }
 
 impl Proxy {
+    /// Creates a proxy without connections.
+    ///
     /// `kubelet_client`: the certificate that kubelets see; `front_proxy`: the one that other API
     /// servers see. Streams end at `stop`.
     ///
@@ -186,7 +188,7 @@ impl Proxy {
         }
     }
 
-    /// Upstream: `generic/rest.LocationStreamer`.
+    /// Streams the logs of a container from its kubelet. Upstream: `generic/rest.LocationStreamer`.
     async fn logs(&self, location: &Location, pod: &str) -> ApiResult<Response> {
         let host = HeaderValue::from_str(&location.address.to_string());
         let headers = host.map(|host| HeaderMap::from_iter([(HOST, host)]));
@@ -244,6 +246,7 @@ impl Proxy {
         Ok(Response { status, headers, body: Body::Full(Bytes::new()) })
     }
 
+    /// Passes a proxied request to its location, and the answer back with its redirects rewritten.
     /// Upstream: `proxy.UpgradeAwareHandler`.
     async fn forward(
         &self,
@@ -324,7 +327,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
     options.any(|option| option.eq_ignore_ascii_case("upgrade")) && headers.contains_key(UPGRADE)
 }
 
-/// The client's headers, without its credentials and those that belong to its connection; an
+/// Copies the client's headers, without its credentials and those that belong to its connection; an
 /// upgrade keeps the ones that ask for it.
 fn passed_on(request: &Request) -> HeaderMap {
     let mut headers = request.headers.clone();
@@ -372,7 +375,7 @@ fn relayed(mut answer: Answer) -> Response {
     }
 }
 
-/// The first bytes of an answer that refuses.
+/// Reads the first bytes of an answer that refuses, for the error's text.
 async fn start_of(mut answer: Answer) -> String {
     let mut start = Vec::new();
     while let Some(Ok(bytes)) = answer.body.next().await {
@@ -391,7 +394,8 @@ fn unknown(message: String) -> ApiError {
     ApiError::new(500, "", message)
 }
 
-/// The error for logs that a kubelet refuses. Upstream: `generic/rest.GenericHttpResponseChecker`.
+/// Builds the error for logs that a kubelet refuses. Upstream:
+/// `generic/rest.GenericHttpResponseChecker`.
 fn refused(status: u16, pod: &str, text: &str) -> ApiError {
     let (reason, message) = match status {
         400 => return failures::bad_request(text),

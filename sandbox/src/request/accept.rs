@@ -67,6 +67,7 @@ const STREAMS: &str =
     "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
 impl<'h> Clause<'h> {
+    /// Parses one clause of the header; `None` when it is malformed.
     fn parse(text: &'h str) -> Option<Clause<'h>> {
         let mut parts = text.split(';');
         let media = parts.next()?.trim_matches(' ');
@@ -110,7 +111,8 @@ impl<'h> Clause<'h> {
         }
     }
 
-    /// `None` for a clause whose parameters cannot be met.
+    /// Returns the conversion that the clause's parameters ask for; `None` for a clause whose
+    /// parameters cannot be met.
     fn convert(&self) -> Option<Option<Convert<'h>>> {
         let mut convert: Option<Convert<'h>> = None;
         for (key, value) in &self.params {
@@ -140,7 +142,7 @@ impl<'h> Accept<'h> {
         Accept(Some(clauses))
     }
 
-    /// The first allowed form, in the order of the clauses.
+    /// Returns the first allowed form, in the order of the clauses.
     fn first<T>(
         &self,
         allows: impl Fn(Encoding, Option<Convert<'h>>) -> Option<T>,
@@ -160,7 +162,7 @@ impl<'h> Accept<'h> {
         self.first(|_, convert| convert.is_none().then_some(())).map(|(_, encoding)| encoding)
     }
 
-    /// Form and encoding of an answer about objects of `kind`. Errors: 406.
+    /// Negotiates form and encoding of an answer about objects of `kind`. Errors: 406.
     pub fn objects(
         &self,
         kind: &Kind,
@@ -194,8 +196,8 @@ impl<'h> Accept<'h> {
         Err(not_acceptable(format!("you requested {converted}, but the requested object {but}")))
     }
 
-    /// Form and encoding of a discovery document. `aggregated`: whether one document for all groups
-    /// is served. Errors: 406.
+    /// Negotiates form and encoding of a discovery document. `aggregated`: whether one document for
+    /// all groups is served. Errors: 406.
     pub fn discovery(&self, aggregated: bool) -> ApiResult<(Form, Encoding)> {
         let form = |_, convert| match convert {
             None => Some(Form::Object),
@@ -209,7 +211,8 @@ impl<'h> Accept<'h> {
         self.first(form).ok_or_else(|| self.unacceptable(false))
     }
 
-    /// The 406 of the router when no clause names a known encoding, else that of the handler.
+    /// Builds the 406 of the router when no clause names a known encoding, else that of the
+    /// handler.
     fn unacceptable(&self, streams: bool) -> ApiError {
         let mut clauses = self.0.iter().flatten();
         let routed = clauses.any(|clause| {

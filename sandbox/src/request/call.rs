@@ -63,7 +63,7 @@ impl Query {
         }
     }
 
-    /// Whether the request is a dry run. Errors: 422 for a value other than `All`.
+    /// Returns whether the request is a dry run. Errors: 422 for a value other than `All`.
     pub fn dry_run(&self) -> ApiResult<bool> {
         let mut values = self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value);
         if let Some(other) = values.clone().find(|value| *value != "All") {
@@ -111,7 +111,8 @@ impl ResourcePath {
         }
     }
 
-    /// Also returns whether the path continues after the subresource.
+    /// Parses the path of an object, a collection or a subresource; `None` for other paths. Also
+    /// returns whether the path continues after the subresource.
     fn read(path: &str) -> Option<(ResourcePath, bool)> {
         let parts: Vec<String> = path.split('/').skip(1).map(decode).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -150,7 +151,7 @@ impl ResourcePath {
     }
 }
 
-/// The verb of a request, as authorization and the counters name it.
+/// Returns the verb of a request, as authorization and the counters name it.
 pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
     let collection = path.is_some_and(|path| path.name.is_empty());
     match method.as_str() {
@@ -192,7 +193,8 @@ impl Warnings {
 }
 
 impl Call {
-    /// A request of the server itself, for one object, or for a collection when `name` is empty.
+    /// Builds a request of the server itself, for one object, or for a collection when `name` is
+    /// empty.
     pub fn of(kind: Arc<Kind>, namespace: &str, name: &str) -> Call {
         Call {
             kind,

@@ -14,7 +14,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The object in the body, from JSON, YAML or protobuf. Errors: 415, 400.
+    /// Decodes the object in the body, from JSON, YAML or protobuf. Errors: 415, 400.
     pub fn object(&self) -> ApiResult<Value> {
         let unreadable = |error: &dyn std::fmt::Display| {
             failures::bad_request(format!("the object provided is unrecognized: {error}"))

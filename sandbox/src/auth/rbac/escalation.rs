@@ -71,7 +71,8 @@ impl Authorizer<'_> {
         self.escalates(call, rules).map_or(Ok(()), |why| refused(&why))
     }
 
-    /// The rules that the caller does not hold. Upstream: `ConfirmNoEscalation`.
+    /// Returns a message with the rules that the caller does not hold, or `None` if it holds all.
+    /// Upstream: `ConfirmNoEscalation`.
     fn escalates(&self, call: &Call, rules: &[Rule]) -> Option<String> {
         let user = &call.user;
         let (owned, unresolved) = self.rules_for(user, &call.namespace);
@@ -105,7 +106,7 @@ fn everything() -> [Rule; 2] {
     ]
 }
 
-/// Whether only fields that the garbage collector writes have changed.
+/// Returns whether only fields that the garbage collector writes have changed.
 fn collected(old: &Value, new: &Value) -> bool {
     let rest = |object: &Value| {
         let mut rest = object.clone();

@@ -65,7 +65,7 @@ impl Mode {
         }
     }
 
-    /// Whether `requestor` can impersonate `wanted` in this mode at all.
+    /// Returns whether `requestor` can impersonate `wanted` in this mode at all.
     fn applies(self, requestor: &User, wanted: &User) -> bool {
         let bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
         let node = node(&wanted.name);
@@ -83,7 +83,7 @@ impl Mode {
     }
 }
 
-/// The impersonated user of the headers. Errors: 400 without a name.
+/// Reads the impersonated user from the headers. Errors: 400 without a name.
 fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     let all = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
@@ -114,7 +114,7 @@ fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     )))
 }
 
-/// A user as Go's `%#v` prints it.
+/// Formats a user as Go's `%#v` prints it.
 fn go_syntax(user: &User) -> String {
     let words = |words: &[String]| {
         let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
@@ -137,8 +137,8 @@ fn go_syntax(user: &User) -> String {
 }
 
 impl Authorizer<'_> {
-    /// The user of a request: `user`, or the one that its headers name, if `user` may impersonate
-    /// it. `access`: the access requested. Errors: 403; 400 for a group without a user.
+    /// Returns the user of a request: `user`, or the one that its headers name, if `user` may
+    /// impersonate it. `access`: the access requested. Errors: 403; 400 for a group without a user.
     pub fn impersonate(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
         let Some(wanted) = wanted(headers)? else { return Ok(user) };
         let last = self.rbac.modes.last(&user.name);
@@ -159,6 +159,9 @@ impl Authorizer<'_> {
         Err(first.unwrap_or_else(|| failures::internal("all impersonation modes failed")))
     }
 
+    /// Checks that `user` may impersonate `wanted` in this mode, and returns the user that results.
+    /// All modes but the legacy one also check the access itself, and refuse the group of
+    /// administrators.
     fn act(&self, mode: Mode, user: &User, wanted: &User, access: &Access) -> ApiResult<User> {
         let narrow = mode != Mode::Legacy;
         let (verb, group) = match mode {

@@ -105,7 +105,8 @@ impl Subject {
 }
 
 impl Binding {
-    /// Upstream: `describeSubject` and the describers of bindings.
+    /// Describes the binding and the subject by which it applies to `user`. Upstream:
+    /// `describeSubject` and the describers of bindings.
     fn described(&self, user: &User) -> String {
         let subject = self.subjects.iter().find(|subject| subject.is(user));
         let subject = subject.map_or_else(String::new, |Subject { kind, name, namespace }| {
@@ -149,6 +150,7 @@ impl Scope {
 }
 
 impl Index {
+    /// Reads all roles and bindings of the store into an index by namespace.
     fn new(store: &Store, version: u64) -> Index {
         let mut index = Index { version, ..Index::default() };
         let each = |table: &str, see: &mut dyn FnMut(&Value)| {
@@ -200,7 +202,7 @@ impl Index {
             .ok_or_else(|| Missing { kind: kind.clone(), name: name.clone() })
     }
 
-    /// The bindings of a user in a namespace, each with the rules of its role.
+    /// Returns the bindings of a user in a namespace, each with the rules of its role.
     fn granted<'a>(
         &'a self,
         user: &'a User,
@@ -254,7 +256,8 @@ impl Authorizer<'_> {
         self.rbac.index(self.store)
     }
 
-    /// Whether the access is allowed; both results carry upstream's reason, which may be empty.
+    /// Decides whether the access is allowed; both results carry upstream's reason, which may be
+    /// empty.
     pub fn authorize(&self, user: &User, access: &Access) -> Result<String, String> {
         if user.groups.iter().any(|group| group == MASTERS) {
             return Ok(String::new());
@@ -278,7 +281,7 @@ impl Authorizer<'_> {
         self.authorize(user, access).map(drop).map_err(|why| refusal(user, access, &why))
     }
 
-    /// The rules of a user in a namespace, and the errors of their lookup.
+    /// Returns the rules of a user in a namespace, and the errors of their lookup.
     pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Vec<Missing>) {
         let index = self.index();
         let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -291,7 +294,7 @@ impl Authorizer<'_> {
         (found, missing)
     }
 
-    /// A review's status. Upstream: `selfsubjectrulesreview.REST`.
+    /// Builds the status of a SelfSubjectRulesReview. Upstream: `selfsubjectrulesreview.REST`.
     pub fn rules_review(&self, user: &User, namespace: &str) -> Value {
         let (rules, missing) = self.rules_for(user, namespace);
         let (of_resources, of_paths): (Vec<_>, Vec<_>) =
@@ -307,7 +310,7 @@ impl Authorizer<'_> {
     }
 }
 
-/// The 403 for a user without the right. Upstream: `responsewriters.ForbiddenStatusError`.
+/// Builds the 403 for a user without the right. Upstream: `responsewriters.ForbiddenStatusError`.
 pub fn refusal(user: &User, access: &Access, why: &str) -> ApiError {
     let (name, Access { verb, group, resource, namespace, path, .. }) = (&user.name, access);
     let mut message = format!("User {name:?} cannot {verb} ");

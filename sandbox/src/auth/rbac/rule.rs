@@ -68,6 +68,7 @@ impl Rule {
         parts.filter(|part| !owned.iter().any(|rule| rule.covers(part))).collect()
     }
 
+    /// Splits a rule into parts of one verb on one resource or path.
     fn parts(&self) -> Vec<Rule> {
         let mut parts = Vec::new();
         let one = |text: &String| vec![text.clone()];
@@ -109,8 +110,8 @@ impl Rule {
                     && part.resource_names.iter().all(|name| has(&self.resource_names, name)))
     }
 
-    /// The texts of rules made of `parts`, sorted; parts of one resource become one rule. Upstream:
-    /// `validation.CompactRules`, `rbacv1helpers.CompactString`.
+    /// Formats the rules made of `parts` as sorted texts; parts of one resource become one rule.
+    /// Upstream: `validation.CompactRules`, `rbacv1helpers.CompactString`.
     pub fn described(parts: Vec<Rule>) -> Vec<String> {
         let mut rules: Vec<Rule> = Vec::new();
         for part in parts {

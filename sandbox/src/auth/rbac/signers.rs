@@ -49,8 +49,8 @@ impl Authorizer<'_> {
         Err(failures::forbidden(resource, text(new, "/metadata/name"), &why))
     }
 
-    /// Whether the caller has a verb on this signer, or on all of its domain.
-    /// Upstream: `IsAuthorizedForSignerName`.
+    /// Returns whether the caller has a verb on this signer, or on all of its domain. Upstream:
+    /// `IsAuthorizedForSignerName`.
     fn may_act_for(&self, call: &Call, verb: &str, signer: &str) -> bool {
         let any_of_domain = format!("{}/*", signer.split('/').next().unwrap_or_default());
         [signer, &any_of_domain].into_iter().any(|name| {
