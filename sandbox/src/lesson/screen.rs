@@ -53,7 +53,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// A station, its line of the trace, what it means and the place to open.
+    /// Prints a station, its line of the trace, what it means and the place to open.
     pub fn step(&mut self, title: &str, line: &Line, says: &str) -> io::Result<()> {
         self.steps += 1;
         let heading = self.paint("1;36", &format!("{:>2}. {title}", self.steps));
@@ -68,7 +68,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// On a terminal, waits for Enter or for `stop`.
+    /// Waits for Enter or for `stop`; returns at once without a terminal.
     pub async fn pause(&mut self, stop: &StopToken) -> io::Result<()> {
         if !self.live {
             return Ok(());
@@ -86,7 +86,7 @@ impl Screen {
     }
 }
 
-/// The words of `text` in lines of at most `width` characters.
+/// Breaks `text` into lines of at most `width` characters.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

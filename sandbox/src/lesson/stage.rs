@@ -100,7 +100,7 @@ impl Stage {
         Ok(line)
     }
 
-    /// One pause of a wait that ends with an error at `give_up`, or when the lesson is stopped.
+    /// Pauses once in a wait that ends with an error at `give_up`, or when the lesson is stopped.
     async fn wait(&self, give_up: Duration, what: &str) -> Result<()> {
         let clock = self.cluster.clock();
         if clock.monotonic() > give_up {

@@ -17,6 +17,8 @@ pub struct Line {
 }
 
 impl Line {
+    /// Parses a line of the trace; `None` for other lines of the log.
+    ///
     /// `I1121 05:02:33.123456       1 src/a.rs:10] trace span=7 queued Pod default/a …`
     fn parse(line: &str) -> Option<Line> {
         let (header, rest) = line.split_once("] trace span=")?;

@@ -137,6 +137,8 @@ impl MemoryGroup {
         self.folder.join("cgroup.procs")
     }
 
+    /// Reads the memory counters of the group from the kernel's files. A file that cannot be read
+    /// counts as zero.
     pub fn counts(&self) -> Counts {
         let read = |file: &str| fs::read_to_string(self.folder.join(file)).unwrap_or_default();
         let whole = |file: &str| read(file).trim().parse().unwrap_or(0u64);
@@ -201,7 +203,8 @@ impl Mount {
     }
 }
 
-/// The places of the memory controller in the texts of `/proc/self/mounts` and `/proc/self/cgroup`.
+/// Finds the mounts of the memory controller in the texts of `/proc/self/mounts` and
+/// `/proc/self/cgroup`.
 fn mounts(mounts: &str, own: &str) -> Vec<Mount> {
     let own_of = |is_it: &dyn Fn(&str) -> bool| {
         let parts = own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));

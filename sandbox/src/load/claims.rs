@@ -39,7 +39,7 @@ impl Seen {
 }
 
 impl Run {
-    /// The phases of a load of `count` claims.
+    /// Runs the phases of a load of `count` claims, while informers watch them and their volumes.
     pub(super) async fn claims(
         &mut self,
         manager: &mut ManagerProcess,
@@ -58,6 +58,8 @@ impl Run {
         ended
     }
 
+    /// Measures the life of `count` claims: bound to existing volumes, deleted, then provisioned by
+    /// a driver and deleted again.
     async fn claim_phases(
         &mut self,
         manager: &mut ManagerProcess,

@@ -115,6 +115,8 @@ impl Density {
         measured
     }
 
+    /// Starts managers, each with a control plane of its own, as long as memory suffices; then
+    /// measures their memory, CPU and wakeups at rest.
     async fn measure(
         &self,
         clock: &SharedClock,

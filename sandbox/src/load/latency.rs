@@ -293,8 +293,8 @@ impl User {
         self.seen.events.len()
     }
 
-    /// The time of the first event from `since` on at which `done` holds. It is called with each
-    /// event of this round's namespace in turn.
+    /// Waits for the first event from `since` on at which `done` holds, and returns its time. It is
+    /// called with each event of this round's namespace in turn.
     async fn at(
         &mut self,
         since: usize,

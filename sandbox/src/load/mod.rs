@@ -152,6 +152,8 @@ struct Run {
 }
 
 impl Run {
+    /// Starts the server, and the debug proxy or the metrics that the load needs; the manager
+    /// starts later, with the flags collected here.
     async fn start(load: Load, stop: StopToken) -> Result<Run> {
         let (report, clock) = (load.report(), SystemClock::shared());
         let server = Server::start(load.sandbox, load.kubeconfig, load.nodes).await?;
@@ -192,6 +194,7 @@ impl Run {
         })
     }
 
+    /// Runs the phases of the load in order, with a row of the report for each.
     async fn phases(&mut self, config_maps: usize, idle: Duration) -> Result<()> {
         self.create_namespace(NAMESPACE).await?;
         let mut manager = self.start_manager()?;

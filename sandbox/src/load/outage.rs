@@ -222,6 +222,8 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Measures the manager at its start, at rest, while a third of the nodes dies, and at rest
+    /// again.
     async fn phases(
         &mut self,
         manager: &mut ManagerProcess,
@@ -292,6 +294,8 @@ impl Run<'_> {
         }
     }
 
+    /// Counts the nodes that are tainted and the pods that are evicted or not ready, those that
+    /// should be and the others.
     fn observe(&self) -> Found {
         let mut found =
             Found { deletions: self.sandbox.faults().count("delete", PODS), ..Found::default() };

@@ -128,7 +128,7 @@ impl Histograms {
         all
     }
 
-    /// The times of the phase that began with `before`.
+    /// Computes the times of the phase that began with `before`.
     pub fn since(&self, before: &Histograms) -> QueueTimes {
         let waited = Histogram::since_of_all(&self.waited, &before.waited);
         let worked = Histogram::since_of_all(&self.worked, &before.worked);

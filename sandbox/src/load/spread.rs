@@ -65,7 +65,7 @@ pub(super) fn namespace_name(n: usize) -> String {
 }
 
 impl Run {
-    /// The phases after the empty cluster.
+    /// Runs the phases of a load over many namespaces, after the empty cluster.
     pub(super) async fn spread(
         &mut self,
         mut manager: ManagerProcess,

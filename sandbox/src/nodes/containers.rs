@@ -326,8 +326,9 @@ impl Rules<'_> {
         self.annotation(probe, &container.name) != Some("false")
     }
 
-    /// What `container` does after `restarts`. A container without a command that is understood
-    /// runs on, except for an init container and a shell without input, which end at once.
+    /// Returns what `container` does after `restarts`. A container without a command that is
+    /// understood runs on, except for an init container and a shell without input, which end at
+    /// once.
     fn script(&self, container: &Container, restarts: u32, is_init: bool) -> Script {
         if !container.has_image() {
             return Script::NotPulled;
@@ -456,7 +457,7 @@ impl Containers {
         self.main.iter().chain(sidecars.map(|(run, _)| run)).all(|run| run.ready)
     }
 
-    /// The names of the containers that started since `before`.
+    /// Returns the containers that started since `before`.
     pub fn started_since<'a>(
         &self,
         before: &Containers,

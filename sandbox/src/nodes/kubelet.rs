@@ -174,7 +174,8 @@ struct Kubelet {
     recorder: Option<Recorder>,
 }
 
-/// Watches the pods of `stand_in`'s factory; the future runs until the stop.
+/// Stands in for the kubelets of all nodes: watches the pods of `stand_in`'s factory; the future
+/// runs until the stop.
 pub fn kubelet(
     stand_in: StandIn<'_>,
     options: NodeOptions,
@@ -218,6 +219,7 @@ enum Step {
     Remove,
 }
 
+/// Decides the next step of a pod at `now`. `held`: its containers must not start yet.
 fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> Step {
     if let Some(deadline) = pod.meta.deletion_timestamp {
         let grace = pod.meta.deletion_grace_period_seconds.map_or(Duration::ZERO, Duration::from);
@@ -317,6 +319,8 @@ impl Kubelet {
         Ok(Next::Done)
     }
 
+    /// Advances the containers of a pod to `now`, and reports its status and events if something
+    /// changed.
     async fn run(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
         let (rules, before) = containers(pod, now);
         let mut containers = before.clone();
@@ -369,6 +373,8 @@ impl Kubelet {
         recorder.event(&about, EventType::Normal, reason, message);
     }
 
+    /// Writes the status of a pod.
+    ///
     /// # Errors
     /// A conflict, when the live pod is newer than the one from which the status was computed.
     async fn patch_status(
@@ -434,8 +440,9 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Admission taints every new node as not ready. The node lifecycle controller would remove the
-    /// taint, but it may not run. Taints that others set meanwhile stay.
+    /// Removes the taint `not-ready` from a new node. Admission taints every new node as not ready.
+    /// The node lifecycle controller would remove the taint, but it may not run. Taints that others
+    /// set meanwhile stay.
     async fn remove_not_ready(&self, mut node: Value, key: &ObjectKey) -> client::Result<()> {
         let nodes = self.client.resource(&NODES);
         loop {
@@ -483,7 +490,7 @@ impl Kubelet {
     }
 }
 
-/// The containers of `pod`, as they were last reported.
+/// Reads the containers of `pod`, as they were last reported.
 fn containers(pod: &BoundPod, now: Timestamp) -> (Rules<'_>, Containers) {
     let rules = Rules {
         containers: &pod.spec.containers,
@@ -497,7 +504,7 @@ fn containers(pod: &BoundPod, now: Timestamp) -> (Rules<'_>, Containers) {
     (rules, containers)
 }
 
-/// Whether all containers are ready, and whether the pod is.
+/// Returns whether all containers are ready, and whether the pod is.
 fn readiness(
     pod: &BoundPod,
     rules: &Rules<'_>,
@@ -509,7 +516,7 @@ fn readiness(
     (all, all && gates.all(|name| pod.status.has(name)))
 }
 
-/// The whole status of `pod`.
+/// Builds the whole status of `pod`.
 fn report(
     pod: &BoundPod,
     rules: &Rules<'_>,
@@ -568,6 +575,7 @@ fn address(meta: &Meta) -> String {
     format!("10.244.{}.{}", (hash >> 8) & 0xff, 1 + (hash & 0xff) % 254)
 }
 
+/// Builds the node that a stand-in kubelet registers.
 fn node(name: &str, now: Timestamp) -> Value {
     let room =
         json!({ "cpu": "64", "memory": "256Gi", "pods": "10000", "ephemeral-storage": "100Gi" });

@@ -30,7 +30,8 @@ struct Mounts {
     written: Mutex<HashMap<Istr, BTreeSet<String>>>,
 }
 
-/// Watches pods and their claims; the future works until the stop.
+/// Stands in for the mounts of all kubelets: watches pods and their claims, and keeps
+/// `volumesInUse` of the nodes; the future works until the stop.
 pub fn mounts(
     stand_in: StandIn<'_>,
     steering: Steering,

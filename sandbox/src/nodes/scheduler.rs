@@ -165,7 +165,7 @@ impl Amounts {
     }
 }
 
-/// Whether `pod` may run on `node`, free resources aside.
+/// Returns whether `pod` may run on `node`, free resources aside.
 fn allows(node: &Node, pod: &Unscheduled) -> bool {
     let PodSpec { node_selector, affinity, tolerations, .. } = &pod.spec;
     let (name, labels) = (&*node.meta.name, &node.meta.labels);
@@ -292,7 +292,8 @@ struct Scheduler {
     volumes: Volumes,
 }
 
-/// Watches the pods and nodes of `stand_in`'s factory; the future schedules until the stop.
+/// Stands in for the scheduler: watches the pods and nodes of `stand_in`'s factory; the future
+/// schedules until the stop.
 pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, recorder, stop } = stand_in;
     let pods = factory.informer_for::<Unscheduled>(Scope {
@@ -400,6 +401,8 @@ impl Scheduler {
         }
     }
 
+    /// Binds one waiting pod to a node, after its delayed claims have got that node. A pod without
+    /// a node waits until something changes.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key).filter(|pod| waits(pod)) else {
             self.ledger.lock().waiting.remove(&key);

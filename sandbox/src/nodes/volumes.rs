@@ -119,7 +119,7 @@ pub fn has_node(claim: &PersistentVolumeClaim) -> bool {
     claim.meta.annotations.contains_key(SELECTED_NODE)
 }
 
-/// The smallest free volume that suits the claim, or the one that names it already.
+/// Returns the smallest free volume that suits the claim.
 fn smallest<'a>(
     claim: &PersistentVolumeClaim,
     volumes: impl Iterator<Item = &'a PersistentVolume>,

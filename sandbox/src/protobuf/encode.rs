@@ -37,7 +37,7 @@ pub fn encode(object: &Value) -> Option<Vec<u8>> {
 /// The end of every envelope: empty encoding and content type.
 const END: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
-/// An envelope up to the message that it holds, which has `length` bytes.
+/// Encodes an envelope up to the message that it holds, which has `length` bytes.
 fn opening(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     let mut writer = Backwards::default();
     writer.head(2, length);
@@ -64,8 +64,8 @@ fn head(number: u64, length: usize) -> Vec<u8> {
     writer.finish()
 }
 
-/// A list in its envelope, in parts with a bounded number of items: first the part before the
-/// items, last the end.
+/// Encodes a list in its envelope, in parts with a bounded number of items: first the part before
+/// the items, last the end.
 pub fn list(
     (api_version, kind): (&str, &str),
     meta: &Value,
@@ -182,6 +182,7 @@ impl Backwards {
         }
     }
 
+    /// Writes a field of `object`, last element first: the buffer grows from its end.
     fn field(&mut self, field: &Field, object: &Value) {
         let number = field.number;
         if field.name == "-" {
@@ -209,6 +210,8 @@ impl Backwards {
         }
     }
 
+    /// Writes a value of type `of` as field `number`. A value that is absent is written as the
+    /// type's zero.
     fn value(&mut self, number: u64, of: &Type, value: &Value) {
         let text = value.as_str().unwrap_or_default();
         match of {

@@ -67,6 +67,7 @@ pub fn table() -> &'static Table {
 }
 
 impl Table {
+    /// Parses the table of messages, one a line with its fields, and adds a list for each kind.
     fn parse() -> Table {
         let lines = || MESSAGES.lines().map(|line| line.split_once(' ').unwrap_or((line, "")));
         let mut places: HashMap<String, usize> =
@@ -99,7 +100,7 @@ impl Table {
         self.messages.get(place)
     }
 
-    /// The place of a kind's message; `None` when the table lacks it.
+    /// Finds the message of a kind; `None` when the table lacks it.
     pub fn find(&self, api_version: &str, kind: &str) -> Option<usize> {
         let named = |prefix: &str| self.places.get(&format!("{prefix}.{kind}")).copied();
         match api_version {

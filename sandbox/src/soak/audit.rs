@@ -112,7 +112,7 @@ impl Audit {
     }
 }
 
-/// `replicasets.apps/status`
+/// Names the resource of a path, such as `replicasets.apps/status`.
 fn named(path: &ResourcePath) -> String {
     let mut named = path.resource.clone();
     if !path.group.is_empty() {
@@ -130,7 +130,7 @@ fn is_lease(path: &ResourcePath) -> bool {
         && (path.name == LEASE || path.name.is_empty())
 }
 
-/// The response with its whole body.
+/// Reads the whole body of a streamed response.
 async fn collected(mut response: Response) -> Response {
     let mut body = match response.body {
         Body::Stream(body) => body,

@@ -196,8 +196,8 @@ fn parse(line: &[u8]) -> serde_json::Result<Batch> {
     Ok(batch)
 }
 
-/// The table of an observed object and its key there, from its key in etcd.
-/// Upstream: `DefaultStorageFactory.ResourcePrefix`.
+/// Finds the table of an observed object and its key there, from its key in etcd. Upstream:
+/// `DefaultStorageFactory.ResourcePrefix`.
 fn place(key: &str) -> Option<(String, Arc<str>)> {
     let key = key.strip_prefix("/registry/")?;
     let names = ["services/specs", "services/endpoints", "minions"];

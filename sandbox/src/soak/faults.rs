@@ -87,6 +87,7 @@ impl FaultInjector {
         }
     }
 
+    /// Causes one fault, waits as long as it lasts, and ends it.
     async fn carry_out(self, fault: Fault) {
         match fault {
             Fault::Network { affected, impairment, millis, cut } => {

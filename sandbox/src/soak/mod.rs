@@ -174,6 +174,8 @@ impl Run {
         eprintln!("{:>7.1} s  {what}", self.injector.observer.second());
     }
 
+    /// Runs the soak: a first rollout, the work and the faults at their times, then the wait until
+    /// all objects are as their specs say. Reports what differs, and the memory.
     async fn phases(&self, steps: Vec<plan::Step>) -> Result<()> {
         self.say("first rollout ...");
         self.administrator.prepare().await?;
@@ -215,7 +217,7 @@ impl Run {
         Ok(())
     }
 
-    /// The memory of a leader that has led for a while.
+    /// Reads the memory of a leader that has led for a while.
     async fn leaders_memory(&self) -> Result<Memory> {
         let leader = || self.injector.observer.leader();
         for _ in 0..READINGS {

@@ -82,6 +82,8 @@ impl Observer {
         self.check_changes(&mut self.state.lock())
     }
 
+    /// Checks the invariants on all changes and writes since the last call, in their order, and
+    /// returns those that were broken.
     fn check_changes(&self, state: &mut State) -> Vec<Breach> {
         let (second, now) = (self.second(), self.clock.now());
         // The records are taken first: the changes have the effects of all of them.
@@ -147,7 +149,8 @@ impl Observer {
     }
 }
 
-/// The changes of the embedded server's store after the version `seen`, which becomes the newest.
+/// Returns the changes of the embedded server's store after the version `seen`, which becomes the
+/// newest.
 fn stored(api: &Api, seen: &mut u64) -> NewChanges {
     let (store, version) = (&api.store, api.store.version());
     let mut taken = NewChanges { changes: Vec::new(), complete: Duration::MAX, lost: None };

@@ -52,7 +52,7 @@ impl Snapshot {
         self.of(&PODS_KIND).filter(move |pod| is_controlled_by(pod, uid))
     }
 
-    /// What is not as it must be; one line for each object.
+    /// Lists what is not as it must be; one line for each object.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Faults(Vec::new());
         self.check_presence(&mut faults);
@@ -67,8 +67,8 @@ impl Snapshot {
         faults.0
     }
 
-    /// All parts are there, nothing is being deleted, no namespace lacks its account, and no node
-    /// is tainted.
+    /// Checks that all parts are there, nothing is being deleted, no namespace lacks its account,
+    /// and no node is tainted.
     fn check_presence(&self, faults: &mut Faults) {
         for (kind, objects) in &self.objects {
             for object in objects.iter().filter(|object| is_deleting(object)) {
@@ -95,7 +95,7 @@ impl Snapshot {
         }
     }
 
-    /// The namespace and all owners of each object exist.
+    /// Checks that the namespace and all owners of each object exist.
     fn check_references(&self, faults: &mut Faults) {
         let uids: HashSet<&str> =
             self.objects.values().flatten().map(|it| text(it, "/metadata/uid")).collect();
@@ -236,7 +236,7 @@ impl Snapshot {
         }
     }
 
-    /// EndpointSlices and Endpoints have the ready pods that Services select.
+    /// Checks that EndpointSlices and Endpoints have the ready pods that Services select.
     fn check_endpoints(&self, faults: &mut Faults) {
         for service in self.of(&SERVICES) {
             let at = |object: &Value| {
@@ -331,7 +331,8 @@ impl Snapshot {
         set.is_some_and(|set| ordinal >= Some(count(set, "/spec/replicas")))
     }
 
-    /// Each claim has one volume, which is attached where a pod uses it, and only there.
+    /// Checks that each claim has one volume, which is attached where a pod uses it, and only
+    /// there.
     fn check_volumes(&self, faults: &mut Faults) {
         let mut wanted: BTreeSet<(String, String)> = BTreeSet::new();
         let mut names = BTreeSet::new();

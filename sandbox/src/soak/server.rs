@@ -50,6 +50,8 @@ pub struct Real {
 }
 
 impl Server {
+    /// Starts the embedded server, or a real API server with etcd, its webhook and the stand-ins.
+    ///
     /// `assets`: the folder with the programs of a real API server.
     pub async fn start(
         options: SandboxOptions,

@@ -176,7 +176,8 @@ impl Administrator {
         Ok(())
     }
 
-    /// The name of a pod that is not being deleted. `app`: its label, or empty.
+    /// Returns the name of the `nth` pod that is not being deleted, counted round and round. `app`:
+    /// its label, or empty.
     async fn pod(&self, namespace: &str, nth: usize, app: &str) -> client::Result<Option<String>> {
         let (pods, all) = (self.client.resource(&PODS_KIND), ListOptions::default());
         let pods = self.repeated(|| pods.list::<Value>(Some(namespace), &all)).await?;
@@ -192,7 +193,7 @@ impl Administrator {
         Ok(names.get(nth % names.len().max(1)).map(|name| (*name).to_owned()))
     }
 
-    /// An object that exists already is left as it is.
+    /// Creates an object. An object that exists already is left as it is.
     async fn create(
         &self,
         resource: &ResourceType,

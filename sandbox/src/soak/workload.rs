@@ -113,7 +113,7 @@ impl Part {
         }
     }
 
-    /// The object at the beginning and in the end.
+    /// Builds the object as it is at the beginning and in the end.
     pub fn object(self) -> Value {
         let resource = self.resource();
         let name = self.name();

@@ -29,7 +29,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// `value` with its `metadata.resourceVersion` set to `version`.
+    /// Builds the stored form of `value`, with its `metadata.resourceVersion` set to `version`.
     pub fn new(mut value: Value, version: u64) -> Stored {
         value["metadata"]["resourceVersion"] = version.to_string().into();
         let bytes = serde_json::to_vec(&value).unwrap_or_default().into();
@@ -283,8 +283,8 @@ impl Store {
         Ok(Page { version, items, rest })
     }
 
-    /// At most `limit` changes of `table` after version `after`. A `running` watch is not affected
-    /// by the compaction of changes that it has already seen.
+    /// Returns at most `limit` changes of `table` after version `after`. A `running` watch is not
+    /// affected by the compaction of changes that it has already seen.
     pub fn changes(
         &self,
         table: &str,
@@ -386,6 +386,8 @@ impl Table {
         self.changed.notify(usize::MAX);
     }
 
+    /// Lists the objects below `prefix` after the key `after`, as they were at `version`. Errors:
+    /// the changes since that version have been compacted.
     fn range(
         &self,
         prefix: &str,

@@ -39,7 +39,8 @@ struct Provisioner {
     folder: Option<PathBuf>,
 }
 
-/// Watches claims and volumes; the future works until the stop. `folder`: where real volumes lie.
+/// Stands in for a CSI provisioner: watches claims and volumes; the future works until the stop.
+/// `folder`: where real volumes lie.
 pub fn provisioner(
     stand_in: StandIn<'_>,
     folder: Option<PathBuf>,
@@ -107,6 +108,7 @@ impl Provisioner {
         }
     }
 
+    /// Provisions the volume of a claim as a CSI provisioner does, or fails as its annotation asks.
     async fn make(&self, claim: &PersistentVolumeClaim) -> SyncResult {
         let key = ObjectKey::cluster(claim.storage_class());
         let Some(class) = self.classes.get(&key) else { return Ok(Next::After(RETRY_DELAY)) };
@@ -153,6 +155,7 @@ impl Provisioner {
         Ok(Next::Done)
     }
 
+    /// Deletes a released volume with its data, and removes the finalizer that held it.
     async fn delete(&self, volume: &PersistentVolume) -> SyncResult {
         if asks(&volume.meta, "sandbox/deletion", "fail") {
             let message = "rpc error: code = Internal desc = the annotation asks for it".to_owned();
@@ -187,6 +190,7 @@ impl Provisioner {
     }
 }
 
+/// Builds the volume of a claim: a folder of the host below `folder`, or a CSI volume without one.
 fn volume_for(claim: &PersistentVolumeClaim, class: &StorageClass, folder: Option<&Path>) -> Value {
     let uid = claim.meta.uid.to_string();
     let name = format!("pvc-{uid}");

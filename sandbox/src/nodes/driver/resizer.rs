@@ -30,7 +30,7 @@ struct Resizer {
     volumes: Lister<PersistentVolume>,
 }
 
-/// Watches claims; the future works until the stop.
+/// Stands in for a CSI resizer: watches claims; the future works until the stop.
 pub fn resizer(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, recorder, stop } = stand_in;
     let claims = factory.informer::<PersistentVolumeClaim>();
@@ -69,6 +69,8 @@ impl Resizer {
         }
     }
 
+    /// Grows a volume to the size of its claim as a CSI resizer does, or fails as the claim's
+    /// annotation asks.
     async fn resize(&self, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> SyncResult {
         let (key, size) = (claim.meta.key(), claim.spec.storage);
         let name = &volume.meta.name;

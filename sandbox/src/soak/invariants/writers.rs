@@ -32,6 +32,8 @@ impl OneLeader {
         self.writers.get(&self.holder).copied()
     }
 
+    /// Checks that a write comes from the manager that holds the lease. Leases, events and reviews
+    /// are exempt, as every manager writes them.
     pub fn observe(&mut self, record: &Record) -> Verdict {
         match &record.stage {
             Stage::Holder(holder) => {
