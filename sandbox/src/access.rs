@@ -58,7 +58,7 @@ impl User {
         self.name == "system:anonymous"
     }
 
-    /// The `UserInfo` of `authentication.k8s.io`.
+    /// Builds the `UserInfo` of `authentication.k8s.io`.
     pub fn to_json(&self) -> Value {
         let mut user = json!({ "username": self.name, "groups": self.groups });
         if !self.uid.is_empty() {

@@ -12,7 +12,7 @@ use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SharedClock;
 
-/// An administrator's client without a rate limit. `name`: the User-Agent.
+/// Creates an administrator's client without a rate limit. `name`: the User-Agent.
 pub fn administrator(
     kubeconfig: &Path,
     name: &str,
@@ -120,7 +120,8 @@ impl Manager {
         Manager::launch(&program.launch()?, kubeconfig, name, extra)
     }
 
-    /// As [`Manager::spawn`].
+    /// Starts the manager's process as [`Manager::spawn`] does, by a `launch` that may name a
+    /// cgroup.
     pub fn launch(
         launch: &Launch,
         kubeconfig: &Path,
@@ -206,7 +207,7 @@ pub enum ManagerProgram {
 }
 
 impl ManagerProgram {
-    /// How it is started, outside any cgroup of its own.
+    /// Returns how the program is started, outside any cgroup of its own.
     pub fn launch(&self) -> std::io::Result<Launch> {
         match self {
             ManagerProgram::Embedded => {

@@ -71,7 +71,7 @@ pub fn bad_request(message: impl Into<String>) -> ApiError {
     ApiError::new(400, "BadRequest", message)
 }
 
-/// The error for a body whose media type is not one of `accepted`.
+/// Builds the error for a body whose media type is not one of `accepted`.
 pub fn unsupported_media(accepted: &[&str]) -> ApiError {
     let accepted = accepted.join(", ");
     ApiError::new(
@@ -120,7 +120,7 @@ pub fn too_large(wanted: u64, current: u64) -> ApiError {
     error
 }
 
-/// The error 422 with its causes; `group` and `kind` are those of the object.
+/// Builds the error 422 with its causes; `group` and `kind` are those of the object.
 pub fn invalid(group: &str, kind: &str, name: &str, causes: &[Cause]) -> ApiError {
     let lines: Vec<String> =
         causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();

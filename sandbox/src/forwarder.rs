@@ -85,6 +85,7 @@ impl Forwarder {
         })
     }
 
+    /// Forwards a request to the real server, with the planned faults before and after it.
     async fn answer(
         self: Arc<Self>,
         request: Request,
@@ -134,6 +135,8 @@ impl Forwarder {
         Ok(sender)
     }
 
+    /// Sends a request over an idle connection to the real server, or a new one, and streams the
+    /// answer.
     async fn forward(self: Arc<Self>, request: Request) -> io::Result<Response> {
         let idle = std::iter::from_fn(|| self.idle.lock().pop()).find(SendRequest::is_ready);
         let mut sender = match idle {
@@ -166,7 +169,7 @@ impl Forwarder {
         Ok(Response { status: head.status.as_u16(), headers, body })
     }
 
-    /// The body of an answer. After its end the connection may be used again.
+    /// Streams the body of an answer. After its end the connection may be used again.
     fn received(self: Arc<Self>, body: Incoming, sender: SendRequest<Sent>) -> BodyStream {
         let body = stream::unfold(Some((body, sender)), move |state| {
             let this = self.clone();
@@ -236,7 +239,7 @@ impl Boundary {
     }
 }
 
-/// The events of a watch, which is cut or ends with 410 when faults say so.
+/// Passes on the events of a watch, which is cut or ends with 410 when faults say so.
 fn steered(body: BodyStream, is_protobuf: bool, faults: Arc<Faults>, epoch: Epoch) -> BodyStream {
     let boundary = Boundary { is_protobuf, ..Boundary::default() };
     let events = stream::unfold(Some((body, boundary)), move |state| {
@@ -267,7 +270,7 @@ fn steered(body: BodyStream, is_protobuf: bool, faults: Arc<Faults>, epoch: Epoc
     Box::pin(events)
 }
 
-/// The event that ends an expired watch.
+/// Builds the event that ends an expired watch.
 fn gone(is_protobuf: bool) -> Bytes {
     let status = failures::expired("fault on purpose").to_json();
     let mut event = Vec::new();

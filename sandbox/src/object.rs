@@ -84,7 +84,7 @@ pub fn same_content(a: &Value, b: &Value) -> bool {
     content(a) == content(b)
 }
 
-/// A value as Go's `%v` prints it.
+/// Formats a value as Go's `%v` prints it.
 pub fn go_text(value: &Value) -> String {
     let joined = |parts: Vec<String>| parts.join(" ");
     match value {
