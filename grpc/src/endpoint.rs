@@ -49,6 +49,8 @@ impl Tls {
         }
     }
 
+    /// Builds the TLS configuration of a client from the files of the CA and of its certificate.
+    ///
     /// # Errors
     /// When a file cannot be read or used.
     fn config(&self) -> Result<ClientConfig, Fault> {
@@ -126,7 +128,7 @@ async fn connect_tls(tls: Tls) -> Result<impl Stream, Fault> {
     Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
 }
 
-/// A connection to the first address that accepts one.
+/// Connects to the first address that accepts.
 async fn connect_first(addresses: &[SocketAddr]) -> Result<Async<TcpStream>, Fault> {
     let mut fault = Fault::from("the name has no address");
     for address in addresses {
