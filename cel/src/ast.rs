@@ -127,6 +127,7 @@ impl Node {
         }
     }
 
+    /// Calls `visit` with each expression directly below this one.
     pub fn children_mut(&mut self, visit: &mut dyn FnMut(&mut Expr)) {
         match self {
             Node::Literal(_) | Node::Ident(_) => {}

@@ -103,7 +103,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The type of `operand.field`, which may be a qualified name; with `test_only`, of
+    /// Determines the type of `operand.field`, which may be a qualified name; with `test_only`, of
     /// `has(operand.field)`.
     fn check_select(
         &mut self,
@@ -120,7 +120,7 @@ impl<'a> Checker<'a> {
         if test_only { Type::Bool } else { self.known.resolve(&found) }
     }
 
-    /// The type of a field of `operand`. `optional`: selected by `.?`.
+    /// Determines the type of a field of `operand`. `optional`: selected by `.?`.
     fn select_field(
         &mut self,
         expr: &Expr,
@@ -150,7 +150,7 @@ impl<'a> Checker<'a> {
         if optional || inner.is_some() { Type::optional(found) } else { found }
     }
 
-    /// The type of a field of `of`; an unknown field is an issue.
+    /// Returns the type of a field of `of`; an unknown field is an issue.
     fn field_type(&mut self, id: Id, of: &Type, field: &str) -> Type {
         let Type::Struct(structure) = of else { return Type::Error };
         if let Fields::Unknown = structure.fields {
@@ -166,7 +166,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A call of a function or method. Upstream: `checkCall`.
+    /// Checks a call of a function or method, and returns the type of its result. Upstream:
+    /// `checkCall`.
     fn check_call(
         &mut self,
         expr: &Expr,
@@ -248,7 +249,7 @@ impl<'a> Checker<'a> {
         Type::Error
     }
 
-    /// The arguments of `&&` and `||` are bools.
+    /// Checks that the arguments of `&&` and `||` are bools.
     fn resolve_logic(&mut self, args: &[Expr]) -> Type {
         let mut result = Type::Bool;
         for arg in args {
@@ -272,7 +273,8 @@ impl<'a> Checker<'a> {
         found
     }
 
-    /// The elements have one type in common, or the list is of `dyn`.
+    /// Determines the type of a list literal: its elements have one type in common, or the list is
+    /// of `dyn`.
     fn check_list(&mut self, elements: &'a [Element]) -> Type {
         let mut joined = None;
         for Element { value, optional } in elements {
@@ -285,7 +287,7 @@ impl<'a> Checker<'a> {
         Type::list(joined.unwrap_or_else(|| Type::Param(self.known.fresh())))
     }
 
-    /// A map literal; mixed types of keys or values are joined.
+    /// Determines the type of a map literal; mixed types of keys or values are joined.
     fn check_map(&mut self, entries: &'a [Entry]) -> Type {
         let mut joined: (Option<Type>, Option<Type>) = (None, None);
         for Entry { key, value, optional } in entries {
@@ -315,7 +317,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A message literal. Upstream: `checkCreateStruct`.
+    /// Checks a message literal, and returns its type. Upstream: `checkCreateStruct`.
     fn check_struct(&mut self, expr: &Expr, name: &str, fields: &'a [Field]) -> Type {
         let Some(named) = self.lookup(name) else { return self.undeclared(expr.id, name) };
         let result = match named {
@@ -348,7 +350,8 @@ impl<'a> Checker<'a> {
         result
     }
 
-    /// Upstream: `checkComprehension`.
+    /// Checks a macro's loop, and returns the type of its result. Each part sees the variables that
+    /// are in scope there. Upstream: `checkComprehension`.
     fn check_comprehension(&mut self, of: &'a Comprehension) -> Type {
         let range = self.check(&of.range);
         let accu = self.check(&of.init);

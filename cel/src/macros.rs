@@ -73,7 +73,7 @@ struct Make<'a> {
 }
 
 impl Make<'_> {
-    /// `all`, `exists` and `exists_one` as a comprehension.
+    /// Expands `all`, `exists` and `exists_one` to a comprehension.
     fn quantifier(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let ((var, var2), mut bodies) = self.variables_and_body(args, 1)?;
         let body = bodies.remove(0);
@@ -141,7 +141,7 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
-    /// `transformList` as a comprehension.
+    /// Expands `transformList` to a comprehension.
     fn transform_list(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let filtered = args.len() - 2;
         let (vars, body) = self.variables_and_body(args, filtered)?;
@@ -153,7 +153,7 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
-    /// `transformMap` and `transformMapEntry` as a comprehension.
+    /// Expands `transformMap` and `transformMapEntry` to a comprehension.
     fn transform_map(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let filtered = args.len() - 2;
         let (vars, body) = self.variables_and_body(args, filtered)?;
@@ -170,7 +170,8 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
-    /// `optMap` and `optFlatMap`: the body with the value bound to a name, if there is a value.
+    /// Expands `optMap` and `optFlatMap`: the body with the value bound to a name, if there is a
+    /// value.
     fn optional(&mut self, kind: &str, target: Expr, mut args: Vec<Expr>) -> Result<Expr> {
         let Node::Ident(name) = &args[0].node else {
             return self
@@ -210,7 +211,8 @@ impl Make<'_> {
         Ok(self.bind(SORT_INPUT.to_owned(), target, sorted))
     }
 
-    /// `body` with `value` bound to `name`.
+    /// Builds `body` with `value` bound to `name`: a loop over nothing, whose accumulator is the
+    /// name.
     fn bind(&mut self, name: String, value: Expr, body: Expr) -> Expr {
         let range = self.node(Node::List(Vec::new()));
         let condition = self.literal(Literal::Bool(false));

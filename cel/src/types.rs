@@ -113,7 +113,7 @@ impl Type {
         }
     }
 
-    /// The name without parameters. Upstream: `TypeName`.
+    /// Returns the name without parameters. Upstream: `TypeName`.
     pub fn name(&self) -> &str {
         match self {
             Type::Bool => "bool",
@@ -136,7 +136,8 @@ impl Type {
         }
     }
 
-    /// Whether the type has more parts, itself included. Looks at no more than `most` of them.
+    /// Returns whether the type has more parts, itself included. Looks at no more than `most` of
+    /// them.
     pub fn has_more_parts_than(&self, most: usize) -> bool {
         /// Counts parts of the type in `budget`; `true`: it does not suffice.
         fn count(of: &Type, budget: &mut usize) -> bool {
@@ -159,7 +160,8 @@ impl Type {
         }
     }
 
-    /// Upstream: `isEqualOrLessSpecific`.
+    /// Returns whether the type is equal to `other`, or has `dyn` or a parameter where `other` has
+    /// a type. Upstream: `isEqualOrLessSpecific`.
     fn less_specific_than(&self, other: &Type) -> bool {
         if self.is_dyn() || matches!(self, Type::Param(_)) {
             return true;
@@ -259,7 +261,7 @@ impl Substitutions {
         }
     }
 
-    /// Whether each of `types` fits its place. If all do, binds parameters accordingly.
+    /// Returns whether each of `types` fits its place. If all do, binds parameters accordingly.
     pub fn assign_all(&mut self, types: &[Type], places: &[Type]) -> bool {
         self.journal.clear();
         if self.fits_all(types, places) {
@@ -280,7 +282,8 @@ impl Substitutions {
             && types.iter().zip(places).all(|(this, place)| self.fits(this, place))
     }
 
-    /// Whether a value of the type `this` may stand where `place` is expected.
+    /// Returns whether a value of the type `this` may stand where `place` is expected, and binds
+    /// parameters on the way.
     fn fits(&mut self, this: &Type, place: &Type) -> bool {
         if !self.step() {
             return true;
@@ -307,7 +310,7 @@ impl Substitutions {
         }
     }
 
-    /// Whether `param` may stand for `this`, and whether it was bound before.
+    /// Returns whether `param` may stand for `this`, and whether it was bound before.
     fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
         if *this == Type::Param(param) {
             return (true, true);
@@ -332,7 +335,8 @@ impl Substitutions {
         (false, false)
     }
 
-    /// A parameter must not be bound to a type that contains it. Upstream: `notReferencedIn`.
+    /// Returns whether a type does not contain the parameter, which must not be bound to itself.
+    /// Upstream: `notReferencedIn`.
     fn is_free_of(&self, param: u32, within: &Type) -> bool {
         if !self.step() {
             return false;
@@ -358,8 +362,8 @@ impl Substitutions {
         self.replace(of, &|_| Type::Dyn, &Cell::new(MAX_PARTS))
     }
 
-    /// `of` with its parameters replaced; an unbound one becomes `unknown` of it. `budget`: how
-    /// many parts the result may have.
+    /// Returns `of` with its parameters replaced; an unbound one becomes `unknown` of it. `budget`:
+    /// how many parts the result may have.
     fn replace(&self, of: &Type, unknown: &dyn Fn(u32) -> Type, budget: &Cell<u32>) -> Type {
         let Some(remaining) = budget.get().checked_sub(1).filter(|_| self.step()) else {
             return Type::Dyn;

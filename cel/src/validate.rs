@@ -92,7 +92,7 @@ impl Validator<'_> {
         expr.node.children(&mut |child| self.formats(child));
     }
 
-    /// Whether a clause of a format can print `value`. The error has the expression at fault.
+    /// Checks that a clause of a format can print `value`. The error has the expression at fault.
     fn clause<'e>(&self, clause: char, value: &'e Expr) -> Result<(), (&'e Expr, String)> {
         let of = self.types.type_of(value);
         let (fits, wanted) = match clause {
@@ -139,7 +139,7 @@ impl Validator<'_> {
         Err((value, format!("{wanted}, was given {}", of.name())))
     }
 
-    /// The first part of `value` that a string clause cannot print.
+    /// Finds the first part of `value` that a string clause cannot print.
     fn unprintable<'e>(&self, value: &'e Expr) -> Option<&'e Expr> {
         if matches!(
             self.types.type_of(value),
@@ -166,7 +166,7 @@ fn element_type(of: &Type, optional: bool) -> Type {
     }
 }
 
-/// The letters of a format's clauses. The API server has refused malformed formats.
+/// Returns the letters of a format's clauses. The API server has refused malformed formats.
 fn clauses(format: &str) -> Vec<char> {
     let mut found = Vec::new();
     let mut characters = format.chars().peekable();
