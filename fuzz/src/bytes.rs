@@ -18,7 +18,7 @@ pub fn has_raw_bytes(text: &str) -> bool {
     text.contains(|c| ('\u{10ff80}'..='\u{10ffff}').contains(&c))
 }
 
-/// `bytes` in pieces, of sizes that follow from `seed`; none is empty.
+/// Cuts `bytes` into pieces, of sizes that follow from `seed`; none is empty.
 pub fn cut(seed: u8, mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut random = fastrand::Rng::with_seed(seed.into());
     let mut pieces = Vec::new();

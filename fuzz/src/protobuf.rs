@@ -35,6 +35,7 @@ fn check<V: Object + Debug + PartialEq>(message: &[u8], object: &Value) {
     }
 }
 
+/// Decodes bytes as objects, by the sandbox's decoder and the client's, whose results must agree.
 pub fn target(input: &[u8]) {
     let (parameter, bytes) = parameters(input);
     let _ = (protobuf::open(bytes), protobuf::kind(bytes));

@@ -47,7 +47,8 @@ struct Generator<'a, 'c, 'i> {
 }
 
 impl<'a> Generator<'a, '_, '_> {
-    /// The schema behind references, and the name of the last of them.
+    /// Follows references and choices to a schema, and returns it with the name of the last
+    /// reference.
     fn resolved(&mut self, mut part: &'a Value) -> Result<(&'a str, &'a Value)> {
         let mut name = "";
         loop {

@@ -50,7 +50,7 @@ fn pod_spec() -> Value {
     })
 }
 
-/// The paths of the first objects, to which an object's name is added, with the objects.
+/// Lists the paths of the first objects, to which an object's name is added, with the objects.
 pub fn first_objects() -> Vec<(&'static str, Value)> {
     let template = json!({ "metadata": { "labels": { "app": "web" } }, "spec": pod_spec() });
     vec![
@@ -108,7 +108,7 @@ pub fn first_objects() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A CustomResourceDefinition with this schema. The kind has the plural's name.
+/// Builds a CustomResourceDefinition with this schema. The kind has the plural's name.
 pub fn definition(plural: &str, schema: &Value) -> Value {
     let kind = plural[..1].to_uppercase() + &plural[1..];
     json!({
@@ -164,7 +164,7 @@ impl World {
         })
     }
 
-    /// The answer to the administrator's request. `path`: with the query.
+    /// Sends an administrator's request, and returns the answer. `path`: with the query.
     pub fn send(
         &self,
         method: Method,

@@ -61,7 +61,8 @@ fn part(name: &str) -> Option<&'static Part> {
     PARTS.iter().find(|part| part.name == name || part.alias == Some(name))
 }
 
-/// `args`: with the program's name.
+/// Chooses the program to run: by the name with which this one was called, else by the first
+/// argument. `args`: with the program's name.
 fn choice(args: &[String]) -> Choice<'_> {
     let (program, args) =
         args.split_first().map_or(("", args), |(first, rest)| (first.as_str(), rest));

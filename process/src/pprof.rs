@@ -42,7 +42,7 @@ pub struct Counted {
 }
 
 impl<'a> Profile<'a> {
-    /// A profile of CPU time; each sample stands for [`PERIOD`]. `began`: since 1970.
+    /// Builds a profile of CPU time; each sample stands for [`PERIOD`]. `began`: since 1970.
     pub fn of_cpu(
         stacks: &Stacks,
         mappings: &'a [Mapping],
@@ -78,7 +78,7 @@ impl<'a> Profile<'a> {
         }
     }
 
-    /// A profile of the things that exist now, by the place in the source that created them.
+    /// Builds a profile of the things that exist now, by the place in the source that created them.
     /// `what`: the name and the unit of the count. `now`: since 1970.
     pub fn of_counts(
         what: &'a [(&'a str, &'a str)],
@@ -107,7 +107,7 @@ impl<'a> Profile<'a> {
         gzip(&self.message())
     }
 
-    /// The profile as protobuf.
+    /// Encodes the profile as protobuf.
     fn message(&self) -> Vec<u8> {
         let mut strings = Strings::default();
         strings.id("");

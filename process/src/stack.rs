@@ -56,7 +56,7 @@ impl Walker {
     }
 }
 
-/// The address of the interrupted instruction, and the registers that lead to its caller.
+/// Returns the address of the interrupted instruction, and the registers that lead to its caller.
 ///
 /// # Safety
 /// `context` is what the kernel passes to a signal handler.
@@ -120,8 +120,10 @@ impl StackReader {
     }
 }
 
-/// The code that is loaded now, with its tables.
+/// Lists the code that is loaded now, with its tables.
 fn loaded() -> Vec<Module<Tables>> {
+    /// Adds the code of one loaded file to `list`, if it has tables for unwinding.
+    ///
     /// # Safety
     /// `info` is what `dl_iterate_phdr` passes, and `list` what [`loaded`] gives it.
     unsafe extern "C" fn add_modules(
@@ -173,7 +175,7 @@ fn loaded() -> Vec<Module<Tables>> {
     modules
 }
 
-/// Where `.eh_frame` begins, by `.eh_frame_hdr` at `start`: version 1 with a pointer that is
+/// Finds where `.eh_frame` begins, by `.eh_frame_hdr` at `start`: version 1 with a pointer that is
 /// relative to its own place and has four bytes, as linkers write it.
 fn frames_of(header: &[u8], start: u64) -> Option<u64> {
     const RELATIVE_FOUR_BYTES: u8 = 0x1b;
