@@ -53,7 +53,8 @@ impl Capabilities {
         }
     }
 
-    /// Upstream: `asCSIAccessModeV1`, `asSingleNodeMultiWriterCapableCSIAccessModeV1`.
+    /// Converts an access mode to that of CSI, by what the driver knows. Upstream:
+    /// `asCSIAccessModeV1`, `asSingleNodeMultiWriterCapableCSIAccessModeV1`.
     fn access_mode(self, mode: &str) -> Mode {
         match (mode, self.has_single_writer_modes) {
             ("ReadWriteOnce", false) | ("ReadWriteOncePod", false) => Mode::SingleNodeWriter,
@@ -134,6 +135,8 @@ impl Driver {
         Ok(Capabilities::of(&self.call("csi.v1.Node/NodeGetCapabilities", &request).await?))
     }
 
+    /// Stages a volume on the node, before it is published to pods.
+    ///
     /// # Errors
     /// See [`Driver::info`].
     pub async fn stage(&self, able: Capabilities, stage: Stage) -> Result<(), Error> {
@@ -160,6 +163,8 @@ impl Driver {
         self.call::<api::NodeUnstageVolumeResponse>(method, &request).await.map(drop)
     }
 
+    /// Publishes a volume to a pod.
+    ///
     /// # Errors
     /// See [`Driver::info`].
     pub async fn publish(&self, able: Capabilities, publish: Publish) -> Result<(), Error> {

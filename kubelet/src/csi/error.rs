@@ -63,7 +63,7 @@ impl Error {
         move |source| Error::Path { path, source }
     }
 
-    /// Whether the driver has certainly not carried out the call, and does not any more.
+    /// Returns whether the driver has certainly not carried out the call, and does not any more.
     /// Upstream: `isFinalError`.
     pub fn is_final(&self) -> bool {
         let Error::Call(error) = self else { return false };

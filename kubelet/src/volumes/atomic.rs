@@ -83,7 +83,8 @@ fn absent_is_fine(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// Upstream: `validatePath`.
+/// Checks that each path of the files is relative, short enough, and stays in the volume. Upstream:
+/// `validatePath`.
 fn check(payload: &Payload) -> Result<(), Error> {
     let invalid = |fault: String| Err(Error::InvalidPath(format!("invalid path: {fault}")));
     for path in payload.keys() {

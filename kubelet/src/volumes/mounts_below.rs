@@ -57,7 +57,7 @@ fn points() -> io::Result<Vec<PathBuf>> {
     Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(mount_point).collect())
 }
 
-/// The path of a field of the kernel's table, which has some characters as octal numbers.
+/// Decodes the path of a field of the kernel's table, which has some characters as octal numbers.
 pub(super) fn mount_point(field: &str) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field.as_bytes();

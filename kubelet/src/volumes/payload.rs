@@ -34,7 +34,7 @@ pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
     }
 }
 
-/// The files of a volume; `None`: it is of another kind.
+/// Builds the files of a volume; `None`: it is of another kind.
 ///
 /// # Errors
 /// What is missing.
@@ -74,7 +74,7 @@ pub fn of(
     Ok(Some(Written { kind, in_memory: matches!(kind, "secret" | "projected"), files }))
 }
 
-/// The files of all sources; later ones win.
+/// Collects the files of all sources; later ones win.
 fn projected_files(
     pod: &Pod,
     sources: &[core::VolumeProjection],
@@ -124,6 +124,8 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// Builds the files of a ConfigMap or Secret: those of its items, else all. An optional object
+    /// that does not exist has none.
     fn files(&self, pod: &Pod, objects: &PodObjects) -> Result<Payload, Error> {
         let is_optional = self.optional == Some(true);
         let none = Contents::default();
@@ -161,8 +163,8 @@ fn file(data: &[u8], own: Option<i32>, default: Option<i32>) -> File {
     File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777, owner: None }
 }
 
-/// The file of a token: its user alone reads it where all containers have one user, its group where
-/// the pod has a group of files.
+/// Builds the file of a token: its user alone reads it where all containers have one user, its
+/// group where the pod has a group of files.
 fn token_file(
     pod: &Pod,
     source: &core::ServiceAccountTokenProjection,
@@ -217,8 +219,8 @@ fn downward_files(
     Ok(files)
 }
 
-/// The folders that a volume needs so that other volumes can be mounted in it: it is read-only for
-/// the container. Upstream: `getNestedMountpoints`.
+/// Lists the folders that a volume needs so that other volumes can be mounted in it: it is
+/// read-only for the container. Upstream: `getNestedMountpoints`.
 pub fn nested(pod: &Pod, volume: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for container in pod.all_containers() {

@@ -71,7 +71,7 @@ pub(in crate::volumes) struct Staged {
     pub(in crate::volumes) block: Option<String>,
 }
 
-/// All staged volumes. A file that cannot be read is left out, with a line. Blocks.
+/// Lists all staged volumes. A file that cannot be read is left out, with a line. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
@@ -124,7 +124,7 @@ pub(in crate::volumes) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// The names of persistent volumes of files that are published for pods. Blocks.
+/// Lists the persistent volumes of files that are published for pods, by driver and handle. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
@@ -139,7 +139,7 @@ pub(in crate::volumes) fn published(folders: &Folders) -> io::Result<Vec<(String
     Ok(names)
 }
 
-/// The pods that have a volume published or begun, by the files in their folders. Blocks.
+/// Lists the pods that have a volume published or begun, by the files in their folders. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
@@ -194,6 +194,8 @@ pub(super) fn remove_published(folder: &Path) -> Result<(), Error> {
     absent_is_fine(fs::remove_dir(folder)).map_err(Error::at(folder))
 }
 
+/// Removes the files and folders of a volume that its driver has unstaged. Fails when something is
+/// still mounted there.
 pub(super) fn remove_staged(of: &Staged) -> Result<(), Error> {
     let fine =
         |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));
